@@ -1,0 +1,1 @@
+"""Videos: which, when, which frames, which pixels."""
