@@ -1,0 +1,253 @@
+"""The experiment spec: YAML -> frozen, typed Spec, or a message a person can act on.
+
+Every key, its type, its default and its limits stand here and nowhere else. What depends on the number of ranks or of
+clips is checked by the plan, which knows them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from summit_train.source import KeyPath, SpecError, Tree, read_tree
+
+__all__ = [
+    "CheckpointSpec", "DataSpec", "EvaluateSpec", "ModelSpec", "OptimizerSpec", "ScaleSpec", "ScheduleSpec", "Spec",
+    "SpecError", "WatchSpec", "dump_spec", "load_spec", "spec_from_values",
+]  # fmt: skip
+
+# Frames that the temporal strides of each I3D use up (paper, Table 2): 16 -> 1, and 32 -> 4.
+MINIMUM_FRAMES = {"tsm": 1, "tsn": 1, "i3d_3x3x3": 16, "i3d_3x1x1": 8}
+
+
+def _expand(path: str) -> str:
+    """Expand ~ and $NAME; a variable that is not set would silently name another place, so it is refused."""
+    expanded = os.path.expanduser(os.path.expandvars(path))
+    unset = re.search(r"\$(\w+|\{\w+\})", expanded)
+    if unset:
+        raise ValueError(f"the environment variable {unset.group()} is not set")
+    if not expanded or "\0" in expanded:
+        raise ValueError("a path is wanted, got an empty one")
+    return expanded
+
+
+def _folder_name(name: str) -> str:
+    """The name becomes a folder below run_dir: one path component, whatever other characters it has."""
+    if not name or name in (".", "..") or "/" in name or "\0" in name or len(name.encode()) > 200:
+        raise ValueError("the name becomes a folder: 1 to 200 bytes without '/' are wanted, and not '.' or '..'")
+    return name
+
+
+PathText = Annotated[str, AfterValidator(_expand)]
+FolderName = Annotated[str, AfterValidator(_folder_name)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelSpec(_Section):
+    """What is trained: the architecture and its options."""
+
+    arch: Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1"]
+    backbone: Literal["resnet18", "resnet34", "resnet50", "resnet101"] = "resnet50"
+    width: Annotated[float, Field(gt=0, le=8)] = Field(default=1.0, description="Factor on every channel count.")
+    num_classes: Count
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    shift_fraction: Annotated[float, Field(ge=0, le=0.5)] = Field(default=0.125, description="TSM: fraction of the channels shifted in each direction."
+    )
+    shift_place: Literal["residual", "in_place"] = "residual"
+    shift_direction: Literal["both", "past"] = "both"
+    pretrained: PathText | None = Field(default=None, description="ResNet weights under torchvision's names, a checkpoint, or a run folder."
+    )
+
+
+class DataSpec(_Section):
+    """Where the videos are, which frames of them are taken, and how frames become a crop."""
+
+    train: PathText = Field(description="Manifest (CSV or `path label` list) or folder of class folders.")
+    val: PathText
+    root: PathText | None = Field(default=None, description="Folder that relative paths start at; null: the manifest's own.")
+    num_frames: Count = Field(default=8, description="Frames a clip has (T).")
+    frame_stride: Count = Field(default=8, description="dense: distance between the frames of a clip.")
+    sampling: Literal["dense", "uniform"] = "dense"
+    augment: Literal["scale_jitter", "multi_scale_crop"] = "scale_jitter"
+    short_side: tuple[Count, Count] = Field(default=(256, 320), description="Short side in training: drawn from [low, high].")
+    crop: Count = Field(default=224, description="Side of the training crop, pixels.")
+    flip: bool = Field(default=True, description="Mirror half of the clips; false where labels have a left and a right.")
+    workers: NonNegative = Field(default=4, description="Loader processes of each rank; 0 loads in the training process.")
+
+
+class ScaleSpec(_Section):
+    """The batch: virtual GPUs times clips on each. The number of ranks is no part of the experiment."""
+
+    gpus: Count | None = Field(default=None, description="Virtual GPUs; null: as many as there are ranks.")
+    clips_per_gpu: Count = 8
+
+
+class OptimizerSpec(_Section):
+    """SGD with momentum; peak LR = base_lr * global_batch / base_batch under linear scaling."""
+
+    name: Literal["sgd"] = "sgd"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    base_lr: Positive = 0.00125
+    base_batch: Count = 8
+    lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
+    clip_norm: Positive | None = Field(default=None, description="Global gradient norm is clipped to this; null: it is not.")
+    compression: Literal["none", "fp16"] = Field(default="none", description="Number format of the gradients on the network.")
+
+
+class ScheduleSpec(_Section):
+    """The length of the run and the shape of the LR."""
+
+    epochs: Count = 100
+    warmup_epochs: Annotated[float, Field(ge=0)] = 5
+    decay: Literal["cosine", "none"] = "cosine"
+
+
+class EvaluateSpec(_Section):
+    """Validation in training (one clip, one crop) and the final one (`clips` x `crops` a video)."""
+
+    every_epochs: NonNegative = Field(default=5, description="0: only at the end.")
+    clips: Count = 10
+    crops: Literal[1, 3, "full"] = Field(default=1, description="Squares of side short_side, or the full frame.")
+    short_side: Count = 256
+    last_checkpoints: Count = Field(default=5, description="The final accuracy is the mean and deviation over these.")
+
+
+class CheckpointSpec(_Section):
+    """When the run is saved and how many saves stay."""
+
+    every_epochs: Count = 1
+    every_minutes: Positive | None = None
+    keep: Count = 5
+
+
+class WatchSpec(_Section):
+    """When a run that goes wrong is ended."""
+
+    nonfinite_steps: Count = Field(default=2, description="Steps in a row with a loss or gradient that is not finite.")
+    stall_seconds: Positive | None = Field(default=900, description="A rank that makes no progress for this long ends the run.")
+
+
+class Spec(_Section):
+    """One experiment."""
+
+    name: FolderName
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    model: ModelSpec
+    data: DataSpec
+    scale: ScaleSpec = ScaleSpec()
+    optimizer: OptimizerSpec = OptimizerSpec()
+    schedule: ScheduleSpec = ScheduleSpec()
+    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    evaluate: EvaluateSpec = EvaluateSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    watch: WatchSpec = WatchSpec()
+    run_dir: PathText = "runs"
+
+    @property
+    def run_path(self) -> Path:
+        """The run's own folder: run_dir/name."""
+        return Path(self.run_dir) / self.name
+
+
+def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
+    """Read a spec file with what it extends, apply `section.key=value` overrides, check everything.
+
+    Raises SpecError; its message has one line a mistake: `file:line: key: what is wrong and what would be right`.
+    """
+    return _validated(read_tree(path, overrides))
+
+
+def spec_from_values(values: dict[str, Any], place: str) -> Spec:
+    """The spec of plain values, such as those saved in a checkpoint; `place` names their source in an error."""
+    return _validated(Tree(values, {(): place}))
+
+
+def dump_spec(spec: Spec) -> str:
+    """The resolved spec as YAML; `load_spec` of it gives an equal spec."""
+    return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _validated(tree: Tree) -> Spec:
+    try:
+        # Through JSON, as strict mode then takes a YAML list for a tuple and still no string for a number.
+        spec = Spec.model_validate_json(json.dumps(tree.values, default=str))
+    except ValidationError as error:
+        raise SpecError("\n".join(_line(tree, details) for details in error.errors())) from None
+    conflicts = [f"{tree.place(path)}: {'.'.join(path)}: {message}" for path, message in _conflicts(spec)]
+    if conflicts:
+        raise SpecError("\n".join(conflicts))
+    return spec
+
+
+def _line(tree: Tree, details: Any) -> str:
+    path: KeyPath = tuple(str(part) for part in details["loc"] if not str(part).startswith(("function-", "tuple[")))
+    kind, given, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == "extra_forbidden":
+        message = _unknown_key(path)
+    elif kind == "missing":
+        message = "is missing and has no default"
+    elif kind == "literal_error":
+        choices = re.findall(r"'([^']*)'|(\d+)", context["expected"])
+        message = f"{given!r} is no choice; {_choices(str(given), [a or b for a, b in choices])}"
+    elif kind == "model_type":
+        message = f"a section of keys is wanted, got {given!r}"
+    else:
+        message = f"{details['msg'].removeprefix('Value error, ')}, got {given!r}"
+    return f"{tree.place(path)}: {'.'.join(path)}: {message}"
+
+
+def _unknown_key(path: KeyPath) -> str:
+    section: Any = Spec
+    for part in path[:-1]:
+        section = section.model_fields[part].annotation
+    return f"unknown key; {_choices(path[-1], list(section.model_fields))}"
+
+
+def _choices(given: str, choices: Sequence[str]) -> str:
+    near = difflib.get_close_matches(given, choices, 1)
+    return (f"did you mean {near[0]}? " if near else "") + f"valid: {', '.join(choices)}"
+
+
+def _conflicts(spec: Spec) -> Iterator[tuple[KeyPath, str]]:
+    """Keys that are right one by one and impossible together."""
+    data, schedule, model = spec.data, spec.schedule, spec.model
+    low, high = data.short_side
+    if low > high:
+        yield ("data", "short_side"), f"[low, high] is wanted, got [{low}, {high}]"
+    if data.augment == "scale_jitter" and data.crop > low:
+        yield ("data", "crop"), f"a crop of {data.crop} does not fit a short side of {low} (data.short_side)"
+    if schedule.warmup_epochs > schedule.epochs:
+        yield (
+            ("schedule", "warmup_epochs"),
+            f"a warm-up of {schedule.warmup_epochs:g} epochs is longer than the run ({schedule.epochs} epochs)",
+        )
+    needed = MINIMUM_FRAMES[model.arch]
+    if data.num_frames < needed:
+        yield (
+            ("data", "num_frames"),
+            f"{model.arch} pools time by {needed}: at least {needed} frames are wanted, got {data.num_frames}",
+        )
+    if model.arch == "i3d_3x1x1" and model.backbone in ("resnet18", "resnet34"):
+        reason = f"i3d_3x1x1 inflates the 1x1 convolutions of bottlenecks, which {model.backbone} has none of"
+        yield ("model", "backbone"), f"{reason}; valid: resnet50, resnet101"
+    if spec.evaluate.last_checkpoints > spec.checkpoint.keep:
+        yield (
+            ("evaluate", "last_checkpoints"),
+            f"{spec.evaluate.last_checkpoints} checkpoints are wanted, but checkpoint.keep is {spec.checkpoint.keep}",
+        )
