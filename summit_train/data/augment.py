@@ -1,6 +1,6 @@
 """Which rectangle of the frame a clip is cut from: geometry only, no pixels.
 
-A `View` tells the decoder to scale the whole upright frame, cut one rectangle out of it and perhaps mirror it.
+A `View` tells the decoder to scale the whole upright frame, cut a rectangle out of it and perhaps mirror it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 MULTI_SCALES = (1.0, 0.875, 0.75, 0.66)
 SNAP_PIXELS = 3
-# Offsets of the crop in quarters of the free space: the corners, the centre, the edges' middles, the inner four.
+# The crop's offset in quarters of the free space: corners and centre, the edges' middles, the inner four.
 QUARTER_POSITIONS = (
     (0, 0), (4, 0), (0, 4), (4, 4), (2, 2),
     (0, 2), (4, 2), (2, 4), (2, 0),
@@ -36,8 +36,8 @@ class View:
     flip: bool = False
 
     def __post_init__(self) -> None:
-        inside_x = 0 <= self.x and 0 < self.crop_width and self.x + self.crop_width <= self.width
-        inside_y = 0 <= self.y and 0 < self.crop_height and self.y + self.crop_height <= self.height
+        inside_x = 0 <= self.x < self.x + self.crop_width <= self.width
+        inside_y = 0 <= self.y < self.y + self.crop_height <= self.height
         if not (inside_x and inside_y):
             raise ValueError(f"the crop does not lie inside the frame: {self}")
 
@@ -60,7 +60,8 @@ def train_view(
 ) -> View:
     """The random view of one training clip: a `crop` x `crop` square of a `width` x `height` frame.
 
-    augment: 'scale_jitter' (the paper, section 4.1) or 'multi_scale_crop' (TSN, TSM; `short_side` is not read).
+    augment: 'scale_jitter' (the paper's: the short side is uniform over the integers of `short_side`, both
+    ends included) or 'multi_scale_crop' (TSN's and TSM's; `short_side` is not read).
     Raises ValueError for another name, and where the crop is larger than the smallest short side.
     """
     if augment == "scale_jitter":
@@ -116,9 +117,7 @@ def crop_sizes(crop: int, width: int, height: int) -> list[tuple[int, int]]:
     base = min(width, height)
     sides = [max(1, int(base * scale)) for scale in MULTI_SCALES]
     sides = [min(base, crop) if abs(side - crop) < SNAP_PIXELS else side for side in sides]
-    return [
-        (sides[j], sides[i]) for i in range(len(sides)) for j in range(len(sides)) if abs(i - j) <= 1
-    ]
+    return [(sides[j], sides[i]) for i in range(len(sides)) for j in range(len(sides)) if abs(i - j) <= 1]
 
 
 def _multi_scale_crop(crop: int, width: int, height: int, generator: np.random.Generator) -> View:
