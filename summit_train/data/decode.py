@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import stat
 import struct
-import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -480,10 +479,9 @@ def write_video(
     """
     target = Path(path)
     codec = codec or ("libx264" if "libx264" in av.codecs_available else "mpeg4")
-    handle, temporary = tempfile.mkstemp(suffix=target.suffix, prefix=f".{target.stem}.", dir=target.parent)
-    os.close(handle)
+    temporary = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
     try:
-        with av.open(temporary, "w", options={"fflags": "+bitexact"}) as container:
+        with av.open(f"file:{temporary}", "w", options={"fflags": "+bitexact"}) as container:
             stream = container.add_stream(codec, rate=fps, options=_encoder_options(codec, quality))
             _set_up(stream, frames, key_every, b_frames, rotation)
             for number, picture in enumerate(frames):
@@ -494,7 +492,7 @@ def write_video(
             container.mux(stream.encode(None))
         os.replace(temporary, target)
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _encoder_options(codec: str, quality: int) -> dict[str, str]:

@@ -1,0 +1,211 @@
+"""The embedded data set: small real videos whose class is the motion, so that a single frame tells nothing.
+
+Kind "direction": a textured object crosses a still background on a torus, in one of evenly spaced directions. It
+starts anywhere with the same probability and leaves one side to enter at the other, so it is anywhere with the same
+probability in every frame of every class. Kind "order": coloured objects flash one after the other; the class is the
+order of the colours. A reader of frames without their order sees the same distribution for every class.
+
+Every frame is a key frame: between key frames an encoder leaves traces of the motion in single frames.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from summit_train.data.decode import write_video
+from summit_train.data.manifest import CLASSES_FILE, ManifestRow, write_manifest
+from summit_train.rng import key
+
+KINDS = ("direction", "order")
+SPLITS = ("train", "val")
+MAX_DIRECTIONS = 8
+FPS = 25
+_COMPASS = {
+    0: "right", 45: "up-right", 90: "up", 135: "up-left",
+    180: "left", 225: "down-left", 270: "down", 315: "down-right",
+}  # fmt: skip
+_COLOURS = {"red": (230, 40, 40), "blue": (40, 70, 240), "green": (40, 200, 60)}
+_SHAPES = ("disc", "square", "ring", "cross")
+
+Picture = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MotionSet:
+    """What the videos are like.
+
+    size: pixels of a side; num_frames: frames of a video; num_classes: 2 to 8 directions, or 2 or 6 orders (of two
+    or three colours); difficulty: 0 to 1, more of it means more noise, more still objects in the way, a smaller
+    object and a wider range of speeds.
+    """
+
+    size: int = 64
+    num_frames: int = 16
+    num_classes: int = 4
+    seed: int = 0
+    kind: str = "direction"
+    difficulty: float = 0.3
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind is {self.kind!r}: choose one of {', '.join(KINDS)}")
+        if self.kind == "direction" and not 2 <= self.num_classes <= MAX_DIRECTIONS:
+            raise ValueError(f"classes is {self.num_classes}: choose 2 to {MAX_DIRECTIONS} directions")
+        if self.kind == "order" and self.num_classes not in (2, 6):
+            raise ValueError(f"classes is {self.num_classes}: choose 2 or 6, the orders of two or three colours")
+        if self.size < 16 or self.num_frames < 4:
+            raise ValueError(f"size {self.size} and {self.num_frames} frames: needs 16 pixels and 4 frames or more")
+        if not 0 <= self.difficulty <= 1:
+            raise ValueError(f"difficulty is {self.difficulty}: choose a number from 0 to 1")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes' names, label by label."""
+        if self.kind == "order":
+            return tuple("-".join(order) for order in self._orders())
+        angles = [360 * label / self.num_classes for label in range(self.num_classes)]
+        return tuple(_COMPASS.get(angle, f"{angle:.0f} degrees") for angle in angles)
+
+    def _orders(self) -> list[tuple[str, ...]]:
+        colours = list(_COLOURS)[: 2 if self.num_classes == 2 else 3]
+        return list(permutations(colours))
+
+    def video(self, split: str, number: int) -> tuple[NDArray[np.uint8], int]:
+        """Video `number` of a split: uint8 RGB (T, size, size, 3) and its label; labels take turns."""
+        generator = key(self.seed, "motion", SPLITS.index(split), number)
+        label = number % self.num_classes
+        still = self._still(generator)
+        if self.kind == "direction":
+            frames = self._moving(still, 2 * math.pi * label / self.num_classes, generator)
+        else:
+            frames = self._flashing(still, self._orders()[label], generator)
+        noise = generator.normal(0, 2 + 28 * self.difficulty, frames.shape)
+        return np.clip(np.rint(frames + noise), 0, 255).astype(np.uint8), label
+
+    def _still(self, generator: np.random.Generator) -> Picture:
+        """A background of soft colour patches with still objects on it: (size, size, 3)."""
+        picture = _patches(self.size, generator)
+        for _ in range(generator.binomial(6, self.difficulty / 2)):
+            radius = self.size * generator.uniform(0.05, 0.1)
+            thing = _Thing.random(radius, self.size, generator)
+            picture = thing.over(picture, *generator.uniform(0, self.size, 2))
+        return picture
+
+    def _radius(self, generator: np.random.Generator) -> float:
+        return self.size * generator.uniform(0.2, 0.26) * (1 - 0.4 * self.difficulty)
+
+    def _moving(self, still: Picture, angle: float, generator: np.random.Generator) -> Picture:
+        """One object that moves evenly at `angle` (counterclockwise from the right): (T, size, size, 3)."""
+        thing = _Thing.random(self._radius(generator), self.size, generator)
+        x, y = generator.uniform(0, self.size, 2)
+        # About half the picture in a video of 16 frames: 1.5 to 3 pixels a frame at 64 pixels.
+        low, high = 0.035 - 0.012 * self.difficulty, 0.04 + 0.02 * self.difficulty
+        speed = self.size * generator.uniform(low, high) * 16 / max(16, self.num_frames)
+        steps = speed * np.arange(self.num_frames)
+        places = zip(x + steps * math.cos(angle), y - steps * math.sin(angle), strict=True)
+        return np.stack([thing.over(still, *place) for place in places])
+
+    def _flashing(self, still: Picture, order: tuple[str, ...], generator: np.random.Generator) -> Picture:
+        """One object after the other appears for a while, in the colours of `order`: (T, size, size, 3)."""
+        frames = np.repeat(still[None], self.num_frames, axis=0)
+        slot = self.num_frames / len(order)
+        for turn, colour in enumerate(order):
+            thing = _Thing.random(self._radius(generator), self.size, generator, _COLOURS[colour])
+            place = generator.uniform(0, self.size, 2)
+            # The draws are the same for each turn, so the frames without their order are alike in every class.
+            length = max(1, round(slot * generator.uniform(0.5, 0.9)))
+            start = round(turn * slot) + generator.integers(0, max(1, int(slot) - length + 1))
+            frames[start : start + length] = thing.over(still, *place)
+        return frames
+
+
+@dataclass(frozen=True)
+class _Thing:
+    """A shape with two-coloured stripes, turned by an angle."""
+
+    shape: str
+    radius: float
+    angle: float
+    colours: tuple[Picture, Picture]
+
+    @classmethod
+    def random(
+        cls,
+        radius: float,
+        size: int,
+        generator: np.random.Generator,
+        colour: tuple[int, int, int] | None = None,
+    ) -> _Thing:
+        shape = _SHAPES[generator.integers(len(_SHAPES))]
+        angle = generator.uniform(0, 2 * math.pi)
+        first, second = generator.uniform(0, 255, (2, 3))
+        if colour is not None:
+            first, second = np.array(colour, float), 0.7 * np.array(colour)
+        return cls(shape, radius, angle, (first, second))
+
+    def over(self, picture: Picture, x: float, y: float) -> Picture:
+        """The picture with the thing at (x, y) on it, wrapped around at the sides."""
+        size = len(picture)
+        rows, columns = np.mgrid[:size, :size]
+        right, down = ((axis - at + size / 2) % size - size / 2 for axis, at in ((columns, x), (rows, y)))
+        along = right * math.cos(self.angle) + down * math.sin(self.angle)
+        across = down * math.cos(self.angle) - right * math.sin(self.angle)
+        # One pixel of soft edge: positions between the pixels differ.
+        cover = np.clip(0.5 - self._outside(along, across), 0, 1)[..., None]
+        stripe = np.clip(0.5 + 2 * np.sin(2 * math.pi * along / self.radius), 0, 1)[..., None]
+        paint = self.colours[0] * stripe + self.colours[1] * (1 - stripe)
+        return picture * (1 - cover) + paint * cover
+
+    def _outside(self, along: Picture, across: Picture) -> Picture:
+        """Pixels from the shape's edge, negative within."""
+        radius, u, v = self.radius, np.abs(along), np.abs(across)
+        if self.shape == "disc":
+            return np.hypot(u, v) - radius
+        if self.shape == "ring":
+            return np.abs(np.hypot(u, v) - 0.7 * radius) - 0.3 * radius
+        if self.shape == "square":
+            return np.maximum(u, v) - 0.85 * radius
+        return np.maximum(np.maximum(u, v) - radius, np.minimum(u, v) - 0.35 * radius)
+
+
+def _patches(size: int, generator: np.random.Generator, cells: int = 6) -> Picture:
+    """Random colours on a grid, blended between its points: (size, size, 3), 0 to 255."""
+    grid = generator.uniform(40, 215, (cells + 1, cells + 1, 3))
+    at = np.linspace(0, cells, size, endpoint=False)
+    low, part = at.astype(int), (at % 1)[:, None, None]
+    rows = grid[low] * (1 - part) + grid[low + 1] * part
+    part = (at % 1)[None, :, None]
+    return rows[:, low] * (1 - part) + rows[:, low + 1] * part
+
+
+def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: MotionSet) -> Iterator[ManifestRow]:
+    """Write out/videos/*.mp4, out/train.csv, out/val.csv and out/classes.txt; yields each row once its video stands.
+
+    Paths in the manifests are relative to `out`; labels are balanced to one. The same arguments write the same bytes.
+    A manifest appears when all of its videos are there. Raises ValueError where a split gets fewer videos than classes.
+    """
+    if min(num_train, num_val) < videos.num_classes:
+        raise ValueError(f"train {num_train}, val {num_val}: each needs a video of each of {videos.num_classes} classes")
+    folder = Path(out)
+    (folder / "videos").mkdir(parents=True, exist_ok=True)
+    (folder / CLASSES_FILE).write_text("".join(f"{name}\n" for name in videos.classes), encoding="utf-8")
+    for split, count in zip(SPLITS, (num_train, num_val), strict=True):
+        rows = []
+        for number in range(count):
+            rows.append(_write_one(folder, split, number, videos))
+            yield rows[-1]
+        write_manifest(folder / f"{split}.csv", rows)
+
+
+def _write_one(folder: Path, split: str, number: int, videos: MotionSet) -> ManifestRow:
+    frames, label = videos.video(split, number)
+    path = f"videos/{split}_{number:06d}.mp4"
+    write_video(folder / path, frames, FPS, quality=12, key_every=1, b_frames=0)
+    return ManifestRow(path=path, label=label, num_frames=len(frames))
