@@ -153,7 +153,7 @@ class Spec(_Section):
     scale: ScaleSpec = ScaleSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
-    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    precision: Literal["fp32", "fp16", "bf16", "fp64"] = "fp32"
     evaluate: EvaluateSpec = EvaluateSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     watch: WatchSpec = WatchSpec()

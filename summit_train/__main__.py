@@ -1,0 +1,75 @@
+"""`summit-train COMMAND ...`: argv to one command. A command's module is imported when it is called, no other."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import summit_train
+from summit_train.cluster.launcher import find_launch
+
+# command -> (module, what it does)
+_COMMANDS = {
+    "plan": ("plan", "every number of a run before the run"),
+    "train": ("train", "train, evaluate and report; alone, or under mpirun, srun or jsrun"),
+    "eval": ("evaluate", "accuracy of a run's checkpoints"),
+    "model": ("model", "parameters, multiply-adds, T per stage, compute/IO"),
+    "data": ("data", "make, index and check data sets"),
+    "report": ("report", "one HTML page of one or more runs"),
+    "doctor": ("doctor", "what works on this machine, and how to mend what does not"),
+    "schema": ("schema", "the spec's JSON schema, for editors"),
+}
+
+
+Run = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status: 0 done, 1 the run failed, 2 the input is wrong, 85 stopped on request."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser, command = _parser(arguments)
+    args = parser.parse_args(arguments)
+    try:
+        return command(args)
+    except BrokenPipeError:
+        # The reader of our output left (| head); what Python would still flush at exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ValueError as error:
+        return _failed(error, 2)
+    except RuntimeError as error:
+        if not type(error).__module__.startswith("summit_train"):
+            raise  # a fault of ours or of a library: its traceback is what helps
+        return _failed(error, 1)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser(arguments: Sequence[str]) -> tuple[argparse.ArgumentParser, Run]:
+    parser = argparse.ArgumentParser(prog="summit-train", description="Train video models on supercomputers.")
+    parser.add_argument("--version", action="version", version=f"summit-train {summit_train.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    run: Run = lambda args: 2  # noqa: E731  (argparse refuses a command that is none)
+    for name, (module_name, help_text) in _COMMANDS.items():
+        command = commands.add_parser(name, help=help_text, description=help_text)
+        if name == chosen:
+            module = importlib.import_module(f"summit_train.commands.{module_name}")
+            module.add_arguments(command)
+            run = module.run
+    return parser, run
+
+
+def _failed(error: Exception, status: int) -> int:
+    """Say what is wrong, once for all ranks: a mistake in the input is the same on each."""
+    launch = find_launch(os.environ)
+    if launch is None or launch.rank == 0:
+        print(f"summit-train: {error}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What the machine around the run says of itself."""

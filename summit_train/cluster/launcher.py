@@ -1,0 +1,41 @@
+"""Which launcher started this process, read from its environment, before any MPI is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# (launcher, variable with the rank, variable with the number of processes), as each launcher sets them. SLURM_NTASKS
+# is no sign of a launcher: it is set in a batch script too, where one process runs. SLURM_STEP_NUM_TASKS is srun's.
+_LAUNCHERS = (
+    ("mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    ("mpirun (MVAPICH2)", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("mpirun (Hydra)", "PMI_RANK", "PMI_SIZE"),
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("torchrun", "RANK", "WORLD_SIZE"),
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The launcher's word on this process: who started it, as which of how many."""
+
+    launcher: str
+    rank: int
+    size: int
+
+
+def find_launch(environ: Mapping[str, str]) -> Launch | None:
+    """The launch that `environ` tells of, or None for a process started by hand.
+
+    Raises ValueError when a launcher's variables are there but are no numbers.
+    """
+    for launcher, rank_name, size_name in _LAUNCHERS:
+        if rank_name in environ and size_name in environ:
+            try:
+                return Launch(launcher, int(environ[rank_name]), int(environ[size_name]))
+            except ValueError as error:
+                names = f"{rank_name}={environ[rank_name]!r}, {size_name}={environ[size_name]!r}"
+                raise ValueError(f"the environment of {launcher} is broken: {names}; numbers are wanted") from error
+    return None

@@ -1,0 +1,219 @@
+"""The world of ranks: Horovod for gradients, MPI for objects, and a serial twin with the same functions.
+
+This is the only importer of horovod and mpi4py. Both are imported when a world is opened, never before: a process
+alone needs neither, and on some clusters merely importing MPI on a login node ends the process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import sys
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+
+T = TypeVar("T")
+
+
+class WorldError(ValueError):
+    """The world that the launcher promised cannot be opened."""
+
+
+class World(Protocol):
+    """What training and evaluation ask of the ranks. Every function but `abort` is collective: all ranks call it."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: str
+    backend: str
+
+    def wrap(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        accumulation: int,
+        compression: str,
+    ) -> torch.optim.Optimizer:
+        """An optimizer whose gradients are averaged over the ranks while the backward pass still runs."""
+
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
+        """Wait until every gradient of `optimizer` is the average over the ranks."""
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer's step, after `synchronize`: nothing is averaged a second time."""
+
+    def start_mean(self, tensor: torch.Tensor, name: str) -> int:
+        """Begin to average `tensor` over the ranks in place; `finish` waits for it."""
+
+    def finish(self, handle: int) -> None:
+        """Wait for what `start_mean` began."""
+
+    def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """The sum of `tensor` over the ranks, the same bits on each."""
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's object on every rank."""
+
+    def gather(self, value: T) -> list[T] | None:
+        """The objects of all ranks in the order of ranks on rank 0, None elsewhere."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def abort(self, status: int) -> None:
+        """End every rank now; called by the one rank that has met an error the others don't know of."""
+
+    def close(self) -> None:
+        """Leave the world in order."""
+
+
+class SerialWorld:
+    """A world of one, without MPI and Horovod."""
+
+    rank, size, local_rank, local_size = 0, 1, 0, 1
+    backend = "serial"
+
+    def __init__(self) -> None:
+        self.host = socket.gethostname()
+
+    def wrap(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        accumulation: int,
+        compression: str,
+    ) -> torch.optim.Optimizer:
+        return optimizer
+
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
+        pass
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
+
+    def start_mean(self, tensor: torch.Tensor, name: str) -> int:
+        return 0
+
+    def finish(self, handle: int) -> None:
+        pass
+
+    def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        return tensor
+
+    def broadcast(self, value: T) -> T:
+        return value
+
+    def gather(self, value: T) -> list[T] | None:
+        return [value]
+
+    def barrier(self) -> None:
+        pass
+
+    def abort(self, status: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class HorovodWorld:
+    """Ranks started by a launcher: gradients and sums through Horovod, objects through MPI."""
+
+    backend = "horovod"
+
+    def __init__(self) -> None:
+        # mpi4py first: it asks MPI for full thread support, which Horovod's background thread needs beside it.
+        from mpi4py import MPI
+
+        import horovod.torch as hvd
+
+        hvd.init()
+        self._hvd, self._mpi = hvd, MPI.COMM_WORLD
+        self.rank, self.size = int(hvd.rank()), int(hvd.size())
+        self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
+        self.host = socket.gethostname()
+        if (self.rank, self.size) != (self._mpi.Get_rank(), self._mpi.Get_size()):
+            raise WorldError(
+                f"Horovod counts {self.size} ranks and mpi4py {self._mpi.Get_size()}: they were built for different "
+                "MPIs; see `summit-train doctor`"
+            )
+
+    def wrap(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        accumulation: int,
+        compression: str,
+    ) -> torch.optim.Optimizer:
+        wrapped = self._hvd.DistributedOptimizer(
+            optimizer,
+            named_parameters=named_parameters,
+            compression=getattr(self._hvd.Compression, compression),
+            backward_passes_per_step=accumulation,
+            op=self._hvd.Average,
+        )
+        return cast(torch.optim.Optimizer, wrapped)
+
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
+        cast(Any, optimizer).synchronize()
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        with cast(Any, optimizer).skip_synchronize():
+            optimizer.step()
+
+    def start_mean(self, tensor: torch.Tensor, name: str) -> int:
+        return int(self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Average))
+
+    def finish(self, handle: int) -> None:
+        self._hvd.synchronize(handle)
+
+    def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        return cast(torch.Tensor, self._hvd.allreduce(tensor, name=name, op=self._hvd.Sum))
+
+    def broadcast(self, value: T) -> T:
+        return cast(T, self._mpi.bcast(value, root=0))
+
+    def gather(self, value: T) -> list[T] | None:
+        return cast("list[T] | None", self._mpi.gather(value, root=0))
+
+    def barrier(self) -> None:
+        self._mpi.Barrier()
+
+    def abort(self, status: int) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._mpi.Abort(status)
+
+    def close(self) -> None:
+        self._mpi.Barrier()
+        self._hvd.shutdown()
+
+
+def open_world(launched: int) -> World:
+    """The world of `launched` processes (the launcher's word; 1 for a process started by hand).
+
+    Raises WorldError when several processes were started and Horovod does not join them: N processes that each train
+    a model of their own would look like a run and be none.
+    """
+    if launched == 1:
+        return SerialWorld()
+    started = f"{launched} processes were started"
+    for package in ("mpi4py", "horovod"):
+        if importlib.util.find_spec(package) is None:
+            raise WorldError(f"{started}, but {package} is not installed to join them; run `make setup`")
+    try:
+        world = HorovodWorld()
+    except (ImportError, RuntimeError) as error:
+        reason = f"Horovod does not start: {error}; see `summit-train doctor`"
+        raise WorldError(f"{started}, but {reason}") from error
+    if world.size != launched:
+        raise WorldError(
+            f"{started}, but Horovod joined {world.size}: the launcher and Horovod belong to different MPIs; "
+            "see `summit-train doctor`"
+        )
+    return world
+

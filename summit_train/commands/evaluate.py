@@ -1,0 +1,103 @@
+"""`summit-train eval`: the accuracy of a run's checkpoints, every video once, on any number of ranks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from summit_train.commands.start import Inputs, choose_device, read_inputs, session, this_launch
+from summit_train.comm import World
+from summit_train.training.checkpoint import CheckpointError, epoch_checkpoints
+from summit_train.training.evaluation import Progress, evaluate_checkpoints
+from summit_train.training.run import fresh_model
+from summit_train.training.watch import Watchdog
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
+    parser.add_argument(
+        "--checkpoints",
+        nargs="+",
+        metavar="last:N|PATH",
+        help="the run's N newest checkpoints of whole epochs, or files (default: last:evaluate.last_checkpoints)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate; rank 0 writes predictions and eval.json into the run directory, and says the accuracy."""
+    launch = this_launch()
+    chosen, overrides = _split(args.checkpoints or [], args.overrides)
+    inputs = read_inputs(args.spec, overrides, launch.size)
+    paths = _paths(inputs, chosen)
+    with session(launch) as world:
+        who = f"rank {world.rank} on {world.host}"
+        with Watchdog(who, inputs.spec.watch.stall_seconds, lambda: world.abort(1)) as watchdog:
+            device = choose_device(world)
+            model = fresh_model(inputs.spec, device)
+            result = evaluate_paths(model, inputs, world, device, paths, watchdog, quiet=args.json)
+    if result is not None and args.json:
+        print(json.dumps(result))
+    return 0
+
+
+def evaluate_paths(
+    model: nn.Module,
+    inputs: Inputs,
+    world: World,
+    device: torch.device,
+    paths: Sequence[Path],
+    watchdog: Watchdog,
+    *,
+    quiet: bool,
+) -> dict[str, Any] | None:
+    """Evaluate checkpoints on all ranks; what eval.json holds on rank 0, where the accuracy is printed too."""
+
+    def progress(path: Path) -> Progress:
+        return lambda done, total: watchdog.at(f"evaluating video {done} of {total} with {path}")
+
+    result = evaluate_checkpoints(model, inputs.spec, inputs.val_manifest, world, device, paths, progress)
+    if result is not None and not quiet:
+        print(_sentence(result))
+    return result
+
+
+def _sentence(result: dict[str, Any]) -> str:
+    views = f"{result['clips']} clips x {result['crops']} crops"
+    return (
+        f"top-1 {result['top1_mean']:.2f} +- {result['top1_std']:.2f} %  top-5 {result['top5_mean']:.2f} %  "
+        f"({result['videos']} videos, {views}, {len(result['checkpoints'])} checkpoints)"
+    )
+
+
+def _split(checkpoints: Sequence[str], overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Tell files from overrides: after --checkpoints both come as one list."""
+    is_override = [re.match(r"[a-z_.0-9]+=", text) is not None and not Path(text).exists() for text in checkpoints]
+    chosen = [text for text, override in zip(checkpoints, is_override, strict=True) if not override]
+    more = [text for text, override in zip(checkpoints, is_override, strict=True) if override]
+    return chosen, [*overrides, *more]
+
+
+def _paths(inputs: Inputs, chosen: Sequence[str]) -> list[Path]:
+    """The checkpoint files that are meant. Raises CheckpointError where there is none."""
+    spec = inputs.spec
+    paths: list[Path] = []
+    for text in chosen or [f"last:{spec.evaluate.last_checkpoints}"]:
+        last = re.fullmatch(r"last:([1-9]\d*)", text)
+        found = epoch_checkpoints(spec.run_path, inputs.plan.steps_per_epoch)
+        paths += found[-int(last.group(1)) :] if last else [Path(text)]
+        if last and not found:
+            raise CheckpointError(f"{spec.run_path}: there is no checkpoint of a whole epoch to evaluate")
+    missing = [str(path) for path in paths if not path.is_file()]
+    if missing:
+        raise CheckpointError(f"there is no checkpoint {', '.join(missing)}; a file or last:N is wanted")
+    return paths

@@ -1,0 +1,91 @@
+"""`summit-train plan`: every number of a run before the run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from summit_train.plan import Plan, PlanError, make_plan, sample_learning_rates
+from summit_train.spec import Spec, load_spec
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
+    parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks (default: one a virtual GPU)")
+    parser.add_argument("--clips", type=int, metavar="N", help="training clips, where the manifest is not at hand")
+    parser.add_argument(
+        "--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the time the run takes"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan."""
+    spec = load_spec(args.spec, args.overrides)
+    plan = make_plan(spec, _ranks(args, spec), _clips(args, spec))
+    hours = None if args.speed is None else _hours(plan, args.speed)
+    if args.json:
+        rates = [{"step": step, "lr": lr} for step, lr in sample_learning_rates(plan)]
+        times = {} if hours is None else {"training_hours": hours, "rank_hours": hours * plan.ranks}
+        print(json.dumps(plan.values() | {"learning_rates": rates} | times))
+    else:
+        _print_tables(spec, plan, hours)
+    return 0
+
+
+def _ranks(args: argparse.Namespace, spec: Spec) -> int:
+    ranks = args.ranks if args.ranks is not None else spec.scale.gpus or 1
+    if ranks < 1:
+        raise PlanError(f"--ranks {ranks}: at least one rank is wanted")
+    return int(ranks)
+
+
+def _clips(args: argparse.Namespace, spec: Spec) -> int:
+    if args.clips is not None:
+        return int(args.clips)
+    # Imported here: with --clips the command needs no manifest, and so no numpy.
+    from summit_train.data.manifest import num_clips
+
+    if not Path(spec.data.train).exists():
+        raise PlanError(f"data.train: there is no {spec.data.train}; give the number of its clips with --clips N")
+    return num_clips(spec.data.train)
+
+
+def _hours(plan: Plan, speed: float) -> float:
+    if speed <= 0:
+        raise PlanError(f"--speed {speed:g}: a number above 0 is wanted")
+    return plan.total_steps * plan.global_batch / plan.ranks / speed / 3600
+
+
+def _print_tables(spec: Spec, plan: Plan, hours: float | None) -> None:
+    rows = [
+        ("virtual GPUs", f"{plan.virtual_gpus:,} = {plan.ranks:,} ranks x {plan.accumulation:,} accumulation"),
+        ("global batch", f"{plan.global_batch:,} clips = {plan.frames_per_batch:,} frames"),
+        ("BN batch", f"{plan.clips_per_gpu} clips x {spec.data.num_frames} frames of one virtual GPU"),
+        ("steps", f"{plan.total_steps:,} = {plan.epochs} epochs x {plan.steps_per_epoch:,}"),
+        ("dropped clips", f"{plan.dropped_clips_per_epoch:,} of {plan.clips:,} an epoch, others in each"),
+        ("warm-up", f"{plan.warmup_steps:,} steps"),
+        ("peak LR", f"{plan.peak_lr:.6g} ({spec.optimizer.lr_scaling} scaling of {spec.optimizer.base_lr:g})"),
+        ("parameters", f"{plan.parameters:,}"),
+        ("gradients", f"{plan.gradient_bytes / 1e6:,.1f} MB a step through the allreduce"),
+        ("multiply-adds", f"{plan.multiply_adds / 1e9:,.2f} G a clip, forward"),
+        ("input", f"{plan.input_bytes_per_step_and_rank / 1e6:,.1f} MB a step and rank, uint8"),
+        ("memory", f"about {plan.memory_bytes_per_rank / 2**30:,.1f} GiB a rank (weights and activations)"),
+        ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {spec.checkpoint.keep} kept"),
+    ]
+    if hours is not None:
+        rows.append(("training time", f"{hours:,.2f} h, {hours * plan.ranks:,.1f} rank-hours, without validation"))
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{spec.name}: {spec.model.arch} {spec.model.backbone}, {spec.data.num_frames} frames")
+    for name, value in rows:
+        console.print(f"  {name:<15} {value}")
+    table = Table("step", "epoch", "learning rate", title="learning rate", title_justify="left")
+    for step, lr in sample_learning_rates(plan):
+        table.add_row(f"{step:,}", f"{step / plan.steps_per_epoch:.1f}", f"{lr:.6g}")
+    console.print(table)

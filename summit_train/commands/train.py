@@ -1,0 +1,84 @@
+"""`summit-train train`: one spec -> a trained, evaluated and reported run, on whatever ranks it was started with."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from contextlib import ExitStack
+
+from summit_train.commands.evaluate import evaluate_paths
+from summit_train.commands.start import Inputs, choose_device, read_inputs, session, this_launch
+from summit_train.comm import World
+from summit_train.report.page import write_report
+from summit_train.spec import dump_spec
+from summit_train.training.checkpoint import epoch_checkpoints
+from summit_train.training.environment import environment
+from summit_train.training.files import write_json, write_text
+from summit_train.training.loop import train
+from summit_train.training.metrics import RunLog, duration
+from summit_train.training.run import Run, locked_run, prepare_run
+from summit_train.training.watch import StopRequest, Watchdog
+
+STOPPED = 85
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
+    parser.add_argument("--force-resume", action="store_true", help="go on from a checkpoint of another experiment")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; 0 when done, 85 when stopped on request with a checkpoint."""
+    launch = this_launch()
+    inputs = read_inputs(args.spec, args.overrides, launch.size)
+    with StopRequest().listening() as stop, session(launch) as world:
+        who = f"rank {world.rank} on {world.host}"
+        with Watchdog(who, inputs.spec.watch.stall_seconds, lambda: world.abort(1)) as watchdog, ExitStack() as held:
+            if world.rank == 0:
+                held.enter_context(locked_run(inputs.spec.run_path))
+            return _run(inputs, world, watchdog, stop, force_resume=args.force_resume)
+
+
+def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *, force_resume: bool) -> int:
+    began = time.monotonic()
+    spec, plan = inputs.spec, inputs.plan
+    run = prepare_run(
+        spec,
+        plan,
+        world,
+        choose_device(world),
+        inputs.train_manifest,
+        inputs.val_manifest,
+        force_resume=force_resume,
+    )
+    done = _train(run, watchdog, stop)
+    if not done:
+        if world.rank == 0:
+            last = epoch_checkpoints(spec.run_path, 1)[-1]
+            print(f"stopped by {stop.signal or 'a signal to another rank'}; goes on from {last} when started again")
+        return STOPPED
+    found = epoch_checkpoints(spec.run_path, plan.steps_per_epoch)
+    paths = world.broadcast(found[-spec.evaluate.last_checkpoints :])
+    evaluate_paths(run.model, inputs, world, run.device, paths, watchdog, quiet=False)
+    if world.rank == 0:
+        report = write_report([spec.run_path], spec.run_path / "report.html")
+        print(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
+    return 0
+
+
+def _train(run: Run, watchdog: Watchdog, stop: StopRequest) -> bool:
+    """The training itself; rank 0 writes what it has to say into the run directory."""
+    spec, plan, world = run.spec, run.plan, run.world
+    hosts = world.gather(world.host)
+    if world.rank != 0 or hosts is None:
+        return train(run, None, watchdog, stop)
+    write_text(spec.run_path / "spec.yaml", dump_spec(spec))
+    write_json(spec.run_path / "plan.json", plan.values())
+    write_json(spec.run_path / "environment.json", environment(world, run.device, hosts))
+    with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps) as log:
+        log.write("start", step=run.start_step, ranks=world.size, time=time.time())
+        for note in run.notes:
+            log.say(note)
+        return train(run, log, watchdog, stop)

@@ -1,0 +1,1 @@
+"""The recipe: learning rate, parameter groups, optimizer."""

@@ -1,0 +1,137 @@
+"""Every number of a run before the run: (spec, ranks, number of clips) -> Plan. Integers and floats only, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from summit_train.optim.schedule import learning_rate, peak_learning_rate
+from summit_train.spec import Spec
+from summit_train.structure import Structure, describe
+
+_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
+
+
+class PlanError(ValueError):
+    """The spec does not fit the number of ranks or of clips."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers of one run. Bytes are bytes; LR as the optimizer gets it; multiply-adds of one clip's forward pass.
+
+    memory_bytes_per_rank is an estimate: weights, gradients and momentum, plus what the backward pass needs of the
+    clips of one virtual GPU.
+    """
+
+    ranks: int
+    virtual_gpus: int
+    accumulation: int
+    clips_per_gpu: int
+    global_batch: int
+    frames_per_batch: int
+    clips: int
+    epochs: int
+    steps_per_epoch: int
+    total_steps: int
+    warmup_steps: int
+    peak_lr: float
+    dropped_clips_per_epoch: int
+    parameters: int
+    gradient_bytes: int
+    multiply_adds: int
+    input_bytes_per_step_and_rank: int
+    memory_bytes_per_rank: int
+    checkpoint_bytes: int
+    decay: str
+
+    def learning_rate(self, step: int) -> float:
+        """The LR of update number `step`, counted from 0."""
+        return learning_rate(
+            step,
+            peak_lr=self.peak_lr,
+            total_steps=self.total_steps,
+            warmup_steps=self.warmup_steps,
+            decay=self.decay,
+        )
+
+    def values(self) -> dict[str, Any]:
+        """The plan as one JSON object."""
+        return asdict(self)
+
+
+def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
+    """Work out the plan of `spec` on `ranks` ranks with `num_clips` training clips.
+
+    Raises PlanError where the ranks do not divide the virtual GPUs, or the clips do not fill one global batch.
+    """
+    virtual_gpus = spec.scale.gpus if spec.scale.gpus is not None else ranks
+    _check_ranks(virtual_gpus, ranks)
+    global_batch = virtual_gpus * spec.scale.clips_per_gpu
+    steps_per_epoch = num_clips // global_batch
+    if steps_per_epoch == 0:
+        raise PlanError(
+            f"data.train has {num_clips} clips, less than one global batch of {global_batch} "
+            f"(scale.gpus {virtual_gpus} x scale.clips_per_gpu {spec.scale.clips_per_gpu})"
+        )
+    structure = _structure(spec)
+    optimizer, accumulation = spec.optimizer, virtual_gpus // ranks
+    return Plan(
+        ranks=ranks,
+        virtual_gpus=virtual_gpus,
+        accumulation=accumulation,
+        clips_per_gpu=spec.scale.clips_per_gpu,
+        global_batch=global_batch,
+        frames_per_batch=global_batch * spec.data.num_frames,
+        clips=num_clips,
+        epochs=spec.schedule.epochs,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=steps_per_epoch * spec.schedule.epochs,
+        warmup_steps=round(spec.schedule.warmup_epochs * steps_per_epoch),
+        peak_lr=peak_learning_rate(optimizer.base_lr, optimizer.base_batch, global_batch, optimizer.lr_scaling),
+        dropped_clips_per_epoch=num_clips - steps_per_epoch * global_batch,
+        parameters=structure.parameters,
+        gradient_bytes=structure.parameters * (8 if spec.precision == "fp64" else 4),
+        multiply_adds=structure.multiply_adds,
+        input_bytes_per_step_and_rank=accumulation * spec.scale.clips_per_gpu * _clip_bytes(spec),
+        memory_bytes_per_rank=_memory(spec, structure),
+        checkpoint_bytes=2 * structure.parameters * (8 if spec.precision == "fp64" else 4),
+        decay=spec.schedule.decay,
+    )
+
+
+def _check_ranks(virtual_gpus: int, ranks: int) -> None:
+    if virtual_gpus % ranks == 0:
+        return
+    divisors = [n for n in range(1, virtual_gpus + 1) if virtual_gpus % n == 0]
+    below = max(n for n in divisors if n < ranks) if ranks > 1 else 1
+    above = [n for n in divisors if n > ranks]
+    near = f"{below} or {above[0]}" if above else f"{below}"
+    raise PlanError(
+        f"scale.gpus is {virtual_gpus}, which {ranks} ranks do not divide: every rank plays as many virtual GPUs as "
+        f"the next; start {near} ranks, or change scale.gpus"
+    )
+
+
+def _structure(spec: Spec) -> Structure:
+    model, data = spec.model, spec.data
+    return describe(
+        model.arch, model.backbone, model.width, model.num_classes, data.num_frames, data.crop, data.crop
+    )
+
+
+def _clip_bytes(spec: Spec) -> int:
+    """One clip as it travels: uint8, three channels."""
+    return spec.data.num_frames * spec.data.crop**2 * 3
+
+
+def _memory(spec: Spec, structure: Structure) -> int:
+    weights = 3 * structure.parameters * (8 if spec.precision == "fp64" else 4)
+    return weights + spec.scale.clips_per_gpu * structure.activation_bytes(_BYTES[spec.precision])
+
+
+def sample_learning_rates(plan: Plan, points: int = 9) -> list[tuple[int, float]]:
+    """(step, LR) of evenly spaced steps from the first to the last, with the end of the warm-up among them."""
+    last = plan.total_steps - 1
+    steps = {round(last * i / (points - 1)) for i in range(points)} | {max(0, plan.warmup_steps - 1)}
+    return [(step, plan.learning_rate(step)) for step in sorted(steps)]

@@ -1,0 +1,51 @@
+"""The machine and the software of a run, as its report shows them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import summit_train
+from summit_train.comm import World
+
+_PACKAGES = ("torch", "horovod", "mpi4py", "numpy", "av", "pydantic")
+
+
+def environment(world: World, device: torch.device, hosts: Sequence[str]) -> dict[str, Any]:
+    """What a person needs to know to trust or repeat the run's figures; `hosts`: every rank's host."""
+    return {
+        "summit_train": summit_train.__version__,
+        "python": platform.python_version(),
+        **{package: _version(package) for package in _PACKAGES},
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads_per_rank": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "backend": world.backend,
+        "ranks": world.size,
+        "hosts": dict(Counter(hosts)),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith(("model name", "cpu\t")):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

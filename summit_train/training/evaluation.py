@@ -1,0 +1,149 @@
+"""Evaluation: every video once, whatever the number of ranks, its views' logits averaged."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from summit_train.comm import World
+from summit_train.data.loader import test_batches
+from summit_train.data.manifest import Manifest
+from summit_train.spec import Spec
+from summit_train.training.checkpoint import load_checkpoint
+from summit_train.training.files import write_json
+from summit_train.training.step import AUTOCAST, Normalise, parameter_type
+
+# Views that go through the network at once: bounds memory at 30 views of 256^2 without splitting a common case.
+_VIEWS_AT_ONCE = 16
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The averaged logits of every video of a manifest, in its order: scores (videos, classes), labels (videos,)."""
+
+    videos: np.ndarray
+    labels: np.ndarray
+    scores: np.ndarray
+
+    def top(self, k: int) -> float:
+        """Percent of the videos whose label is among the k highest scores.
+
+        Equal scores are ordered by class number, so the figure is a function of the scores and of nothing else.
+        """
+        own = np.take_along_axis(self.scores, self.labels[:, None], axis=1)
+        classes = np.arange(self.scores.shape[1])[None, :]
+        ahead = (self.scores > own) | ((self.scores == own) & (classes < self.labels[:, None]))
+        return 100.0 * float(np.mean(ahead.sum(axis=1) < k))
+
+    def save(self, path: Path) -> None:
+        """Write video, label and scores as npz, whole or not at all; `np.load` needs no pickle for it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.writing")
+        with open(temporary, "wb") as file:
+            np.savez_compressed(file, video=self.videos, label=self.labels, scores=self.scores)
+        os.replace(temporary, path)
+
+
+def evaluate(
+    model: nn.Module,
+    spec: Spec,
+    manifest: Manifest,
+    world: World,
+    device: torch.device,
+    *,
+    clips: int,
+    crops: int | str,
+    progress: Progress | None = None,
+) -> Scores | None:
+    """Score every video of `manifest` with `clips` x `crops` views each; the Scores on rank 0, None elsewhere.
+
+    Rank r takes the videos r, r + ranks, ...: none is padded or taken twice. A video's views form a batch of their own,
+    so its scores do not depend on which others its rank has.
+    """
+    mine = range(world.rank, len(manifest), world.size)
+    videos: list[int] = []
+    scores: list[np.ndarray] = []
+    was_training = model.training
+    model.eval()
+    normalise = Normalise(parameter_type(spec.precision), device)
+    autocast = AUTOCAST.get(spec.precision)
+    context = torch.autocast(device.type, autocast) if autocast else contextlib.nullcontext()
+    with torch.inference_mode(), context:
+        for batch in test_batches(spec.data, spec.evaluate, manifest, mine, clips=clips, crops=crops):
+            parts = [model(normalise(part)) for part in batch.views.split(_VIEWS_AT_ONCE)]
+            videos.append(batch.video)
+            scores.append(torch.cat(parts).double().mean(0).cpu().numpy())
+            if progress is not None:
+                progress(len(videos), len(mine))
+    model.train(was_training)
+    gathered = world.gather((videos, scores))
+    return None if gathered is None else _in_order(gathered, manifest)
+
+
+def _in_order(gathered: Sequence[tuple[list[int], list[np.ndarray]]], manifest: Manifest) -> Scores:
+    by_video = {video: score for videos, scores in gathered for video, score in zip(videos, scores, strict=True)}
+    assert sum(len(videos) for videos, _ in gathered) == len(by_video) == len(manifest), "each video exactly once"
+    videos = np.arange(len(manifest))
+    labels = np.array([manifest.label(i) for i in videos])
+    return Scores(videos, labels, np.stack([by_video[i] for i in range(len(manifest))]).astype(np.float32))
+
+
+def evaluate_checkpoints(
+    model: nn.Module,
+    spec: Spec,
+    manifest: Manifest,
+    world: World,
+    device: torch.device,
+    paths: Sequence[Path],
+    progress: Callable[[Path], Progress | None] = lambda path: None,
+) -> dict[str, Any] | None:
+    """Evaluate each checkpoint with the spec's views; on rank 0 also write predictions/*.npz and eval.json.
+
+    Source: the paper, section 4.1: mean and standard deviation (of the population) over the last checkpoints. Returns
+    what eval.json holds, on rank 0.
+    """
+    rows: list[dict[str, Any]] = []
+    for path in paths:
+        state = world.broadcast(load_checkpoint(path) if world.rank == 0 else None)
+        assert state is not None
+        model.load_state_dict(state["model"])
+        settings = spec.evaluate
+        scores = evaluate(
+            model, spec, manifest, world, device, clips=settings.clips, crops=settings.crops, progress=progress(path)
+        )
+        if scores is not None:
+            scores.save(spec.run_path / "predictions" / f"{path.stem}.npz")
+            rows.append(
+                {"path": str(path), "step": int(state["step"]), "top1": scores.top(1), "top5": scores.top(5)}
+            )
+    if world.rank != 0:
+        return None
+    result = summarise(rows, spec, len(manifest))
+    write_json(spec.run_path / "eval.json", result)
+    return result
+
+
+def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> dict[str, Any]:
+    """Mean and standard deviation over the checkpoints' accuracies, in percent."""
+    return {
+        "top1_mean": statistics.fmean(row["top1"] for row in rows),
+        "top1_std": statistics.pstdev(row["top1"] for row in rows),
+        "top5_mean": statistics.fmean(row["top5"] for row in rows),
+        "top5_std": statistics.pstdev(row["top5"] for row in rows),
+        "videos": num_videos,
+        "clips": spec.evaluate.clips,
+        "crops": spec.evaluate.crops,
+        "checkpoints": list(rows),
+    }
+

@@ -1,0 +1,237 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from summit_train.data.loader import Batches, MicroBatch, training_batches
+from summit_train.training.evaluation import evaluate
+from summit_train.training.metrics import RunLog
+from summit_train.training.run import Run
+from summit_train.training.step import StepResult, Vote
+from summit_train.training.watch import AgreedError, StopRequest, TrainingError, Watchdog
+
+
+def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> bool:
+    """Train from run.start_step to the end; True when done, False when stopped on request with a checkpoint.
+
+    Raises TrainingError, with rank, host, step and clips, when the data or the numbers fail.
+    """
+    with open_batches(run) as batches:
+        return train_on(batches, run, log, watchdog, stop)
+
+
+def train_on(
+    batches: Batches[MicroBatch], run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest
+) -> bool:
+    """The loop itself, in the order in which a step happens."""
+    plan, spec, world = run.plan, run.spec, run.world
+    ledger = Ledger(run, log)
+    timer = CheckpointTimer(spec.checkpoint.every_minutes if world.rank == 0 else None)
+
+    for step in range(run.start_step, plan.total_steps):
+        # --- data: this rank's virtual GPUs, one micro-batch each
+        watchdog.at(f"loading the clips of step {step + 1}")
+        start = Mark(run.device)
+        micro_batches, data_wait_s = take(batches, run, step)
+
+        # --- forward, backward, synchronise, vote, update
+        watchdog.at(f"in step {step + 1}", waits=world.size > 1)
+        lr = plan.learning_rate(step)
+        result = run.step(micro_batches, lr, stop=bool(stop), checkpoint=timer.due(), data_wait_s=data_wait_s)
+
+        # --- the vote on the step before: the device has finished that one, so reading it holds nothing up
+        vote = ledger.enter(Entry(step + 1, lr, micro_batches, result, start, Mark(run.device)))
+
+        # --- the edge of an epoch, or a wish for a checkpoint that the ranks share
+        epochs_done, inside = divmod(step + 1, plan.steps_per_epoch)
+        stopping = vote is not None and vote.stop and step + 1 < plan.total_steps
+        if inside == 0:
+            ledger.settle()
+            finish_epoch(run, log, watchdog, epochs_done, validating=not stopping)
+        if stopping or (vote is not None and vote.checkpoint):
+            ledger.settle()
+            save(run, log, watchdog, step + 1)
+            timer.restart()
+        if stopping:
+            return False
+    return True
+
+
+def open_batches(run: Run) -> Batches[MicroBatch]:
+    """This rank's micro-batches from run.start_step to the end of the run."""
+    plan = run.plan
+    return training_batches(
+        run.spec.data,
+        run.train_manifest,
+        seed=run.spec.seed,
+        virtual_gpus=plan.virtual_gpus,
+        clips_per_gpu=plan.clips_per_gpu,
+        steps_per_epoch=plan.steps_per_epoch,
+        rank=run.world.rank,
+        ranks=run.world.size,
+        start_step=run.start_step,
+        end_step=plan.total_steps,
+    )
+
+
+def take(batches: Iterator[MicroBatch], run: Run, step: int) -> tuple[list[MicroBatch], float]:
+    """The micro-batches of one step and the seconds that the step waited for them."""
+    began = time.perf_counter()
+    try:
+        taken = [next(batches) for _ in range(run.plan.accumulation)]
+    except (ValueError, RuntimeError, OSError) as error:
+        raise TrainingError(f"{run.who}, step {step + 1}: {error}") from error
+    assert all(batch.step == step for batch in taken)
+    return taken, time.perf_counter() - began
+
+
+def finish_epoch(run: Run, log: RunLog | None, watchdog: Watchdog, epochs_done: int, *, validating: bool) -> None:
+    """Checkpoint and validate where the spec asks for it; always after the last epoch."""
+    spec, last = run.spec, epochs_done == run.spec.schedule.epochs
+    step = epochs_done * run.plan.steps_per_epoch
+    if last or epochs_done % spec.checkpoint.every_epochs == 0:
+        save(run, log, watchdog, step)
+    every = spec.evaluate.every_epochs
+    if validating and every and (last or epochs_done % every == 0):
+        watchdog.at(f"validating after epoch {epochs_done}")
+        validate(run, log, watchdog, epochs_done, step)
+
+
+def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
+    """Write a checkpoint, unless it is there already; the other ranks wait in their next collective."""
+    watchdog.at(f"writing the checkpoint of step {step}", waits=run.world.rank > 0)
+    began = time.perf_counter()
+    run.save(step)
+    if log is not None:
+        log.write("checkpoint", step=step, seconds=time.perf_counter() - began)
+
+
+def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int, step: int) -> None:
+    """One clip and one crop of every video, as the curve in the paper's Figure 5 has it."""
+    began = time.perf_counter()
+
+    def progress(done: int, total: int) -> None:
+        watchdog.at(f"validating video {done} of {total} after epoch {epoch}")
+
+    scores = evaluate(
+        run.model, run.spec, run.val_manifest, run.world, run.device, clips=1, crops=1, progress=progress
+    )
+    if log is not None and scores is not None:
+        top1, top5, seconds = scores.top(1), scores.top(5), time.perf_counter() - began
+        videos = len(run.val_manifest)
+        log.write("eval", epoch=epoch, step=step, top1=top1, top5=top5, videos=videos, clips=1, seconds=seconds)
+        log.say(f"epoch {epoch}: top-1 {top1:.2f} %  top-5 {top5:.2f} %  ({videos} videos, one clip each)")
+
+
+class Mark:
+    """A point in the device's time: an event on a GPU, the clock elsewhere."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._time = time.perf_counter()
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+
+    def seconds_to(self, later: Mark) -> float:
+        """Seconds between two marks; waits until the device has passed the later one."""
+        if self._event is not None and later._event is not None:
+            later._event.synchronize()
+            return float(self._event.elapsed_time(later._event)) / 1000
+        return later._time - self._time
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One step as it was launched; `step` counts finished updates."""
+
+    step: int
+    lr: float
+    micro_batches: list[MicroBatch]
+    result: StepResult
+    start: Mark
+    end: Mark
+
+
+class Ledger:
+    """Reads each step's vote one step late, writes it down, and ends the run when too many steps break."""
+
+    def __init__(self, run: Run, log: RunLog | None) -> None:
+        self._run, self._log = run, log
+        self._pending: Entry | None = None
+        self._broken: deque[Entry] = deque(maxlen=run.spec.watch.nonfinite_steps)
+
+    def enter(self, entry: Entry) -> Vote | None:
+        """Take a launched step; the vote on the one before it."""
+        vote = self.settle()
+        self._pending = entry
+        return vote
+
+    def settle(self) -> Vote | None:
+        """Read and write down the step that is still open, if there is one."""
+        entry, self._pending = self._pending, None
+        if entry is None:
+            return None
+        plan = self._run.plan
+        vote = entry.result.read(plan.global_batch, plan.virtual_gpus, self._run.world.size)
+        self._check(entry, vote)
+        if self._log is not None:
+            step_s = entry.start.seconds_to(entry.end)
+            self._log.step(
+                step=entry.step,
+                epoch=(entry.step - 1) // plan.steps_per_epoch,
+                loss=vote.loss,
+                lr=entry.lr,
+                clips_per_second=plan.global_batch / step_s,
+                step_s=step_s,
+                data_wait_s=vote.data_wait_s,
+                top1=vote.top1,
+                skipped=int(vote.skipped),
+            )
+        return vote
+
+    def _check(self, entry: Entry, vote: Vote) -> None:
+        if not vote.broken:
+            self._broken.clear()
+            return
+        self._broken.append(entry)
+        if self._log is not None:
+            self._log.say(f"step {entry.step}: a loss or gradient is not finite; the update was skipped on all ranks")
+        if len(self._broken) == self._broken.maxlen:
+            self._fail()
+
+    def _fail(self) -> None:
+        """All ranks come here together, so they can still talk: rank 0 names who brought the first bad number."""
+        run = self._run
+        mine = [
+            f"step {e.step}, loss {e.result.local_loss.item():g}, clips {', '.join(run.paths_of(e.micro_batches))}"
+            for e in self._broken
+        ]
+        at_fault = not all(bool(torch.isfinite(e.result.local_loss)) for e in self._broken)
+        everyone = run.world.gather((at_fault, f"{run.who}: {'; '.join(mine)}"))
+        named = [text for fault, text in everyone or [] if fault] or [text for _, text in everyone or []]
+        raise AgreedError(
+            f"{len(self._broken)} steps in a row had a loss or gradient that is not finite. " + " | ".join(named)
+        )
+
+
+class CheckpointTimer:
+    """Says when `every_minutes` have passed since the last checkpoint; without minutes, never."""
+
+    def __init__(self, minutes: float | None) -> None:
+        self._seconds = None if minutes is None else 60 * minutes
+        self._since = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether it is time."""
+        return self._seconds is not None and time.monotonic() - self._since >= self._seconds
+
+    def restart(self) -> None:
+        """A checkpoint was written."""
+        self._since = time.monotonic()

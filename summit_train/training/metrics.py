@@ -1,0 +1,122 @@
+"""What a run writes down while it goes on: metrics.jsonl, TensorBoard events, and a line for the person who looks."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.utils.tensorboard import SummaryWriter
+
+_SECONDS_BETWEEN_LINES = 10.0
+_SCALARS = ("loss", "lr", "top1", "top5", "clips_per_second", "step_s", "data_wait_s")
+
+
+class RunLog:
+    """Rank 0's record of the run. The other ranks have none."""
+
+    def __init__(self, run_path: Path, title: str, start_step: int, total_steps: int) -> None:
+        self._file = open(run_path / "metrics.jsonl", "a", encoding="utf-8")
+        if self._file.tell() and not _ends_with_newline(run_path / "metrics.jsonl"):
+            self._file.write("\n")  # a run that was killed can leave half a line
+        # purge_step hides what the run wrote beyond the checkpoint that it goes on from
+        self._events = SummaryWriter(str(run_path / "tensorboard"), purge_step=start_step + 1)
+        self._line = ProgressLine(title, start_step, total_steps)
+
+    def __enter__(self) -> RunLog:
+        self._line.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._line.stop()
+        self._events.close()
+        self._file.close()
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one record; a number that is not finite becomes null, as JSON has no NaN."""
+        record = {"kind": kind, **{name: _json_number(value) for name, value in values.items()}}
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        if kind in ("step", "eval"):
+            for name in _SCALARS:
+                if record.get(name) is not None:
+                    self._events.add_scalar(f"{kind}/{name}", record[name], record["step"])
+
+    def step(self, **values: Any) -> None:
+        """Record one step and show it."""
+        self.write("step", **values)
+        self._line.show_step(values)
+
+    def say(self, text: str) -> None:
+        """A line that stays on the screen."""
+        self._line.say(text)
+
+
+class ProgressLine:
+    """One line that moves on a terminal; plain lines, a few a minute, where the output is none."""
+
+    def __init__(self, title: str, start_step: int, total_steps: int) -> None:
+        self._console = Console(highlight=False, markup=False, soft_wrap=True)
+        self._title, self._start, self._total = title, start_step, total_steps
+        self._began = self._last_line = time.monotonic()
+        self._bar: Progress | None = None
+        if self._console.is_terminal:
+            text = TextColumn("{task.fields[state]}", markup=False)
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn(), text)
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)
+            self._task = self._bar.add_task(title, total=total_steps, completed=start_step, state="")
+
+    def start(self) -> None:
+        """Begin to draw."""
+        if self._bar is not None:
+            self._bar.start()
+
+    def stop(self) -> None:
+        """Leave the screen in order."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show_step(self, record: dict[str, Any]) -> None:
+        """Show the newest step."""
+        wait = 100 * record["data_wait_s"] / record["step_s"] if record["step_s"] else 0.0
+        state = (
+            f"epoch {record['epoch']}  loss {record['loss']:.4f}  lr {record['lr']:.4g}  "
+            f"{record['clips_per_second']:.1f} clips/s  data wait {wait:.0f} %"
+        )
+        if self._bar is not None:
+            self._bar.update(self._task, completed=record["step"], state=state)
+            return
+        now = time.monotonic()
+        if now - self._last_line >= _SECONDS_BETWEEN_LINES or record["step"] == self._total:
+            self._last_line = now
+            left = (now - self._began) / max(1, record["step"] - self._start) * (self._total - record["step"])
+            self.say(f"{self._title}: step {record['step']}/{self._total}  {state}  {duration(left)} left")
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people write them: 47 s, 3 min 20 s, 2 h 05 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _json_number(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with open(path, "rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"

@@ -1,0 +1,206 @@
+"""Everything a run is made of, put together: data, model, optimizer, and the checkpoint that it goes on from."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from summit_train import rng
+from summit_train.comm import World
+from summit_train.data.loader import MicroBatch
+from summit_train.data.manifest import Manifest
+from summit_train.models import build_model
+from summit_train.models.weights import LoadReport, load_pretrained
+from summit_train.optim.sgd import build_sgd, load_momentum, start_momentum
+from summit_train.plan import Plan
+from summit_train.spec import Spec
+from summit_train.training.checkpoint import (
+    CheckpointError,
+    checkpoint_path,
+    differences,
+    load_newest,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from summit_train.training.step import TrainStep, parameter_type
+
+# Keys of the data section that change what is trained on; the others only say where it lies and how fast it comes.
+_DATA_IDENTITY = ("num_frames", "frame_stride", "sampling", "augment", "short_side", "crop", "flip")
+
+
+@dataclass
+class Run:
+    """One run on one rank. start_step is the number of updates that the checkpoint already holds."""
+
+    spec: Spec
+    plan: Plan
+    world: World
+    device: torch.device
+    train_manifest: Manifest
+    val_manifest: Manifest
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: TrainStep
+    start_step: int
+    notes: list[str]
+
+    @property
+    def who(self) -> str:
+        """This rank's name in messages."""
+        return f"rank {self.world.rank} on {self.world.host}"
+
+    def paths_of(self, micro_batches: Sequence[MicroBatch]) -> list[str]:
+        """The paths of the clips of some micro-batches."""
+        return [self.train_manifest.path(int(i)) for batch in micro_batches for i in batch.ids]
+
+    def save(self, step: int) -> None:
+        """Write the checkpoint after `step` updates on rank 0 and delete those that need not stay."""
+        if self.world.rank != 0:
+            return
+        self.step.statistics.count(step)
+        state = {
+            "format": 1,
+            "step": step,
+            "epoch": step // self.plan.steps_per_epoch,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "loss_scale": self.step.loss_scale.state_dict(),
+            "experiment": experiment(self.spec, self.plan, self.train_manifest),
+            "spec": self.spec.model_dump(mode="json"),
+        }
+        save_checkpoint(checkpoint_path(self.spec.run_path, step), state)
+        prune_checkpoints(self.spec.run_path, self.spec.checkpoint.keep, self.plan.steps_per_epoch)
+
+
+def prepare_run(
+    spec: Spec,
+    plan: Plan,
+    world: World,
+    device: torch.device,
+    train_manifest: Manifest,
+    val_manifest: Manifest,
+    *,
+    force_resume: bool = False,
+) -> Run:
+    """Build the model and the optimizer, and take over the newest whole checkpoint, on all ranks.
+
+    Raises CheckpointError when the checkpoint is of another experiment (unless `force_resume`) or none is whole.
+    """
+    model = fresh_model(spec, device)
+    notes: list[str] = []
+    saved = world.broadcast(_saved_state(spec, plan, train_manifest, force_resume, notes) if world.rank == 0 else {})
+    if spec.model.pretrained is not None and not saved:
+        report = world.broadcast(_load_weights(model, spec.model.pretrained) if world.rank == 0 else None)
+        notes.extend(report)
+    initial = world.broadcast(saved["model"] if saved else _cpu_state(model) if world.rank == 0 else None)
+    model.load_state_dict(initial)
+    optimizer = build_sgd(model, momentum=spec.optimizer.momentum, weight_decay=spec.optimizer.weight_decay)
+    compression = spec.optimizer.compression
+    optimizer = world.wrap(optimizer, model.named_parameters(), plan.accumulation, compression)
+    start_momentum(optimizer)
+    step = TrainStep(
+        model,
+        optimizer,
+        world,
+        seed=spec.seed,
+        accumulation=plan.accumulation,
+        precision=spec.precision,
+        clip_norm=spec.optimizer.clip_norm,
+        device=device,
+    )
+    if saved:
+        load_momentum(optimizer, saved["optimizer"])
+        step.loss_scale.load_state_dict(saved["loss_scale"])
+    start = int(saved["step"]) if saved else 0
+    return Run(spec, plan, world, device, train_manifest, val_manifest, model, optimizer, step, start, notes)
+
+
+def fresh_model(spec: Spec, device: torch.device) -> nn.Module:
+    """The spec's network with weights that the seed alone decides, in channels-last memory on `device`."""
+    model = spec.model
+    network = build_model(
+        model.arch,
+        model.backbone,
+        spec.data.num_frames,
+        model.num_classes,
+        width=model.width,
+        dropout=model.dropout,
+        shift_fraction=model.shift_fraction,
+        shift_place=model.shift_place,
+        shift_direction=model.shift_direction,
+        generator=torch.Generator().manual_seed(rng.seed_of(spec.seed, "weights")),
+    )
+    network.to(device=device, dtype=parameter_type(spec.precision))
+    is_3d = any(isinstance(module, nn.Conv3d) for module in network.modules())
+    return network.to(memory_format=torch.channels_last_3d if is_3d else torch.channels_last)  # type: ignore[call-overload]
+
+
+def experiment(spec: Spec, plan: Plan, train_manifest: Manifest) -> dict[str, str | int | float | None]:
+    """What must be equal for one run to go on from another's checkpoint, as flat `section.key: value`.
+
+    The number of ranks is not among it, nor is anything that says only where or how fast.
+    """
+    values = spec.model_dump(mode="json")
+    same = {f"model.{key}": value for key, value in values["model"].items() if key != "pretrained"}
+    same |= {f"data.{key}": str(values["data"][key]) for key in _DATA_IDENTITY}
+    for section in ("optimizer", "schedule"):
+        same |= {f"{section}.{key}": value for key, value in values[section].items()}
+    same |= {"seed": spec.seed, "precision": spec.precision, "data.train (fingerprint)": train_manifest.fingerprint()}
+    return same | {"scale.gpus": plan.virtual_gpus, "scale.clips_per_gpu": plan.clips_per_gpu}
+
+
+@contextmanager
+def locked_run(run_path: Path) -> Iterator[None]:
+    """Hold the run directory for the block. Raises ValueError when another process has it.
+
+    The lock belongs to the process (POSIX record lock), so it ends with it, however it ends.
+    """
+    run_path.mkdir(parents=True, exist_ok=True)
+    with open(run_path / "lock", "a+", encoding="utf-8") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            raise ValueError(
+                f"{run_path}: another run is using this directory ({file.read().strip() or 'unknown'}); "
+                "wait for it, or give this one another name (name=...)"
+            ) from error
+        file.truncate(0)
+        file.write(f"{os.uname().nodename}, process {os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def _saved_state(
+    spec: Spec, plan: Plan, train_manifest: Manifest, force_resume: bool, notes: list[str]
+) -> dict[str, Any]:
+    path, state, complaints = load_newest(spec.run_path)
+    notes.extend(f"passed over: {complaint}" for complaint in complaints)
+    if path is None:
+        return {}
+    differing = differences(state.get("experiment", {}), experiment(spec, plan, train_manifest))
+    if differing and not force_resume:
+        raise CheckpointError(
+            f"{path} is of another experiment: {'; '.join(differing)}. Give this run another name, or take it over "
+            "all the same with --force-resume"
+        )
+    notes.extend(f"forced: {difference}" for difference in differing)
+    notes.append(f"goes on from {path}")
+    return state
+
+
+def _load_weights(model: nn.Module, path: str) -> list[str]:
+    report: LoadReport = load_pretrained(model, path)
+    return [f"pretrained: {line}" for line in report.lines()]
+
+
+def _cpu_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu() for name, tensor in model.state_dict().items()}

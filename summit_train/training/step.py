@@ -1,0 +1,217 @@
+"""One step of synchronous SGD over virtual GPUs: forward, backward, synchronise, vote, update."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from summit_train import rng
+from summit_train.comm import World
+from summit_train.data.loader import MicroBatch
+from summit_train.optim.sgd import set_learning_rate
+from summit_train.training.statistics import RunningStatistics
+
+# ImageNet's channel means and deviations, in units of a byte, as in torchvision's weights.
+_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
+_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
+
+AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def parameter_type(precision: str) -> torch.dtype:
+    """The weights' type: fp16 and bf16 are types of the activations only."""
+    return torch.float64 if precision == "fp64" else torch.float32
+
+
+class Normalise:
+    """uint8 frames (N, T, H, W, 3) -> float (N, T, 3, H, W), normalised as ImageNet's, in channels-last memory.
+
+    The bytes are permuted as a view: their order in memory is the channels-last order already. The constants stay on
+    the device, as copying them there in every step would make the host wait.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._mean = torch.tensor(_MEAN, dtype=dtype, device=device)
+        self._std = torch.tensor(_STD, dtype=dtype, device=device)
+
+    def __call__(self, frames_NTHWC: torch.Tensor) -> torch.Tensor:
+        frames = frames_NTHWC.to(self._mean.device, non_blocking=True).to(self._mean.dtype)
+        return frames.sub_(self._mean).div_(self._std).permute(0, 1, 4, 2, 3)
+
+
+class LossScale:
+    """Dynamic loss scaling for fp16, kept on the device: no step waits for it.
+
+    The scale halves when a gradient is not finite and doubles after `interval` good updates (Micikevicius et al.,
+    *Mixed Precision Training*, section 3.2). Disabled, it is the constant 1.
+    """
+
+    def __init__(self, enabled: bool, device: torch.device, interval: int = 2000) -> None:
+        self.enabled = enabled
+        self._interval = interval
+        self.scale = torch.full((), 2.0**16 if enabled else 1.0, device=device)
+        self._good_steps = torch.zeros((), device=device)
+
+    def update(self, skipped: torch.Tensor) -> None:
+        """`skipped`: 1 where the step was skipped, else 0 (float scalar)."""
+        if not self.enabled:
+            return
+        self._good_steps = (self._good_steps + 1) * (1 - skipped)
+        grow = (self._good_steps >= self._interval).to(self.scale.dtype)
+        self.scale = self.scale * (1 + grow) * (1 - 0.5 * skipped)
+        self._good_steps = self._good_steps * (1 - grow)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Scale and good steps since its last change."""
+        return {"scale": self.scale.cpu(), "good_steps": self._good_steps.cpu()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over what `state_dict` gave."""
+        self.scale = state["scale"].to(self.scale)
+        self._good_steps = state["good_steps"].to(self._good_steps)
+
+
+@dataclass(frozen=True)
+class Vote:
+    """What all ranks agree on after a step: sums over them, the same numbers on each.
+
+    skipped: something was not finite and no weight changed. broken: and no loss scale explains it.
+    """
+
+    loss: float
+    top1: float
+    skipped: bool
+    broken: bool
+    stop: bool
+    checkpoint: bool
+    data_wait_s: float
+
+
+@dataclass
+class StepResult:
+    """The vote as it lies on the device, and this rank's own part of it."""
+
+    votes: torch.Tensor
+    local_loss: torch.Tensor
+
+    def read(self, global_batch: int, virtual_gpus: int, ranks: int) -> Vote:
+        """Wait for the device and read the vote.
+
+        loss: mean over the global batch; top1: of the training batch, percent; data_wait_s: mean over the ranks.
+        """
+        loss, correct, nonfinite, broken, stop, checkpoint, data_wait_s = self.votes.tolist()
+        return Vote(
+            loss=loss / virtual_gpus,
+            top1=100 * correct / global_batch,
+            skipped=nonfinite > 0,
+            broken=broken > 0,
+            stop=stop > 0,
+            checkpoint=checkpoint > 0,
+            data_wait_s=data_wait_s / ranks,
+        )
+
+
+class TrainStep:
+    """A callable step: micro-batches of one rank in, weights updated on all ranks."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        world: World,
+        *,
+        seed: int,
+        accumulation: int,
+        precision: str,
+        clip_norm: float | None,
+        device: torch.device,
+    ) -> None:
+        self._model, self._optimizer, self._world = model, optimizer, world
+        self._seed, self._accumulation, self._clip_norm, self._device = seed, accumulation, clip_norm, device
+        self._autocast = AUTOCAST.get(precision)
+        self._dtype = parameter_type(precision)
+        self._normalise = Normalise(self._dtype, device)
+        self.statistics = RunningStatistics(model, accumulation, world)
+        self.loss_scale = LossScale(precision == "fp16", device)
+
+    def __call__(
+        self,
+        micro_batches: Iterable[MicroBatch],
+        lr: float,
+        *,
+        stop: bool = False,
+        checkpoint: bool = False,
+        data_wait_s: float = 0.0,
+    ) -> StepResult:
+        """Run one update. `stop` and `checkpoint` are this rank's wishes, put to the vote with its wait for data.
+
+        The gradient is the mean over all virtual GPUs of the mean over the clips of each: every micro-batch's loss is
+        divided by the accumulation, passes add up, Horovod divides by the ranks.
+        """
+        self._optimizer.zero_grad()
+        self.statistics.begin_step()
+        losses, corrects = [], []
+        for index, batch in enumerate(micro_batches):
+            loss, correct = self._forward(index, batch)
+            if index == self._accumulation - 1:
+                self.statistics.start_mean()
+            (loss * (self.loss_scale.scale / self._accumulation)).backward()
+            losses.append(loss.detach())
+            corrects.append(correct)
+        assert len(losses) == self._accumulation
+        self._world.synchronize(self._optimizer)
+
+        local_loss = torch.stack(losses).sum()
+        norm = self._gradient_norm()
+        bad_loss, bad_gradient = ~torch.isfinite(local_loss), ~torch.isfinite(norm)
+        # An fp16 gradient that overflows is the loss scale's business until the scale has come down to 1.
+        broken = bad_loss | (bad_gradient & (self.loss_scale.scale <= 1))
+        ballot = [local_loss, torch.stack(corrects).sum(), bad_loss | bad_gradient, broken]
+        # full() launches a kernel, where tensor() would copy from the host and wait.
+        ballot += [torch.full((), float(wish), device=self._device) for wish in (stop, checkpoint, data_wait_s)]
+        votes = self._world.sum(torch.stack([part.double() for part in ballot]), "votes")
+        skipped = (votes[2] > 0).float()
+        self.statistics.finish(skipped)
+        self._update(lr, norm, skipped)
+        return StepResult(votes, local_loss)
+
+    def _forward(self, index: int, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean loss of the micro-batch and the number of its clips that are classified right."""
+        self.statistics.begin_pass(index)
+        clips = self._normalise(batch.clips)
+        labels = batch.labels.to(self._device, non_blocking=True)
+        self._model.reseed_dropout(rng.seed_of(self._seed, "dropout", batch.step, batch.virtual_gpu))  # type: ignore[operator]
+        with self._mixed_precision():
+            logits = self._model(clips)
+        logits = logits.to(self._dtype)
+        correct = (logits.detach().argmax(1) == labels).sum()
+        return functional.cross_entropy(logits, labels), correct
+
+    def _mixed_precision(self) -> contextlib.AbstractContextManager[object]:
+        if self._autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, self._autocast)
+
+    def _gradient_norm(self) -> torch.Tensor:
+        """Global L2 norm of the averaged gradient, still scaled; its finiteness is that of every entry."""
+        gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients, foreach=True)
+
+    def _update(self, lr: float, norm: torch.Tensor, skipped: torch.Tensor) -> None:
+        """Unscale, clip and update in one pass of the fused kernel, which does nothing where `skipped` is 1."""
+        divisor = self.loss_scale.scale
+        if self._clip_norm is not None:
+            divisor = divisor * torch.clamp(norm / divisor / self._clip_norm, min=1.0)
+        unscaled = not self.loss_scale.enabled and self._clip_norm is None
+        set_learning_rate(self._optimizer, lr)
+        # The fused optimizers read both attributes; torch.amp.GradScaler hands them over in the same way.
+        self._optimizer.grad_scale = None if unscaled else divisor.float()  # type: ignore[attr-defined]
+        self._optimizer.found_inf = skipped  # type: ignore[attr-defined]
+        self._world.update(self._optimizer)
+        self.loss_scale.update(skipped)
+
