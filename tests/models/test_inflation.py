@@ -1,0 +1,132 @@
+"""An inflated I3D on one image repeated in time equals the 2D network, up to where temporal padding reaches.
+
+Convolutions pad time with zeros, so the first and last frames of each see fewer copies of the image. Each
+layer carries that further inwards. `_clean` follows it frame by frame; the tests hold both sides of the
+border: clean frames equal the 2D features to 1e-4, the outermost ones do not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from summit_train.models import VideoResNet, build_model
+from summit_train.models.weights import load_pretrained
+
+Clean = list[bool]
+STAGES = {
+    "conv1": "conv1", "maxpool": "pool1", "layer1": "res2", "layer2": "res3", "layer3": "res4", "layer4": "res5",
+}
+
+
+def _conv(clean: Clean, kernel: int, stride: int = 1) -> Clean:
+    """A frame is clean when every tap reads a clean frame inside the clip (zeros are not the image)."""
+    pad, num_frames = kernel // 2, len(clean)
+    starts = range(-pad, num_frames + pad - kernel + 1, stride)
+    return [all(0 <= t < num_frames and clean[t] for t in range(s, s + kernel)) for s in starts]
+
+
+def _pool(clean: Clean, kernel: int, pad: int) -> Clean:
+    """A max pool ignores its padding: only what it reads inside the clip counts."""
+    num_frames = len(clean)
+    starts = range(-pad, num_frames + pad - kernel + 1, 2)
+    return [all(clean[t] for t in range(s, s + kernel) if 0 <= t < num_frames) for s in starts]
+
+
+def _clean_3x3x3(num_frames: int) -> dict[str, Clean]:
+    """ResNet-18: two 3x3x3 a block, two blocks a stage, the first of res3 to res5 with stride 2."""
+    stages = {"conv1": _conv([True] * num_frames, 7)}
+    now = stages["pool1"] = _pool(stages["conv1"], 3, 1)
+    for stage in ("res2", "res3", "res4", "res5"):
+        for layer in range(4):
+            now = _conv(now, 3, 2 if layer == 0 and stage != "res2" else 1)
+        stages[stage] = now
+    return stages
+
+
+def _clean_3x1x1(num_frames: int) -> dict[str, Clean]:
+    """ResNet-50: 3, 2, 3 and 1 inflated 1x1 in the four stages, pool2 after the first."""
+    stages = {"conv1": _conv([True] * num_frames, 5, 2)}
+    now = stages["pool1"] = _pool(stages["conv1"], 2, 0)
+    for stage, inflated in (("res2", 3), ("res3", 2), ("res4", 3), ("res5", 1)):
+        for _ in range(inflated):
+            now = _conv(now, 3)
+        stages[stage] = now
+        if stage == "res2":
+            now = _pool(now, 2, 0)
+    return stages
+
+
+CASES = {"i3d_3x3x3": ("resnet18", _clean_3x3x3), "i3d_3x1x1": ("resnet50", _clean_3x1x1)}
+
+
+def _trained_looking(backbone: str) -> VideoResNet:
+    generator = torch.Generator().manual_seed(3)
+    model = build_model("tsn", backbone, 1, 5, width=0.125, generator=generator)
+    for name, tensor in model.state_dict().items():
+        if name.endswith(("running_mean", "bias")):
+            tensor.normal_(0.0, 0.2, generator=generator)
+        elif name.endswith("running_var"):
+            tensor.uniform_(0.5, 2.0, generator=generator)
+    return model.eval()
+
+
+def _stage_outputs(model: VideoResNet, clip: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Stage -> (T, C, H, W) of the only clip."""
+    outputs: dict[str, torch.Tensor] = {}
+
+    def note(stage: str, output: torch.Tensor) -> None:
+        # A copy, since the ReLU that follows conv1's norm works in place.
+        outputs[stage] = (output if output.dim() == 4 else output[0].transpose(0, 1)).clone()
+
+    for name, stage in STAGES.items():
+        model.get_submodule(name).register_forward_hook(lambda _m, _i, out, stage=stage: note(stage, out))
+    with torch.no_grad():
+        model(clip)
+    return outputs
+
+
+@pytest.mark.parametrize("num_frames", [32, 320], ids=["paper's length", "long"])
+@pytest.mark.parametrize("arch", CASES)
+def test_one_image_repeated_gives_the_2d_features(arch: str, num_frames: int, tmp_path: Path) -> None:
+    backbone, clean_frames = CASES[arch]
+    flat = _trained_looking(backbone)
+    torch.save(flat.state_dict(), tmp_path / "w.pth")
+    inflated = build_model(arch, backbone, num_frames, 5, width=0.125).eval()
+    load_pretrained(inflated, tmp_path / "w.pth")
+    image = torch.randn(1, 1, 3, 24, 24, generator=torch.Generator().manual_seed(4))
+    expected = _stage_outputs(flat, image)
+    actual = _stage_outputs(inflated, image.expand(1, num_frames, 3, 24, 24))
+    clean = clean_frames(num_frames)
+    for stage in STAGES.values():
+        assert len(clean[stage]) == len(actual[stage])
+        off = (actual[stage] - expected[stage]).abs().amax(dim=(1, 2, 3))
+        assert all(off[t] <= 1e-4 for t, is_clean in enumerate(clean[stage]) if is_clean), stage
+        assert off[0] > 1e-2 and off[-1] > 1e-2, stage
+
+
+def test_where_the_padding_reaches() -> None:
+    """At the paper's lengths it reaches every frame of the last stages; in a long clip only the ends."""
+    assert _clean_3x3x3(16)["conv1"] == [False] * 3 + [True] * 10 + [False] * 3
+    assert not any(_clean_3x3x3(16)["res2"])
+    assert _clean_3x1x1(32)["conv1"] == [False] + [True] * 14 + [False]
+    assert _clean_3x1x1(32)["pool1"] == [False] + [True] * 6 + [False]
+    assert not any(_clean_3x1x1(32)["res3"])
+    for clean in (_clean_3x3x3(320), _clean_3x1x1(320)):
+        assert all(any(frames) and not frames[0] and not frames[-1] for frames in clean.values())
+
+
+def test_an_inflated_kernel_of_length_one_is_the_2d_network_everywhere(tmp_path: Path) -> None:
+    """No temporal padding at all: the layers that are not inflated equal the 2D ones on every frame."""
+    flat = _trained_looking("resnet50")
+    torch.save(flat.state_dict(), tmp_path / "w.pth")
+    inflated = build_model("i3d_3x1x1", "resnet50", 8, 5, width=0.125).eval()
+    load_pretrained(inflated, tmp_path / "w.pth")
+    # layer2.1 is a block of the published pattern (1010) that stays 1x1x1.
+    frames = torch.randn(6, flat.layer2[1].conv1.in_channels, 8, 8)
+    volume = frames.transpose(0, 1).unsqueeze(0)
+    with torch.no_grad():
+        expected, actual = flat.layer2[1](frames), inflated.layer2[1](volume)
+    torch.testing.assert_close(actual[0].transpose(0, 1), expected, rtol=0, atol=1e-4)

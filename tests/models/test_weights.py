@@ -1,0 +1,189 @@
+"""Loading weights: names, wrappers, inflation, and files that are no weights."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from summit_train.models import VideoResNet, build_model
+from summit_train.models.weights import Mismatch, inflate, load_pretrained
+
+
+def network(arch: str = "tsn", backbone: str = "resnet18", classes: int = 5, seed: int = 0) -> VideoResNet:
+    frames = {"tsn": 2, "tsm": 2, "i3d_3x3x3": 16, "i3d_3x1x1": 8}[arch]
+    generator = torch.Generator().manual_seed(seed)
+    return build_model(arch, backbone, frames, classes, width=0.125, generator=generator)
+
+
+@pytest.fixture
+def source() -> VideoResNet:
+    """A network that looks trained: norms that are not 1 and 0."""
+    model = network(seed=1)
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.is_floating_point() and tensor.dim() == 1:
+                tensor.uniform_(0.5, 1.5)
+    return model
+
+
+def _same(model: nn.Module, state: dict[str, torch.Tensor], but: tuple[str, ...] = ()) -> bool:
+    ours = model.state_dict()
+    return all(torch.equal(ours[name], value) for name, value in state.items() if name not in but)
+
+
+WRAPPERS: list[Callable[[dict], object]] = [
+    lambda state: state,
+    lambda state: {"model": state, "optimizer": {"state": {}}, "step": 7},
+    lambda state: {"state_dict": {f"module.{name}": value for name, value in state.items()}, "epoch": 3},
+    lambda state: {"model": {f"module._orig_mod.{name}": value for name, value in state.items()}},
+]
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS, ids=["plain", "our checkpoint", "state_dict, module.", "compiled"])
+def test_files_people_have(tmp_path: Path, source: VideoResNet, wrap: Callable[[dict], object]) -> None:
+    torch.save(wrap(source.state_dict()), tmp_path / "weights.pth")
+    model = network("tsm")
+    report = load_pretrained(model, tmp_path / "weights.pth")
+    assert _same(model, source.state_dict())
+    assert (report.missing, report.unexpected, report.mismatched) == ((), (), ())
+    # 20 convolutions, 20 norms of 4 tensors each, and the classifier's 2.
+    assert len(report.loaded) == 20 + 20 * 4 + 2
+
+
+def test_norm_counters_are_nobodys_business(tmp_path: Path, source: VideoResNet) -> None:
+    """Files from before torch 0.4.1 have no num_batches_tracked: nothing is missing then."""
+    state = {n: v for n, v in source.state_dict().items() if not n.endswith("num_batches_tracked")}
+    torch.save(state, tmp_path / "old.pth")
+    assert load_pretrained(network(), tmp_path / "old.pth").missing == ()
+    state["other.num_batches_tracked"] = torch.tensor(3)
+    torch.save(state, tmp_path / "odd.pth")
+    assert load_pretrained(network(), tmp_path / "odd.pth").unexpected == ()
+
+
+def test_another_number_of_classes_keeps_the_new_classifier(tmp_path: Path, source: VideoResNet) -> None:
+    torch.save(source.state_dict(), tmp_path / "w.pth")
+    model = network(classes=3)
+    fresh = model.fc.weight.clone()
+    report = load_pretrained(model, tmp_path / "w.pth")
+    assert report.mismatched == (Mismatch("fc.weight", (3, 64), (5, 64)), Mismatch("fc.bias", (3,), (5,)))
+    assert torch.equal(model.fc.weight, fresh)
+    assert _same(model, source.state_dict(), but=("fc.weight", "fc.bias"))
+    assert "fc.weight (the model has (3, 64), the file (5, 64))" in str(report)
+
+
+def test_every_key_that_did_not_fit_is_named(tmp_path: Path, source: VideoResNet) -> None:
+    state = source.state_dict()
+    state["head.weight"] = state.pop("fc.weight")
+    state["note"] = torch.tensor(1.0)
+    torch.save({**state, "arch": "resnet18"}, tmp_path / "w.pth")
+    report = load_pretrained(network(), tmp_path / "w.pth")
+    assert report.missing == ("fc.weight",)
+    assert set(report.unexpected) == {"head.weight", "note"}
+    assert all(word in str(report) for word in ("101 of the model's 102", "fc.weight", "head.weight", "note"))
+
+
+@pytest.mark.parametrize(("arch", "backbone"), [("i3d_3x3x3", "resnet18"), ("i3d_3x1x1", "resnet50")])
+def test_2d_kernels_are_inflated(tmp_path: Path, arch: str, backbone: str) -> None:
+    flat = network("tsn", backbone, seed=1)
+    torch.save(flat.state_dict(), tmp_path / "w.pth")
+    model = network(arch, backbone)
+    report = load_pretrained(model, tmp_path / "w.pth")
+    assert (report.missing, report.unexpected, report.mismatched) == ((), (), ())
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv3d):
+            kernel = flat.get_submodule(name).weight
+            torch.testing.assert_close(module.weight.sum(2), kernel)
+            assert torch.equal(module.weight, module.weight[:, :, :1].expand_as(module.weight))
+
+
+def test_inflation_by_hand() -> None:
+    kernel = torch.tensor([[[[6.0]]], [[[3.0]]]])
+    assert inflate(kernel, 3).tolist() == [[[[[2.0]], [[2.0]], [[2.0]]]], [[[[1.0]], [[1.0]], [[1.0]]]]]
+
+
+def test_an_i3d_checkpoint_goes_into_an_i3d_only(tmp_path: Path) -> None:
+    trained = network("i3d_3x3x3", seed=1)
+    torch.save({"model": trained.state_dict(), "step": 1}, tmp_path / "w.pt")
+    again = network("i3d_3x3x3")
+    load_pretrained(again, tmp_path / "w.pt")
+    assert _same(again, trained.state_dict())
+    report = load_pretrained(network("tsn"), tmp_path / "w.pt")
+    assert Mismatch("conv1.weight", (8, 3, 7, 7), (8, 3, 7, 7, 7)) in report.mismatched
+    assert len(report.mismatched) == 20
+
+
+def test_half_precision_and_memory_format(tmp_path: Path, source: VideoResNet) -> None:
+    torch.save(source.half().state_dict(), tmp_path / "w.pth")
+    model = network().to(memory_format=torch.channels_last)
+    load_pretrained(model, tmp_path / "w.pth")
+    assert model.conv1.weight.dtype == torch.float32
+    assert model.conv1.weight.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(model.conv1.weight, source.conv1.weight.float())
+
+
+def test_a_run_directory_gives_its_newest_checkpoint(tmp_path: Path, source: VideoResNet) -> None:
+    folder = tmp_path / "runs" / "a" / "checkpoints"
+    folder.mkdir(parents=True)
+    torch.save({"model": network(seed=9).state_dict()}, folder / "step_99999999.pt")
+    torch.save({"model": source.state_dict()}, folder / "step_100000000.pt")
+    (folder / "step_999999999.pt.tmp").write_bytes(b"half a file")
+    model = network()
+    report = load_pretrained(model, tmp_path / "runs" / "a")
+    assert report.path.endswith("step_100000000.pt")
+    assert _same(model, source.state_dict())
+
+
+class _Bomb:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self.path),)
+
+
+def _bad_files(folder: Path, state: dict[str, torch.Tensor]) -> dict[Path, str]:
+    torch.save(state, folder / "good.pth")
+    whole = (folder / "good.pth").read_bytes()
+    contents = {
+        "empty.pth": b"",
+        "text.pth": b"hello, I am not a network\n",
+        "cut.pth": whole[: len(whole) // 2],
+        "code.pth": pickle.dumps({"conv1.weight": _Bomb(folder / "bombed")}, protocol=2),
+    }
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    torch.save([1, 2], folder / "list.pth")
+    torch.save({"epoch": 3}, folder / "numbers.pth")
+    (folder / "empty_run").mkdir()
+    bad = {folder / name: "not readable as weights" for name in contents}
+    return bad | {
+        folder / "list.pth": "holds a list",
+        folder / "numbers.pth": "no tensors by name",
+        folder / "empty_run": "no checkpoints/step_",
+        folder / "absent.pth": "no such file",
+    }
+
+
+def test_what_is_no_weights_file_is_refused_by_name(tmp_path: Path, source: VideoResNet) -> None:
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for path, reason in _bad_files(tmp_path, source.state_dict()).items():
+        with pytest.raises(ValueError, match=reason) as caught:
+            load_pretrained(model, path)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert _same(model, before)
+    assert not (tmp_path / "bombed").exists()
+
+
+def test_nothing_fitting_is_an_error(tmp_path: Path) -> None:
+    state = {"encoder.weight": torch.ones(3), "bn1.num_batches_tracked": torch.tensor(1)}
+    torch.save(state, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"w\.pth: no tensor fits.*encoder\.weight.*conv1\.weight"):
+        load_pretrained(network(), tmp_path / "w.pth")
