@@ -25,7 +25,7 @@ class Dropout(nn.Module):
         self._generator: torch.Generator | None = None
 
     def reseed(self, seed: int) -> None:
-        """Start the masks anew from `seed` (at least 0, below 2**63)."""
+        """Start the masks anew from `seed` in [0, 2**63); torch's CPU generator reads the low 32 bits."""
         self._seed = seed
         if self._generator is not None:
             self._generator.manual_seed(seed)

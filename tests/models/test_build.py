@@ -1,0 +1,260 @@
+"""The networks that build_model makes: names, sizes, what time does in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from summit_train.models import VideoResNet, build_model
+from summit_train.models.build import MINIMUM_FRAMES
+from summit_train.models.shift import TemporalShift
+from summit_train.structure import minimum_frames
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+# The smallest network of each architecture, with its number of frames.
+SMALL = [
+    ("tsn", "resnet18", 4),
+    ("tsm", "resnet18", 4),
+    ("tsm", "resnet50", 3),
+    ("i3d_3x3x3", "resnet18", 16),
+    ("i3d_3x1x1", "resnet50", 8),
+]
+
+
+def small(arch: str, backbone: str, num_frames: int, **options: object) -> VideoResNet:
+    """A narrow network with a classifier whose outputs are of order one."""
+    generator = torch.Generator().manual_seed(0)
+    model = build_model(arch, backbone, num_frames, 5, width=0.125, generator=generator, **options)
+    model.fc.weight.data.normal_(generator=generator)
+    return model
+
+
+def clips(num_clips: int, num_frames: int, height: int = 32, width: int = 32) -> torch.Tensor:
+    """Float (N, T, 3, H, W) as the data give it: frames stored as uint8 (N, T, H, W, 3)."""
+    generator = torch.Generator().manual_seed(1)
+    stored = torch.randint(256, (num_clips, num_frames, height, width, 3), generator=generator)
+    return stored.float().div(64).sub(2).permute(0, 1, 4, 2, 3)
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "resnet50"])
+@pytest.mark.parametrize("arch", ["tsn", "tsm"])
+def test_2d_networks_have_torchvisions_names_and_shapes(arch: str, backbone: str) -> None:
+    """The golden lists are the state dicts of torchvision's models, in its order."""
+    lines = (GOLDEN / f"torchvision_{backbone}.txt").read_text().splitlines()
+    names = [line.split()[0] for line in lines]
+    shapes = [tuple(map(int, "x".join(line.split()[1:]).split("x"))) for line in lines if " " in line]
+    with torch.device("meta"):
+        state = build_model(arch, backbone, 8, 1000).state_dict()
+    assert list(state) == names
+    assert [tuple(value.shape) for value in state.values() if value.dim()] == shapes
+
+
+@pytest.mark.parametrize("arch", ["i3d_3x3x3", "i3d_3x1x1"])
+def test_inflated_networks_have_the_same_names(arch: str) -> None:
+    with torch.device("meta"):
+        flat, inflated = (build_model(a, "resnet50", 16).state_dict() for a in ("tsn", arch))
+    assert list(flat) == list(inflated)
+    for name, value in flat.items():
+        other = tuple(inflated[name].shape)
+        assert (other[:2] + other[3:] if value.dim() == 4 else other) == tuple(value.shape)
+
+
+def _lengths(arch: str, backbone: str = "resnet50") -> dict[str, int]:
+    with torch.device("meta"):
+        model = build_model(arch, backbone, 32)
+    lengths = {n: m.kernel_size[0] for n, m in model.named_modules() if isinstance(m, nn.Conv3d)}
+    return {name: length for name, length in lengths.items() if length > 1}
+
+
+def test_i3d_3x1x1_inflates_the_published_blocks() -> None:
+    inflated = {"layer1": (0, 1, 2), "layer2": (0, 2), "layer3": (0, 2, 4), "layer4": (1,)}
+    expected = {f"{layer}.{block}.conv1": 3 for layer, blocks in inflated.items() for block in blocks}
+    assert _lengths("i3d_3x1x1") == {"conv1": 5, **expected}
+    deep = _lengths("i3d_3x1x1", "resnet101")
+    assert [int(n.split(".")[1]) for n in deep if n.startswith("layer3")] == list(range(0, 23, 2))
+
+
+def test_i3d_3x3x3_inflates_every_3x3() -> None:
+    blocks = {"layer1": 3, "layer2": 4, "layer3": 6, "layer4": 3}
+    expected = {f"{layer}.{block}.conv2": 3 for layer, count in blocks.items() for block in range(count)}
+    assert _lengths("i3d_3x3x3") == {"conv1": 7, **expected}
+    basic = [n for n in _lengths("i3d_3x3x3", "resnet18") if n != "conv1"]
+    assert len(basic) == 16 and all(n.endswith(("conv1", "conv2")) for n in basic)
+
+
+def _shifted_blocks(backbone: str, place: str) -> list[str]:
+    with torch.device("meta"):
+        model = build_model("tsm", backbone, shift_place=place)
+    return [n.removesuffix(".shift") for n, m in model.named_modules() if isinstance(m, TemporalShift)]
+
+
+def test_where_the_shifts_sit() -> None:
+    assert len(_shifted_blocks("resnet50", "residual")) == 16
+    every_second = _shifted_blocks("resnet101", "residual")
+    counts = [sum(name.startswith(f"layer{i}.") for name in every_second) for i in (1, 2, 3, 4)]
+    assert counts == [2, 2, 12, 2]
+    assert all(int(name.split(".")[1]) % 2 == 0 for name in every_second)
+    assert len(_shifted_blocks("resnet101", "in_place")) == 33
+
+
+@pytest.mark.parametrize("place", ["residual", "in_place"])
+@pytest.mark.parametrize("backbone", ["resnet18", "resnet50"])
+def test_the_shortcut_is_shifted_in_place_only(backbone: str, place: str) -> None:
+    block = small("tsm", backbone, 4, shift_place=place).layer2[0].eval()
+    x = torch.randn(8, block.conv1.in_channels, 8, 8)
+    shifted = block.shift(x)
+    shortcut = block.downsample(x if place == "residual" else shifted)
+    assert torch.equal(block(x), torch.relu(block.branch(shifted) + shortcut))
+    assert not torch.equal(shifted, x)
+
+
+@pytest.mark.parametrize(("arch", "backbone", "num_frames"), SMALL)
+def test_frames_are_not_copied_on_their_way_in(arch: str, backbone: str, num_frames: int) -> None:
+    """Frames stored (N, T, H, W, 3) reach conv1 as a view, and stay channels-last to the end."""
+    model = small(arch, backbone, num_frames)
+    model = model.to(memory_format=model.memory_format)
+    # With fewer than 16 clips torch takes, on one CPU thread, a 3D convolution that returns NCTHW.
+    clip = clips(16, num_frames, 16, 16)
+    seen: list[bool] = []
+
+    def note(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        seen.append(output.is_contiguous(memory_format=model.memory_format))
+        if module is model.conv1:
+            assert inputs[0].data_ptr() == clip.data_ptr()
+            assert inputs[0].is_contiguous(memory_format=model.memory_format)
+
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Conv3d | TemporalShift):
+            module.register_forward_hook(note)
+    model(clip)
+    assert len(seen) >= 20 and all(seen)
+
+
+@pytest.mark.parametrize(("arch", "backbone", "num_frames"), SMALL)
+def test_logits_and_gradients_do_not_depend_on_the_memory_format(
+    arch: str, backbone: str, num_frames: int
+) -> None:
+    model = small(arch, backbone, num_frames).double()
+    clip = clips(2, num_frames).double()
+    logits = model(clip)
+    (grad,) = torch.autograd.grad(logits.square().sum(), model.conv1.weight)
+    other = model.to(memory_format=model.memory_format)
+    plain = other(clip.contiguous())
+    (plain_grad,) = torch.autograd.grad(plain.square().sum(), model.conv1.weight)
+    assert logits.shape == (2, 5)
+    torch.testing.assert_close(plain, logits, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(plain_grad, grad, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_tsn_cannot_tell_the_order_of_frames(training: bool) -> None:
+    """Equal to rounding: the same numbers are summed over T, in another order (hence double and 1e-12)."""
+    clip = clips(2, 4).double()
+    logits = {}
+    for arch in ("tsn", "tsm"):
+        model = small(arch, "resnet18", 4).double().train(training)
+        logits[arch] = (model(clip), model(clip.flip(1)))
+    forwards, backwards = logits["tsn"]
+    scale = forwards.abs().max()
+    assert (forwards - backwards).abs().max() <= 1e-12 * scale
+    forwards, backwards = logits["tsm"]
+    assert (forwards - backwards).abs().max() > 1e-3 * scale
+
+
+def test_tsn_logits_are_the_mean_of_the_frames_logits() -> None:
+    model = small("tsn", "resnet18", 4).eval()
+    single = small("tsn", "resnet18", 1).eval()
+    single.load_state_dict(model.state_dict())
+    clip = clips(2, 4)
+    frames = torch.stack([single(clip[:, t : t + 1]) for t in range(4)])
+    torch.testing.assert_close(model(clip), frames.mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_past_shift_is_causal() -> None:
+    """What a frame of online TSM gives does not change with the frames after it; with both it does."""
+    clip = clips(1, 4)
+    later = clip.clone()
+    later[:, 2:] += 1.0
+    changed = {}
+    for direction in ("past", "both"):
+        model = small("tsm", "resnet18", 4, shift_direction=direction, shift_fraction=0.25).eval()
+        difference = (model.features(clip) - model.features(later)).abs().amax(dim=(0, 2))
+        changed[direction] = (difference > 1e-4).tolist()
+    assert changed["past"] == [False, False, True, True]
+    assert changed["both"] == [True, True, True, True]
+
+
+@pytest.mark.parametrize("arch", ["tsn", "tsm"])
+def test_evaluation_takes_frames_of_any_size(arch: str) -> None:
+    model = small(arch, "resnet18", 2).eval()
+    assert model(clips(1, 2, 45, 61)).shape == (1, 5)
+
+
+def test_bf16_logits_are_averaged_in_fp32() -> None:
+    model = small("tsm", "resnet18", 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(clips(1, 4)).dtype == torch.float32
+
+
+def test_initial_weights() -> None:
+    """Convolutions N(0, 2 / fan_out), norms 1 and 0, classifier N(0, 0.001) and 0."""
+    model = build_model("tsn", "resnet18", 1, 400)
+    kernel = model.layer4[0].conv2.weight
+    assert kernel.std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.01)
+    assert abs(kernel.mean().item()) < 1e-4
+    assert model.fc.weight.std().item() == pytest.approx(0.001, rel=0.02)
+    assert not model.fc.bias.any()
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert all((norm.weight == 1).all() and not norm.bias.any() for norm in norms)
+
+
+def test_weights_come_from_the_generator_alone() -> None:
+    torch.manual_seed(1)
+    first = small("tsm", "resnet18", 2).state_dict()
+    torch.manual_seed(2)
+    second = small("tsm", "resnet18", 2).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_width_scales_the_channels_to_multiples_of_8() -> None:
+    model = build_model("tsn", "resnet18", 1, 5, width=0.3)
+    # 64, 128, 256, 512 times 0.3: 19.2, 38.4, 76.8, 153.6.
+    assert model.conv1.out_channels == 16
+    assert [model.get_submodule(f"layer{i}")[0].conv1.out_channels for i in (1, 2, 3, 4)] == [16, 40, 80, 152]
+    assert model.fc.in_features == 152
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"arch": "tms"}, "arch is 'tms'; valid: tsm, tsn, i3d_3x3x3, i3d_3x1x1"),
+        ({"backbone": "resnet51"}, "valid: resnet18, resnet34, resnet50, resnet101"),
+        ({"shift_place": "block"}, "shift_place is 'block'; valid: residual, in_place"),
+        ({"shift_direction": "future"}, "valid: both, past"),
+        ({"shift_fraction": 0.75}, "between 0 and 0.5"),
+        ({"arch": "i3d_3x1x1", "backbone": "resnet34", "num_frames": 32}, "resnet34 has none; .*resnet50"),
+        ({"arch": "i3d_3x3x3", "num_frames": 8}, "i3d_3x3x3 needs at least 16 frames.*num_frames is 8"),
+        ({"arch": "i3d_3x1x1", "num_frames": 7}, "at least 8 frames"),
+        ({"num_frames": 0}, "at least 1 frames"),
+        ({"num_classes": 0}, "num_classes is 0"),
+        ({"width": 0.0}, "width is 0.0"),
+        ({"width": float("nan")}, "width is nan"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+    ],
+)
+def test_wrong_choices_name_the_right_ones(options: dict, message: str) -> None:
+    with torch.device("meta"), pytest.raises(ValueError, match=message):
+        build_model(**{"arch": "tsm", **options})
+
+
+def test_minimum_frames_are_those_of_the_plan() -> None:
+    assert {arch: minimum_frames(arch) for arch in MINIMUM_FRAMES} == MINIMUM_FRAMES
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 3, 32, 32), (2, 4, 1, 32, 32), (8, 3, 32, 32)])
+def test_an_input_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"takes \(N, 4, 3, H, W\); this input is"):
+        small("tsm", "resnet18", 4)(torch.zeros(shape))

@@ -1,0 +1,174 @@
+"""The temporal shift against a plain loop over frames and channels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from summit_train.models.shift import TemporalShift, num_shifted_channels, temporal_shift
+
+# Two clips of T frames with C channels: odd channels, T = 1, no channel shifted, all of them shifted.
+SHAPES = [(1, 8, 0.125), (2, 5, 0.2), (3, 7, 0.25), (4, 9, 0.5), (4, 16, 0.125), (8, 3, 0.1), (5, 6, 0.5)]
+
+
+def plain(x: torch.Tensor, num_frames: int, fold: int, direction: str) -> torch.Tensor:
+    """The definition, one frame and one channel at a time."""
+    clips = x.reshape(-1, num_frames, *x.shape[1:])
+    rows = []
+    for t in range(num_frames):
+        for c in range(x.shape[1]):
+            if direction == "both":
+                source = t + 1 if c < fold else t - 1 if c < 2 * fold else t
+            else:
+                source = t - 1 if c < fold else t
+            inside = 0 <= source < num_frames
+            rows.append(clips[:, source, c] if inside else torch.zeros_like(clips[:, 0, c]))
+    out = torch.stack(rows, dim=1)
+    return out.reshape(x.shape)
+
+
+def test_by_hand() -> None:
+    """One clip, 3 frames, 4 channels, 1x1: the value tells frame and channel."""
+    x = torch.tensor([[10.0, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]]).view(3, 4, 1, 1)
+    both = torch.tensor([[20.0, 0, 12, 13], [30, 11, 22, 23], [0, 21, 32, 33]])
+    past = torch.tensor([[0.0, 11, 12, 13], [10, 21, 22, 23], [20, 31, 32, 33]])
+    assert torch.equal(temporal_shift(x, 3, 0.25, "both").view(3, 4), both)
+    assert torch.equal(temporal_shift(x, 3, 0.25, "past").view(3, 4), past)
+
+
+@pytest.mark.parametrize("direction", ["both", "past"])
+@pytest.mark.parametrize(("num_frames", "channels", "fraction"), SHAPES)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_forward_and_gradient_equal_the_plain_loop(
+    num_frames: int, channels: int, fraction: float, direction: str, memory_format: torch.memory_format
+) -> None:
+    x = torch.randn(2 * num_frames, channels, 3, 2, dtype=torch.double).to(memory_format=memory_format)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    weight = torch.randn_like(x)
+    fold = num_shifted_channels(channels, fraction)
+    out = temporal_shift(ours, num_frames, fraction, direction)
+    expected = plain(theirs, num_frames, fold, direction)
+    assert torch.equal(out, expected)
+    (out * weight).sum().backward()
+    (expected * weight).sum().backward()
+    assert torch.equal(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("direction", ["both", "past"])
+@pytest.mark.parametrize("num_frames", [1, 4])
+def test_gradcheck(num_frames: int, direction: str) -> None:
+    x = torch.randn(num_frames, 5, 2, 2, dtype=torch.double, requires_grad=True)
+    assert gradcheck(lambda x: temporal_shift(x, num_frames, 0.4, direction), x)
+    assert gradgradcheck(lambda x: temporal_shift(x, num_frames, 0.4, direction).pow(3), x)
+
+
+def test_past_may_shift_every_channel() -> None:
+    x = torch.randn(6, 3, 1, 1)
+    assert torch.equal(temporal_shift(x, 3, 1.0, "past"), plain(x, 3, 3, "past"))
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_memory_format_is_kept_forward_and_backward(memory_format: torch.memory_format) -> None:
+    x = torch.randn(8, 16, 6, 5).to(memory_format=memory_format).requires_grad_()
+    out = TemporalShift(4)(x)
+    assert out.stride() == x.stride()
+    grad = torch.randn_like(out)
+    (returned,) = torch.autograd.grad(out, x, grad)
+    assert returned.stride() == grad.stride() == x.stride()
+
+
+def test_a_gradient_of_another_format_is_still_right() -> None:
+    x = torch.randn(4, 8, 3, 3).to(memory_format=torch.channels_last).requires_grad_()
+    grad = torch.randn(4, 8, 3, 3)
+    (returned,) = torch.autograd.grad(temporal_shift(x, 4), x, grad)
+    expected = torch.autograd.grad(plain(x, 4, 1, "both"), x, grad)[0]
+    assert torch.equal(returned, expected)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[:, ::2],
+        lambda x: x[..., 1:],
+        lambda x: x.transpose(2, 3),
+        lambda x: x[:, :1].expand(-1, 8, -1, -1),
+        lambda x: x[::2],
+    ],
+    ids=["channel step", "crop", "transposed", "expanded", "frame step"],
+)
+def test_non_contiguous_input(view: object) -> None:
+    x = view(torch.randn(8, 16, 4, 6))  # type: ignore[operator]
+    before = x.clone()
+    fold = num_shifted_channels(x.shape[1], 0.25)
+    assert torch.equal(temporal_shift(x, 4, 0.25), plain(x, 4, fold, "both"))
+    assert torch.equal(x, before)
+
+
+def test_nothing_leaks_between_clips() -> None:
+    x = torch.zeros(6, 4, 1, 1)
+    x[3:] = 1.0
+    shifted = temporal_shift(x, 3, 0.5)
+    assert shifted[:3].abs().sum() == 0
+
+
+def test_under_autocast_the_type_stays_what_the_convolution_gave() -> None:
+    convolution = torch.nn.Conv2d(3, 8, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        x = convolution(torch.randn(4, 3, 5, 5))
+        out = temporal_shift(x, 4)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, plain(x, 4, 1, "both"))
+    out.float().sum().backward()
+    assert convolution.weight.grad is not None
+
+
+def test_no_channel_to_shift_costs_no_copy() -> None:
+    x = torch.randn(4, 7, 2, 2)
+    assert temporal_shift(x, 4, 0.125) is x
+    assert temporal_shift(x, 4, 0.0) is x
+
+
+def test_channels_are_counted_as_meant_in_decimals() -> None:
+    meant = {(64, 0.125): 8, (100, 0.29): 29, (10, 0.3): 3, (7, 0.5): 3, (7, 0.125): 0}
+    assert {pair: num_shifted_channels(*pair) for pair in meant} == meant
+
+
+def test_it_adds_no_key_to_a_state_dict() -> None:
+    assert TemporalShift(8).state_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"direction": "future"}, "shift_direction is 'future'; valid: both, past"),
+        ({"fraction": 0.6}, "shift_fraction is 0.6; .* between 0 and 0.5"),
+        ({"fraction": -0.1}, "between 0 and 0.5"),
+        ({"fraction": float("nan")}, "between 0 and 0.5"),
+        ({"fraction": 1.1, "direction": "past"}, "between 0 and 1.0"),
+        ({"num_frames": 0}, "at least 1 frame"),
+    ],
+)
+def test_wrong_settings_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TemporalShift(**{"num_frames": 8, **options})
+
+
+def test_a_batch_of_broken_clips_is_refused() -> None:
+    with pytest.raises(ValueError, match="7 frames does not divide into clips of 4"):
+        temporal_shift(torch.zeros(7, 8, 1, 1), 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_on_a_gpu(dtype: torch.dtype) -> None:
+    x = torch.randn(16, 64, 14, 14, dtype=dtype).to(memory_format=torch.channels_last)
+    on_gpu = x.cuda().requires_grad_()
+    out = temporal_shift(on_gpu, 8)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(out.cpu(), plain(x, 8, 8, "both"))
+    (grad,) = torch.autograd.grad(out, on_gpu, out.detach())
+    expected = x.clone().requires_grad_()
+    expected_out = plain(expected, 8, 8, "both")
+    assert torch.equal(grad.cpu(), torch.autograd.grad(expected_out, expected, expected_out.detach())[0])
