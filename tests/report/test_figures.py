@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import matplotlib
+import pytest
+
+from summit_train.report.figures import drawable, loss, pictures, throughput
+from summit_train.report.metrics import read_run, read_runs
+
+TITLES = ["Loss", "Accuracy", "Learning rate", "Throughput", "Data wait"]
+HOSTILE = "_$\\frac{$ <script>alert(1)</script> --> \x07 \u6771\u4eac"
+
+
+def test_every_figure_is_drawn_and_is_valid_svg(write_run):
+    drawn = pictures([read_run(write_run())])
+    assert [picture.title for picture in drawn] == TITLES
+    for picture in drawn:
+        assert ElementTree.fromstring(picture.svg).tag == "{http://www.w3.org/2000/svg}svg"
+        assert "Machine: node1, Fast CPU, 2 cores." in picture.caption and "epoch" in picture.alt
+
+
+def test_the_same_run_gives_the_same_bytes_whatever_the_users_style(write_run):
+    run = read_run(write_run())
+    before = [picture.svg for picture in pictures([run])]
+    with matplotlib.rc_context({"lines.linewidth": 9, "axes.facecolor": "black"}):
+        assert [picture.svg for picture in pictures([run])] == before
+        assert matplotlib.rcParams["lines.linewidth"] == 9
+
+
+def test_only_what_there_is_data_for_is_drawn(write_run, run_records):
+    nothing = write_run("nothing", leave_out=("metrics.jsonl", "eval.json"))
+    only_final = write_run("final", leave_out=("metrics.jsonl",))
+    no_loss = write_run("no_loss", lines=[{**line, "loss": None} for line in run_records()])
+    assert pictures([read_run(nothing)]) == []
+    assert [picture.title for picture in pictures([read_run(only_final)])] == ["Accuracy"]
+    assert [picture.title for picture in pictures([read_run(no_loss)])] == TITLES[1:]
+
+
+def test_runs_are_laid_over_each_other_with_their_names_in_the_legend(write_run):
+    runs = read_runs([write_run("tsm_run"), write_run("tsn_run", arch="tsn", leave_out=("metrics.jsonl",))])
+    for picture in pictures(runs):
+        # The letters are drawn as outlines; matplotlib leaves the text beside them in a comment.
+        assert b"<!-- tsm_run" in picture.svg and b"<!-- tsn_run" in picture.svg
+
+
+def test_restarts_and_skipped_steps_are_explained(write_run, run_records):
+    lines = run_records()
+    plain = read_run(write_run("plain", lines=lines))
+    lines[3]["skipped"] = 1
+    lines.append({"kind": "start", "step": 40, "ranks": 2, "time": 0})
+    marked = read_run(write_run("marked", lines=lines))
+    assert "without an update" in loss([marked]).caption and "resumed there" in throughput([marked]).caption
+    assert "without an update" not in loss([plain]).caption and "resumed" not in throughput([plain]).caption
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_hostile_name_is_drawn_as_text(write_run):
+    runs = read_runs([write_run("a", name=HOSTILE), write_run("b", name=HOSTILE * 20)])
+    for picture in pictures(runs):
+        svg = ElementTree.fromstring(picture.svg)
+        assert not [element for element in svg.iter() if element.tag.endswith("script")]
+
+
+def test_names_are_cut_and_letters_the_font_lacks_replaced():
+    assert drawable("tsm_r50 ± µ") == "tsm_r50 ± µ"
+    assert drawable("\u6771\u4eac\n\x00") == "□" * 4
+    assert len(drawable("x" * 500)) == 60

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+
+from summit_train.report.metrics import read_run
+from summit_train.report.tables import (
+    duration,
+    machine_of,
+    mean_std,
+    notes_of,
+    rows,
+    show,
+    start_rows,
+    summary_row,
+)
+
+
+def test_the_summary_of_a_whole_run(write_run):
+    row = summary_row(read_run(write_run("tsm")))
+    assert row.model == "tsm resnet18, 8 frames"
+    assert row.scale == "2 × 2 = 4" and row.global_batch == "16" and row.epochs == "4 of 4"
+    assert row.top1 == "96.88 ± 0.50 %" and row.top5 == "100.00 ± 0.00 %"
+    assert row.data_wait == "10.0 %" and row.seconds.endswith(" s")
+    assert notes_of(read_run(write_run("again"))) == []
+
+
+def test_without_a_final_evaluation_the_last_validation_stands_with_its_epoch(write_run):
+    run = read_run(write_run(leave_out=("eval.json",)))
+    assert summary_row(run).top1 == "97.00 % (epoch 4)"
+    assert notes_of(run) == ["eval.json is missing: there was no final evaluation"]
+
+
+def test_the_summary_of_a_run_that_has_not_begun(write_run):
+    row = summary_row(read_run(write_run(leave_out=("metrics.jsonl", "eval.json", "plan.json"))))
+    assert {row.scale, row.global_batch, row.top1, row.top5, row.clips_per_second, row.seconds} == {"—"}
+    assert row.epochs == "— of 4"
+
+
+def test_a_run_that_was_killed_and_resumed_says_so(write_run, run_records):
+    lines = [line for line in run_records() if line["step"] <= 25]
+    lines[4]["skipped"] = 1
+    lines.append({"kind": "start", "step": 20, "ranks": 1, "time": "noon"})
+    run = read_run(write_run(lines=lines))
+    assert summary_row(run).scale == "2 × 2 then 1 × 4 = 4" and summary_row(run).epochs == "2 of 4"
+    assert notes_of(run) == [
+        "Unfinished: 20 of 40 steps are done",
+        "1 step without an update, the gradient was not finite: 4",
+        "Resumed once; 5 steps done again",
+    ]
+    assert start_rows(run.starts) == [("2023-11-14 22:13:20 UTC", "0", "2", "0"), ("noon", "20", "1", "5")]
+
+
+def test_nested_values_become_dotted_rows():
+    nested = {"torch": {"version": "2.13.0", "threads": 2}, "gpus": [], "mpi": None, "ok": True, "lr": 1 / 3}
+    assert rows(nested) == [
+        ("torch.version", "2.13.0"),
+        ("torch.threads", "2"),
+        ("gpus", ""),
+        ("mpi", "—"),
+        ("ok", "yes"),
+        ("lr", "0.333333"),
+    ]
+
+
+def test_long_lists_say_how_long_they_are():
+    assert show(list(range(1000))).endswith("19, … (1,000 in all)")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(8.06, "8.1 s"), (60, "1 min 00 s"), (3599.6, "1 h 00 min"), (360_060, "100 h 01 min")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_mean_and_deviation_as_far_as_known():
+    assert [mean_std(73.807, 0.049), mean_std(73.8, None), mean_std(None, None)] == [
+        "73.81 ± 0.05 %",
+        "73.80 %",
+        "—",
+    ]
+
+
+def test_the_machine_for_the_captions():
+    laptop = {"hosts": {"box": 2}, "device": "cpu", "processor": "Fast CPU", "cores": 2, "torch": "2.13"}
+    assert machine_of(laptop) == "box, Fast CPU, 2 cores"
+    summit = {"hosts": {f"node{i}": 6 for i in range(256)}, "device": "Tesla V100", "processor": "POWER9"}
+    assert machine_of(summit) == "256 hosts, Tesla V100"
+    assert machine_of({}) == ""
+    assert rows(summit)[0] == ("hosts", show([f"node{i} 6" for i in range(256)]))
