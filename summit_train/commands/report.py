@@ -1,0 +1,22 @@
+"""summit-train report: one HTML page of one run or of several compared."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from summit_train.report.page import write_report
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("run_dir", nargs="+", type=Path, metavar="RUN_DIR", help="directory of a run")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.html", help="the page (default: report.html in the first RUN_DIR)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page and print its path. Raises ValueError for a directory that is no run."""
+    print(write_report(args.run_dir, args.out or args.run_dir[0] / "report.html"))
+    return 0

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import base64
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from summit_train.report.metrics import RunError, read_runs
+from summit_train.report.page import render, write_report
+
+HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>{{ 7 * 7 }}</title>"
+VOID = {"meta", "img", "br", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """The page as a browser takes it apart: tags in order, attributes, text; every tag must be closed."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+    def values(self, tag: str, attribute: str) -> list[str]:
+        return [value for t, name, value in self.attributes if (t, name) == (tag, attribute)]
+
+
+def page_of(*directories) -> Page:
+    return Page(render(read_runs(directories)))
+
+
+def test_one_run_says_everything_about_it(write_run):
+    page = page_of(write_run("tsm_demo"))
+    assert page.values("html", "lang") == ["en"]
+    for text in (
+        "tsm_demo",
+        "96.88 ± 0.50 %",
+        "steps_per_epoch",
+        "backbone: resnet18",
+        "hosts.node1",
+        "2.13.0",
+        "step_00000040.pt",
+        "10 clips × 1 crop",
+        "2 × 2 = 4",
+        "2023-11-14 22:13:20 UTC",
+    ):
+        assert text in page.text, text
+    assert len(page.values("img", "src")) == 5
+
+
+def test_nothing_comes_from_outside(write_run):
+    html = render(read_runs([write_run("a"), write_run("b", leave_out=("metrics.jsonl",))]))
+    page = Page(html)
+    references = [
+        value for _, name, value in page.attributes if name in ("src", "href", "srcset", "action", "data")
+    ]
+    assert references and all(
+        value.startswith(("data:image/svg+xml;base64,", "#run-")) for value in references
+    )
+    assert not {"script", "link", "iframe", "object", "base"} & set(page.tags)
+    assert not re.search(
+        r"https?:|//|url\(|@import", re.sub(r"data:image/svg\+xml;base64,[\w+/=]+", "", html)
+    )
+
+
+def test_every_image_decodes_and_has_a_text(write_run):
+    page = page_of(write_run())
+    for uri in page.values("img", "src"):
+        svg = base64.b64decode(uri.removeprefix("data:image/svg+xml;base64,"), validate=True)
+        assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
+    assert all(page.values("img", "alt")) and len(page.values("img", "alt")) == 5
+
+
+def test_several_runs_are_compared_first_and_linked(write_run):
+    page = page_of(
+        write_run("tsm_demo"), write_run("tsn_demo", arch="tsn", top1=25.0, leave_out=("metrics.jsonl",))
+    )
+    assert "2 runs compared" in page.text and "25.00 ± 0.50 %" in page.text
+    assert len(page.values("img", "src")) == 5 + 5 + 1  # both, the first, the second
+    assert page.values("a", "href") == ["#run-1", "#run-2"] and page.values("h2", "id") == ["run-1", "run-2"]
+
+
+def test_hostile_texts_stay_texts(write_run):
+    path = write_run("a", name=HOSTILE)
+    (path / "environment.json").write_text('{"<b>host</b>": "<script>2</script>", "surrogate": "\\ud800"}')
+    (path / "plan.json").write_text('{"<i>": {"</table>": ["<u>"]}}')
+    eval_json = path / "eval.json"
+    eval_json.write_text(eval_json.read_text().replace("checkpoints/step", "<script>3<script>"))
+    report = write_report([path, write_run("b", leave_out=("metrics.jsonl",))], path / "report.html")
+    page = Page(report.read_text(encoding="utf-8"))
+    assert not {"script", "i", "u"} & set(page.tags) and page.tags.count("img") == page.tags.count("figure")
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    assert (
+        HOSTILE in page.text
+        and "<script>2</script>" in page.text
+        and "<script>3<script>_00000040.pt" in page.text
+    )
+
+
+def test_without_evaluation_and_records_the_page_says_so(write_run):
+    page = page_of(write_run(leave_out=("eval.json", "metrics.jsonl", "plan.json", "environment.json")))
+    assert "eval.json is missing" in page.text and "there are no curves" in page.text
+    assert page.values("img", "src") == [] and "Final evaluation" not in page.text
+
+
+def test_a_run_that_evaluates_without_deviations(write_run):
+    path = write_run(leave_out=("metrics.jsonl",))
+    (path / "eval.json").write_text('{"top1_mean": 50.0, "top5_mean": null, "checkpoints": []}')
+    assert "50.00 %" in page_of(path).text
+
+
+def test_the_page_is_written_whole_or_not_at_all(write_run, tmp_path, monkeypatch):
+    path, out = write_run(leave_out=("metrics.jsonl",)), tmp_path / "new" / "page.html"
+    assert write_report([path], out) == out
+    first = out.read_bytes()
+    assert write_report([path], out).read_bytes() == first
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_report([write_run("other", leave_out=("metrics.jsonl",))], out)
+    assert out.read_bytes() == first and list(out.parent.iterdir()) == [out]
+
+
+def test_a_folder_as_the_file_is_refused(write_run, tmp_path):
+    with pytest.raises(ValueError, match="is a directory"):
+        write_report([write_run()], tmp_path)
+
+
+def test_one_bad_directory_writes_nothing(write_run, tmp_path):
+    with pytest.raises(RunError):
+        write_report([write_run(), tmp_path / "nowhere"], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
