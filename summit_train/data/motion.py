@@ -51,7 +51,7 @@ class MotionSet:
     num_classes: int = 4
     seed: int = 0
     kind: str = "direction"
-    difficulty: float = 0.3
+    difficulty: float = 0.2
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -91,7 +91,7 @@ class MotionSet:
 
     def _still(self, generator: np.random.Generator) -> Picture:
         """A background of soft colour patches with still objects on it: (size, size, 3)."""
-        picture = _patches(self.size, generator)
+        picture = 110 + (12 + 70 * self.difficulty) * _patches(self.size, generator)
         for _ in range(generator.binomial(6, self.difficulty / 2)):
             radius = self.size * generator.uniform(0.05, 0.1)
             thing = _Thing.random(radius, self.size, generator)
@@ -176,8 +176,8 @@ class _Thing:
 
 
 def _patches(size: int, generator: np.random.Generator, cells: int = 6) -> Picture:
-    """Random colours on a grid, blended between its points: (size, size, 3), 0 to 255."""
-    grid = generator.uniform(40, 215, (cells + 1, cells + 1, 3))
+    """Random colours on a grid, blended between its points: (size, size, 3), -1 to 1."""
+    grid = generator.uniform(-1, 1, (cells + 1, cells + 1, 3))
     at = np.linspace(0, cells, size, endpoint=False)
     low, part = at.astype(int), (at % 1)[:, None, None]
     rows = grid[low] * (1 - part) + grid[low + 1] * part
