@@ -17,7 +17,12 @@ from summit_train.models.weights import load_pretrained
 
 Clean = list[bool]
 STAGES = {
-    "conv1": "conv1", "maxpool": "pool1", "layer1": "res2", "layer2": "res3", "layer3": "res4", "layer4": "res5",
+    "conv1": "conv1",
+    "maxpool": "pool1",
+    "layer1": "res2",
+    "layer2": "res3",
+    "layer3": "res4",
+    "layer4": "res5",
 }
 
 
