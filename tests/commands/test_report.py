@@ -41,6 +41,11 @@ def test_what_is_no_run_is_the_users_mistake(tmp_path):
         run(arguments(tmp_path))
 
 
+def test_where_no_page_can_be_written_is_the_users_mistake(run_dir):
+    with pytest.raises(ValueError, match=r"spec\.yaml.*--out FILE\.html"):
+        run(arguments(run_dir, "--out", run_dir / "spec.yaml" / "page.html"))
+
+
 def test_a_run_directory_is_required(capsys):
     with pytest.raises(SystemExit) as stopped:
         arguments()
