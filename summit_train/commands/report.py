@@ -17,11 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and print its path. Raises ValueError for what is no run and where no page can be written."""
+    """Write the page and print its path. Raises ValueError for what is no run, and where none can be written."""
     out = args.out or args.run_dir[0] / "report.html"
     try:
         print(write_report(args.run_dir, out))
     except OSError as error:
-        where = error.filename or out
-        raise ValueError(f"{where}: {error.strerror}; --out FILE.html writes the page elsewhere") from error
+        why = error.strerror or str(error)
+        raise ValueError(f"{out}: cannot be written ({why}); --out FILE.html puts it elsewhere") from error
     return 0

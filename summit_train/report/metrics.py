@@ -241,11 +241,14 @@ def read_log(path: Path) -> Log:
     log = Log()
     if not path.is_file():
         return log
-    with path.open("rb") as lines:
-        for i, line in enumerate(lines, start=1):
-            text = line.decode("utf-8", "replace")
-            if text.strip():
-                _add_line(log, text, f"{path.name}, line {i}")
+    try:
+        with path.open("rb") as lines:
+            for i, line in enumerate(lines, start=1):
+                text = line.decode("utf-8", "replace")
+                if text.strip():
+                    _add_line(log, text, f"{path.name}, line {i}")
+    except OSError as error:
+        log.notes.append(f"{path.name}: cannot be read to its end ({error.strerror})")
     return log
 
 
