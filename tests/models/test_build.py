@@ -111,11 +111,15 @@ def test_the_shortcut_is_shifted_in_place_only(backbone: str, place: str) -> Non
     assert not torch.equal(shifted, x)
 
 
+@pytest.mark.parametrize("converted", [True, False], ids=["converted weights", "plain weights"])
 @pytest.mark.parametrize(("arch", "backbone", "num_frames"), SMALL)
-def test_frames_are_not_copied_on_their_way_in(arch: str, backbone: str, num_frames: int) -> None:
-    """Frames stored (N, T, H, W, 3) reach conv1 as a view, and stay channels-last to the end."""
+def test_frames_are_not_copied_on_their_way_in(
+    arch: str, backbone: str, num_frames: int, converted: bool
+) -> None:
+    """Frames stored (N, T, H, W, 3) reach conv1 as a view and stay channels-last, whatever the weights."""
     model = small(arch, backbone, num_frames)
-    model = model.to(memory_format=model.memory_format)
+    if converted:
+        model = model.to(memory_format=model.memory_format)
     # With fewer than 16 clips torch takes, on one CPU thread, a 3D convolution that returns NCTHW.
     clip = clips(16, num_frames, 16, 16)
     seen: list[bool] = []
