@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and print its path. Raises ValueError for what is no run, and where none can be written."""
+    """Write the page and print its path. Raises ValueError for what is no run or cannot be written."""
     out = args.out or args.run_dir[0] / "report.html"
     try:
         print(write_report(args.run_dir, out))
