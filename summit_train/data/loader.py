@@ -7,10 +7,15 @@ the worker that reads it enters. Pixels stay uint8: they are normalised on the d
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.process
 import os
 import signal
+import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -66,13 +71,16 @@ class TestBatch:
 class Batches(Generic[Batch]):
     """An iterator over batches in their order; it owns the workers, until its end, an error or `close()`.
 
-    Raises DecodeError, as it was raised in the worker, when it comes to the batch with the bad video.
+    Raises DecodeError, as it was raised in the worker, when it comes to the batch with the bad video, and
+    RuntimeError where a worker died or has an error that is no video's.
     """
 
     def __init__(self, dataset: Dataset[Any], keys: Iterable[Any], num_workers: int) -> None:
         others = set(multiprocessing.active_children())
-        self._batches: Iterator[Any] | None = iter(_data_loader(dataset, keys, num_workers))
-        self._workers = set(multiprocessing.active_children()) - others
+        with _signals_held_back():
+            self._batches: Iterator[Any] | None = iter(_data_loader(dataset, keys, num_workers))
+        # Also at the interpreter's exit: multiprocessing would send the workers a SIGTERM, and wait for ever.
+        self._kill = weakref.finalize(self, _kill, set(multiprocessing.active_children()) - others)
 
     def __iter__(self) -> Batches[Batch]:
         return self
@@ -82,6 +90,9 @@ class Batches(Generic[Batch]):
             raise StopIteration
         try:
             batch: Batch | _Failure = next(self._batches)
+        except (EOFError, OSError) as error:  # a half-sent batch
+            self.close()
+            raise RuntimeError("a loader worker has died: killed, or out of memory?") from error
         except BaseException:
             self.close()
             raise
@@ -99,10 +110,11 @@ class Batches(Generic[Batch]):
     def close(self) -> None:
         """End the workers; batches that were read ahead are dropped. May be called again."""
         self._batches = None  # the DataLoader's iterator asks its workers to end, and waits for some seconds
-        for worker in self._workers:
-            if worker.is_alive():
-                worker.kill()  # stuck in a file system or a decoder; it does not listen to SIGTERM
-        self._workers.clear()
+        self._kill()  # those that are stuck in a file system or a decoder
+
+    def __del__(self) -> None:
+        if hasattr(self, "_kill"):  # else it was never started
+            self.close()
 
 
 def training_batches(
@@ -258,7 +270,7 @@ def _data_loader(dataset: Dataset[Any], keys: Iterable[Any], num_workers: int) -
         parallel = {
             "multiprocessing_context": context,
             "prefetch_factor": PREFETCHED_PER_WORKER,
-            "worker_init_fn": _leave_signals_to_main,
+            "worker_init_fn": _watch_main_process,
         }
     return DataLoader(
         dataset,
@@ -271,7 +283,40 @@ def _data_loader(dataset: Dataset[Any], keys: Iterable[Any], num_workers: int) -
     )
 
 
-def _leave_signals_to_main(worker: int) -> None:
-    """A scheduler signals all processes of a job; the main one decides, and wants its batches until then."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Start processes that only SIGKILL ends: they inherit what is blocked here, across fork and exec.
+
+    A scheduler signals all processes of a job, the fork server and the workers too; the main one decides what
+    to do, and still wants its batches. A signal that comes meanwhile is delivered to it afterwards.
+    """
+    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        resource_tracker.ensure_running()  # its start unblocks two of them; the fork server would do it later
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _watch_main_process(worker: int) -> None:
+    """End the worker when the main process dies.
+
+    The DataLoader's own watch looks at the parent, which is the fork server; and that one lives as long as a
+    worker does.
+    """
+    main = multiprocessing.parent_process()
+    assert main is not None
+
+    def watch() -> None:
+        main.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _kill(workers: Iterable[multiprocessing.process.BaseProcess]) -> None:
+    for worker in workers:
+        if worker.is_alive():
+            worker.kill()

@@ -29,6 +29,11 @@ from summit_train.data.tables import (
     open_text,
 )
 
+__all__ = [
+    "CLASSES_FILE", "COLUMNS", "Manifest", "ManifestError", "ManifestRow",
+    "num_clips", "read_classes", "read_manifest", "write_manifest",
+]  # fmt: skip
+
 Array = NDArray[Any]
 CLASSES_FILE = "classes.txt"
 _INT32_MAX = 2**31 - 1
