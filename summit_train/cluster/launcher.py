@@ -19,11 +19,16 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Launch:
-    """The launcher's word on this process: who started it, as which of how many."""
+    """The launcher's word on this process: who started it, as which of how many.
+
+    interactive: a terminal on stdout is a person's. A launcher's own pseudo-terminal is not, unless TTY_COMPATIBLE=1
+    says so (the variable that rich reads).
+    """
 
     launcher: str
     rank: int
     size: int
+    interactive: bool = False
 
 
 def find_launch(environ: Mapping[str, str]) -> Launch | None:
@@ -34,7 +39,8 @@ def find_launch(environ: Mapping[str, str]) -> Launch | None:
     for launcher, rank_name, size_name in _LAUNCHERS:
         if rank_name in environ and size_name in environ:
             try:
-                return Launch(launcher, int(environ[rank_name]), int(environ[size_name]))
+                rank, size = int(environ[rank_name]), int(environ[size_name])
+                return Launch(launcher, rank, size, environ.get("TTY_COMPATIBLE") == "1")
             except ValueError as error:
                 names = f"{rank_name}={environ[rank_name]!r}, {size_name}={environ[size_name]!r}"
                 raise ValueError(f"the environment of {launcher} is broken: {names}; numbers are wanted") from error

@@ -32,7 +32,7 @@ class Inputs:
 
 def this_launch() -> Launch:
     """How this process was started; a process started by hand is rank 0 of 1."""
-    return find_launch(os.environ) or Launch("hand", 0, 1)
+    return find_launch(os.environ) or Launch("hand", 0, 1, interactive=True)
 
 
 def read_inputs(path: str, overrides: Sequence[str], ranks: int) -> Inputs:

@@ -38,10 +38,12 @@ def run(args: argparse.Namespace) -> int:
         with Watchdog(who, inputs.spec.watch.stall_seconds, lambda: world.abort(1)) as watchdog, ExitStack() as held:
             if world.rank == 0:
                 held.enter_context(locked_run(inputs.spec.run_path))
-            return _run(inputs, world, watchdog, stop, force_resume=args.force_resume)
+            return _run(inputs, world, watchdog, stop, force=args.force_resume, interactive=launch.interactive)
 
 
-def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *, force_resume: bool) -> int:
+def _run(
+    inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *, force: bool, interactive: bool
+) -> int:
     began = time.monotonic()
     spec, plan = inputs.spec, inputs.plan
     run = prepare_run(
@@ -51,9 +53,9 @@ def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *,
         choose_device(world),
         inputs.train_manifest,
         inputs.val_manifest,
-        force_resume=force_resume,
+        force_resume=force,
     )
-    done = _train(run, watchdog, stop)
+    done = _train(run, watchdog, stop, interactive=interactive)
     if not done:
         if world.rank == 0:
             last = epoch_checkpoints(spec.run_path, 1)[-1]
@@ -68,7 +70,7 @@ def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *,
     return 0
 
 
-def _train(run: Run, watchdog: Watchdog, stop: StopRequest) -> bool:
+def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> bool:
     """The training itself; rank 0 writes what it has to say into the run directory."""
     spec, plan, world = run.spec, run.plan, run.world
     hosts = world.gather(world.host)
@@ -77,7 +79,9 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest) -> bool:
     write_text(spec.run_path / "spec.yaml", dump_spec(spec))
     write_json(spec.run_path / "plan.json", plan.values())
     write_json(spec.run_path / "environment.json", environment(world, run.device, hosts))
-    with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps) as log:
+    with RunLog(
+        spec.run_path, spec.name, run.start_step, plan.total_steps, interactive=interactive
+    ) as log:
         log.write("start", step=run.start_step, ranks=world.size, time=time.time())
         for note in run.notes:
             log.say(note)

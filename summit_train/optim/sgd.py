@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -47,14 +45,3 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr
 
-
-def load_momentum(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a saved optimizer state, each momentum buffer laid out in memory as its parameter.
-
-    The fused kernel walks parameter and buffer by address, so a buffer that was saved in another memory format would be
-    applied to the wrong entries.
-    """
-    optimizer.load_state_dict(state)
-    for parameter, own in optimizer.state.items():
-        if own.get("momentum_buffer") is not None:
-            own["momentum_buffer"] = torch.empty_like(parameter).copy_(own["momentum_buffer"])

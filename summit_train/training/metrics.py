@@ -20,13 +20,13 @@ _SCALARS = ("loss", "lr", "top1", "top5", "clips_per_second", "step_s", "data_wa
 class RunLog:
     """Rank 0's record of the run. The other ranks have none."""
 
-    def __init__(self, run_path: Path, title: str, start_step: int, total_steps: int) -> None:
+    def __init__(self, run_path: Path, title: str, start_step: int, total_steps: int, *, interactive: bool) -> None:
         self._file = open(run_path / "metrics.jsonl", "a", encoding="utf-8")
         if self._file.tell() and not _ends_with_newline(run_path / "metrics.jsonl"):
             self._file.write("\n")  # a run that was killed can leave half a line
         # purge_step hides what the run wrote beyond the checkpoint that it goes on from
         self._events = SummaryWriter(str(run_path / "tensorboard"), purge_step=start_step + 1)
-        self._line = ProgressLine(title, start_step, total_steps)
+        self._line = ProgressLine(title, start_step, total_steps, interactive)
 
     def __enter__(self) -> RunLog:
         self._line.start()
@@ -58,14 +58,18 @@ class RunLog:
 
 
 class ProgressLine:
-    """One line that moves on a terminal; plain lines, a few a minute, where the output is none."""
+    """One line that moves on a terminal; plain lines, a few a minute, where the output is none.
 
-    def __init__(self, title: str, start_step: int, total_steps: int) -> None:
+    `interactive` false: never a moving line. A launcher gives its ranks a terminal of its own, whatever becomes of
+    their output.
+    """
+
+    def __init__(self, title: str, start_step: int, total_steps: int, interactive: bool) -> None:
         self._console = Console(highlight=False, markup=False, soft_wrap=True)
         self._title, self._start, self._total = title, start_step, total_steps
         self._began = self._last_line = time.monotonic()
         self._bar: Progress | None = None
-        if self._console.is_terminal:
+        if interactive and self._console.is_terminal:
             text = TextColumn("{task.fields[state]}", markup=False)
             columns = (TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn(), text)
             self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)

@@ -19,7 +19,7 @@ from summit_train.data.loader import MicroBatch
 from summit_train.data.manifest import Manifest
 from summit_train.models import build_model
 from summit_train.models.weights import LoadReport, load_pretrained
-from summit_train.optim.sgd import build_sgd, load_momentum, start_momentum
+from summit_train.optim.sgd import build_sgd, start_momentum
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 from summit_train.training.checkpoint import (
@@ -117,14 +117,14 @@ def prepare_run(
         device=device,
     )
     if saved:
-        load_momentum(optimizer, saved["optimizer"])
+        optimizer.load_state_dict(saved["optimizer"])
         step.loss_scale.load_state_dict(saved["loss_scale"])
     start = int(saved["step"]) if saved else 0
     return Run(spec, plan, world, device, train_manifest, val_manifest, model, optimizer, step, start, notes)
 
 
 def fresh_model(spec: Spec, device: torch.device) -> nn.Module:
-    """The spec's network with weights that the seed alone decides, in channels-last memory on `device`."""
+    """The spec's network with weights that the seed alone decides, on `device`."""
     model = spec.model
     network = build_model(
         model.arch,
@@ -138,9 +138,9 @@ def fresh_model(spec: Spec, device: torch.device) -> nn.Module:
         shift_direction=model.shift_direction,
         generator=torch.Generator().manual_seed(rng.seed_of(spec.seed, "weights")),
     )
-    network.to(device=device, dtype=parameter_type(spec.precision))
-    is_3d = any(isinstance(module, nn.Conv3d) for module in network.modules())
-    return network.to(memory_format=torch.channels_last_3d if is_3d else torch.channels_last)  # type: ignore[call-overload]
+    # Weights stay in their plain layout, as Horovod takes contiguous gradients only; the clips are channels-last, and
+    # every convolution follows its input.
+    return network.to(device=device, dtype=parameter_type(spec.precision))
 
 
 def experiment(spec: Spec, plan: Plan, train_manifest: Manifest) -> dict[str, str | int | float | None]:
@@ -199,7 +199,7 @@ def _saved_state(
 
 def _load_weights(model: nn.Module, path: str) -> list[str]:
     report: LoadReport = load_pretrained(model, path)
-    return [f"pretrained: {line}" for line in report.lines()]
+    return [f"pretrained: {report}"]
 
 
 def _cpu_state(model: nn.Module) -> dict[str, torch.Tensor]:
