@@ -90,7 +90,7 @@ class Batches(Generic[Batch]):
             raise StopIteration
         try:
             batch: Batch | _Failure = next(self._batches)
-        except (EOFError, OSError) as error:  # a half-sent batch
+        except (EOFError, ConnectionError, FileNotFoundError) as error:  # a batch that came half
             self.close()
             raise RuntimeError("a loader worker has died: killed, or out of memory?") from error
         except BaseException:

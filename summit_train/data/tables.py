@@ -89,7 +89,7 @@ def _header(source: Path, file: TextIO) -> tuple[list[str], int]:
     """The header's names and its line, the file standing behind it; ([], 0) where there is none."""
     for line, text in enumerate(iter(file.readline, ""), 1):
         if text.strip():
-            names = [name.strip() for name in text.split(",")]
+            names = [name.strip().strip('"') for name in text.split(",")]
             if "path" in names or "label" in names:
                 _check_header(f"{source}:{line}", names)
                 return names, line

@@ -67,6 +67,12 @@ def test_a_csv_as_a_spreadsheet_leaves_it(tmp_path: Path) -> None:
     assert [manifest.num_frames(0), manifest.num_frames(1)] == [7, None]
 
 
+def test_a_csv_with_everything_in_quotes(tmp_path: Path) -> None:
+    manifest = _read(tmp_path, '"path","label","num_frames"\n"a ""b"".mp4","1","7"\n')
+    assert _clips(manifest) == [('a "b".mp4', 1)]
+    assert manifest.num_frames(0) == 7
+
+
 def test_names_are_labels_by_their_place_in_classes_txt(tmp_path: Path) -> None:
     manifest = _read(tmp_path, "path,label\na,jump high\nb,run\nc,2\n", "run\njump high\nwalk\n")
     assert manifest.labels.tolist() == [1, 0, 2]
