@@ -1,0 +1,164 @@
+"""jobs/setup.sh where something is missing: it says what to install and ends with 2 before it fetches anything."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted([*ROOT.glob("jobs/*.sh"), ROOT / ".ci" / "run"])
+TOOLS = ("bash", "cat", "cp", "dirname", "grep", "head", "mkdir", "mktemp", "paste", "printf", "rm", "sed", "sha256sum",
+         "cut", "tail", "tr", "wc")  # fmt: skip
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of what set-up reads, beside a folder `bin` that holds the shell's tools and nothing else."""
+    repo = tmp_path / "repo"
+    (tmp_path / "bin").mkdir()
+    shutil.copytree(ROOT / "jobs", repo / "jobs")
+    for name in ("setup.cfg", "pyproject.toml"):
+        shutil.copy(ROOT / name, repo / name)
+    for tool in TOOLS:
+        found = shutil.which(tool)
+        assert found, tool
+        (tmp_path / "bin" / tool).symlink_to(found)
+    return repo
+
+
+def set_up(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run set-up with the tools of `checkout` alone on PATH."""
+    return subprocess.run(
+        ["bash", "jobs/setup.sh"],
+        cwd=checkout,
+        env={"PATH": str(checkout.parent / "bin"), "HOME": str(checkout.parent), **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def add_program(checkout: Path, name: str, text: str) -> Path:
+    """A shell script on the PATH that set-up sees."""
+    path = checkout.parent / "bin" / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_the_shell_accepts_the_script(script: Path) -> None:
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_python(checkout: Path) -> None:
+    done = set_up(checkout)
+    assert done.returncode == 2
+    assert "no Python >= 3.10" in done.stderr
+    assert "apt-get install python3 " in done.stderr
+
+
+def test_a_python_that_is_too_old(checkout: Path) -> None:
+    add_program(checkout, "python3", "exit 1")  # what an old one says to the version question
+    assert set_up(checkout).returncode == 2
+
+
+def test_no_compiler(checkout: Path) -> None:
+    done = set_up(checkout, PYTHON=sys.executable)
+    assert done.returncode == 2
+    assert "no C++ compiler that knows C++20" in done.stderr
+    assert "apt-get install g++ make" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_a_compiler_that_is_too_old(checkout: Path) -> None:
+    add_program(checkout, "g++", "echo 'error: unrecognized command-line option -std=c++20' >&2; exit 1")
+    done = set_up(checkout, PYTHON=sys.executable)
+    assert done.returncode == 2
+    assert "g++ 11 or newer" in done.stderr
+
+
+COMPILES = 'while [ "$1" != -o ]; do shift; done; echo > "$2"'
+
+
+def test_no_python_headers(checkout: Path) -> None:
+    add_program(checkout, "python3", 'case "$2" in *Python.h*) exit 1;; *) exit 0;; esac')
+    done = set_up(checkout)
+    assert done.returncode == 2
+    assert "Python.h" in done.stderr
+    assert "python3-dev" in done.stderr
+
+
+def test_no_make(checkout: Path) -> None:
+    add_program(checkout, "c++", COMPILES)
+    done = set_up(checkout, PYTHON=sys.executable)
+    assert done.returncode == 2
+    assert "no make on PATH" in done.stderr
+
+
+def test_a_python_without_ensurepip_and_pip(checkout: Path) -> None:
+    add_program(checkout, "c++", COMPILES)
+    add_program(checkout, "make", "exit 0")
+    add_program(checkout, "python3", 'case "$2" in *"import venv"*) exit 1;; *) echo Python 3.12.0;; esac')
+    done = set_up(checkout)
+    assert done.returncode == 2
+    assert "apt-get install python3-venv" in done.stderr
+
+
+def test_a_folder_that_is_no_environment_is_left_alone(checkout: Path) -> None:
+    add_program(checkout, "c++", COMPILES)
+    add_program(checkout, "make", "exit 0")
+    (checkout / ".venv").mkdir()
+    (checkout / ".venv" / "mine").write_text("keep")
+    done = set_up(checkout, PYTHON=sys.executable)
+    assert done.returncode == 2
+    assert "no virtual environment" in done.stderr
+    assert (checkout / ".venv" / "mine").read_text() == "keep"
+
+
+def test_no_network(checkout: Path) -> None:
+    """An environment is there, but no index answers: nothing listens on port 9 of this host."""
+    add_program(checkout, "c++", COMPILES)
+    add_program(checkout, "make", "exit 0")
+    venv.create(checkout / ".venv", with_pip=False)
+    packages = next((checkout / ".venv" / "lib").glob("python*/site-packages"))
+    pip = importlib.util.find_spec("pip")
+    assert pip is not None and pip.origin is not None
+    (packages / "pip").symlink_to(Path(pip.origin).parent)
+    done = set_up(
+        checkout,
+        PYTHON=sys.executable,
+        PIP_CONFIG_FILE=os.devnull,
+        PIP_INDEX_URL="http://127.0.0.1:9/simple",
+        PIP_RETRIES="0",
+        PIP_NO_CACHE_DIR="1",
+    )
+    assert done.returncode == 2, done.stderr
+    assert "installing PyTorch: the Python package index cannot be reached" in done.stderr
+    assert "PIP_INDEX_URL" in done.stderr
+    # What was begun is taken up again, not taken for done.
+    assert not (checkout / ".venv" / ".setup").exists()
+
+
+def test_nothing_to_do_once_it_is_done(checkout: Path) -> None:
+    python = add_program(checkout, "python", "exit 1")
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    shutil.copy(python, checkout / ".venv" / "bin" / "python")
+    names = ("jobs/setup.sh", "jobs/constraints.txt", "setup.cfg", "pyproject.toml")
+    script = f"{{ cat {' '.join(names)}; echo '{checkout}  '; }} | sha256sum | cut -d' ' -f1 > .venv/.setup"
+    subprocess.run(["bash", "-c", script], cwd=checkout, check=True)
+    done = set_up(checkout)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    with (checkout / "setup.cfg").open("a") as file:
+        file.write("# changed\n")
+    assert set_up(checkout).returncode == 2  # it begins, and finds no Python
