@@ -1,0 +1,91 @@
+"""Short programs in processes of their own: what a Python program answers, and how to start ranks on this host."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Facts = dict[str, Any]
+
+
+class ProbeError(ValueError):
+    """A probing program failed; the message is the last line that it said."""
+
+
+def probe(
+    program: str, timeout: float, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Facts:
+    """The JSON object that a Python program prints last, when started behind `prefix` (mpirun and its words).
+
+    timeout in seconds. ProbeError with the program's last words when it fails, hangs or cannot be started.
+    """
+    command = [*prefix, sys.executable, "-c", f"import json\n{program}"]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        raise ProbeError(f"no answer within {timeout:g} s") from None
+    except OSError as error:
+        raise ProbeError(f"{command[0]} cannot be started: {error.strerror}") from None
+    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode != 0 or not answers:
+        raise ProbeError(_last_words(done.stderr) or f"exit status {done.returncode}")
+    facts: Facts = json.loads(answers[-1])
+    return facts
+
+
+def _last_words(stderr: str) -> str:
+    """The line that says most in what a failed program wrote: the exception's, else the last one."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip(" -=*\n")]
+    exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
+    return (exceptions or lines or [""])[-1]
+
+
+def output(command: Sequence[str]) -> str:
+    """What a command prints; "" when it cannot be run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout or done.stderr
+
+
+def first_line(command: Sequence[str]) -> str:
+    """The first line that a command prints; "" when it cannot be run."""
+    return next(iter(output(command).splitlines()), "")
+
+
+def find_mpirun() -> str | None:
+    """The environment's own mpirun (from PyPI) where it has one, because Horovod is built for it; else PATH's."""
+    own = Path(sys.executable).parent / "mpirun"
+    return str(own) if own.is_file() else shutil.which("mpirun")
+
+
+def mpirun_command(mpirun: str, ranks: int) -> list[str]:
+    """mpirun's words for `ranks` ranks on this host, which may have fewer cores."""
+    words = [mpirun, "-np", str(ranks)]
+    if "Open MPI" in first_line([mpirun, "--version"]):
+        words += ["--oversubscribe", "--bind-to", "none"]
+    return words
+
+
+def mpi_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a small multi-rank program: one thread a rank, root allowed, no scheduler in the way."""
+    own = {"OMP_NUM_THREADS": "1"}
+    if os.geteuid() == 0:
+        own |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {**environment, **own}
