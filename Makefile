@@ -1,0 +1,32 @@
+# `make` lists the targets. Everything runs in .venv, which the targets make by themselves.
+SHELL := /bin/bash
+VENV ?= $(CURDIR)/.venv
+RANKS ?= 2
+PYTEST ?=
+# The modules that hold a contract with others: checked with mypy --strict.
+STRICT := $(wildcard $(addprefix summit_train/,spec.py source.py plan.py rng.py comm.py structure.py \
+	doctor.py processes.py cluster commands/doctor.py))
+export VENV
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test demo check clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+
+setup: ## make .venv: Python packages, MPI, Horovod (PYTHON=, TORCH=, CXX= choose others)
+	@jobs/setup.sh
+
+test: setup ## run the tests (PYTEST="-k shift" narrows them)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(PYTEST)
+
+demo: setup ## generate videos, train TSM and its 2D twin on RANKS=2 ranks, evaluate, draw the report
+	@jobs/demo.sh $(RANKS)
+
+check: setup ## lint and types
+	$(VENV)/bin/ruff check --config .ci/ruff.toml .
+	$(VENV)/bin/mypy --config-file setup.cfg $(STRICT)
+
+clean: ## remove .venv, the demo's output and what tools left; runs/ and the cached wheels stay
+	rm -rf $(VENV) build demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find summit_train tests -name __pycache__ -type d -prune -exec rm -rf {} +
