@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status: 0 done, 1 the run failed, 2 the input is wrong, 85 stopped on request."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser, command = _parser(arguments)
-    args = parser.parse_args(arguments)
+    args = _parse(parser, arguments)
     try:
         return command(args)
     except BrokenPipeError:
@@ -61,6 +61,17 @@ def _parser(arguments: Sequence[str]) -> tuple[argparse.ArgumentParser, Run]:
             module.add_arguments(command)
             run = module.run
     return parser, run
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse; `key=value` may stand before and behind options, which argparse alone does not allow."""
+    args, left = parser.parse_known_args(arguments)
+    wrong = [word for word in left if word.startswith("-") or "=" not in word or "overrides" not in args]
+    if wrong:
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+    if left:
+        args.overrides = [*args.overrides, *left]
+    return args
 
 
 def _failed(error: Exception, status: int) -> int:

@@ -127,9 +127,8 @@ class HorovodWorld:
 
     def __init__(self) -> None:
         # mpi4py first: it asks MPI for full thread support, which Horovod's background thread needs beside it.
-        from mpi4py import MPI
-
         import horovod.torch as hvd
+        from mpi4py import MPI
 
         hvd.init()
         self._hvd, self._mpi = hvd, MPI.COMM_WORLD

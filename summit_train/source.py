@@ -110,6 +110,7 @@ def _parse(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
         loader.dispose()
     if not isinstance(values, dict):
         raise SpecError(f"{path}:1: a mapping of keys to values is wanted, got {type(values).__name__}")
+    assert node is not None
     places = {key: f"{path}:{line}" for key, line in _lines(node, ())}
     return values, {(): f"{path}:1", **places}
 

@@ -66,11 +66,13 @@ class ModelSpec(_Section):
     width: Annotated[float, Field(gt=0, le=8)] = Field(default=1.0, description="Factor on every channel count.")
     num_classes: Count
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    shift_fraction: Annotated[float, Field(ge=0, le=0.5)] = Field(default=0.125, description="TSM: fraction of the channels shifted in each direction."
+    shift_fraction: Annotated[float, Field(ge=0, le=0.5)] = Field(
+        default=0.125, description="TSM: fraction of the channels shifted in each direction."
     )
     shift_place: Literal["residual", "in_place"] = "residual"
     shift_direction: Literal["both", "past"] = "both"
-    pretrained: PathText | None = Field(default=None, description="ResNet weights under torchvision's names, a checkpoint, or a run folder."
+    pretrained: PathText | None = Field(
+        default=None, description="ResNet weights under torchvision's names, a checkpoint, or a run folder."
     )
 
 
@@ -79,15 +81,23 @@ class DataSpec(_Section):
 
     train: PathText = Field(description="Manifest (CSV or `path label` list) or folder of class folders.")
     val: PathText
-    root: PathText | None = Field(default=None, description="Folder that relative paths start at; null: the manifest's own.")
+    root: PathText | None = Field(
+        default=None, description="Folder that relative paths start at; null: the manifest's own."
+    )
     num_frames: Count = Field(default=8, description="Frames a clip has (T).")
     frame_stride: Count = Field(default=8, description="dense: distance between the frames of a clip.")
     sampling: Literal["dense", "uniform"] = "dense"
     augment: Literal["scale_jitter", "multi_scale_crop"] = "scale_jitter"
-    short_side: tuple[Count, Count] = Field(default=(256, 320), description="Short side in training: drawn from [low, high].")
+    short_side: tuple[Count, Count] = Field(
+        default=(256, 320), description="Short side in training: drawn from [low, high]."
+    )
     crop: Count = Field(default=224, description="Side of the training crop, pixels.")
-    flip: bool = Field(default=True, description="Mirror half of the clips; false where labels have a left and a right.")
-    workers: NonNegative = Field(default=4, description="Loader processes of each rank; 0 loads in the training process.")
+    flip: bool = Field(
+        default=True, description="Mirror half of the clips; false where labels have a left and a right."
+    )
+    workers: NonNegative = Field(
+        default=4, description="Loader processes of each rank; 0 loads in the training process."
+    )
 
 
 class ScaleSpec(_Section):
@@ -106,8 +116,12 @@ class OptimizerSpec(_Section):
     base_lr: Positive = 0.00125
     base_batch: Count = 8
     lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
-    clip_norm: Positive | None = Field(default=None, description="Global gradient norm is clipped to this; null: it is not.")
-    compression: Literal["none", "fp16"] = Field(default="none", description="Number format of the gradients on the network.")
+    clip_norm: Positive | None = Field(
+        default=None, description="Global gradient norm is clipped to this; null: it is not."
+    )
+    compression: Literal["none", "fp16"] = Field(
+        default="none", description="Number format of the gradients on the network."
+    )
 
 
 class ScheduleSpec(_Section):
@@ -140,7 +154,9 @@ class WatchSpec(_Section):
     """When a run that goes wrong is ended."""
 
     nonfinite_steps: Count = Field(default=2, description="Steps in a row with a loss or gradient that is not finite.")
-    stall_seconds: Positive | None = Field(default=900, description="A rank that makes no progress for this long ends the run.")
+    stall_seconds: Positive | None = Field(
+        default=900, description="A rank that makes no progress for this long ends the run."
+    )
 
 
 class Spec(_Section):

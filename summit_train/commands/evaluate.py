@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from summit_train.commands.start import Inputs, choose_device, read_inputs, session, this_launch
 from summit_train.comm import World
+from summit_train.commands.start import Inputs, choose_device, read_inputs, session, this_launch
 from summit_train.training.checkpoint import CheckpointError, epoch_checkpoints
 from summit_train.training.evaluation import Progress, evaluate_checkpoints
-from summit_train.training.run import fresh_model
+from summit_train.training.network import fresh_model
 from summit_train.training.watch import Watchdog
 
 

@@ -31,22 +31,11 @@ def _profile(spec: Spec) -> Profile:
     # Here and not above: the other commands' help must not wait for torch.
     import torch
 
-    from summit_train.models import build_model
     from summit_train.models.profile import profile_model
+    from summit_train.training.network import build_network
 
-    settings = spec.model
     with torch.device("meta"):
-        model = build_model(
-            settings.arch,
-            settings.backbone,
-            spec.data.num_frames,
-            settings.num_classes,
-            width=settings.width,
-            dropout=settings.dropout,
-            shift_fraction=settings.shift_fraction,
-            shift_place=settings.shift_place,
-            shift_direction=settings.shift_direction,
-        )
+        model = build_network(spec)
     return profile_model(model, spec.data.crop)
 
 

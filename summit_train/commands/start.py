@@ -39,6 +39,7 @@ def read_inputs(path: str, overrides: Sequence[str], ranks: int) -> Inputs:
     """Read spec and manifests and work out the plan. Raises ValueError for any mistake in them."""
     spec = load_spec(path, overrides)
     train_manifest, val_manifest = (_manifest(spec, which) for which in ("train", "val"))
+    val_manifest.check_classes(train_manifest)
     return Inputs(spec, make_plan(spec, ranks, len(train_manifest)), train_manifest, val_manifest)
 
 

@@ -6,9 +6,9 @@ import argparse
 import time
 from contextlib import ExitStack
 
+from summit_train.comm import World
 from summit_train.commands.evaluate import evaluate_paths
 from summit_train.commands.start import Inputs, choose_device, read_inputs, session, this_launch
-from summit_train.comm import World
 from summit_train.report.page import write_report
 from summit_train.spec import dump_spec
 from summit_train.training.checkpoint import epoch_checkpoints

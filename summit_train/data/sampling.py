@@ -32,7 +32,7 @@ def test_frames(
 ) -> NDArray[np.int64]:
     """The frames of a video's test clips, int64 (num_clips, num_frames); nothing is random.
 
-    dense: starts evenly spaced from the first to the last possible one (one clip: the first).
+    dense: starts evenly spaced from the first to the last possible one (one clip: halfway between them).
     uniform: one clip takes the segments' centres; k clips stand at (c + 1/2)/k of a segment, c = 0..k-1.
     """
     _check(sampling, num_video_frames, num_frames, stride)
@@ -40,7 +40,8 @@ def test_frames(
         raise ValueError(f"a video needs at least one test clip, not {num_clips}")
     if sampling == "dense":
         last = _num_starts(num_video_frames, num_frames, stride) - 1
-        starts = np.arange(num_clips, dtype=np.int64) * last // max(1, num_clips - 1)
+        numbers = np.arange(num_clips, dtype=np.int64)
+        starts = numbers * last // (num_clips - 1) if num_clips > 1 else numbers + last // 2
         return _dense(starts[:, None], num_video_frames, num_frames, stride)
     # int(tick * (i + (c + 1/2)/k)), tick = N/T, in integers: floor(N * (2*k*i + 2*c + 1) / (2*k*T)).
     clip = np.arange(num_clips, dtype=np.int64)[:, None]

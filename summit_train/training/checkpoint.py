@@ -81,7 +81,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except (OSError, IndexError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     if wanted != found:
-        raise CheckpointError(f"{path}: the file is damaged (SHA-256 {found[:16]}..., {digest_file.name} says otherwise)")
+        raise CheckpointError(f"{path}: the file is damaged: its SHA-256 is not that in {digest_file.name}")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has no common base for what it raises

@@ -81,7 +81,7 @@ def evaluate(
     context = torch.autocast(device.type, autocast) if autocast else contextlib.nullcontext()
     with torch.inference_mode(), context:
         for batch in test_batches(spec.data, spec.evaluate, manifest, mine, clips=clips, crops=crops):
-            parts = [model(normalise(part)) for part in batch.views.split(_VIEWS_AT_ONCE)]
+            parts = [model(normalise(part)) for part in torch.split(batch.views, _VIEWS_AT_ONCE)]
             videos.append(batch.video)
             scores.append(torch.cat(parts).double().mean(0).cpu().numpy())
             if progress is not None:
@@ -95,7 +95,7 @@ def _in_order(gathered: Sequence[tuple[list[int], list[np.ndarray]]], manifest: 
     by_video = {video: score for videos, scores in gathered for video, score in zip(videos, scores, strict=True)}
     assert sum(len(videos) for videos, _ in gathered) == len(by_video) == len(manifest), "each video exactly once"
     videos = np.arange(len(manifest))
-    labels = np.array([manifest.label(i) for i in videos])
+    labels = np.array([manifest.label(i) for i in range(len(manifest))])
     return Scores(videos, labels, np.stack([by_video[i] for i in range(len(manifest))]).astype(np.float32))
 
 

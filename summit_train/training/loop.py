@@ -136,7 +136,7 @@ class Mark:
         self._time = time.perf_counter()
         self._event: torch.cuda.Event | None = None
         if device.type == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True)
+            self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             self._event.record()
 
     def seconds_to(self, later: Mark) -> float:

@@ -21,7 +21,7 @@ class RunLog:
     """Rank 0's record of the run. The other ranks have none."""
 
     def __init__(self, run_path: Path, title: str, start_step: int, total_steps: int, *, interactive: bool) -> None:
-        self._file = open(run_path / "metrics.jsonl", "a", encoding="utf-8")
+        self._file = open(run_path / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
         if self._file.tell() and not _ends_with_newline(run_path / "metrics.jsonl"):
             self._file.write("\n")  # a run that was killed can leave half a line
         # purge_step hides what the run wrote beyond the checkpoint that it goes on from

@@ -13,12 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from summit_train import rng
 from summit_train.comm import World
 from summit_train.data.loader import MicroBatch
 from summit_train.data.manifest import Manifest
-from summit_train.models import build_model
-from summit_train.models.weights import LoadReport, load_pretrained
+from summit_train.models.weights import load_pretrained
 from summit_train.optim.sgd import build_sgd, start_momentum
 from summit_train.plan import Plan
 from summit_train.spec import Spec
@@ -30,7 +28,8 @@ from summit_train.training.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
-from summit_train.training.step import TrainStep, parameter_type
+from summit_train.training.network import fresh_model
+from summit_train.training.step import TrainStep
 
 # Keys of the data section that change what is trained on; the others only say where it lies and how fast it comes.
 _DATA_IDENTITY = ("num_frames", "frame_stride", "sampling", "augment", "short_side", "crop", "flip")
@@ -97,14 +96,12 @@ def prepare_run(
     model = fresh_model(spec, device)
     notes: list[str] = []
     saved = world.broadcast(_saved_state(spec, plan, train_manifest, force_resume, notes) if world.rank == 0 else {})
-    if spec.model.pretrained is not None and not saved:
-        report = world.broadcast(_load_weights(model, spec.model.pretrained) if world.rank == 0 else None)
-        notes.extend(report)
-    initial = world.broadcast(saved["model"] if saved else _cpu_state(model) if world.rank == 0 else None)
-    model.load_state_dict(initial)
-    optimizer = build_sgd(model, momentum=spec.optimizer.momentum, weight_decay=spec.optimizer.weight_decay)
+    if spec.model.pretrained is not None and not saved and world.rank == 0:
+        notes.append(f"pretrained: {load_pretrained(model, spec.model.pretrained)}")
+    model.load_state_dict(saved["model"] if saved else world.broadcast(_cpu_state(model)))
+    sgd = build_sgd(model, momentum=spec.optimizer.momentum, weight_decay=spec.optimizer.weight_decay)
     compression = spec.optimizer.compression
-    optimizer = world.wrap(optimizer, model.named_parameters(), plan.accumulation, compression)
+    optimizer = world.wrap(sgd, model.named_parameters(), plan.accumulation, compression)
     start_momentum(optimizer)
     step = TrainStep(
         model,
@@ -121,26 +118,6 @@ def prepare_run(
         step.loss_scale.load_state_dict(saved["loss_scale"])
     start = int(saved["step"]) if saved else 0
     return Run(spec, plan, world, device, train_manifest, val_manifest, model, optimizer, step, start, notes)
-
-
-def fresh_model(spec: Spec, device: torch.device) -> nn.Module:
-    """The spec's network with weights that the seed alone decides, on `device`."""
-    model = spec.model
-    network = build_model(
-        model.arch,
-        model.backbone,
-        spec.data.num_frames,
-        model.num_classes,
-        width=model.width,
-        dropout=model.dropout,
-        shift_fraction=model.shift_fraction,
-        shift_place=model.shift_place,
-        shift_direction=model.shift_direction,
-        generator=torch.Generator().manual_seed(rng.seed_of(spec.seed, "weights")),
-    )
-    # Weights stay in their plain layout, as Horovod takes contiguous gradients only; the clips are channels-last, and
-    # every convolution follows its input.
-    return network.to(device=device, dtype=parameter_type(spec.precision))
 
 
 def experiment(spec: Spec, plan: Plan, train_manifest: Manifest) -> dict[str, str | int | float | None]:
@@ -195,11 +172,6 @@ def _saved_state(
     notes.extend(f"forced: {difference}" for difference in differing)
     notes.append(f"goes on from {path}")
     return state
-
-
-def _load_weights(model: nn.Module, path: str) -> list[str]:
-    report: LoadReport = load_pretrained(model, path)
-    return [f"pretrained: {report}"]
 
 
 def _cpu_state(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -57,7 +57,7 @@ class RunningStatistics:
             self._world.finish(self._handle)
             buffers = self._buffers()
             settled = torch.where(skipped > 0, self._before, self._mean)
-            torch._foreach_copy_(buffers, list(settled.split([b.numel() for b in buffers])))
+            torch._foreach_copy_(buffers, list(torch.split(settled, [b.numel() for b in buffers])))
 
     def count(self, steps: int) -> None:
         """Let num_batches_tracked count updates of the weights: forward passes depend on the accumulation."""
