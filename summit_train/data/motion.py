@@ -1,9 +1,9 @@
 """The embedded data set: small real videos whose class is the motion, so that a single frame tells nothing.
 
-Kind "direction": a textured object crosses a still background on a torus, in one of evenly spaced directions. It
-starts anywhere with the same probability and leaves one side to enter at the other, so it is anywhere with the same
-probability in every frame of every class. Kind "order": coloured objects flash one after the other; the class is the
-order of the colours. A reader of frames without their order sees the same distribution for every class.
+Kind "direction": a textured object crosses a still background on a torus, in one of evenly spaced directions.
+It starts anywhere with the same probability and leaves one side to enter at the other, so it is anywhere with
+the same probability in every frame of every class. Kind "order": coloured objects flash one after the other;
+the class is the order of the colours. Whoever reads frames without their order sees the same in every class.
 
 Every frame is a key frame: between key frames an encoder leaves traces of the motion in single frames.
 """
@@ -27,7 +27,7 @@ KINDS = ("direction", "order")
 SPLITS = ("train", "val")
 MAX_DIRECTIONS = 8
 FPS = 25
-_COMPASS = {
+_COMPASS: dict[float, str] = {
     0: "right", 45: "up-right", 90: "up", 135: "up-left",
     180: "left", 225: "down-left", 270: "down", 315: "down-right",
 }  # fmt: skip
@@ -41,9 +41,9 @@ Picture = NDArray[np.float64]
 class MotionSet:
     """What the videos are like.
 
-    size: pixels of a side; num_frames: frames of a video; num_classes: 2 to 8 directions, or 2 or 6 orders (of two
-    or three colours); difficulty: 0 to 1, more of it means more noise, more still objects in the way, a smaller
-    object and a wider range of speeds.
+    size: pixels of a side; num_frames: frames of a video; num_classes: 2 to 8 directions, or 2 or 6 orders
+    (of two or three colours); difficulty: 0 to 1, more of it means more noise, a stronger background, more
+    still objects in the way, a smaller object and a wider range of speeds. Raises ValueError for others.
     """
 
     size: int = 64
@@ -59,9 +59,11 @@ class MotionSet:
         if self.kind == "direction" and not 2 <= self.num_classes <= MAX_DIRECTIONS:
             raise ValueError(f"classes is {self.num_classes}: choose 2 to {MAX_DIRECTIONS} directions")
         if self.kind == "order" and self.num_classes not in (2, 6):
-            raise ValueError(f"classes is {self.num_classes}: choose 2 or 6, the orders of two or three colours")
+            raise ValueError(f"classes is {self.num_classes}: choose 2 or 6, orders of two or three colours")
         if self.size < 16 or self.num_frames < 4:
-            raise ValueError(f"size {self.size} and {self.num_frames} frames: needs 16 pixels and 4 frames or more")
+            raise ValueError(
+                f"size {self.size}, {self.num_frames} frames: needs 16 pixels and 4 frames or more"
+            )
         if not 0 <= self.difficulty <= 1:
             raise ValueError(f"difficulty is {self.difficulty}: choose a number from 0 to 1")
 
@@ -119,7 +121,7 @@ class MotionSet:
         for turn, colour in enumerate(order):
             thing = _Thing.random(self._radius(generator), self.size, generator, _COLOURS[colour])
             place = generator.uniform(0, self.size, 2)
-            # The draws are the same for each turn, so the frames without their order are alike in every class.
+            # Every turn draws alike: without their order the frames are the same in every class.
             length = max(1, round(slot * generator.uniform(0.5, 0.9)))
             start = round(turn * slot) + generator.integers(0, max(1, int(slot) - length + 1))
             frames[start : start + length] = thing.over(still, *place)
@@ -161,7 +163,8 @@ class _Thing:
         cover = np.clip(0.5 - self._outside(along, across), 0, 1)[..., None]
         stripe = np.clip(0.5 + 2 * np.sin(2 * math.pi * along / self.radius), 0, 1)[..., None]
         paint = self.colours[0] * stripe + self.colours[1] * (1 - stripe)
-        return picture * (1 - cover) + paint * cover
+        blend: Picture = picture * (1 - cover) + paint * cover
+        return blend
 
     def _outside(self, along: Picture, across: Picture) -> Picture:
         """Pixels from the shape's edge, negative within."""
@@ -182,17 +185,23 @@ def _patches(size: int, generator: np.random.Generator, cells: int = 6) -> Pictu
     low, part = at.astype(int), (at % 1)[:, None, None]
     rows = grid[low] * (1 - part) + grid[low + 1] * part
     part = (at % 1)[None, :, None]
-    return rows[:, low] * (1 - part) + rows[:, low + 1] * part
+    blend: Picture = rows[:, low] * (1 - part) + rows[:, low + 1] * part
+    return blend
 
 
-def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: MotionSet) -> Iterator[ManifestRow]:
-    """Write out/videos/*.mp4, out/train.csv, out/val.csv and out/classes.txt; yields each row once its video stands.
+def write_motion_set(
+    out: str | Path, num_train: int, num_val: int, videos: MotionSet
+) -> Iterator[ManifestRow]:
+    """Write out/videos/*.mp4, out/train.csv, out/val.csv, out/classes.txt; yields a row as its video stands.
 
-    Paths in the manifests are relative to `out`; labels are balanced to one. The same arguments write the same bytes.
-    A manifest appears when all of its videos are there. Raises ValueError where a split gets fewer videos than classes.
+    Paths in the manifests are relative to `out`; the classes' counts differ by one at most. The same
+    arguments write the same bytes. A manifest appears when all of its videos are there. Raises ValueError
+    where a split gets fewer videos than there are classes.
     """
     if min(num_train, num_val) < videos.num_classes:
-        raise ValueError(f"train {num_train}, val {num_val}: each needs a video of each of {videos.num_classes} classes")
+        raise ValueError(
+            f"train {num_train}, val {num_val}: each needs one video a class at least, {videos.num_classes}"
+        )
     folder = Path(out)
     (folder / "videos").mkdir(parents=True, exist_ok=True)
     (folder / CLASSES_FILE).write_text("".join(f"{name}\n" for name in videos.classes), encoding="utf-8")
