@@ -21,6 +21,7 @@ import numpy as np
 from av.buffer import Buffer
 from av.container import InputContainer
 from av.packet import Packet as AnyPacket
+from av.sidedata.sidedata import SideDataContainer
 from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
@@ -57,9 +58,6 @@ _MAX_HELD_BYTES = 64 << 20
 _SKIPPING_CODECS = frozenset({"h264", "hevc"})
 
 
-# ------------------------------------------------------------------------------------------------- opening
-
-
 def _source(path: str) -> AbstractContextManager[Any]:
     """What PyAV opens: a URL of the file, or the file opened here where its name is not UTF-8."""
     try:
@@ -75,12 +73,21 @@ def _open(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a file for decoding; whatever FFmpeg raises until it is closed becomes a DecodeError."""
     check_regular_file(path)
     try:
-        with _source(path) as source, av.open(source, **_OPEN) as container:
+        with _source(path) as source, _container(path, source) as container:
             yield container, _video_stream(path, container)
     except av.FFmpegError as error:
         raise DecodeError(path, f"cannot be decoded: {error.strerror}") from error
     except OSError as error:
         raise DecodeError(path, error.strerror or str(error)) from error
+
+
+def _container(path: str, source: Any) -> InputContainer:
+    try:
+        return av.open(source, **_OPEN)
+    except (av.InvalidDataError, av.ArgumentError) as error:
+        raise DecodeError(
+            path, "is no video of a kind that is read here, or its header is damaged"
+        ) from error
 
 
 def _video_stream(path: str, container: InputContainer) -> VideoStream:
@@ -100,11 +107,10 @@ def _demuxed(container: InputContainer, stream: VideoStream) -> Iterator[Packet]
     return (packet for packet in container.demux(stream) if packet.size)
 
 
-# ------------------------------------------------------------------------------------------------ pictures
-
-
 def _turn(frame: VideoFrame) -> Turn:
-    matrix = cast(Mapping[str, Buffer], frame.side_data).get("DISPLAYMATRIX")
+    # Not `frame.side_data`: frame and container would hold each other until the garbage collector comes by.
+    side_data: Mapping[str, Buffer] = cast(Any, SideDataContainer)(frame)
+    matrix = side_data.get("DISPLAYMATRIX")
     return Turn() if matrix is None else turn_of(bytes(matrix))
 
 
@@ -133,9 +139,6 @@ class _Renderer:
             frame, width, height, "rgb24", interpolation=Interpolation.BILINEAR, threads=1
         )
         return turn(cast(Frames, rgb.to_ndarray()))
-
-
-# ------------------------------------------------------------------------------------------------- reading
 
 
 def read_views(
@@ -290,9 +293,6 @@ def _numbered(index: FrameIndex, frames: Iterable[VideoFrame]) -> Numbered:
     return ((number, frame) for number, frame in numbered if number is not None)
 
 
-# ------------------------------------------------------------------------------------------------- probing
-
-
 def probe(path: str | os.PathLike[str]) -> VideoInfo:
     """Decode every frame of a file and say what it holds.
 
@@ -343,9 +343,6 @@ def _tally_all(container: InputContainer, stream: VideoStream, tally: Tally) -> 
         except av.FFmpegError as error:
             tally.damaged(f"decoding fails after frame {tally.num_frames}: {error.strerror}")
     return first
-
-
-# ------------------------------------------------------------------------------------------------- writing
 
 
 def write_video(
