@@ -37,23 +37,52 @@ class Tree:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads `1e-4` as the number it is (YAML 1.2; YAML 1.1 wants a dot) and refuses double keys."""
+    """SafeLoader that takes every key as the text it is, refuses double keys, and says where a value is wrong."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Here and not where the mapping is constructed: by then `<<` may have put a second one of a key into it."""
+        node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key_node, _ in node.value:
-            if key_node.value in seen and key_node.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key_node.value!r} is given twice", key_node.start_mark
-                )
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.composer.ComposerError(None, None, "a key has to be a word", key_node.start_mark)
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key_node.value in seen:
+                problem = f"the key {key_node.value!r} is given twice"
+                raise yaml.composer.ComposerError(None, None, problem, key_node.start_mark)
             seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
+            key_node.tag = "tag:yaml.org,2002:str"  # YAML 1.1 would make true of `on`, and a date of a date
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            # What int(), a date or a table of words raise, for an impossible date or under an explicit tag.
+            problem = f"{node.value!r:.60} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
 
-# PyYAML keeps implicit resolvers per class, keyed by first character; this adds to the subclass only.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9]*[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """The inverse of _Loader: quotes what it would take for a number, and what is no plain text."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        # Left to itself, PyYAML writes the line break U+0085 so that it reads back as a space.
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+# YAML 1.1 wants a dot and a sign in `1e-4`; here it is the number that it is everywhere else. PyYAML keeps resolvers
+# and representers per class, so this adds to the subclasses only.
+_NUMBER = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def to_yaml(values: Mapping[str, Any]) -> str:
+    """Plain values as the text of a YAML file; `read_tree` gives them back."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Tree:
@@ -97,22 +126,39 @@ def _parse(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
         raise SpecError(f"{path}: cannot be read: {error.strerror}; give the path of a YAML spec") from error
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: is no text file in UTF-8; give the path of a YAML spec") from error
-    loader = _Loader(text)
     try:
-        node = loader.get_single_node()
-        values = None if node is None else loader.construct_document(node)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise SpecError(f"{path}:{line}: not valid YAML: {error.problem or error.context}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SpecError(f"{path}: not valid YAML: {error}") from error
-    finally:
-        loader.dispose()
+        node, values = _load(text)
+    except _Mistake as mistake:
+        raise SpecError(f"{path}:{mistake.line}: not valid YAML: {mistake}") from mistake
     if not isinstance(values, dict):
         raise SpecError(f"{path}:1: a mapping of keys to values is wanted, got {type(values).__name__}")
     assert node is not None
     places = {key: f"{path}:{line}" for key, line in _lines(node, ())}
     return values, {(): f"{path}:1", **places}
+
+
+class _Mistake(ValueError):
+    """Text that is no YAML, and the line of it that is wrong."""
+
+    def __init__(self, problem: str, line: int) -> None:
+        super().__init__(problem)
+        self.line = line
+
+
+def _load(text: str) -> tuple[yaml.Node | None, Any]:
+    """The one document in `text`: as nodes, which know their lines, and as values."""
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return node, None if node is None else loader.construct_document(node)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise _Mistake(f"the character U+{error.character:04X} is no text", line) from error
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise _Mistake(str(error.problem or error.context), line) from error
+    except RecursionError as error:
+        raise _Mistake("it is nested too deeply", 1) from error
 
 
 def _lines(node: yaml.Node, prefix: KeyPath, depth: int = 0) -> Iterator[tuple[KeyPath, int]]:
@@ -144,18 +190,18 @@ def _apply_override(tree: Tree, override: str) -> None:
     place = f"override {override!r}"
     if not equals or not all(path):
         raise SpecError(f"{place}: the form section.key=value is wanted, such as optimizer.base_lr=0.01")
-    loader = _Loader(text)
     try:
-        value = loader.get_single_data()
-    except (yaml.YAMLError, ValueError) as error:
-        raise SpecError(f"{place}: the value is not valid YAML; quote it") from error
-    finally:
-        loader.dispose()
+        _, value = _load(text)
+    except _Mistake as mistake:
+        raise SpecError(f"{place}: the value is not valid YAML, quote it: {mistake}") from mistake
     section = tree.values
-    for key in path[:-1]:
-        below = section.setdefault(key, {})
-        if not isinstance(below, dict):
+    for depth, key in enumerate(path[:-1], 1):
+        if key not in section:
+            section[key] = {}
+            tree.places[path[:depth]] = place
+        section = section[key]
+        if not isinstance(section, dict):
             raise SpecError(f"{place}: {key} is a value, not a section")
-        section = below
     section[path[-1]] = value
-    tree.places[path] = place
+    # What stood below this key is gone, and so are the lines it stood in.
+    tree.places = {key: line for key, line in tree.places.items() if key[: len(path)] != path} | {path: place}

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from summit_train.source import KeyPath, SpecError, Tree, read_tree
+from summit_train.source import KeyPath, SpecError, Tree, read_tree, to_yaml
 
 __all__ = [
     "CheckpointSpec", "DataSpec", "EvaluateSpec", "ModelSpec", "OptimizerSpec", "ScaleSpec", "ScheduleSpec", "Spec",
@@ -196,13 +195,17 @@ def spec_from_values(values: dict[str, Any], place: str) -> Spec:
 
 def dump_spec(spec: Spec) -> str:
     """The resolved spec as YAML; `load_spec` of it gives an equal spec."""
-    return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return to_yaml(spec.model_dump(mode="json"))
 
 
 def _validated(tree: Tree) -> Spec:
     try:
         # Through JSON, as strict mode then takes a YAML list for a tuple and still no string for a number.
-        spec = Spec.model_validate_json(json.dumps(tree.values, default=str))
+        values = json.dumps(tree.values, default=str)
+    except ValueError as error:  # json's word for a value that holds itself
+        raise SpecError(f"{tree.place(())}: an alias (*) stands within what it names") from error
+    try:
+        spec = Spec.model_validate_json(values)
     except ValidationError as error:
         raise SpecError("\n".join(_line(tree, details) for details in error.errors())) from None
     conflicts = [f"{tree.place(path)}: {'.'.join(path)}: {message}" for path, message in _conflicts(spec)]
