@@ -69,7 +69,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
     _check_ranks(virtual_gpus, ranks)
     global_batch = virtual_gpus * spec.scale.clips_per_gpu
     steps_per_epoch = num_clips // global_batch
-    if steps_per_epoch == 0:
+    if num_clips < global_batch:
         raise PlanError(
             f"data.train has {num_clips} clips, less than one global batch of {global_batch} "
             f"(scale.gpus {virtual_gpus} x scale.clips_per_gpu {spec.scale.clips_per_gpu})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 from rich.console import Console
@@ -58,7 +59,7 @@ def _clips(args: argparse.Namespace, spec: Spec) -> int:
 
 
 def _hours(plan: Plan, speed: float) -> float:
-    if speed <= 0:
+    if not 0 < speed < math.inf:
         raise PlanError(f"--speed {speed:g}: a number above 0 is wanted")
     return plan.total_steps * plan.global_batch / plan.ranks / speed / 3600
 
