@@ -30,14 +30,22 @@ Run = Callable[[argparse.Namespace], int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status: 0 done, 1 the run failed, 2 the input is wrong, 85 stopped on request."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser, command = _parser(arguments)
-    args = _parse(parser, arguments)
     try:
-        return command(args)
+        try:
+            return _run(arguments)
+        finally:
+            print(end="", flush=True)  # Here, as nobody could catch what happens to the rest at exit.
     except BrokenPipeError:
         # The reader of our output left (| head); what Python would still flush at exit goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _run(arguments: Sequence[str]) -> int:
+    parser, command = _parser(arguments)
+    args = _parse(parser, arguments)
+    try:
+        return command(args)
     except ValueError as error:
         return _failed(error, 2)
     except RuntimeError as error:
@@ -76,7 +84,10 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpars
 
 def _failed(error: Exception, status: int) -> int:
     """Say what is wrong, once for all ranks: a mistake in the input is the same on each."""
-    launch = find_launch(os.environ)
+    try:
+        launch = find_launch(os.environ)
+    except ValueError:
+        launch = None  # the broken environment is what is wrong, or will be said the next time
     if launch is None or launch.rank == 0:
         print(f"summit-train: {error}", file=sys.stderr)
     return status
