@@ -83,7 +83,8 @@ def _open(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
 
 def _container(path: str, source: Any) -> InputContainer:
     try:
-        return av.open(source, **_OPEN)
+        container: InputContainer = av.open(source, **_OPEN)
+        return container
     except (av.InvalidDataError, av.ArgumentError) as error:
         raise DecodeError(
             path, "is no video of a kind that is read here, or its header is damaged"
