@@ -1,4 +1,4 @@
-"""`summit-train data`: make the embedded data set, index a folder of videos."""
+"""`summit-train data`: make the embedded data set, index a folder of videos, split a manifest."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from summit_train.data.decode import DecodeError
 from summit_train.data.index import Listing, index_videos, list_videos
 from summit_train.data.manifest import CLASSES_FILE, ManifestError, ManifestRow, read_classes, write_manifest
 from summit_train.data.motion import KINDS, MotionSet, write_motion_set
+from summit_train.data.split import split_manifest
 
 Item = TypeVar("Item")
 _PLAIN_EVERY_SECONDS = 10.0
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(metavar="WHAT", required=True)
     _add_motion(commands.add_parser("motion", help="write the embedded data set: the class is the motion"))
     _add_index(commands.add_parser("index", help="decode every video and write a manifest of the whole ones"))
+    _add_split(commands.add_parser("split", help="cut a manifest into training and validation by groups"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,6 +68,25 @@ def _add_index(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run_part=_index)
 
 
+def _add_split(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder that gets fold1 .. foldN")
+    parser.add_argument("--folds", type=int, metavar="N", required=True, help="fold k validates on part k of N")
+    parser.add_argument(
+        "--group",
+        metavar="REGEX",
+        required=True,
+        help="what it matches in a file's name (its first parenthesis, if any) is never on both sides",
+    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="CLASS", help="take these classes; labels stay")
+    parser.add_argument(
+        "--both-directions",
+        action="store_true",
+        help="two classes instead: each clip as it is (forwards) and played backwards",
+    )
+    parser.set_defaults(run_part=_split)
+
+
 def _motion(args: argparse.Namespace) -> int:
     videos = MotionSet(args.size, args.frames, args.classes, args.seed, args.kind, args.difficulty)
     total = args.train + args.val
@@ -88,6 +109,24 @@ def _index(args: argparse.Namespace) -> int:
         (args.out.parent / CLASSES_FILE).write_text("".join(f"{name}\n" for name in listing.classes))
     write_manifest(args.out, rows)
     print(f"wrote {args.out}; its paths start at data.root={listing.root}")
+    return 0
+
+
+def _split(args: argparse.Namespace) -> int:
+    try:
+        sizes = split_manifest(
+            args.manifest,
+            args.out,
+            folds=args.folds,
+            group=args.group,
+            only=args.only,
+            both_directions=args.both_directions,
+        )
+    except OSError as error:
+        raise ValueError(f"{args.out}: cannot be written ({error.strerror or error})") from error
+    for number, (train, val) in enumerate(sizes, 1):
+        print(f"{args.out / f'fold{number}'}: {train:,} clips to train on, {val:,} to validate on")
+    print(f"their paths start where those of {args.manifest} do: give data.root")
     return 0
 
 

@@ -26,10 +26,14 @@ def split_manifest(
     clip's group. The sorted groups are cut into `folds` parts as equal as can be, and fold k validates on part k.
     only: the classes that are taken (all where empty). both_directions: the classes become forwards and backwards, and
     every clip is there twice, once played backwards; a network that cannot see time then cannot beat chance.
-    Raises ValueError where the expression is no good, or there are fewer groups than folds.
+    Raises ValueError where the expression is no good, there are fewer groups than folds, or both directions are
+    wanted of clips of which some are reversed already.
     """
     source = read_manifest(manifest)
     rows = _chosen(source, only)
+    backwards = next((row.path for row in rows if row.reversed), None)
+    if both_directions and backwards is not None:
+        raise ValueError(f"{source.source}: {backwards} is reversed already; both directions want unreversed clips")
     groups = [_group_of(row.path, group) for row in rows]
     parts = _parts(sorted(set(groups)), folds)
     classes = ("forwards", "backwards") if both_directions else source.classes
