@@ -83,8 +83,7 @@ def _open(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
 
 def _container(path: str, source: Any) -> InputContainer:
     try:
-        container: InputContainer = av.open(source, **_OPEN)
-        return container
+        return cast(InputContainer, av.open(source, **_OPEN))
     except (av.InvalidDataError, av.ArgumentError) as error:
         raise DecodeError(
             path, "is no video of a kind that is read here, or its header is damaged"
@@ -300,7 +299,8 @@ def probe(path: str | os.PathLike[str]) -> VideoInfo:
     Raises DecodeError for anything that is no video, and for a video that is damaged or cut short anywhere.
     """
     path = os.fspath(path)
-    with _open(path) as (container, stream), _error_log() as log:
+    # The log from before the opening on: a short file is read to its end by it.
+    with _error_log() as log, _open(path) as (container, stream):
         tally = Tally(stream.time_base)
         width, height, rotation = _tally_all(container, stream, tally)
         if any(entry.pos + entry.size > container.size for entry in stream.index_entries):
@@ -312,8 +312,7 @@ def probe(path: str | os.PathLike[str]) -> VideoInfo:
         if tally.damage or not tally.num_frames:
             reason = tally.damage or "no frame can be decoded"
             raise DecodeError(path, f"{reason} ({tally.num_frames} frames decoded)")
-        rate = stream.average_rate or stream.guessed_rate
-        fps = float(rate) if rate else None
+        fps = float(stream.average_rate or stream.guessed_rate or 0) or None
         codec = stream.codec_context.name
         return VideoInfo(tally.num_frames, fps, width, height, tally.duration, codec, rotation)
 
@@ -321,13 +320,16 @@ def probe(path: str | os.PathLike[str]) -> VideoInfo:
 @contextmanager
 def _error_log() -> Iterator[list[tuple[int, str, str]]]:
     """What FFmpeg logs as an error meanwhile: (level, speaker, line); some damage shows nowhere else."""
-    level = av.logging.get_level()
+    level, skip_repeated = av.logging.get_level(), av.logging.get_skip_repeated()
     av.logging.set_level(av.logging.ERROR)
+    # Else a line that the file before had too is held back.
+    av.logging.set_skip_repeated(False)
     try:
         with av.logging.Capture() as lines:
             yield lines
     finally:
         av.logging.set_level(level)
+        av.logging.set_skip_repeated(skip_repeated)
 
 
 def _tally_all(container: InputContainer, stream: VideoStream, tally: Tally) -> tuple[int, int, int]:
