@@ -1,0 +1,324 @@
+"""The spec: what is accepted, what is refused, and that each refusal can be acted on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from summit_train.spec import MINIMUM_FRAMES, Spec, SpecError, dump_spec, load_spec, spec_from_values
+from summit_train.structure import ARCHS, BLOCKS, minimum_frames
+
+# Four lines: name 1, model 2, data 3, scale 4.
+TEXT = """name: t
+model: {arch: tsm, num_classes: 400}
+data: {train: train.csv, val: val.csv}
+scale: {gpus: 6, clips_per_gpu: 16}
+"""
+
+
+def _values(**sections: Any) -> dict[str, Any]:
+    values = {"name": "t", "model": {"arch": "tsm", "num_classes": 400}, "data": {"train": "a", "val": "b"}}
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section} if isinstance(section, dict) else section  # type: ignore[dict-item]
+    return values
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., Spec]:
+    """Loads TEXT with more lines behind it and overrides."""
+
+    def load(more: str = "", *overrides: str) -> Spec:
+        path = tmp_path / "spec.yaml"
+        path.write_text(TEXT + more)
+        return load_spec(path, overrides)
+
+    return load
+
+
+@pytest.fixture
+def refused(load: Callable[..., Spec], tmp_path: Path) -> Callable[..., list[str]]:
+    """The lines of the refusal, without the folder."""
+
+    def refused(more: str = "", *overrides: str) -> list[str]:
+        with pytest.raises(SpecError) as caught:
+            load(more, *overrides)
+        return str(caught.value).replace(f"{tmp_path}/", "").split("\n")
+
+    return refused
+
+
+def test_defaults_are_the_papers_recipe(load: Callable[..., Spec]) -> None:
+    spec = load()
+    assert spec.optimizer.model_dump() == {
+        "name": "sgd", "momentum": 0.9, "weight_decay": 1e-4, "base_lr": 0.00125, "base_batch": 8,
+        "lr_scaling": "linear", "clip_norm": None, "compression": "none",
+    }  # fmt: skip
+    assert spec.schedule.model_dump() == {"epochs": 100, "warmup_epochs": 5, "decay": "cosine"}
+    assert spec.model.dropout == 0
+    assert (spec.evaluate.clips, spec.evaluate.short_side, spec.evaluate.last_checkpoints) == (10, 256, 5)
+    assert (spec.data.num_frames, spec.data.crop, spec.data.short_side) == (8, 224, (256, 320))
+    assert spec.model.shift_fraction == 1 / 8
+    assert spec.run_path == Path("runs/t")
+
+
+def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(
+    refused: Callable[..., list[str]],
+) -> None:
+    lines = refused(
+        "optimizer:\n  momentun: 0.9\n  base_lr: fast\nprecision: fp8\nseed: -1\n", "model.width=0"
+    )
+    assert sorted(lines) == [
+        "override 'model.width=0': model.width: Input should be greater than 0, got 0",
+        "spec.yaml:6: optimizer.momentun: unknown key; did you mean momentum? valid: name, momentum, weight_decay, "
+        "base_lr, base_batch, lr_scaling, clip_norm, compression",
+        "spec.yaml:7: optimizer.base_lr: Input should be a valid number, got 'fast'",
+        "spec.yaml:8: precision: 'fp8' is no choice; valid: fp32, fp16, bf16, fp64",
+        "spec.yaml:9: seed: Input should be greater than or equal to 0, got -1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "overrides", "start", "parts"),
+    [
+        ("optimiser: {}\n", (), "spec.yaml:5: optimiser: unknown key", ("did you mean optimizer?", "schedule")),
+        ("zzz: 1\n", (), "spec.yaml:5: zzz: unknown key; valid: name, seed, model", ("run_dir",)),
+        ("", ("model.ach=tsm",), "override 'model.ach=tsm': model.ach: unknown key", ("did you mean arch?",)),
+        ("", ("mdel.arch=tsm",), "override 'mdel.arch=tsm': mdel: unknown key", ("did you mean model?",)),
+        ("", ("extends=a.yaml",), "override 'extends=a.yaml': extends: unknown key", ()),
+        ("", ("model.arch=tsmm",), "override 'model.arch=tsmm': model.arch: 'tsmm' is no choice", ("mean tsm?", "tsn")),
+        ("", ("model={arch: tsm}",), "override 'model={arch: tsm}': model.num_classes: is missing", ("no default",)),
+        ("schedule: 100\n", (), "spec.yaml:5: schedule: a section of keys is wanted, got 100", ()),
+        ("schedule:\n", (), "spec.yaml:5: schedule: a section of keys is wanted, got None", ()),
+        ("schedule: {epochs: '100'}\n", (), "spec.yaml:5: schedule.epochs: ", ("integer", "got '100'")),
+        ("schedule: {epochs: 1.5}\n", (), "spec.yaml:5: schedule.epochs: ", ("integer", "got 1.5")),
+        ("schedule: {epochs: true}\n", (), "spec.yaml:5: schedule.epochs: ", ("integer", "got True")),
+        ("schedule: {epochs: 0}\n", (), "spec.yaml:5: schedule.epochs: ", ("greater than or equal to 1",)),
+        ("optimizer: {base_lr: .nan}\n", (), "spec.yaml:5: optimizer.base_lr: ", ("finite", "got nan")),
+        ("optimizer: {base_lr: 0}\n", (), "spec.yaml:5: optimizer.base_lr: ", ("greater than 0",)),
+        ("optimizer: {momentum: 1}\n", (), "spec.yaml:5: optimizer.momentum: ", ("less than 1",)),
+        ("seed: 9223372036854775808\n", (), "spec.yaml:5: seed: ", ("less than 9223372036854775808",)),
+        ("evaluate: {crops: 2}\n", (), "spec.yaml:5: evaluate.crops: 2 is no choice; valid: 1, 3, full", ()),
+        ("evaluate: {crops: ful}\n", (), "spec.yaml:5: evaluate.crops: 'ful' is no choice; did you mean full?", ()),
+        ("", ("data.short_side=256",), "override 'data.short_side=256': data.short_side: ", ("array",)),
+        ("", ("data.short_side=[256]",), "override 'data.short_side=[256]': data.short_side.1: is missing", ()),
+        ("", ("data.short_side=[1, 2, 3]",), "override 'data.short_side=[1, 2, 3]': data.short_side: ", ("at most 2",)),
+        ("", ("data.flip=1",), "override 'data.flip=1': data.flip: ", ("boolean",)),
+        ("", ("data.train=",), "override 'data.train=': data.train: ", ("string", "got None")),
+        ("", ("data.train=''",), "override \"data.train=''\": data.train: a path is wanted", ()),
+        ("", ("data.train=$NO_SUCH_NAME/a",), "override 'data.train=$NO_SUCH_NAME/a': data.train: ",
+         ("the environment variable $NO_SUCH_NAME is not set",)),
+        ("", ("data.root=${NO_SUCH_NAME}",), "override 'data.root=${NO_SUCH_NAME}': data.root: ",
+         ("the environment variable ${NO_SUCH_NAME} is not set",)),
+        ("", ("name=a/b",), "override 'name=a/b': name: the name becomes a folder", ("without '/'", "got 'a/b'")),
+        ("", ("name=..",), "override 'name=..': name: the name becomes a folder", ()),
+        ("", ("name='.'",), "override \"name='.'\": name: the name becomes a folder", ()),
+        ("", ("name=''",), "override \"name=''\": name: the name becomes a folder", ()),
+        ("", ('name="a\\0"',), "override 'name=\"a\\\\0\"': name: the name becomes a folder", ()),
+        ("", ("name=" + "é" * 101,), "override 'name=ééé", ("the name becomes a folder: 1 to 200 bytes",)),
+        ("", ("name=7",), "override 'name=7': name: ", ("string", "got 7")),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_placed_and_the_right_value_is_told(
+    refused: Callable[..., list[str]],
+    more: str,
+    overrides: tuple[str, ...],
+    start: str,
+    parts: tuple[str, ...],
+) -> None:
+    (line,) = refused(more, *overrides)
+    assert line.startswith(start)
+    assert all(part in line for part in parts), line
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "part"),
+    [
+        (["data.short_side=[320, 256]"], "data.short_side", "[low, high] is wanted, got [320, 256]"),
+        (["data.crop=257"], "data.crop", "a crop of 257 does not fit a short side of 256"),
+        (
+            ["schedule.epochs=5", "schedule.warmup_epochs=5.5"],
+            "schedule.warmup_epochs",
+            "5.5 epochs is longer",
+        ),
+        (
+            ["data.num_frames=15", "model.arch=i3d_3x3x3"],
+            "data.num_frames",
+            "at least 16 frames are wanted, got 15",
+        ),
+        (
+            ["model.arch=i3d_3x1x1", "data.num_frames=7"],
+            "data.num_frames",
+            "at least 8 frames are wanted, got 7",
+        ),
+        (["model.arch=i3d_3x1x1", "model.backbone=resnet18"], "model.backbone", "valid: resnet50, resnet101"),
+        (
+            ["checkpoint.keep=3"],
+            "evaluate.last_checkpoints",
+            "5 checkpoints are wanted, but checkpoint.keep is 3",
+        ),
+    ],
+)
+def test_impossible_combinations_are_refused(
+    refused: Callable[..., list[str]], overrides: list[str], key: str, part: str
+) -> None:
+    (line,) = refused("", *overrides)
+    assert f": {key}: " in line
+    assert part in line
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data.crop=256"],
+        ["data.crop=300", "data.augment=multi_scale_crop"],  # it scales its crop to the video
+        ["schedule.warmup_epochs=100"],
+        ["schedule.warmup_epochs=0"],
+        ["model.arch=i3d_3x3x3", "data.num_frames=16", "model.backbone=resnet18"],
+        ["model.arch=i3d_3x1x1", "data.num_frames=8"],
+        ["data.num_frames=1"],
+        ["checkpoint.keep=5"],
+        ["data.short_side=[256, 256]"],
+        ["scale.gpus=null"],
+        ["evaluate.crops=full"],
+        ["optimizer.clip_norm=20"],
+    ],
+    ids=str,
+)
+def test_the_edge_of_the_possible_is_accepted(load: Callable[..., Spec], overrides: list[str]) -> None:
+    load("", *overrides)
+
+
+def test_choices_and_limits_are_those_of_the_networks() -> None:
+    assert set(MINIMUM_FRAMES) == set(ARCHS)
+    assert all(minimum_frames(arch) == frames for arch, frames in MINIMUM_FRAMES.items())
+    schema = Spec.model_json_schema()["$defs"]["ModelSpec"]["properties"]
+    assert set(schema["arch"]["enum"]) == set(ARCHS)
+    assert set(schema["backbone"]["enum"]) == set(BLOCKS)
+
+
+def test_numbers_without_a_dot_are_numbers(load: Callable[..., Spec]) -> None:
+    assert load("optimizer: {weight_decay: 1e-4}\n", "optimizer.base_lr=2e-3").optimizer.weight_decay == 1e-4
+    assert load("", "optimizer.base_lr=2e-3").optimizer.base_lr == 0.002
+    assert load("", "optimizer.base_lr=1").optimizer.base_lr == 1.0
+
+
+def test_paths_are_expanded(load: Callable[..., Spec], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/of me")
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    overrides = ["data.train=~/t.csv", "data.val=$SCRATCH/v.csv", "data.root=${SCRATCH}x", "run_dir='a~$ b'"]
+    spec = load("", *overrides)
+    assert (spec.data.train, spec.data.val, spec.data.root) == (
+        "/home/of me/t.csv",
+        "/scratch/v.csv",
+        "/scratchx",
+    )
+    assert spec.run_dir == "a~$ b"
+
+
+HOSTILE = ["a b", "-rf", "$(reboot)", "`id`", "a;b", "a'b\"c", "<script>", "{{7*7}}", "%s%n", "é漢🎬", "1e5",
+           "null", "true", "a: b", "# no", "- a", "a\nb", "a\x85b", "\u202e", "*", "C:\\x", "...", "~", "[",
+           "é" * 100]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_is_a_name(tmp_path: Path, name: str) -> None:
+    spec = spec_from_values(_values(name=name, run_dir=str(tmp_path)), "here")
+    assert spec.name == name
+    path = tmp_path / "spec.yaml"
+    path.write_text(dump_spec(spec), encoding="utf-8")
+    assert load_spec(path) == spec
+    spec.run_path.mkdir()
+    assert spec.run_path.parent == tmp_path
+
+
+def _sections() -> list[BaseModel]:
+    spec = spec_from_values(_values(), "here")
+    return [
+        spec,
+        *(getattr(spec, name) for name in Spec.model_fields if isinstance(getattr(spec, name), BaseModel)),
+    ]
+
+
+@pytest.mark.parametrize("section", _sections(), ids=lambda section: type(section).__name__)
+def test_every_section_is_frozen_and_strict(section: BaseModel) -> None:
+    for name in type(section).model_fields:
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(section, name, getattr(section, name))
+    with pytest.raises(ValidationError, match=r"frozen|no field"):
+        section.something_new = 1  # type: ignore[attr-defined]
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        type(section).model_validate({**section.model_dump(), "something_new": 1})
+
+
+def test_values_of_a_checkpoint_are_checked_too() -> None:
+    with pytest.raises(SpecError, match=r"^step_00000001\.pt: model\.arch: 'resnext' is no choice"):
+        spec_from_values(_values(model={"arch": "resnext"}), "step_00000001.pt")
+
+
+def test_an_alias_within_itself_is_refused(refused: Callable[..., list[str]]) -> None:
+    assert "stands within what it names" in refused("watch: &w {stall_seconds: *w}\n")[0]
+
+
+# Text that may stand in a path: no NUL, no variables, no home.
+PATHS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0$~"), min_size=1, max_size=12)
+NAMES = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1, max_size=40
+).filter(lambda name: name not in (".", ".."))
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> Spec:
+    """Specs of many kinds, each possible."""
+    low = draw(st.integers(32, 300))
+    epochs = draw(st.integers(1, 300))
+    keep = draw(st.integers(1, 9))
+    return spec_from_values(
+        {
+            "name": draw(NAMES),
+            "seed": draw(st.integers(0, 2**63 - 1)),
+            "model": {
+                "arch": draw(st.sampled_from(ARCHS)),
+                "backbone": draw(st.sampled_from(["resnet50", "resnet101"])),
+                "width": draw(st.floats(0.01, 8)),
+                "num_classes": draw(st.integers(1, 1000)),
+                "pretrained": draw(st.none() | PATHS),
+            },
+            "data": {
+                "train": draw(PATHS),
+                "val": draw(PATHS),
+                "root": draw(st.none() | PATHS),
+                "num_frames": draw(st.integers(16, 64)),
+                "short_side": [low, low + draw(st.integers(0, 99))],
+                "crop": draw(st.integers(1, low)),
+                "flip": draw(st.booleans()),
+            },
+            "scale": {"gpus": draw(st.none() | st.integers(1, 10**6))},
+            "optimizer": {
+                "base_lr": draw(st.floats(1e-300, 1e300)),
+                "clip_norm": draw(st.none() | st.floats(1e-9, 1e9)),
+            },
+            "schedule": {"epochs": epochs, "warmup_epochs": draw(st.floats(0, epochs))},
+            "precision": draw(st.sampled_from(["fp32", "fp16", "bf16", "fp64"])),
+            "evaluate": {
+                "crops": draw(st.sampled_from([1, 3, "full"])),
+                "last_checkpoints": draw(st.integers(1, keep)),
+            },
+            "checkpoint": {"keep": keep},
+            "run_dir": draw(PATHS),
+        },
+        "drawn",
+    )
+
+
+@given(specs())
+def test_a_dumped_spec_loads_as_the_same_spec(tmp_path_factory: pytest.TempPathFactory, spec: Spec) -> None:
+    path = tmp_path_factory.getbasetemp() / "dumped.yaml"
+    path.write_text(dump_spec(spec), encoding="utf-8")
+    assert load_spec(path) == spec
+    assert spec_from_values(spec.model_dump(mode="json"), "checkpoint") == spec
