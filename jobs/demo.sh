@@ -14,12 +14,14 @@ fi
 
 launch=(mpirun -np "$ranks")
 if [[ $(mpirun --version 2>&1) == *"Open MPI"* ]]; then
-    launch+=(--oversubscribe --bind-to none)
+    launch+=(--oversubscribe --bind-to none --mca mpi_yield_when_idle 1)
 fi
-settings=("data.train=$out/train.csv" "data.val=$out/val.csv" "data.root=$out/videos" "run_dir=$out/runs")
+settings=("data.train=$out/train.csv" "data.val=$out/val.csv" "run_dir=$out/runs")
+
+[[ -t 1 ]] && export TTY_COMPATIBLE=1 # the ranks' output goes through mpirun to this terminal
 
 if [[ ! -f $out/val.csv ]]; then
-    summit-train data motion "$out" --train 1024 --val 256
+    summit-train data motion "$out" --train 320 --val 120
 fi
 for network in tsm tsn; do
     echo "== $network on $ranks ranks"

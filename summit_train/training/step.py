@@ -160,7 +160,7 @@ class TrainStep:
             loss, correct = self._forward(index, batch)
             if index == self._accumulation - 1:
                 self.statistics.start_mean()
-            torch.autograd.backward(loss * (self.loss_scale.scale / self._accumulation))
+            torch.autograd.backward(loss * self.loss_scale.scale / self._accumulation)
             losses.append(loss.detach())
             corrects.append(correct)
         assert len(losses) == self._accumulation

@@ -1,0 +1,60 @@
+"""Fixtures that several folders of tests share: a small real data set, and a spec that trains on it in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from summit_train.data.motion import MotionSet, write_motion_set
+
+torch.set_num_threads(1)
+
+WriteSpec = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def motion_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 training and 101 validation videos of 32 x 32 pixels and 8 frames, 4 classes: real mp4 files."""
+    folder = tmp_path_factory.mktemp("motion")
+    for _ in write_motion_set(folder, 80, 101, MotionSet(size=32, num_frames=8)):
+        pass
+    return folder
+
+
+@pytest.fixture
+def write_spec(motion_set: Path, tmp_path: Path) -> WriteSpec:
+    """Writes a spec that trains a tiny TSM on `motion_set`: 4 virtual GPUs of 2 clips, 10 steps an epoch, 2 epochs.
+
+    Sections given as keywords are laid over it: write_spec(name="a", schedule={"epochs": 1}).
+    """
+
+    def write(name: str = "run", **sections: object) -> Path:
+        values: dict[str, object] = {
+            "name": name,
+            "model": {"arch": "tsm", "backbone": "resnet18", "width": 0.125, "num_classes": 4, "dropout": 0.2},
+            "data": {
+                "train": str(motion_set / "train.csv"),
+                "val": str(motion_set / "val.csv"),
+                "num_frames": 4,
+                "frame_stride": 1,
+                "short_side": [32, 40],
+                "crop": 32,
+                "workers": 0,
+            },
+            "scale": {"gpus": 4, "clips_per_gpu": 2},
+            "optimizer": {"base_lr": 0.005, "weight_decay": 1e-3},
+            "schedule": {"epochs": 2, "warmup_epochs": 1},
+            "evaluate": {"every_epochs": 0, "clips": 1, "short_side": 32, "last_checkpoints": 1},
+            "run_dir": str(tmp_path / "runs"),
+        }
+        for section, keys in sections.items():
+            values[section] = {**values[section], **keys} if isinstance(keys, dict) else keys  # type: ignore[dict-item]
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(values))
+        return path
+
+    return write

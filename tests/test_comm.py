@@ -1,0 +1,98 @@
+"""The serial world, and that it has every function of the other."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import pytest
+import torch
+
+from summit_train.comm import HorovodWorld, SerialWorld, World, WorldError, open_world
+from tests.worlds import lines, needs_ranks, run
+
+
+def test_the_serial_twin_has_the_same_functions() -> None:
+    names = [name for name in vars(World) if not name.startswith("_") and callable(getattr(World, name))]
+    assert len(names) >= 10
+    for name in names:
+        wanted = inspect.signature(getattr(World, name))
+        for twin in (SerialWorld, HorovodWorld):
+            assert inspect.signature(getattr(twin, name)) == wanted, f"{twin.__name__}.{name}"
+
+
+def test_a_world_of_one_needs_no_mpi() -> None:
+    program = """
+import sys
+from summit_train.comm import open_world
+world = open_world(1)
+print(world.rank, world.size, world.gather("x"), world.broadcast(3), "mpi4py" in sys.modules, "horovod" in sys.modules)
+"""
+    assert run(0, "-c", program) == (0, "0 1 ['x'] 3 False False\n")
+
+
+def test_more_processes_than_the_world_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Small(SerialWorld):
+        size = 1
+
+    monkeypatch.setattr("summit_train.comm.HorovodWorld", Small)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    with pytest.raises(WorldError, match="4 processes were started, but Horovod joined 1"):
+        open_world(4)
+
+
+_WORLD = """
+import json, sys
+import torch
+from summit_train.comm import open_world
+world = open_world(int(sys.argv[1]))
+mine = torch.tensor([float(world.rank), 1.0], dtype=torch.float64)
+total = world.sum(mine, "total").tolist()
+mean = torch.full((3,), float(world.rank + 1))
+world.finish(world.start_mean(mean, "mean"))
+said = world.broadcast(f"from {world.rank}")
+ranks = world.gather((world.rank, said, mean.tolist(), total))
+world.barrier()
+if ranks is not None:
+    print(json.dumps({"ranks": ranks, "local": [world.local_rank, world.local_size]}))
+world.close()
+"""
+
+
+@needs_ranks
+def test_sums_means_and_objects_over_3_ranks() -> None:
+    status, output = run(3, "-c", _WORLD, "3", timeout=90)
+    assert status == 0, output
+    result = json.loads(next(line for line in lines(output) if line.startswith("{")))
+    assert result["ranks"] == [[rank, "from 0", [2.0, 2.0, 2.0], [3.0, 3.0]] for rank in range(3)]
+    assert result["local"] == [0, 3]
+
+
+@needs_ranks
+def test_gradients_are_averaged_over_ranks_and_summed_over_passes() -> None:
+    """Rank r's two passes have the gradients r + 1 and 2 (r + 1): 3 (r + 1), on average over two ranks 4.5."""
+    program = """
+import torch
+from summit_train.comm import open_world
+world = open_world(2)
+weight = torch.nn.Parameter(torch.zeros(2))
+optimizer = world.wrap(torch.optim.SGD([weight], lr=1.0), [("weight", weight)], 2, "none")
+for factor in (1, 2):
+    (weight * factor * (world.rank + 1)).sum().backward()
+world.synchronize(optimizer)
+world.update(optimizer)
+print(f"rank {world.rank}: {weight.tolist()}", flush=True)
+world.close()
+"""
+    status, output = run(2, "-c", program, timeout=90)
+    assert status == 0, output
+    assert sorted(line for line in lines(output) if line.startswith("rank")) == [
+        "rank 0: [-4.5, -4.5]",
+        "rank 1: [-4.5, -4.5]",
+    ]
+
+
+def test_serial_sums_and_means_leave_a_tensor_as_it_is() -> None:
+    world, tensor = SerialWorld(), torch.arange(3.0)
+    world.finish(world.start_mean(tensor, "mean"))
+    assert world.sum(tensor, "sum").tolist() == [0, 1, 2]

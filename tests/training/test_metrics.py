@@ -1,0 +1,55 @@
+"""What a run writes down and shows."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from summit_train.training.metrics import RunLog, duration
+
+_STEP = {"epoch": 0, "loss": 1.25, "lr": 0.1, "clips_per_second": 8.0, "step_s": 1.0, "data_wait_s": 0.25, "top1": 50.0}
+
+
+def _log(folder: Path, start: int = 0) -> RunLog:
+    return RunLog(folder, "a b", start, 4, interactive=False)
+
+
+def test_records_are_lines_of_json_and_events(tmp_path: Path) -> None:
+    with _log(tmp_path) as log:
+        log.step(step=1, **_STEP)
+        log.step(step=2, **(_STEP | {"loss": math.nan}))
+        log.write("eval", epoch=1, step=2, top1=75.0, top5=100.0, videos=4)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(r["kind"], r["step"]) for r in records] == [("step", 1), ("step", 2), ("eval", 2)]
+    assert records[0]["loss"] == 1.25 and records[1]["loss"] is None
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("step/loss")] == [(1, 1.25)]
+    assert [(e.step, e.value) for e in events.Scalars("eval/top1")] == [(2, 75.0)]
+
+
+def test_half_a_line_of_a_killed_run_stays_its_own_line(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "step", "st')
+    with _log(tmp_path) as log:
+        log.write("start", step=0)
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines()[1] == '{"kind": "start", "step": 0}'
+
+
+def test_plain_lines_where_the_output_is_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last step is always shown; the ones before only every ten seconds."""
+    with _log(tmp_path) as log:
+        for step in range(1, 5):
+            log.step(step=step, **_STEP)
+        log.say("[bold]as it is[/bold]")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "a b: step 4/4  epoch 0  loss 1.2500  lr 0.1  8.0 clips/s  data wait 25 %  0 s left"
+    assert said[1] == "[bold]as it is[/bold]"
+
+
+def test_durations_as_people_write_them() -> None:
+    assert [duration(s) for s in (0.4, 59.6, 200, 3599.6, 7500)] == [
+        "0 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "2 h 05 min"
+    ]  # fmt: skip

@@ -1,0 +1,136 @@
+"""Promise 1 and 8 with real ranks: the same run on any number of them, and one rank's failure ends all, by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import WriteSpec
+from tests.worlds import command, lines, needs_ranks, run, succeed
+
+pytestmark = needs_ranks
+
+
+def _checkpoint(tmp_path: Path, name: str, step: int = 20) -> dict[str, torch.Tensor]:
+    """Weights and running statistics of a run's checkpoint."""
+    path = tmp_path / "runs" / name / "checkpoints" / f"step_{step:08d}.pt"
+    state: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["model"]
+    return state
+
+
+def _largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Largest relative difference (of norms) over all tensors; running statistics and counters included."""
+    assert one.keys() == other.keys()
+    differences = [
+        float((one[key].double() - other[key].double()).norm() / one[key].double().norm().clamp(min=1e-30))
+        for key in one
+    ]
+    assert len(differences) > 100
+    return max(differences)
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("fp64", 1e-12), ("fp32", 1e-5)])
+def test_4_ranks_x_1_are_2_x_2_are_1_x_4(
+    write_spec: WriteSpec, tmp_path: Path, precision: str, bound: float
+) -> None:
+    """4 virtual GPUs, 20 steps, dropout and running statistics included."""
+    for ranks in (1, 2, 4):
+        succeed(ranks, "train", str(write_spec(f"on{ranks}", precision=precision)))
+    alone = _checkpoint(tmp_path, "on1")
+    assert int(alone["bn1.num_batches_tracked"]) == 20
+    for ranks in (2, 4):
+        assert _largest_difference(alone, _checkpoint(tmp_path, f"on{ranks}")) <= bound
+    plan = json.loads((tmp_path / "runs/on2/plan.json").read_text())
+    assert (plan["ranks"], plan["virtual_gpus"], plan["accumulation"]) == (2, 4, 2)
+
+
+def test_a_run_of_1_rank_goes_on_on_2_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
+    whole = write_spec("whole", precision="fp64")
+    succeed(1, "train", str(whole))
+    short = write_spec("moved", precision="fp64")
+    succeed(1, "train", str(short))
+    for later in (tmp_path / "runs/moved/checkpoints").glob("step_00000020*"):
+        later.unlink()
+    output = succeed(2, "train", str(short))
+    assert "goes on from" in output and "step_00000010.pt" in output
+    assert _largest_difference(_checkpoint(tmp_path, "whole"), _checkpoint(tmp_path, "moved")) <= 1e-12
+
+
+def test_every_video_is_scored_once_on_any_number_of_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """101 videos, which neither 2 nor 3 divides."""
+    spec = str(write_spec(schedule={"epochs": 1}, scale={"gpus": 6, "clips_per_gpu": 4}))
+    succeed(0, "train", spec)
+    results = []
+    for ranks in (1, 2, 3):
+        output = succeed(ranks, "eval", spec, "--json")
+        results.append(json.loads(next(line for line in lines(output) if line.startswith("{"))))
+        scores = np.load(tmp_path / "runs/run/predictions/step_00000003.npz")
+        assert scores["video"].tolist() == list(range(101))
+        assert scores["scores"].shape == (101, 4)
+    assert results[0]["videos"] == 101
+    assert results[1] == results[0] and results[2] == results[0]
+
+
+def test_a_bad_video_ends_all_ranks_and_is_named(write_spec: WriteSpec, tmp_path: Path, motion_set: Path) -> None:
+    broken = tmp_path / "broken.mp4"
+    broken.write_bytes(b"this is no video" * 100)
+    rows = (motion_set / "train.csv").read_text().splitlines()
+    rows = [rows[0], *(f"{motion_set}/{row}" for row in rows[1:])]
+    rows[7] = f"{broken}," + rows[7].split(",", 1)[1]
+    (tmp_path / "train.csv").write_text("\n".join(rows) + "\n")
+    (tmp_path / "classes.txt").write_text((motion_set / "classes.txt").read_text())
+    status, output = command(2, "train", str(write_spec(data={"train": str(tmp_path / "train.csv")})), timeout=90)
+    assert status not in (0, 2)
+    assert str(broken) in output and "rank " in output and "step " in output
+
+
+_NAN_ON_RANK_1 = """
+import sys
+import torch
+from summit_train.__main__ import main
+from summit_train.models.resnet import VideoResNet
+from summit_train.cluster.launcher import find_launch
+import os
+honest = VideoResNet.forward
+calls = 0
+def forward(self, clips):
+    global calls
+    calls += 1
+    logits = honest(self, clips)
+    bad = find_launch(os.environ).rank == 1 and calls >= 5
+    return logits * float("nan") if bad else logits
+for kind in (VideoResNet, *VideoResNet.__subclasses__()):
+    if "forward" in vars(kind):
+        honest = kind.forward
+        kind.forward = forward
+sys.exit(main(["train", sys.argv[1]]))
+"""
+
+
+def test_two_steps_that_are_not_finite_end_the_run_and_name_the_rank(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """Rank 1's loss is NaN from its third step on (two virtual GPUs a rank); rank 0 alone would never know."""
+    status, output = run(2, "-c", _NAN_ON_RANK_1, str(write_spec()), timeout=90)
+    assert status not in (0, 2)
+    message = next(line for line in lines(output) if "steps in a row" in line)
+    assert "rank 1 on" in message and "rank 0 on" not in message
+    assert "step 3" in message and "step 4" in message and "videos/train_" in message
+    records = [json.loads(line) for line in (tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()]
+    skipped = {r["step"]: r["skipped"] for r in records if r["kind"] == "step"}
+    assert skipped[1] == skipped[2] == 0 and skipped[3] == 1
+
+
+def test_a_launcher_without_a_usable_horovod_is_refused(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """Two processes that each train a model of their own would look like a run."""
+    hidden = tmp_path / "hidden" / "horovod"
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").write_text("raise ImportError('libmpi.so.40: cannot open shared object file')\n")
+    env = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    program = f"import sys; sys.path.insert(0, {str(hidden.parent)!r}); from summit_train.__main__ import main\n"
+    program += f"sys.exit(main(['train', {str(write_spec())!r}]))"
+    status, output = run(0, "-c", program, env=env, timeout=60)
+    assert status == 2
+    assert "2 processes were started, but Horovod does not start" in output and "Traceback" not in output

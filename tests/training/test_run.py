@@ -1,0 +1,182 @@
+"""Whole runs of the program, alone: killed, stopped, resumed, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import WriteSpec
+from tests.worlds import command, start, succeed
+
+
+def _final(tmp_path: Path, name: str) -> dict[str, object]:
+    state = torch.load(tmp_path / f"runs/{name}/checkpoints/step_00000020.pt", weights_only=True)
+    assert state["step"] == 20
+    return state
+
+
+def _assert_bit_equal(one: dict[str, object], other: dict[str, object]) -> None:
+    for part in ("model", "optimizer", "loss_scale"):
+        flat_one, flat_other = _flat(one[part], part), _flat(other[part], part)
+        assert flat_one.keys() == flat_other.keys()
+        for key, value in flat_one.items():
+            same = torch.equal(value, flat_other[key]) if isinstance(value, torch.Tensor) else value == flat_other[key]
+            assert same, key
+
+
+def _flat(value: object, name: str) -> dict[str, object]:
+    if isinstance(value, dict):
+        return {k: v for key, part in value.items() for k, v in _flat(part, f"{name}.{key}").items()}
+    if isinstance(value, list):
+        return {k: v for key, part in enumerate(value) for k, v in _flat(part, f"{name}.{key}").items()}
+    return {name: value}
+
+
+def _steps(path: Path) -> list[int]:
+    if not path.exists():
+        return []
+    records = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    return [record["step"] for record in records if record["kind"] == "step"]
+
+
+def _wait_for_step(run: Path, step: int, process: object) -> None:
+    deadline = time.monotonic() + 120
+    while not any(done >= step for done in _steps(run / "metrics.jsonl")):
+        assert time.monotonic() < deadline, "the run does not get on"
+        assert process.poll() is None, process.communicate()[0]  # type: ignore[attr-defined]
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("uninterrupted")
+
+
+def test_a_killed_run_ends_bit_equal_to_one_that_was_not(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """SIGKILL in the middle of the second epoch; also from a checkpoint in the middle of one, after SIGUSR2."""
+    whole, killed = str(write_spec("whole")), str(write_spec("killed"))
+    succeed(0, "train", whole)
+    process = start(0, "-m", "summit_train", "train", killed)
+    _wait_for_step(tmp_path / "runs/killed", 13, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not (tmp_path / "runs/killed/checkpoints/step_00000020.pt").exists()
+    output = succeed(0, "train", killed)
+    assert "step_00000010.pt" in output
+    _assert_bit_equal(_final(tmp_path, "whole"), _final(tmp_path, "killed"))
+    assert _steps(tmp_path / "runs/killed/metrics.jsonl")[-10:] == list(range(11, 21))
+
+
+def test_a_run_asked_to_stop_exits_85_in_mid_epoch_and_goes_on_bit_equal(
+    write_spec: WriteSpec, tmp_path: Path
+) -> None:
+    whole, stopped = str(write_spec("whole")), str(write_spec("stopped"))
+    succeed(0, "train", whole)
+    process = start(0, "-m", "summit_train", "train", stopped)
+    _wait_for_step(tmp_path / "runs/stopped", 3, process)
+    os.kill(process.pid, signal.SIGUSR2)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 85, output
+    saved = sorted(p.name for p in (tmp_path / "runs/stopped/checkpoints").glob("*.pt"))
+    assert len(saved) == 1 and saved[0] not in ("step_00000010.pt", "step_00000020.pt")
+    assert "stopped by SIGUSR2" in output and saved[0] in output
+    succeed(0, "train", stopped)
+    _assert_bit_equal(_final(tmp_path, "whole"), _final(tmp_path, "stopped"))
+
+
+def test_a_run_leaves_what_the_contract_names(write_spec: WriteSpec, tmp_path: Path) -> None:
+    output = succeed(0, "train", str(write_spec(evaluate={"every_epochs": 1, "last_checkpoints": 2})))
+    run = tmp_path / "runs/run"
+    names = {path.name for path in run.iterdir()}
+    assert names >= {
+        "spec.yaml", "plan.json", "metrics.jsonl", "checkpoints", "eval.json", "predictions", "report.html"
+    }  # fmt: skip
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [r for r in records if r["kind"] == "step"]
+    assert [r["step"] for r in steps] == list(range(1, 21))
+    assert set(steps[0]) >= {"epoch", "loss", "lr", "clips_per_second", "step_s", "data_wait_s"}
+    # 8 clips, base_lr 0.005 for 8: the peak is 0.005, reached by step 10 in tenths
+    assert steps[0]["lr"] == pytest.approx(0.0005) and steps[9]["lr"] == pytest.approx(0.005)
+    evals = [r for r in records if r["kind"] == "eval"]
+    assert [(r["epoch"], r["step"], r["videos"]) for r in evals] == [(1, 10, 101), (2, 20, 101)]
+    result = json.loads((run / "eval.json").read_text())
+    assert result["videos"] == 101 and len(result["checkpoints"]) == 2
+    assert f"top-1 {result['top1_mean']:.2f}" in output
+    assert list((run / "tensorboard").glob("events.*"))
+    assert "Traceback" not in output and "0 s left" in output
+
+
+def test_started_again_when_done_it_trains_no_step(write_spec: WriteSpec, tmp_path: Path) -> None:
+    spec = str(write_spec(schedule={"epochs": 1}))
+    succeed(0, "train", spec)
+    succeed(0, "train", spec)
+    assert _steps(tmp_path / "runs/run/metrics.jsonl") == list(range(1, 11))
+
+
+def test_another_experiment_is_refused_with_the_difference(write_spec: WriteSpec, tmp_path: Path) -> None:
+    spec = str(write_spec(schedule={"epochs": 1}))
+    succeed(0, "train", spec)
+    status, output = command(0, "train", spec, "optimizer.momentum=0.5", "model.width=0.25")
+    assert status == 2 and "Traceback" not in output
+    assert "optimizer.momentum: the checkpoint has 0.9, this run 0.5" in output
+    assert "model.width: the checkpoint has 0.125, this run 0.25" in output and "--force-resume" in output
+    assert "forced: optimizer.momentum" in succeed(0, "train", spec, "optimizer.momentum=0.5", "--force-resume")
+
+
+def test_where_it_lies_and_how_fast_it_comes_is_no_other_experiment(write_spec: WriteSpec, tmp_path: Path) -> None:
+    spec = str(write_spec(schedule={"epochs": 1}))
+    succeed(0, "train", spec)
+    succeed(0, "train", spec, "data.workers=1", "evaluate.clips=2", "checkpoint.keep=3")
+
+
+def test_a_second_run_in_the_same_directory_is_refused(write_spec: WriteSpec, tmp_path: Path) -> None:
+    spec = str(write_spec(schedule={"epochs": 40}))
+    process = start(0, "-m", "summit_train", "train", spec)
+    try:
+        _wait_for_step(tmp_path / "runs/run", 1, process)
+        status, output = command(0, "train", spec)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert status == 2
+    assert "another run is using this directory" in output and f"process {process.pid}" in output
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": {"train": "EMPTY"}}, "empty.csv"),
+        ({"data": {"train": "RANGE"}}, "label 9 is out of range"),
+        ({"data": {"train": "nowhere.csv"}}, "data.train: there is no nowhere.csv"),
+        ({"scale": {"gpus": 64}}, "80 clips, less than one global batch of 128"),
+        ({"model": {"pretrained": "nothing.pth"}}, "nothing.pth"),
+    ],
+)
+def test_bad_input_exits_2_with_one_message(
+    write_spec: WriteSpec, tmp_path: Path, changes: dict[str, dict[str, object]], message: str
+) -> None:
+    (tmp_path / "empty.csv").write_text("path,label\n")
+    (tmp_path / "range.csv").write_text("path,label\na.mp4,9\n" + "a.mp4,1\n" * 80)
+    files = {"EMPTY": str(tmp_path / "empty.csv"), "RANGE": str(tmp_path / "range.csv")}
+    for keys in changes.values():
+        keys.update({key: files[value] for key, value in keys.items() if isinstance(value, str) and value in files})
+    status, output = command(0, "train", str(write_spec(**changes)))
+    assert status == 2, output
+    assert message in output and "Traceback" not in output
+
+
+def test_a_folder_in_place_of_a_video_is_named_and_nothing_is_lost(
+    write_spec: WriteSpec, tmp_path: Path, motion_set: Path
+) -> None:
+    rows = [f"{motion_set}/videos/train_{i:06d}.mp4,{i % 4}" for i in range(20)]
+    rows[15] = f"{tmp_path},3"
+    (tmp_path / "some.csv").write_text("path,label\n" + "\n".join(rows) + "\n")
+    status, output = command(0, "train", str(write_spec(data={"train": str(tmp_path / "some.csv")})))
+    assert status == 1 and "Traceback" not in output
+    assert f"{tmp_path}: " in output and "rank 0 on" in output and "step " in output

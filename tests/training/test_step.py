@@ -1,0 +1,211 @@
+"""One step against the same arithmetic written out, and what a step must not do when a number is not finite."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from summit_train.comm import SerialWorld
+from summit_train.data.loader import MicroBatch
+from summit_train.models import build_model
+from summit_train.optim.sgd import build_sgd, start_momentum
+from summit_train.training.step import LossScale, Normalise, TrainStep
+
+CPU = torch.device("cpu")
+
+
+def _micro_batches(count: int, clips: int = 2, frames: int = 4, side: int = 32) -> list[MicroBatch]:
+    generator = torch.Generator().manual_seed(7)
+    return [
+        MicroBatch(
+            step=0,
+            virtual_gpu=number,
+            clips=torch.randint(0, 256, (clips, frames, side, side, 3), dtype=torch.uint8, generator=generator),
+            labels=torch.randint(0, 5, (clips,), generator=generator),
+            ids=torch.arange(clips),
+        )
+        for number in range(count)
+    ]
+
+
+def _model(dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> nn.Module:
+    generator = torch.Generator().manual_seed(1)
+    return build_model("tsm", "resnet18", 4, 5, width=0.125, dropout=dropout, generator=generator).to(dtype)
+
+
+def _step(
+    model: nn.Module, accumulation: int, precision: str = "fp64", clip_norm: float | None = None, decay: float = 0.1
+) -> TrainStep:
+    optimizer = build_sgd(model, momentum=0.9, weight_decay=decay)
+    start_momentum(optimizer)
+    return TrainStep(
+        model, optimizer, SerialWorld(), seed=0, accumulation=accumulation, precision=precision,
+        clip_norm=clip_norm, device=CPU,
+    )  # fmt: skip
+
+
+def _reference_gradients(model: nn.Module, batches: Sequence[MicroBatch]) -> dict[str, torch.Tensor]:
+    """The mean over the micro-batches of each one's gradient, one backward pass at a time."""
+    total: dict[str, torch.Tensor] = {}
+    for batch in batches:
+        model.zero_grad()
+        loss = functional.cross_entropy(model(Normalise(torch.float64, CPU)(batch.clips)), batch.labels)
+        torch.autograd.backward(loss)
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            total[name] = total.get(name, 0) + parameter.grad / len(batches)
+    return total
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
+def test_two_steps_are_sgd_with_momentum_on_the_mean_gradient(clip_norm: float | None) -> None:
+    model = _model()
+    reference = copy.deepcopy(model)
+    batches = _micro_batches(3)
+    step = _step(model, 3, clip_norm=clip_norm)
+    momentum = {name: torch.zeros_like(p) for name, p in reference.named_parameters()}
+    for lr in (0.1, 0.05):
+        result = step(batches, lr)
+        gradients = _reference_gradients(reference, batches)
+        norm = torch.stack([g.norm() for g in gradients.values()]).norm()
+        factor = 1.0 if clip_norm is None else min(1.0, clip_norm / float(norm))
+        with torch.no_grad():
+            for name, parameter in reference.named_parameters():
+                decay = 0.1 if parameter.ndim > 1 else 0.0
+                momentum[name] = 0.9 * momentum[name] + factor * gradients[name] + decay * parameter
+                parameter -= lr * momentum[name]
+        vote = result.read(6, 3, 1)
+        assert not vote.skipped and not vote.broken
+    for (name, one), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+        # grad_scale goes through the fused kernel in single precision
+        rtol = 1e-12 if clip_norm is None else 1e-6
+        torch.testing.assert_close(one, other, rtol=rtol, atol=rtol * 1e-2, msg=name)
+
+
+def test_the_vote_has_the_mean_loss_the_top1_and_the_wishes() -> None:
+    model = _model()
+    batches = _micro_batches(2)
+    with torch.no_grad():
+        logits = [copy.deepcopy(model)(Normalise(torch.float64, CPU)(b.clips)) for b in batches]
+    loss = sum(float(functional.cross_entropy(x, b.labels)) for x, b in zip(logits, batches, strict=True)) / 2
+    right = sum(int((x.argmax(1) == b.labels).sum()) for x, b in zip(logits, batches, strict=True))
+    vote = _step(model, 2)(batches, 0.1, stop=True, checkpoint=False, data_wait_s=0.25).read(4, 2, 1)
+    assert vote.loss == pytest.approx(loss, rel=1e-12)
+    assert vote.top1 == pytest.approx(100 * right / 4)
+    assert (vote.stop, vote.checkpoint, vote.data_wait_s) == (True, False, 0.25)
+
+
+def test_dropout_is_keyed_by_step_and_virtual_gpu() -> None:
+    """The same micro-batches in another order: the same mean gradient, so the masks went with them."""
+    one, other = _model(dropout=0.5), _model(dropout=0.5)
+    batches = _micro_batches(2)
+    _step(one, 2)(batches, 0.1)
+    _step(other, 2)(batches[::-1], 0.1)
+    torch.testing.assert_close(one.state_dict()["fc.weight"], other.state_dict()["fc.weight"], rtol=1e-12, atol=0)
+
+
+class _Poison(nn.Module):
+    """Wraps a network; its logits are NaN while `on`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.on = model, False
+
+    def forward(self, clips: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(clips)
+        return logits * float("nan") if self.on else logits
+
+    def reseed_dropout(self, seed: int) -> None:
+        """As the networks do."""
+
+
+def test_a_step_that_is_not_finite_changes_nothing_not_even_the_first_one() -> None:
+    model = _Poison(_model())
+    step = _step(model, 2)
+    before = copy.deepcopy(model.state_dict())
+    model.on = True
+    vote = step(_micro_batches(2), 0.1).read(4, 2, 1)
+    assert vote.skipped and vote.broken
+    changed = [n for n, t in model.state_dict().items() if "tracked" not in n and not torch.equal(t, before[n])]
+    assert changed == []
+    model.on = False
+    reference = _Poison(_model())
+    _step(reference, 2)(_micro_batches(2), 0.1)
+    vote = step(_micro_batches(2), 0.1).read(4, 2, 1)
+    assert not vote.skipped
+    for one, other in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=0)
+
+
+def test_bf16_is_close_to_fp32_and_keeps_fp32_weights() -> None:
+    models = {precision: _model(dtype=torch.float32) for precision in ("fp32", "bf16")}
+    losses = {}
+    for precision, model in models.items():
+        step = _step(model, 2, precision)
+        losses[precision] = [step(_micro_batches(2), 0.05).read(4, 2, 1).loss for _ in range(3)]
+        assert all(p.dtype == torch.float32 for p in model.parameters())
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.1)
+    assert losses["bf16"] != losses["fp32"]
+
+
+def test_fp16_halves_its_scale_on_an_overflow_and_goes_on() -> None:
+    model = _model(dtype=torch.float32)
+    step = _step(model, 1, "fp16", decay=0.0)
+    step.loss_scale.scale = torch.tensor(2.0**40)
+    before = model.state_dict()["fc.weight"].clone()
+    vote = step(_micro_batches(1), 0.1).read(2, 1, 1)
+    assert vote.skipped and not vote.broken
+    assert step.loss_scale.scale.item() == 2.0**39
+    assert torch.equal(model.state_dict()["fc.weight"], before)
+    step.loss_scale.scale = torch.tensor(2.0**8)
+    assert not step(_micro_batches(1), 0.1).read(2, 1, 1).skipped
+    assert not torch.equal(model.state_dict()["fc.weight"], before)
+
+
+def test_the_scale_doubles_after_the_interval_and_survives_a_checkpoint() -> None:
+    scale = LossScale(True, CPU, interval=3)
+    for _ in range(2):
+        scale.update(torch.zeros(()))
+    again = LossScale(True, CPU, interval=3)
+    again.load_state_dict(scale.state_dict())
+    again.update(torch.zeros(()))
+    assert again.scale.item() == 2.0**17
+    again.update(torch.ones(()))
+    assert again.scale.item() == 2.0**16
+
+
+def test_normalise_is_a_channels_last_view_of_imagenets_units() -> None:
+    frames = torch.randint(0, 256, (2, 4, 6, 8, 3), dtype=torch.uint8)
+    clips = Normalise(torch.float32, CPU)(frames)
+    assert clips.shape == (2, 4, 3, 6, 8)
+    assert clips.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
+    red = (frames[1, 2, 3, 4, 0].item() / 255 - 0.485) / 0.229
+    assert clips[1, 2, 0, 3, 4].item() == pytest.approx(red, abs=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_on_a_gpu_does_not_wait_for_the_device() -> None:
+    device = torch.device("cuda", 0)
+    model = _model(dtype=torch.float32).to(device)
+    optimizer = build_sgd(model, momentum=0.9, weight_decay=0.1)
+    start_momentum(optimizer)
+    step = TrainStep(
+        model, optimizer, SerialWorld(), seed=0, accumulation=2, precision="fp16", clip_norm=1.0, device=device
+    )
+    batches = [
+        MicroBatch(b.step, b.virtual_gpu, b.clips.pin_memory(), b.labels.pin_memory(), b.ids)
+        for b in _micro_batches(2)
+    ]
+    step(batches, 0.1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        result = step(batches, 0.1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not result.read(4, 2, 1).broken
