@@ -1,0 +1,79 @@
+"""What README.md says against what there is: keys and defaults, commands, files."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from summit_train.__main__ import main
+from summit_train.commands import data
+from summit_train.spec import Spec, load_spec
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, field in section.model_fields.items():
+        kind: Any = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _keys(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name, field.default
+
+
+def _table() -> Iterator[tuple[str, Any]]:
+    """Rows of the table of keys; a row may have two keys of one section, the section written once."""
+    rows = README.split("## The keys of a spec")[1].split("\n## ")[0]
+    for line in re.findall(r"^\| `.*", rows, re.M):
+        first, second = line.split("|")[1:3]
+        names, defaults = re.findall(r"`([^`]*)`", first), re.findall(r"`([^`]*)`", second)
+        section = names[0].rpartition(".")[0]
+        for i, name in enumerate(names):
+            full = name if "." in name or not section else f"{section}.{name}"
+            yield full, yaml.safe_load(defaults[i]) if defaults else PydanticUndefined
+
+
+def test_the_table_has_every_key_with_its_default() -> None:
+    found = {name: list(value) if isinstance(value, tuple) else value for name, value in _keys(Spec)}
+    assert dict(_table()) == found
+
+
+def test_every_file_that_is_named_exists() -> None:
+    named = set(re.findall(r"`((?:tests|configs|jobs|docs)/[\w./-]+)`|\((docs/[\w.]+)\)", README))
+    paths = {a or b for a, b in named}
+    assert len(paths) >= 10
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_every_target_of_make_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert {"demo", "test", "setup"} <= set(re.findall(r"(?:^|`)make ([a-z]+)", README, re.M)) <= targets
+
+
+@pytest.mark.parametrize("words", sorted(set(re.findall(r"summit-train (data [a-z]+|[a-z]+)", README))))
+def test_every_command_exists(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*words.split(), "--help"])
+    assert ended.value.code == 0
+
+
+@pytest.mark.parametrize("line", re.findall(r"^summit-train (data (?:index|split) [^#\n]*)", README, re.M))
+def test_the_data_commands_options_are_taken(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = argparse.ArgumentParser()
+    data.add_arguments(parser)
+    assert parser.parse_args(shlex.split(line)[1:])
+
+
+def test_the_example_is_a_spec(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(re.findall(r"```yaml\n(.*?)```", README, re.S)[0])
+    assert load_spec(tmp_path / "mine.yaml").name == "mine"
