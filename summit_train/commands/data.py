@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import time
@@ -24,6 +25,10 @@ Item = TypeVar("Item")
 _PLAIN_EVERY_SECONDS = 10.0
 
 
+class DiskError(RuntimeError):
+    """The disk is full or broken: no fault of the input."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     commands = parser.add_subparsers(metavar="WHAT", required=True)
@@ -33,8 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen part. Raises ValueError for what cannot be done."""
-    return int(args.run_part(args))
+    """Run the chosen part. Raises ValueError for what cannot be done, DiskError for a disk that gives up."""
+    try:
+        return int(args.run_part(args))
+    except OSError as error:
+        message = f"{error.filename or 'a file'}: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise DiskError(message) from error
+        raise ManifestError(message) from error
 
 
 def _add_motion(parser: argparse.ArgumentParser) -> None:
@@ -71,14 +82,18 @@ def _add_index(parser: argparse.ArgumentParser) -> None:
 def _add_split(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder that gets fold1 .. foldN")
-    parser.add_argument("--folds", type=int, metavar="N", required=True, help="fold k validates on part k of N")
+    parser.add_argument(
+        "--folds", type=int, metavar="N", required=True, help="fold k validates on part k of N"
+    )
     parser.add_argument(
         "--group",
         metavar="REGEX",
         required=True,
         help="what it matches in a file's name (its first parenthesis, if any) is never on both sides",
     )
-    parser.add_argument("--only", nargs="+", default=[], metavar="CLASS", help="take these classes; labels stay")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="CLASS", help="take these classes; labels stay"
+    )
     parser.add_argument(
         "--both-directions",
         action="store_true",
