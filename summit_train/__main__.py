@@ -48,6 +48,10 @@ def _run(arguments: Sequence[str]) -> int:
         return command(args)
     except ValueError as error:
         return _failed(error, 2)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _failed(error, 1)
     except RuntimeError as error:
         if not type(error).__module__.startswith("summit_train"):
             raise  # a fault of ours or of a library: its traceback is what helps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 from collections.abc import Mapping
@@ -46,25 +47,29 @@ def step_of(path: Path) -> int:
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     """Write `state` so that `path` is at no time a part of a file.
 
-    The bytes go to a temporary name and to the disk; then the digest is put beside, then the file gets its name. A run
-    that is killed in between leaves a temporary file or a digest without a file, which nothing reads. Raises
+    It is made in memory, so the digest is of what was meant and not of what a disk made of it. The bytes go to a
+    temporary name and to the disk; then the digest is put beside, then the file gets its name. A run that is killed in
+    between leaves a temporary file or a digest without a file, which nothing reads. Raises
     CheckpointWriteError, with what was there before untouched, when the disk is full or fails.
     """
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    content = buffer.getbuffer()
     temporary = path.with_name(f".{path.name}.writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        _write_durably(digest_path(path), f"{_digest(temporary)}  {path.name}\n")
+        _write_durably(temporary, content)
+        digest_temporary = temporary.with_name(f".{digest_path(path).name}.writing")
+        _write_durably(digest_temporary, f"{hashlib.sha256(content).hexdigest()}  {path.name}\n".encode())
+        os.replace(digest_temporary, digest_path(path))
         os.replace(temporary, path)
         _sync_folder(path.parent)
-    except (OSError, RuntimeError) as error:
-        temporary.unlink(missing_ok=True)
+    except OSError as error:
+        for leftover in path.parent.glob(f".{path.name}*.writing"):
+            leftover.unlink(missing_ok=True)
         last = find_checkpoints(path.parent.parent)
         kept = f"the last good one is {last[-1]}" if last else "there is no earlier one"
-        raise CheckpointWriteError(f"{path}: the checkpoint could not be written: {error}; {kept}") from error
+        raise CheckpointWriteError(f"{path}: the checkpoint could not be written: {error.strerror}; {kept}") from error
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -152,13 +157,11 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _write_durably(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.writing")
-    with open(temporary, "w") as file:
-        file.write(text)
+def _write_durably(path: Path, content: bytes | memoryview) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
         [sys.executable, "-c", _FULL_DISK, str(tmp_path)],
         capture_output=True, text=True, check=True, env=environment(),
     )  # fmt: skip
-    assert "step_00000020.pt: the checkpoint could not be written" in done.stdout
+    assert "step_00000020.pt: the checkpoint could not be written: File too large" in done.stdout
     assert f"the last good one is {old}" in done.stdout
     assert find_checkpoints(tmp_path) == [old] and load_checkpoint(old)["step"] == 10
     assert sorted(p.name for p in old.parent.iterdir()) == [old.name, digest_path(old).name]

@@ -1,0 +1,71 @@
+"""The losses of a tiny run, step by step, as they were when the file was written: a refactor must not move them.
+
+A change that is meant to move them writes the file anew:
+    python -m tests.training.test_golden
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from summit_train.comm import SerialWorld
+from summit_train.data.manifest import read_manifest
+from summit_train.data.motion import MotionSet, write_motion_set
+from summit_train.plan import make_plan
+from summit_train.spec import spec_from_values
+from summit_train.training.loop import open_batches
+from summit_train.training.run import prepare_run
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "tiny_losses.json"
+
+
+def tiny_losses(folder: Path) -> dict[str, list[float]]:
+    """12 losses of each network on 24 videos, 2 virtual GPUs of 4 clips, 4 epochs."""
+    import torch
+
+    for _ in write_motion_set(folder, 24, 4, MotionSet(size=32, num_frames=16)):
+        pass
+    losses = {}
+    for arch in ("tsn", "tsm", "i3d_3x3x3"):
+        values = {
+            "name": arch,
+            "model": {"arch": arch, "backbone": "resnet18", "width": 0.125, "num_classes": 4, "dropout": 0.1},
+            "data": {
+                "train": str(folder / "train.csv"), "val": str(folder / "val.csv"), "num_frames": 16,
+                "frame_stride": 1, "short_side": [32, 40], "crop": 32, "workers": 0,
+            },
+            "scale": {"gpus": 2, "clips_per_gpu": 4},
+            "optimizer": {"base_lr": 0.02},
+            "schedule": {"epochs": 4, "warmup_epochs": 1},
+            "precision": "fp64",
+            "run_dir": str(folder / "runs"),
+        }  # fmt: skip
+        spec = spec_from_values(values, "golden")
+        manifest = read_manifest(spec.data.train)
+        plan = make_plan(spec, 1, len(manifest))
+        run = prepare_run(spec, plan, SerialWorld(), torch.device("cpu"), manifest, manifest)
+        with open_batches(run) as batches:
+            losses[arch] = [
+                run.step([next(batches), next(batches)], plan.learning_rate(step)).read(8, 2, 1).loss
+                for step in range(plan.total_steps)
+            ]
+    return losses
+
+
+def test_the_losses_are_those_of_the_golden_file(tmp_path: Path) -> None:
+    """In double, so that another CPU's order of sums does not matter; the videos go through an encoder all the same."""
+    golden = json.loads(GOLDEN.read_text())
+    found = tiny_losses(tmp_path)
+    assert found.keys() == golden.keys()
+    for arch, losses in golden.items():
+        assert len(losses) == 12
+        assert found[arch] == pytest.approx(losses, rel=1e-6), arch
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        GOLDEN.write_text(json.dumps(tiny_losses(Path(name)), indent=1) + "\n")
