@@ -1,0 +1,210 @@
+"""The plan: the paper's numbers worked by hand, and laws that hold for every plan."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from summit_train.plan import Plan, PlanError, make_plan, sample_learning_rates
+from summit_train.spec import Spec, spec_from_values
+
+# No deadline and no limit on drawing: how fast the machine is, is not the question.
+LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+KINETICS = 240_000  # "roughly 240k training videos"
+TSM_PARAMETERS = 24_327_632
+
+
+def _spec(
+    gpus: int | None, clips_per_gpu: int = 8, precision: str = "fp32", **sections: dict[str, Any]
+) -> Spec:
+    values: dict[str, Any] = {
+        "name": "t",
+        "model": {"arch": "tsm", "num_classes": 400},
+        "data": {"train": "train.csv", "val": "val.csv"},
+        "scale": {"gpus": gpus, "clips_per_gpu": clips_per_gpu},
+        "precision": precision,
+    }
+    for name, section in sections.items():
+        values[name] = values.get(name, {}) | section
+    return spec_from_values(values, "here")
+
+
+# Table 3 and section 4.2 of the paper: GPUs, batch, frames; steps an epoch = floor(240,000 / batch) and the clips that
+# are left over, the peak LR 0.00125 * GPUs, all worked by hand.
+TABLE_3 = [
+    (48, 384, 3_072, 625, 0, 0.06),
+    (96, 768, 6_144, 312, 384, 0.12),
+    (192, 1_536, 12_288, 156, 384, 0.24),
+    (384, 3_072, 24_576, 78, 384, 0.48),
+    (768, 6_144, 49_152, 39, 384, 0.96),
+    (1536, 12_288, 98_304, 19, 6_528, 1.92),
+    (2304, 18_432, 147_456, 13, 384, 2.88),
+    (3072, 24_576, 196_608, 9, 18_816, 3.84),
+    (6144, 49_152, 393_216, 4, 43_392, 7.68),
+]
+
+
+@pytest.mark.parametrize(("gpus", "batch", "frames", "steps", "dropped", "peak"), TABLE_3)
+def test_the_papers_table_3(
+    gpus: int, batch: int, frames: int, steps: int, dropped: int, peak: float
+) -> None:
+    plan = make_plan(_spec(gpus), gpus, KINETICS)
+    assert (plan.global_batch, plan.frames_per_batch) == (batch, frames)
+    assert (plan.steps_per_epoch, plan.dropped_clips_per_epoch) == (steps, dropped)
+    assert (plan.total_steps, plan.warmup_steps) == (100 * steps, 5 * steps)
+    assert plan.peak_lr == pytest.approx(peak, rel=1e-14)
+
+
+def test_the_papers_baseline() -> None:
+    # One node, 6 GPUs of 16 clips: "a total batch size of 96".
+    plan = make_plan(_spec(6, 16), 6, KINETICS)
+    assert (plan.global_batch, plan.frames_per_batch) == (96, 768)
+    assert plan.peak_lr == pytest.approx(0.015, rel=1e-14)
+    assert (plan.steps_per_epoch, plan.total_steps, plan.warmup_steps) == (2_500, 250_000, 12_500)
+
+
+def test_the_warm_up_of_1536_gpus_step_by_step() -> None:
+    plan = make_plan(_spec(1536), 1536, KINETICS)
+    assert plan.warmup_steps == 95
+    assert plan.learning_rate(0) == pytest.approx(1.92 / 95)
+    assert plan.learning_rate(18) == pytest.approx(1.92 / 5)  # the end of the first epoch of five
+    assert plan.learning_rate(94) == pytest.approx(1.92)
+    assert plan.learning_rate(95) == pytest.approx(1.92)
+    assert plan.learning_rate(95 + 1805 // 2) == pytest.approx(0.96, rel=2e-3)  # half of the cosine
+    assert 0 < plan.learning_rate(1899) < 1.92 * (math.pi / 2 / 1805) ** 2 * 1.001
+    assert plan.learning_rate(1900) == 0
+
+
+def test_bytes_by_hand() -> None:
+    plan = make_plan(_spec(1536), 256, KINETICS)
+    assert plan.parameters == TSM_PARAMETERS
+    assert plan.gradient_bytes == 4 * TSM_PARAMETERS == 97_310_528
+    assert plan.checkpoint_bytes == 8 * TSM_PARAMETERS  # weights and momentum
+    assert plan.input_bytes_per_step_and_rank == 6 * 8 * (8 * 224 * 224 * 3)
+    double = make_plan(_spec(1536, precision="fp64"), 256, KINETICS)
+    assert double.gradient_bytes == 8 * TSM_PARAMETERS
+    assert double.input_bytes_per_step_and_rank == plan.input_bytes_per_step_and_rank
+
+
+def test_memory_is_that_of_one_virtual_gpu_whatever_the_accumulation() -> None:
+    weights = 3 * 4 * TSM_PARAMETERS
+    eight, sixteen = (make_plan(_spec(4, clips), 4, KINETICS).memory_bytes_per_rank for clips in (8, 16))
+    assert sixteen - weights == 2 * (eight - weights) > 0
+    assert make_plan(_spec(4, 8), 1, KINETICS).memory_bytes_per_rank == eight
+    half = make_plan(_spec(4, 8, precision="bf16"), 4, KINETICS).memory_bytes_per_rank
+    assert (eight - weights) / 2 <= half - weights < (eight - weights) * 0.6  # the pools' 64-bit indices stay
+
+
+def test_ranks_are_no_part_of_the_experiment() -> None:
+    plans = {ranks: make_plan(_spec(12), ranks, 1_000).values() for ranks in (1, 2, 3, 4, 6, 12)}
+    of_the_rank = {"ranks", "accumulation", "input_bytes_per_step_and_rank"}
+    experiments = {
+        json.dumps({k: v for k, v in plan.items() if k not in of_the_rank}) for plan in plans.values()
+    }
+    assert len(experiments) == 1
+    assert {ranks: plan["accumulation"] for ranks, plan in plans.items()} == {
+        1: 12,
+        2: 6,
+        3: 4,
+        4: 3,
+        6: 2,
+        12: 1,
+    }
+
+
+def test_null_gpus_are_as_many_as_there_are_ranks() -> None:
+    assert make_plan(_spec(None), 7, 1_000) == make_plan(_spec(7), 7, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "advice"),
+    [
+        (12, 5, "start 4 or 6 ranks"),
+        (12, 24, "start 12 ranks"),
+        (7, 2, "start 1 or 7 ranks"),
+        (1, 2, "start 1 ranks"),
+    ],
+)
+def test_ranks_that_do_not_divide_are_refused_with_those_that_do(gpus: int, ranks: int, advice: str) -> None:
+    with pytest.raises(
+        PlanError, match=f"scale.gpus is {gpus}, which {ranks} ranks do not divide.*{advice}, or"
+    ):
+        make_plan(_spec(gpus), ranks, 1_000)
+
+
+@pytest.mark.parametrize("clips", [47, 0, -5, -100_000])
+def test_too_few_clips_are_refused(clips: int) -> None:
+    with pytest.raises(PlanError, match=f"data.train has {clips} clips, less than one global batch of 48"):
+        make_plan(_spec(6), 6, clips)
+
+
+def test_one_global_batch_is_enough() -> None:
+    plan = make_plan(_spec(6), 6, 48)
+    assert (plan.steps_per_epoch, plan.dropped_clips_per_epoch) == (1, 0)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[Spec, Plan]:
+    ranks = draw(st.integers(1, 2_000))
+    gpus = draw(st.none() | st.integers(1, 8).map(lambda accumulation: accumulation * ranks))
+    epochs = draw(st.integers(1, 200))
+    spec = _spec(
+        gpus,
+        draw(st.integers(1, 32)),
+        model={"arch": "tsn", "backbone": "resnet18"},
+        data={"num_frames": draw(st.integers(1, 64))},
+        schedule={
+            "epochs": epochs,
+            "warmup_epochs": draw(st.floats(0, epochs)),
+            "decay": draw(st.sampled_from(["cosine", "none"])),
+        },
+        optimizer={
+            "base_lr": draw(st.floats(1e-6, 10)),
+            "base_batch": draw(st.integers(1, 1024)),
+            "lr_scaling": draw(st.sampled_from(["linear", "sqrt", "none"])),
+        },
+    )
+    batch = (gpus or ranks) * spec.scale.clips_per_gpu
+    return spec, make_plan(spec, ranks, draw(st.integers(batch, 400 * batch)))
+
+
+@LAWS
+@given(plans())
+def test_laws_of_every_plan(drawn: tuple[Spec, Plan]) -> None:
+    spec, plan = drawn
+    assert plan.accumulation * plan.ranks == plan.virtual_gpus == (spec.scale.gpus or plan.ranks)
+    assert plan.global_batch == plan.virtual_gpus * spec.scale.clips_per_gpu
+    assert plan.frames_per_batch == plan.global_batch * spec.data.num_frames
+    assert plan.steps_per_epoch * plan.global_batch + plan.dropped_clips_per_epoch == plan.clips
+    assert 0 <= plan.dropped_clips_per_epoch < plan.global_batch
+    assert plan.total_steps == plan.steps_per_epoch * spec.schedule.epochs >= 1
+    assert 0 <= plan.warmup_steps <= plan.total_steps
+    assert abs(plan.warmup_steps - spec.schedule.warmup_epochs * plan.steps_per_epoch) <= 0.5
+    assert json.loads(json.dumps(plan.values(), allow_nan=False)) == plan.values()
+
+
+@LAWS
+@given(plans())
+def test_the_learning_rate_of_every_plan(drawn: tuple[Spec, Plan]) -> None:
+    spec, plan = drawn
+    factor = plan.global_batch / spec.optimizer.base_batch
+    expected = {"linear": factor, "sqrt": factor**0.5, "none": 1}[spec.optimizer.lr_scaling]
+    assert plan.peak_lr == pytest.approx(spec.optimizer.base_lr * expected)
+    samples = sample_learning_rates(plan)
+    steps = [step for step, _ in samples]
+    assert steps == sorted(set(steps))
+    assert (steps[0], steps[-1]) == (0, plan.total_steps - 1)
+    assert all(0 < rate <= plan.peak_lr * (1 + 1e-12) for _, rate in samples)
+    assume(0 < plan.warmup_steps < plan.total_steps)
+    end = plan.warmup_steps - 1
+    assert (end, plan.learning_rate(end)) in samples
+    assert plan.learning_rate(end) == pytest.approx(plan.peak_lr)
+    assert plan.learning_rate(end + 1) == pytest.approx(plan.peak_lr)
+    assert all(before <= after for (_, before), (_, after) in pairwise(samples[: steps.index(end) + 1]))
