@@ -10,10 +10,13 @@ import struct
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from summit_train import rng
+
+# No deadline and no limit on drawing: how fast the machine is, is not the question.
+LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 KEYS = st.tuples(INT64, st.text(max_size=8), st.lists(INT64, max_size=4))
@@ -63,6 +66,7 @@ def test_neighbouring_keys_differ(one: tuple[int, str], other: tuple[int, str]) 
     assert rng.key(*one).integers(2**62) != rng.key(*other).integers(2**62)
 
 
+@LAWS
 @given(KEYS)
 def test_the_seed_fits_what_takes_it(key: tuple[int, str, list[int]]) -> None:
     seed, purpose, counters = key

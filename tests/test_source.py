@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from summit_train.source import SpecError, Tree, read_tree, to_yaml
+
+# No deadline and no limit on drawing: how fast the machine is, is not the question.
+LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def _write(path: Path, text: str) -> Path:
@@ -233,6 +236,7 @@ PLAIN = st.recursive(
 )
 
 
+@LAWS
 @given(st.dictionaries(st.text(), PLAIN, max_size=4))
 def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]) -> None:
     values.pop("extends", None)

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from summit_train.spec import MINIMUM_FRAMES, Spec, SpecError, dump_spec, load_spec, spec_from_values
 from summit_train.structure import ARCHS, BLOCKS, minimum_frames
+
+# No deadline and no limit on drawing: how fast the machine is, is not the question.
+LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 # Four lines: name 1, model 2, data 3, scale 4.
 TEXT = """name: t
@@ -316,6 +319,7 @@ def specs(draw: st.DrawFn) -> Spec:
     )
 
 
+@LAWS
 @given(specs())
 def test_a_dumped_spec_loads_as_the_same_spec(tmp_path_factory: pytest.TempPathFactory, spec: Spec) -> None:
     path = tmp_path_factory.getbasetemp() / "dumped.yaml"

@@ -6,10 +6,13 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from summit_train.optim.schedule import learning_rate, peak_learning_rate
+
+# No deadline and no limit on drawing: how fast the machine is, is not the question.
+LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize(
@@ -63,6 +66,7 @@ def test_a_run_without_warm_up_starts_at_the_peak() -> None:
     assert learning_rate(0, peak_lr=1.0, total_steps=4, warmup_steps=0, decay="cosine") == 1.0
 
 
+@LAWS
 @given(total=st.integers(1, 400), share=st.floats(0, 1), peak=st.floats(1e-9, 1e3))
 def test_up_without_a_jump_then_down_and_never_below_zero(total: int, share: float, peak: float) -> None:
     warmup = round(share * total)
