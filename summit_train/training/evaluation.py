@@ -115,9 +115,8 @@ def evaluate_checkpoints(
     """
     rows: list[dict[str, Any]] = []
     for path in paths:
-        state = world.broadcast(load_checkpoint(path) if world.rank == 0 else None)
-        assert state is not None
-        model.load_state_dict(state["model"])
+        weights, step = world.broadcast(_weights(path) if world.rank == 0 else ({}, 0))
+        model.load_state_dict(weights)
         settings = spec.evaluate
         scores = evaluate(
             model, spec, manifest, world, device, clips=settings.clips, crops=settings.crops, progress=progress(path)
@@ -125,13 +124,19 @@ def evaluate_checkpoints(
         if scores is not None:
             scores.save(spec.run_path / "predictions" / f"{path.stem}.npz")
             rows.append(
-                {"path": str(path), "step": int(state["step"]), "top1": scores.top(1), "top5": scores.top(5)}
+                {"path": str(path), "step": step, "top1": scores.top(1), "top5": scores.top(5)}
             )
     if world.rank != 0:
         return None
     result = summarise(rows, spec, len(manifest))
     write_json(spec.run_path / "eval.json", result)
     return result
+
+
+def _weights(path: Path) -> tuple[dict[str, torch.Tensor], int]:
+    """A checkpoint's model and step; the other ranks have no use for the optimizer's state, which is as large."""
+    state = load_checkpoint(path)
+    return state["model"], int(state["step"])
 
 
 def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> dict[str, Any]:
