@@ -167,10 +167,7 @@ def read_manifest(path: str | Path) -> Manifest:
 def num_clips(path: str | Path) -> int:
     """Count a manifest's clips without looking at them. Raises ManifestError where it cannot be read."""
     source = Path(path)
-    if source.is_dir():
-        count = sum(len(table.lines) for table in folder_tables(source))
-    else:
-        count = count_rows(source)
+    count = sum(len(t.lines) for t in folder_tables(source)) if source.is_dir() else count_rows(source)
     if not count:
         raise ManifestError(f"{source}: there is not one clip in it")
     return count

@@ -90,7 +90,7 @@ def test_to_begin_anew_where_none_is_whole_would_lose_the_run(tmp_path: Path) ->
     assert load_newest(tmp_path) == (None, {}, [])
     (path,) = _saved(tmp_path, 10)
     path.write_bytes(b"")
-    with pytest.raises(CheckpointError, match="no checkpoint of .* can be read"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of .* can be read"):
         load_newest(tmp_path)
 
 
