@@ -24,7 +24,8 @@ def test_motion_writes_a_set_and_says_how_to_use_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "m"
-    arguments = ["--train", "4", "--val", "2", "--size", "16", "--frames", "4", "--classes", "2", "--kind", "order", "--seed", "5"]
+    arguments = ["--train", "4", "--val", "2", "--size", "16", "--frames", "4"]
+    arguments += ["--classes", "2", "--kind", "order", "--seed", "5"]
     assert main(["data", "motion", str(out), *arguments]) == 0
     assert len(read_manifest(out / "train.csv")) == 4 and len(read_manifest(out / "val.csv")) == 2
     assert len(list((out / "videos").glob("*.mp4"))) == 6
