@@ -1,0 +1,332 @@
+"""The house's plan, held by reading the code: which module may know which, and what no module may do."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "summit_train"
+
+# What a layer may import of ours besides itself. A layer is a module or a folder of the package.
+_GROUND = {"spec", "rng", "structure", "optim.schedule"}
+ARROWS: dict[str, set[str]] = {
+    "rng": set(),
+    "source": set(),
+    "spec": {"source"},
+    "comm": set(),
+    "structure": set(),
+    "models": set(),
+    "optim": set(),
+    "plan": _GROUND,
+    "data": _GROUND,
+    "training": _GROUND | {"source", "comm", "models", "plan", "data", "optim"},
+    "cluster": {"spec", "plan"},
+    "report": {"spec", "plan"},
+    "processes": set(),
+    "doctor": {"processes"},
+}
+TOP = {"commands", "__main__"}  # these may import everything below them
+
+# Libraries that only one module may import.
+OWNERS = {"horovod": "comm", "mpi4py": "comm", "av": "data.decode"}
+
+# Everything else must be importable on a machine without torch.
+NEEDS_TORCH = re.compile(
+    r"comm|models(\..*)?|training(\..*)?|optim\.sgd|data\.loader|commands\.(start|train|evaluate)"
+)
+
+# Who may print: the commands, and the watchdog, which speaks when the main thread cannot.
+MAY_PRINT = re.compile(r"commands\..*|__main__|training\.watch")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file; `name` is dotted and without the package: "data.order"."""
+
+    name: str
+    path: Path
+    tree: ast.Module
+
+    @property
+    def layer(self) -> str:
+        return self.name.split(".")[0]
+
+    def at(self, node: ast.AST) -> str:
+        return f"{self.path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+
+
+def _read() -> dict[str, Module]:
+    modules = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(ROOT / PACKAGE).with_suffix("").parts
+        name = ".".join(part for part in parts if part != "__init__")
+        modules[name] = Module(name, path, ast.parse(path.read_text(encoding="utf-8")))
+    return modules
+
+
+MODULES = _read()
+
+
+def _imports(module: Module) -> Iterator[tuple[str, ast.AST]]:
+    """Full dotted names of what is imported anywhere in the module, with the submodule where one is named."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{module.at(node)}: a relative import"
+            for alias in node.names:
+                below = f"{node.module}.{alias.name}"
+                yield below if below.removeprefix(f"{PACKAGE}.") in MODULES else node.module, node
+
+
+def _ours(module: Module) -> Iterator[tuple[str, ast.AST]]:
+    for name, node in _imports(module):
+        if name.startswith(f"{PACKAGE}."):
+            yield name.removeprefix(f"{PACKAGE}."), node
+
+
+def test_the_reader_sees_the_imports() -> None:
+    # The test of this test: modules, a name below a package, a lazy import, an import that only types need.
+    assert len(MODULES) > 40
+    assert {"comm", "data.loader", "rng"} <= {name for name, _ in _ours(MODULES["training.step"])}
+    assert {"data.manifest"} <= {name for name, _ in _ours(MODULES["commands.plan"])}
+    assert {"horovod.torch", "mpi4py"} <= {name for name, _ in _imports(MODULES["comm"])}
+    assert {module.layer for module in MODULES.values() if module.name} == set(ARROWS) | TOP
+
+
+def test_arrows_run_downward_only() -> None:
+    wrong = []
+    for module in MODULES.values():
+        if module.name == "" or module.layer in TOP:
+            continue
+        allowed = ARROWS[module.layer] | {module.layer}
+        for name, node in _ours(module):
+            if not any(name == layer or name.startswith(f"{layer}.") for layer in allowed):
+                wrong.append(f"{module.at(node)}: {module.name} imports {name}")
+    assert wrong == []
+
+
+def test_nobody_imports_the_commands_but_the_commands_and_main() -> None:
+    for module in MODULES.values():
+        names = {name.split(".")[0] for name, _ in _ours(module)}
+        assert "__main__" not in names, module.name
+        assert "commands" not in names or module.layer in TOP, module.name
+
+
+def test_no_two_modules_import_each_other() -> None:
+    # static_order raises CycleError, which names the circle.
+    graph = {module.name: {name for name, _ in _ours(module)} for module in MODULES.values()}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(MODULES)
+
+
+def test_modules_are_imported_by_name_in_main_alone() -> None:
+    found = {
+        module.name
+        for module in MODULES.values()
+        for node in ast.walk(module.tree)
+        if _called(node) in ("importlib.import_module", "import_module", "__import__")
+    }
+    assert found == {"__main__"}
+
+
+@pytest.mark.parametrize("library", OWNERS)
+def test_a_library_has_one_importer(library: str) -> None:
+    importers = {
+        module.name
+        for module in MODULES.values()
+        for name, _ in _imports(module)
+        if name == library or name.startswith(f"{library}.")
+    }
+    assert importers == {OWNERS[library]}
+
+
+def test_what_needs_no_torch_imports_without_it() -> None:
+    names = [f"{PACKAGE}.{name}" for name in MODULES if name and not NEEDS_TORCH.fullmatch(name)]
+    assert {
+        f"{PACKAGE}.{name}" for name in ("plan", "spec", "data.decode", "report.page", "__main__")
+    } <= set(names)
+    # None in sys.modules makes Python refuse the import.
+    program = (
+        "import importlib, sys\n"
+        "sys.modules.update(dict.fromkeys(('torch', 'horovod', 'mpi4py')))\n"
+        "for name in sys.argv[1:]: importlib.import_module(name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *names], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def _called(node: ast.AST) -> str:
+    """The dotted name that a call calls, or nothing."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
+
+
+def _calls(*names: str) -> list[tuple[Module, ast.Call]]:
+    return [
+        (module, node)
+        for module in MODULES.values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and _called(node) in names
+    ]
+
+
+def test_only_commands_print_and_only_main_exits() -> None:
+    assert [module.at(node) for module, node in _calls("print") if not MAY_PRINT.fullmatch(module.name)] == []
+    assert {module.name for module, _ in _calls("sys.exit", "exit", "quit", "SystemExit")} == {"__main__"}
+    # Threads that outlive the main one's patience have no other way to end the process.
+    assert {module.name for module, _ in _calls("os._exit")} == {"training.watch", "data.loader"}
+
+
+def test_untrusted_input_stays_data() -> None:
+    loads = _calls("torch.load")
+    assert loads
+    for module, call in loads:
+        options = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert options.get("weights_only") == "True", module.at(call)
+    runs_code = ("yaml.load", "yaml.unsafe_load", "yaml.full_load", "pickle.load", "pickle.loads", "eval", "exec",
+                 "os.system", "os.popen", "marshal.loads")  # fmt: skip
+    assert [module.at(call) for module, call in _calls(*runs_code)] == []
+    for module in MODULES.values():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.keyword) and node.arg in ("shell", "allow_pickle"):
+                assert ast.unparse(node.value) == "False", module.at(node.value)
+
+
+def test_launchers_variables_are_read_in_cluster_alone() -> None:
+    variable = re.compile(r"(SLURM|LSB|JSM|PMI|PMIX|MV2|OMPI_COMM)_\w+")
+    readers = {
+        module.layer
+        for module in MODULES.values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and variable.fullmatch(node.value)
+    }
+    assert readers == {"cluster"}
+
+
+def test_an_error_of_any_kind_is_never_swallowed() -> None:
+    for module in MODULES.values():
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.ExceptHandler):
+                continue
+            caught = ast.unparse(node.type) if node.type else "BaseException"
+            if caught in ("Exception", "BaseException"):
+                assert any(isinstance(inner, ast.Raise) for inner in ast.walk(node)), module.at(node)
+
+
+MUTATORS = (
+    "append",
+    "extend",
+    "insert",
+    "remove",
+    "pop",
+    "popitem",
+    "clear",
+    "update",
+    "setdefault",
+    "add",
+    "discard",
+)
+
+
+def _root(node: ast.AST) -> str:
+    """The name that `name.a[b].c` starts with, or nothing."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _module_names(tree: ast.Module) -> set[str]:
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {
+                inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)
+            }
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+    return names
+
+
+def _writes(tree: ast.Module) -> Iterator[ast.AST]:
+    """Where a function writes what belongs to the module: `global`, an item, an attribute, a mutating call."""
+    names = _module_names(tree)
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.Lambda):
+            continue
+        inner = list(ast.walk(function))
+        local = {node.arg for node in inner if isinstance(node, ast.arg)}
+        local |= {node.id for node in inner if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        for node in inner:
+            if isinstance(node, ast.Global):
+                yield node
+            is_target = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
+            mutates = (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in MUTATORS
+            )
+            written = node if is_target else node.func if mutates and isinstance(node, ast.Call) else None
+            if written is not None and _root(written) in names - local:
+                yield node
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("global KNOWN\n    KNOWN = {}", 1),
+        ("KNOWN['a'] = 1", 1),
+        ("KNOWN['a'] += 1", 1),
+        ("del KNOWN['a']", 1),
+        ("KNOWN.setdefault('a', 1)", 1),
+        ("os.environ['A'] = '1'", 1),
+        ("os.environ.update(A='1')", 1),
+        ("helper.cache = 1", 1),
+        ("KNOWN = {}\n    KNOWN['a'] = 1", 0),
+        ("self.known['a'] = KNOWN['a']", 0),
+        ("return KNOWN.get('a')", 0),
+    ],
+)
+def test_the_reader_sees_writes_to_globals(body: str, found: int) -> None:
+    tree = ast.parse(f"import os\nKNOWN = {{'a': 0}}\ndef helper(self):\n    {body}\n")
+    assert len(list(_writes(tree))) == found
+
+
+def test_no_module_has_state() -> None:
+    # The report draws within matplotlib's rc_context, which puts the settings back.
+    lent = ("report.figures", "matplotlib.rcParams.update")
+    written = [
+        module.at(node)
+        for module in MODULES.values()
+        for node in _writes(module.tree)
+        if (module.name, _called(node)) != lent
+    ]
+    assert written == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_size_and_documents(name: str) -> None:
+    module = MODULES[name]
+    assert len(module.path.read_text(encoding="utf-8").splitlines()) <= 400
+    assert ast.get_docstring(module.tree), "what is this module for?"
+    for node in module.tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{module.at(node)}: {node.name} has no docstring"
+    for inner in ast.walk(module.tree):
+        if isinstance(inner, ast.FunctionDef):
+            assert (inner.end_lineno or 0) - inner.lineno < 60, (
+                f"{module.at(inner)}: {inner.name} is too long"
+            )
