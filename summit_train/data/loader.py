@@ -146,7 +146,7 @@ def training_batches(
         start_step,
         end_step,
     )
-    return Batches(_TrainingClips(data, manifest, seed), keys, data.workers)
+    return Batches(_TrainingClips(_located(data, manifest), manifest, seed), keys, data.workers)
 
 
 def test_batches(
@@ -162,7 +162,7 @@ def test_batches(
     Left out, clips and crops are those of `evaluate`. Nothing is random.
     """
     dataset = _TestVideos(
-        data,
+        _located(data, manifest),
         manifest,
         evaluate.short_side,
         evaluate.clips if clips is None else clips,
@@ -247,6 +247,19 @@ class _TestVideos(Dataset[TestBatch | _Failure]):
         except DecodeError as error:
             return _Failure(error)
         return TestBatch(video, manifest.label(video), torch.from_numpy(views))
+
+
+def _located(data: DataSpec, manifest: Manifest) -> DataSpec:
+    """`data` with the root at which the manifest's first clip lies: data.root, or else the manifest's own folder.
+
+    Looked up once for all clips. Where it lies at neither, data.root stays, and the first clip read says so.
+    """
+    beside = os.path.dirname(manifest.source)
+    first = manifest.path(0)
+    below_root = data.root is not None and os.path.exists(os.path.join(data.root, first))
+    if below_root or not os.path.exists(os.path.join(beside, first)):
+        return data
+    return data.model_copy(update={"root": beside})
 
 
 def video_path(data: DataSpec, manifest: Manifest, clip: int) -> str:

@@ -67,8 +67,9 @@ def test_dense_test_clips_of_a_short_video_are_all_the_same() -> None:
     assert sampling.test_frames("dense", 5, 4, 2, 3).tolist() == [[0, 2, 4, 1]] * 3
 
 
-def test_one_dense_test_clip_starts_at_the_first_frame() -> None:
-    assert sampling.test_frames("dense", 100, 4, 2, 1).tolist() == [[0, 2, 4, 6]]
+def test_one_dense_test_clip_stands_in_the_middle() -> None:
+    """93 starts, 0 to 92, for a window of 8 frames in 100."""
+    assert sampling.test_frames("dense", 100, 4, 2, 1).tolist() == [[46, 48, 50, 52]]
 
 
 # Uniform: one frame of each of T equal segments.
