@@ -49,6 +49,7 @@ def write_spec(motion_set: Path, tmp_path: Path) -> WriteSpec:
             "optimizer": {"base_lr": 0.005, "weight_decay": 1e-3},
             "schedule": {"epochs": 2, "warmup_epochs": 1},
             "evaluate": {"every_epochs": 0, "clips": 1, "short_side": 32, "last_checkpoints": 1},
+            "checkpoint": {},
             "run_dir": str(tmp_path / "runs"),
         }
         for section, keys in sections.items():

@@ -51,13 +51,15 @@ def train_on(
         # --- the edge of an epoch, or a wish for a checkpoint that the ranks share
         epochs_done, inside = divmod(step + 1, plan.steps_per_epoch)
         stopping = vote is not None and vote.stop and step + 1 < plan.total_steps
-        if inside == 0:
-            ledger.settle()
-            finish_epoch(run, log, watchdog, epochs_done, validating=not stopping)
-        if stopping or (vote is not None and vote.checkpoint):
+        wished = stopping or (vote is not None and vote.checkpoint)
+        due = inside == 0 and epochs_done % spec.checkpoint.every_epochs == 0
+        if wished or due or step + 1 == plan.total_steps:
             ledger.settle()
             save(run, log, watchdog, step + 1)
             timer.restart()
+        if inside == 0 and not stopping:
+            ledger.settle()
+            validate_when_due(run, log, watchdog, epochs_done)
         if stopping:
             return False
     return True
@@ -91,20 +93,16 @@ def take(batches: Iterator[MicroBatch], run: Run, step: int) -> tuple[list[Micro
     return taken, time.perf_counter() - began
 
 
-def finish_epoch(run: Run, log: RunLog | None, watchdog: Watchdog, epochs_done: int, *, validating: bool) -> None:
-    """Checkpoint and validate where the spec asks for it; always after the last epoch."""
-    spec, last = run.spec, epochs_done == run.spec.schedule.epochs
-    step = epochs_done * run.plan.steps_per_epoch
-    if last or epochs_done % spec.checkpoint.every_epochs == 0:
-        save(run, log, watchdog, step)
-    every = spec.evaluate.every_epochs
-    if validating and every and (last or epochs_done % every == 0):
+def validate_when_due(run: Run, log: RunLog | None, watchdog: Watchdog, epochs_done: int) -> None:
+    """Validate where the spec asks for it, and after the last epoch; never with evaluate.every_epochs 0."""
+    every = run.spec.evaluate.every_epochs
+    if every and (epochs_done == run.spec.schedule.epochs or epochs_done % every == 0):
         watchdog.at(f"validating after epoch {epochs_done}")
-        validate(run, log, watchdog, epochs_done, step)
+        validate(run, log, watchdog, epochs_done, epochs_done * run.plan.steps_per_epoch)
 
 
 def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
-    """Write a checkpoint, unless it is there already; the other ranks wait in their next collective."""
+    """Write a checkpoint; the other ranks wait in their next collective."""
     watchdog.at(f"writing the checkpoint of step {step}", waits=run.world.rank > 0)
     began = time.perf_counter()
     run.save(step)

@@ -53,11 +53,6 @@ def _wait_for_step(run: Path, step: int, process: object) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("uninterrupted")
-
-
 def test_a_killed_run_ends_bit_equal_to_one_that_was_not(write_spec: WriteSpec, tmp_path: Path) -> None:
     """SIGKILL in the middle of the second epoch; also from a checkpoint in the middle of one, after SIGUSR2."""
     whole, killed = str(write_spec("whole")), str(write_spec("killed"))
@@ -110,6 +105,15 @@ def test_a_run_leaves_what_the_contract_names(write_spec: WriteSpec, tmp_path: P
     assert f"top-1 {result['top1_mean']:.2f}" in output
     assert list((run / "tensorboard").glob("events.*"))
     assert "Traceback" not in output and "0 s left" in output
+
+
+def test_minutes_between_checkpoints_work_in_mid_epoch(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """So few that every step is due: rank 0's wish of one step is voted on and carried out in the next."""
+    succeed(0, "train", str(write_spec(schedule={"epochs": 1}, checkpoint={"every_minutes": 1e-9, "keep": 1})))
+    records = (tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()
+    saved = [record["step"] for record in map(json.loads, records) if record["kind"] == "checkpoint"]
+    assert saved == list(range(2, 11))
+    assert [p.name for p in (tmp_path / "runs/run/checkpoints").glob("*.pt")] == ["step_00000010.pt"]
 
 
 def test_started_again_when_done_it_trains_no_step(write_spec: WriteSpec, tmp_path: Path) -> None:
