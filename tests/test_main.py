@@ -1,0 +1,358 @@
+"""The command line: exit statuses, one message and no traceback, JSON on stdout, no torch where none is needed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from summit_train.__main__ import main
+from summit_train.commands import evaluate
+from summit_train.commands.data import DiskError
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = ("plan", "train", "eval", "model", "data", "report", "doctor", "schema")
+SPEC = """name: t
+model: {arch: tsm, num_classes: 400}
+data: {train: FOLDER/train.csv, val: FOLDER/val.csv, root: FOLDER}
+scale: {gpus: 6, clips_per_gpu: 16}
+run_dir: FOLDER/runs
+"""
+# DESIGN's contract of `plan --json`.
+PLAN_KEYS = {
+    "ranks", "virtual_gpus", "accumulation", "clips_per_gpu", "global_batch", "frames_per_batch", "steps_per_epoch",
+    "total_steps", "warmup_steps", "peak_lr", "dropped_clips_per_epoch", "gradient_bytes",
+}  # fmt: skip
+
+Said = tuple[int, str, str]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    """A spec whose manifests do not exist."""
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC.replace("FOLDER", str(tmp_path)))
+    return str(path)
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
+    """Runs a command in this process: (status, stdout, stderr). No launcher started it."""
+    for name in list(os.environ):
+        if re.match(r"OMPI_|PMI|SLURM_|JSM_|MV2_|RANK$|WORLD_SIZE$", name):
+            monkeypatch.delenv(name)
+
+    def say(*arguments: str) -> Said:
+        try:
+            status = main(arguments)
+        except SystemExit as leaving:  # argparse
+            assert isinstance(leaving.code, int)
+            status = leaving.code
+        return status, *capsys.readouterr()
+
+    return say
+
+
+def _plan(say: Callable[..., Said], *arguments: str) -> dict[str, Any]:
+    status, out, err = say("plan", *arguments)
+    assert (status, err) == (0, "")
+    assert out.count("\n") == 1
+    values = json.loads(out)
+    assert isinstance(values, dict)
+    return values
+
+
+def test_help_names_every_command(say: Callable[..., Said]) -> None:
+    status, out, err = say("--help")
+    assert (status, err) == (0, "")
+    assert [word for word in re.findall(r"^    (\w+) ", out, re.M) if word in COMMANDS] == list(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(say: Callable[..., Said], command: str) -> None:
+    status, out, err = say(command, "--help")
+    assert (status, err) == (0, "")
+    assert out.startswith(f"usage: summit-train {command} ")
+
+
+def test_help_of_the_contracts_options(say: Callable[..., Said]) -> None:
+    for command, options in {
+        "plan": ("SPEC", "--ranks N", "--clips N", "--json", "key=value"),
+        "train": ("SPEC", "key=value"),
+        "eval": ("SPEC", "--checkpoints", "--json", "key=value"),
+        "model": ("SPEC", "--json"),
+        "data": ("motion", "index"),
+        "report": ("RUN_DIR", "--out"),
+        "doctor": ("--json",),
+    }.items():
+        _, out, _ = say(command, "--help")
+        assert [option for option in options if option not in out] == []
+
+
+def test_the_version(say: Callable[..., Said]) -> None:
+    status, out, _ = say("--version")
+    assert status == 0
+    assert re.fullmatch(r"summit-train \d+\.\d+\.\d+\n", out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ([], "COMMAND"),
+        (["--json"], "COMMAND"),
+        (["trian"], "invalid choice: 'trian'"),
+        (["plan"], "SPEC"),
+        (["plan", "SPEC", "--rank", "x"], "invalid int value: 'x'"),
+        (["plan", "SPEC", "--bogus"], "unrecognized arguments: --bogus"),
+        (["plan", "SPEC", "--bogus=1", "seed=1"], "unrecognized arguments: --bogus=1"),
+        (["plan", "SPEC", "--json", "word"], "unrecognized arguments: word"),
+        (["schema", "seed=1"], "unrecognized arguments: seed=1"),
+        (["report", "RUN", "--json", "seed=1"], "unrecognized arguments"),
+    ],
+)
+def test_wrong_arguments_end_with_2_and_the_usage(
+    say: Callable[..., Said], arguments: list[str], part: str
+) -> None:
+    status, out, err = say(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("usage: summit-train")
+    assert part in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["plan", "NO.yaml"], "NO.yaml: cannot be read: No such file or directory"),
+        (["plan", "SPEC"], "train.csv; give the number of its clips with --clips N"),
+        (["plan", "SPEC", "--clips", "95"], "data.train has 95 clips, less than one global batch of 96"),
+        (["plan", "SPEC", "--clips", "-5"], "data.train has -5 clips"),
+        (["plan", "SPEC", "--clips", "960", "--ranks", "4"], "which 4 ranks do not divide"),
+        (["plan", "SPEC", "--clips", "960", "--ranks", "0"], "--ranks 0: at least one rank is wanted"),
+        (["plan", "SPEC", "--clips", "960", "--speed", "0"], "--speed 0: a number above 0 is wanted"),
+        (["plan", "SPEC", "--clips", "960", "--speed", "nan"], "--speed nan: a number above 0 is wanted"),
+        (["plan", "SPEC", "sead=1"], "override 'sead=1': sead: unknown key; did you mean seed?"),
+        (["plan", "SPEC", "word", "--json"], "override 'word': the form section.key=value is wanted"),
+        (["train", "SPEC"], "data.train: there is no "),
+        (["train", "SPEC", "model.arch=x"], "override 'model.arch=x': model.arch: 'x' is no choice"),
+        (["eval", "SPEC"], "data.train: there is no "),
+        (["model", "NO.yaml", "--json"], "NO.yaml: cannot be read"),
+        (["report", "NO"], "NO"),
+    ],
+)
+def test_a_mistake_of_the_user_is_one_line_and_2(
+    say: Callable[..., Said], spec: str, arguments: list[str], part: str
+) -> None:
+    status, out, err = say(*(spec if word == "SPEC" else word for word in arguments))
+    assert (status, out) == (2, "")
+    assert err.startswith("summit-train: ")
+    assert err.count("\n") == 1
+    assert part in err
+
+
+def test_every_mistake_of_a_spec_has_its_line(say: Callable[..., Said], spec: str) -> None:
+    status, _, err = say("plan", spec, "sead=1", "model.arch=x", "--clips", "960")
+    assert status == 2
+    assert len(err.splitlines()) == 2
+
+
+def _manifests(folder: Path, clips: int) -> None:
+    rows = "".join(f"video_{clip}.mp4,{clip % 400}\n" for clip in range(clips))
+    for name in ("train.csv", "val.csv"):
+        (folder / name).write_text("path,label\n" + rows)
+
+
+def test_evaluating_a_run_that_has_no_checkpoint(say: Callable[..., Said], spec: str, tmp_path: Path) -> None:
+    _manifests(tmp_path, 100)
+    status, out, err = say("eval", spec, "--json")
+    assert (status, out) == (2, "")
+    assert "there is no checkpoint of a whole epoch to evaluate" in err
+    status, _, err = say("eval", spec, "--checkpoints", "none.pt", "last:0", "seed=1")
+    assert status == 2
+    assert "there is no checkpoint none.pt, last:0" in err
+
+
+def _raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def run(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr("summit_train.commands.schema.run", run)
+
+
+def test_a_failure_of_the_run_is_1(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
+    _raising(monkeypatch, DiskError("the disk is full"))
+    assert say("schema") == (1, "", "summit-train: the disk is full\n")
+
+
+def test_a_fault_of_ours_keeps_its_traceback(
+    say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for fault in (RuntimeError("size mismatch"), KeyError("x"), AssertionError()):
+        _raising(monkeypatch, fault)
+        with pytest.raises(type(fault)):
+            say("schema")
+
+
+def test_interrupted_by_hand_is_130(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
+    _raising(monkeypatch, KeyboardInterrupt())
+    assert say("schema") == (130, "", "")
+
+
+def test_stopped_on_request_is_85(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("summit_train.commands.schema.run", lambda args: 85)
+    assert say("schema") == (85, "", "")
+
+
+@pytest.mark.parametrize(
+    ("environ", "speaks"),
+    [
+        ({}, True),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, False),
+        ({"OMPI_COMM_WORLD_RANK": "one", "OMPI_COMM_WORLD_SIZE": "2"}, True),
+    ],
+)
+def test_a_mistake_is_said_once_for_all_ranks(
+    say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], speaks: bool
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    status, _, err = say("plan", "NO.yaml")
+    assert status == 2
+    assert err.count("\n") == int(speaks)
+
+
+def test_a_broken_environment_of_a_launcher_is_named(
+    say: Callable[..., Said], spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "first")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    status, _, err = say("train", spec)
+    assert status == 2
+    assert err == (
+        "summit-train: the environment of srun is broken: SLURM_PROCID='first', SLURM_STEP_NUM_TASKS='2'; "
+        "numbers are wanted\n"
+    )
+
+
+def test_plans_json_has_the_contracts_keys(say: Callable[..., Said], spec: str) -> None:
+    plan = _plan(say, spec, "--clips", "240000", "--ranks", "3", "--json")
+    assert set(plan) > PLAN_KEYS
+    assert {key: plan[key] for key in PLAN_KEYS} == {
+        "ranks": 3,
+        "virtual_gpus": 6,
+        "accumulation": 2,
+        "clips_per_gpu": 16,
+        "global_batch": 96,
+        "frames_per_batch": 768,
+        "steps_per_epoch": 2_500,
+        "total_steps": 250_000,
+        "warmup_steps": 12_500,
+        "peak_lr": pytest.approx(0.015),
+        "dropped_clips_per_epoch": 0,
+        "gradient_bytes": 97_310_528,
+    }
+    rates = plan["learning_rates"]
+    assert rates[0] == {"step": 0, "lr": pytest.approx(0.015 / 12_500)}
+    assert {"step": 12_499, "lr": pytest.approx(0.015)} in rates
+
+
+def test_plan_counts_the_clips_of_the_manifest(say: Callable[..., Said], spec: str, tmp_path: Path) -> None:
+    _manifests(tmp_path, 197)
+    plan = _plan(say, spec, "--json")
+    assert (plan["clips"], plan["steps_per_epoch"], plan["dropped_clips_per_epoch"]) == (197, 2, 5)
+    assert plan["ranks"] == 6  # one a virtual GPU
+
+
+def test_plan_says_how_long_the_run_takes(say: Callable[..., Said], spec: str) -> None:
+    # 100 epochs of 9,600 clips on 6 ranks of 8 clips a second: 960,000 / 48 = 20,000 s.
+    plan = _plan(say, spec, "--clips", "9600", "--speed", "8", "--json")
+    assert plan["training_hours"] == pytest.approx(20_000 / 3_600)
+    assert plan["rank_hours"] == pytest.approx(6 * 20_000 / 3_600)
+
+
+def test_the_plan_for_people(say: Callable[..., Said], spec: str) -> None:
+    status, out, err = say("plan", spec, "--clips", "240000", "--speed", "8")
+    assert (status, err) == (0, "")
+    for part in ("6 = 6 ranks x 1", "96 clips = 768 frames", "250,000 = 100 epochs x 2,500", "0.015 (linear",
+                 "24,327,632", "97.3 MB", "138.89 h, 833.3 rank-hours", "12,499"):  # fmt: skip
+        assert part in out
+
+
+def test_overrides_stand_before_and_behind_options(say: Callable[..., Said], spec: str) -> None:
+    overrides = ["scale.gpus=12", "schedule.epochs=7"]
+    options = [["--json"], ["--clips", "960"]]
+    found = []
+    for order in itertools.permutations([*([word] for word in overrides), *options]):
+        words = [word for group in order for word in group]
+        found.append(_plan(say, spec, *words))
+    found.append(_plan(say, "--json", spec, *overrides, "--clips=960"))
+    assert found[0]["virtual_gpus"] == 12
+    assert found[0]["epochs"] == 7
+    assert all(plan == found[0] for plan in found)
+
+
+def test_the_last_override_of_a_key_wins_wherever_it_stands(say: Callable[..., Said], spec: str) -> None:
+    for words in (
+        ["scale.gpus=2", "scale.gpus=3", "--json", "--clips", "960"],
+        ["scale.gpus=2", "--json", "scale.gpus=3", "--clips", "960"],
+        ["--json", "scale.gpus=2", "--clips", "960", "scale.gpus=3"],
+    ):
+        assert _plan(say, spec, *words)["virtual_gpus"] == 3
+
+
+def test_files_and_overrides_behind_checkpoints_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "seed=1").touch()
+    words = ["last:5", "evaluate.clips=1", "runs/lr=0.1/step_00000001.pt", "seed=1", "seed=2"]
+    assert evaluate._split(words, ["precision=bf16"]) == (
+        ["last:5", "runs/lr=0.1/step_00000001.pt", "seed=1"],
+        ["precision=bf16", "evaluate.clips=1", "seed=2"],
+    )
+
+
+def _started(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    # Without PYTHONUNBUFFERED, under which no output is left for the exit.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environ, stdout=stdout, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_plan_imports_no_torch_and_prints_one_json_object(spec: str) -> None:
+    program = (
+        "import sys; from summit_train.__main__ import main; status = main(sys.argv[1:])\n"
+        "heavy = {'torch', 'av', 'horovod', 'mpi4py', 'matplotlib', 'numpy'} & set(sys.modules)\n"
+        "print(status, sorted(heavy), file=sys.stderr)\n"
+    )
+    done = _started("-c", program, "plan", spec, "--clips", "240000", "--json")
+    assert done.stderr == "0 []\n"
+    assert json.loads(done.stdout)["global_batch"] == 96
+
+
+def test_the_module_runs_as_the_console_script_does(spec: str) -> None:
+    done = _started("-m", "summit_train", "plan", spec, "--clips", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"summit-train: data\.train has 1 clips, .*\n", done.stderr)
+    assert "summit-train = summit_train.__main__:main" in (ROOT / "setup.cfg").read_text()
+
+
+@pytest.mark.parametrize("arguments", [["plan", "SPEC", "--clips", "960", "--json"], ["schema"], ["--help"]])
+def test_a_reader_that_left_is_no_error_of_ours(spec: str, arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        words = [spec if word == "SPEC" else word for word in arguments]
+        done = _started("-m", "summit_train", *words, stdout=writer)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
