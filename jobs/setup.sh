@@ -337,24 +337,25 @@ install_package() {
     pip "installing the Python packages" install -c "$constraints" --no-build-isolation -e '.[test]'
 }
 
-# Two ranks add up numbers through Horovod and through mpi4py.
-allreduce() {
+# mpi4py and Horovod use one MPI, and two ranks add up numbers through both.
+ranks_work() {
     logged "$py" -c '
 import sys
-from summit_train.doctor import check_allreduce
-check = check_allreduce()
-print(check.found, check.mend, sep="\n")
-sys.exit(check.status != "ok")'
+from summit_train.doctor import check_allreduce, check_mpi4py
+checks = [check_mpi4py(), check_allreduce()]
+for check in checks:
+    print(check.status, check.name, check.found, check.mend)
+sys.exit(any(check.status != "ok" for check in checks))'
 }
 
 verify() {
     say "Check: two ranks, one allreduce"
-    allreduce && return
+    ranks_work && return
     if [[ -n $mpi_bin ]]; then
         say "Check: mpi4py's wheel does not work with this MPI; building it from source"
         MPICC=$mpi_bin/mpicc pip "building mpi4py" install --no-deps --force-reinstall --no-binary mpi4py \
             --no-cache-dir "mpi4py==$(pin mpi4py)"
-        allreduce && return
+        ranks_work && return
     fi
     failed "the two-rank allreduce"
 }

@@ -141,14 +141,16 @@ def check_mpi() -> Check:
     return Check("mpi", "ok", f"{first_line([mpirun, '--version'])} at {mpirun}")
 
 
+# An MPI's own library among those of a process; its C++ and Fortran libraries stand beside it.
+MPI_LIBRARY = r"/libmpi(?!\w*(cxx|fort|mpifh|usempi))\w*\.so"
 # The libraries that a process has mapped tell which MPI each package really uses.
 MPI4PY_PROGRAM = """
-import mpi4py
+import re, mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 def libraries():
-    lines = [line.split() for line in open("/proc/self/maps")]
-    return sorted({line[5] for line in lines if len(line) > 5 and "/libmpi" in line[5].rsplit(".so", 1)[0]})
+    paths = {line.split(maxsplit=5)[-1].strip() for line in open("/proc/self/maps")}
+    return sorted(path for path in paths if re.search(MPI_LIBRARY, path))
 own = libraries()
 try:
     import horovod.torch
@@ -161,7 +163,7 @@ print(json.dumps(dict(version=mpi4py.__version__, library=MPI.Get_library_versio
 def check_mpi4py(timeout: float = 60.0) -> Check:
     """mpi4py, and that it uses the same MPI library as Horovod."""
     try:
-        facts = probe(MPI4PY_PROGRAM, timeout)
+        facts = probe(f"MPI_LIBRARY = {MPI_LIBRARY!r}\n{MPI4PY_PROGRAM}", timeout)
     except ProbeError as error:
         return Check("mpi4py", "fail", str(error), SET_UP)
     library = facts["library"].split(",")[0].strip().rstrip("\0")

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -87,6 +88,21 @@ def test_ranks_that_do_not_know_each_other_fail(monkeypatch: pytest.MonkeyPatch,
     assert check.status == "fail"
     assert "'size': 1" in check.found
     assert "different MPIs" in check.mend
+
+
+@pytest.mark.parametrize(
+    ("library", "is_mpi"),
+    [
+        ("/usr/lib/libmpi.so.40.30.4", True),
+        ("/opt/mpich/lib/libmpich.so.12", True),
+        ("/opt/ibm/lib/libmpi_ibm.so.3", True),
+        ("/usr/lib/libmpi_cxx.so.40", False),
+        ("/usr/lib/libmpifort.so.12", False),
+        ("/usr/lib/libmpi_usempif08.so.40", False),
+    ],
+)
+def test_parts_of_one_mpi_are_not_taken_for_another(library: str, is_mpi: bool) -> None:
+    assert bool(re.search(doctor.MPI_LIBRARY, library)) == is_mpi
 
 
 def test_an_mpirun_that_hangs_fails_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
