@@ -47,7 +47,7 @@ class Check:
     mend: str = ""
 
 
-def examine(run_dir: Path, timeout: float = 60.0) -> Iterator[Check]:
+def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
     """All checks, in the order in which their subjects build on each other; each is yielded when it is done.
 
     run_dir: where runs will be written. timeout: seconds for each program that a check starts.
@@ -86,7 +86,7 @@ print(json.dumps(dict(version=torch.__version__, cuda=torch.version.cuda, thread
 """
 
 
-def check_torch(timeout: float = 60.0) -> Check:
+def check_torch(timeout: float = 120.0) -> Check:
     """PyTorch's version, what it was built for, and its threads."""
     try:
         facts = probe(TORCH_PROGRAM, timeout)
@@ -105,7 +105,7 @@ print(json.dumps(dict(version=horovod.__version__, mpi=bool(hvd.mpi_built()), nc
 """
 
 
-def check_horovod(timeout: float = 60.0) -> Check:
+def check_horovod(timeout: float = 120.0) -> Check:
     """Horovod, and that it was built with MPI, for this torch, and with NCCL where there are GPUs."""
     try:
         facts = probe(HOROVOD_PROGRAM, timeout)
@@ -160,7 +160,7 @@ print(json.dumps(dict(version=mpi4py.__version__, library=MPI.Get_library_versio
 """
 
 
-def check_mpi4py(timeout: float = 60.0) -> Check:
+def check_mpi4py(timeout: float = 120.0) -> Check:
     """mpi4py, and that it uses the same MPI library as Horovod."""
     try:
         facts = probe(f"MPI_LIBRARY = {MPI_LIBRARY!r}\n{MPI4PY_PROGRAM}", timeout)
@@ -187,7 +187,7 @@ print(json.dumps(dict(version=av.__version__, libavcodec=av.library_versions["li
 """
 
 
-def check_video(timeout: float = 60.0) -> Check:
+def check_video(timeout: float = 120.0) -> Check:
     """PyAV, the decoders that data sets need, and an encoder for the embedded motion set."""
     try:
         facts = probe(f"DECODERS, ENCODERS = {DECODERS}, {ENCODERS}\n{VIDEO_PROGRAM}", timeout)
@@ -217,7 +217,7 @@ print(json.dumps(dict(cuda=torch.version.cuda, archs=torch.cuda.get_arch_list(),
 """
 
 
-def check_gpus(timeout: float = 60.0) -> Check:
+def check_gpus(timeout: float = 120.0) -> Check:
     """The GPUs that torch sees, that it has code for them, and its NCCL; none at all is fine."""
     try:
         facts = probe(GPU_PROGRAM, timeout)
@@ -332,7 +332,7 @@ hvd.shutdown()
 """
 
 
-def check_allreduce(timeout: float = 60.0, ranks: int = 2) -> Check:
+def check_allreduce(timeout: float = 120.0, ranks: int = 2) -> Check:
     """Start `ranks` ranks with mpirun; they sum up 1..ranks through Horovod and gather through mpi4py."""
     name = f"allreduce, {ranks} ranks"
     mpirun = find_mpirun()

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments: [--json] [--run-dir DIR] [--timeout SECONDS]."""
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--run-dir", type=Path, default=Path("runs"), help="where runs will be written [runs]")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for each check [60]")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for each check [120]")
 
 
 def run(args: argparse.Namespace) -> int:
