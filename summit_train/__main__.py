@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 
 import summit_train
 from summit_train.cluster.launcher import find_launch
+
+_SECONDS_FOR_RANK_0 = 3.0
 
 # command -> (module, what it does)
 _COMMANDS = {
@@ -87,13 +91,20 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpars
 
 
 def _failed(error: Exception, status: int) -> int:
-    """Say what is wrong, once for all ranks: a mistake in the input is the same on each."""
+    """Say what is wrong, once where all ranks see the same.
+
+    Rank 0 speaks at once; its exit makes the launcher end the others. A rank that is still there after a while has met
+    something that rank 0 has not, such as a file that its node lacks, and speaks for itself.
+    """
     try:
         launch = find_launch(os.environ)
     except ValueError:
         launch = None  # the broken environment is what is wrong, or will be said the next time
     if launch is None or launch.rank == 0:
         print(f"summit-train: {error}", file=sys.stderr)
+    elif not getattr(error, "agreed", False):
+        time.sleep(_SECONDS_FOR_RANK_0)
+        print(f"summit-train, rank {launch.rank} on {socket.gethostname()}: {error}", file=sys.stderr)
     return status
 
 

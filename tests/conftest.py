@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from hypothesis import settings
 
 from summit_train.data.motion import MotionSet, write_motion_set
 
 torch.set_num_threads(1)
+settings.register_profile("shared_machine", deadline=None)  # a test's time says nothing of its code here
+settings.load_profile("shared_machine")
 
 WriteSpec = Callable[..., Path]
 

@@ -123,6 +123,19 @@ def test_two_steps_that_are_not_finite_end_the_run_and_name_the_rank(write_spec:
     assert skipped[1] == skipped[2] == 0 and skipped[3] == 1
 
 
+def test_a_mistake_that_one_rank_sees_is_not_silent(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """As on a cluster where one node lacks the manifest."""
+    program = """
+import os, sys
+from summit_train.__main__ import main
+rank = os.environ["OMPI_COMM_WORLD_RANK"]
+sys.exit(main(["train", sys.argv[1], *(["data.train=gone.csv"] if rank == "1" else [])]))
+"""
+    status, output = run(2, "-c", program, str(write_spec()), timeout=60)
+    assert status != 0
+    assert "rank 1 on" in output and "data.train: there is no gone.csv" in output
+
+
 def test_a_launcher_without_a_usable_horovod_is_refused(write_spec: WriteSpec, tmp_path: Path) -> None:
     """Two processes that each train a model of their own would look like a run."""
     hidden = tmp_path / "hidden" / "horovod"
