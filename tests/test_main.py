@@ -211,22 +211,41 @@ def test_stopped_on_request_is_85(say: Callable[..., Said], monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("environ", "speaks"),
+    ("environ", "waits"),
     [
-        ({}, True),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, True),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, False),
-        ({"OMPI_COMM_WORLD_RANK": "one", "OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({}, False),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, False),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"OMPI_COMM_WORLD_RANK": "one", "OMPI_COMM_WORLD_SIZE": "2"}, False),
     ],
 )
-def test_a_mistake_is_said_once_for_all_ranks(
-    say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], speaks: bool
+def test_rank_0_speaks_at_once_and_the_others_only_where_they_are_left_alone(
+    say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], waits: bool
 ) -> None:
+    """A rank that waits is ended by its launcher meanwhile, where rank 0 has met the same."""
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     status, _, err = say("plan", "NO.yaml")
     assert status == 2
-    assert err.count("\n") == int(speaks)
+    assert err.count("\n") == 1
+    assert bool(waited) == waits == ("rank 1 on" in err)
+
+
+def test_what_all_ranks_agreed_on_is_said_by_rank_0_alone(
+    say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from summit_train.training.watch import AgreedError
+
+    def fail(args: object) -> int:
+        raise AgreedError("two steps in a row")
+
+    monkeypatch.setattr("summit_train.commands.schema.run", fail)
+    for rank, message in (("0", "summit-train: two steps in a row\n"), ("1", "")):
+        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
+        monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+        assert say("schema") == (1, "", message)
 
 
 def test_a_broken_environment_of_a_launcher_is_named(

@@ -260,7 +260,7 @@ def _make_bad(kind: str, path: Path, video: Path) -> None:
     elif kind == "sound":
         _write_sound(path)
     elif kind == "picture":
-        VideoFrame(16, 16, "rgb24").save(path.with_suffix(".png"))
+        VideoFrame(16, 16, "rgb24").save(str(path.with_suffix(".png")))
         path.with_suffix(".png").rename(path)
     elif kind != "missing":
         playlist = "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nnumbered.mp4\n#EXT-X-ENDLIST\n"
