@@ -30,6 +30,7 @@ class World(Protocol):
     local_size: int
     host: str
     backend: str
+    who: str  # this rank's name in messages
 
     def wrap(
         self,
@@ -79,6 +80,7 @@ class SerialWorld:
 
     def __init__(self) -> None:
         self.host = socket.gethostname()
+        self.who = f"rank 0 on {self.host}"
 
     def wrap(
         self,
@@ -135,6 +137,7 @@ class HorovodWorld:
         self.rank, self.size = int(hvd.rank()), int(hvd.size())
         self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
         self.host = socket.gethostname()
+        self.who = f"rank {self.rank} on {self.host}"
         if (self.rank, self.size) != (self._mpi.Get_rank(), self._mpi.Get_size()):
             raise WorldError(
                 f"Horovod counts {self.size} ranks and mpi4py {self._mpi.Get_size()}: they were built for different "

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from summit_train.comm import World
-from summit_train.commands.start import Inputs, choose_device, read_inputs, session, this_launch
+from summit_train.commands.start import Inputs, choose_device, read_inputs, session, this_launch, watched
 from summit_train.training.checkpoint import CheckpointError, epoch_checkpoints
 from summit_train.training.evaluation import Progress, evaluate_checkpoints
 from summit_train.training.network import fresh_model
@@ -39,12 +39,10 @@ def run(args: argparse.Namespace) -> int:
     chosen, overrides = _split(args.checkpoints or [], args.overrides)
     inputs = read_inputs(args.spec, overrides, launch.size)
     paths = _paths(inputs, chosen)
-    with session(launch) as world:
-        who = f"rank {world.rank} on {world.host}"
-        with Watchdog(who, inputs.spec.watch.stall_seconds, lambda: world.abort(1)) as watchdog:
-            device = choose_device(world)
-            model = fresh_model(inputs.spec, device)
-            result = evaluate_paths(model, inputs, world, device, paths, watchdog, quiet=args.json)
+    with session(launch) as world, watched(world, inputs.spec.watch.stall_seconds) as watchdog:
+        device = choose_device(world)
+        model = fresh_model(inputs.spec, device)
+        result = evaluate_paths(model, inputs, world, device, paths, watchdog, quiet=args.json)
     if result is not None and args.json:
         print(json.dumps(result))
     return 0

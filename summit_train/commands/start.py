@@ -17,7 +17,7 @@ from summit_train.comm import World, open_world
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, SpecError, load_spec
-from summit_train.training.watch import AgreedError
+from summit_train.training.watch import AgreedError, Watchdog
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,15 @@ def session(launch: Launch) -> Iterator[World]:
         raise
     except BaseException as error:
         if world.size > 1:
-            print(f"rank {world.rank} on {world.host}: {describe(error)}", file=sys.stderr, flush=True)
+            print(f"{world.who}: {describe(error)}", file=sys.stderr, flush=True)
             world.abort(2 if isinstance(error, ValueError) else 1)
         raise
     world.close()
+
+
+def watched(world: World, stall_seconds: float | None) -> Watchdog:
+    """This rank's watchdog; one rank that stalls ends all of them."""
+    return Watchdog(world.who, stall_seconds, lambda: world.abort(1))
 
 
 def describe(error: BaseException) -> str:

@@ -8,12 +8,12 @@ from contextlib import ExitStack
 
 from summit_train.comm import World
 from summit_train.commands.evaluate import evaluate_paths
-from summit_train.commands.start import Inputs, choose_device, read_inputs, session, this_launch
+from summit_train.commands.start import Inputs, choose_device, read_inputs, session, this_launch, watched
+from summit_train.files import write_json, write_text
 from summit_train.report.page import write_report
 from summit_train.spec import dump_spec
 from summit_train.training.checkpoint import epoch_checkpoints
 from summit_train.training.environment import environment
-from summit_train.training.files import write_json, write_text
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog, duration
 from summit_train.training.run import Run, locked_run, prepare_run
@@ -33,12 +33,11 @@ def run(args: argparse.Namespace) -> int:
     """Train; 0 when done, 85 when stopped on request with a checkpoint."""
     launch = this_launch()
     inputs = read_inputs(args.spec, args.overrides, launch.size)
-    with StopRequest().listening() as stop, session(launch) as world:
-        who = f"rank {world.rank} on {world.host}"
-        with Watchdog(who, inputs.spec.watch.stall_seconds, lambda: world.abort(1)) as watchdog, ExitStack() as held:
-            if world.rank == 0:
-                held.enter_context(locked_run(inputs.spec.run_path))
-            return _run(inputs, world, watchdog, stop, force=args.force_resume, interactive=launch.interactive)
+    with StopRequest().listening() as stop, session(launch) as world, ExitStack() as held:
+        watchdog = held.enter_context(watched(world, inputs.spec.watch.stall_seconds))
+        if world.rank == 0:
+            held.enter_context(locked_run(inputs.spec.run_path))
+        return _run(inputs, world, watchdog, stop, force=args.force_resume, interactive=launch.interactive)
 
 
 def _run(

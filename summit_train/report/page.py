@@ -6,7 +6,6 @@ itself scripts and requests (Content-Security-Policy).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import jinja2
 
+from summit_train.files import replacing
 from summit_train.report.figures import Picture, pictures
 from summit_train.report.metrics import Run, read_runs
 from summit_train.report.tables import (
@@ -53,7 +53,9 @@ def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     path = Path(out)
     if path.is_dir():
         raise ValueError(f"{path}: is a directory; give the name of an HTML file, {path / 'report.html'}")
-    _replace(path, render(read_runs(run_dirs)).encode("utf-8", "replace"))
+    page = render(read_runs(run_dirs)).encode("utf-8", "replace")
+    with replacing(path) as file:
+        file.write(page)
     return path
 
 
@@ -88,17 +90,3 @@ def _template() -> jinja2.Template:
     return environment.from_string(
         resources.files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
     )
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write beside it, flush, rename: a reader sees the old page or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from summit_train.files import replacing, write_text
+
 _NAME = re.compile(r"step_(\d{8})\.pt")
 
 
@@ -55,18 +57,14 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     content = buffer.getbuffer()
-    temporary = path.with_name(f".{path.name}.writing")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_durably(temporary, content)
-        digest_temporary = temporary.with_name(f".{digest_path(path).name}.writing")
-        _write_durably(digest_temporary, f"{hashlib.sha256(content).hexdigest()}  {path.name}\n".encode())
-        os.replace(digest_temporary, digest_path(path))
-        os.replace(temporary, path)
+        with replacing(path) as file:
+            file.write(content)
+            file.flush()
+            # Within the block: the file gets its name when its digest is there.
+            write_text(digest_path(path), f"{hashlib.sha256(content).hexdigest()}  {path.name}\n")
         _sync_folder(path.parent)
     except OSError as error:
-        for leftover in path.parent.glob(f".{path.name}*.writing"):
-            leftover.unlink(missing_ok=True)
         last = find_checkpoints(path.parent.parent)
         kept = f"the last good one is {last[-1]}" if last else "there is no earlier one"
         raise CheckpointWriteError(f"{path}: the checkpoint could not be written: {error.strerror}; {kept}") from error
@@ -155,13 +153,6 @@ def _digest(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _write_durably(path: Path, content: bytes | memoryview) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,9 +16,9 @@ from torch import nn
 from summit_train.comm import World
 from summit_train.data.loader import test_batches
 from summit_train.data.manifest import Manifest
+from summit_train.files import replacing, write_json
 from summit_train.spec import Spec
 from summit_train.training.checkpoint import load_checkpoint
-from summit_train.training.files import write_json
 from summit_train.training.step import AUTOCAST, Normalise, parameter_type
 
 # Views that go through the network at once: bounds memory at 30 views of 256^2 without splitting a common case.
@@ -48,11 +47,8 @@ class Scores:
 
     def save(self, path: Path) -> None:
         """Write video, label and scores as npz, whole or not at all; `np.load` needs no pickle for it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.writing")
-        with open(temporary, "wb") as file:
+        with replacing(path) as file:
             np.savez_compressed(file, video=self.videos, label=self.labels, scores=self.scores)
-        os.replace(temporary, path)
 
 
 def evaluate(
@@ -114,7 +110,7 @@ def evaluate_checkpoints(
     what eval.json holds, on rank 0.
     """
     rows: list[dict[str, Any]] = []
-    for path in paths:
+    for path, name in zip(paths, _prediction_names(paths), strict=True):
         weights, step = world.broadcast(_weights(path) if world.rank == 0 else ({}, 0))
         model.load_state_dict(weights)
         settings = spec.evaluate
@@ -122,7 +118,7 @@ def evaluate_checkpoints(
             model, spec, manifest, world, device, clips=settings.clips, crops=settings.crops, progress=progress(path)
         )
         if scores is not None:
-            scores.save(spec.run_path / "predictions" / f"{path.stem}.npz")
+            scores.save(spec.run_path / "predictions" / name)
             rows.append(
                 {"path": str(path), "step": step, "top1": scores.top(1), "top5": scores.top(5)}
             )
@@ -131,6 +127,15 @@ def evaluate_checkpoints(
     result = summarise(rows, spec, len(manifest))
     write_json(spec.run_path / "eval.json", result)
     return result
+
+
+def _prediction_names(paths: Sequence[Path]) -> list[str]:
+    """A file name for each checkpoint's scores; checkpoints of one name, from several folders, are numbered."""
+    stems = [path.stem for path in paths]
+    return [
+        f"{stem}.npz" if stems.count(stem) == 1 else f"{stem}_{stems[: place + 1].count(stem)}.npz"
+        for place, stem in enumerate(stems)
+    ]
 
 
 def _weights(path: Path) -> tuple[dict[str, torch.Tensor], int]:

@@ -88,7 +88,7 @@ def take(batches: Iterator[MicroBatch], run: Run, step: int) -> tuple[list[Micro
     try:
         taken = [next(batches) for _ in range(run.plan.accumulation)]
     except (ValueError, RuntimeError, OSError) as error:
-        raise TrainingError(f"{run.who}, step {step + 1}: {error}") from error
+        raise TrainingError(f"{run.world.who}, step {step + 1}: {error}") from error
     assert all(batch.step == step for batch in taken)
     return taken, time.perf_counter() - began
 
@@ -212,7 +212,7 @@ class Ledger:
             for e in self._broken
         ]
         at_fault = not all(bool(torch.isfinite(e.result.local_loss)) for e in self._broken)
-        everyone = run.world.gather((at_fault, f"{run.who}: {'; '.join(mine)}"))
+        everyone = run.world.gather((at_fault, f"{run.world.who}: {'; '.join(mine)}"))
         named = [text for fault, text in everyone or [] if fault] or [text for _, text in everyone or []]
         raise AgreedError(
             f"{len(self._broken)} steps in a row had a loss or gradient that is not finite. " + " | ".join(named)

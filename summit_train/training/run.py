@@ -51,11 +51,6 @@ class Run:
     start_step: int
     notes: list[str]
 
-    @property
-    def who(self) -> str:
-        """This rank's name in messages."""
-        return f"rank {self.world.rank} on {self.world.host}"
-
     def paths_of(self, micro_batches: Sequence[MicroBatch]) -> list[str]:
         """The paths of the clips of some micro-batches."""
         return [self.train_manifest.path(int(i)) for batch in micro_batches for i in batch.ids]

@@ -1,0 +1,46 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from summit_train.files import replacing, write_json, write_text
+
+
+def test_the_new_content_takes_the_old_one_s_place(tmp_path: Path) -> None:
+    write_json(tmp_path / "new" / "a.json", {"a": 1})
+    write_json(tmp_path / "new" / "a.json", {"a": 2})
+    assert (tmp_path / "new" / "a.json").read_text() == '{\n "a": 2\n}\n'
+    assert os.listdir(tmp_path / "new") == ["a.json"]
+
+
+def test_an_error_in_the_block_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
+    write_text(tmp_path / "a", "old")
+    with pytest.raises(RuntimeError, match="half"), replacing(tmp_path / "a") as file:
+        file.write(b"new")
+        raise RuntimeError("half way")
+    assert (tmp_path / "a").read_text() == "old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_process_killed_while_it_writes_leaves_the_old_content(tmp_path: Path) -> None:
+    write_text(tmp_path / "a", "old")
+    program = (
+        "import os, signal, sys\nfrom summit_train.files import replacing\n"
+        "with replacing(sys.argv[1]) as file:\n"
+        "    file.write(b'new'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "a"], cwd=Path(__file__).parents[1], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "a").read_text() == "old"
+
+
+def test_a_name_that_is_no_utf8_is_written_as_its_bytes(tmp_path: Path) -> None:
+    write_text(tmp_path / "names", os.fsdecode(b"a\xff.mp4"))
+    assert (tmp_path / "names").read_bytes() == b"a\xff.mp4"
