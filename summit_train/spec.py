@@ -6,17 +6,16 @@ clips is checked by the plan, which knows them.
 
 from __future__ import annotations
 
-import difflib
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from summit_train.source import KeyPath, SpecError, Tree, read_tree, to_yaml
+from summit_train.typed import Section, validated
 
 __all__ = [
     "CheckpointSpec", "DataSpec", "EvaluateSpec", "ModelSpec", "OptimizerSpec", "ScaleSpec", "ScheduleSpec", "Spec",
@@ -53,11 +52,7 @@ Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class ModelSpec(_Section):
+class ModelSpec(Section):
     """What is trained: the architecture and its options."""
 
     arch: Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1"]
@@ -75,7 +70,7 @@ class ModelSpec(_Section):
     )
 
 
-class DataSpec(_Section):
+class DataSpec(Section):
     """Where the videos are, which frames of them are taken, and how frames become a crop."""
 
     train: PathText = Field(description="Manifest (CSV or `path label` list) or folder of class folders.")
@@ -99,14 +94,14 @@ class DataSpec(_Section):
     )
 
 
-class ScaleSpec(_Section):
+class ScaleSpec(Section):
     """The batch: virtual GPUs times clips on each. The number of ranks is no part of the experiment."""
 
     gpus: Count | None = Field(default=None, description="Virtual GPUs; null: as many as there are ranks.")
     clips_per_gpu: Count = 8
 
 
-class OptimizerSpec(_Section):
+class OptimizerSpec(Section):
     """SGD with momentum; peak LR = base_lr * global_batch / base_batch under linear scaling."""
 
     name: Literal["sgd"] = "sgd"
@@ -123,7 +118,7 @@ class OptimizerSpec(_Section):
     )
 
 
-class ScheduleSpec(_Section):
+class ScheduleSpec(Section):
     """The length of the run and the shape of the LR."""
 
     epochs: Count = 100
@@ -131,7 +126,7 @@ class ScheduleSpec(_Section):
     decay: Literal["cosine", "none"] = "cosine"
 
 
-class EvaluateSpec(_Section):
+class EvaluateSpec(Section):
     """Validation in training (one clip, one crop) and the final one (`clips` x `crops` a video)."""
 
     every_epochs: NonNegative = Field(default=5, description="0: only at the end.")
@@ -141,7 +136,7 @@ class EvaluateSpec(_Section):
     last_checkpoints: Count = Field(default=5, description="The final accuracy is the mean and deviation over these.")
 
 
-class CheckpointSpec(_Section):
+class CheckpointSpec(Section):
     """When the run is saved and how many saves stay."""
 
     every_epochs: Count = 1
@@ -149,7 +144,7 @@ class CheckpointSpec(_Section):
     keep: Count = 5
 
 
-class WatchSpec(_Section):
+class WatchSpec(Section):
     """When a run that goes wrong is ended."""
 
     nonfinite_steps: Count = Field(default=2, description="Steps in a row with a loss or gradient that is not finite.")
@@ -158,7 +153,7 @@ class WatchSpec(_Section):
     )
 
 
-class Spec(_Section):
+class Spec(Section):
     """One experiment."""
 
     name: FolderName
@@ -199,48 +194,11 @@ def dump_spec(spec: Spec) -> str:
 
 
 def _validated(tree: Tree) -> Spec:
-    try:
-        # Through JSON, as strict mode then takes a YAML list for a tuple and still no string for a number.
-        values = json.dumps(tree.values, default=str)
-    except ValueError as error:  # json's word for a value that holds itself
-        raise SpecError(f"{tree.place(())}: an alias (*) stands within what it names") from error
-    try:
-        spec = Spec.model_validate_json(values)
-    except ValidationError as error:
-        raise SpecError("\n".join(_line(tree, details) for details in error.errors())) from None
+    spec = validated(Spec, tree)
     conflicts = [f"{tree.place(path)}: {'.'.join(path)}: {message}" for path, message in _conflicts(spec)]
     if conflicts:
         raise SpecError("\n".join(conflicts))
     return spec
-
-
-def _line(tree: Tree, details: Any) -> str:
-    path: KeyPath = tuple(str(part) for part in details["loc"] if not str(part).startswith(("function-", "tuple[")))
-    kind, given, context = details["type"], details["input"], details.get("ctx", {})
-    if kind == "extra_forbidden":
-        message = _unknown_key(path)
-    elif kind == "missing":
-        message = "is missing and has no default"
-    elif kind == "literal_error":
-        choices = re.findall(r"'([^']*)'|(\d+)", context["expected"])
-        message = f"{given!r} is no choice; {_choices(str(given), [a or b for a, b in choices])}"
-    elif kind == "model_type":
-        message = f"a section of keys is wanted, got {given!r}"
-    else:
-        message = f"{details['msg'].removeprefix('Value error, ')}, got {given!r}"
-    return f"{tree.place(path)}: {'.'.join(path)}: {message}"
-
-
-def _unknown_key(path: KeyPath) -> str:
-    section: Any = Spec
-    for part in path[:-1]:
-        section = section.model_fields[part].annotation
-    return f"unknown key; {_choices(path[-1], list(section.model_fields))}"
-
-
-def _choices(given: str, choices: Sequence[str]) -> str:
-    near = difflib.get_close_matches(given, choices, 1)
-    return (f"did you mean {near[0]}? " if near else "") + f"valid: {', '.join(choices)}"
 
 
 def _conflicts(spec: Spec) -> Iterator[tuple[KeyPath, str]]:

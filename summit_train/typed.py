@@ -1,0 +1,72 @@
+"""A tree of plain values -> a frozen, typed section, or one line a mistake: where it is and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from summit_train.source import KeyPath, SpecError, Tree
+
+
+class Section(BaseModel):
+    """A section of keys: frozen, no unknown keys, no text where a number is wanted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+SectionType = TypeVar("SectionType", bound=Section)
+
+
+def validated(model: type[SectionType], tree: Tree) -> SectionType:
+    """The values of `tree` as a `model`.
+
+    Raises SpecError; its message has one line a mistake: `file:line: key: what is wrong and what would be right`.
+    """
+    try:
+        # Through JSON, as strict mode then takes a YAML list for a tuple and still no string for a number.
+        values = json.dumps(tree.values, default=str)
+    except ValueError as error:  # json's word for a value that holds itself
+        raise SpecError(f"{tree.place(())}: an alias (*) stands within what it names") from error
+    try:
+        return model.model_validate_json(values)
+    except ValidationError as error:
+        raise SpecError("\n".join(_line(model, tree, details) for details in error.errors())) from None
+
+
+def _line(model: type[Section], tree: Tree, details: Any) -> str:
+    path: KeyPath = tuple(str(part) for part in details["loc"] if not str(part).startswith(("function-", "tuple[")))
+    kind, given, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == "extra_forbidden":
+        message = _unknown_key(model, path)
+    elif kind == "missing":
+        message = "is missing and has no default"
+    elif kind == "literal_error":
+        choices = re.findall(r"'([^']*)'|(\d+)", context["expected"])
+        message = f"{given!r} is no choice; {_choices(str(given), [a or b for a, b in choices])}"
+    elif kind == "model_type":
+        message = f"a section of keys is wanted, got {given!r}"
+    else:
+        message = f"{details['msg'].removeprefix('Value error, ')}, got {given!r}"
+    return f"{tree.place(path)}: {'.'.join(path)}: {message}"
+
+
+def _unknown_key(model: type[Section], path: KeyPath) -> str:
+    section: Any = model
+    for part in path[:-1]:
+        section = section.model_fields[part].annotation if hasattr(section, "model_fields") else _item(section)
+    return f"unknown key; {_choices(path[-1], list(section.model_fields))}"
+
+
+def _item(container: Any) -> Any:
+    """What a list or a mapping holds: its last type that is not `...`."""
+    return [part for part in get_args(container) if part is not ...][-1]
+
+
+def _choices(given: str, choices: Sequence[str]) -> str:
+    near = difflib.get_close_matches(given, choices, 1)
+    return (f"did you mean {near[0]}? " if near else "") + f"valid: {', '.join(choices)}"
