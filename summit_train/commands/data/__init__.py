@@ -1,0 +1,40 @@
+"""`summit-train data WHAT`: make, import, index and check data sets; one module a WHAT."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+
+from summit_train.commands.data import index, motion, split
+from summit_train.data.manifest import ManifestError
+
+# WHAT -> (its module, what it does)
+_PARTS = {
+    "motion": (motion, "write the embedded data set: the class is the motion"),
+    "index": (index, "decode every video and write a manifest of the whole ones"),
+    "split": (split, "cut a manifest into training and validation by groups"),
+}
+
+
+class DiskError(RuntimeError):
+    """The disk is full or broken: no fault of the input."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    commands = parser.add_subparsers(metavar="WHAT", required=True)
+    for name, (part, help_text) in _PARTS.items():
+        command = commands.add_parser(name, help=help_text, description=help_text)
+        part.add_arguments(command)
+        command.set_defaults(run_part=part.run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen part. Raises ValueError for what cannot be done, DiskError for a disk that gives up."""
+    try:
+        return int(args.run_part(args))
+    except OSError as error:
+        message = f"{error.filename or 'a file'}: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise DiskError(message) from error
+        raise ManifestError(message) from error
