@@ -22,6 +22,7 @@ _COMMANDS = {
     "eval": ("evaluate", "accuracy of a run's checkpoints"),
     "model": ("model", "parameters, multiply-adds, T per stage, compute/IO"),
     "data": ("data", "make, index and check data sets"),
+    "submit": ("submit", "a job script of a spec to the batch system, with its cost said before"),
     "report": ("report", "one HTML page of one or more runs"),
     "doctor": ("doctor", "what works on this machine, and how to mend what does not"),
     "schema": ("schema", "the spec's JSON schema, for editors"),

@@ -19,7 +19,7 @@ from summit_train.commands import evaluate
 from summit_train.commands.data import DiskError
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = ("plan", "train", "eval", "model", "data", "report", "doctor", "schema")
+COMMANDS = ("plan", "train", "eval", "model", "data", "submit", "report", "doctor", "schema")
 SPEC = """name: t
 model: {arch: tsm, num_classes: 400}
 data: {train: FOLDER/train.csv, val: FOLDER/val.csv, root: FOLDER}

@@ -1,0 +1,159 @@
+"""From a job to the scheduler: the script into the run directory, sbatch or bsub, what became of it.
+
+In RUN/job/: spec.yaml (what is trained), job.sh, submitted.jsonl (a line a submission), what the script leaves: `done`,
+`requeues` (a line each), the job's output; and `last_job`, the last one of a chain.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from summit_train.cluster.job import Job, render
+from summit_train.cluster.site import Site
+from summit_train.files import write_text
+from summit_train.spec import Spec, dump_spec
+
+_COMMANDS = {"slurm": "sbatch", "lsf": "bsub"}
+_RUNNING = {"RUNNING", "COMPLETING", "RUN", "UNKWN"}
+
+
+class SubmitError(ValueError):
+    """The job cannot be submitted as things are: no scheduler here, or the run is queued already."""
+
+
+class SchedulerError(RuntimeError):
+    """The scheduler refused, or its answer is not to be understood."""
+
+
+def write_job(site: Site, job: Job, specs: Sequence[Spec], folder: Path | None = None) -> Path:
+    """Write every run's spec and the script; the script's path. Marks that earlier jobs left are cleared.
+
+    specs: one a run, in the order of job.runs. folder: where the script goes, RUN/job of the first run by default; an
+    array's belongs to none of its runs.
+    """
+    text = render(site, job)
+    for run, spec in zip(job.runs, specs, strict=True):
+        write_text(run / "job/spec.yaml", dump_spec(spec))
+        for mark in ("done", "requeues", "last_job"):
+            (run / "job" / mark).unlink(missing_ok=True)
+    script = (folder or job.runs[0] / "job") / "job.sh"
+    write_text(script, text)
+    return script
+
+
+def check_scheduler(site: Site) -> None:
+    """Raises SubmitError where the site's scheduler cannot be reached from this machine."""
+    command = _COMMANDS.get(site.scheduler)
+    if command is not None and shutil.which(command) is None:
+        raise SubmitError(f"{command} is not on PATH: submit from a machine of {site.name}, or only look: --dry-run")
+
+
+def submit(site: Site, script: Path, after: str | None = None) -> str:
+    """Hand a script to the scheduler; the job's id. `after`: it starts when that job has ended, however it ended.
+
+    The scheduler is started in the script's folder, where its output goes: so no path of the user's stands in a
+    directive. Raises SubmitError without a scheduler, SchedulerError where it refuses.
+    """
+    check_scheduler(site)
+    dependency = {
+        "slurm": ["--parsable", *([f"--dependency=afterany:{after}"] if after else [])],
+        "lsf": ["-w", f"ended({after})"] if after else [],
+    }
+    words = [_COMMANDS[site.scheduler], *dependency[site.scheduler], script.name]
+    answer = _ask(words, script.parent)
+    pattern = r"(\d+)(;.*)?$" if site.scheduler == "slurm" else r"Job <(\d+)>"
+    found = re.search(pattern, answer.strip(), re.M)
+    if found is None:
+        raise SchedulerError(f"{words[0]} answered {answer.strip()!r}, which names no job")
+    return found.group(1)
+
+
+def _ask(words: Sequence[str], folder: Path | None = None) -> str:
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        said = " ".join((done.stderr or done.stdout).split()) or "nothing"
+        raise SchedulerError(f"{words[0]} refused (exit status {done.returncode}): {said}")
+    return done.stdout
+
+
+def member_ids(site: Site, job: Job, job_id: str) -> list[str]:
+    """The id of each run's own job: that of the job, or with its index in the array."""
+    if not job.is_array:
+        return [job_id]
+    form = "{}_{}" if site.scheduler == "slurm" else "{}[{}]"
+    return [form.format(job_id, index) for index in range(1, len(job.runs) + 1)]
+
+
+def record(site: Site, job: Job, script: Path, job_id: str) -> None:
+    """Add the submission to every run's RUN/job/submitted.jsonl."""
+    for run, own_id in zip(job.runs, member_ids(site, job, job_id), strict=True):
+        line = {
+            "id": own_id,
+            "time": time.time(),
+            "site": site.name,
+            "scheduler": site.scheduler,
+            "script": str(script),
+            "spec": str(run / "job/spec.yaml"),
+            "nodes": job.nodes,
+            "walltime_minutes": job.walltime_minutes,
+        }
+        with open(run / "job/submitted.jsonl", "a", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def submissions(run: Path) -> list[dict[str, Any]]:
+    """What was submitted for this run, oldest first."""
+    path = run / "job/submitted.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def job_states(site: Site, ids: Sequence[str]) -> dict[str, str]:
+    """queued, running or gone for each id, as the scheduler says. An array's own id runs while one of its jobs does.
+
+    Raises SubmitError without a scheduler, SchedulerError where it does not answer.
+    """
+    if not ids or site.scheduler == "local":
+        return dict.fromkeys(ids, "gone")
+    check_scheduler(site)
+    states = _squeue() if site.scheduler == "slurm" else _bjobs()
+    return {job_id: _state(job_id, states) for job_id in ids}
+
+
+def _state(job_id: str, states: Mapping[str, str]) -> str:
+    own = [state for name, state in states.items() if name == job_id or re.split(r"[_\[]", name)[0] == job_id]
+    if not own:
+        return "gone"
+    return "running" if _RUNNING & set(own) else "queued"
+
+
+def _squeue() -> dict[str, str]:
+    """All jobs of this user: asking for one that is gone would be an error."""
+    answer = _ask(["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %T"])
+    return dict(line.split(maxsplit=1) for line in answer.splitlines() if line.strip())
+
+
+def _bjobs() -> dict[str, str]:
+    states = {}
+    for line in _ask(["bjobs", "-noheader", "-o", "jobid jobindex stat"]).splitlines():
+        job_id, index, state = line.split()
+        states[job_id if index == "0" else f"{job_id}[{index}]"] = state
+    return states
+
+
+def waiting_job(site: Site, run: Path) -> tuple[str, str] | None:
+    """(id, state) of a job of this run that is queued or running, or None."""
+    ids = [line["id"] for line in submissions(run) if line["scheduler"] == site.scheduler]
+    for job_id, state in job_states(site, ids).items():
+        if state != "gone":
+            return job_id, state
+    return None
