@@ -1,7 +1,8 @@
-"""Videos in and out through PyAV: the wanted frames of a clip, what a file holds, and a small encoder.
+"""Videos and pictures through PyAV: the wanted frames, what a file holds, and a small encoder.
 
-This is the only module that imports `av`. Frame i is the i-th decoded frame in presentation order, whatever
-the file says of times or counts. Sizes are upright: the rotation of the display matrix is applied. The sample
+This is the only module that imports `av`; `clips` puts what it gives together to clips. A video is a file or the
+bytes of one in memory, and both are read in the same way. Frame i is the i-th decoded frame in presentation order,
+whatever the file says of times or counts. Sizes are upright: the rotation of the display matrix is applied. The sample
 aspect ratio is not (nor is it in decord and the TSM code): a picture keeps the pixels it was stored with.
 """
 
@@ -11,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fractions import Fraction
+from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -23,6 +25,7 @@ from av.container import InputContainer
 from av.packet import Packet as AnyPacket
 from av.sidedata.sidedata import SideDataContainer
 from av.stream import Disposition
+from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 from av.video.stream import VideoStream
@@ -31,13 +34,10 @@ from numpy.typing import NDArray
 from summit_train.data.augment import View
 from summit_train.data.keyframes import FrameIndex
 from summit_train.data.upright import Turn, cut, turn_of
-from summit_train.data.video import DecodeError, Tally, VideoInfo, check_regular_file
-
-__all__ = ["DecodeError", "VideoInfo", "View", "probe", "read_clip", "read_views", "write_video"]
+from summit_train.data.video import AnyVideo, DecodeError, Encoded, Tally, VideoInfo
 
 Frames: TypeAlias = NDArray[np.uint8]
 Packet: TypeAlias = "AnyPacket[VideoStream]"
-Choose = Callable[[int], NDArray[np.int64]]
 ViewsOf = Callable[[int, int], Sequence[View]]
 Pictures = dict[int, list[Frames]]
 Numbered = Iterator[tuple[int, VideoFrame]]
@@ -52,54 +52,66 @@ _OPEN: dict[str, Any] = {
     "metadata_errors": "ignore",
     "container_options": {"format_whitelist": _FORMATS, "protocol_whitelist": "file"},
 }
-# A larger file is not held in memory: it is decoded from its start, packet by packet.
-_MAX_HELD_BYTES = 64 << 20
+# The packets of a larger video are not held in memory: it is decoded from its start, packet by packet.
+MAX_HELD_BYTES = 64 << 20
+_PICTURE_CODECS = {b"\xff\xd8": "mjpeg", b"\x89PNG": "png"}
 # These decoders can leave out a frame that no other frame needs; all other frames stay the same.
 _SKIPPING_CODECS = frozenset({"h264", "hevc"})
 
 
-def _source(path: str) -> AbstractContextManager[Any]:
-    """What PyAV opens: a URL of the file, or the file opened here where its name is not UTF-8."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return open(path, "rb")
+class _InMemory(BytesIO):
+    """Bytes with a name, whose ending FFmpeg looks at where the bytes alone could be of several formats."""
+
+    def __init__(self, content: bytes, name: str) -> None:
+        super().__init__(content)
+        self.name = name
+
+
+def _source(video: Encoded) -> AbstractContextManager[Any]:
+    """What PyAV opens: the bytes, or a URL of the file, or the file opened here where its name is not UTF-8."""
     # "file:" keeps a name such as "a:b.mp4" from being taken for a protocol.
-    return nullcontext(f"file:{path}")
+    url = f"file:{video.name}"
+    if video.content is not None:
+        return _InMemory(video.content, url)
+    try:
+        url.encode()
+    except UnicodeEncodeError:
+        return open(video.name, "rb")
+    return nullcontext(url)
 
 
 @contextmanager
-def _open(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open a file for decoding; whatever FFmpeg raises until it is closed becomes a DecodeError."""
-    check_regular_file(path)
+def _open(video: Encoded) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open a video for decoding; whatever FFmpeg raises until it is closed becomes a DecodeError."""
+    video.check()
     try:
-        with _source(path) as source, _container(path, source) as container:
-            yield container, _video_stream(path, container)
+        with _source(video) as source, _container(video.name, source) as container:
+            yield container, _video_stream(video.name, container)
     except av.FFmpegError as error:
-        raise DecodeError(path, f"cannot be decoded: {error.strerror}") from error
+        raise DecodeError(video.name, f"cannot be decoded: {error.strerror}") from error
     except OSError as error:
-        raise DecodeError(path, error.strerror or str(error)) from error
+        raise DecodeError(video.name, error.strerror or str(error)) from error
 
 
-def _container(path: str, source: Any) -> InputContainer:
+def _container(name: str, source: Any) -> InputContainer:
     try:
         return cast(InputContainer, av.open(source, **_OPEN))
     except (av.InvalidDataError, av.ArgumentError) as error:
         raise DecodeError(
-            path, "is no video of a kind that is read here, or its header is damaged"
+            name, "is no video of a kind that is read here, or its header is damaged"
         ) from error
 
 
-def _video_stream(path: str, container: InputContainer) -> VideoStream:
+def _video_stream(name: str, container: InputContainer) -> VideoStream:
     """The first video stream that is no cover picture, with one thread: loaders run many processes."""
     for stream in container.streams.video:
         if stream.disposition & Disposition.attached_pic:
             continue
         if stream.codec_context is None:
-            raise DecodeError(path, "there is no decoder for its video codec")
+            raise DecodeError(name, "there is no decoder for its video codec")
         stream.codec_context.thread_count = 1
         return stream
-    raise DecodeError(path, "has no video stream")
+    raise DecodeError(name, "has no video stream")
 
 
 def _demuxed(container: InputContainer, stream: VideoStream) -> Iterator[Packet]:
@@ -114,7 +126,7 @@ def _turn(frame: VideoFrame) -> Turn:
     return Turn() if matrix is None else turn_of(bytes(matrix))
 
 
-class _Renderer:
+class Renderer:
     """Turns decoded frames into the crops of the asked views: scaled by swscale on the way to RGB."""
 
     def __init__(self, views_of: ViewsOf) -> None:
@@ -141,85 +153,24 @@ class _Renderer:
         return turn(cast(Frames, rgb.to_ndarray()))
 
 
-def read_views(
-    path: str | os.PathLike[str],
-    choose: Choose,
-    views_of: ViewsOf,
-    num_frames: int | None = None,
-    *,
-    seek: bool = True,
-) -> Frames:
-    """Read K clips of T frames of a video in C views: uint8 RGB (K * C, T, height, width, 3), clip by clip.
-
-    choose: from the number of frames to frame numbers int64 (K, T), in any order and with repeats. views_of:
-    from the upright (width, height) in pixels to C views whose crops have one size. Both are pure: they may
-    be called again. num_frames: what the manifest says; without it the packets are counted. Where the file
-    turns out to hold fewer frames, `choose` is asked again with the true number. A frame is decoded and
-    scaled once. seek: decode from the nearest key frames where that is certain to give the same frames;
-    needs `num_frames`.
-    Raises DecodeError where the file cannot be read or something that the wanted frames need is damaged.
-    """
-    path = os.fspath(path)
-    chosen = _chosen(choose, num_frames or _num_packets(path))
-    pictures: Pictures = {}
-    if seek and num_frames:
-        pictures = _by_jumps(path, _wanted(chosen), _Renderer(views_of), num_frames)
-    if not pictures:
-        pictures, num_seen = _sequential(path, _wanted(chosen), _Renderer(views_of))
-        if num_seen <= chosen.max():
-            chosen = _chosen(choose, num_seen)
-            pictures, _ = _sequential(path, _wanted(chosen), _Renderer(views_of))
-    clips = [[pictures[number] for number in row] for row in chosen.tolist()]
-    views: Frames = np.array([view for clip in clips for view in zip(*clip, strict=True)])
-    return views
-
-
-def read_clip(
-    path: str | os.PathLike[str],
-    choose: Choose,
-    view_of: Callable[[int, int], View],
-    num_frames: int | None = None,
-    *,
-    seek: bool = True,
-) -> Frames:
-    """Read one clip in one view: uint8 RGB (T, crop_height, crop_width, 3); see `read_views`.
-
-    choose gives (T,) frame numbers, view_of one View.
-    """
-    views = read_views(path, lambda n: choose(n)[None], lambda w, h: [view_of(w, h)], num_frames, seek=seek)
-    clip: Frames = views[0]
-    return clip
-
-
-def _chosen(choose: Choose, num_frames: int) -> NDArray[np.int64]:
-    chosen = np.asarray(choose(num_frames))
-    if not chosen.size or chosen.min() < 0 or chosen.max() >= num_frames:
-        raise ValueError(f"the frames chosen of {num_frames} do not lie among them: {chosen.tolist()}")
-    return chosen
-
-
-def _wanted(chosen: NDArray[np.int64]) -> frozenset[int]:
-    return frozenset(chosen.ravel().tolist())
-
-
-def _num_packets(path: str) -> int:
+def count_packets(video: Encoded) -> int:
     """How many frames the packets promise; at least one, so that decoding decides whether there is any."""
-    with _open(path) as (container, stream):
+    with _open(video) as (container, stream):
         return max(1, sum(not packet.is_discard for packet in _demuxed(container, stream)))
 
 
-def _sequential(path: str, wanted: frozenset[int], render: _Renderer) -> tuple[Pictures, int]:
-    """The wanted frames' pictures, decoded from the start, and how many frames went by."""
-    with _open(path) as (container, stream):
+def read_from_start(video: Encoded, wanted: frozenset[int], render: Renderer) -> tuple[Pictures, int]:
+    """The wanted frames' pictures, decoded from the start, and how many frames went by. Raises DecodeError."""
+    with _open(video) as (container, stream):
         packets = chain(_demuxed(container, stream), [None])
         frames = (frame for packet in packets for frame in stream.decode(packet))
-        pictures, num_seen = _pick(path, enumerate(frames), wanted, render)
+        pictures, num_seen = _pick(video.name, enumerate(frames), wanted, render)
     if not num_seen:
-        raise DecodeError(path, "no frame can be decoded")
+        raise DecodeError(video.name, "no frame can be decoded")
     return pictures, num_seen
 
 
-def _pick(path: str, numbered: Numbered, wanted: frozenset[int], render: _Renderer) -> tuple[Pictures, int]:
+def _pick(name: str, numbered: Numbered, wanted: frozenset[int], render: Renderer) -> tuple[Pictures, int]:
     """Render the wanted frames; also the number of frames up to the last of them, or to the file's end."""
     pictures: Pictures = {}
     num_seen = 0
@@ -227,25 +178,25 @@ def _pick(path: str, numbered: Numbered, wanted: frozenset[int], render: _Render
         num_seen = number + 1
         if number in wanted:
             if frame.is_corrupt:
-                raise DecodeError(path, f"frame {number} is damaged")
+                raise DecodeError(name, f"frame {number} is damaged")
             pictures[number] = render(frame)
             if len(pictures) == len(wanted):
                 break
     return pictures, num_seen
 
 
-def _by_jumps(path: str, wanted: frozenset[int], render: _Renderer, num_frames: int) -> Pictures:
+def read_by_jumps(video: Encoded, wanted: frozenset[int], render: Renderer, num_frames: int) -> Pictures:
     """The wanted frames' pictures from the nearest key frames; none where it is not certain to be right."""
     try:
-        with _open(path) as (container, stream):
-            if container.size > _MAX_HELD_BYTES:
+        with _open(video) as (container, stream):
+            if container.size > MAX_HELD_BYTES:
                 return {}
             first_size = (stream.width, stream.height)
             packets = list(_demuxed(container, stream))
             index = _index(stream, packets, num_frames)
             if index is None:
                 return {}
-            pictures, _ = _pick(path, _jumped(stream, packets, index, wanted), wanted, render)
+            pictures, _ = _pick(video.name, _jumped(stream, packets, index, wanted), wanted, render)
     except DecodeError:
         # Decoding from the start is the judge: it gives the frames, or the error with its right place.
         return {}
@@ -293,14 +244,30 @@ def _numbered(index: FrameIndex, frames: Iterable[VideoFrame]) -> Numbered:
     return ((number, frame) for number, frame in numbered if number is not None)
 
 
-def probe(path: str | os.PathLike[str]) -> VideoInfo:
-    """Decode every frame of a file and say what it holds.
+def read_picture(name: str, content: bytes, render: Renderer) -> list[Frames]:
+    """A JPEG or PNG picture in each of the renderer's views. Raises DecodeError, also for one that is cut short."""
+    codec = next((codec for start, codec in _PICTURE_CODECS.items() if content.startswith(start)), None)
+    if codec is None:
+        raise DecodeError(name, "is no JPEG or PNG picture" if content else "is empty")
+    context = cast(VideoCodecContext, av.CodecContext.create(codec, "r"))
+    # Else what is missing of a picture would be grey.
+    context.options = {"err_detect": "explode"}
+    context.thread_count = 1
+    try:
+        frames = context.decode(AnyPacket(content))
+        return [picture for frame in frames[:1] for picture in render(frame)]
+    except av.FFmpegError as error:
+        raise DecodeError(name, f"cannot be decoded: {error.strerror}") from error
+
+
+def probe(video: AnyVideo) -> VideoInfo:
+    """Decode every frame of a video and say what it holds.
 
     Raises DecodeError for anything that is no video, and for a video that is damaged or cut short anywhere.
     """
-    path = os.fspath(path)
+    video = Encoded.of(video)
     # The log from before the opening on: a short file is read to its end by it.
-    with _error_log() as log, _open(path) as (container, stream):
+    with _error_log() as log, _open(video) as (container, stream):
         tally = Tally(stream.time_base)
         width, height, rotation = _tally_all(container, stream, tally)
         if any(entry.pos + entry.size > container.size for entry in stream.index_entries):
@@ -311,7 +278,7 @@ def probe(path: str | os.PathLike[str]) -> VideoInfo:
                 tally.damaged(f"{speaker}: {line.strip()}")
         if tally.damage or not tally.num_frames:
             reason = tally.damage or "no frame can be decoded"
-            raise DecodeError(path, f"{reason} ({tally.num_frames} frames decoded)")
+            raise DecodeError(video.name, f"{reason} ({tally.num_frames} frames decoded)")
         fps = float(stream.average_rate or stream.guessed_rate or 0) or None
         codec = stream.codec_context.name
         return VideoInfo(tally.num_frames, fps, width, height, tally.duration, codec, rotation)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from summit_train.data.decode import DecodeError, probe
+from summit_train.data.decode import probe
 from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest
 from summit_train.data.tables import VIDEO_EXTENSIONS, class_folders, file_tables, folder_tables
+from summit_train.data.video import DecodeError, Encoded
 
 Found = ManifestRow | DecodeError
 Examine = Callable[[str, ManifestRow], Found]
@@ -139,7 +140,7 @@ def _examine(root: str, row: ManifestRow) -> Found:
     """Decode one video in full. The error names the path as it is listed."""
     path = os.path.join(root, row.path)
     try:
-        info = probe(path)
+        info = probe(Encoded(path))
         digest = _sha256(path)
     except DecodeError as error:
         return DecodeError(row.path, error.reason)

@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from summit_train import rng
 from summit_train.data import augment, order, sampling
-from summit_train.data.decode import DecodeError, read_clip, read_views
-from summit_train.data.manifest import Manifest
+from summit_train.data.store import Store
+from summit_train.data.video import DecodeError
 from summit_train.spec import DataSpec, EvaluateSpec
 
 PREFETCHED_PER_WORKER = 2
@@ -119,7 +119,7 @@ class Batches(Generic[Batch]):
 
 def training_batches(
     data: DataSpec,
-    manifest: Manifest,
+    store: Store,
     *,
     seed: int,
     virtual_gpus: int,
@@ -136,7 +136,7 @@ def training_batches(
     `order.micro_batches` does, and DecodeError when the batch with a bad video is asked for.
     """
     keys = order.micro_batches(
-        len(manifest),
+        len(store.manifest),
         seed,
         virtual_gpus,
         clips_per_gpu,
@@ -146,13 +146,13 @@ def training_batches(
         start_step,
         end_step,
     )
-    return Batches(_TrainingClips(_located(data, manifest), manifest, seed), keys, data.workers)
+    return Batches(_TrainingClips(data, store, seed), keys, data.workers)
 
 
 def test_batches(
     data: DataSpec,
     evaluate: EvaluateSpec,
-    manifest: Manifest,
+    store: Store,
     videos: Sequence[int],
     clips: int | None = None,
     crops: int | str | None = None,
@@ -162,8 +162,8 @@ def test_batches(
     Left out, clips and crops are those of `evaluate`. Nothing is random.
     """
     dataset = _TestVideos(
-        _located(data, manifest),
-        manifest,
+        data,
+        store,
         evaluate.short_side,
         evaluate.clips if clips is None else clips,
         evaluate.crops if crops is None else crops,
@@ -186,7 +186,7 @@ class _TrainingClips(Dataset[MicroBatch | _Failure]):
     """Reads the micro-batch that a key names."""
 
     data: DataSpec
-    manifest: Manifest
+    store: Store
     seed: int
 
     def __getitem__(self, key: MicroBatchKey) -> MicroBatch | _Failure:
@@ -195,13 +195,12 @@ class _TrainingClips(Dataset[MicroBatch | _Failure]):
             clips = np.stack([self._clip(epoch, clip) for clip in ids.tolist()])
         except DecodeError as error:
             return _Failure(error)
-        labels = self.manifest.labels[ids].astype(np.int64)
-        # The ids are copied, as they are a slice of the whole epoch's order.
-        tensors = (torch.from_numpy(array) for array in (clips, labels, ids.copy()))
+        labels = self.store.manifest.labels[ids].astype(np.int64)
+        tensors = (torch.from_numpy(array) for array in (clips, labels, ids))
         return MicroBatch(step, virtual_gpu, *tensors)
 
     def _clip(self, epoch: int, clip: int) -> NDArray[np.uint8]:
-        data, manifest, seed = self.data, self.manifest, self.seed
+        data, manifest, seed = self.data, self.store.manifest, self.seed
 
         def choose(num_frames: int) -> NDArray[np.int64]:
             generator = rng.key(seed, "sampling", epoch, clip)
@@ -216,7 +215,7 @@ class _TrainingClips(Dataset[MicroBatch | _Failure]):
                 data.augment, data.short_side, data.crop, data.flip, width, height, generator
             )
 
-        return read_clip(video_path(data, manifest, clip), choose, view_of, manifest.num_frames(clip))
+        return self.store.read_clip(clip, choose, view_of)
 
 
 @dataclass(frozen=True)
@@ -224,13 +223,13 @@ class _TestVideos(Dataset[TestBatch | _Failure]):
     """Reads the views of the video that a key names."""
 
     data: DataSpec
-    manifest: Manifest
+    store: Store
     short_side: int
     clips: int
     crops: int | str
 
     def __getitem__(self, video: int) -> TestBatch | _Failure:
-        data, manifest = self.data, self.manifest
+        data, manifest = self.data, self.store.manifest
 
         def choose(num_frames: int) -> NDArray[np.int64]:
             frames = sampling.test_frames(
@@ -241,31 +240,11 @@ class _TestVideos(Dataset[TestBatch | _Failure]):
         def views_of(width: int, height: int) -> list[augment.View]:
             return augment.test_views(self.short_side, self.crops, width, height)
 
-        path = video_path(data, manifest, video)
         try:
-            views = read_views(path, choose, views_of, manifest.num_frames(video))
+            views = self.store.read_views(video, choose, views_of)
         except DecodeError as error:
             return _Failure(error)
         return TestBatch(video, manifest.label(video), torch.from_numpy(views))
-
-
-def _located(data: DataSpec, manifest: Manifest) -> DataSpec:
-    """`data` with the root at which the manifest's first clip lies: data.root, or else the manifest's own folder.
-
-    Looked up once for all clips. Where it lies at neither, data.root stays, and the first clip read says so.
-    """
-    beside = os.path.dirname(manifest.source)
-    first = manifest.path(0)
-    below_root = data.root is not None and os.path.exists(os.path.join(data.root, first))
-    if below_root or not os.path.exists(os.path.join(beside, first)):
-        return data
-    return data.model_copy(update={"root": beside})
-
-
-def video_path(data: DataSpec, manifest: Manifest, clip: int) -> str:
-    """Where a clip's file lies: below data.root, without one below the manifest's folder; or absolute."""
-    root = os.path.dirname(manifest.source) if data.root is None else data.root
-    return os.path.join(root, manifest.path(clip))
 
 
 def _in_direction(frames: NDArray[np.int64], num_frames: int, backwards: bool) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ import os
 import stat
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeAlias
 
 
 class DecodeError(ValueError):
@@ -19,6 +20,32 @@ class DecodeError(ValueError):
     def __reduce__(self) -> tuple[type[DecodeError], tuple[str, str]]:
         # The default would call DecodeError(message) when a worker process sends the error home.
         return (type(self), (self.path, self.reason))
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A video as it is stored: its bytes, and what messages call it; or without them the file of that name.
+
+    Bytes are decoded as the file would be: a format that the bytes leave open is told by the ending of `name`.
+    """
+
+    name: str
+    content: bytes | None = None
+
+    @classmethod
+    def of(cls, video: AnyVideo) -> Encoded:
+        """The same, also of a path."""
+        return video if isinstance(video, Encoded) else cls(os.fspath(video))
+
+    def check(self) -> None:
+        """Raise DecodeError where there is nothing to decode."""
+        if self.content is None:
+            check_regular_file(self.name)
+        elif not self.content:
+            raise DecodeError(self.name, "is empty")
+
+
+AnyVideo: TypeAlias = "Encoded | str | os.PathLike[str]"
 
 
 @dataclass(frozen=True)

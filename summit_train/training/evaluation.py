@@ -16,6 +16,7 @@ from torch import nn
 from summit_train.comm import World
 from summit_train.data.loader import test_batches
 from summit_train.data.manifest import Manifest
+from summit_train.data.store import open_store
 from summit_train.files import replacing, write_json
 from summit_train.spec import Spec
 from summit_train.training.checkpoint import load_checkpoint
@@ -76,7 +77,8 @@ def evaluate(
     autocast = AUTOCAST.get(spec.precision)
     context = torch.autocast(device.type, autocast) if autocast else contextlib.nullcontext()
     with torch.inference_mode(), context:
-        for batch in test_batches(spec.data, spec.evaluate, manifest, mine, clips=clips, crops=crops):
+        store = open_store(spec.data, manifest)
+        for batch in test_batches(spec.data, spec.evaluate, store, mine, clips=clips, crops=crops):
             parts = [model(normalise(part)) for part in torch.split(batch.views, _VIEWS_AT_ONCE)]
             videos.append(batch.video)
             scores.append(torch.cat(parts).double().mean(0).cpu().numpy())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from summit_train.data.loader import Batches, MicroBatch, training_batches
+from summit_train.data.store import open_store
 from summit_train.training.evaluation import evaluate
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
@@ -70,7 +71,7 @@ def open_batches(run: Run) -> Batches[MicroBatch]:
     plan = run.plan
     return training_batches(
         run.spec.data,
-        run.train_manifest,
+        open_store(run.spec.data, run.train_manifest),
         seed=run.spec.seed,
         virtual_gpus=plan.virtual_gpus,
         clips_per_gpu=plan.clips_per_gpu,

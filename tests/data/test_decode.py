@@ -14,7 +14,10 @@ from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
 from summit_train.data import decode
-from summit_train.data.decode import DecodeError, View, probe, read_clip, read_views, write_video
+from summit_train.data.augment import View
+from summit_train.data.clips import read_clip, read_views
+from summit_train.data.decode import probe, write_video
+from summit_train.data.video import DecodeError, Encoded
 
 CLIPS = Path(__file__).parents[2].parent / "shared" / "clips"
 needs_clips = pytest.mark.skipif(not CLIPS.is_dir(), reason="the real clips in ../shared/clips are not here")
@@ -98,6 +101,8 @@ def test_frame_i_is_the_ith_in_presentation_order(
     for wanted in [*([number] for number in range(NUM_FRAMES)), [0, 39], [38, 1, 20, 20], [11, 12, 13], [24]]:
         clip = read_clip(tmp_path / name, _these(*wanted), _all_of, NUM_FRAMES, seek=seek)
         assert _numbers(clip) == wanted
+        in_memory = Encoded(name, (tmp_path / name).read_bytes())
+        np.testing.assert_array_equal(read_clip(in_memory, _these(*wanted), _all_of, NUM_FRAMES, seek=seek), clip)
 
 
 def test_all_frames_are_the_same_pixels_by_jumps_and_from_the_start(video: Path) -> None:
@@ -117,7 +122,7 @@ def test_a_jump_passes_over_damage_that_the_frames_do_not_need(video: Path, tmp_
 
 
 def test_a_large_file_is_decoded_from_its_start(video: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "_MAX_HELD_BYTES", 100)
+    monkeypatch.setattr(decode, "MAX_HELD_BYTES", 100)
     assert _numbers(read_clip(video, _these(30, 2), _all_of, NUM_FRAMES)) == [30, 2]
 
 
@@ -222,7 +227,7 @@ def test_limited_and_full_range_and_ten_bits_give_the_same_grey(
     for plane, level in zip(frame.planes, levels, strict=True):
         sample = np.dtype(np.uint16 if pixels.endswith("le") else np.uint8)
         plane.update(np.full(plane.buffer_size // sample.itemsize, level, sample).tobytes())
-    [picture] = decode._Renderer(lambda w, h: [_all_of(w, h)])(frame)
+    [picture] = decode.Renderer(lambda w, h: [_all_of(w, h)])(frame)
     np.testing.assert_allclose(picture, 191, atol=3)  # swscale's fast path is off by 2
 
 
@@ -389,10 +394,14 @@ def test_real_clips_by_jumps_and_from_the_start(name: str, num_frames: int) -> N
     path = CLIPS / "codecs" / name
     whole = read_clip(path, _every, _small, seek=False)
     assert len(whole) == num_frames
+    in_memory = Encoded(str(path), path.read_bytes())
+    assert probe(in_memory) == probe(path)
     generator = np.random.default_rng(0)
     for size in (1, 1, 4):
         wanted = generator.integers(0, num_frames, size)
         clip = read_clip(path, lambda n, wanted=wanted: wanted, _small, num_frames)  # type: ignore[misc]
+        np.testing.assert_array_equal(clip, whole[wanted])
+        clip = read_clip(in_memory, lambda n, wanted=wanted: wanted, _small, num_frames)  # type: ignore[misc]
         np.testing.assert_array_equal(clip, whole[wanted])
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from summit_train.data.decode import DecodeError, write_video
+from summit_train.data.decode import write_video
 from summit_train.data.index import _examined, index_videos, list_videos
 from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest, write_manifest
+from summit_train.data.video import DecodeError
 
 CLIPS = Path(__file__).parents[2].parent / "shared" / "clips"
 needs_clips = pytest.mark.skipif(not CLIPS.is_dir(), reason="the real clips in ../shared/clips are not here")

@@ -16,8 +16,11 @@ import torch
 
 from summit_train import rng
 from summit_train.data import augment, loader, order, sampling
-from summit_train.data.decode import DecodeError, read_clip, write_video
+from summit_train.data.clips import read_clip
+from summit_train.data.decode import write_video
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
+from summit_train.data.store import open_store
+from summit_train.data.video import DecodeError
 from summit_train.spec import DataSpec, EvaluateSpec
 
 NUM_VIDEOS = 9
@@ -61,7 +64,7 @@ def _batches(manifest: Manifest, data: DataSpec, **changes: int) -> loader.Batch
         "seed": 5, "virtual_gpus": 4, "clips_per_gpu": 1, "steps_per_epoch": 2,
         "rank": 0, "ranks": 1, "start_step": 0, "end_step": 5,
     }  # fmt: skip
-    return loader.training_batches(data, manifest, **{**run, **changes})
+    return loader.training_batches(data, open_store(data, manifest), **{**run, **changes})
 
 
 def _plain(batches: loader.Batches[loader.MicroBatch]) -> list[tuple[Any, ...]]:
@@ -134,22 +137,11 @@ def test_a_start_in_mid_epoch_gives_the_tail(manifest: Manifest, workers: int) -
     assert _plain(_batches(manifest, _data(workers), start_step=3)) == everything[12:]
 
 
-def test_the_video_lies_below_root_or_beside_the_manifest(manifest: Manifest, videos: Path) -> None:
-    assert loader.video_path(_data(), manifest, 3) == str(videos / "3.mp4")
-    assert loader.video_path(_data(root="/else/where"), manifest, 3) == "/else/where/3.mp4"
-
-
 @pytest.mark.parametrize("root", [None, ".", "/else/where"])
 def test_paths_that_start_at_the_manifests_folder_are_found_whatever_root_says(
     manifest: Manifest, root: str | None
 ) -> None:
     assert _plain(_batches(manifest, _data(root=root))) == _plain(_batches(manifest, _data()))
-
-
-def test_an_absolute_path_stays_as_it_is(tmp_path: Path) -> None:
-    write_manifest(tmp_path / "list.csv", [ManifestRow("/abs/a.mp4", 0)])
-    manifest = read_manifest(tmp_path / "list.csv")
-    assert loader.video_path(_data(root="/else/where"), manifest, 0) == "/abs/a.mp4"
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -173,7 +165,7 @@ def test_impossible_runs_are_refused_at_once(manifest: Manifest) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_test_views_come_in_the_order_asked(manifest: Manifest, workers: int) -> None:
     evaluate = EvaluateSpec(clips=3, crops=1, short_side=24)
-    batches = list(loader.test_batches(_data(workers), evaluate, manifest, [7, 2, 2, 0]))
+    batches = list(loader.test_batches(_data(workers), evaluate, open_store(_data(), manifest), [7, 2, 2, 0]))
     assert [(b.video, b.label) for b in batches] == [(7, 3), (2, 2), (2, 2), (0, 0)]
     # Window 8 of 12 frames: starts 0, 2, 4.
     starts = [[0, 2, 4, 6], [2, 4, 6, 8], [4, 6, 8, 10]]
@@ -186,9 +178,9 @@ def test_test_views_come_in_the_order_asked(manifest: Manifest, workers: int) ->
 
 def test_clips_and_crops_can_be_asked_for(manifest: Manifest) -> None:
     evaluate = EvaluateSpec(clips=5, crops="full", short_side=32)
-    (full,) = loader.test_batches(_data(), evaluate, manifest, [1])
+    (full,) = loader.test_batches(_data(), evaluate, open_store(_data(), manifest), [1])
     assert full.views.shape == (5, 4, 32, 48, 3)
-    (crops,) = loader.test_batches(_data(), evaluate, manifest, [1], clips=1, crops=3)
+    (crops,) = loader.test_batches(_data(), evaluate, open_store(_data(), manifest), [1], clips=1, crops=3)
     assert crops.views.shape == (3, 4, 32, 32, 3)
     # Left, centre and right of 48 columns, of which the last 8 are white and the others the frame's own grey.
     right_edges = crops.views[:, 0, 16, -4, 0].tolist()
@@ -198,7 +190,7 @@ def test_clips_and_crops_can_be_asked_for(manifest: Manifest) -> None:
 
 
 def test_no_videos_no_batches(manifest: Manifest) -> None:
-    assert list(loader.test_batches(_data(2), EvaluateSpec(), manifest, [])) == []
+    assert list(loader.test_batches(_data(2), EvaluateSpec(), open_store(_data(), manifest), [])) == []
 
 
 # What goes wrong.
@@ -215,7 +207,7 @@ def broken(videos: Path, tmp_path: Path) -> Manifest:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_video_is_named_when_its_batch_is_asked_for(broken: Manifest, workers: int) -> None:
-    path = loader.video_path(_data(), broken, 3)
+    path = str(Path(broken.source).parent / "3.mp4")
     good: list[float] = []
     batches = _batches(broken, _data(workers), end_step=6)
     with pytest.raises(DecodeError) as caught:
@@ -235,7 +227,8 @@ def _keys(manifest: Manifest) -> list[Any]:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_bad_video_is_named_in_the_test(broken: Manifest, workers: int) -> None:
-    batches = loader.test_batches(_data(workers), EvaluateSpec(clips=1, short_side=24), broken, [2, 3, 4])
+    store = open_store(_data(), broken)
+    batches = loader.test_batches(_data(workers), EvaluateSpec(clips=1, short_side=24), store, [2, 3, 4])
     assert next(batches).video == 2
     with pytest.raises(DecodeError, match=r"3\.mp4"):
         next(batches)
@@ -316,13 +309,14 @@ _SCRIPT = """
 import multiprocessing, os
 from summit_train.data import loader
 from summit_train.data.manifest import read_manifest
+from summit_train.data.store import open_store
 from summit_train.spec import DataSpec
 
 if __name__ == "__main__":
     data = DataSpec(train="x", val="x", num_frames=4, frame_stride=2, short_side=(24, 32), crop=24, workers=2)
     batches = loader.training_batches(
-        data, read_manifest({manifest!r}), seed=0, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=9, rank=0,
-        ranks=1, start_step=0, end_step=1000,
+        data, open_store(data, read_manifest({manifest!r})), seed=0, virtual_gpus=1, clips_per_gpu=1,
+        steps_per_epoch=9, rank=0, ranks=1, start_step=0, end_step=1000,
     )
     next(batches)
     print(*[worker.pid for worker in multiprocessing.active_children()], flush=True)
@@ -363,5 +357,5 @@ def test_batches_arrive_in_pinned_memory(manifest: Manifest, workers: int) -> No
         assert batch.clips.is_pinned()
         assert batch.labels.is_pinned()
     evaluate = EvaluateSpec(clips=1, short_side=24)
-    for test_batch in loader.test_batches(_data(workers), evaluate, manifest, [0, 1]):
+    for test_batch in loader.test_batches(_data(workers), evaluate, open_store(_data(), manifest), [0, 1]):
         assert test_batch.views.is_pinned()

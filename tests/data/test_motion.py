@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from summit_train.data.augment import View
-from summit_train.data.decode import probe, read_clip
+from summit_train.data.clips import read_clip
+from summit_train.data.decode import probe
 from summit_train.data.manifest import read_manifest
 from summit_train.data.motion import MotionSet, write_motion_set
 

@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 from summit_train.commands.data.progress import followed, num_cpus
-from summit_train.data.decode import DecodeError
 from summit_train.data.index import Listing, index_videos, list_videos
 from summit_train.data.manifest import CLASSES_FILE, ManifestError, ManifestRow, read_classes, write_manifest
+from summit_train.data.video import DecodeError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
