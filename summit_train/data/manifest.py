@@ -1,23 +1,29 @@
 """The clips of a data set: read from a CSV, a header-less list or class folders; kept in compact columns.
 
-A clip costs its path's bytes and 21 more, so that ten million of them fit in every loader worker.
+A large file is read once, into columns on the disk that all processes of a node map (`cache.py` says where they lie):
+ten million clips then cost a process what it looks at, and a loader worker gets their place, not a copy.
 """
 
 from __future__ import annotations
 
 import csv
-import difflib
 import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from summit_train.data.cache import cached_folder, file_key
+from summit_train.data.cells import CLASSES_FILE, Cells, parse_table
+from summit_train.data.columns import ColumnWriter, StoredBytes, map_column, pieces, spread
 from summit_train.data.tables import (
     COLUMNS,
     ManifestError,
@@ -28,6 +34,7 @@ from summit_train.data.tables import (
     folder_tables,
     open_text,
 )
+from summit_train.files import write_json
 
 __all__ = [
     "CLASSES_FILE", "COLUMNS", "Manifest", "ManifestError", "ManifestRow",
@@ -35,9 +42,11 @@ __all__ = [
 ]  # fmt: skip
 
 Array = NDArray[Any]
-CLASSES_FILE = "classes.txt"
-_INT32_MAX = 2**31 - 1
-_FLAGS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
+# A smaller file is read by each process for itself: it takes a moment, and leaves nothing beside the file.
+CACHED_BYTES = 8 << 20
+_FORMAT = "columns 1"
+_ABOUT = "columns.json"
+_COLUMNS = {"labels": np.int32, "frame_counts": np.int32, "reversed_flags": np.bool_, "lines": np.int32}
 
 
 @dataclass(frozen=True)
@@ -61,19 +70,23 @@ class Manifest:
 
     source: the file or folder it came from; folder: what the stored paths are relative to ("" for files,
     whose paths are relative to `data.root`); paths: all paths' bytes, one after the other, path i being
-    paths[offsets[i]:offsets[i + 1]]; labels int32 (N,); frame_counts int32 (N,), -1 where unknown;
-    reversed_flags bool (N,); lines int32 (N,): where in the source a clip stands, 0 in class folders.
+    paths[offsets[i]:offsets[i + 1]]; offsets uint32 or int64 (N + 1,); labels int32 (N,); frame_counts int32 (N,),
+    -1 where unknown; reversed_flags bool (N,); lines int32 (N,): where in the source a clip stands, 0 in class folders.
+    stored: the folder whose columns these are, None where they are this process's own; pixels: what was done to the
+    videos' pixels ("": nothing); pickled, a stored manifest is its folder's name.
     """
 
     source: str
     folder: str
     classes: tuple[str, ...] | None
-    paths: bytes
-    offsets: NDArray[np.int64]
+    paths: bytes | StoredBytes
+    offsets: NDArray[np.uint32] | NDArray[np.int64]
     labels: NDArray[np.int32]
     frame_counts: NDArray[np.int32]
     reversed_flags: NDArray[np.bool_]
     lines: NDArray[np.int32]
+    stored: Path | None = None
+    pixels: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -131,13 +144,31 @@ class Manifest:
         return len(self) - len(np.unique(np.fromiter(keys, np.int64, len(self))))
 
     def fingerprint(self) -> str:
-        """32 hexadecimal digits of the clips' paths, labels and directions, in their order."""
+        """32 hexadecimal digits of the clips' paths, labels and directions, in their order.
+
+        The same for a list of videos and for the set that their bytes were packed into; another one where the pixels
+        were changed on the way.
+        """
+        # In ten million clips it takes seconds, and every process would have to read all of the columns.
+        known = "" if self.stored is None else _about(self.stored)["fingerprint"]
+        return known or self._fingerprint()
+
+    def _fingerprint(self) -> str:
         digest = hashlib.blake2b(digest_size=16, person=b"manifest")
-        digest.update(self.offsets.astype("<i8").tobytes())
-        digest.update(self.paths)
-        digest.update(self.labels.astype("<i4").tobytes())
-        digest.update(self.reversed_flags.astype("u1").tobytes())
+        for piece in chain(
+            pieces(self.offsets, "<i8"),
+            pieces(self.paths),
+            pieces(self.labels, "<i4"),
+            pieces(self.reversed_flags, "u1"),
+            [self.pixels.encode()],
+        ):
+            digest.update(piece)
         return digest.hexdigest()
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if self.stored is None:
+            return super().__reduce__()
+        return _reopen, (self.stored, self.source, self.fingerprint())
 
 
 def read_manifest(path: str | Path) -> Manifest:
@@ -150,18 +181,102 @@ def read_manifest(path: str | Path) -> Manifest:
     Raises ManifestError, naming file and line.
     """
     source = Path(path)
-    classes: tuple[str, ...] | None
     if source.is_dir():
-        folder, classes, tables = os.path.abspath(source), class_folders(source), folder_tables(source)
-    else:
-        folder, classes, tables = "", read_classes(source.parent / CLASSES_FILE), file_tables(source)
-    parts = [_columns(source, table, classes) for table in tables]
-    if not any(len(part[1]) for part in parts):
+        return _in_memory(source, os.path.abspath(source), class_folders(source), folder_tables(source))
+    if _is_large(source):
+        columns = _cached(source)
+        if columns is not None:
+            return open_columns(columns, str(source))
+    return _in_memory(source, "", read_classes(source.parent / CLASSES_FILE), file_tables(source))
+
+
+def _in_memory(source: Path, folder: str, classes: tuple[str, ...] | None, tables: Iterable[Table]) -> Manifest:
+    parts = [parse_table(source, table, classes) for table in tables]
+    if not any(len(part.lengths) for part in parts):
         raise ManifestError(f"{source}: there is not one clip in it")
-    paths = b"".join(part[0] for part in parts)
-    lengths, *arrays = (np.concatenate([part[column] for part in parts]) for column in range(1, 6))
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return Manifest(str(source), folder, classes, paths, offsets, *arrays)
+    paths = b"".join(part.paths for part in parts)
+    offsets = spread(np.concatenate([part.lengths for part in parts]))
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+    return Manifest(str(source), folder, classes, paths, offsets, **arrays)
+
+
+def _is_large(source: Path) -> bool:
+    try:
+        return source.stat().st_size >= CACHED_BYTES
+    except OSError:
+        return False  # whoever opens it says what is wrong
+
+
+def _cached(source: Path) -> Path | None:
+    """The folder with a file's columns, made now if need be; None where there is no place for one."""
+    classes_path = source.parent / CLASSES_FILE
+    classes = read_classes(classes_path)
+
+    def build(folder: Path) -> None:
+        parts = (parse_table(source, table, classes) for table in file_tables(source))
+        write_columns(folder, parts, classes, wide=source.stat().st_size >= 1 << 32)
+        if not len(map_column(folder / "labels.npy", np.int32)):
+            raise ManifestError(f"{source}: there is not one clip in it")
+        if key != file_key(source, _FORMAT, *(classes or ())):
+            raise ManifestError(f"{source}: is being written while it is read; wait for its writer")
+
+    try:
+        key = file_key(source, _FORMAT, *(classes or ()))
+    except OSError as error:
+        raise ManifestError(f"{source}: the manifest cannot be read: {error.strerror}") from error
+    return cached_folder(source, key, build)
+
+
+def open_columns(folder: Path, source: str) -> Manifest:
+    """The manifest in a folder that `write_columns` filled. Raises ManifestError where it is damaged."""
+    try:
+        about = _about(folder)
+        offsets = map_column(folder / "offsets.npy", np.uint32, np.int64)
+        arrays: dict[str, Any] = {name: map_column(folder / f"{name}.npy", dtype) for name, dtype in _COLUMNS.items()}
+        paths = StoredBytes(folder / "paths.npy")
+        if {len(array) for array in arrays.values()} != {len(offsets) - 1} or offsets[-1] != len(paths):
+            raise ValueError(f"{folder}: its columns are not of one length")
+        classes = None if about["classes"] is None else tuple(about["classes"])
+        return Manifest(source, "", classes, paths, offsets, **arrays, stored=folder, pixels=about["pixels"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ManifestError(f"{folder}: what was worked out from {source} is damaged ({error}); delete it") from error
+
+
+def _reopen(folder: Path, source: str, fingerprint: str) -> Manifest:
+    """What a loader worker makes of the manifest that is sent to it."""
+    manifest = open_columns(folder, source)
+    if manifest.fingerprint() != fingerprint:
+        raise ManifestError(f"{folder}: was written anew while a run was using it; start the run again")
+    return manifest
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+    return values
+
+
+def write_columns(
+    folder: Path, parts: Iterable[Cells], classes: tuple[str, ...] | None, *, wide: bool, pixels: str = ""
+) -> None:
+    """Write clips as the columns that `open_columns` opens, a part in memory at a time.
+
+    wide: whether their paths may be more than 4 GiB together.
+    """
+    with ExitStack() as stack:
+        written = {name: stack.enter_context(ColumnWriter(folder / f"{name}.npy", t)) for name, t in _COLUMNS.items()}
+        paths = stack.enter_context(ColumnWriter(folder / "paths.npy", np.uint8))
+        ends = stack.enter_context(ColumnWriter(folder / "offsets.npy", np.int64 if wide else np.uint32))
+        end = 0
+        ends.append(np.zeros(1, np.int64))
+        for part in parts:
+            paths.append(part.paths)
+            ends.append(end + np.cumsum(part.lengths))
+            end += len(part.paths)
+            for name, writer in written.items():
+                writer.append(getattr(part, name))
+    about = {"classes": classes, "pixels": pixels, "fingerprint": ""}
+    write_json(folder / _ABOUT, about)
+    write_json(folder / _ABOUT, about | {"fingerprint": open_columns(folder, str(folder)).fingerprint()})
 
 
 def num_clips(path: str | Path) -> int:
@@ -211,84 +326,3 @@ def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
 
 def _cell(value: object) -> object:
     return int(value) if isinstance(value, bool) else value
-
-
-def _columns(
-    source: Path, table: Table, classes: tuple[str, ...] | None
-) -> tuple[bytes, Array, Array, Array, Array, Array]:
-    """(paths' bytes, their lengths, labels, frame counts, reversed flags, lines) of a table."""
-    count = len(table.lines)
-    encoded = [path.encode("utf-8", "surrogateescape") for path in table.cells["path"]]
-    if b"" in encoded:
-        raise ManifestError(f"{source}:{table.lines[encoded.index(b'')]}: the path is empty")
-    return (
-        b"".join(encoded),
-        np.fromiter(map(len, encoded), np.int64, count),
-        _labels(source, table, classes),
-        _frame_counts(source, table) if "num_frames" in table.cells else np.full(count, -1, np.int32),
-        _flags(source, table) if "reversed" in table.cells else np.zeros(count, bool),
-        np.array(table.lines, np.int32),
-    )
-
-
-def _labels(source: Path, table: Table, classes: tuple[str, ...] | None) -> NDArray[np.int32]:
-    """The labels: integers as they are, names by their place among the classes."""
-    texts = table.cells["label"]
-    try:
-        labels = np.fromiter(map(int, texts), np.int64, len(texts))
-    except (ValueError, OverflowError):  # names, or something wrong: slower, one by one
-        numbers = {name: number for number, name in enumerate(classes or ())}
-        rows = zip(table.lines, texts, strict=True)
-        labels = np.array([_label(f"{source}:{line}", text.strip(), numbers) for line, text in rows])
-    limit = len(classes) if classes else _INT32_MAX
-    for index in np.flatnonzero((labels < 0) | (labels >= limit)).tolist():
-        what = f"{CLASSES_FILE} has {limit} classes" if classes else "labels start from 0"
-        raise ManifestError(f"{source}:{table.lines[index]}: label {texts[index]} is out of range: {what}")
-    return labels.astype(np.int32)
-
-
-def _label(where: str, text: str, numbers: dict[str, int]) -> int:
-    """The label that one cell means. Raises ManifestError: neither an integer nor a known class."""
-    if _is_integer(text):
-        return max(-1, min(int(text[:12]), _INT32_MAX))
-    if text in numbers:
-        return numbers[text]
-    if not text:
-        raise ManifestError(f"{where}: the label is empty")
-    if not numbers:
-        raise ManifestError(
-            f"{where}: label {text!r} is a name, but there is no {CLASSES_FILE} beside the manifest: "
-            "write the class names into it, one a line, or use integers"
-        )
-    near = difflib.get_close_matches(text, numbers, n=1)
-    hint = f": did you mean {near[0]!r}?" if near else f" with its {len(numbers)} classes"
-    raise ManifestError(f"{where}: the class {text!r} does not stand in {CLASSES_FILE}{hint}")
-
-
-def _frame_counts(source: Path, table: Table) -> NDArray[np.int32]:
-    """The frame counts; an empty cell and -1 mean unknown."""
-    texts = table.cells["num_frames"]
-    try:
-        counts = np.fromiter((int(text) if text else -1 for text in texts), np.int64, len(texts))
-    except (ValueError, OverflowError):
-        counts = np.array([int(text) if _is_integer(text) and len(text) < 12 else 0 for text in texts])
-    for index in np.flatnonzero((counts < -1) | (counts == 0) | (counts > _INT32_MAX)).tolist():
-        raise ManifestError(
-            f"{source}:{table.lines[index]}: num_frames is {texts[index]!r}: "
-            "wanted a positive integer, or nothing"
-        )
-    return counts.astype(np.int32)
-
-
-def _flags(source: Path, table: Table) -> NDArray[np.bool_]:
-    """The reversed column: 0, 1, false, true, no, yes or empty."""
-    texts = table.cells["reversed"]
-    flags = [_FLAGS.get(text.strip().lower()) for text in texts]
-    if None in flags:
-        index = flags.index(None)
-        raise ManifestError(f"{source}:{table.lines[index]}: reversed is {texts[index]!r}: wanted 0 or 1")
-    return np.array(flags, bool)
-
-
-def _is_integer(text: str) -> bool:
-    return text.strip().lstrip("+-").isdecimal()

@@ -1,0 +1,125 @@
+"""Columns of a table as plain .npy files: written as they come in, mapped by all processes of a node together.
+
+What is mapped lies once in the node's memory, however many processes read it. Long columns that are read here and
+there (paths) are read by `pread` instead, so that they never count as a process's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+_HEADER_BYTES = 128
+_AT_ONCE = 1 << 20
+
+
+class ColumnWriter:
+    """A .npy file of one dimension whose length is known when it is closed."""
+
+    def __init__(self, path: Path, dtype: DTypeLike) -> None:
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._count = 0
+        self._file = open(path, "wb")  # noqa: SIM115  (closed by `close`)
+        self._file.write(_header(self._dtype, 0))
+
+    def append(self, values: NDArray[Any] | bytes) -> None:
+        """Add values to the end; bytes are uint8."""
+        array = np.frombuffer(values, np.uint8) if isinstance(values, bytes) else np.asarray(values)
+        self._file.write(array.astype(self._dtype, copy=False).data)
+        self._count += len(array)
+
+    def close(self) -> None:
+        """Write the length into the header and flush the file to the disk."""
+        if not self._file.closed:
+            self._file.seek(0)
+            self._file.write(_header(self._dtype, self._count))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> ColumnWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _header(dtype: np.dtype[Any], count: int) -> bytes:
+    """The header of a .npy file, version 1.0, always of the same length (numpy.lib.format)."""
+    text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': ({count},), }}"
+    length = _HEADER_BYTES - 10
+    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + f"{text:<{length - 1}}\n".encode()
+
+
+def write_column(path: Path, values: NDArray[Any] | bytes, dtype: DTypeLike) -> None:
+    """Write a column that is at hand as a whole."""
+    with ColumnWriter(path, dtype) as writer:
+        writer.append(values)
+
+
+def map_column(path: Path, *dtypes: DTypeLike) -> NDArray[Any]:
+    """A column of one of these types as a read-only array over the file's own pages.
+
+    Raises ValueError where the file is no such column.
+    """
+    try:
+        # An empty file cannot be mapped; an empty column need not be.
+        is_empty = os.path.getsize(path) <= _HEADER_BYTES
+        array: NDArray[Any] = np.load(path, mmap_mode=None if is_empty else "r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path}: cannot be read as a column: {error}") from error
+    if array.dtype not in [np.dtype(dtype) for dtype in dtypes] or array.ndim != 1:
+        raise ValueError(f"{path}: holds {array.dtype} {array.shape}, wanted one dimension of {np.dtype(dtypes[0])}")
+    return array.view(np.ndarray)  # a memmap's slices cost more to make
+
+
+class StoredBytes:
+    """A column of bytes that is read by `pread`: slices are bytes; nothing stays in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._length = len(map_column(path, np.uint8))
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  (closed with this object)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, part: slice) -> bytes:
+        start, stop, _ = part.indices(self._length)
+        return os.pread(self._file.fileno(), stop - start, _HEADER_BYTES + start)
+
+
+def pieces(values: NDArray[Any] | bytes | StoredBytes, dtype: DTypeLike = np.uint8) -> Iterator[bytes]:
+    """The bytes of a column as `dtype`, a piece at a time, so that no copy of the whole is made."""
+    for start in range(0, len(values), _AT_ONCE):
+        part = values[start : start + _AT_ONCE]
+        yield part if isinstance(part, bytes) else part.astype(dtype).tobytes()
+
+
+def spread(lengths: NDArray[Any], dtype: DTypeLike = np.int64) -> NDArray[Any]:
+    """Where each of some things with these lengths begins, and where the last one ends: (N,) -> (N + 1,)."""
+    return np.concatenate([np.zeros(1, dtype), np.cumsum(lengths, dtype=dtype)])
+
+
+def sync_folder(folder: str | Path) -> None:
+    """Flush a folder's entries to the disk, so that a rename in it is there after a crash."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def total_bytes(paths: Iterable[str | Path]) -> int:
+    """The sizes of some files together; files that are not there count nothing."""
+    total = 0
+    for path in paths:
+        try:
+            total += os.path.getsize(path)
+        except FileNotFoundError:
+            continue
+    return total
