@@ -48,8 +48,15 @@ class _Verbatim(str):
 
 
 def _quote(value: Any) -> str:
-    """Every value that a template prints goes through here, so none can be forgotten."""
-    return value if isinstance(value, _Verbatim) else shlex.quote(str(value))
+    """Every value that a template prints goes through here, so none can be forgotten.
+
+    A line break never gets into the script: LSF reads a line that begins with #BSUB wherever it stands, quoted or not.
+    """
+    text = str(value)
+    if isinstance(value, _Verbatim) or text.isprintable():
+        return text if isinstance(value, _Verbatim) else shlex.quote(text)
+    plain = {byte: chr(byte) for byte in range(0x20, 0x7F)} | {ord("'"): "\\'", ord("\\"): "\\\\"}
+    return "$'" + "".join(plain.get(byte, f"\\x{byte:02x}") for byte in text.encode("utf-8", "surrogateescape")) + "'"
 
 
 def _with_variables(path: str) -> _Verbatim:

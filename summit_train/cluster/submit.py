@@ -63,21 +63,38 @@ def submit(site: Site, script: Path, after: str | None = None) -> str:
     directive. Raises SubmitError without a scheduler, SchedulerError where it refuses.
     """
     check_scheduler(site)
-    dependency = {
-        "slurm": ["--parsable", *([f"--dependency=afterany:{after}"] if after else [])],
-        "lsf": ["-w", f"ended({after})"] if after else [],
-    }
-    words = [_COMMANDS[site.scheduler], *dependency[site.scheduler], script.name]
-    answer = _ask(words, script.parent)
-    pattern = r"(\d+)(;.*)?$" if site.scheduler == "slurm" else r"Job <(\d+)>"
-    found = re.search(pattern, answer.strip(), re.M)
+    if site.scheduler == "slurm":
+        dependency = [f"--dependency=afterany:{after}"] if after else []
+        answer = _ask(["sbatch", "--parsable", *dependency, script.name], script.parent)
+        found = re.search(r"^(\d+)(;.*)?$", answer, re.M)
+    else:
+        words = ["bsub", *(["-w", f"ended({after})"] if after else [])]
+        # Only where LSF is told to (LSB_BSUB_PARSE_SCRIPT, as beside jsrun) does bsub read a script that it is named.
+        named = site.launcher == "jsrun"
+        answer = _ask([*words, script.name] if named else words, script.parent, None if named else script)
+        found = re.search(r"Job <(\d+)>", answer)
     if found is None:
-        raise SchedulerError(f"{words[0]} answered {answer.strip()!r}, which names no job")
+        raise SchedulerError(f"{_COMMANDS[site.scheduler]} answered {answer.strip()!r}, which names no job")
     return found.group(1)
 
 
-def _ask(words: Sequence[str], folder: Path | None = None) -> str:
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+def chain(site: Site, job: Job, script: Path, jobs: int) -> list[str]:
+    """Submit a plain job's script `jobs` times, each to start when the one before has ended; their ids.
+
+    Every one is recorded as soon as the scheduler has it. The first one that ends the run makes the others end at once.
+    """
+    ids: list[str] = []
+    for _ in range(jobs):
+        ids.append(submit(site, script, after=ids[-1] if ids else None))
+        record(site, job, script, ids[-1])
+        if jobs > 1:
+            write_text(job.runs[0] / "job/last_job", f"{ids[-1]}\n")
+    return ids
+
+
+def _ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = None) -> str:
+    with open(stdin or os.devnull, "rb") as source:
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, stdin=source, check=False)
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split()) or "nothing"
         raise SchedulerError(f"{words[0]} refused (exit status {done.returncode}): {said}")

@@ -10,6 +10,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from summit_train.cluster.estimate import Estimate, check_ranks, estimate
+from summit_train.cluster.site import Site, load_site
+from summit_train.commands.site_arguments import add_site_arguments
 from summit_train.plan import Plan, PlanError, make_plan, sample_learning_rates
 from summit_train.spec import Spec, load_spec
 
@@ -22,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the time the run takes"
     )
+    add_site_arguments(parser, required=False)
+    parser.add_argument("--nodes", type=int, metavar="N", help="nodes of the site (default: one GPU a virtual GPU)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
@@ -29,27 +34,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
     spec = load_spec(args.spec, args.overrides)
-    plan = make_plan(spec, _ranks(args, spec), _clips(args, spec))
+    site = None if args.site is None else load_site(args.site, args.set)
+    nodes = None if site is None else _nodes(args, site, spec)
+    ranks = _ranks(args, spec) if site is None or nodes is None else check_ranks(site, spec, nodes)
+    plan = make_plan(spec, ranks, count_clips(args.clips, spec))
     hours = None if args.speed is None else _hours(plan, args.speed)
+    cost = None
+    if site is not None and nodes is not None:
+        cost = estimate(site, spec, plan, nodes, args.walltime, args.speed)
     if args.json:
         rates = [{"step": step, "lr": lr} for step, lr in sample_learning_rates(plan)]
         times = {} if hours is None else {"training_hours": hours, "rank_hours": hours * plan.ranks}
-        print(json.dumps(plan.values() | {"learning_rates": rates} | times))
+        costs = {} if cost is None else {"site": {"name": args.site, **cost.values()}}
+        print(json.dumps(plan.values() | {"learning_rates": rates} | times | costs))
     else:
-        _print_tables(spec, plan, hours)
+        _print_tables(spec, plan, hours, cost)
     return 0
 
 
 def _ranks(args: argparse.Namespace, spec: Spec) -> int:
+    for name in ("nodes", "walltime"):
+        if getattr(args, name) is not None:
+            raise PlanError(f"--{name} is of a site: name it with --site")
     ranks = args.ranks if args.ranks is not None else spec.scale.gpus or 1
     if ranks < 1:
         raise PlanError(f"--ranks {ranks}: at least one rank is wanted")
     return int(ranks)
 
 
-def _clips(args: argparse.Namespace, spec: Spec) -> int:
-    if args.clips is not None:
-        return int(args.clips)
+def _nodes(args: argparse.Namespace, site: Site, spec: Spec) -> int:
+    """--nodes, or as many as --ranks or the virtual GPUs fill."""
+    ranks = args.ranks if args.ranks is not None else spec.scale.gpus or site.ranks
+    nodes = int(args.nodes if args.nodes is not None else max(1, ranks // site.ranks))
+    if args.ranks is not None and args.ranks != nodes * site.ranks:
+        have = f"{nodes} nodes of {site.name} have {nodes * site.ranks}"
+        raise PlanError(f"--ranks {args.ranks}: {have}; give --nodes alone")
+    return nodes
+
+
+def count_clips(given: int | None, spec: Spec) -> int:
+    """The number of training clips: the one given, else the manifest's. Raises PlanError where there is none."""
+    if given is not None:
+        return given
     # Imported here: with --clips the command needs no manifest, and so no numpy.
     from summit_train.data.manifest import num_clips
 
@@ -64,7 +90,7 @@ def _hours(plan: Plan, speed: float) -> float:
     return plan.total_steps * plan.global_batch / plan.ranks / speed / 3600
 
 
-def _print_tables(spec: Spec, plan: Plan, hours: float | None) -> None:
+def _print_tables(spec: Spec, plan: Plan, hours: float | None, cost: Estimate | None) -> None:
     rows = [
         ("virtual GPUs", f"{plan.virtual_gpus:,} = {plan.ranks:,} ranks x {plan.accumulation:,} accumulation"),
         ("global batch", f"{plan.global_batch:,} clips = {plan.frames_per_batch:,} frames"),
@@ -80,7 +106,9 @@ def _print_tables(spec: Spec, plan: Plan, hours: float | None) -> None:
         ("memory", f"about {plan.memory_bytes_per_rank / 2**30:,.1f} GiB a rank (weights and activations)"),
         ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {spec.checkpoint.keep} kept"),
     ]
-    if hours is not None:
+    if cost is not None:
+        rows += [("nodes", f"{cost.nodes:,}"), *cost.rows()]
+    elif hours is not None:
         rows.append(("training time", f"{hours:,.2f} h, {hours * plan.ranks:,.1f} rank-hours, without validation"))
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{spec.name}: {spec.model.arch} {spec.model.backbone}, {spec.data.num_frames} frames")

@@ -3,53 +3,86 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from summit_train.cluster.job import Job, render
-from summit_train.cluster.site import Site, load_site, parse_walltime
-from summit_train.cluster.submit import SubmitError, check_scheduler, record, submit, waiting_job, write_job
+from summit_train.cluster.estimate import Estimate, check_ranks, estimate
+from summit_train.cluster.job import Job, JobError, render
+from summit_train.cluster.site import Site, load_site
+from summit_train.cluster.submit import (
+    SubmitError,
+    chain,
+    check_scheduler,
+    waiting_job,
+    write_job,
+)
+from summit_train.commands.plan import count_clips
+from summit_train.commands.site_arguments import add_site_arguments
+from summit_train.plan import make_plan
 from summit_train.spec import Spec, load_spec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
-    parser.add_argument("--site", required=True, metavar="NAME", help="a shipped site profile, or the path of one")
     parser.add_argument("--nodes", type=int, required=True, metavar="N", help="number of nodes")
-    parser.add_argument("--walltime", metavar="H:MM", help="walltime of a job")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="key of the site to override")
-    parser.add_argument("--dry-run", action="store_true", help="print the script and submit nothing")
+    add_site_arguments(parser, required=True)
+    parser.add_argument("--clips", type=int, metavar="N", help="training clips, where the manifest is not at hand")
+    parser.add_argument("--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the cost")
+    parser.add_argument(
+        "--max-requeues", type=int, default=20, metavar="N", help="how often a job puts itself back into the queue (20)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the script, and the cost on stderr; no more")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Submit."""
+    """Submit, or show what would be submitted."""
     spec, site = load_spec(args.spec, args.overrides), load_site(args.site, args.set)
-    walltime = site.default_walltime if args.walltime is None else parse_walltime(args.walltime)
-    job = make_job(spec, args.nodes, walltime)
+    ranks = check_ranks(site, spec, args.nodes)
+    plan = make_plan(spec, ranks, count_clips(args.clips, spec))
+    cost = estimate(site, spec, plan, args.nodes, args.walltime, args.speed)
+    job = make_job(spec, args.nodes, cost.walltime_minutes, args.max_requeues)
+    script = render(site, job)
+    print(f"{spec.name}: {args.nodes} nodes of {site.name}, {ranks} ranks", file=sys.stderr)
+    for name, value in cost.rows():
+        print(f"  {name:<10} {value}", file=sys.stderr)
     if args.dry_run:
-        print(render(site, job), end="")
+        print(script, end="")
         return 0
-    return _submit(site, job, spec)
+    return _submit(site, job, spec, cost)
 
 
-def make_job(spec: Spec, nodes: int, walltime_minutes: int) -> Job:
-    """The job of one run."""
-    run_path = spec.run_path.resolve()
-    return Job(spec.name, (run_path,), nodes, walltime_minutes, Path.cwd(), sys.executable)
+def make_job(spec: Spec, nodes: int, walltime_minutes: int, max_requeues: int = 20) -> Job:
+    """The job of one run, with this interpreter, from the current directory."""
+    if max_requeues < 0:
+        raise JobError(f"--max-requeues {max_requeues}: 0 or more is wanted")
+    return Job(
+        name=spec.name,
+        runs=(spec.run_path.absolute(),),
+        nodes=nodes,
+        walltime_minutes=walltime_minutes,
+        workdir=Path.cwd(),
+        python=sys.executable,
+        max_requeues=max_requeues,
+    )
 
 
-def _submit(site: Site, job: Job, spec: Spec) -> int:
+def _submit(site: Site, job: Job, spec: Spec, cost: Estimate) -> int:
     check_scheduler(site)
     waiting = waiting_job(site, job.runs[0])
     if waiting is not None:
         raise SubmitError(f"{job.runs[0]}: job {waiting[0]} is {waiting[1]}; wait for it, or cancel it first")
     script = write_job(site, job, [spec])
     if site.scheduler == "local":
-        return subprocess.run(["bash", str(script)], check=False).returncode
-    job_id = submit(site, script)
-    record(site, job, script, job_id)
-    print(f"{spec.name}: job {job_id} on {job.nodes} nodes, script {script}")
+        sys.stderr.flush()
+        os.execvp("bash", ["bash", str(script)])  # in this process's place: signals then reach the script
+    ids = chain(site, job, script, cost.jobs)
+    print(f"{spec.name}: {_jobs(ids)} submitted; the script is {script}, its output goes to {script.parent}")
     return 0
+
+
+def _jobs(ids: Sequence[str]) -> str:
+    return f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs, one after the other, {ids[0]} to {ids[-1]},"

@@ -1,0 +1,112 @@
+"""What a run costs on a site, before it: hours, node-hours, the walltime to ask for, and how many jobs that makes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from summit_train.cluster.job import JobError
+from summit_train.cluster.site import Site, Speed, walltime_text
+from summit_train.plan import Plan
+from summit_train.spec import Spec
+
+# A figure of training alone becomes a walltime: validation, checkpoints and nodes that are slower than others on top,
+# and in every job the start of Python on all nodes and the checkpoint at its end.
+_MARGIN = 1.2
+_MINUTES_A_JOB = 15
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """hours and node_hours are of training alone; None where nobody measured this network there.
+
+    jobs: so many of walltime_minutes each, one after the other. most_node_hours: what they may use at most.
+    """
+
+    nodes: int
+    ranks: int
+    clips_per_second: float | None
+    source: str | None
+    hours: float | None
+    node_hours: float | None
+    walltime_minutes: int
+    jobs: int
+    most_node_hours: float
+
+    def values(self) -> dict[str, Any]:
+        """The estimate as one JSON object."""
+        return asdict(self)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(name, value) for people."""
+        walltime = walltime_text(self.walltime_minutes)
+        jobs = f"{self.jobs} jobs of {walltime}, one after the other" if self.jobs > 1 else f"{walltime}, one job"
+        if self.hours is None:
+            time = "unknown: nobody measured this network here; give --speed, clips a second of one rank"
+        else:
+            speed = f"{self.clips_per_second:g} clips/s a rank ({self.source})"
+            time = f"{walltime_text(math.ceil(self.hours * 60))}, {self.node_hours:,.1f} node-hours at {speed}"
+        return [("training", time), ("walltime", f"{jobs}; at most {self.most_node_hours:,.1f} node-hours")]
+
+
+def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
+    """The number of ranks on so many nodes. Raises JobError where they do not divide scale.gpus."""
+    if nodes < 1:
+        raise JobError(f"--nodes {nodes}: at least one node is wanted")
+    ranks, gpus = nodes * site.ranks, spec.scale.gpus
+    if gpus is not None and gpus % ranks:
+        fitting = [n for n in range(1, gpus // site.ranks + 1) if gpus % (n * site.ranks) == 0]
+        near = sorted(sorted(fitting, key=lambda n: abs(n - nodes))[:4])
+        mend = f"--nodes {', '.join(map(str, near))} would do" if near else "change scale.gpus or ranks_per_node"
+        raise JobError(
+            f"{nodes} nodes of {site.name} have {ranks} ranks, which do not divide scale.gpus {gpus}: every rank plays "
+            f"as many virtual GPUs as the next; {mend}"
+        )
+    return ranks
+
+
+def estimate(
+    site: Site, spec: Spec, plan: Plan, nodes: int, walltime: int | None = None, speed: float | None = None
+) -> Estimate:
+    """Work out what `plan` costs on `nodes` nodes.
+
+    walltime: the one asked for, in minutes; by default what the run needs, or the site's where that is not known. More
+    than the site's cap makes a chain of jobs. speed: clips a second of one rank instead of the site's own figure.
+    Raises SiteError for more nodes than the site has, JobError for a speed or a walltime that is none.
+    """
+    if speed is not None and not 0 < speed < math.inf:
+        raise JobError(f"--speed {speed:g}: a number above 0 is wanted")
+    measured = _measured(site, spec, nodes) if speed is None else None
+    rate = measured.clips_per_second if measured else speed
+    source = measured.source if measured else "--speed" if speed else None
+    hours = plan.total_steps * plan.global_batch / plan.ranks / rate / 3600 if rate else None
+    minutes, jobs = _chain(site, nodes, walltime, hours)
+    most = nodes * jobs * minutes / 60
+    return Estimate(
+        nodes, plan.ranks, rate, source, hours, None if hours is None else nodes * hours, minutes, jobs, most
+    )
+
+
+def _measured(site: Site, spec: Spec, nodes: int) -> Speed | None:
+    """The site's figure for this network at the next larger number of nodes, as it falls with them; else the last."""
+    model, data = spec.model, spec.data
+    wanted = (model.arch, model.backbone, data.num_frames, data.crop, 1.0)
+    found = [s for s in site.speeds if (s.arch, s.backbone, s.num_frames, s.crop, model.width) == wanted]
+    found.sort(key=lambda s: s.nodes)
+    return next((s for s in found if s.nodes >= nodes), found[-1] if found else None)
+
+
+def _chain(site: Site, nodes: int, walltime: int | None, hours: float | None) -> tuple[int, int]:
+    """(minutes of a job, number of jobs)."""
+    if walltime is not None and walltime < 1:
+        raise JobError(f"--walltime {walltime_text(walltime)}: at least a minute is wanted")
+    cap = site.walltime_cap(nodes) or math.inf
+    work = None if hours is None else math.ceil(_MARGIN * hours * 60)
+    if walltime is None:
+        walltime = site.default_walltime if work is None else work + _MINUTES_A_JOB
+    minutes = int(min(walltime, cap))
+    jobs = math.ceil(walltime / minutes)
+    if work is not None:
+        jobs = max(jobs, math.ceil(work / max(minutes - _MINUTES_A_JOB, minutes / 2)))
+    return minutes, jobs

@@ -1,0 +1,23 @@
+"""The options of commands that are about a cluster: which site, and what is asked of it."""
+
+from __future__ import annotations
+
+import argparse
+
+from summit_train.cluster.site import parse_walltime
+
+
+def add_site_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """The options that name a site and what is asked of it."""
+    parser.add_argument("--site", required=required, metavar="NAME", help="a shipped site profile, or the path of one")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="key of the site to override: account=abc123"
+    )
+    parser.add_argument("--walltime", type=_walltime, metavar="H:MM", help="walltime (default: what the run needs)")
+
+
+def _walltime(text: str) -> int:
+    try:
+        return int(parse_walltime(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
