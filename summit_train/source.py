@@ -162,12 +162,17 @@ def _load(text: str) -> tuple[yaml.Node | None, Any]:
 
 
 def _lines(node: yaml.Node, prefix: KeyPath, depth: int = 0) -> Iterator[tuple[KeyPath, int]]:
-    if not isinstance(node, yaml.MappingNode) or depth > 20:
+    """(path, line) of every key, and of every item of a list, whose part of the path is its number from 0."""
+    if depth > 20:
         return
-    for key_node, value_node in node.value:
-        path = (*prefix, str(key_node.value))
-        yield path, key_node.start_mark.line + 1
-        yield from _lines(value_node, path, depth + 1)
+    children: list[tuple[str, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [(str(key.value), key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        children = [(str(i), item, item) for i, item in enumerate(node.value)]
+    for name, at, below in children:
+        yield (*prefix, name), at.start_mark.line + 1
+        yield from _lines(below, (*prefix, name), depth + 1)
 
 
 def _merge(base: Tree, top: Tree) -> None:
@@ -186,14 +191,22 @@ def _merge_values(base: dict[str, Any], top: Mapping[str, Any]) -> None:
 
 def _apply_override(tree: Tree, override: str) -> None:
     dotted, equals, text = override.partition("=")
-    path = tuple(dotted.split("."))
     place = f"override {override!r}"
-    if not equals or not all(path):
+    if not equals or not all(dotted.split(".")):
         raise SpecError(f"{place}: the form section.key=value is wanted, such as optimizer.base_lr=0.01")
     try:
         _, value = _load(text)
     except _Mistake as mistake:
         raise SpecError(f"{place}: the value is not valid YAML, quote it: {mistake}") from mistake
+    put(tree, dotted, value, place)
+
+
+def put(tree: Tree, dotted: str, value: Any, place: str) -> None:
+    """Give a key, as `section.key`, a plain value, which was found at `place`. Sections above it are made.
+
+    Raises SpecError where something above it is a value.
+    """
+    path = tuple(dotted.split("."))
     section = tree.values
     for depth, key in enumerate(path[:-1], 1):
         if key not in section:

@@ -19,7 +19,7 @@ from summit_train.typed import Section, validated
 
 __all__ = [
     "CheckpointSpec", "DataSpec", "EvaluateSpec", "ModelSpec", "OptimizerSpec", "ScaleSpec", "ScheduleSpec", "Spec",
-    "SpecError", "WatchSpec", "dump_spec", "load_spec", "spec_from_values",
+    "SpecError", "WatchSpec", "dump_spec", "load_spec", "spec_from_tree", "spec_from_values",
 ]  # fmt: skip
 
 # Frames that the temporal strides of each I3D use up (paper, Table 2): 16 -> 1, and 32 -> 4.
@@ -180,12 +180,12 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
 
     Raises SpecError; its message has one line a mistake: `file:line: key: what is wrong and what would be right`.
     """
-    return _validated(read_tree(path, overrides))
+    return spec_from_tree(read_tree(path, overrides))
 
 
 def spec_from_values(values: dict[str, Any], place: str) -> Spec:
     """The spec of plain values, such as those saved in a checkpoint; `place` names their source in an error."""
-    return _validated(Tree(values, {(): place}))
+    return spec_from_tree(Tree(values, {(): place}))
 
 
 def dump_spec(spec: Spec) -> str:
@@ -193,7 +193,8 @@ def dump_spec(spec: Spec) -> str:
     return to_yaml(spec.model_dump(mode="json"))
 
 
-def _validated(tree: Tree) -> Spec:
+def spec_from_tree(tree: Tree) -> Spec:
+    """The spec of values that know their places. Raises SpecError as load_spec does."""
     spec = validated(Spec, tree)
     conflicts = [f"{tree.place(path)}: {'.'.join(path)}: {message}" for path, message in _conflicts(spec)]
     if conflicts:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from summit_train.source import SpecError, Tree, read_tree, to_yaml
+from summit_train.source import SpecError, Tree, put, read_tree, to_yaml
 
 # No deadline and no limit on drawing: how fast the machine is, is not the question.
 LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -251,3 +251,22 @@ def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, va
 def test_text_that_looks_like_something_else_reads_back_as_text(tmp_path: Path, text: str) -> None:
     values = {"name": text, text: 1, "list": [text], "number": math.pi}
     assert _read(tmp_path, to_yaml(values)).values == values
+
+
+def test_the_items_of_a_list_have_lines_too(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("runs:\n  - {x: 1}\n  - x: 2\n    y: 3\nlist: [\n  1,\n  2]\n")
+    places = read_tree(path).places
+    keys = [("runs", "0"), ("runs", "0", "x"), ("runs", "1"), ("runs", "1", "y"), ("list", "1")]
+    assert [places[key] for key in keys] == [f"{path}:{line}" for line in (2, 2, 3, 4, 7)]
+
+
+def test_a_value_is_put_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("a: {b: 1}\n")
+    tree = read_tree(path)
+    put(tree, "a.c.d", [2], "elsewhere:7")
+    assert tree.values == {"a": {"b": 1, "c": {"d": [2]}}}
+    assert tree.place(("a", "c", "d")) == "elsewhere:7"
+    with pytest.raises(SpecError, match=r"elsewhere:8: b is a value, not a section"):
+        put(tree, "a.b.c", 3, "elsewhere:8")
