@@ -15,6 +15,7 @@ setup: ## make .venv: Python packages, MPI, Horovod (PYTHON=, TORCH=, CXX= choos
 	@jobs/setup.sh
 
 test: setup ## run the tests (PYTEST="-k shift" narrows them)
+	@tests/install_slurm.sh
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(PYTEST)
 
 demo: setup ## generate videos, train TSM and its 2D twin on RANKS=2 ranks, evaluate, draw the report

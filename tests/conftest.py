@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import yaml
 from hypothesis import settings
 
 from summit_train.data.motion import MotionSet, write_motion_set
+from tests.slurm import Slurm, missing, running_slurm
 
 torch.set_num_threads(1)
 settings.register_profile("shared_machine", deadline=None)  # a test's time says nothing of its code here
@@ -62,3 +64,16 @@ def write_spec(motion_set: Path, tmp_path: Path) -> WriteSpec:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """A real Slurm of two nodes, started once for all tests. Skips where it cannot be; under CI as root it must be."""
+    lacking = missing()
+    if lacking is None:
+        with running_slurm(tmp_path_factory.mktemp("slurm")) as cluster:
+            yield cluster
+    elif os.environ.get("CI") and os.geteuid() == 0:
+        pytest.fail(lacking)
+    else:
+        pytest.skip(lacking)

@@ -1,0 +1,255 @@
+"""A real Slurm of two nodes on this machine: its own munged, slurmctld and two slurmd, in a folder and on ports of its
+own. Nothing in /etc is read or written, and nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from tests.worlds import ROOT, environment, mpirun
+
+NODES = ("n1", "n2")
+_DAEMONS = ("munged", "slurmctld", "slurmd")
+_TOOLS = ("sbatch", "srun", "scancel", "scontrol", "squeue", "setpriv")
+_LIBRARIES = {"its pmix plugin": "*/slurm*/mpi_pmix.so", "libpmix.so": "*/pmix2/lib/libpmix.so"}
+_SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # a user's PATH need not have the daemons
+
+# Two names for one machine, which has as many cores as the tests ask for. Delays that serve a real cluster are short
+# here: a requeued job waits for the life of its credential before it starts again.
+_CONFIG = """
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={controller}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+TmpFS={folder}/tmp.%n
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+SwitchType=switch/none
+MailProg=/bin/true
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
+SlurmdParameters=config_overrides
+KillWait=5
+MessageTimeout=30
+MaxArraySize=100
+ReturnToService=2
+NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{second}] CPUs={cpus} RealMemory={memory}
+PartitionName=test Nodes=ALL Default=YES MaxTime=60 State=UP
+"""
+
+
+class SlurmError(RuntimeError):
+    """The cluster does not do what a test needs of it; the message has its logs."""
+
+
+def missing() -> str | None:
+    """What this machine lacks for a Slurm of its own, or None."""
+    if os.geteuid() != 0:
+        return "a Slurm of its own needs root"
+    lacking = [name for name in (*_DAEMONS, *_TOOLS) if _program(name) is None]
+    lacking += [name for name, pattern in _LIBRARIES.items() if not list(Path("/usr/lib").glob(pattern))]
+    if lacking:
+        return f"Slurm lacks {', '.join(lacking)}; as root on Debian or Ubuntu tests/install_slurm.sh installs it"
+    return None if mpirun() else "no mpirun; `make setup` installs it"
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}")
+
+
+class Slurm:
+    """A running cluster of nodes n1 and n2 with partition `test`; `environ` is what its users' programs need."""
+
+    def __init__(self, folder: Path, cpus: int = 4) -> None:
+        self.folder, self._cpus = folder, cpus
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:{_SYSTEM_PATH}"
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        self.environ = environment(SLURM_CONF=str(folder / "slurm.conf"), PATH=path, **root)
+
+    def start(self) -> None:
+        """Start the daemons and wait until both nodes are idle. Raises SlurmError when they do not come up."""
+        for name in ("state", *(f"{kind}.{node}" for kind in ("spool", "tmp") for node in NODES)):
+            (self.folder / name).mkdir(parents=True)
+        self._write_config()
+        self._start_munge()
+        self._daemon("slurmctld", "-D")
+        for node in NODES:
+            self._daemon("slurmd", "-D", "-N", node)
+        self.wait_until(lambda: self.run("sinfo", "-h", "-o", "%D %t", check=False).strip() == "2 idle", "nodes idle")
+
+    def _write_config(self) -> None:
+        controller, first = _free_ports(1)[0], _free_ports(2)[0]
+        text = _CONFIG.format(
+            folder=self.folder,
+            host=socket.gethostname().split(".")[0],
+            controller=controller,
+            first=first,
+            second=first + 1,
+            cpus=self._cpus,
+            memory=1024 * self._cpus,
+        )
+        (self.folder / "slurm.conf").write_text(text)
+
+    def _start_munge(self) -> None:
+        """A key of its own, so that a munged of the machine is neither needed nor touched."""
+        key, munge = self.folder / "munge.key", self.folder / "munge"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(128))
+        files = [f"--{name}-file={munge}.{name}" for name in ("log", "pid", "seed")]
+        self._daemon("munged", "--foreground", "--force", f"--socket={munge}.socket", f"--key-file={key}", *files)
+        self.wait_until((self.folder / "munge.socket").exists, "munged's socket")
+
+    def _daemon(self, name: str, *options: str) -> None:
+        """Start a daemon that ends with this process, however that ends."""
+        program = _program(name)
+        assert program is not None
+        with open(self.folder / f"{name}.{len(self._daemons)}.out", "wb") as output:
+            command = ["setpriv", "--pdeathsig", "KILL", program, *options]
+            self._daemons.append(
+                subprocess.Popen(
+                    command,
+                    env=self.environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+
+    def stop(self) -> None:
+        """End every process of the cluster at once: daemons, scripts, ranks. Its folder is of no use any more."""
+        while left := self.processes():
+            for process in left:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            for daemon in self._daemons:
+                daemon.poll()
+        for daemon in self._daemons:
+            daemon.wait()
+        self._daemons.clear()
+
+    def processes(self, **variables: str) -> list[int]:
+        """The processes of this cluster: those whose environment names its configuration, and has `variables`."""
+        wanted = {"SLURM_CONF": self.environ["SLURM_CONF"], **variables}
+        return [process for process, environ in _environments() if wanted.items() <= environ.items()]
+
+    # ------------------------------------------------------------------------------------------------ what users do
+
+    def run(self, *words: str, check: bool = True) -> str:
+        """The output of a command on the cluster's login node. Raises SlurmError when it fails (with `check`)."""
+        done = subprocess.run(
+            words, env=self.environ, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+        )
+        if check and done.returncode:
+            raise SlurmError(f"{' '.join(words)} exited with {done.returncode}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def program(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """`summit-train ...` on the cluster's login node."""
+        return subprocess.run(
+            [sys.executable, "-m", "summit_train", *words],
+            env=self.environ,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=120,
+            check=False,
+        )
+
+    def submit(self, script: str, *options: str) -> str:
+        """Submit the text of a script; the job's id. What it prints goes to `output(id)`."""
+        path = self.folder / "script.sh"
+        path.write_text(script)
+        return self.run("sbatch", "--parsable", f"--output={self.folder}/%j.out", *options, str(path)).strip()
+
+    def output(self, job: str) -> str:
+        """What a job printed so far."""
+        return Path(self.show(job)["StdOut"]).read_text()
+
+    def show(self, job: str) -> Mapping[str, str]:
+        """What `scontrol show job` says of it: JobState, Restarts, ExitCode, StdOut ..."""
+        words = self.run("scontrol", "--oneliner", "show", "job", job).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def state(self, job: str) -> str:
+        """PENDING, RUNNING, COMPLETED, FAILED ..."""
+        return self.show(job)["JobState"]
+
+    def wait(self, job: str, state: str, seconds: float = 120) -> Mapping[str, str]:
+        """Wait for a job to come into `state`. Raises SlurmError when it ends otherwise or does not get there."""
+        ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL")
+        self.wait_until(lambda: self.state(job) in (state, *ended), f"job {job} in state {state}", seconds)
+        shown = self.show(job)
+        if shown["JobState"] != state:
+            text = f"job {job} is {shown['JobState']} ({shown['Reason']}, exit {shown['ExitCode']}), not {state}"
+            raise SlurmError(f"{text}:\n{self.output(job)}")
+        return shown
+
+    def wait_until(self, done: Callable[[], bool], what: str, seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while not done():
+            if time.monotonic() > deadline:
+                logs = [f"--- {path.name}\n{path.read_text()[-2000:]}" for path in sorted(self.folder.glob("*.log"))]
+                outputs = [path.read_text()[-2000:] for path in sorted(self.folder.glob("*.out"))]
+                raise SlurmError("\n".join([f"waited {seconds:g} s for {what} in vain", *logs, *outputs]))
+            time.sleep(0.1)
+
+
+@contextmanager
+def running_slurm(folder: Path) -> Iterator[Slurm]:
+    """A cluster in `folder` for the block."""
+    with ExitStack() as stack:
+        slurm = Slurm(folder)
+        stack.callback(slurm.stop)
+        slurm.start()
+        yield slurm
+
+
+def _environments() -> Iterator[tuple[int, dict[str, str]]]:
+    """Every process with the environment it was started with; without those that ended meanwhile."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        yield int(folder.name), dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def _free_ports(count: int) -> list[int]:
+    """`count` free ports in a row."""
+    while True:
+        with ExitStack() as stack:
+            first = stack.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            ports = [first.getsockname()[1] + i for i in range(count)]
+            try:
+                for port in ports[1:]:
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return ports
