@@ -189,7 +189,8 @@ class Slurm:
 
     def output(self, job: str) -> str:
         """What a job printed so far."""
-        return Path(self.show(job)["StdOut"]).read_text()
+        path = Path(self.show(job)["StdOut"])
+        return path.read_text() if path.exists() else ""
 
     def show(self, job: str) -> Mapping[str, str]:
         """What `scontrol show job` says of it: JobState, Restarts, ExitCode, StdOut ..."""
