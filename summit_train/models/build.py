@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 
 import torch
-from torch import nn
 
 from summit_train.models.resnet import (
     BLOCKS,
@@ -17,11 +16,12 @@ from summit_train.models.resnet import (
     FrameResNet,
     InflatedResNet,
     Layout,
+    Shift,
     StemTime,
     VideoResNet,
     initialise,
 )
-from summit_train.models.shift import TemporalShift, check_shift
+from summit_train.models.shift import check_shift
 
 # Fewest frames of each network: the product of its strides in time. A clip any shorter reaches a stage with
 # one frame before the last stride, which then halves nothing and sees padding alone.
@@ -67,7 +67,6 @@ def build_model(
         stem=_STEMS[arch],
         block_time=_BLOCK_TIMES[arch],
         block_shift=shift if arch == "tsm" else _no_shift,
-        shift_shortcut=shift_place == "in_place",
     )
     model = FrameResNet(layout) if layout.num_dims == 2 else InflatedResNet(layout)
     initialise(model, generator)
@@ -129,17 +128,15 @@ _BLOCK_TIMES: dict[str, BlockTimes] = {
 }
 
 
-def _no_shift(stage: int, block: int) -> nn.Module:
-    return nn.Identity()
+def _no_shift(stage: int, block: int) -> None:
+    return None
 
 
 def _shifts(backbone: str, num_frames: int, fraction: float, place: str, direction: str) -> BlockShift:
     """A shift in every block; as in the authors' code, in every second one for a residual ResNet-101."""
     every = 2 if place == "residual" and BLOCKS[backbone][2] >= 23 else 1
 
-    def shift(stage: int, block: int) -> nn.Module:
-        if block % every:
-            return nn.Identity()
-        return TemporalShift(num_frames, fraction, direction)
+    def shift(stage: int, block: int) -> Shift | None:
+        return None if block % every else Shift(num_frames, fraction, direction, place == "in_place")
 
     return shift

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from summit_train.models.dropout import Dropout
+from summit_train.models.shift import TemporalShift, num_shifted_channels
+from summit_train.models.shifted_conv import ShiftedConv2d
 
 # Blocks in layer1 .. layer4 (He et al., Table 1).
 BLOCKS: dict[str, tuple[int, int, int, int]] = {
@@ -55,14 +57,36 @@ def scaled_channels(channels: int, width: float) -> int:
     return max(8, int(channels * width / 8 + 0.5) * 8)
 
 
+@dataclass(frozen=True)
+class Shift:
+    """The temporal shift of a block: in front of its first convolution, or (in place) of its shortcut too."""
+
+    num_frames: int
+    fraction: float
+    direction: str
+    in_place: bool
+
+
 def convolution(
-    num_dims: int, in_channels: int, out_channels: int, kernel: Triple, stride: Triple
+    num_dims: int, in_channels: int, out_channels: int, kernel: Triple, stride: Triple, shift: Shift | None = None
 ) -> nn.Module:
-    """A convolution without bias, padded by half its kernel; `kernel` and `stride` are (t, h, w)."""
+    """A convolution without bias, padded by half its kernel; `kernel` and `stride` are (t, h, w).
+
+    One that has a shift before it (of 2D networks only) reads its input shifted.
+    """
     padding = (kernel[0] // 2, kernel[1] // 2, kernel[2] // 2)
+    if shift is not None and num_shifted_channels(in_channels, shift.fraction):
+        return ShiftedConv2d(
+            in_channels, out_channels, kernel[1:], stride[1:], padding[1:],
+            num_frames=shift.num_frames, fraction=shift.fraction, direction=shift.direction,
+        )  # fmt: skip
     if num_dims == 2:
         return nn.Conv2d(in_channels, out_channels, kernel[1:], stride[1:], padding[1:], bias=False)
     return nn.Conv3d(in_channels, out_channels, kernel, stride, padding, bias=False)
+
+
+def _of_branch(shift: Shift | None) -> Shift | None:
+    return None if shift is None or shift.in_place else shift
 
 
 def normalisation(num_dims: int, channels: int) -> nn.Module:
@@ -78,18 +102,19 @@ def max_pool(num_dims: int, kernel: Triple, stride: Triple, padding: Triple) -> 
 
 
 class Block(nn.Module):
-    """What both residual blocks share: relu(branch(shift(x)) + shortcut).
+    """What both residual blocks share: relu(branch(x) + shortcut).
 
-    `shift` is a TemporalShift or an identity. With `shift_shortcut` the shortcut carries the shifted
-    activation too (in-place shift); without, the original one (residual shift; TSM, Figure 3).
+    A residual shift (TSM, Figure 3) belongs to the branch's first convolution, and the shortcut carries the original
+    activation; an in-place shift moves the block's input, so that the shortcut carries the shifted one too.
     """
 
     expansion: int
 
-    def __init__(self, shift: nn.Module, shift_shortcut: bool) -> None:
+    def __init__(self, shift: Shift | None) -> None:
         super().__init__()
-        self.shift = shift
-        self.shift_shortcut = shift_shortcut
+        self.shift: nn.Module | None = None
+        if shift is not None and shift.in_place:
+            self.shift = TemporalShift(shift.num_frames, shift.fraction, shift.direction)
         self.relu = nn.ReLU(inplace=True)
         self.downsample: nn.Module | None = None
 
@@ -97,11 +122,10 @@ class Block(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        shifted = self.shift(x)
-        shortcut = shifted if self.shift_shortcut else x
-        out = self.branch(shifted)
-        if self.downsample is not None:
-            shortcut = self.downsample(shortcut)
+        if self.shift is not None:
+            x = self.shift(x)
+        out = self.branch(x)
+        shortcut = x if self.downsample is None else self.downsample(x)
         out += shortcut
         result: torch.Tensor = self.relu(out)
         return result
@@ -122,11 +146,11 @@ class BasicBlock(Block):
 
     def __init__(
         self, num_dims: int, in_channels: int, channels: int, stride: int, time: BlockTime,
-        shift: nn.Module, shift_shortcut: bool,
+        shift: Shift | None,
     ) -> None:
-        super().__init__(shift, shift_shortcut)
+        super().__init__(shift)
         kernel, strides = (time.spatial, 3, 3), (time.stride, stride, stride)
-        self.conv1 = convolution(num_dims, in_channels, channels, kernel, strides)
+        self.conv1 = convolution(num_dims, in_channels, channels, kernel, strides, _of_branch(shift))
         self.bn1 = normalisation(num_dims, channels)
         self.conv2 = convolution(num_dims, channels, channels, kernel, (1, 1, 1))
         self.bn2 = normalisation(num_dims, channels)
@@ -145,11 +169,12 @@ class Bottleneck(Block):
 
     def __init__(
         self, num_dims: int, in_channels: int, channels: int, stride: int, time: BlockTime,
-        shift: nn.Module, shift_shortcut: bool,
+        shift: Shift | None,
     ) -> None:
-        super().__init__(shift, shift_shortcut)
+        super().__init__(shift)
         out_channels, strides = channels * self.expansion, (time.stride, stride, stride)
-        self.conv1 = convolution(num_dims, in_channels, channels, (time.pointwise, 1, 1), (1, 1, 1))
+        kernel = (time.pointwise, 1, 1)
+        self.conv1 = convolution(num_dims, in_channels, channels, kernel, (1, 1, 1), _of_branch(shift))
         self.bn1 = normalisation(num_dims, channels)
         self.conv2 = convolution(num_dims, channels, channels, (time.spatial, 3, 3), strides)
         self.bn2 = normalisation(num_dims, channels)
@@ -164,7 +189,7 @@ class Bottleneck(Block):
         return result
 
 
-BlockShift = Callable[[int, int], nn.Module]
+BlockShift = Callable[[int, int], Shift | None]
 BlockTimes = Callable[[int, int], BlockTime]
 
 
@@ -185,7 +210,6 @@ class Layout:
     stem: StemTime
     block_time: BlockTimes
     block_shift: BlockShift
-    shift_shortcut: bool
 
 
 class VideoResNet(nn.Module):
@@ -282,7 +306,7 @@ def _stage(layout: Layout, stage: int, in_channels: int) -> tuple[nn.Sequential,
         stride = 2 if stage > 0 and block == 0 else 1
         time, shift = layout.block_time(stage, block), layout.block_shift(stage, block)
         blocks.append(
-            block_class(layout.num_dims, in_channels, channels, stride, time, shift, layout.shift_shortcut)
+            block_class(layout.num_dims, in_channels, channels, stride, time, shift)
         )
         in_channels = channels * block_class.expansion
     return nn.Sequential(*blocks), in_channels

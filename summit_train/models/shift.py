@@ -76,8 +76,7 @@ def temporal_shift(
     [fold, 2*fold) from t-1; for "past" (online TSM), [0, fold) come from t-1. Frames outside the clip
     are zero. Raises ValueError when N*T is no multiple of `num_frames`.
     """
-    if x.shape[0] % num_frames:
-        raise ValueError(f"a batch of {x.shape[0]} frames does not divide into clips of {num_frames} frames")
+    check_batch(x, num_frames)
     fold = num_shifted_channels(x.shape[1], fraction)
     if fold == 0:
         return x
@@ -94,9 +93,7 @@ class TemporalShift(nn.Module):
 
     def __init__(self, num_frames: int, fraction: float = 0.125, direction: str = "both") -> None:
         super().__init__()
-        check_shift(fraction, direction)
-        if num_frames < 1:
-            raise ValueError(f"num_frames is {num_frames}; a clip has at least 1 frame")
+        check_shift(fraction, direction, num_frames)
         self.num_frames = num_frames
         self.fraction = fraction
         self.direction = direction
@@ -108,8 +105,16 @@ class TemporalShift(nn.Module):
         return f"num_frames={self.num_frames}, fraction={self.fraction}, direction={self.direction}"
 
 
-def check_shift(fraction: float, direction: str) -> None:
+def check_batch(x: torch.Tensor, num_frames: int) -> None:
+    """Raise ValueError where `x` (N*T, C, H, W) does not hold whole clips."""
+    if x.shape[0] % num_frames:
+        raise ValueError(f"a batch of {x.shape[0]} frames does not divide into clips of {num_frames} frames")
+
+
+def check_shift(fraction: float, direction: str, num_frames: int = 1) -> None:
     """Raise ValueError, with what would be right, for shift settings that mean nothing."""
+    if num_frames < 1:
+        raise ValueError(f"num_frames is {num_frames}; a clip has at least 1 frame")
     if direction not in DIRECTIONS:
         raise ValueError(f"shift_direction is {direction!r}; valid: {', '.join(DIRECTIONS)}")
     largest = 0.5 if direction == "both" else 1.0

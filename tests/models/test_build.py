@@ -10,7 +10,8 @@ from torch import nn
 
 from summit_train.models import VideoResNet, build_model
 from summit_train.models.build import MINIMUM_FRAMES
-from summit_train.models.shift import TemporalShift
+from summit_train.models.shift import TemporalShift, temporal_shift
+from summit_train.models.shifted_conv import ShiftedConv2d
 from summit_train.structure import minimum_frames
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -88,7 +89,8 @@ def test_i3d_3x3x3_inflates_every_3x3() -> None:
 def _shifted_blocks(backbone: str, place: str) -> list[str]:
     with torch.device("meta"):
         model = build_model("tsm", backbone, shift_place=place)
-    return [n.removesuffix(".shift") for n, m in model.named_modules() if isinstance(m, TemporalShift)]
+    kind = ShiftedConv2d if place == "residual" else TemporalShift
+    return [name.rpartition(".")[0] for name, module in model.named_modules() if isinstance(module, kind)]
 
 
 def test_where_the_shifts_sit() -> None:
@@ -105,10 +107,13 @@ def test_where_the_shifts_sit() -> None:
 def test_the_shortcut_is_shifted_in_place_only(backbone: str, place: str) -> None:
     block = small("tsm", backbone, 4, shift_place=place).layer2[0].eval()
     x = torch.randn(8, block.conv1.in_channels, 8, 8)
-    shifted = block.shift(x)
-    shortcut = block.downsample(x if place == "residual" else shifted)
-    assert torch.equal(block(x), torch.relu(block.branch(shifted) + shortcut))
+    shifted = temporal_shift(x, 4)
     assert not torch.equal(shifted, x)
+    shortcut = block.downsample(x if place == "residual" else shifted)
+    branch = block.branch(x if place == "residual" else shifted)
+    assert torch.equal(block(x), torch.relu(branch + shortcut))
+    plain = torch.nn.functional.conv2d(shifted, block.conv1.weight, None, block.conv1.stride, block.conv1.padding)
+    assert torch.equal(block.conv1(x) if place == "residual" else block.conv1(shifted), plain)
 
 
 @pytest.mark.parametrize("converted", [True, False], ids=["converted weights", "plain weights"])

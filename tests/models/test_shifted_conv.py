@@ -1,0 +1,186 @@
+"""The convolution on shifted frames against the convolution of a plain loop's shift."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from summit_train.models import build_model
+from summit_train.models.shift import num_shifted_channels
+from summit_train.models.shifted_conv import ShiftedConv2d
+from tests.models.test_shift import SHAPES, plain
+
+FORMATS = [torch.contiguous_format, torch.channels_last]
+
+
+def convolution(
+    channels: int, num_frames: int, fraction: float = 0.25, direction: str = "both", kernel: int = 1, stride: int = 1
+) -> ShiftedConv2d:
+    torch.manual_seed(0)
+    sizes = ((kernel, kernel), (stride, stride), (kernel // 2, kernel // 2))
+    return ShiftedConv2d(channels, 4, *sizes, num_frames=num_frames, fraction=fraction, direction=direction)
+
+
+def by_loop(layer: ShiftedConv2d, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The definition: shift one frame and one channel at a time, then convolve."""
+    fold = num_shifted_channels(x.shape[1], layer.fraction)
+    shifted = plain(x, layer.num_frames, fold, layer.direction)
+    return functional.conv2d(shifted, weight, None, layer.stride, layer.padding)
+
+
+@pytest.mark.parametrize("direction", ["both", "past"])
+@pytest.mark.parametrize(("num_frames", "channels", "fraction"), SHAPES)
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (3, 2)])
+def test_forward_and_gradients_equal_the_plain_loop(
+    num_frames: int, channels: int, fraction: float, direction: str, memory_format: torch.memory_format,
+    kernel: int, stride: int,
+) -> None:  # fmt: skip
+    layer = convolution(channels, num_frames, fraction, direction, kernel, stride).double()
+    x = torch.randn(2 * num_frames, channels, 5, 4, dtype=torch.double).to(memory_format=memory_format)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    weight = layer.weight.detach().clone().requires_grad_()
+    out, expected = layer(ours), by_loop(layer, theirs, weight)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-13)
+    upstream = torch.randn_like(out)
+    out.backward(upstream)
+    expected.backward(upstream)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-13)
+    torch.testing.assert_close(layer.weight.grad, weight.grad, rtol=0, atol=1e-13)
+    assert torch.equal(ours, x)  # what was moved lies where it lay
+
+
+@pytest.mark.parametrize("direction", ["both", "past"])
+@pytest.mark.parametrize("num_frames", [1, 4])
+def test_gradcheck(num_frames: int, direction: str) -> None:
+    layer = convolution(5, num_frames, 0.4, direction).double()
+    x = torch.randn(num_frames, 5, 2, 2, dtype=torch.double, requires_grad=True)
+    assert gradcheck(lambda x, weight: _with(layer, weight, x), (x, layer.weight.detach().requires_grad_()))
+
+
+def _with(layer: ShiftedConv2d, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.func.functional_call(layer, {"weight": weight}, (x,))
+
+
+def test_nan_and_infinity_come_back_where_they_were() -> None:
+    x = torch.randn(4, 8, 3, 3)
+    x[1, 0], x[2, 3], x[0, 5] = float("nan"), float("inf"), -0.0
+    before = x.clone().view(torch.int32)
+    convolution(8, 4)(x)
+    assert torch.equal(x.view(torch.int32), before)
+
+
+def test_a_convolution_that_fails_leaves_its_input() -> None:
+    layer = convolution(8, 4)
+    x = torch.randn(4, 8, 3, 3)
+    before = x.clone()
+    with pytest.raises(RuntimeError, match="weight"):
+        _with(layer, torch.zeros(4, 7, 1, 1), x)
+    assert torch.equal(x, before)
+
+
+def test_what_others_saved_of_the_input_is_still_accepted() -> None:
+    """relu saves its result, which the convolution borrows; a shortcut reads it too."""
+    layer = convolution(8, 4).double()
+    x = torch.randn(8, 8, 3, 3, dtype=torch.double)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    active, expected_active = torch.relu(ours), torch.relu(theirs)
+    (layer(active).sum() + active.square().sum()).backward()
+    (by_loop(layer, expected_active, layer.weight).sum() + expected_active.square().sum()).backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[:, ::2],
+        lambda x: x[..., 1:],
+        lambda x: x.transpose(2, 3),
+        lambda x: x[:, :1].expand(-1, 8, -1, -1),
+        lambda x: x[::2],
+    ],
+    ids=["channel step", "crop", "transposed", "expanded", "frame step"],
+)
+def test_non_contiguous_input(view: object) -> None:
+    x = view(torch.randn(8, 16, 4, 6))  # type: ignore[operator]
+    before = x.clone()
+    layer = convolution(x.shape[1], 4)
+    torch.testing.assert_close(layer(x), by_loop(layer, x, layer.weight))
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast(dtype: torch.dtype) -> None:
+    layer = convolution(16, 4)
+    x = torch.randn(8, 16, 5, 5).to(memory_format=torch.channels_last).requires_grad_()
+    reference = x.detach().clone().requires_grad_()
+    weight = layer.weight.detach().clone().requires_grad_()
+    with torch.autocast("cpu", dtype):
+        out, expected = layer(x), by_loop(layer, reference, weight)
+    assert out.dtype == expected.dtype == dtype
+    assert torch.equal(out, expected)
+    out.float().sum().backward()
+    expected.float().sum().backward()
+    assert layer.weight.grad is not None and layer.weight.grad.dtype == torch.float32
+    torch.testing.assert_close(layer.weight.grad, weight.grad, rtol=2e-2, atol=1e-1)
+    torch.testing.assert_close(x.grad, reference.grad, rtol=2e-2, atol=2e-2)
+
+
+def test_double_stays_double_under_autocast() -> None:
+    layer = convolution(8, 4).double()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.randn(4, 8, 3, 3, dtype=torch.double)).dtype == torch.double
+
+
+def test_activation_checkpointing_gives_the_same_gradients() -> None:
+    layer = convolution(8, 4)
+    x = torch.randn(4, 8, 3, 3, requires_grad=True)
+    (direct,) = torch.autograd.grad(layer(x).square().sum(), x)
+    (recomputed,) = torch.autograd.grad(checkpoint(layer, x, use_reentrant=False).square().sum(), x)
+    assert torch.equal(direct, recomputed)
+
+
+@pytest.mark.slow
+def test_compiled_it_is_the_same() -> None:
+    layer = convolution(16, 4, 0.125, kernel=3)
+    x = torch.randn(8, 16, 6, 6).to(memory_format=torch.channels_last)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    compiled = torch.compile(layer, fullgraph=True)
+    compiled(ours).square().sum().backward()
+    by_loop(layer, theirs, layer.weight.detach()).square().sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_autograd_saves_no_shifted_copy() -> None:
+    """The bytes that a TSM keeps for its backward pass are those of its 2D twin."""
+    kept = {}
+    for arch in ("tsn", "tsm"):
+        model = build_model(arch, "resnet50", 4, 3, width=0.25).train()
+        sizes: dict[int, int] = {}
+
+        def note(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            model(torch.randn(1, 4, 3, 64, 64)).sum()
+        kept[arch] = sum(sizes.values())
+    assert kept["tsm"] == kept["tsn"]
+
+
+def test_its_parameters_are_those_of_a_convolution() -> None:
+    layer = convolution(8, 4)
+    assert list(layer.state_dict()) == ["weight"]
+    twin = torch.nn.Conv2d(8, 4, 1, bias=False)
+    twin.load_state_dict(copy.deepcopy(layer.state_dict()))
+    assert "num_frames=4, fraction=0.25, direction=both" in repr(layer)
+
+
+def test_a_batch_of_broken_clips_is_refused() -> None:
+    with pytest.raises(ValueError, match="7 frames does not divide into clips of 4"):
+        convolution(8, 4)(torch.zeros(7, 8, 1, 1))
