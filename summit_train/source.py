@@ -92,7 +92,7 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Tree:
     """
     tree = _read_file(Path(path), ())
     for override in overrides:
-        _apply_override(tree, override)
+        apply_override(tree, override)
     return tree
 
 
@@ -189,7 +189,8 @@ def _merge_values(base: dict[str, Any], top: Mapping[str, Any]) -> None:
             base[key] = value
 
 
-def _apply_override(tree: Tree, override: str) -> None:
+def apply_override(tree: Tree, override: str) -> None:
+    """Apply one `section.key=value`. Raises SpecError where it is of another form."""
     dotted, equals, text = override.partition("=")
     place = f"override {override!r}"
     if not equals or not all(dotted.split(".")):
