@@ -30,6 +30,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: str | None = None
+        self._leaving = False
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -38,15 +39,26 @@ class StopRequest:
         """The signal handler."""
         self.signal = signal.Signals(number).name
 
+    def leave(self) -> None:
+        """The request is met and the process ends; the signals are ignored from here on.
+
+        srun --kill-on-bad-exit sends SIGTERM to the ranks that are still there when the first one has left with a
+        status that is not 0. One that dies of it would hide the 85 of the others.
+        """
+        self._leaving = True
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
     @contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Handle the signals within the block; the former handlers come back after it."""
+        """Handle the signals within the block; the former handlers come back after it, but not after `leave`."""
         former = {number: signal.signal(number, self.receive) for number in _STOP_SIGNALS}
         try:
             yield self
         finally:
             for number, handler in former.items():
-                signal.signal(number, handler)
+                if not self._leaving:
+                    signal.signal(number, handler)
 
 
 class Watchdog:

@@ -54,3 +54,17 @@ def test_a_signal_is_a_request_within_the_block_only(number: signal.Signals) -> 
         os.kill(os.getpid(), number)
         assert stop and stop.signal == number.name
     assert signal.getsignal(number) is former
+
+
+def test_a_process_that_leaves_on_request_is_not_ended_by_another_signal() -> None:
+    """Not even when Python has taken down its own handlers, at the very end."""
+    program = """
+import atexit, os, signal, sys
+from summit_train.training.watch import StopRequest
+atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+with StopRequest().listening() as stop:
+    stop.leave()
+os.kill(os.getpid(), signal.SIGUSR2)
+sys.exit(85)
+"""
+    assert run(0, "-c", program, timeout=30) == (85, "")
