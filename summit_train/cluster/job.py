@@ -23,7 +23,7 @@ class Job:
 
     runs: run directories, absolute; what is trained is RUN/job/spec.yaml. One: a plain job; several: an array.
     workdir: where relative paths of the specs start. python: the interpreter with summit_train, at the same path on all
-    nodes. stage: (key of the spec, packed folder) pairs to copy to the nodes' own disks, such as data.train. at_once:
+    nodes. stage: packed folders to copy to the nodes' own disks. at_once:
     cap on an array's jobs that run together. max_requeues: how often one run may be put back into the queue.
     """
 
@@ -35,7 +35,7 @@ class Job:
     python: str
     at_once: int | None = None
     max_requeues: int = 20
-    stage: tuple[tuple[str, str], ...] = ()
+    stage: tuple[Path, ...] = ()
 
     @property
     def is_array(self) -> bool:

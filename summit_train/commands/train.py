@@ -58,7 +58,10 @@ def _run(
     if not done:
         if world.rank == 0:
             last = epoch_checkpoints(spec.run_path, 1)[-1]
+            # For the job script: a launcher that ends all ranks at the first one that leaves hides their status.
+            write_text(spec.run_path / "stopped", f"{last}\n")
             print(f"stopped by {stop.signal or 'a signal to another rank'}; goes on from {last} when started again")
+        world.barrier()  # no rank leaves before that is written
         return STOPPED
     found = epoch_checkpoints(spec.run_path, plan.steps_per_epoch)
     paths = world.broadcast(found[-spec.evaluate.last_checkpoints :])
@@ -75,6 +78,7 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool
     hosts = world.gather(world.host)
     if world.rank != 0 or hosts is None:
         return train(run, None, watchdog, stop)
+    (spec.run_path / "stopped").unlink(missing_ok=True)
     write_text(spec.run_path / "spec.yaml", dump_spec(spec))
     write_json(spec.run_path / "plan.json", plan.values())
     write_json(spec.run_path / "environment.json", environment(world, run.device, hosts))
