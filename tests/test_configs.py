@@ -12,7 +12,7 @@ from summit_train.plan import make_plan
 from summit_train.spec import load_spec
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-OTHERS = ("sites", "sweeps")  # folders whose files are no specs
+OTHERS = ("sites", "sweeps", "machines")  # folders whose files are no specs
 FILES = [path for path in sorted(CONFIGS.rglob("*.y*ml")) if path.relative_to(CONFIGS).parts[0] not in OTHERS]
 # A spec has a name of its own; a base is what specs extend.
 SPECS = [path for path in FILES if "name" in yaml.safe_load(path.read_text(encoding="utf-8"))]

@@ -33,6 +33,7 @@ ARROWS: dict[str, set[str]] = {
     "training": _GROUND | {"source", "comm", "models", "plan", "data", "optim"},
     "cluster": {"files", "source", "typed", "spec", "plan"},
     "report": {"files", "spec", "plan"},
+    "scaling": {"files", "source", "typed", "spec", "plan", "structure", "comm"},
     "processes": set(),
     "doctor": {"processes"},
 }
@@ -43,7 +44,7 @@ OWNERS = {"horovod": "comm", "mpi4py": "comm", "av": "data.decode"}
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"comm|models(\..*)?|training(\..*)?|optim\.sgd|data\.loader|commands\.(start|train|evaluate)"
+    r"comm|models(\..*)?|training(\..*)?|optim\.sgd|data\.loader|scaling\.allreduce|commands\.(start|train|evaluate)"
 )
 
 # Who may print: the commands, and the watchdog, which speaks when the main thread cannot.

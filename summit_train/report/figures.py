@@ -142,7 +142,7 @@ class Canvas:
 
 def pictures(runs: Sequence[Run]) -> list[Picture]:
     """The figures that these runs have data for: loss, accuracy, learning rate, throughput, data wait."""
-    with _house_style():
+    with house_style():
         drawn = (draw(runs) for draw in (loss, accuracy, learning_rate, throughput, data_wait))
         return [picture for picture in drawn if picture is not None]
 
@@ -211,7 +211,7 @@ def drawable(text: str) -> str:
 
 
 @contextmanager
-def _house_style() -> Iterator[None]:
+def house_style() -> Iterator[None]:
     """Draw as we want it, whatever the user's matplotlibrc says, and leave no trace."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()

@@ -1,0 +1,242 @@
+"""The time of a step and of a run on a machine that is not at hand: pure numbers, no torch.
+
+    step = compute + exposed communication + stragglers + waiting for data
+
+compute        A passes (accumulation), each a fixed part and n clips at the machine's rate (machine file)
+communication  what of the allreduces is left after the backward pass: `overlap` over `network`
+stragglers     all ranks wait for the slowest of p: the expected maximum of p normal deviations, times one rank's
+               deviation (David and Nagaraja, "Order Statistics", section 4.5)
+data           frames of a step over the node's frames a second, as far as the loader, which works ahead under all of
+               the above, needs longer than that (the paper's Figure 3b counts only this, unhidden part)
+
+A run is steps an epoch, rounded at the epoch's edge, times epochs; evaluation is counted apart, as the paper's
+"train time" has no word on it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from functools import partial
+from statistics import NormalDist
+from typing import Any, Literal
+
+from summit_train.plan import PlanError
+from summit_train.scaling.machines import Machine, MachineError, Storage, find_rate
+from summit_train.scaling.network import allreduce_seconds
+from summit_train.scaling.overlap import BACKWARD_SHARE, layer_gradients, overlap
+from summit_train.spec import Spec
+from summit_train.structure import Structure, describe
+
+StorageKind = Literal["shared", "local"]
+
+# What a full frame has more than a square of the same short side: Kinetics' videos are 4:3 (340 x 256).
+_FULL_FRAME = 4 / 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked: the spec on so many nodes; `virtual_gpus` None: one a rank, the batch grows with the nodes."""
+
+    spec: Spec
+    machine: Machine
+    nodes: int
+    clips: int
+    videos: int
+    virtual_gpus: int | None = None
+    storage: StorageKind = "shared"
+
+    @property
+    def gpus(self) -> int:
+        """Ranks, one a GPU."""
+        return self.nodes * self.machine.gpus_per_node
+
+    @property
+    def accumulation(self) -> float:
+        """Virtual GPUs of a rank; a fraction only for the one node that the efficiency is measured against."""
+        return 1.0 if self.virtual_gpus is None else self.virtual_gpus / self.gpus
+
+    @property
+    def global_batch(self) -> int:
+        """Clips of a step."""
+        return (self.virtual_gpus or self.gpus) * self.spec.scale.clips_per_gpu
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step by part; `hidden_communication_s` ran under the backward pass and is no part of the sum."""
+
+    compute_s: float
+    communication_s: float
+    stragglers_s: float
+    data_s: float
+    hidden_communication_s: float
+    num_buffers: int
+
+    @property
+    def step_s(self) -> float:
+        return self.compute_s + self.communication_s + self.stragglers_s + self.data_s
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One row of `simulate`. Times in seconds; speed in clips a second; efficiency against one node times the nodes.
+
+    run_s and node_hours are of the training alone; evaluation_s comes on top.
+    """
+
+    nodes: int
+    gpus: int
+    accumulation: float
+    global_batch: int
+    steps_per_epoch: int
+    total_steps: int
+    step_s: float
+    parts: dict[str, float]
+    clips_per_second: float
+    efficiency: float
+    run_s: float
+    evaluation_s: float
+    node_hours: float
+
+    def values(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+def forecast(job: Job) -> Forecast:
+    """Work out the row of `job`.
+
+    Raises MachineError where the machine's file lacks a figure, PlanError where ranks, batch and clips do not fit.
+    """
+    _check(job)
+    step = step_time(job)
+    one = step_time(_one_node(job))
+    per_epoch = steps_per_epoch(job.clips, job.global_batch, job.machine.last_batch)
+    total = per_epoch * job.spec.schedule.epochs
+    speed = job.global_batch / step.step_s
+    ideal = job.nodes * _one_node(job).global_batch / one.step_s
+    run_s = total * step.step_s
+    return Forecast(
+        nodes=job.nodes,
+        gpus=job.gpus,
+        accumulation=job.accumulation,
+        global_batch=job.global_batch,
+        steps_per_epoch=per_epoch,
+        total_steps=total,
+        step_s=step.step_s,
+        parts={name: value for name, value in asdict(step).items() if name.endswith("_s")},
+        clips_per_second=speed,
+        efficiency=speed / ideal,
+        run_s=run_s,
+        evaluation_s=evaluation_seconds(job),
+        node_hours=job.nodes * run_s / 3600,
+    )
+
+
+def step_time(job: Job) -> StepTime:
+    """One training step by part. Raises MachineError where the machine's file lacks a figure."""
+    clip_s, structure = seconds_per_clip(job.spec, job.machine), structure_of(job.spec)
+    pass_s = job.machine.compute.step_overhead_s + job.spec.scale.clips_per_gpu * clip_s
+    backward_s = BACKWARD_SHARE * job.spec.scale.clips_per_gpu * clip_s
+    network = job.machine.network
+    reduced = overlap(
+        layer_gradients(structure, backward_s, gradient_element_bytes(job.spec)),
+        backward_s,
+        partial(allreduce_seconds, network, job.nodes, job.machine.gpus_per_node),
+        fusion_bytes=network.fusion_bytes,
+        cycle_s=network.cycle_s,
+        blocking=network.blocking,
+    )
+    exposed_s = reduced.exposed_s if job.gpus > 1 else 0.0
+    compute_s = job.accumulation * pass_s
+    # Passes deviate each for itself, so the deviations of A passes add up as their squares.
+    deviation_s = job.machine.compute.straggler_cv * math.sqrt(job.accumulation) * pass_s
+    stragglers_s = deviation_s * expected_maximum(job.gpus)
+    busy_s = compute_s + exposed_s + stragglers_s
+    frames = job.accumulation * job.machine.gpus_per_node * job.spec.scale.clips_per_gpu * job.spec.data.num_frames
+    data_s = max(0.0, frames / frame_rate(job) - busy_s)
+    return StepTime(
+        compute_s, exposed_s, stragglers_s, data_s, reduced.communication_s - exposed_s, reduced.num_buffers
+    )
+
+
+def seconds_per_clip(spec: Spec, machine: Machine) -> float:
+    """Training seconds of one clip on one GPU: the machine's rate for that network, scaled by multiply-adds."""
+    rate = find_rate(machine, spec.model.arch, spec.precision)
+    known = describe(rate.arch, rate.backbone, 1.0, 400, rate.num_frames, rate.crop, rate.crop)
+    return structure_of(spec).multiply_adds / known.multiply_adds / rate.clips_per_second
+
+
+def structure_of(spec: Spec) -> Structure:
+    """The spec's network on one training clip."""
+    model, data = spec.model, spec.data
+    return describe(model.arch, model.backbone, model.width, model.num_classes, data.num_frames, data.crop, data.crop)
+
+
+def gradient_element_bytes(spec: Spec) -> int:
+    """Bytes of one gradient element on the network."""
+    if spec.optimizer.compression == "fp16":
+        return 2
+    return 8 if spec.precision == "fp64" else 4
+
+
+def expected_maximum(count: int) -> float:
+    """The expected largest of `count` independent standard normal numbers: 0 for one, 3.4 for 2,304.
+
+    The integral of 1 - F(x)^count - F(-x)^count over x > 0 (with F(-x)^count = P(the largest is below -x)).
+    """
+    cdf, width, points = NormalDist().cdf, 1 / 64, 64 * 9
+    total = 0.0
+    for i in range(points + 1):
+        x = i * width
+        above, below = 1 - cdf(x) ** count, cdf(-x) ** count
+        total += (above - below) * (0.5 if i in (0, points) else 1.0)
+    return total * width
+
+
+def steps_per_epoch(clips: int, global_batch: int, last_batch: str) -> int:
+    """Steps of one epoch: without the last, partial batch ('drop', as `plan` and `train`), or with it ('keep')."""
+    if clips < global_batch:
+        raise PlanError(f"{clips:,} clips do not fill one global batch of {global_batch:,}: fewer nodes, or more clips")
+    return clips // global_batch if last_batch == "drop" else math.ceil(clips / global_batch)
+
+
+def frame_rate(job: Job) -> float:
+    """Frames a second that one node gets; infinite where the machine's file knows no limit."""
+    storage: Storage | None = getattr(job.machine, job.storage)
+    if storage is None:
+        return math.inf
+    total = storage.frames_per_second_total or math.inf
+    return min(storage.frames_per_second_per_node, total / job.nodes)
+
+
+def evaluation_seconds(job: Job) -> float:
+    """Seconds of the validations in training and of the final evaluation; a rank takes whole videos."""
+    evaluate, epochs = job.spec.evaluate, job.spec.schedule.epochs
+    area = (evaluate.short_side / job.spec.data.crop) ** 2
+    crops, shape = (1, _FULL_FRAME) if evaluate.crops == "full" else (evaluate.crops, 1.0)
+    validations = math.ceil(epochs / evaluate.every_epochs) if evaluate.every_epochs else 0
+    in_training = validations * _view_seconds(job, area)
+    final = evaluate.last_checkpoints * evaluate.clips * crops * _view_seconds(job, area * shape)
+    return math.ceil(job.videos / job.gpus) * (in_training + final)
+
+
+def _view_seconds(job: Job, area: float) -> float:
+    """One view on one GPU: a forward pass, or its share of the node's frames if that takes longer."""
+    forward_s = (1 - BACKWARD_SHARE) * seconds_per_clip(job.spec, job.machine) * area
+    return max(forward_s, job.spec.data.num_frames * job.machine.gpus_per_node / frame_rate(job))
+
+
+def _one_node(job: Job) -> Job:
+    return Job(job.spec, job.machine, 1, job.clips, job.videos, job.virtual_gpus, job.storage)
+
+
+def _check(job: Job) -> None:
+    if job.nodes < 1:
+        raise MachineError(f"--nodes {job.nodes}: at least one node is wanted")
+    if job.virtual_gpus is not None and job.virtual_gpus % job.gpus:
+        raise PlanError(
+            f"scale.gpus is {job.virtual_gpus}, which {job.gpus} ranks ({job.nodes} nodes) do not divide; choose other "
+            "nodes, or let the batch grow with them (without --fixed-batch)"
+        )

@@ -1,0 +1,145 @@
+"""Machines as the cost model sees them, typed as a spec is: YAML -> frozen Machine. One's own is a file anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+import summit_train
+from summit_train.source import SpecError, read_tree
+from summit_train.typed import Section, validated
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(ge=0)]
+Arch = Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1"]
+Precision = Literal["fp32", "fp16", "bf16", "fp64"]
+
+
+class MachineError(ValueError):
+    """A mistake in a machine's file, or a figure that the machine's file does not have."""
+
+
+class Link(Section):
+    """One hop: the seconds that it takes whatever the size, and bytes a second in one direction."""
+
+    latency_s: Seconds
+    bytes_per_second: Positive
+    source: str
+
+
+class Network(Section):
+    """How gradients travel. `intra` joins the ranks of a node, `inter` is what a whole node sends and receives."""
+
+    intra: Link
+    inter: Link | None = Field(default=None, description="null: the machine is one node.")
+    overhead_s: Seconds = Field(default=0.0, description="Of every allreduce, whatever its size and ranks.")
+    algorithm: Literal["ring", "tree", "hierarchical", "fastest"] = Field(
+        default="fastest", description="fastest: of ring and tree, message by message, as NCCL chooses."
+    )
+    fusion_bytes: Count = Field(default=128 * 2**20, description="Horovod's fusion buffer (its default is 128 MB).")
+    cycle_s: Positive = Field(default=1e-3, description="Horovod looks for ready gradients so often (default 1 ms).")
+    blocking: bool = Field(
+        default=False, description="true: a cycle waits for its allreduce (MPI); false: it queues on the GPU (NCCL)."
+    )
+
+
+class Rate(Section):
+    """Clips a second that one GPU trains, its steps' fixed part left out; other sizes by their multiply-adds."""
+
+    arch: Arch
+    backbone: str = "resnet50"
+    num_frames: Count
+    crop: Count = 224
+    precision: Precision = "fp32"
+    clips_per_second: Positive
+    source: str
+
+
+class Compute(Section):
+    """What a GPU does alone."""
+
+    step_overhead_s: Seconds = Field(default=0.0, description="Of every forward and backward pass, whatever its clips.")
+    straggler_cv: Seconds = Field(
+        default=0.0, description="Deviation of a rank's time for one pass, as a part of that time."
+    )
+    rates: tuple[Rate, ...] = ()
+    source: str = ""
+
+
+class Storage(Section):
+    """Where frames come from: how many a node gets in a second, read and decoded, and all nodes together."""
+
+    frames_per_second_per_node: Positive
+    frames_per_second_total: Positive | None = Field(default=None, description="null: nodes do not slow each other.")
+    source: str
+
+
+class Machine(Section):
+    """One cluster, or one computer."""
+
+    name: str
+    about: str
+    gpus_per_node: Count = Field(description="Ranks of a node; on a machine without GPUs they are processes.")
+    network: Network
+    compute: Compute = Compute()
+    shared: Storage | None = Field(default=None, description="File system of all nodes; null: never waited for.")
+    local: Storage | None = Field(default=None, description="Disk of each node, after staging.")
+    last_batch: Literal["drop", "keep"] = Field(
+        default="drop",
+        description="An epoch's last, partial batch: dropped as `train` does, or a step of its own as in the runs "
+        "that the constants were fitted to.",
+    )
+
+
+def load_machine(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Machine:
+    """The shipped machine of that name, or the file at that path, with `section.key=value` overrides.
+
+    Raises MachineError for a name that is neither, and SpecError (file:line) for a mistake in the file.
+    """
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml"):
+        path = _shipped() / f"{name_or_path}.yaml"
+        if not path.is_file():
+            raise MachineError(
+                f"--site {name_or_path}: no such machine; shipped: {', '.join(machine_names())}; or give the path of "
+                "a .yaml file (`bench allreduce --write FILE` writes one)"
+            )
+    machine = validated(Machine, read_tree(path, overrides))
+    if machine.network.algorithm == "hierarchical" and machine.network.inter is None:
+        raise SpecError(f"{path}: network.algorithm: hierarchical needs network.inter, a link between nodes")
+    return machine
+
+
+def machine_names() -> list[str]:
+    """The machines that are shipped."""
+    return sorted(path.stem for path in _shipped().glob("*.yaml"))
+
+
+def find_rate(machine: Machine, arch: str, precision: str) -> Rate:
+    """The machine's rate for a network and number format. Raises MachineError where it has none."""
+    for rate in machine.compute.rates:
+        if (rate.arch, rate.precision) == (arch, precision):
+            return rate
+    known = ", ".join(f"{rate.arch} {rate.precision}" for rate in machine.compute.rates) or "none"
+    raise MachineError(
+        f"{machine.name}: no rate for {arch} in {precision} (compute.rates has: {known}); measure the clips a second "
+        "of one rank and give them with --clips-per-second X"
+    )
+
+
+def with_rate(machine: Machine, values: dict[str, Any]) -> Machine:
+    """The machine with another rate, which takes the place of all others and has the steps' fixed part in it."""
+    compute = machine.compute.model_copy(update={"rates": (Rate(**values),), "step_overhead_s": 0.0})
+    return machine.model_copy(update={"compute": compute})
+
+
+def _shipped() -> Path:
+    """configs/machines of the checkout that the package is installed from; pip does not copy it."""
+    path = Path(summit_train.__file__).resolve().parents[1] / "configs" / "machines"
+    if not path.is_dir():
+        raise MachineError(f"there is no {path}: install the checkout with `pip install -e`, or give a machine's path")
+    return path

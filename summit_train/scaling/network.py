@@ -1,0 +1,132 @@
+"""Seconds of one allreduce: alpha-beta models of the ring, the tree and the two-level ring, and their fit.
+
+The ring and the tree are those of NCCL's own tuning model (NCCL source, src/graph/tuning.cc, ncclTopoTuneModel): a
+number of hops times their latency, plus bytes over bandwidth. S bytes, p = N * g ranks on N nodes of g each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from summit_train.scaling.machines import Link, MachineError, Network
+
+# NCCL takes a tree's bandwidth as 0.92 of the ring's (tuning.cc, "Various model refinements").
+TREE_EFFICIENCY = 0.92
+
+Algorithm = Literal["ring", "tree", "hierarchical", "fastest"]
+
+
+@dataclass(frozen=True)
+class AlphaBeta:
+    """seconds = latency_s + bytes / bytes_per_second of one whole allreduce, and how far its points lie from that."""
+
+    latency_s: float
+    bytes_per_second: float
+    worst_error: float  # largest |fitted / measured - 1|
+
+
+def allreduce_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
+    """Seconds of one allreduce of `num_bytes` over `nodes` x `per_node` ranks; 0 for one rank.
+
+    Raises MachineError for several nodes where the machine has no link between nodes.
+    """
+    if nodes * per_node == 1:
+        return 0.0
+    seconds = {
+        "ring": ring_seconds,
+        "tree": tree_seconds,
+        "hierarchical": hierarchical_seconds,
+        "fastest": _fastest_seconds,
+    }[network.algorithm]
+    return network.overhead_s + seconds(network, nodes, per_node, num_bytes)
+
+
+def ring_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
+    """One ring through all ranks: 2(p-1) hops, 2(N-1) of them between nodes, and 2(p-1)/p S bytes over each link."""
+    ranks = nodes * per_node
+    hops, between = 2 * (ranks - 1), 2 * (nodes - 1)
+    latency = (hops - between) * network.intra.latency_s
+    if nodes > 1:
+        latency += between * _inter(network).latency_s
+    return latency + hops / ranks * num_bytes / _slowest(network, nodes, per_node)
+
+
+def tree_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
+    """NCCL's double tree: chains inside the nodes, log2(N) hops between them, up and down; 2 S bytes over each link."""
+    latency = 2 * (per_node - 1) * network.intra.latency_s
+    if nodes > 1:
+        latency += 2 * math.ceil(math.log2(nodes)) * _inter(network).latency_s
+    return latency + 2 * num_bytes / (TREE_EFFICIENCY * _slowest(network, nodes, per_node))
+
+
+def hierarchical_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
+    """HOROVOD_HIERARCHICAL_ALLREDUCE: reduce-scatter in the nodes, rings between them, all-gather in the nodes.
+
+    The g rings between the nodes each carry S/g bytes and share the node's link.
+    """
+    inside = Network(intra=network.intra)
+    seconds = ring_seconds(inside, 1, per_node, num_bytes)
+    if nodes > 1:
+        inter = _inter(network)
+        seconds += 2 * (nodes - 1) * (inter.latency_s + num_bytes / nodes / inter.bytes_per_second)
+    return seconds
+
+
+def bus_bandwidth(ranks: int, num_bytes: float, seconds: float) -> float:
+    """Bytes a second that each link of a ring would carry: 2(p-1)/p S / t, comparable between numbers of ranks.
+
+    As in nccl-tests (doc/PERFORMANCE.md).
+    """
+    return 2 * (ranks - 1) / ranks * num_bytes / seconds
+
+
+def fit_alpha_beta(num_bytes: Sequence[float], seconds: Sequence[float]) -> AlphaBeta:
+    """Latency and bandwidth with the least sum of squared relative errors, so that small messages count too.
+
+    The latency is at least 0. Raises ValueError for fewer than two sizes, or times that do not grow with the size.
+    """
+    if len(set(num_bytes)) < 2:
+        raise ValueError(f"two or more message sizes are wanted for a fit, got {len(set(num_bytes))}")
+    weights = [1 / t**2 for t in seconds]
+    sw = sum(weights)
+    sx = sum(w * s for w, s in zip(weights, num_bytes, strict=True))
+    sxx = sum(w * s * s for w, s in zip(weights, num_bytes, strict=True))
+    sy = sum(w * t for w, t in zip(weights, seconds, strict=True))
+    sxy = sum(w * s * t for w, s, t in zip(weights, num_bytes, seconds, strict=True))
+    beta = (sw * sxy - sx * sy) / (sw * sxx - sx * sx)
+    alpha = (sy - beta * sx) / sw
+    if alpha < 0:
+        alpha, beta = 0.0, sxy / sxx
+    if beta <= 0:
+        raise ValueError("the times do not grow with the message size: larger messages are wanted, or a quiet machine")
+    errors = [abs((alpha + beta * s) / t - 1) for s, t in zip(num_bytes, seconds, strict=True)]
+    return AlphaBeta(alpha, 1 / beta, max(errors))
+
+
+def link_of(fit: AlphaBeta, ranks: int, source: str) -> Link:
+    """The hop of a ring of `ranks` equal links that would give this fit: `ring_seconds` inverted."""
+    hops = 2 * (ranks - 1)
+    return Link(latency_s=fit.latency_s / hops, bytes_per_second=hops / ranks * fit.bytes_per_second, source=source)
+
+
+def _fastest_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
+    each = (partial(kind, network, nodes, per_node) for kind in (ring_seconds, tree_seconds))
+    return min(seconds(num_bytes) for seconds in each)
+
+
+def _inter(network: Network) -> Link:
+    if network.inter is None:
+        raise MachineError("several nodes, but the machine has no network.inter, a link between nodes")
+    return network.inter
+
+
+def _slowest(network: Network, nodes: int, per_node: int) -> float:
+    """Bytes a second of the slowest link of a ring; a node's link to the others carries the ring once."""
+    links = [network.intra.bytes_per_second] if per_node > 1 else []
+    if nodes > 1:
+        links.append(_inter(network).bytes_per_second)
+    return min(links)

@@ -1,0 +1,88 @@
+"""Allreduces under the backward pass: when each gradient is ready, which go together, and what is left over at the end.
+
+Horovod (docs/tensor-fusion.rst, operations.cc): every cycle the gradients that are ready are packed into fusion buffers
+in their order, and the buffers are reduced one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from summit_train.structure import Structure
+
+# A convolution's backward pass is two convolutions of its size: for the input and for the weights.
+BACKWARD_SHARE = 2 / 3
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One layer's gradient: seconds after the start of the backward pass at which it is ready, and its bytes."""
+
+    ready_s: float
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Communication of one step: seconds that it took in all, and that it went on after the backward pass."""
+
+    communication_s: float
+    exposed_s: float
+    num_buffers: int
+
+
+def layer_gradients(structure: Structure, backward_s: float, bytes_per_element: int) -> list[Gradient]:
+    """The network's gradients from the last layer to the first; a layer takes time by its multiply-adds.
+
+    A norm's gradient comes with that of the convolution before it.
+    """
+    layers = [(structure.fc.multiply_adds, structure.fc.parameters)]
+    for conv, norm in zip(reversed(structure.convs), reversed(structure.norms), strict=True):
+        layers.append((conv.multiply_adds, conv.parameters + norm.parameters))
+    done, gradients = 0, []
+    for multiply_adds, parameters in layers:
+        done += multiply_adds
+        gradients.append(Gradient(backward_s * done / structure.multiply_adds, bytes_per_element * parameters))
+    return gradients
+
+
+def overlap(
+    gradients: Sequence[Gradient],
+    backward_s: float,
+    seconds_of: Callable[[int], float],
+    *,
+    fusion_bytes: int,
+    cycle_s: float,
+    blocking: bool,
+) -> Overlap:
+    """Play one step's cycles. `seconds_of(bytes)` is one allreduce; `gradients` are in the order they get ready.
+
+    blocking: no cycle begins while a buffer is reduced, so what gets ready meanwhile goes together.
+    """
+    tick = free = total = 0.0
+    num_buffers, rest = 0, list(gradients)
+    while rest:
+        tick = max(tick, cycle_s * math.ceil(rest[0].ready_s / cycle_s - 1e-9))
+        count = sum(1 for gradient in rest if gradient.ready_s <= tick + 1e-12) or 1
+        for num_bytes in fused([gradient.num_bytes for gradient in rest[:count]], fusion_bytes):
+            seconds = seconds_of(num_bytes)
+            free = max(free, tick) + seconds
+            total += seconds
+            num_buffers += 1
+        rest = rest[count:]
+        tick = max(tick + cycle_s, free if blocking else 0.0)
+    return Overlap(total, max(0.0, free - backward_s), num_buffers)
+
+
+def fused(sizes: Sequence[int], fusion_bytes: int) -> Iterator[int]:
+    """Bytes of the buffers that gradients of these sizes are packed into; one larger than a buffer goes alone."""
+    buffer = 0
+    for size in sizes:
+        if buffer and buffer + size > fusion_bytes:
+            yield buffer
+            buffer = 0
+        buffer += size
+    if buffer:
+        yield buffer

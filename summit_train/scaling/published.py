@@ -1,0 +1,89 @@
+"""What Lin, Gan and Han, "Training Kinetics in 15 Minutes" (2019), published: Tables 1 and 3, section 4."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+TRAINING_VIDEOS = 240_000  # section 4.1, "roughly"
+VALIDATION_VIDEOS = 20_000
+EPOCHS = 100
+GPUS_PER_NODE = 6
+
+# Table 1: videos a second of one P100 at inference, batch 16. arch -> (frames, videos a second)
+THROUGHPUT = {"tsm": (8, 84.8), "i3d_3x3x3": (16, 63.1), "i3d_3x1x1": (32, 41.9)}
+
+# Section 4.2 and abstract: at 256 nodes TSM trains so many times as fast.
+SPEED_RATIO = {"i3d_3x3x3": 1.6, "i3d_3x1x1": 2.9}
+RATIO_NODES = 256
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of Table 3: TSM, ResNet-50, 8 frames. `seconds` as it is printed, to the minute up to 32 nodes."""
+
+    nodes: int
+    clips_per_gpu: int
+    top1: float
+    std: float
+    seconds: int | None = None
+    resolution_s: int = 1
+
+    @property
+    def gpus(self) -> int:
+        return GPUS_PER_NODE * self.nodes
+
+    @property
+    def global_batch(self) -> int:
+        return self.gpus * self.clips_per_gpu
+
+
+# The rows without a time were trained with gradient accumulation on fewer nodes.
+TABLE_3 = (
+    Row(1, 16, 74.12, 0.11, 49 * 3600 + 55 * 60, 60),
+    Row(8, 8, 74.12, 0.08, 7 * 3600 + 7 * 60, 60),
+    Row(16, 8, 74.18, 0.14, 3 * 3600 + 38 * 60, 60),
+    Row(32, 8, 74.14, 0.10, 1 * 3600 + 50 * 60, 60),
+    Row(64, 8, 74.10, 0.08, 55 * 60 + 56),
+    Row(128, 8, 73.99, 0.04, 28 * 60 + 14),
+    Row(256, 8, 73.99, 0.07, 14 * 60 + 13),
+    Row(384, 8, 72.52, 0.07, 10 * 60 + 9),
+    Row(512, 8, 69.80, 0.13),
+    Row(1024, 8, 62.22, 0.17),
+)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Top-1 in percent and its deviation over the last five checkpoints, as the paper saw them (its Figure 4)."""
+
+    top1: float
+    std: float
+    interpolated: bool
+
+
+def timed_rows() -> tuple[Row, ...]:
+    """The rows of Table 3 that have a training time."""
+    return tuple(row for row in TABLE_3 if row.seconds is not None)
+
+
+def row_of(global_batch: int, gpus: int) -> Row | None:
+    """The row of Table 3 with that batch on that many GPUs."""
+    return next((row for row in TABLE_3 if (row.global_batch, row.gpus) == (global_batch, gpus)), None)
+
+
+def accuracy(global_batch: int) -> Accuracy | None:
+    """The paper's accuracy at a batch, between two of its batches by a straight line over log(batch).
+
+    None outside of 96 to 49,152 clips: the paper trained nothing there.
+    """
+    for row in TABLE_3:
+        if row.global_batch == global_batch:
+            return Accuracy(row.top1, row.std, interpolated=False)
+    for below, above in pairwise(TABLE_3):
+        if below.global_batch < global_batch < above.global_batch:
+            part = math.log(global_batch / below.global_batch) / math.log(above.global_batch / below.global_batch)
+            top1 = below.top1 + part * (above.top1 - below.top1)
+            return Accuracy(top1, below.std + part * (above.std - below.std), interpolated=True)
+    return None
