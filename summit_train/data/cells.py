@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,9 +17,13 @@ _INT32_MAX = 2**31 - 1
 _FLAGS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 
 
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+
+
 class Cells(NamedTuple):
     """Some clips, n of them: their paths' bytes in a row, then for each the length of its path in bytes, its label,
-    its frame count (-1 where unknown), whether it is reversed, and its line in the source."""
+    its frame count (-1 where unknown), whether it is reversed, its line in the source, and the SHA-256 of its file
+    (32 bytes, zeros where unknown; no column at all where none is known)."""
 
     paths: bytes
     lengths: NDArray[np.int64]
@@ -26,6 +31,7 @@ class Cells(NamedTuple):
     frame_counts: NDArray[np.int32]
     reversed_flags: NDArray[np.bool_]
     lines: NDArray[np.int32]
+    digests: NDArray[np.void] = np.zeros(0, "V32")
 
 
 def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> Cells:
@@ -41,6 +47,7 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
         _frame_counts(source, table) if "num_frames" in table.cells else np.full(count, -1, np.int32),
         _flags(source, table) if "reversed" in table.cells else np.zeros(count, bool),
         np.array(table.lines, np.int32),
+        _digests(source, table) if "sha256" in table.cells else np.zeros(0, "V32"),
     )
 
 
@@ -102,6 +109,15 @@ def _flags(source: Path, table: Table) -> NDArray[np.bool_]:
         index = next(index for index, text in enumerate(texts) if meaning[text] is None)
         raise ManifestError(f"{source}:{table.lines[index]}: reversed is {texts[index]!r}: wanted 0 or 1")
     return np.fromiter(map(meaning.__getitem__, texts), bool, len(texts))
+
+
+def _digests(source: Path, table: Table) -> NDArray[np.void]:
+    """The sha256 column: 64 hexadecimal digits, or nothing."""
+    texts = table.cells["sha256"]
+    for line, text in zip(table.lines, texts, strict=True):
+        if text and not _SHA256.fullmatch(text):
+            raise ManifestError(f"{source}:{line}: sha256 is {text!r}: wanted 64 hexadecimal digits, or nothing")
+    return np.frombuffer(b"".join(bytes.fromhex(text) if text else bytes(32) for text in texts), "V32")
 
 
 def _is_integer(text: str) -> bool:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from summit_train.data.augment import View
 from summit_train.data.decode import Renderer, count_packets, read_by_jumps, read_from_start, read_picture
+from summit_train.data.limits import LIMITS, Budget, Limits
 from summit_train.data.video import AnyVideo, Encoded
 
 Frames: TypeAlias = NDArray[np.uint8]
@@ -29,6 +30,7 @@ def read_views(
     num_frames: int | None = None,
     *,
     seek: bool = True,
+    limits: Limits = LIMITS,
 ) -> Frames:
     """Read K clips of T frames of a video in C views: uint8 RGB (K * C, T, height, width, 3), clip by clip.
 
@@ -38,18 +40,20 @@ def read_views(
     counted. Where the video turns out to hold fewer frames, `choose` is asked again with the true number. A frame is
     decoded and scaled once. seek: decode from the nearest key frames where that is certain to give the same frames;
     needs `num_frames`.
-    Raises DecodeError where the video cannot be read or something that the wanted frames need is damaged.
+    Raises DecodeError where the video cannot be read or something that the wanted frames need is damaged, or when it
+    takes more than `limits`.
     """
     encoded = Encoded.of(video)
-    chosen = _chosen(choose, num_frames or count_packets(encoded))
+    budget = Budget(encoded.name, limits)
+    chosen = _chosen(choose, num_frames or count_packets(encoded, budget))
     pictures: dict[int, list[Frames]] = {}
     if seek and num_frames:
-        pictures = read_by_jumps(encoded, _wanted(chosen), Renderer(views_of), num_frames)
+        pictures = read_by_jumps(encoded, _wanted(chosen), Renderer(views_of), num_frames, budget)
     if not pictures:
-        pictures, num_seen = read_from_start(encoded, _wanted(chosen), Renderer(views_of))
+        pictures, num_seen = read_from_start(encoded, _wanted(chosen), Renderer(views_of), budget)
         if num_seen <= chosen.max():
             chosen = _chosen(choose, num_seen)
-            pictures, _ = read_from_start(encoded, _wanted(chosen), Renderer(views_of))
+            pictures, _ = read_from_start(encoded, _wanted(chosen), Renderer(views_of), budget)
     return _clip_by_clip(chosen, pictures)
 
 
@@ -60,25 +64,30 @@ def read_clip(
     num_frames: int | None = None,
     *,
     seek: bool = True,
+    limits: Limits = LIMITS,
 ) -> Frames:
     """Read one clip in one view: uint8 RGB (T, crop_height, crop_width, 3); see `read_views`.
 
     choose gives (T,) frame numbers, view_of one View.
     """
-    views = read_views(video, lambda n: choose(n)[None], lambda w, h: [view_of(w, h)], num_frames, seek=seek)
-    clip: Frames = views[0]
+    many, views_of = lambda n: choose(n)[None], lambda w, h: [view_of(w, h)]
+    clip: Frames = read_views(video, many, views_of, num_frames, seek=seek, limits=limits)[0]
     return clip
 
 
-def read_picture_views(fetch: Fetch, choose: Choose, views_of: ViewsOf, num_frames: int) -> Frames:
+def read_picture_views(
+    name: str, fetch: Fetch, choose: Choose, views_of: ViewsOf, num_frames: int, limits: Limits = LIMITS
+) -> Frames:
     """What `read_views` gives, of frames that are stored as pictures of their own.
 
-    fetch: from a frame's number to what messages call it and the bytes of its JPEG or PNG picture; a frame is fetched
-    once. The first wanted frame's size counts for all. Raises DecodeError as `fetch` does, and for a bad picture.
+    name: what messages call the whole. fetch: from a frame's number to what messages call that frame and the bytes of
+    its JPEG or PNG picture; a frame is fetched once. The first wanted frame's size counts for all. Raises DecodeError
+    as `fetch` does, and for a bad picture.
     """
     chosen = _chosen(choose, num_frames)
-    render = Renderer(views_of)
-    return _clip_by_clip(chosen, {number: read_picture(*fetch(number), render) for number in sorted(_wanted(chosen))})
+    render, budget = Renderer(views_of), Budget(name, limits)
+    wanted = sorted(_wanted(chosen))
+    return _clip_by_clip(chosen, {number: read_picture(*fetch(number), render, budget) for number in wanted})
 
 
 def _chosen(choose: Choose, num_frames: int) -> NDArray[np.int64]:

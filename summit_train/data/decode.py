@@ -32,7 +32,8 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from summit_train.data.augment import View
-from summit_train.data.keyframes import FrameIndex
+from summit_train.data.keyframes import FrameIndex, pick
+from summit_train.data.limits import NO_HURRY, Budget, Limits
 from summit_train.data.upright import Turn, cut, turn_of
 from summit_train.data.video import AnyVideo, DecodeError, Encoded, Tally, VideoInfo
 
@@ -55,6 +56,8 @@ _OPEN: dict[str, Any] = {
 # The packets of a larger video are not held in memory: it is decoded from its start, packet by packet.
 MAX_HELD_BYTES = 64 << 20
 _PICTURE_CODECS = {b"\xff\xd8": "mjpeg", b"\x89PNG": "png"}
+_PICTURE_ENDS = {"mjpeg": b"\xff\xd9", "png": b"IEND"}
+_TRAILING_BYTES = 256  # that some programs leave behind a picture's end
 # These decoders can leave out a frame that no other frame needs; all other frames stay the same.
 _SKIPPING_CODECS = frozenset({"h264", "hevc"})
 
@@ -81,21 +84,31 @@ def _source(video: Encoded) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _open(video: Encoded) -> Iterator[tuple[InputContainer, VideoStream]]:
+def _open(video: Encoded, budget: Budget) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a video for decoding; whatever FFmpeg raises until it is closed becomes a DecodeError."""
     video.check()
     try:
-        with _source(video) as source, _container(video.name, source) as container:
-            yield container, _video_stream(video.name, container)
+        with _source(video) as source, _container(video.name, source, budget) as container:
+            stream = _video_stream(video.name, container)
+            budget.size(stream.width, stream.height)
+            stream.codec_context.options = _codec_options(budget)
+            yield container, stream
     except av.FFmpegError as error:
         raise DecodeError(video.name, f"cannot be decoded: {error.strerror}") from error
+    except MemoryError as error:
+        raise DecodeError(video.name, "wants more memory than a video may have") from error
     except OSError as error:
         raise DecodeError(video.name, error.strerror or str(error)) from error
 
 
-def _container(name: str, source: Any) -> InputContainer:
+def _codec_options(budget: Budget) -> dict[str, str]:
+    """Decoders refuse a larger frame before they allocate it, also one that comes late in a stream."""
+    return {"max_pixels": str(budget.limits.pixels)}
+
+
+def _container(name: str, source: Any, budget: Budget) -> InputContainer:
     try:
-        return cast(InputContainer, av.open(source, **_OPEN))
+        return cast(InputContainer, av.open(source, options=_codec_options(budget), **_OPEN))
     except (av.InvalidDataError, av.ArgumentError) as error:
         raise DecodeError(
             name, "is no video of a kind that is read here, or its header is damaged"
@@ -114,9 +127,12 @@ def _video_stream(name: str, container: InputContainer) -> VideoStream:
     raise DecodeError(name, "has no video stream")
 
 
-def _demuxed(container: InputContainer, stream: VideoStream) -> Iterator[Packet]:
+def _demuxed(container: InputContainer, stream: VideoStream, budget: Budget) -> Iterator[Packet]:
     """The video packets, without the empty ones by which PyAV marks the end."""
-    return (packet for packet in container.demux(stream) if packet.size)
+    for number, packet in enumerate(container.demux(stream)):
+        budget.packet(number)
+        if packet.size:
+            yield packet
 
 
 def _turn(frame: VideoFrame) -> Turn:
@@ -153,55 +169,53 @@ class Renderer:
         return turn(cast(Frames, rgb.to_ndarray()))
 
 
-def count_packets(video: Encoded) -> int:
+def count_packets(video: Encoded, budget: Budget) -> int:
     """How many frames the packets promise; at least one, so that decoding decides whether there is any."""
-    with _open(video) as (container, stream):
-        return max(1, sum(not packet.is_discard for packet in _demuxed(container, stream)))
+    with _open(video, budget) as (container, stream):
+        return max(1, sum(not packet.is_discard for packet in _demuxed(container, stream, budget)))
 
 
-def read_from_start(video: Encoded, wanted: frozenset[int], render: Renderer) -> tuple[Pictures, int]:
+def read_from_start(
+    video: Encoded, wanted: frozenset[int], render: Renderer, budget: Budget
+) -> tuple[Pictures, int]:
     """The wanted frames' pictures, decoded from the start, and how many frames went by. Raises DecodeError."""
-    with _open(video) as (container, stream):
-        packets = chain(_demuxed(container, stream), [None])
+    with _open(video, budget) as (container, stream):
+        packets = chain(_demuxed(container, stream, budget), [None])
         frames = (frame for packet in packets for frame in stream.decode(packet))
-        pictures, num_seen = _pick(video.name, enumerate(frames), wanted, render)
+        pictures, num_seen = pick(video.name, enumerate(frames), wanted, render)
     if not num_seen:
         raise DecodeError(video.name, "no frame can be decoded")
     return pictures, num_seen
 
 
-def _pick(name: str, numbered: Numbered, wanted: frozenset[int], render: Renderer) -> tuple[Pictures, int]:
-    """Render the wanted frames; also the number of frames up to the last of them, or to the file's end."""
-    pictures: Pictures = {}
-    num_seen = 0
-    for number, frame in numbered:
-        num_seen = number + 1
-        if number in wanted:
-            if frame.is_corrupt:
-                raise DecodeError(name, f"frame {number} is damaged")
-            pictures[number] = render(frame)
-            if len(pictures) == len(wanted):
-                break
-    return pictures, num_seen
-
-
-def read_by_jumps(video: Encoded, wanted: frozenset[int], render: Renderer, num_frames: int) -> Pictures:
+def read_by_jumps(
+    video: Encoded, wanted: frozenset[int], render: Renderer, num_frames: int, budget: Budget
+) -> Pictures:
     """The wanted frames' pictures from the nearest key frames; none where it is not certain to be right."""
     try:
-        with _open(video) as (container, stream):
-            if container.size > MAX_HELD_BYTES:
-                return {}
+        with _open(video, budget) as (container, stream):
             first_size = (stream.width, stream.height)
-            packets = list(_demuxed(container, stream))
+            packets = _held(_demuxed(container, stream, budget))
             index = _index(stream, packets, num_frames)
             if index is None:
                 return {}
-            pictures, _ = _pick(video.name, _jumped(stream, packets, index, wanted), wanted, render)
+            pictures, _ = pick(video.name, _jumped(stream, packets, index, wanted), wanted, render)
     except DecodeError:
         # Decoding from the start is the judge: it gives the frames, or the error with its right place.
         return {}
     # A video that changes its size on the way is scaled by what comes first, which a jump does not see.
     return pictures if render.stored_size == first_size and len(pictures) == len(wanted) else {}
+
+
+def _held(packets: Iterable[Packet]) -> list[Packet]:
+    """The packets, or none where they are too many bytes to hold; a header may name one place many times."""
+    held, num_bytes = list[Packet](), 0
+    for packet in packets:
+        held.append(packet)
+        num_bytes += packet.size
+        if num_bytes > MAX_HELD_BYTES:
+            return []
+    return held
 
 
 def _index(stream: VideoStream, packets: Sequence[Packet], num_frames: int) -> FrameIndex | None:
@@ -234,42 +248,55 @@ def _jumped(
             if context.name in _SKIPPING_CODECS:
                 needed = packet.pts in span.times
                 context.skip_frame = "DEFAULT" if needed else "NONREF"
-            yield from _numbered(index, stream.decode(packet))
-        yield from _numbered(index, stream.decode(None))
+            yield from index.numbered(stream.decode(packet))
+        yield from index.numbered(stream.decode(None))
         context.flush_buffers()
 
 
-def _numbered(index: FrameIndex, frames: Iterable[VideoFrame]) -> Numbered:
-    numbered = ((index.number_of.get(frame.pts), frame) for frame in frames if frame.pts is not None)
-    return ((number, frame) for number, frame in numbered if number is not None)
-
-
-def read_picture(name: str, content: bytes, render: Renderer) -> list[Frames]:
+def read_picture(name: str, content: bytes, render: Renderer, budget: Budget) -> list[Frames]:
     """A JPEG or PNG picture in each of the renderer's views. Raises DecodeError, also for one that is cut short."""
+    _, frame = _picture(name, content, budget)
+    return render(frame)
+
+
+def probe_picture(name: str, content: bytes, budget: Budget) -> tuple[str, int, int]:
+    """Decode a JPEG or PNG picture: (codec, upright width, height). Raises DecodeError."""
+    codec, frame = _picture(name, content, budget)
+    return (codec, *_turn(frame).size(frame.width, frame.height))
+
+
+def _picture(name: str, content: bytes, budget: Budget) -> tuple[str, VideoFrame]:
     codec = next((codec for start, codec in _PICTURE_CODECS.items() if content.startswith(start)), None)
     if codec is None:
         raise DecodeError(name, "is no JPEG or PNG picture" if content else "is empty")
     context = cast(VideoCodecContext, av.CodecContext.create(codec, "r"))
     # Else what is missing of a picture would be grey.
-    context.options = {"err_detect": "explode"}
+    context.options = {"err_detect": "explode", **_codec_options(budget)}
     context.thread_count = 1
+    budget.time()
+    if _PICTURE_ENDS[codec] not in content[-_TRAILING_BYTES:]:
+        raise DecodeError(name, "is cut short")
     try:
         frames = context.decode(AnyPacket(content))
-        return [picture for frame in frames[:1] for picture in render(frame)]
-    except av.FFmpegError as error:
-        raise DecodeError(name, f"cannot be decoded: {error.strerror}") from error
+    except (av.FFmpegError, MemoryError) as error:
+        raise DecodeError(name, f"cannot be decoded: {getattr(error, 'strerror', error)}") from error
+    if len(frames) != 1:
+        raise DecodeError(name, "is damaged: no picture can be decoded")
+    budget.size(frames[0].width, frames[0].height)
+    return codec, frames[0]
 
 
-def probe(video: AnyVideo) -> VideoInfo:
+def probe(video: AnyVideo, limits: Limits = NO_HURRY) -> VideoInfo:
     """Decode every frame of a video and say what it holds.
 
     Raises DecodeError for anything that is no video, and for a video that is damaged or cut short anywhere.
     """
     video = Encoded.of(video)
     # The log from before the opening on: a short file is read to its end by it.
-    with _error_log() as log, _open(video) as (container, stream):
+    budget = Budget(video.name, limits)
+    with _error_log() as log, _open(video, budget) as (container, stream):
         tally = Tally(stream.time_base)
-        width, height, rotation = _tally_all(container, stream, tally)
+        width, height, rotation = _tally_all(_demuxed(container, stream, budget), stream, tally)
         if any(entry.pos + entry.size > container.size for entry in stream.index_entries):
             tally.damaged("the file is cut short")
         # Decoders' lines are often harmless; the container's are not, nor HEVC's, which marks no frame.
@@ -299,10 +326,10 @@ def _error_log() -> Iterator[list[tuple[int, str, str]]]:
         av.logging.set_skip_repeated(skip_repeated)
 
 
-def _tally_all(container: InputContainer, stream: VideoStream, tally: Tally) -> tuple[int, int, int]:
+def _tally_all(packets: Iterable[Packet], stream: VideoStream, tally: Tally) -> tuple[int, int, int]:
     """Decode to the end, over errors too; the first frame's upright width and height, and its rotation."""
     first = (0, 0, 0)
-    for packet in chain(_demuxed(container, stream), [None]):
+    for packet in chain(packets, [None]):
         if packet is not None and packet.is_corrupt:
             tally.damaged(f"a packet after frame {tally.num_frames} is damaged or cut short")
         try:

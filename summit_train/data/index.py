@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 import os
 from collections import Counter
@@ -15,13 +14,13 @@ from pathlib import Path
 
 from summit_train.data.decode import probe
 from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest
+from summit_train.data.store import file_sha256
 from summit_train.data.tables import VIDEO_EXTENSIONS, class_folders, file_tables, folder_tables
 from summit_train.data.video import DecodeError, Encoded
 
 Found = ManifestRow | DecodeError
 Examine = Callable[[str, ManifestRow], Found]
 
-_READ_BYTES = 1 << 20
 _ROWS_PER_WORKER = 16
 
 
@@ -141,7 +140,7 @@ def _examine(root: str, row: ManifestRow) -> Found:
     path = os.path.join(root, row.path)
     try:
         info = probe(Encoded(path))
-        digest = _sha256(path)
+        digest = file_sha256(path)
     except DecodeError as error:
         return DecodeError(row.path, error.reason)
     except OSError as error:
@@ -150,14 +149,6 @@ def _examine(root: str, row: ManifestRow) -> Found:
     return replace(
         row, num_frames=info.num_frames, fps=fps, width=info.width, height=info.height, sha256=digest
     )
-
-
-def _sha256(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _is_video(name: str) -> bool:

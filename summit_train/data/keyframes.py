@@ -1,10 +1,16 @@
-"""Which packets are decoded for the wanted frames: jumps to key frames, planned on the packets' times."""
+"""Which packets are decoded for the wanted frames, and which decoded frames are they: a decoder's book-keeping.
+
+Jumps to key frames are planned on the packets' times.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from summit_train.data.video import DecodeError
 
 # A jump must save at least this many frames to be worth the decoder's flush.
 MIN_SAVED_FRAMES = 4
@@ -17,6 +23,42 @@ class Span:
     first: int
     last: int
     times: frozenset[int]
+
+
+class Frame(Protocol):
+    """What is asked of a decoded frame."""
+
+    @property
+    def pts(self) -> int | None:
+        """Its presentation time."""
+
+    @property
+    def is_corrupt(self) -> bool:
+        """Whether the decoder found it damaged."""
+
+
+FrameT = TypeVar("FrameT", bound=Frame)
+Picture = TypeVar("Picture")
+
+
+def pick(
+    name: str, numbered: Iterable[tuple[int, FrameT]], wanted: frozenset[int], render: Callable[[FrameT], Picture]
+) -> tuple[dict[int, Picture], int]:
+    """Render the wanted frames; also the number of frames up to the last of them, or to the file's end.
+
+    Raises DecodeError where a wanted one is damaged; `name` is the video's.
+    """
+    pictures: dict[int, Picture] = {}
+    num_seen = 0
+    for number, frame in numbered:
+        num_seen = number + 1
+        if number in wanted:
+            if frame.is_corrupt:
+                raise DecodeError(name, f"frame {number} is damaged")
+            pictures[number] = render(frame)
+            if len(pictures) == len(wanted):
+                break
+    return pictures, num_seen
 
 
 class FrameIndex:
@@ -59,6 +101,13 @@ class FrameIndex:
                 start, numbers = self._places[key], []
             numbers.append(number)
         yield self._span(start, numbers)
+
+    def numbered(self, frames: Iterable[FrameT]) -> Iterator[tuple[int, FrameT]]:
+        """Decoded frames with their numbers, without those that are not to be shown."""
+        for frame in frames:
+            number = None if frame.pts is None else self.number_of.get(frame.pts)
+            if number is not None:
+                yield number, frame
 
     def _span(self, start: int, numbers: Sequence[int]) -> Span:
         # With B-frames a packet of an earlier frame can stand behind that of a later one.

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from summit_train.data.cache import cached_folder, file_key
 from summit_train.data.cells import CLASSES_FILE, Cells, parse_table
@@ -44,9 +44,13 @@ __all__ = [
 Array = NDArray[Any]
 # A smaller file is read by each process for itself: it takes a moment, and leaves nothing beside the file.
 CACHED_BYTES = 8 << 20
-_FORMAT = "columns 1"
+# A packed set: its record, the columns of its manifest, and the folder that is there until it is finished.
+PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER = "pack.json", "manifest", ".packing"
+_FORMAT = "columns 2"
 _ABOUT = "columns.json"
-_COLUMNS = {"labels": np.int32, "frame_counts": np.int32, "reversed_flags": np.bool_, "lines": np.int32}
+_COLUMNS: dict[str, DTypeLike] = {
+    "labels": np.int32, "frame_counts": np.int32, "reversed_flags": np.bool_, "lines": np.int32, "digests": "V32",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class Manifest:
     source: the file or folder it came from; folder: what the stored paths are relative to ("" for files,
     whose paths are relative to `data.root`); paths: all paths' bytes, one after the other, path i being
     paths[offsets[i]:offsets[i + 1]]; offsets uint32 or int64 (N + 1,); labels int32 (N,); frame_counts int32 (N,),
-    -1 where unknown; reversed_flags bool (N,); lines int32 (N,): where in the source a clip stands, 0 in class folders.
+    -1 where unknown; reversed_flags bool (N,); lines int32 (N,): where in the source a clip stands, 0 in class folders;
+    digests V32 (N,): the files' SHA-256, zeros where unknown, or (0,) where none is known.
     stored: the folder whose columns these are, None where they are this process's own; pixels: what was done to the
     videos' pixels ("": nothing); pickled, a stored manifest is its folder's name.
     """
@@ -85,6 +90,7 @@ class Manifest:
     frame_counts: NDArray[np.int32]
     reversed_flags: NDArray[np.bool_]
     lines: NDArray[np.int32]
+    digests: NDArray[np.void]
     stored: Path | None = None
     pixels: str = ""
 
@@ -93,8 +99,16 @@ class Manifest:
 
     def path(self, index: int) -> str:
         """The path as the manifest has it: absolute, or relative to `data.root`."""
-        stored = self.paths[self.offsets[index] : self.offsets[index + 1]].decode("utf-8", "surrogateescape")
-        return os.path.join(self.folder, stored)
+        return os.path.join(self.folder, self.stored_path(index))
+
+    def stored_path(self, index: int) -> str:
+        """The path as it enters the fingerprint: in class folders relative to them."""
+        return self.paths[self.offsets[index] : self.offsets[index + 1]].decode("utf-8", "surrogateescape")
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether its clips lie in shards, in the folder `source`."""
+        return self.stored is not None and self.stored == Path(self.source) / PACKED_MANIFEST
 
     def label(self, index: int) -> int:
         return int(self.labels[index])
@@ -103,6 +117,11 @@ class Manifest:
         """The video's frame count, or None where the manifest does not say."""
         count = int(self.frame_counts[index])
         return count if count > 0 else None
+
+    def sha256(self, index: int) -> bytes | None:
+        """The SHA-256 of the clip's file, 32 bytes, or None where the manifest does not say."""
+        digest = bytes(self.digests[index]) if len(self.digests) else b""
+        return digest if any(digest) else None
 
     def is_reversed(self, index: int) -> bool:
         """Whether the clip is the video played backwards."""
@@ -172,7 +191,8 @@ class Manifest:
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """Read a CSV with a header, a header-less list of `path label`, or a folder with a folder for each class.
+    """Read a CSV with a header, a header-less list of `path label`, a folder with a folder for each class, or a packed
+    set's folder.
 
     CSV: the columns `path,label` and optionally those of `ManifestRow`; others are not read. A label is an
     integer or a name that stands in `classes.txt` beside the file (one name a line, the first is label 0).
@@ -181,6 +201,8 @@ def read_manifest(path: str | Path) -> Manifest:
     Raises ManifestError, naming file and line.
     """
     source = Path(path)
+    if _is_packed(source):
+        return open_columns(source / PACKED_MANIFEST, str(source))
     if source.is_dir():
         return _in_memory(source, os.path.abspath(source), class_folders(source), folder_tables(source))
     if _is_large(source):
@@ -198,6 +220,13 @@ def _in_memory(source: Path, folder: str, classes: tuple[str, ...] | None, table
     offsets = spread(np.concatenate([part.lengths for part in parts]))
     arrays: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
     return Manifest(str(source), folder, classes, paths, offsets, **arrays)
+
+
+def _is_packed(source: Path) -> bool:
+    """Whether it is the folder of a packed set. Raises ManifestError for one that is not finished."""
+    if (source / PACKING_FOLDER).is_dir():
+        raise ManifestError(f"{source}: its packing was not finished; `data pack` goes on with it")
+    return (source / PACK_FILE).is_file()
 
 
 def _is_large(source: Path) -> bool:
@@ -234,7 +263,8 @@ def open_columns(folder: Path, source: str) -> Manifest:
         offsets = map_column(folder / "offsets.npy", np.uint32, np.int64)
         arrays: dict[str, Any] = {name: map_column(folder / f"{name}.npy", dtype) for name, dtype in _COLUMNS.items()}
         paths = StoredBytes(folder / "paths.npy")
-        if {len(array) for array in arrays.values()} != {len(offsets) - 1} or offsets[-1] != len(paths):
+        lengths = {len(array) for name, array in arrays.items() if name != "digests" or len(array)}
+        if lengths != {len(offsets) - 1} or offsets[-1] != len(paths):
             raise ValueError(f"{folder}: its columns are not of one length")
         classes = None if about["classes"] is None else tuple(about["classes"])
         return Manifest(source, "", classes, paths, offsets, **arrays, stored=folder, pixels=about["pixels"])
@@ -282,6 +312,8 @@ def write_columns(
 def num_clips(path: str | Path) -> int:
     """Count a manifest's clips without looking at them. Raises ManifestError where it cannot be read."""
     source = Path(path)
+    if _is_packed(source):
+        return len(open_columns(source / PACKED_MANIFEST, str(source)))
     count = sum(len(t.lines) for t in folder_tables(source)) if source.is_dir() else count_rows(source)
     if not count:
         raise ManifestError(f"{source}: there is not one clip in it")

@@ -45,7 +45,7 @@ def test_a_csv_with_all_columns(tmp_path: Path) -> None:
     manifest = _read(
         tmp_path,
         "path,label,num_frames,fps,width,height,group,sha256,reversed\n"
-        "a/1.mp4,2,84,25,180,144,daria,7830,0\n"
+        f"a/1.mp4,2,84,25,180,144,daria,{'78' * 32},0\n"
         '"a/2, b.mp4",0,,,,,,,1\n'
         "/abs/3.mp4,1,-1,,,,,,\n",
     )
@@ -445,3 +445,23 @@ def test_where_no_columns_can_be_written_each_process_has_its_own(
     manifest = _read(cached, "path,label\na,0\n")
     assert manifest.stored is None
     assert _clips(manifest) == [("a", 0)]
+
+
+@pytest.mark.parametrize("cached_bytes", [0, 1 << 20])
+def test_a_clips_sha256_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached_bytes: int) -> None:
+    monkeypatch.setattr("summit_train.data.manifest.CACHED_BYTES", cached_bytes)
+    rows = [ManifestRow("a.mp4", 0, sha256="ab" * 31 + "00"), ManifestRow("b.mp4", 1)]
+    write_manifest(tmp_path / "list.csv", rows)
+    manifest = read_manifest(tmp_path / "list.csv")
+    assert (manifest.stored is None) == bool(cached_bytes)
+    assert [manifest.sha256(clip) for clip in range(2)] == [bytes.fromhex("ab" * 31 + "00"), None]
+    write_manifest(tmp_path / "list.csv", [ManifestRow("a.mp4", 0)])
+    assert read_manifest(tmp_path / "list.csv").sha256(0) is None
+
+
+@pytest.mark.parametrize("text", ["ab", "z" * 64, "ab" * 31 + " a", "ab" * 31 + "  "])
+def test_a_sha256_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "list.csv"
+    path.write_text(f"path,label,sha256\na.mp4,0,\nb.mp4,0,{text}\n")
+    with pytest.raises(ManifestError, match=r"list\.csv:3: sha256 is"):
+        read_manifest(path)
