@@ -1,9 +1,11 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and locks that end with the process that holds them."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,3 +43,23 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, value: Any) -> None:
     """Write one JSON object."""
     write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock on this file for the block; waits for who has it. The folder is made where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
+
+
+def is_locked(path: Path) -> bool:
+    """Another process holds the lock on this file. It is only asked, so nobody is kept out meanwhile."""
+    if not path.exists():
+        return False
+    # struct flock of 64-bit Linux: type, whence, start, length (0: to the end), process, padded to its alignment.
+    form, question = "hhqqi0q", (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    with open(path, "rb") as file:
+        answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(form, *question))
+    return bool(struct.unpack(form, answer)[0] != fcntl.F_UNLCK)

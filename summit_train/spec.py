@@ -19,8 +19,11 @@ from summit_train.typed import Section, validated
 
 __all__ = [
     "CheckpointSpec", "DataSpec", "EvaluateSpec", "ModelSpec", "OptimizerSpec", "ScaleSpec", "ScheduleSpec", "Spec",
-    "SpecError", "WatchSpec", "dump_spec", "load_spec", "spec_from_tree", "spec_from_values",
+    "SpecError", "WatchSpec", "dump_spec", "experiment_keys", "load_spec", "spec_from_tree", "spec_from_values",
 ]  # fmt: skip
+
+# Keys of the data section that change what is trained on; the others only say where it lies and how fast it comes.
+_DATA_IDENTITY = ("num_frames", "frame_stride", "sampling", "augment", "short_side", "crop", "flip")
 
 # Frames that the temporal strides of each I3D use up (paper, Table 2): 16 -> 1, and 32 -> 4.
 MINIMUM_FRAMES = {"tsm": 1, "tsn": 1, "i3d_3x3x3": 16, "i3d_3x1x1": 8}
@@ -186,6 +189,16 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
 def spec_from_values(values: dict[str, Any], place: str) -> Spec:
     """The spec of plain values, such as those saved in a checkpoint; `place` names their source in an error."""
     return spec_from_tree(Tree(values, {(): place}))
+
+
+def experiment_keys(spec: Spec) -> dict[str, str | int | float | None]:
+    """What makes a spec another experiment, as flat `section.key: value`: not where data are, nor how fast it goes."""
+    values = spec.model_dump(mode="json")
+    same = {f"model.{key}": value for key, value in values["model"].items() if key != "pretrained"}
+    same |= {f"data.{key}": str(values["data"][key]) for key in _DATA_IDENTITY}
+    for section in ("optimizer", "schedule", "scale"):
+        same |= {f"{section}.{key}": value for key, value in values[section].items()}
+    return same | {"seed": spec.seed, "precision": spec.precision}
 
 
 def dump_spec(spec: Spec) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.files import replacing, write_json, write_text
+from summit_train.files import is_locked, locked, replacing, write_json, write_text
 
 
 def test_the_new_content_takes_the_old_one_s_place(tmp_path: Path) -> None:
@@ -44,3 +44,21 @@ def test_a_process_killed_while_it_writes_leaves_the_old_content(tmp_path: Path)
 def test_a_name_that_is_no_utf8_is_written_as_its_bytes(tmp_path: Path) -> None:
     write_text(tmp_path / "names", os.fsdecode(b"a\xff.mp4"))
     assert (tmp_path / "names").read_bytes() == b"a\xff.mp4"
+
+
+def test_a_lock_is_seen_from_outside_and_ends_with_its_holder(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path / "lock")
+    program = (
+        "import sys, pathlib\nfrom summit_train.files import locked\n"
+        "with locked(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()\n"
+    )
+    root = Path(__file__).parents[1]
+    with subprocess.Popen(
+        [sys.executable, "-c", program, tmp_path / "lock"], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        assert is_locked(tmp_path / "lock")
+        holder.kill()
+    assert not is_locked(tmp_path / "lock")
+    with locked(tmp_path / "lock"):
+        assert not is_locked(tmp_path / "lock")  # this process's own

@@ -19,7 +19,7 @@ from summit_train.data.manifest import Manifest
 from summit_train.models.weights import load_pretrained
 from summit_train.optim.sgd import build_sgd, start_momentum
 from summit_train.plan import Plan
-from summit_train.spec import Spec
+from summit_train.spec import Spec, experiment_keys
 from summit_train.training.checkpoint import (
     CheckpointError,
     checkpoint_path,
@@ -30,9 +30,6 @@ from summit_train.training.checkpoint import (
 )
 from summit_train.training.network import fresh_model
 from summit_train.training.step import TrainStep
-
-# Keys of the data section that change what is trained on; the others only say where it lies and how fast it comes.
-_DATA_IDENTITY = ("num_frames", "frame_stride", "sampling", "augment", "short_side", "crop", "flip")
 
 
 @dataclass
@@ -120,12 +117,7 @@ def experiment(spec: Spec, plan: Plan, train_manifest: Manifest) -> dict[str, st
 
     The number of ranks is not among it, nor is anything that says only where or how fast.
     """
-    values = spec.model_dump(mode="json")
-    same = {f"model.{key}": value for key, value in values["model"].items() if key != "pretrained"}
-    same |= {f"data.{key}": str(values["data"][key]) for key in _DATA_IDENTITY}
-    for section in ("optimizer", "schedule"):
-        same |= {f"{section}.{key}": value for key, value in values[section].items()}
-    same |= {"seed": spec.seed, "precision": spec.precision, "data.train (fingerprint)": train_manifest.fingerprint()}
+    same = experiment_keys(spec) | {"data.train (fingerprint)": train_manifest.fingerprint()}
     return same | {"scale.gpus": plan.virtual_gpus, "scale.clips_per_gpu": plan.clips_per_gpu}
 
 
