@@ -1,0 +1,160 @@
+"""Job scripts: every shipped site against golden files, compared whole, and through bash and shellcheck.
+
+After a change that is meant, write the golden files anew and read the difference:
+    UPDATE_GOLDEN=1 python -m pytest tests/cluster/test_job.py -k golden; git diff tests/golden/jobs
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from jinja2 import UndefinedError
+
+from summit_train.cluster import job as job_module
+from summit_train.cluster.job import Job, JobError, job_name, render
+from summit_train.cluster.site import Site, load_site, shipped
+from tests.cluster.test_site import SITES
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden/jobs"
+BY_MPIRUN = ("launcher=mpirun", "launcher_options=[]")
+ONE = Job("tsm_r50_8f", (Path("/proj/runs/tsm_r50_8f"),), 1, 120, Path("/proj/our videos"), "/proj/venv/bin/python")
+MANY = replace(ONE, name="O'Neil & sons", runs=(Path("/proj/runs/O'Neil & sons"),), nodes=16, walltime_minutes=33)
+STAGED = replace(MANY, stage=(Path("/proj/packed/train"), Path("/proj/packed/val set")))
+ARRAY = replace(
+    ONE, name="sweep", runs=tuple(Path(f"/proj/runs/lr {lr}") for lr in (0.1, 0.2, 0.4)), nodes=2, at_once=2
+)
+JOBS = {"one": ONE, "many": MANY, "staged": STAGED, "array": ARRAY}
+CASES = {f"{site}-{what}": (site, (), JOBS[what]) for site in SITES if site != "local" for what in JOBS}
+CASES["local-one"] = ("local", (), ONE)  # this machine is one node, has no arrays and no disk of its own to stage to
+CASES |= {f"slurm_v100-mpirun-{what}": ("slurm_v100", BY_MPIRUN, JOBS[what]) for what in JOBS}
+
+
+def _script(case: str) -> str:
+    site, overrides, job = CASES[case]
+    return render(load_site(site, overrides), job)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_script_is_the_golden_file(case: str) -> None:
+    path = GOLDEN / f"{case}.sh"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(_script(case))
+    assert _script(case) == path.read_text()
+
+
+def test_every_golden_file_is_of_a_case() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == {f"{case}.sh" for case in CASES}
+
+
+def test_bash_and_shellcheck_take_every_golden_file() -> None:
+    files = sorted(map(str, GOLDEN.iterdir()))
+    for file in files:
+        done = subprocess.run(["bash", "-n", file], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), file
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    # SC2016: $ in single quotes is quoting of ours. SC2329: traps call these functions.
+    done = subprocess.run([shellcheck, "--exclude=SC2016,SC2329", *files], capture_output=True, text=True)
+    assert done.stdout == ""
+    assert done.returncode == 0
+
+
+def test_every_option_of_summits_script_is_explained() -> None:
+    """A comment beside it or above it, or a row in docs/clusters/summit.md."""
+    page = (Path(__file__).resolve().parents[2] / "docs/clusters/summit.md").read_text()
+    lines = _script("summit-staged").splitlines()
+    options = [line.split()[1] for line in lines if line.startswith("#BSUB ")]
+    launch = lines[lines.index("all_ranks=(") + 2 : lines.index(")", lines.index("all_ranks=("))]
+    options += [line.split()[0] for line in launch]
+    assert {"-J", "-W", "-nnodes", "-alloc_flags", "-n", "-r", "-g", "-a", "-c", "-b", "--smpiargs=-gpu"} < set(options)
+    assert [option for option in options if f"| `{option}" not in page] == []
+    assert all("#" in line for line in launch)
+    assert all("#" in line for line in lines if line.startswith("export "))
+
+
+def test_a_name_for_the_scheduler_has_no_character_that_it_would_read() -> None:
+    names = {
+        "tsm_r50-8f.v2": "tsm_r50-8f.v2",
+        "a b; $(touch x) \"'": "a_b_touch_x_",
+        "--wrap=id": "wrap_id",
+        "a%j%%J": "a_j_J",
+        "a\n#SBATCH --uid=0": "a_SBATCH_--uid_0",
+        "Größe": "Gr_e",
+        "視頻": "_",
+        "...": "run",
+        "n" * 200: "n" * 64,
+    }
+    assert {name: job_name(name) for name in names} == names
+
+
+@pytest.mark.parametrize("name", ["a\n#BSUB -P other\nb", "a\r#SBATCH --uid=0", "\t", "\x1b[2J"])
+@pytest.mark.parametrize("site", ["summit", "slurm_generic"])
+def test_no_line_of_the_users_stands_in_a_script(site: str, name: str) -> None:
+    """LSF reads a line that begins with #BSUB wherever it stands, within quotes too."""
+    hostile = replace(ONE, name=name, runs=(Path("/runs") / name,), workdir=Path("/w") / name)
+    plain, script = (render(load_site(site), job) for job in (ONE, hostile))
+    assert len(script.split("\n")) == len(plain.split("\n"))
+    assert len(script.splitlines()) == len(plain.splitlines())
+
+
+@pytest.mark.parametrize("text", ["a\nb", "it's\ta \\ and a $(b) `c`", "\x01\x7f", "ä\n視", "\udcff\n", "-n\r", " \n "])
+def test_what_is_not_printable_reads_back_as_it_was(text: str) -> None:
+    raw = text.encode("utf-8", "surrogateescape")
+    program = f"printf %s {job_module._quote(text)}".encode("utf-8", "surrogateescape")
+    assert subprocess.run(["bash", "-c", program], capture_output=True).stdout == raw
+
+
+def test_variables_of_a_nodes_path_are_the_shells_to_expand() -> None:
+    site = load_site("summit", ["node_local=/mnt/${BB}/$USER/a"])
+    assert 'staged=/mnt/"${BB}"/"$USER"/a/summit_train_$job_id' in render(site, STAGED)
+
+
+@pytest.mark.parametrize(
+    ("site", "job", "message"),
+    [
+        ("summit", replace(ONE, runs=()), "a job without runs"),
+        ("local", STAGED, "local names no node_local disk to stage to; set it in the profile, or data.stage=null"),
+        ("local", ARRAY, "local: this machine has no job arrays"),
+    ],
+)
+def test_jobs_that_cannot_be(site: str, job: Job, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        render(load_site(site), job)
+
+
+def test_an_array_without_a_cap_has_none() -> None:
+    script = render(load_site("slurm_generic"), replace(ARRAY, at_once=None))
+    assert "\n#SBATCH --array=1-3\n" in script
+    assert '\n#BSUB -J "sweep[1-3]"\n' in render(load_site("summit"), replace(ARRAY, at_once=None))
+
+
+def test_account_queue_modules_and_setup_are_where_they_belong() -> None:
+    overrides = ["account=abc123", "queue=batch-hm", "modules=[gcc/12, cuda]", "setup=['ulimit -n 4096 # workers']"]
+    slurm, lsf = (render(load_site(name, overrides), ONE) for name in ("slurm_generic", "summit"))
+    assert "\n#SBATCH --account=abc123\n#SBATCH --partition=batch-hm\n" in slurm
+    assert "\n#BSUB -P abc123\n#BSUB -q batch-hm\n" in lsf
+    for script in (slurm, lsf):
+        assert "\nmodule load gcc/12\nmodule load cuda\nulimit -n 4096 # workers\nset -u\n" in script
+
+
+def test_a_template_that_names_what_is_not_there_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "local_mpirun.sh.j2").write_text("{{ job.wallclock }}")
+    monkeypatch.setattr(job_module, "shipped", lambda folder: tmp_path)
+    with pytest.raises(UndefinedError, match="wallclock"):
+        render(load_site("local"), ONE)
+
+
+def test_there_is_a_template_for_every_launcher() -> None:
+    names = {path.name for path in shipped("jobs").glob("*_*.sh.j2")}
+    assert names == {f"{s}_{launcher}.sh.j2" for s, choices in _launchers().items() for launcher in choices}
+
+
+def _launchers() -> dict[str, tuple[str, ...]]:
+    from summit_train.cluster.site import LAUNCHERS
+
+    assert set(LAUNCHERS) == set(Site.model_fields["scheduler"].annotation.__args__)  # type: ignore[union-attr]
+    return LAUNCHERS

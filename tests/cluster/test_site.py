@@ -1,0 +1,136 @@
+"""Site profiles: the shipped ones, a person's own, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import summit_train
+from summit_train.cluster.site import SiteError, load_site, parse_walltime, shipped, walltime_text
+
+SITES = ("local", "lsf_generic", "slurm_generic", "slurm_v100", "summit")
+MINE = """
+name: mine
+scheduler: slurm
+launcher: srun
+gpus_per_node: 8
+cores_per_node: 60
+"""
+
+
+def _mine(tmp_path: Path, more: str = "") -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINE + more)
+    return path
+
+
+def test_the_shipped_sites() -> None:
+    assert tuple(sorted(path.stem for path in shipped("configs/sites").glob("*.yaml"))) == SITES
+    assert [load_site(name).name for name in SITES] == list(SITES)
+
+
+def test_summit_is_as_its_guide_says() -> None:
+    site = load_site("summit")
+    assert (site.scheduler, site.launcher, site.ranks, site.cores_per_rank) == ("lsf", "jsrun", 6, 7)
+    hours = {nodes: (site.walltime_cap(nodes) or 0) / 60 for nodes in (1, 45, 46, 91, 92, 921, 922, 4608)}
+    assert hours == {1: 2, 45: 2, 46: 6, 91: 6, 92: 12, 921: 12, 922: 24, 4608: 24}
+    with pytest.raises(SiteError, match="summit: a job has at most 4608 nodes, 4609 are asked for"):
+        site.walltime_cap(4609)
+
+
+def test_a_profile_of_ones_own_is_a_file_anywhere(tmp_path: Path) -> None:
+    site = load_site(_mine(tmp_path))
+    assert (site.name, site.ranks, site.cores_per_rank) == ("mine", 8, 7)
+    assert site.walltime_cap(10_000) is None
+
+
+def test_a_profile_extends_a_shipped_one(tmp_path: Path) -> None:
+    path = tmp_path / "ours.yaml"
+    path.write_text(f"name: ours\nextends: {shipped('configs/sites')}/slurm_generic.yaml\nqueue: gpu\n")
+    site = load_site(path, ["account=abc123", "environment.NCCL_DEBUG.value=INFO"])
+    assert (site.queue, site.account, site.launcher) == ("gpu", "abc123", "srun")
+    assert site.environment["NCCL_DEBUG"].value == "INFO"
+    assert site.environment["OMP_NUM_THREADS"].value == "1"
+
+
+def test_mpirun_within_slurm_is_two_overrides() -> None:
+    assert load_site("slurm_v100", ["launcher=mpirun", "launcher_options=[]"]).launcher == "mpirun"
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"), [("0:30", 30), ("2:00", 120), ("24:00", 1440), ("100:59", 6059), ("0000:01", 1)]
+)
+def test_walltimes_are_hours_and_minutes(text: str, minutes: int) -> None:
+    assert parse_walltime(text) == minutes
+    assert parse_walltime(walltime_text(minutes)) == minutes
+
+
+@pytest.mark.parametrize("text", ["2", "2:0", "2:60", "1:00:00", "-1:00", "2h", "", " 2:00", "2:00\n"])
+def test_other_walltimes_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="hours and minutes are wanted, such as 2:00"):
+        parse_walltime(text)
+
+
+def test_a_walltime_without_quotes_is_the_same(tmp_path: Path) -> None:
+    # YAML 1.1 reads 2:30 as the number 150, which is what 2 h 30 min are in minutes.
+    assert load_site(_mine(tmp_path, "default_walltime: 2:30\n")).default_walltime == 150
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("zzz: 4\n", "mine.yaml:7: zzz: unknown key; valid: name, scheduler, "),
+        ("queu: gpu\n", "mine.yaml:7: queu: unknown key; did you mean queue?"),
+        ("environment: {A: {valu: x}}\n", "environment.A.valu: unknown key; did you mean value?"),
+        ("environment: {A: {value: x}}\n", "environment.A.why: is missing and has no default"),
+        ("environment: {A-B: {value: x, why: y}}\n", "a variable's name is wanted, got 'A-B'"),
+        ('environment: {A: {value: "a\\nb", why: y}}\n', "one line of text is wanted"),
+        ("account: a b\n", "account: one word of letters, digits and .@:+,=/_- is wanted, got 'a b'"),
+        ("account: -x\n", "account: one word"),
+        ("account: $(id)\n", "account: one word"),
+        ("queue: a#b\n", "queue: one word"),
+        ("modules: [a;b]\n", "modules.0: one word"),
+        ('directives: [{option: "--mem=0\\n#SBATCH -x", why: w}]\n', "an option of the scheduler"),
+        ("directives: [{option: mem=0, why: w}]\n", "an option of the scheduler, such as --mem=0, is wanted"),
+        ("directives: [{option: --mem=0}]\n", "directives.0.why: is missing"),
+        ("launcher_options: [{option: --mpi=$(id), why: w}]\n", "an option without quotes"),
+        ("launcher_options: [{option: -x; id, why: w}]\n", "an option without quotes"),
+        ("node_local: tmp\n", "an absolute path without spaces"),
+        ("node_local: /tmp/a b\n", "an absolute path without spaces"),
+        ("node_local: /tmp/$(id)\n", "an absolute path without spaces"),
+        ("default_walltime: 0:00\n", "greater than or equal to 1"),
+        ("default_walltime: two\n", "hours and minutes are wanted, such as 2:00, got 'two'"),
+        ("launcher: jsrun\n", "the key 'launcher' is given twice"),
+        ("walltime_caps: [{nodes: 8, walltime: 1:00}, {nodes: 4, walltime: 2:00}]\n", "rising numbers of nodes"),
+    ],
+)
+def test_mistakes_have_their_line_and_what_would_be_right(tmp_path: Path, more: str, message: str) -> None:
+    with pytest.raises(SiteError) as error:
+        load_site(_mine(tmp_path, more))
+    assert message in str(error.value)
+    assert "mine" in str(error.value)
+
+
+def test_a_launcher_belongs_to_a_scheduler(tmp_path: Path) -> None:
+    with pytest.raises(SiteError, match="mine: launcher: jsrun is none of slurm; valid: srun, mpirun"):
+        load_site(_mine(tmp_path), ["launcher=jsrun"])
+
+
+def test_a_site_without_gpus_says_its_ranks(tmp_path: Path) -> None:
+    with pytest.raises(SiteError, match="mine: ranks_per_node: wanted where gpus_per_node is 0"):
+        load_site(_mine(tmp_path), ["gpus_per_node=0"])
+    assert load_site(_mine(tmp_path), ["gpus_per_node=0", "ranks_per_node=2"]).ranks == 2
+
+
+def test_an_unknown_site_lists_the_shipped_ones() -> None:
+    with pytest.raises(SiteError, match=f"there is no site 'sumit'; shipped: {', '.join(SITES)}; or give the path"):
+        load_site("sumit")
+    with pytest.raises(SiteError, match=r"nowhere/site.yaml: cannot be read"):
+        load_site("nowhere/site.yaml")
+
+
+def test_a_package_without_its_checkout_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summit_train, "__file__", str(tmp_path / "site-packages/summit_train/__init__.py"))
+    with pytest.raises(SiteError, match="job scripts need the checkout; install it with `pip install -e CHECKOUT`"):
+        load_site("summit")

@@ -1,0 +1,146 @@
+#!/bin/bash
+# 3 runs, 2 of them at once
+#BSUB -J "sweep[1-3]%2"
+# the scheduler's own words; each run's output goes to its own directory
+#BSUB -o array_%J_%I.out
+# whole nodes
+#BSUB -nnodes 2
+# hours and minutes
+#BSUB -W 2:00
+# 300 s before that, SIGUSR2: time for a checkpoint
+#BSUB -wa USR2
+#BSUB -wt 5
+# this exit status puts the job back into the queue; -r does so after a node failed
+#BSUB -Q 85
+#BSUB -r
+# the node's own disk at /mnt/bb, and one hardware thread a core; only one -alloc_flags line is read
+#BSUB -alloc_flags "NVME smt1"
+
+# 2 nodes x 6 ranks on summit. Written by summit-train: another submission writes it anew.
+set -euo pipefail
+
+say() { printf '[%(%F %T)T] %s\n' -1 "$*"; }
+
+job_id=${LSB_JOBID:?this is a job script, for bsub}_$LSB_JOBINDEX
+task=$LSB_JOBINDEX
+runs=(
+    '/proj/runs/lr 0.1'
+    '/proj/runs/lr 0.2'
+    '/proj/runs/lr 0.4'
+)
+run=${runs[task - 1]}
+# Each run's output goes to its own directory; a requeued job adds to it.
+exec >>"$run/job/$job_id.out" 2>&1
+cd -- '/proj/our videos' # relative paths in the spec start here
+python=/proj/venv/bin/python
+
+if [[ -e $run/job/done ]]; then
+    say "job $job_id: $run is done already, there is nothing to do"
+    exit 0
+fi
+
+export PATH="${python%/*}:$PATH" # the environment's own mpirun, where set-up installed one
+export OMP_NUM_THREADS=1 # six ranks and their loader workers share 42 cores
+export PAMI_ENABLE_STRIPING=1 # messages go over both rails of the node's network
+export PAMI_IBV_ADAPTER_AFFINITY=1 # each socket takes the network port beside it
+export PAMI_IBV_DEVICE_NAME=mlx5_0:1,mlx5_3:1 # the two rails, as socket 0 orders them
+export PAMI_IBV_DEVICE_NAME_1=mlx5_3:1,mlx5_0:1 # the two rails, as socket 1 orders them
+export NCCL_DEBUG=WARN # an error of NCCL says where it happened
+
+# The number of updates in the newest checkpoint, 0 where there is none.
+newest_step() {
+    local file step=0
+    for file in "$run"/checkpoints/step_????????.pt; do
+        [[ -e $file ]] && step=${file##*/step_}
+    done
+    echo $((10#${step%.pt}))
+}
+
+# LSF signals every process of a job on this launch node. jsrun is kept out of it, jskill tells the ranks.
+shielded_jsrun() {
+    trap '' USR2
+    exec jsrun "$@"
+}
+all_ranks=(
+    shielded_jsrun
+    -n 2 # resource sets: one a node, so that
+    -r 1 # every rank sees all GPUs of its node and its local rank picks one
+    -g 6 # GPUs of a set
+    -a 6 # ranks of a set
+    -c 42 # cores of a set
+    -b packed:7 # cores of a rank and its loader workers
+    --smpiargs=-gpu # MPI may be handed GPU memory
+)
+
+stop='' # the signal that asked this job to stop
+signals=0
+ranks='' # the launcher's process while it runs
+
+# The ranks write a checkpoint and leave with 85, whatever signal came: SIGTERM would make launchers kill them.
+hand_over() {
+    jskill -s "$(kill -l USR2)" all || true # to all ranks; they may just have ended
+}
+
+on_signal() {
+    stop=$1
+    signals=$((signals + 1))
+    say "job $job_id: SIG$stop, the ranks are asked for a checkpoint"
+    [[ -z $ranks ]] || hand_over
+}
+trap 'on_signal USR2' USR2 # the walltime is near
+trap 'on_signal TERM' TERM # somebody cancels, or the scheduler wants the nodes for others
+trap 'on_signal INT' INT
+
+# Run a command to its end; its exit status is in $status. A signal interrupts the waiting only.
+attend() {
+    local seen
+    "$@" &
+    ranks=$!
+    while
+        seen=$signals
+        status=0
+        wait "$ranks" || status=$?
+        ((signals != seen))
+    do :; done
+    ranks=''
+}
+
+first=$(newest_step)
+rm -f -- "$run/stopped"
+say "job $job_id: $run from step $first on 2 nodes, 12 ranks"
+attend "${all_ranks[@]}" "$python" -m summit_train train "$run/job/spec.yaml"
+
+# Rank 0 leaves this file after the checkpoint. The ranks leave with 85, too; but whether a launcher passes that on, or
+# answers with the signal by which it ended those that were slower, is known of srun and mpirun and not of jsrun.
+if [[ ! -e $run/stopped ]]; then
+    if ((status == 0)); then
+        : >"$run/job/done"
+        say "job $job_id: done, $run"
+        exit 0
+    fi
+    say "job $job_id: failed with exit status $status${stop:+ after SIG$stop}; not started again"
+    exit "$status"
+fi
+last=$(newest_step)
+if [[ $stop == TERM || $stop == INT ]]; then
+    say "job $job_id: stopped by SIG$stop at step $last; submit it again to go on"
+    exit 143
+fi
+if ((last <= first)); then
+    say "job $job_id: stopped at step $last without a new step since its start; not started again"
+    exit 1
+fi
+final=$(cat "$run/job/last_job" 2>/dev/null || true) # of a chain of jobs
+if [[ -n $final && $final != "$job_id" ]]; then
+    say "job $job_id: stopped at step $last; the next job of the chain goes on"
+    exit 0
+fi
+touch "$run/job/requeues"
+requeues=$(wc -l <"$run/job/requeues")
+if ((requeues >= 20)); then
+    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to go on"
+    exit 1
+fi
+echo "$job_id step $last" >>"$run/job/requeues"
+say "job $job_id: stopped at step $last; LSF requeues it by its exit status 85, $((requeues + 1)) of 20"
+exit 85
