@@ -167,8 +167,9 @@ def describe(
 ) -> Structure:
     """The structure of `summit_train.models.build_model(...)` on one clip of num_frames x height x width_px.
 
-    `width` is the channel multiplier. The shift settings only touch the activations of "tsm": the shifted
-    copy of a block's input is kept beside the input. Raises ValueError as `check_architecture` does.
+    `width` is the channel multiplier. The shift settings only touch the activations of "tsm": an in-place shift
+    keeps a shifted copy of a block's input beside the input, a residual one nothing. Raises ValueError as
+    `check_architecture` does.
     """
     check_architecture(arch, backbone, num_frames)
     _check_choice("shift_place", shift_place, SHIFT_PLACES)
@@ -293,10 +294,9 @@ class _Network:
         channels = scaled_channels((64, 128, 256, 512)[stage], self.width)
         first = stage > 0 and block == 0
         stride = (2 if first and self.arch == "i3d_3x3x3" else 1, *((2, 2) if first else (1, 1)))
-        source, in_channels, in_size = walk.now, walk.channels, walk.size
-        if self._shifts(walk.channels, block):
+        if self._shifts(walk.channels) and self.shift_place == "in_place":
             walk.now = f"{prefix}shift"
-            source = walk.now if self.shift_place == "in_place" else source
+        source, in_channels, in_size = walk.now, walk.channels, walk.size
         self._branch(walk, prefix, stage, block, channels, stride)
         if stride != (1, 1, 1) or walk.channels != in_channels:
             walk.shortcut(prefix, source, in_channels, in_size, stride)
@@ -325,12 +325,9 @@ class _Network:
             return False
         return stage == 0 or block % 2 == (1 if stage == 3 else 0)
 
-    def _shifts(self, channels: int, block: int) -> bool:
-        """Every block; with a residual shift every second one where layer3 has 23 or more (ResNet-101)."""
-        if int(channels * self.shift_fraction + 1e-9) == 0:
-            return False
-        every = 2 if self.shift_place == "residual" and BLOCKS[self.backbone][2] >= 23 else 1
-        return block % every == 0
+    def _shifts(self, channels: int) -> bool:
+        """Whether a shift moves anything."""
+        return int(channels * self.shift_fraction + 1e-9) > 0
 
 
 def _output_size(size: Triple, kernel: Triple, stride: Triple, padding: Triple) -> Triple:

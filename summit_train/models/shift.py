@@ -29,8 +29,12 @@ def _move(out_NTCHW: torch.Tensor, in_NTCHW: torch.Tensor, channels: slice, offs
         target[:, :1].zero_()
 
 
-def _shifted(x: torch.Tensor, num_frames: int, from_next: int, from_previous: int, step: int) -> torch.Tensor:
-    """Copy of `x` (N*T, C, H, W) in its own memory format, its leading channels taken from other frames."""
+def shifted_copy(x: torch.Tensor, num_frames: int, from_next: int, from_previous: int, step: int) -> torch.Tensor:
+    """Copy of `x` (N*T, C, H, W) in its own memory format, its leading channels taken from other frames.
+
+    Channels [0, from_next) from frame t + step, the `from_previous` after them from t - step; step is 1 for the shift
+    and -1 for its transpose. Autograd does not see through it.
+    """
     # An NCHW result from a channels-last input would make every later convolution convert it back:
     # that, not the copy, is what made earlier shifts cost a third of the training step.
     out = torch.empty_like(x, memory_format=torch.preserve_format)
@@ -54,7 +58,7 @@ class _Shift(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, num_frames: int, from_next: int, from_previous: int, step: int
     ) -> torch.Tensor:
         ctx.settings = (num_frames, from_next, from_previous, step)
-        return _shifted(x, num_frames, from_next, from_previous, step)
+        return shifted_copy(x, num_frames, from_next, from_previous, step)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:

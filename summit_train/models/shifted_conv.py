@@ -1,9 +1,10 @@
-"""A convolution that sees its input shifted in time, without a shifted copy of it (Lin et al., "TSM", Section 3).
+"""A convolution that sees its input shifted in time and keeps no shifted copy of it (Lin et al., "TSM", Section 3).
 
-A copy of a block's input costs a read and a write of the whole activation, and memory that is new to the process; only
-1/4 of the channels move. So on a CPU these are moved within the input itself, the convolution runs, and they are moved
-back: bit for bit what they were, so that the shortcut, and what autograd has saved, never see a difference. The
-backward pass does the same, and moves the input's gradient within itself too. Nothing is saved that the 2D network
+A copy of a block's input costs a read and a write of the whole activation, and on a CPU memory that is new to the
+process; only 1/4 of the channels move. So on a CPU these are moved within the input itself, the convolution runs, and
+they are moved back: bit for bit what they were, so that the shortcut, and what autograd has saved, never see a
+difference. The backward pass does the same, and moves the input's gradient within itself too. On a GPU, where that
+would be 14 small kernels, the copy is made anew in the backward pass. Either way nothing is saved that the 2D network
 does not save.
 """
 
@@ -20,7 +21,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from summit_train.models.shift import check_batch, check_shift, num_shifted_channels, temporal_shift
+from summit_train.models.shift import check_batch, check_shift, num_shifted_channels, shifted_copy, temporal_shift
 
 Pair = tuple[int, int]
 
@@ -60,21 +61,27 @@ def _moving(x: torch.Tensor, settings: _Settings) -> Iterator[tuple[torch.Tensor
 
 
 @contextmanager
-def _shifted_in_place(x: torch.Tensor, settings: _Settings) -> Iterator[None]:
-    """Within the block `x` (N*T, C, H, W) is its own shift; after it, what it was, also when the block fails."""
+def _shifted(x: torch.Tensor, settings: _Settings) -> Iterator[torch.Tensor]:
+    """`x` (N*T, C, H, W) shifted. On a CPU it is `x` itself; after the block, also one that fails, it is as before."""
+    if x.device.type != "cpu":
+        yield shifted_copy(x, settings.num_frames, settings.from_next, settings.from_previous, 1)
+        return
     moved = [(view, step, _pull(view, step)) for view, step in _moving(x, settings)]
     try:
-        yield
+        yield x
     finally:
         for view, step, fell_out in moved:
             _pull(view, -step)
             view[:, 0 if step > 0 else settings.num_frames - 1].copy_(fell_out)
 
 
-def _shift_back(grad: torch.Tensor, settings: _Settings) -> None:
-    """The shift's transpose, in place: each group moves the other way, zeros come in."""
+def _shifted_back(grad: torch.Tensor, settings: _Settings) -> torch.Tensor:
+    """The shift's transpose of a gradient that nobody else holds: each group moves the other way, zeros come in."""
+    if grad.device.type != "cpu":
+        return shifted_copy(grad, settings.num_frames, settings.from_next, settings.from_previous, -1)
     for view, step in _moving(grad, settings):
         _pull(view, -step)
+    return grad
 
 
 class _ShiftedConvolution(torch.autograd.Function):
@@ -82,8 +89,8 @@ class _ShiftedConvolution(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, settings: _Settings) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.settings = settings
-        with _shifted_in_place(x, settings):
-            return functional.conv2d(x, weight, None, settings.stride, settings.padding)
+        with _shifted(x, settings) as shifted:
+            return functional.conv2d(shifted, weight, None, settings.stride, settings.padding)
 
     @staticmethod
     @once_differentiable
@@ -91,12 +98,12 @@ class _ShiftedConvolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         settings: _Settings = ctx.settings
         wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], False]
-        with _shifted_in_place(x, settings):
+        with _shifted(x, settings) as shifted:
             grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-                grad, x, weight, None, settings.stride, settings.padding, (1, 1), False, (0, 0), 1, wanted
+                grad, shifted, weight, None, settings.stride, settings.padding, (1, 1), False, (0, 0), 1, wanted
             )
         if grad_x is not None:
-            _shift_back(grad_x, settings)
+            grad_x = _shifted_back(grad_x, settings)
         return grad_x, grad_weight, None
 
 
@@ -120,8 +127,7 @@ class ShiftedConv2d(nn.Conv2d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         check_batch(x, self.num_frames)
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
-            # A GPU would launch 7 kernels where the copy takes one, and a compiler fuses the copy with what is around.
+        if torch.compiler.is_compiling():  # A compiler fuses the copy with what is around it.
             return super().forward(temporal_shift(x, self.num_frames, self.fraction, self.direction))
         x, weight = self._in_one_type(x)
         if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
@@ -142,7 +148,9 @@ class ShiftedConv2d(nn.Conv2d):
 
     def _in_one_type(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Input and weight as autocast gives them to a convolution; it does not look into our own functions."""
-        if not torch.is_autocast_enabled("cpu") or x.dtype == torch.float64:
+        device = x.device.type
+        known = torch.amp.is_autocast_available(device)  # the meta device has none
+        if not known or not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
             return x, self.weight
-        dtype = torch.get_autocast_dtype("cpu")
+        dtype = torch.get_autocast_dtype(device)
         return x.to(dtype), self.weight.to(dtype)
