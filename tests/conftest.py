@@ -32,9 +32,15 @@ def motion_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def write_spec(motion_set: Path, tmp_path: Path) -> WriteSpec:
+    """Writes specs into the test's own folder; see `spec_writer`."""
+    return spec_writer(motion_set, tmp_path)
+
+
+def spec_writer(motion_set: Path, folder: Path) -> WriteSpec:
     """Writes a spec that trains a tiny TSM on `motion_set`: 4 virtual GPUs of 2 clips, 10 steps an epoch, 2 epochs.
 
-    Sections given as keywords are laid over it: write_spec(name="a", schedule={"epochs": 1}).
+    Sections given as keywords are laid over it: write_spec(name="a", schedule={"epochs": 1}). The file is
+    `folder`/NAME.yaml, the run goes to `folder`/runs/NAME.
     """
 
     def write(name: str = "run", **sections: object) -> Path:
@@ -55,11 +61,11 @@ def write_spec(motion_set: Path, tmp_path: Path) -> WriteSpec:
             "schedule": {"epochs": 2, "warmup_epochs": 1},
             "evaluate": {"every_epochs": 0, "clips": 1, "short_side": 32, "last_checkpoints": 1},
             "checkpoint": {},
-            "run_dir": str(tmp_path / "runs"),
+            "run_dir": str(folder / "runs"),
         }
         for section, keys in sections.items():
             values[section] = {**values[section], **keys} if isinstance(keys, dict) else keys  # type: ignore[dict-item]
-        path = tmp_path / f"{name}.yaml"
+        path = folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(values))
         return path
 

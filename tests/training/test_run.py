@@ -9,45 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.conftest import WriteSpec
+from tests.runs import assert_bit_equal, final_state, steps_of
 from tests.worlds import command, start, succeed
-
-
-def _final(tmp_path: Path, name: str) -> dict[str, object]:
-    state = torch.load(tmp_path / f"runs/{name}/checkpoints/step_00000020.pt", weights_only=True)
-    assert state["step"] == 20
-    return state
-
-
-def _assert_bit_equal(one: dict[str, object], other: dict[str, object]) -> None:
-    for part in ("model", "optimizer", "loss_scale"):
-        flat_one, flat_other = _flat(one[part], part), _flat(other[part], part)
-        assert flat_one.keys() == flat_other.keys()
-        for key, value in flat_one.items():
-            same = torch.equal(value, flat_other[key]) if isinstance(value, torch.Tensor) else value == flat_other[key]
-            assert same, key
-
-
-def _flat(value: object, name: str) -> dict[str, object]:
-    if isinstance(value, dict):
-        return {k: v for key, part in value.items() for k, v in _flat(part, f"{name}.{key}").items()}
-    if isinstance(value, list):
-        return {k: v for key, part in enumerate(value) for k, v in _flat(part, f"{name}.{key}").items()}
-    return {name: value}
-
-
-def _steps(path: Path) -> list[int]:
-    if not path.exists():
-        return []
-    records = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-    return [record["step"] for record in records if record["kind"] == "step"]
 
 
 def _wait_for_step(run: Path, step: int, process: object) -> None:
     deadline = time.monotonic() + 120
-    while not any(done >= step for done in _steps(run / "metrics.jsonl")):
+    while not any(done >= step for done in steps_of(run)):
         assert time.monotonic() < deadline, "the run does not get on"
         assert process.poll() is None, process.communicate()[0]  # type: ignore[attr-defined]
         time.sleep(0.01)
@@ -64,8 +34,8 @@ def test_a_killed_run_ends_bit_equal_to_one_that_was_not(write_spec: WriteSpec, 
     assert not (tmp_path / "runs/killed/checkpoints/step_00000020.pt").exists()
     output = succeed(0, "train", killed)
     assert "step_00000010.pt" in output
-    _assert_bit_equal(_final(tmp_path, "whole"), _final(tmp_path, "killed"))
-    assert _steps(tmp_path / "runs/killed/metrics.jsonl")[-10:] == list(range(11, 21))
+    assert_bit_equal(final_state(tmp_path / "runs/whole"), final_state(tmp_path / "runs/killed"))
+    assert steps_of(tmp_path / "runs/killed")[-10:] == list(range(11, 21))
 
 
 def test_a_run_asked_to_stop_exits_85_in_mid_epoch_and_goes_on_bit_equal(
@@ -82,7 +52,7 @@ def test_a_run_asked_to_stop_exits_85_in_mid_epoch_and_goes_on_bit_equal(
     assert len(saved) == 1 and saved[0] not in ("step_00000010.pt", "step_00000020.pt")
     assert "stopped by SIGUSR2" in output and saved[0] in output
     succeed(0, "train", stopped)
-    _assert_bit_equal(_final(tmp_path, "whole"), _final(tmp_path, "stopped"))
+    assert_bit_equal(final_state(tmp_path / "runs/whole"), final_state(tmp_path / "runs/stopped"))
 
 
 def test_a_run_leaves_what_the_contract_names(write_spec: WriteSpec, tmp_path: Path) -> None:
@@ -121,7 +91,7 @@ def test_started_again_when_done_it_trains_no_step(write_spec: WriteSpec, tmp_pa
     spec = str(write_spec(schedule={"epochs": 1}))
     succeed(0, "train", spec)
     succeed(0, "train", spec)
-    assert _steps(tmp_path / "runs/run/metrics.jsonl") == list(range(1, 11))
+    assert steps_of(tmp_path / "runs/run") == list(range(1, 11))
 
 
 def test_another_experiment_is_refused_with_the_difference(write_spec: WriteSpec, tmp_path: Path) -> None:

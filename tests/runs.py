@@ -1,0 +1,43 @@
+"""Helpers of tests that look into run directories."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+
+def steps_of(run: Path) -> list[int]:
+    """The steps that the run has written down so far, in the order of the file."""
+    path = run / "metrics.jsonl"
+    if not path.exists():
+        return []
+    records = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    return [record["step"] for record in records if record["kind"] == "step"]
+
+
+def final_state(run: Path) -> dict[str, object]:
+    """The newest checkpoint of a run that trained to its end."""
+    path = max((run / "checkpoints").glob("step_*.pt"))
+    state: dict[str, object] = torch.load(path, weights_only=True)
+    assert state["step"] == json.loads((run / "plan.json").read_text())["total_steps"]
+    return state
+
+
+def assert_bit_equal(one: dict[str, object], other: dict[str, object]) -> None:
+    """Weights, running statistics, momentum and loss scale of two checkpoints are the same bits."""
+    for part in ("model", "optimizer", "loss_scale"):
+        flat_one, flat_other = _flat(one[part], part), _flat(other[part], part)
+        assert flat_one.keys() == flat_other.keys()
+        for key, value in flat_one.items():
+            same = torch.equal(value, flat_other[key]) if isinstance(value, torch.Tensor) else value == flat_other[key]
+            assert same, key
+
+
+def _flat(value: object, name: str) -> dict[str, object]:
+    if isinstance(value, dict):
+        return {k: v for key, part in value.items() for k, v in _flat(part, f"{name}.{key}").items()}
+    if isinstance(value, list):
+        return {k: v for key, part in enumerate(value) for k, v in _flat(part, f"{name}.{key}").items()}
+    return {name: value}
