@@ -25,6 +25,7 @@ class Job:
     workdir: where relative paths of the specs start. python: the interpreter with summit_train, at the same path on all
     nodes. stage: packed folders to copy to the nodes' own disks. at_once:
     cap on an array's jobs that run together. max_requeues: how often one run may be put back into the queue.
+    sweep: folder of the sweep that the runs are of; each one that is done brings the sweep's table up to date.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Job:
     at_once: int | None = None
     max_requeues: int = 20
     stage: tuple[Path, ...] = ()
+    sweep: Path | None = None
 
     @property
     def is_array(self) -> bool:

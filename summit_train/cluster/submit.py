@@ -78,14 +78,15 @@ def submit(site: Site, script: Path, after: str | None = None) -> str:
     return found.group(1)
 
 
-def chain(site: Site, job: Job, script: Path, jobs: int) -> list[str]:
+def chain(site: Site, job: Job, script: Path, jobs: int, after: str | None = None) -> list[str]:
     """Submit a plain job's script `jobs` times, each to start when the one before has ended; their ids.
+    The first one waits for the job `after`, which is another run's.
 
     Every one is recorded as soon as the scheduler has it. The first one that ends the run makes the others end at once.
     """
     ids: list[str] = []
     for _ in range(jobs):
-        ids.append(submit(site, script, after=ids[-1] if ids else None))
+        ids.append(submit(site, script, after=ids[-1] if ids else after))
         record(site, job, script, ids[-1])
         if jobs > 1:
             write_text(job.runs[0] / "job/last_job", f"{ids[-1]}\n")
