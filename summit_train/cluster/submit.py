@@ -80,9 +80,9 @@ def submit(site: Site, script: Path, after: str | None = None) -> str:
 
 def chain(site: Site, job: Job, script: Path, jobs: int, after: str | None = None) -> list[str]:
     """Submit a plain job's script `jobs` times, each to start when the one before has ended; their ids.
-    The first one waits for the job `after`, which is another run's.
 
-    Every one is recorded as soon as the scheduler has it. The first one that ends the run makes the others end at once.
+    The first one waits for the job `after`, which may be another run's. Every one is recorded as soon as the
+    scheduler has it. The first one that ends the run makes the others end at once.
     """
     ids: list[str] = []
     for _ in range(jobs):

@@ -1,0 +1,125 @@
+"""The figure of a sweep over batch sizes, as the paper's Figure 4, and all that is written into a sweep's folder."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from summit_train.files import locked, replacing, write_json, write_text
+from summit_train.report.curves import finite
+from summit_train.report.figures import GREY, PALETTE, drawable, house_style
+from summit_train.report.sweep import JobState, SweepRow, as_csv, as_values, read_rows, table
+from summit_train.sweep import Sweep
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def write_sweep(sweep: Sweep, jobs: Mapping[str, JobState]) -> list[SweepRow]:
+    """Write table.txt, table.csv, table.json, accuracy.png and .svg into the sweep's folder; the rows.
+
+    Several runs that end together all do this. Reading and writing is one step under a lock, so the last to get it has
+    seen all that ended before, and none writes older news over newer.
+    """
+    with locked(sweep.folder / "lock"):
+        rows = read_rows(sweep, jobs)
+        write_text(sweep.folder / "table.txt", table(rows) + "\n")
+        write_text(sweep.folder / "table.csv", as_csv(rows))
+        write_json(sweep.folder / "table.json", as_values(sweep, rows))
+        for name, content in draw_accuracy(sweep, rows).items():
+            with replacing(sweep.folder / name) as file:
+                file.write(content)
+    return rows
+
+
+def draw_accuracy(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, bytes]:
+    """Top-1 against the global batch: accuracy.png and .svg, or nothing where there are no two batches to compare.
+
+    Only runs that are done are drawn. Validation: the final evaluation with one standard deviation over the last
+    checkpoints. Training: the batches of the last epoch.
+    """
+    drawn = [row for row in rows if row.state == "done" and row.global_batch is not None]
+    if not drawn or len({row.global_batch for row in rows}) < 2:
+        return {}
+    with house_style():
+        figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+        axes: Axes = figure.subplots()
+        axes.set_title(f"{sweep.name}: accuracy against batch size", loc="left", fontsize=12)
+        _curves(axes, drawn)
+        _published(axes, sweep)
+        _scale(axes, sweep, drawn)
+        for text in figure.legend(loc="outside lower left", ncols=2).get_texts():
+            text.set_parse_math(False)
+        caption = axes.annotate(
+            _caption(rows, drawn), (0, 0), (0, -44), "axes fraction", "offset points", fontsize=8, color=GREY, va="top"
+        )
+        caption.set_parse_math(False)
+        return {f"accuracy.{kind}": _image(figure, kind) for kind in ("png", "svg")}
+
+
+def _curves(axes: Axes, drawn: Sequence[SweepRow]) -> None:
+    names = list(dict.fromkeys(row.curve for row in drawn))
+    for i, name in enumerate(names):
+        rows = sorted((row for row in drawn if row.curve == name), key=lambda row: row.global_batch or 0)
+        batches, top1 = finite(row.global_batch for row in rows), finite(row.top1 for row in rows)
+        title = f", {drawable(name)}" if name else ""
+        colour, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]
+        deviations = [row.top1_std or 0.0 for row in rows]
+        axes.errorbar(
+            batches, top1, deviations, marker=marker, color=colour, capsize=3, zorder=3, label=f"validation{title}"
+        )
+        training = finite(row.training_top1 for row in rows)
+        hollow: dict[str, Any] = {"linestyle": "--", "marker": marker, "markerfacecolor": "white"}
+        # A curve that is alone has a colour for each of its two lines.
+        other = PALETTE[1] if len(names) == 1 else colour
+        axes.errorbar(batches, training, color=other, label=f"training, last epoch{title}", **hollow)
+
+
+def _published(axes: Axes, sweep: Sweep) -> None:
+    if sweep.reference is None:
+        return
+    points = sorted(sweep.reference.points, key=lambda point: point.global_batch)
+    axes.errorbar(
+        [point.global_batch for point in points],
+        [point.top1 for point in points],
+        [point.top1_std or 0.0 for point in points],
+        marker="s",
+        markerfacecolor="white",
+        linestyle=":",
+        color=GREY,
+        capsize=3,
+        label=drawable(f"published: {sweep.reference.label}"),
+    )
+
+
+def _scale(axes: Axes, sweep: Sweep, drawn: Sequence[SweepRow]) -> None:
+    """log2, with every batch that is there as a tick."""
+    batches = {row.global_batch for row in drawn if row.global_batch}
+    batches |= {point.global_batch for point in sweep.reference.points} if sweep.reference else set()
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sorted(batches)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda batch, _: f"{batch:,.0f}"))
+    axes.tick_params(axis="x", labelsize=9 if len(batches) > 8 else 10)
+    axes.set_xlabel("global batch (clips)")
+    axes.set_ylabel("top-1 (%)")
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(0.0, low), min(high, 102.0))
+
+
+def _caption(rows: Sequence[SweepRow], drawn: Sequence[SweepRow]) -> str:
+    machines = "; ".join(dict.fromkeys(row.machine for row in drawn if row.machine))
+    missing = f" {len(rows) - len(drawn)} of {len(rows)} runs are not done and not shown." if drawn != rows else ""
+    bars = "Bars: one standard deviation over the last checkpoints."
+    lines = (bars + missing, f"Machine: {machines}" if machines else "")
+    return "\n".join(line if len(line) < 110 else f"{line[:108]}\N{HORIZONTAL ELLIPSIS}" for line in lines)
+
+
+def _image(figure: Figure, kind: str) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    return content.getvalue()

@@ -1,0 +1,313 @@
+"""A sweep file -> many specs, each named by what differs. Nothing is started here.
+
+    name: batch_size
+    base: ../kinetics/tsm_r50_8f.yaml     # the spec that all runs share, relative to this file
+    set: {schedule.epochs: 50}            # keys of it that are other ones here
+    grid: {model.arch: [tsm, tsn]}        # every one with every other
+    zip: {scale.gpus: [48, 96], nodes: [8, 16]}   # in step: 48 with 8, 96 with 16
+    runs: [{name: baseline, scale.gpus: 6}]       # and these, beside grid and zip
+    at_once: 4                            # so many at the same time, at most
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ConfigDict, Field
+
+from summit_train.source import SpecError, Tree, apply_override, put, read_tree, to_yaml
+from summit_train.spec import Count, PathText, Spec, spec_from_tree
+from summit_train.typed import Section, validated
+
+MOST_RUNS = 1000  # an array's indices stay below Slurm's usual MaxArraySize, 1001
+_LONGEST_NAME = 80
+_SAFE = "A-Za-z0-9.,+=@_-"
+
+
+def _safe_name(name: str) -> str:
+    """Names become folders that stand in job scripts, on command lines and in schedulers' lists."""
+    if not re.fullmatch(rf"[A-Za-z0-9][{_SAFE}]*", name) or len(name) > _LONGEST_NAME:
+        wanted = f"a letter or digit, then letters, digits and .,+=@_-, at most {_LONGEST_NAME}, are wanted"
+        raise ValueError(f"the name becomes a folder: {wanted}")
+    return name
+
+
+SafeName = Annotated[str, AfterValidator(_safe_name)]
+Percent = Annotated[float, Field(ge=0, le=100)]
+Axis = Annotated[list[Any], Field(min_length=1)]
+
+
+class ReferencePoint(Section):
+    """A published accuracy, in percent, at a global batch, in clips."""
+
+    global_batch: Count
+    top1: Percent
+    top1_std: Percent | None = None
+
+
+class Reference(Section):
+    """Published figures that table and figure show beside the sweep's own."""
+
+    label: Annotated[str, Field(min_length=1, max_length=60)]
+    points: Annotated[tuple[ReferencePoint, ...], Field(min_length=1)]
+
+
+class RunEntry(Section):
+    """An explicit run: keys of the spec, besides what is said of the run itself."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: SafeName | None = None
+    nodes: Count | None = None
+    curve: str = ""
+
+
+class SweepFile(Section):
+    """The keys of a sweep file."""
+
+    name: SafeName
+    base: PathText
+    set: dict[str, Any] = Field(default={})
+    grid: dict[str, Axis] = Field(default={})
+    zip: dict[str, Axis] = Field(default={})
+    runs: tuple[RunEntry, ...] = ()
+    nodes: Count | None = Field(default=None, description="Of every run that gives no number of its own.")
+    at_once: Count | None = Field(default=None, description="So many runs at the same time, at most; null: all.")
+    reference: Reference | None = None
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One run. nodes: None where the sweep does not say. changes: dotted keys of the spec that it gives.
+
+    curve: runs of one curve belong together in the figure; it names the values of the grid that are not the scale.
+    """
+
+    name: str
+    spec: Spec
+    nodes: int | None
+    curve: str
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs in the file's order, and the folder that theirs are in: run_dir/name. base: values all runs share."""
+
+    name: str
+    folder: Path
+    runs: tuple[SweepRun, ...]
+    at_once: int | None
+    reference: Reference | None
+    base: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A run that is being put together: keys with (value, where it was given), what its name is made of."""
+
+    place: str
+    values: Mapping[str, tuple[Any, str]]
+    parts: tuple[tuple[str, Any], ...]
+    nodes: int | None = None
+    name: str | None = None
+    curve: str = ""
+
+
+def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
+    """Read a sweep file, or the folder of a sweep that was started; `section.key=value` is laid over every run.
+
+    Raises SpecError; its message has one line a mistake: `file:line: key: what is wrong and what would be right`.
+    """
+    file = Path(path)
+    tree = read_tree(file / "sweep.yaml" if file.is_dir() else file)
+    sweep = validated(SweepFile, tree)
+    drafts = [*_axes(sweep, tree), *_explicit(sweep, tree)]
+    if not drafts:
+        raise SpecError(f"{tree.place(())}: a sweep without a run; grid, zip or runs are wanted")
+    base = _base(sweep, tree, overrides, {key for draft in drafts for key in draft.values})
+    specs = [_spec(draft, base, sweep.name) for draft in drafts]
+    _refuse_twins(drafts, specs)
+    runs = tuple(
+        SweepRun(
+            name=name,
+            spec=spec.model_copy(update={"name": name}),
+            nodes=draft.nodes or sweep.nodes,
+            curve=draft.curve,
+            changes={key: value for key, (value, _) in draft.values.items()},
+        )
+        for draft, spec, name in zip(drafts, specs, _names(drafts), strict=True)
+    )
+    return Sweep(sweep.name, Path(specs[0].run_dir), runs, sweep.at_once, sweep.reference, base.values)
+
+
+def sweep_texts(sweep: Sweep) -> dict[str, str]:
+    """File name -> text of what stands in the sweep's folder: `load_sweep` of the folder gives the same runs.
+
+    It does not change when the sweep file does, and needs no overrides.
+    """
+    base = dict(sweep.base) | {"run_dir": str(sweep.folder.absolute().parent)}
+    runs = [
+        {"name": run.name, "nodes": run.nodes, "curve": run.curve, **run.changes} for run in sweep.runs
+    ]
+    reference = None if sweep.reference is None else sweep.reference.model_dump(mode="json")
+    values = {"name": sweep.name, "base": "base.yaml", "at_once": sweep.at_once, "runs": runs, "reference": reference}
+    return {"base.yaml": to_yaml(base), "sweep.yaml": to_yaml(values)}
+
+
+def _base(sweep: SweepFile, tree: Tree, overrides: Sequence[str], swept: set[str]) -> Tree:
+    """The values that all runs share: the base spec, `set`, the overrides."""
+    place = tree.place(("base",))
+    path = Path(place.rpartition(":")[0]).parent / sweep.base
+    if not path.is_file():
+        raise SpecError(f"{place}: base: there is no file {path}; it is looked for beside the sweep file")
+    base = read_tree(path)
+    for key, value in sweep.set.items():
+        where = tree.place(("set", key))
+        _check(key, value, where, ("name",))
+        put(base, key, value, where)
+    for override in overrides:
+        key = override.partition("=")[0]
+        clash = next((other for other in sorted(swept) if _overlap(key, other)), None)
+        if clash is not None:
+            raise SpecError(f"override {override!r}: the runs of this sweep differ in {clash}; change the sweep file")
+        apply_override(base, override)
+    return base
+
+
+def _check(key: str, value: Any, place: str, reserved: Sequence[str] = ("name", "run_dir")) -> None:
+    if key in reserved or not all(key.split(".")):
+        raise SpecError(f"{place}: {key}: a key of the spec is wanted, such as scale.gpus, and none of {reserved}")
+    if isinstance(value, dict):
+        raise SpecError(f"{place}: {key} is a section; write {key}.{next(iter(value), 'key')}: ...")
+
+
+def _overlap(key: str, other: str) -> bool:
+    """One of the two is the other, or stands below it."""
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+
+
+def _axes(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
+    """Every point of the grid with every row of zip."""
+    if not sweep.grid and not sweep.zip:
+        return
+    _check_axes(sweep, tree)
+    rows = list(zip(*sweep.zip.values(), strict=True)) or [()]
+    places = {key: tree.place((name, key)) for name in ("grid", "zip") for key in getattr(sweep, name)}
+    place = tree.place(("zip" if sweep.zip else "grid",))
+    # In step: the first keys that tell the rows apart are enough for a name.
+    telling = next((n for n in range(1, len(sweep.zip)) if _distinct(row[:n] for row in rows)), len(sweep.zip))
+    for point in itertools.product(*sweep.grid.values()):
+        on_grid = tuple(zip(sweep.grid, point, strict=True))
+        for row in rows:
+            in_step = tuple(zip(sweep.zip, row, strict=True))
+            curve = [pair for pair in on_grid if pair[0] != "nodes" and not pair[0].startswith("scale.")]
+            given = {key: (value, places[key]) for key, value in (*on_grid, *in_step)}
+            nodes, _ = given.pop("nodes", (None, ""))
+            yield _Draft(place, given, (*on_grid, *in_step[:telling]), nodes, curve=_joined(curve))
+
+
+def _check_axes(sweep: SweepFile, tree: Tree) -> None:
+    count = math.prod(map(len, (*sweep.grid.values(), *list(sweep.zip.values())[:1])))
+    if count > MOST_RUNS:
+        raise SpecError(f"{tree.place(('grid',))}: {count:,} runs; {MOST_RUNS:,} are the most of one sweep")
+    axes = [(name, key, values) for name in ("grid", "zip") for key, values in getattr(sweep, name).items()]
+    for name, key, values in axes:
+        place = tree.place((name, key))
+        for value in values:
+            _check(key, value, place)
+            if key == "nodes" and (type(value) is not int or value < 1):
+                raise SpecError(f"{place}: {name}.nodes: whole numbers above 0 are wanted, got {value!r}")
+        if name == "zip" and len(values) != len(next(iter(sweep.zip.values()))):
+            first, wanted = next(iter(sweep.zip.items()))
+            raise SpecError(f"{place}: zip.{key} has {len(values)} values, {first} {len(wanted)}: as many are wanted")
+    for (_, key, _), (name, other, _) in itertools.combinations(axes, 2):
+        if _overlap(key, other):
+            raise SpecError(f"{tree.place((name, other))}: {name}.{other}: {key} is an axis already")
+
+
+def _explicit(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
+    for i, entry in enumerate(sweep.runs):
+        place = tree.place(("runs", str(i)))
+        given = entry.model_extra or {}
+        for key, value in given.items():
+            _check(key, value, tree.place(("runs", str(i), key)))
+        values = {key: (value, tree.place(("runs", str(i), key))) for key, value in given.items()}
+        parts = tuple(given.items()) or (("nodes", entry.nodes or "base"),)
+        yield _Draft(place, values, parts, entry.nodes, entry.name, entry.curve)
+
+
+def _spec(draft: _Draft, base: Tree, folder: str) -> Spec:
+    """The run's spec, still without its name."""
+    tree = Tree(copy.deepcopy(base.values), dict(base.places))
+    put(tree, "name", "run", draft.place)
+    for key, (value, place) in draft.values.items():
+        put(tree, key, copy.deepcopy(value), place)
+    spec = spec_from_tree(tree)
+    return spec.model_copy(update={"run_dir": str(Path(spec.run_dir) / folder)})
+
+
+def _refuse_twins(drafts: Sequence[_Draft], specs: Sequence[Spec]) -> None:
+    seen: dict[tuple[str, int | None], _Draft] = {}
+    for draft, spec in zip(drafts, specs, strict=True):
+        twin = seen.setdefault((spec.model_dump_json(), draft.nodes), draft)
+        if twin is not draft:
+            both = f"{_joined(twin.parts)} ({twin.place}) and {_joined(draft.parts)}"
+            raise SpecError(f"{draft.place}: {both} are one and the same run; a seed would tell them apart")
+
+
+def _names(drafts: Sequence[_Draft]) -> list[str]:
+    """The runs' names: their own, else key-value for every key they are told apart by."""
+    keys = {key for draft in drafts for key, _ in draft.parts}
+    last = Counter(key.rpartition(".")[2] for key in keys)
+    in_full = frozenset(key for key in keys if last[key.rpartition(".")[2]] > 1)
+    names = [draft.name or _joined(draft.parts, in_full) for draft in drafts]
+    # Folders may be on a disk that does not tell A from a.
+    count = Counter(name.casefold() for name in names)
+    for i, draft in enumerate(drafts):
+        if draft.name is None and count[names[i].casefold()] > 1:
+            names[i] = _cut(names[i], _digest(draft.parts))
+    count = Counter(name.casefold() for name in names)
+    for draft, name in zip(reversed(drafts), reversed(names), strict=True):
+        if count[name.casefold()] > 1:
+            raise SpecError(f"{draft.place}: two runs have the name {name}; give one a name of its own under runs")
+    return names
+
+
+def _joined(parts: Sequence[tuple[str, Any]], in_full: Set[str] = frozenset()) -> str:
+    """`gpus-48_base_lr-0.02`; long ones are cut, and end with a digest of all of it."""
+    words = ((key if key in in_full else key.rpartition(".")[2], _text(value)) for key, value in parts)
+    name = "_".join(f"{key}-{value}" for key, value in words)
+    return name if len(name) <= _LONGEST_NAME else _cut(name, _digest(parts))
+
+
+def _text(value: Any) -> str:
+    """A value with nothing in it that a folder's name should not have."""
+    if isinstance(value, str):
+        return re.sub(rf"[^{_SAFE}]+", "-", value)
+    if isinstance(value, list):
+        return "-".join(map(_text, value))
+    return json.dumps(value, default=str)
+
+
+def _cut(name: str, ending: str) -> str:
+    return f"{name[: _LONGEST_NAME - len(ending) - 1]}-{ending}"
+
+
+def _digest(parts: Sequence[tuple[str, Any]]) -> str:
+    return hashlib.blake2b(json.dumps(parts, default=str).encode(), digest_size=4).hexdigest()
+
+
+def _distinct(rows: Iterable[Sequence[Any]]) -> bool:
+    texts = [json.dumps(row, default=str) for row in rows]
+    return len(set(texts)) == len(texts)
