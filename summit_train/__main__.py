@@ -23,6 +23,7 @@ _COMMANDS = {
     "model": ("model", "parameters, multiply-adds, T per stage, compute/IO"),
     "data": ("data", "make, index and check data sets"),
     "submit": ("submit", "a job script of a spec to the batch system, with its cost said before"),
+    "sweep": ("sweep", "many runs from one file: planned, submitted as a job array or run here, and looked after"),
     "report": ("report", "one HTML page of one or more runs"),
     "doctor": ("doctor", "what works on this machine, and how to mend what does not"),
     "schema": ("schema", "the spec's JSON schema, for editors"),
