@@ -45,7 +45,7 @@ OWNERS = {"horovod": "comm", "mpi4py": "comm", "av": "data.decode"}
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"comm|models(\..*)?|training(\..*)?|optim\.sgd|data\.loader|scaling\.allreduce|commands\.(start|train|evaluate)"
+    r"comm|models(\..*)?|training(\..*)?|optim\.sgd|data\.loader|scaling\.allreduce|commands\.(start|whole_run|evaluate)"
 )
 
 # Who may print: the commands, and the watchdog, which speaks when the main thread cannot.

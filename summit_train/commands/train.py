@@ -3,23 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import time
-from contextlib import ExitStack
 
-from summit_train.comm import World
-from summit_train.commands.evaluate import evaluate_paths
-from summit_train.commands.start import Inputs, choose_device, read_inputs, session, this_launch, watched
-from summit_train.files import write_json, write_text
-from summit_train.report.page import write_report
-from summit_train.spec import dump_spec
-from summit_train.training.checkpoint import epoch_checkpoints
-from summit_train.training.environment import environment
-from summit_train.training.loop import train
-from summit_train.training.metrics import RunLog, duration
-from summit_train.training.run import Run, locked_run, prepare_run
-from summit_train.training.watch import StopRequest, Watchdog
-
-STOPPED = 85
+from summit_train.training.watch import StopRequest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,61 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train; 0 when done, 85 when stopped on request with a checkpoint."""
-    launch = this_launch()
-    inputs = read_inputs(args.spec, args.overrides, launch.size)
-    with StopRequest().listening() as stop, session(launch) as world, ExitStack() as held:
-        watchdog = held.enter_context(watched(world, inputs.spec.watch.stall_seconds))
-        if world.rank == 0:
-            held.enter_context(locked_run(inputs.spec.run_path))
-        return _run(inputs, world, watchdog, stop, force=args.force_resume, interactive=launch.interactive)
+    with StopRequest().listening() as stop:
+        # Only now torch, which takes minutes where thousands of ranks read it from one file system. A signal that
+        # comes meanwhile would end the rank; so it waits for the first step.
+        from summit_train.commands.whole_run import whole_run
 
-
-def _run(
-    inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *, force: bool, interactive: bool
-) -> int:
-    began = time.monotonic()
-    spec, plan = inputs.spec, inputs.plan
-    run = prepare_run(
-        spec,
-        plan,
-        world,
-        choose_device(world),
-        inputs.train_manifest,
-        inputs.val_manifest,
-        force_resume=force,
-    )
-    done = _train(run, watchdog, stop, interactive=interactive)
-    if not done:
-        if world.rank == 0:
-            last = epoch_checkpoints(spec.run_path, 1)[-1]
-            # For the job script: a launcher that ends all ranks at the first one that leaves hides their status.
-            write_text(spec.run_path / "stopped", f"{last}\n")
-            print(f"stopped by {stop.signal or 'a signal to another rank'}; goes on from {last} when started again")
-        world.barrier()  # no rank leaves before that is written
-        return STOPPED
-    found = epoch_checkpoints(spec.run_path, plan.steps_per_epoch)
-    paths = world.broadcast(found[-spec.evaluate.last_checkpoints :])
-    evaluate_paths(run.model, inputs, world, run.device, paths, watchdog, quiet=False)
-    if world.rank == 0:
-        report = write_report([spec.run_path], spec.run_path / "report.html")
-        print(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
-    return 0
-
-
-def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> bool:
-    """The training itself; rank 0 writes what it has to say into the run directory."""
-    spec, plan, world = run.spec, run.plan, run.world
-    hosts = world.gather(world.host)
-    if world.rank != 0 or hosts is None:
-        return train(run, None, watchdog, stop)
-    (spec.run_path / "stopped").unlink(missing_ok=True)
-    write_text(spec.run_path / "spec.yaml", dump_spec(spec))
-    write_json(spec.run_path / "plan.json", plan.values())
-    write_json(spec.run_path / "environment.json", environment(world, run.device, hosts))
-    with RunLog(
-        spec.run_path, spec.name, run.start_step, plan.total_steps, interactive=interactive
-    ) as log:
-        log.write("start", step=run.start_step, ranks=world.size, time=time.time())
-        for note in run.notes:
-            log.say(note)
-        return train(run, log, watchdog, stop)
+        return whole_run(args.spec, args.overrides, stop, force=args.force_resume)

@@ -55,6 +55,35 @@ def test_a_run_asked_to_stop_exits_85_in_mid_epoch_and_goes_on_bit_equal(
     assert_bit_equal(final_state(tmp_path / "runs/whole"), final_state(tmp_path / "runs/stopped"))
 
 
+def _stop_while_starting(spec: str) -> tuple[int, str]:
+    """Exit status and output of a run that gets SIGUSR2 as soon as it listens, before it has loaded torch."""
+    process = start(0, "-m", "summit_train", "train", spec)
+    status = Path(f"/proc/{process.pid}/status")
+    while not int(status.read_text().partition("SigCgt:")[2].split()[0], 16) & 1 << signal.SIGUSR2 - 1:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.001)
+    assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
+    os.kill(process.pid, signal.SIGUSR2)
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc to see how far the start has come")
+def test_a_request_to_stop_waits_for_the_start_and_comes_before_the_evaluation(
+    write_spec: WriteSpec, tmp_path: Path
+) -> None:
+    """A run that is started and stopped again and again gets on; one that is trained is not evaluated in a hurry."""
+    spec = str(write_spec(schedule={"epochs": 1}))
+    status, output = _stop_while_starting(spec)
+    assert status == 85 and "step_00000002.pt" in output, output
+    succeed(0, "train", spec)
+    assert steps_of(tmp_path / "runs/run") == list(range(1, 11))
+    (tmp_path / "runs/run/eval.json").unlink()
+    status, output = _stop_while_starting(spec)
+    assert status == 85 and "step_00000010.pt" in output, output
+    assert not (tmp_path / "runs/run/eval.json").exists()
+
+
 def test_a_run_leaves_what_the_contract_names(write_spec: WriteSpec, tmp_path: Path) -> None:
     output = succeed(0, "train", str(write_spec(evaluate={"every_epochs": 1, "last_checkpoints": 2})))
     run = tmp_path / "runs/run"

@@ -1,0 +1,96 @@
+"""A whole run on the ranks of this launch: trained, evaluated, reported; or stopped on request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import torch
+
+from summit_train.comm import World
+from summit_train.commands.evaluate import evaluate_paths
+from summit_train.commands.start import Inputs, choose_device, read_inputs, session, this_launch, watched
+from summit_train.files import write_json, write_text
+from summit_train.report.page import write_report
+from summit_train.spec import Spec, dump_spec
+from summit_train.training.checkpoint import epoch_checkpoints
+from summit_train.training.environment import environment
+from summit_train.training.loop import train
+from summit_train.training.metrics import RunLog, duration
+from summit_train.training.run import Run, locked_run, prepare_run
+from summit_train.training.watch import StopRequest, Watchdog
+
+STOPPED = 85
+
+
+def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: bool) -> int:
+    """Train, evaluate and report what a spec asks for; the exit status: 0 done, 85 stopped on request."""
+    launch = this_launch()
+    inputs = read_inputs(path, overrides, launch.size)
+    with session(launch) as world, ExitStack() as held:
+        watchdog = held.enter_context(watched(world, inputs.spec.watch.stall_seconds))
+        if world.rank == 0:
+            held.enter_context(locked_run(inputs.spec.run_path))
+        return _run(inputs, world, watchdog, stop, force=force, interactive=launch.interactive)
+
+
+def _run(
+    inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *, force: bool, interactive: bool
+) -> int:
+    began = time.monotonic()
+    spec, plan = inputs.spec, inputs.plan
+    run = prepare_run(
+        spec,
+        plan,
+        world,
+        choose_device(world),
+        inputs.train_manifest,
+        inputs.val_manifest,
+        force_resume=force,
+    )
+    done = _train(run, watchdog, stop, interactive=interactive)
+    if not done or _asked_to_stop(world, stop):  # a walltime that is near would cut the evaluation off
+        return _stopped(spec, world, stop)
+    found = epoch_checkpoints(spec.run_path, plan.steps_per_epoch)
+    paths = world.broadcast(found[-spec.evaluate.last_checkpoints :])
+    evaluate_paths(run.model, inputs, world, run.device, paths, watchdog, quiet=False)
+    if world.rank == 0:
+        report = write_report([spec.run_path], spec.run_path / "report.html")
+        print(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
+    return 0
+
+
+def _asked_to_stop(world: World, stop: StopRequest) -> bool:
+    """Whether any rank was, the same answer on each."""
+    return bool(world.sum(torch.tensor([float(bool(stop))]), "stop").item() > 0)
+
+
+def _stopped(spec: Spec, world: World, stop: StopRequest) -> int:
+    stop.leave()
+    if world.rank == 0:
+        last = epoch_checkpoints(spec.run_path, 1)[-1]
+        # For the job script: a launcher that ends all ranks at the first one that leaves may hide their status.
+        write_text(spec.run_path / "stopped", f"{last}\n")
+        print(f"stopped by {stop.signal or 'a signal to another rank'}; goes on from {last} when started again")
+    world.barrier()  # no rank leaves before that is written
+    return STOPPED
+
+
+def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> bool:
+    """The training itself; rank 0 writes what it has to say into the run directory."""
+    spec, plan, world = run.spec, run.plan, run.world
+    hosts = world.gather(world.host)
+    if world.rank != 0 or hosts is None:
+        return train(run, None, watchdog, stop)
+    (spec.run_path / "stopped").unlink(missing_ok=True)
+    write_text(spec.run_path / "spec.yaml", dump_spec(spec))
+    write_json(spec.run_path / "plan.json", plan.values())
+    write_json(spec.run_path / "environment.json", environment(world, run.device, hosts))
+    with RunLog(
+        spec.run_path, spec.name, run.start_step, plan.total_steps, interactive=interactive
+    ) as log:
+        log.write("start", step=run.start_step, ranks=world.size, time=time.time())
+        for note in run.notes:
+            log.say(note)
+        return train(run, log, watchdog, stop)
