@@ -17,6 +17,7 @@ from summit_train.comm import World, open_world
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, SpecError, load_spec
+from summit_train.training.memory import keep_freed_memory
 from summit_train.training.watch import AgreedError, Watchdog
 
 
@@ -95,4 +96,5 @@ def choose_device(world: World) -> torch.device:
         return device
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
+    keep_freed_memory()
     return torch.device("cpu")
