@@ -93,14 +93,14 @@ attend() {
 # The packed sets go to each node's own disk once; the ranks read them there and leave the shared file system alone.
 staged=/tmp/summit_train_$job_id
 attend "${each_node[@]}" "$python" -m summit_train data stage /proj/packed/train "$staged"
-if ((status != 0)); then
-    say "job $job_id: staging failed with exit status $status${stop:+ after SIG$stop}; not started again"
-    exit "$status"
+if ((status != 0)) || [[ -n $stop ]]; then
+    say "job $job_id: staging ended with exit status $status${stop:+ after SIG$stop}; not started again"
+    exit $((status == 0 ? 1 : status))
 fi
 attend "${each_node[@]}" "$python" -m summit_train data stage '/proj/packed/val set' "$staged"
-if ((status != 0)); then
-    say "job $job_id: staging failed with exit status $status${stop:+ after SIG$stop}; not started again"
-    exit "$status"
+if ((status != 0)) || [[ -n $stop ]]; then
+    say "job $job_id: staging ended with exit status $status${stop:+ after SIG$stop}; not started again"
+    exit $((status == 0 ? 1 : status))
 fi
 
 first=$(newest_step)
@@ -120,7 +120,7 @@ if [[ ! -e $run/stopped ]]; then
         exit 0
     fi
     say "job $job_id: failed with exit status $status${stop:+ after SIG$stop}; not started again"
-    exit "$status"
+    exit $((status == 85 ? 1 : status)) # 85 would be a wish to be requeued
 fi
 last=$(newest_step)
 if [[ $stop == TERM || $stop == INT ]]; then

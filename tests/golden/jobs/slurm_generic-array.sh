@@ -60,6 +60,7 @@ export SRUN_CPUS_PER_TASK=8
 all_ranks=(
     srun
     --nodes=2
+    --ntasks=8
     --ntasks-per-node=4
     --kill-on-bad-exit=1 # one rank that dies ends all of them
     --cpu-bind=cores # each rank and its loader workers have 8 cores to themselves
@@ -113,7 +114,7 @@ if [[ ! -e $run/stopped ]]; then
         exit 0
     fi
     say "job $job_id: failed with exit status $status${stop:+ after SIG$stop}; not started again"
-    exit "$status"
+    exit $((status == 85 ? 1 : status)) # 85 would be a wish to be requeued
 fi
 last=$(newest_step)
 if [[ $stop == TERM || $stop == INT ]]; then

@@ -50,12 +50,13 @@ export SRUN_CPUS_PER_TASK=8
 all_ranks=(
     srun
     --nodes=16
+    --ntasks=64
     --ntasks-per-node=4
     --kill-on-bad-exit=1 # one rank that dies ends all of them
     --cpu-bind=cores # each rank and its loader workers have 8 cores to themselves
     --mpi=pmix # how srun and MPI find each other; both have to be built with PMIx
 )
-each_node=(srun --nodes=16 --ntasks-per-node=1 --kill-on-bad-exit=1)
+each_node=(srun --nodes=16 --ntasks=16 --ntasks-per-node=1 --kill-on-bad-exit=1)
 
 stop='' # the signal that asked this job to stop
 signals=0
@@ -93,14 +94,14 @@ attend() {
 # The packed sets go to each node's own disk once; the ranks read them there and leave the shared file system alone.
 staged=/tmp/summit_train_$job_id
 attend "${each_node[@]}" "$python" -m summit_train data stage /proj/packed/train "$staged"
-if ((status != 0)); then
-    say "job $job_id: staging failed with exit status $status${stop:+ after SIG$stop}; not started again"
-    exit "$status"
+if ((status != 0)) || [[ -n $stop ]]; then
+    say "job $job_id: staging ended with exit status $status${stop:+ after SIG$stop}; not started again"
+    exit $((status == 0 ? 1 : status))
 fi
 attend "${each_node[@]}" "$python" -m summit_train data stage '/proj/packed/val set' "$staged"
-if ((status != 0)); then
-    say "job $job_id: staging failed with exit status $status${stop:+ after SIG$stop}; not started again"
-    exit "$status"
+if ((status != 0)) || [[ -n $stop ]]; then
+    say "job $job_id: staging ended with exit status $status${stop:+ after SIG$stop}; not started again"
+    exit $((status == 0 ? 1 : status))
 fi
 
 first=$(newest_step)
@@ -120,7 +121,7 @@ if [[ ! -e $run/stopped ]]; then
         exit 0
     fi
     say "job $job_id: failed with exit status $status${stop:+ after SIG$stop}; not started again"
-    exit "$status"
+    exit $((status == 85 ? 1 : status)) # 85 would be a wish to be requeued
 fi
 last=$(newest_step)
 if [[ $stop == TERM || $stop == INT ]]; then

@@ -101,7 +101,7 @@ if [[ ! -e $run/stopped ]]; then
         exit 0
     fi
     say "job $job_id: failed with exit status $status${stop:+ after SIG$stop}; not started again"
-    exit "$status"
+    exit $((status == 85 ? 1 : status)) # 85 would be a wish to be requeued
 fi
 last=$(newest_step)
 if [[ $stop == TERM || $stop == INT ]]; then
