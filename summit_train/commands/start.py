@@ -39,12 +39,13 @@ def this_launch() -> Launch:
 def read_inputs(path: str, overrides: Sequence[str], ranks: int) -> Inputs:
     """Read spec and manifests and work out the plan. Raises ValueError for any mistake in them."""
     spec = load_spec(path, overrides)
-    train_manifest, val_manifest = (_manifest(spec, which) for which in ("train", "val"))
+    train_manifest, val_manifest = (manifest_of(spec, which) for which in ("train", "val"))
     val_manifest.check_classes(train_manifest)
     return Inputs(spec, make_plan(spec, ranks, len(train_manifest)), train_manifest, val_manifest)
 
 
-def _manifest(spec: Spec, which: str) -> Manifest:
+def manifest_of(spec: Spec, which: str) -> Manifest:
+    """The spec's manifest, `which` is train or val. Raises ValueError where it is missing or wrong."""
     path = spec.data.train if which == "train" else spec.data.val
     if not Path(path).exists():
         raise SpecError(f"data.{which}: there is no {path} (relative paths start at {Path.cwd()})")

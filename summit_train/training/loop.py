@@ -9,12 +9,17 @@ from dataclasses import dataclass
 
 import torch
 
+from summit_train.comm import World
 from summit_train.data.loader import Batches, MicroBatch, training_batches
+from summit_train.data.manifest import Manifest
 from summit_train.data.store import open_store
+from summit_train.plan import Plan
+from summit_train.spec import Spec
 from summit_train.training.evaluation import evaluate
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
 from summit_train.training.step import StepResult, Vote
+from summit_train.training.stopwatch import Mark
 from summit_train.training.watch import AgreedError, StopRequest, TrainingError, Watchdog
 
 
@@ -68,18 +73,24 @@ def train_on(
 
 def open_batches(run: Run) -> Batches[MicroBatch]:
     """This rank's micro-batches from run.start_step to the end of the run."""
-    plan = run.plan
+    return batches_between(run.spec, run.plan, run.world, run.train_manifest, run.start_step, run.plan.total_steps)
+
+
+def batches_between(
+    spec: Spec, plan: Plan, world: World, manifest: Manifest, start_step: int, end_step: int
+) -> Batches[MicroBatch]:
+    """This rank's micro-batches of steps start_step .. end_step - 1."""
     return training_batches(
-        run.spec.data,
-        open_store(run.spec.data, run.train_manifest),
-        seed=run.spec.seed,
+        spec.data,
+        open_store(spec.data, manifest),
+        seed=spec.seed,
         virtual_gpus=plan.virtual_gpus,
         clips_per_gpu=plan.clips_per_gpu,
         steps_per_epoch=plan.steps_per_epoch,
-        rank=run.world.rank,
-        ranks=run.world.size,
-        start_step=run.start_step,
-        end_step=plan.total_steps,
+        rank=world.rank,
+        ranks=world.size,
+        start_step=start_step,
+        end_step=end_step,
     )
 
 
@@ -126,24 +137,6 @@ def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int, step:
         videos = len(run.val_manifest)
         log.write("eval", epoch=epoch, step=step, top1=top1, top5=top5, videos=videos, clips=1, seconds=seconds)
         log.say(f"epoch {epoch}: top-1 {top1:.2f} %  top-5 {top5:.2f} %  ({videos} videos, one clip each)")
-
-
-class Mark:
-    """A point in the device's time: an event on a GPU, the clock elsewhere."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._time = time.perf_counter()
-        self._event: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            self._event.record()
-
-    def seconds_to(self, later: Mark) -> float:
-        """Seconds between two marks; waits until the device has passed the later one."""
-        if self._event is not None and later._event is not None:
-            later._event.synchronize()
-            return float(self._event.elapsed_time(later._event)) / 1000
-        return later._time - self._time
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,18 @@ def prepare_run(
     if spec.model.pretrained is not None and not saved and world.rank == 0:
         notes.append(f"pretrained: {load_pretrained(model, spec.model.pretrained)}")
     model.load_state_dict(saved["model"] if saved else world.broadcast(_cpu_state(model)))
+    optimizer, step = build_step(spec, plan, world, model, device)
+    if saved:
+        optimizer.load_state_dict(saved["optimizer"])
+        step.loss_scale.load_state_dict(saved["loss_scale"])
+    start = int(saved["step"]) if saved else 0
+    return Run(spec, plan, world, device, train_manifest, val_manifest, model, optimizer, step, start, notes)
+
+
+def build_step(
+    spec: Spec, plan: Plan, world: World, model: nn.Module, device: torch.device
+) -> tuple[torch.optim.Optimizer, TrainStep]:
+    """The spec's optimizer over all ranks, without a step's memory yet, and the step that drives it."""
     sgd = build_sgd(model, momentum=spec.optimizer.momentum, weight_decay=spec.optimizer.weight_decay)
     compression = spec.optimizer.compression
     optimizer = world.wrap(sgd, model.named_parameters(), plan.accumulation, compression)
@@ -105,11 +117,7 @@ def prepare_run(
         clip_norm=spec.optimizer.clip_norm,
         device=device,
     )
-    if saved:
-        optimizer.load_state_dict(saved["optimizer"])
-        step.loss_scale.load_state_dict(saved["loss_scale"])
-    start = int(saved["step"]) if saved else 0
-    return Run(spec, plan, world, device, train_manifest, val_manifest, model, optimizer, step, start, notes)
+    return optimizer, step
 
 
 def experiment(spec: Spec, plan: Plan, train_manifest: Manifest) -> dict[str, str | int | float | None]:

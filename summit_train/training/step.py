@@ -15,6 +15,7 @@ from summit_train.comm import World
 from summit_train.data.loader import MicroBatch
 from summit_train.optim.sgd import set_learning_rate
 from summit_train.training.statistics import RunningStatistics
+from summit_train.training.stopwatch import Stopwatch
 
 # ImageNet's channel means and deviations, in units of a byte, as in torchvision's weights.
 _MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
@@ -147,24 +148,29 @@ class TrainStep:
         stop: bool = False,
         checkpoint: bool = False,
         data_wait_s: float = 0.0,
+        stopwatch: Stopwatch | None = None,
     ) -> StepResult:
         """Run one update. `stop` and `checkpoint` are this rank's wishes, put to the vote with its wait for data.
 
         The gradient is the mean over all virtual GPUs of the mean over the clips of each: every micro-batch's loss is
         divided by the accumulation, passes add up, Horovod divides by the ranks.
         """
+        stopwatch = stopwatch or Stopwatch()
         self._optimizer.zero_grad()
         self.statistics.begin_step()
         losses, corrects = [], []
         for index, batch in enumerate(micro_batches):
-            loss, correct = self._forward(index, batch)
+            loss, correct = self._forward(index, batch, stopwatch)
             if index == self._accumulation - 1:
                 self.statistics.start_mean()
+            stopwatch.lap("other")
             torch.autograd.backward(loss * self.loss_scale.scale / self._accumulation)
+            stopwatch.lap("backward")
             losses.append(loss.detach())
             corrects.append(correct)
         assert len(losses) == self._accumulation
         self._world.synchronize(self._optimizer)
+        stopwatch.lap("allreduce")
 
         local_loss = torch.stack(losses).sum()
         norm = self._gradient_norm()
@@ -174,23 +180,32 @@ class TrainStep:
         ballot = [local_loss, torch.stack(corrects).sum(), bad_loss | bad_gradient, broken]
         # full() launches a kernel, where tensor() would copy from the host and wait.
         ballot += [torch.full((), float(wish), device=self._device) for wish in (stop, checkpoint, data_wait_s)]
+        stopwatch.lap("other")
         votes = self._world.sum(torch.stack([part.double() for part in ballot]), "votes")
+        stopwatch.lap("allreduce")
         skipped = (votes[2] > 0).float()
         self.statistics.finish(skipped)
+        stopwatch.lap("other")
         self._update(lr, norm, skipped)
+        stopwatch.lap("update")
         return StepResult(votes, local_loss)
 
-    def _forward(self, index: int, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(
+        self, index: int, batch: MicroBatch, stopwatch: Stopwatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean loss of the micro-batch and the number of its clips that are classified right."""
         self.statistics.begin_pass(index)
         clips = self._normalise(batch.clips)
         labels = batch.labels.to(self._device, non_blocking=True)
         self._model.reseed_dropout(rng.seed_of(self._seed, "dropout", batch.step, batch.virtual_gpu))  # type: ignore[operator]
+        stopwatch.lap("other")
         with self._mixed_precision():
             logits = self._model(clips)
         logits = logits.to(self._dtype)
         correct = (logits.detach().argmax(1) == labels).sum()
-        return functional.cross_entropy(logits, labels), correct
+        loss = functional.cross_entropy(logits, labels)
+        stopwatch.lap("forward")
+        return loss, correct
 
     def _mixed_precision(self) -> contextlib.AbstractContextManager[object]:
         if self._autocast is None:

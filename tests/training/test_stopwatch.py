@@ -1,0 +1,90 @@
+"""What a recorder hears from a step, and that hearing it changes nothing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from summit_train.comm import SerialWorld
+from summit_train.data.loader import MicroBatch
+from summit_train.models import build_model
+from summit_train.optim.sgd import build_sgd, start_momentum
+from summit_train.training.step import TrainStep
+from summit_train.training.stopwatch import PHASES, Mark, Recorder, Stopwatch
+
+CPU = torch.device("cpu")
+
+
+class _Listener(Stopwatch):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def lap(self, phase: str) -> None:
+        self.heard.append(phase)
+
+
+def _weights_after_a_step(stopwatch: Stopwatch | None) -> torch.Tensor:
+    model = build_model("tsm", "resnet18", 2, 3, width=0.125, generator=torch.Generator().manual_seed(1))
+    optimizer = build_sgd(model, momentum=0.9, weight_decay=0.1)
+    start_momentum(optimizer)
+    step = TrainStep(
+        model, optimizer, SerialWorld(), seed=0, accumulation=2, precision="fp32", clip_norm=None, device=CPU
+    )
+    frames = torch.arange(2 * 2 * 16 * 16 * 3).reshape(2, 2, 16, 16, 3).remainder(256).to(torch.uint8)
+    labels, ids = torch.tensor([0, 2]), torch.arange(2)
+    step([MicroBatch(0, number, frames, labels, ids) for number in range(2)], 0.1, stopwatch=stopwatch)
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_a_step_names_its_phases_in_their_order_and_computes_the_same() -> None:
+    listener, recorder = _Listener(), Recorder(CPU)
+    alone = _weights_after_a_step(None)
+    assert torch.equal(_weights_after_a_step(listener), alone)
+    recorder.begin_step()
+    assert torch.equal(_weights_after_a_step(recorder), alone)
+    work = [phase for phase in listener.heard if phase != "other"]
+    assert work == ["forward", "backward"] * 2 + ["allreduce"] * 2 + ["update"]
+    (seconds,) = recorder.read()
+    assert set(seconds) == set(PHASES) and seconds["data_wait"] == 0
+    assert all(seconds[phase] > 0 for phase in PHASES if phase != "data_wait")
+
+
+def test_the_laps_of_a_step_leave_no_time_between_them() -> None:
+    recorder = Recorder(CPU)
+    began = Mark(CPU)
+    recorder.begin_step()
+    time.sleep(0.02)
+    recorder.lap("data_wait")
+    recorder.lap("forward")
+    time.sleep(0.01)
+    recorder.lap("data_wait")
+    recorder.begin_step()
+    recorder.lap("update")
+    first, second = recorder.read()
+    assert first["data_wait"] >= 0.03 and first["forward"] < first["data_wait"]
+    assert sum(first.values()) + sum(second.values()) <= began.seconds_to(Mark(CPU))
+    assert second["data_wait"] == 0 and recorder.read() == []
+
+
+def test_a_phase_that_is_none_is_a_fault() -> None:
+    recorder = Recorder(CPU)
+    recorder.begin_step()
+    with pytest.raises(AssertionError, match="lunch"):
+        recorder.lap("lunch")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_recording_on_a_gpu_does_not_wait_for_it() -> None:
+    device = torch.device("cuda", 0)
+    recorder, x = Recorder(device), torch.zeros(2048, 2048, device=device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        recorder.begin_step()
+        x @ x
+        recorder.lap("forward")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert recorder.read()[0]["forward"] > 0
