@@ -23,6 +23,8 @@ _COMMANDS = {
     "model": ("model", "parameters, multiply-adds, T per stage, compute/IO"),
     "data": ("data", "make, index and check data sets"),
     "submit": ("submit", "a job script of a spec to the batch system, with its cost said before"),
+    "bench": ("bench", "measure on this machine what limits a step"),
+    "simulate": ("simulate", "step, run and cost of a spec on so many nodes of a machine"),
     "sweep": ("sweep", "many runs from one file: planned, submitted as a job array or run here, and looked after"),
     "report": ("report", "one HTML page of one or more runs"),
     "doctor": ("doctor", "what works on this machine, and how to mend what does not"),

@@ -164,7 +164,8 @@ def step_time(job: Job) -> StepTime:
 def seconds_per_clip(spec: Spec, machine: Machine) -> float:
     """Training seconds of one clip on one GPU: the machine's rate for that network, scaled by multiply-adds."""
     rate = find_rate(machine, spec.model.arch, spec.precision)
-    known = describe(rate.arch, rate.backbone, 1.0, 400, rate.num_frames, rate.crop, rate.crop)
+    size = (rate.num_frames, rate.crop, rate.crop)
+    known = describe(rate.arch, rate.backbone, rate.width, rate.num_classes, *size)
     return structure_of(spec).multiply_adds / known.multiply_adds / rate.clips_per_second
 
 
@@ -186,6 +187,8 @@ def expected_maximum(count: int) -> float:
 
     The integral of 1 - F(x)^count - F(-x)^count over x > 0 (with F(-x)^count = P(the largest is below -x)).
     """
+    if count == 1:
+        return 0.0
     cdf, width, points = NormalDist().cdf, 1 / 64, 64 * 9
     total = 0.0
     for i in range(points + 1):

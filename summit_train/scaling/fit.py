@@ -17,7 +17,7 @@ from summit_train.spec import Spec
 
 Vector = list[float]
 
-_ROUNDS = 8  # of communication and constants in turn; the constants stand still from the third on
+_ROUNDS = 6  # of communication and constants in turn
 
 
 class FitError(RuntimeError):
@@ -57,24 +57,32 @@ def fit_table_3(machine: Machine, spec: Spec, rows: Sequence[published.Row]) -> 
     if len(rows) < 3 or len({row.clips_per_gpu for row in rows}) < 2:
         raise FitError("three rows with two numbers of clips a GPU are wanted, to tell clips and passes apart")
 
-    fit = Fit(tuple(row.nodes for row in rows), 0.04, 0.05, 0.05)
+    nodes = tuple(row.nodes for row in rows)
+    slowest = [expected_maximum(row.gpus) for row in rows]
+    point, found = [0.04, 0.05, 0.05], []
     for _ in range(_ROUNDS):
-        # Communication is worked out with the constants so far: it jumps where a gradient just misses one of Horovod's
-        # cycles, and nothing that jumps can be fitted by slopes.
-        tried = with_constants(machine, fit)
+        # Communication is worked out with the constants so far: it jumps by up to a cycle where a gradient just misses
+        # one, and nothing that jumps can be fitted by slopes. So the last round is not always the best either.
+        tried = with_constants(machine, Fit(nodes, *point))
         exposed = [step_time(_row_job(tried, spec, row)).communication_s for row in rows]
-        start = [fit.seconds_per_clip, fit.step_overhead_s, fit.straggler_cv]
-        fit = Fit(fit.rows, *gauss_newton(partial(_errors, rows, exposed), start))
-    return fit
+        errors = partial(_errors, rows, exposed, slowest)
+        found.append((sum(error**2 for error in errors(point)), point))
+        point = gauss_newton(errors, point)
+    return Fit(nodes, *min(found)[1])
 
 
-def _errors(rows: Sequence[published.Row], exposed: Sequence[float], constants: Vector) -> Vector:
-    """Relative errors of the rows' steps, with what is exposed of the communication given."""
+def _errors(
+    rows: Sequence[published.Row], exposed: Sequence[float], slowest: Sequence[float], constants: Vector
+) -> Vector:
+    """Relative errors of the rows' steps, with what is exposed of the communication given.
+
+    `slowest`: how many deviations the slowest rank lies behind.
+    """
     clip_s, overhead_s, cv = constants
     errors = []
-    for row, exposed_s in zip(rows, exposed, strict=True):
+    for row, exposed_s, deviations in zip(rows, exposed, slowest, strict=True):
         pass_s = overhead_s + row.clips_per_gpu * clip_s
-        predicted = pass_s * (1 + cv * expected_maximum(row.gpus)) + exposed_s
+        predicted = pass_s * (1 + cv * deviations) + exposed_s
         errors.append(predicted / published_step_seconds(row) - 1)
     return errors
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 import summit_train
 from summit_train.source import SpecError, read_tree
+from summit_train.spec import Spec
 from summit_train.typed import Section, validated
 
 Count = Annotated[int, Field(ge=1)]
@@ -52,6 +53,8 @@ class Rate(Section):
 
     arch: Arch
     backbone: str = "resnet50"
+    width: Positive = 1.0
+    num_classes: Count = 400
     num_frames: Count
     crop: Count = 224
     precision: Precision = "fp32"
@@ -131,10 +134,25 @@ def find_rate(machine: Machine, arch: str, precision: str) -> Rate:
     )
 
 
-def with_rate(machine: Machine, values: dict[str, Any]) -> Machine:
-    """The machine with another rate, which takes the place of all others and has the steps' fixed part in it."""
-    compute = machine.compute.model_copy(update={"rates": (Rate(**values),), "step_overhead_s": 0.0})
-    return machine.model_copy(update={"compute": compute})
+def with_rate(machine: Machine, spec: Spec, clips_per_second: float) -> Machine:
+    """The machine with one measured rate in place of all others; the steps' fixed part is in it.
+
+    Measured with `spec`'s own network, frames, crop and precision, on one GPU, without waiting for data.
+    """
+    rate = Rate(
+        arch=spec.model.arch,
+        backbone=spec.model.backbone,
+        width=spec.model.width,
+        num_classes=spec.model.num_classes,
+        num_frames=spec.data.num_frames,
+        crop=spec.data.crop,
+        precision=spec.precision,
+        clips_per_second=clips_per_second,
+        source="given",
+    )
+    source = f"{clips_per_second:g} clips a second of one GPU, given"
+    updates = {"rates": (rate,), "step_overhead_s": 0.0, "source": source}
+    return machine.model_copy(update={"compute": machine.compute.model_copy(update=updates)})
 
 
 def _shipped() -> Path:

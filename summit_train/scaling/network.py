@@ -129,4 +129,4 @@ def _slowest(network: Network, nodes: int, per_node: int) -> float:
     links = [network.intra.bytes_per_second] if per_node > 1 else []
     if nodes > 1:
         links.append(_inter(network).bytes_per_second)
-    return min(links)
+    return min(links, default=math.inf)

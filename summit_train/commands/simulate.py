@@ -1,0 +1,232 @@
+"""`summit-train simulate SPEC --site NAME`: what the spec would take on so many nodes, before it is paid for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from summit_train.plan import PlanError
+from summit_train.report.tables import NONE, duration
+from summit_train.scaling import published
+from summit_train.scaling.cost import Forecast, Job, forecast
+from summit_train.scaling.machines import Machine, MachineError, load_machine, machine_names, with_rate
+from summit_train.spec import Spec, load_spec
+from summit_train.structure import BOTTLENECK_BACKBONES
+
+FORMATS = (".png", ".svg", ".pdf")
+NODES = "1,8,16,32,64,128,256,384,512,1024"  # those of the paper's Table 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
+    shipped = ", ".join(machine_names())
+    parser.add_argument("--site", required=True, metavar="NAME", help=f"machine: {shipped}, or the path of a file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the machine's file")
+    parser.add_argument("--nodes", default=NODES, metavar="N,...", help=f"default {NODES}; a,...,b doubles from a to b")
+    parser.add_argument("--fixed-batch", action="store_true", help="keep scale.gpus: fewer GPUs accumulate")
+    parser.add_argument("--clips", type=int, metavar="N", help="training clips, where the manifest is not at hand")
+    parser.add_argument("--videos", type=int, metavar="N", help="validation videos, likewise")
+    parser.add_argument("--clips-per-second", type=float, metavar="X", help="of one GPU, measured with this spec")
+    parser.add_argument("--storage", choices=("shared", "local"), default="shared", help="where the frames lie")
+    parser.add_argument(
+        "--last-batch", choices=("drop", "keep"), help="an epoch's partial batch (default: the machine's)"
+    )
+    parser.add_argument("--out", metavar="FILE", help="draw Figure 6 and the times of Table 3: .png, .svg or .pdf")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the rows. Raises ValueError for a wrong spec, machine or number."""
+    spec = load_spec(args.spec, args.overrides)
+    machine = _machine(args, spec)
+    out = None if args.out is None else figure_path(args.out)
+    jobs = [_job(args, spec, machine, nodes) for nodes in parse_nodes(args.nodes)]
+    rows = [_row(job, forecast(job)) for job in jobs]
+    if out is not None:
+        _draw(out, jobs, rows)
+    if args.json:
+        print(json.dumps(_about(args, jobs[0], out) | {"rows": rows}))
+    else:
+        _print(jobs[0], rows, out)
+    return 0
+
+
+def figure_path(text: str) -> Path:
+    """The path of a figure. Raises MachineError for a suffix that nothing is drawn for."""
+    if Path(text).suffix not in FORMATS:
+        raise MachineError(f"--out {text}: the name of a figure ends in {', '.join(FORMATS)}")
+    return Path(text)
+
+
+def parse_nodes(text: str) -> list[int]:
+    """'1,8,16' or '1,8,...,64': the numbers, in order; '...' doubles from the number before it up to the one behind.
+
+    Raises MachineError for anything else.
+    """
+    wanted = f"--nodes {text}: numbers above 0 with commas are wanted, such as 1,8,...,1024"
+    words = text.split(",")
+    nodes: list[int] = []
+    for i, word in enumerate(words):
+        if word == "..." and nodes and i + 1 < len(words) and words[i + 1].isdecimal():
+            while 2 * nodes[-1] < int(words[i + 1]):
+                nodes.append(2 * nodes[-1])
+        elif word.isdecimal() and int(word) > 0:
+            nodes.append(int(word))
+        else:
+            raise MachineError(wanted)
+    return nodes
+
+
+def _machine(args: argparse.Namespace, spec: Spec) -> Machine:
+    machine = load_machine(args.site, args.set)
+    if args.last_batch is not None:
+        machine = machine.model_copy(update={"last_batch": args.last_batch})
+    if args.clips_per_second is None:
+        return machine
+    if not 0 < args.clips_per_second < float("inf"):
+        raise MachineError(f"--clips-per-second {args.clips_per_second:g}: a number above 0 is wanted")
+    return with_rate(machine, spec, args.clips_per_second)
+
+
+def _job(args: argparse.Namespace, spec: Spec, machine: Machine, nodes: int) -> Job:
+    gpus = spec.scale.gpus if args.fixed_batch else None
+    if args.fixed_batch and gpus is None:
+        raise PlanError("--fixed-batch: scale.gpus is null, so there is no batch to keep; set scale.gpus")
+    clips = _count(args.clips, "--clips", spec, spec.data.train, published.TRAINING_VIDEOS)
+    videos = _count(args.videos, "--videos", spec, spec.data.val, published.VALIDATION_VIDEOS)
+    return Job(spec, machine, nodes, clips, videos, gpus, args.storage)
+
+
+def _count(given: int | None, option: str, spec: Spec, path: str, kinetics: int) -> int:
+    """The number given, else the manifest's, else the paper's for a data set of 400 classes that is not at hand."""
+    if given is None and not Path(path).exists() and spec.model.num_classes == 400:
+        return kinetics
+    if given is not None and given < 1:
+        raise PlanError(f"{option} {given}: a number above 0 is wanted")
+    if given is None and not Path(path).exists():
+        raise PlanError(f"there is no {path} to count; give the number with {option} N")
+    if given is not None:
+        return given
+    # Imported here: with the numbers given the command needs no manifest, and so no numpy.
+    from summit_train.data.manifest import num_clips
+
+    return num_clips(path)
+
+
+def _row(job: Job, found: Forecast) -> dict[str, Any]:
+    """The forecast beside what the paper published of the same network, batch and machine."""
+    ours = is_papers_network(job.spec)
+    seen = published.accuracy(found.global_batch) if ours else None
+    known = published.row_of(found.global_batch, found.gpus) if ours and job.machine.name == "summit" else None
+    published_s = None if known is None else known.seconds
+    return found.values() | {
+        "published_run_s": published_s,
+        "projection": published_s is None,
+        "accuracy": None if seen is None else asdict(seen) | {"source": "the paper's Table 3 and Figure 4"},
+    }
+
+
+def is_papers_network(spec: Spec) -> bool:
+    """TSM with ResNet-50 on 8 frames of 224 x 224 and 400 classes: what Table 3 is of."""
+    model, data = spec.model, spec.data
+    found = (model.arch, model.backbone, model.width, model.num_classes, data.num_frames, data.crop)
+    return found == ("tsm", "resnet50", 1.0, 400, 8, 224)
+
+
+def _about(args: argparse.Namespace, job: Job, out: Path | None) -> dict[str, Any]:
+    return {
+        "site": job.machine.name,
+        "about": job.machine.about,
+        "spec": job.spec.name,
+        "clips": job.clips,
+        "videos": job.videos,
+        "manifest_counted": args.clips is None and Path(job.spec.data.train).exists(),
+        "last_batch": job.machine.last_batch,
+        "storage": job.storage,
+        "compute_source": job.machine.compute.source,
+        "figure": None if out is None else str(out),
+    }
+
+
+def _print(job: Job, rows: Sequence[dict[str, Any]], out: Path | None) -> None:
+    spec, machine = job.spec, job.machine
+    print(f"{spec.name} on {machine.name}: {machine.about}")
+    print(f"  {job.clips:,} clips, {spec.schedule.epochs} epochs; an epoch's last, partial batch: {machine.last_batch}")
+    print(f"  rates: {machine.compute.source}\n")
+    steps = ("nodes", "GPUs", "batch", "steps/epoch", "step s", "= compute", "+ allreduce", "+ stragglers", "+ data")
+    print(aligned([steps, *map(_step_cells, rows)]))
+    runs = ("nodes", "clips/s", "efficiency", "training", "node-hours", "+ evaluation", "published", "paper's top-1")
+    print("\n" + aligned([runs, *map(_run_cells, rows)]))
+    print("\npublished: training time in Table 3; a row without one is a projection. top-1: what the paper saw at that")
+    print("batch, ~ interpolated. Efficiency: against one node's speed times the nodes. Evaluation comes on top.")
+    if out is not None:
+        print(f"drawn: {out}")
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Cells as columns, flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
+
+
+def _step_cells(row: dict[str, Any]) -> list[str]:
+    counts = [f"{row[name]:,}" for name in ("nodes", "gpus", "global_batch", "steps_per_epoch")]
+    parts = [row["parts"][name] for name in ("compute_s", "communication_s", "stragglers_s", "data_s")]
+    return counts + [f"{seconds:.4f}" for seconds in (row["step_s"], *parts)]
+
+
+def _run_cells(row: dict[str, Any]) -> list[str]:
+    accuracy, seconds = row["accuracy"], row["published_run_s"]
+    about = "" if accuracy is None else "~" * accuracy["interpolated"]
+    return [
+        f"{row['nodes']:,}",
+        f"{row['clips_per_second']:,.0f}",
+        f"{100 * row['efficiency']:.1f} %",
+        duration(row["run_s"]),
+        f"{row['node_hours']:,.1f}",
+        duration(row["evaluation_s"]),
+        NONE if seconds is None else duration(seconds),
+        NONE if accuracy is None else f"{about}{accuracy['top1']:.2f} \N{PLUS-MINUS SIGN} {accuracy['std']:.2f}",
+    ]
+
+
+def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> None:
+    # Imported here: without --out the command draws nothing.
+    from summit_train.report.scaling import Speed, Times, draw_scaling
+
+    machine, nodes = jobs[0].machine, [job.nodes for job in jobs]
+    speeds = []
+    for label, variant in _variants(jobs[0].spec, machine):
+        found = [forecast(replace(job, spec=variant)) for job in jobs]
+        reached = [row.clips_per_second for row in found]
+        speeds.append(Speed(label, nodes, reached, [row.clips_per_second / row.efficiency for row in found]))
+    known = [(row["nodes"], row["published_run_s"]) for row in rows if row["published_run_s"] is not None]
+    times = Times(jobs[0].spec.name, nodes, [row["run_s"] for row in rows], known)
+    largest = max((count for count, _ in known), default=0)
+    hollow = f" Hollow: no time was published there (beyond {largest} nodes)." if known else " Projections, all of it."
+    caption = (
+        f"Worked out, not measured: {machine.name} ({machine.about}), {jobs[0].spec.scale.clips_per_gpu} clips a GPU.\n"
+        f"Rates: {machine.compute.source}.{hollow}"
+    )
+    draw_scaling(out, speeds, times, caption, gpus_per_node=machine.gpus_per_node, measured_nodes=largest)
+
+
+def _variants(spec: Spec, machine: Machine) -> list[tuple[str, Spec]]:
+    """The spec as the paper's three networks, as far as the machine has rates for them; else the spec alone."""
+    rates = {(rate.arch, rate.precision) for rate in machine.compute.rates}
+    variants = []
+    for arch, (frames, _) in published.THROUGHPUT.items():
+        if (arch, spec.precision) in rates and spec.model.backbone in BOTTLENECK_BACKBONES:
+            model = spec.model.model_copy(update={"arch": arch})
+            data = spec.data.model_copy(update={"num_frames": frames})
+            variants.append((f"{arch}, {frames} frames", spec.model_copy(update={"model": model, "data": data})))
+    own = (spec.model.arch, spec.data.num_frames)
+    if own not in {(variant.model.arch, variant.data.num_frames) for _, variant in variants}:
+        variants.append((f"{own[0]}, {own[1]} frames", spec))
+    return variants

@@ -1,0 +1,153 @@
+"""The cost of a step and a run: sums by hand, bounds, and how it moves with nodes, batch and network."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from summit_train.plan import PlanError, make_plan
+from summit_train.scaling.cost import (
+    Job,
+    StepTime,
+    evaluation_seconds,
+    expected_maximum,
+    forecast,
+    seconds_per_clip,
+    step_time,
+    steps_per_epoch,
+)
+from summit_train.scaling.machines import Machine, MachineError, find_rate, load_machine
+from summit_train.spec import Spec, load_spec
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = load_spec(ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml")
+SUMMIT = load_machine("summit")
+TSM_RATE = find_rate(SUMMIT, "tsm", "fp32").clips_per_second
+
+
+def _job(nodes: int, spec: Spec = SPEC, machine: Machine = SUMMIT, **more: Any) -> Job:
+    return Job(spec, machine, nodes, 240_000, 20_000, **more)
+
+
+def _communication(step: StepTime) -> float:
+    return step.communication_s + step.hidden_communication_s
+
+
+def _machine(**keys: str) -> Machine:
+    return load_machine("summit", [f"{key.replace('__', '.')}={value}" for key, value in keys.items()])
+
+
+def test_expected_maximum_of_normal_numbers() -> None:
+    # David and Nagaraja, "Order Statistics", table of means of normal order statistics.
+    for count, mean in {1: 0.0, 2: 1 / math.sqrt(math.pi), 3: 0.84628, 10: 1.53875, 100: 2.50759}.items():
+        assert expected_maximum(count) == pytest.approx(mean, abs=2e-4)
+
+
+def test_parts_add_up_and_a_run_is_steps_times_epochs() -> None:
+    row = forecast(_job(256))
+    shown = ("compute_s", "communication_s", "stragglers_s", "data_s")
+    assert row.step_s == pytest.approx(sum(row.parts[name] for name in shown))
+    assert (row.gpus, row.global_batch, row.steps_per_epoch, row.total_steps) == (1536, 12_288, 20, 2000)
+    assert row.run_s == pytest.approx(2000 * row.step_s)
+    assert row.node_hours == pytest.approx(256 * row.run_s / 3600)
+    assert row.clips_per_second == pytest.approx(12_288 / row.step_s)
+
+
+def test_compute_is_the_fixed_part_and_the_clips() -> None:
+    step = step_time(_job(8))
+    assert step.compute_s == pytest.approx(SUMMIT.compute.step_overhead_s + 8 / TSM_RATE)
+
+
+def test_a_clip_takes_time_by_its_multiply_adds() -> None:
+    half = load_spec(ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml", ["data.num_frames=4"])
+    # The classifier works on every frame, too, so half the frames are half the work exactly.
+    assert seconds_per_clip(half, SUMMIT) == pytest.approx(seconds_per_clip(SPEC, SUMMIT) / 2)
+
+
+def test_one_rank_waits_for_nobody() -> None:
+    alone = _machine(gpus_per_node="1")
+    step = step_time(_job(1, machine=alone))
+    assert (step.communication_s, step.stragglers_s, step.hidden_communication_s) == (0, 0, 0)
+    assert forecast(_job(1, machine=alone)).efficiency == 1
+
+
+def test_rounding_at_the_epochs_edge() -> None:
+    assert steps_per_epoch(240_000, 18_432, "keep") == 14
+    assert (
+        steps_per_epoch(240_000, 18_432, "drop")
+        == make_plan(
+            SPEC.model_copy(update={"scale": SPEC.scale.model_copy(update={"gpus": 2304})}), 2304, 240_000
+        ).steps_per_epoch
+    )
+    assert steps_per_epoch(96, 48, "keep") == steps_per_epoch(96, 48, "drop") == 2
+    with pytest.raises(PlanError, match="47 clips do not fill"):
+        steps_per_epoch(47, 48, "keep")
+
+
+def test_a_slow_file_system_is_waited_for_under_all_else() -> None:
+    slow = _machine(shared__frames_per_second_per_node="384")
+    step = step_time(_job(1, machine=slow))
+    # 48 clips of 8 frames at 384 frames a second: a second in all, what the GPUs do is under it.
+    assert step.step_s == pytest.approx(1.0)
+    assert step.data_s == pytest.approx(1.0 - step.compute_s - step.communication_s - step.stragglers_s)
+    assert step_time(_job(1, machine=slow, storage="local")).data_s == 0
+
+
+def test_a_file_system_that_all_nodes_share() -> None:
+    shared = _machine(shared__frames_per_second_total="100000")
+    assert step_time(_job(8, machine=shared)).data_s == 0
+    assert step_time(_job(1024, machine=shared)).step_s == pytest.approx(1024 * 384 / 100_000)
+
+
+def test_gradients_in_fp16_are_half_as_long_on_the_network() -> None:
+    slow = _machine(network__inter__bytes_per_second="1.0e+9", network__algorithm="ring")
+    half = load_spec(ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml", ["optimizer.compression=fp16"])
+    full_s = step_time(_job(8, machine=slow))
+    half_s = step_time(_job(8, half, slow))
+    # What is left beside half of the bytes are the hops: 54 buffers, each 80 at 3.4 us and 14 at 14 us, and 8.4 us.
+    hops_s = 54 * (80 * 3.4e-6 + 14 * 14e-6 + 8.4e-6)
+    assert _communication(half_s) - hops_s == pytest.approx((_communication(full_s) - hops_s) / 2, rel=0.01)
+
+
+def test_a_fixed_batch_accumulates_and_reduces_as_often_as_before() -> None:
+    whole, quarter = step_time(_job(256, virtual_gpus=1536)), step_time(_job(64, virtual_gpus=1536))
+    assert quarter.compute_s == pytest.approx(4 * whole.compute_s)
+    assert quarter.communication_s < 1.1 * whole.communication_s
+    # Four passes: their deviations add up as squares.
+    ratio = expected_maximum(384) / expected_maximum(1536)
+    assert quarter.stragglers_s == pytest.approx(2 * ratio * whole.stragglers_s)
+    assert forecast(_job(64, virtual_gpus=1536)).global_batch == 12_288
+    with pytest.raises(PlanError, match="which 30 ranks"):
+        forecast(_job(5, virtual_gpus=1536))
+
+
+def test_evaluation_by_hand() -> None:
+    spec = load_spec(
+        ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml",
+        ["evaluate.short_side=224", "evaluate.crops=3", "evaluate.every_epochs=10", "evaluate.last_checkpoints=2"],
+    )
+    # 20,000 videos on 1,536 GPUs: the fullest has 14. 10 validations of a view, 2 x 10 x 3 views at the end.
+    assert evaluation_seconds(_job(256, spec, storage="local")) == pytest.approx(14 * (10 + 60) / 3 / TSM_RATE)
+
+
+def test_no_nodes_and_no_link_are_refused() -> None:
+    with pytest.raises(MachineError, match="at least one node"):
+        forecast(_job(0))
+    single = SUMMIT.model_copy(update={"network": SUMMIT.network.model_copy(update={"inter": None})})
+    with pytest.raises(MachineError, match=r"network\.inter"):
+        forecast(_job(2, machine=single))
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 1000), st.sampled_from(["ring", "tree", "hierarchical", "fastest"]), st.booleans())
+def test_more_nodes_are_faster_in_all_and_less_efficient_each(nodes: int, algorithm: str, blocking: bool) -> None:
+    machine = _machine(network__algorithm=algorithm, network__blocking=str(blocking).lower(), network__cycle_s="1.0e-6")
+    few, more = forecast(_job(nodes, machine=machine)), forecast(_job(2 * nodes, machine=machine))
+    assert more.efficiency <= few.efficiency + 1e-3 <= 1 + 1e-3
+    assert more.step_s >= few.step_s * (1 - 1e-3)
+    assert few.step_s >= few.parts["compute_s"]

@@ -1,0 +1,84 @@
+"""Machines: files with lines in their mistakes, and the shipped ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from summit_train.scaling.machines import MachineError, find_rate, load_machine, machine_names, with_rate
+from summit_train.source import SpecError
+from summit_train.spec import load_spec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MINIMAL = """\
+name: mine
+about: a test
+gpus_per_node: 4
+network:
+  intra: {latency_s: 1.0e-6, bytes_per_second: 1.0e+9, source: test}
+"""
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_each_shipped_machine_loads_by_name(name: str) -> None:
+    machine = load_machine(name)
+    assert machine.gpus_per_node > 1
+    assert machine.network.inter is not None and machine.network.inter.source
+
+
+def test_the_promised_machines_are_there() -> None:
+    assert {"summit", "ib_cluster"} <= set(machine_names())
+
+
+def test_a_file_of_ones_own_may_extend_and_be_overridden(tmp_path: Path) -> None:
+    path = _file(tmp_path, f"extends: {ROOT}/configs/machines/summit.yaml\nname: mine\n")
+    machine = load_machine(path, ["network.algorithm=ring"])
+    assert (machine.name, machine.network.algorithm, machine.gpus_per_node) == ("mine", "ring", 6)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("gpu_per_node: 4", "mine.yaml:6: gpu_per_node: unknown key; did you mean gpus_per_node?"),
+        ("last_batch: lost", "mine.yaml:6: last_batch: 'lost' is no choice; "),
+        ("shared: {frames_per_second_per_node: 0, source: x}", "mine.yaml:6: shared.frames_per_second_per_node: "),
+        ("compute: {rates: [{arch: tsm}]}", "num_frames: is missing"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        load_machine(_file(tmp_path, MINIMAL + line + "\n"))
+    assert message in str(error.value)
+
+
+def test_two_levels_need_a_link_between_nodes(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"network\.algorithm: hierarchical needs network\.inter"):
+        load_machine(_file(tmp_path, MINIMAL), ["network.algorithm=hierarchical"])
+
+
+def test_a_name_that_is_none_lists_those_that_are() -> None:
+    with pytest.raises(MachineError, match=r"ib_cluster.*summit"):
+        load_machine("sumit")
+
+
+def test_a_rate_that_is_not_there_says_what_to_do(tmp_path: Path) -> None:
+    machine = load_machine(_file(tmp_path, MINIMAL))
+    with pytest.raises(MachineError, match=r"no rate for tsm in bf16.*--clips-per-second"):
+        find_rate(machine, "tsm", "bf16")
+
+
+def test_a_given_rate_is_the_specs_own() -> None:
+    spec = load_spec(ROOT / "configs/motion/tsm.yaml")
+    machine = with_rate(load_machine("summit"), spec, 50.0)
+    rate = find_rate(machine, "tsm", spec.precision)
+    assert (rate.clips_per_second, rate.crop, rate.width) == (50.0, spec.data.crop, spec.model.width)
+    assert machine.compute.step_overhead_s == 0
+    assert machine.compute.straggler_cv == load_machine("summit").compute.straggler_cv

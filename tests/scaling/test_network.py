@@ -1,0 +1,116 @@
+"""Alpha-beta models of an allreduce, against hops and bytes counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from summit_train.scaling.machines import Link, MachineError, Network
+from summit_train.scaling.network import (
+    allreduce_seconds,
+    bus_bandwidth,
+    fit_alpha_beta,
+    hierarchical_seconds,
+    link_of,
+    ring_seconds,
+    tree_seconds,
+)
+
+INTRA = Link(latency_s=1e-6, bytes_per_second=100e9, source="test")
+INTER = Link(latency_s=10e-6, bytes_per_second=10e9, source="test")
+NETWORK = Network(intra=INTRA, inter=INTER)
+
+nodes = st.integers(1, 4096)
+per_node = st.integers(1, 16)
+sizes = st.integers(4, 2**30)
+
+
+def test_a_ring_by_hand() -> None:
+    # 2 nodes of 3: 10 hops, 2 of them between the nodes; each link carries 10/6 of 6 MB, the slowest at 10 GB/s.
+    assert ring_seconds(NETWORK, 2, 3, 6e6) == pytest.approx(8 * 1e-6 + 2 * 10e-6 + 10e6 / 10e9)
+    # One node: 4 hops, 4/3 of the bytes over NVLink.
+    assert ring_seconds(NETWORK, 1, 3, 6e6) == pytest.approx(4 * 1e-6 + 8e6 / 100e9)
+
+
+def test_summits_ring_is_nccls_arithmetic() -> None:
+    # 384 nodes of 6: 4,606 hops, 766 of them on the network at 14 us, the others on NVLink at 3.4 us.
+    summit = Network(
+        intra=Link(latency_s=3.4e-6, bytes_per_second=50e9, source=""),
+        inter=Link(latency_s=14e-6, bytes_per_second=23e9, source=""),
+    )
+    assert ring_seconds(summit, 384, 6, 0) == pytest.approx(3840 * 3.4e-6 + 766 * 14e-6)
+    assert ring_seconds(summit, 384, 6, 97.3e6) - ring_seconds(summit, 384, 6, 0) == pytest.approx(8.46e-3, rel=1e-2)
+    assert tree_seconds(summit, 384, 6, 0) < 0.3e-3
+
+
+def test_a_tree_by_hand() -> None:
+    # 5 nodes: 3 levels up and 3 down; 2 hops in the nodes each way; twice the bytes at 0.92 of 10 GB/s.
+    assert tree_seconds(NETWORK, 5, 3, 4.6e6) == pytest.approx(4 * 1e-6 + 6 * 10e-6 + 9.2e6 / 9.2e9)
+
+
+def test_two_levels_by_hand() -> None:
+    # In the nodes 4 hops and 4/3 S; between 4 nodes 6 hops and 6/4 S over the node's link.
+    expected = 4e-6 + 4 / 3 * 6e6 / 100e9 + 6 * 10e-6 + 9e6 / 10e9
+    assert hierarchical_seconds(NETWORK, 4, 3, 6e6) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "hierarchical", "fastest"])
+def test_one_rank_talks_to_nobody(algorithm: str) -> None:
+    network = Network.model_validate({**NETWORK.model_dump(), "algorithm": algorithm, "overhead_s": 1e-3})
+    assert allreduce_seconds(network, 1, 1, 1e9) == 0
+    assert allreduce_seconds(network, 1, 2, 4) > 1e-3
+
+
+def test_several_nodes_need_a_link_between_them() -> None:
+    with pytest.raises(MachineError, match=r"network\.inter"):
+        allreduce_seconds(Network(intra=INTRA), 2, 1, 4)
+
+
+@given(nodes, per_node, sizes)
+def test_fastest_is_neither_slower_than_ring_nor_tree(n: int, g: int, size: int) -> None:
+    fastest = allreduce_seconds(NETWORK, n, g, size)
+    if n * g > 1:
+        assert fastest == min(ring_seconds(NETWORK, n, g, size), tree_seconds(NETWORK, n, g, size))
+
+
+@given(st.sampled_from([ring_seconds, tree_seconds, hierarchical_seconds]), nodes, per_node, sizes)
+def test_more_nodes_and_more_bytes_never_take_less(kind, n: int, g: int, size: int) -> None:  # type: ignore[no-untyped-def]
+    if n * g == 1:
+        return
+    here = kind(NETWORK, n, g, size)
+    assert kind(NETWORK, n + 1, g, size) >= here * (1 - 1e-12)
+    assert kind(NETWORK, n, g, 2 * size) > here
+
+
+def test_bus_bandwidth() -> None:
+    # 4 ranks: every link carries 6/4 of the bytes.
+    assert bus_bandwidth(4, 100, 2.0) == 75
+
+
+@given(st.floats(1e-6, 1e-2), st.floats(1e7, 1e11))
+def test_the_fit_finds_what_made_the_points(latency: float, bandwidth: float) -> None:
+    num_bytes = [4**i for i in range(2, 14)]
+    fit = fit_alpha_beta(num_bytes, [latency + size / bandwidth for size in num_bytes])
+    assert fit.worst_error < 1e-6
+    assert fit.latency_s == pytest.approx(latency, rel=1e-4)
+
+
+def test_the_fit_tells_how_far_off_a_point_is_and_has_no_negative_latency() -> None:
+    fit = fit_alpha_beta([1, 2, 4], [1.0, 2.2, 4.0])
+    assert 0.02 < fit.worst_error < 0.1
+    assert fit_alpha_beta([10, 20, 40], [1.0, 2.5, 6.0]).latency_s == 0
+
+
+@pytest.mark.parametrize(("num_bytes", "seconds"), [([4, 4], [1.0, 1.0]), ([4, 8], [2.0, 1.0])])
+def test_points_without_a_line_are_refused(num_bytes: list[int], seconds: list[float]) -> None:
+    with pytest.raises(ValueError, match="wanted"):
+        fit_alpha_beta(num_bytes, seconds)
+
+
+@given(st.integers(2, 64))
+def test_the_hop_of_a_fit_gives_the_fit_back(ranks: int) -> None:
+    fit = fit_alpha_beta([4, 1 << 20, 1 << 24], [1e-4 + size / 1e9 for size in (4, 1 << 20, 1 << 24)])
+    network = Network(intra=link_of(fit, ranks, "test"))
+    for size in (4, 1 << 22):
+        assert ring_seconds(network, 1, ranks, size) == pytest.approx(1e-4 + size / 1e9, rel=1e-6)
