@@ -127,7 +127,9 @@ def _clip_bytes(spec: Spec) -> int:
 
 def _memory(spec: Spec, structure: Structure) -> int:
     weights = 3 * structure.parameters * (8 if spec.precision == "fp64" else 4)
-    return weights + spec.scale.clips_per_gpu * structure.activation_bytes(_BYTES[spec.precision])
+    return weights + spec.scale.clips_per_gpu * structure.activation_bytes(
+        _BYTES[spec.precision], spec.execution.recompute
+    )
 
 
 def sample_learning_rates(plan: Plan, points: int = 9) -> list[tuple[int, float]]:

@@ -7,6 +7,7 @@ second time here, layer by layer; the tests hold them equal to `summit_train.mod
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -83,7 +84,9 @@ class Structure:
     `stages` maps data, conv1, pool1, res2, (pool2,) res3, res4, res5, global_pool to T there (the paper's
     Table 2). `activation_elements` are the floats that a forward pass keeps for the backward pass, each
     tensor once, without the norms' statistics per channel and without dropout; `index_elements` are the
-    64-bit positions that the max pools keep.
+    64-bit positions that the max pools keep. With recomputation only `block_input_elements` of them, which are those
+    outside the blocks and the blocks' inputs, stay all the time, and `largest_block_elements` while its block is
+    computed again.
     """
 
     clip: Triple
@@ -93,6 +96,8 @@ class Structure:
     stages: dict[str, int]
     activation_elements: int
     index_elements: int
+    block_input_elements: int
+    largest_block_elements: int
 
     @property
     def parameters(self) -> int:
@@ -119,9 +124,11 @@ class Structure:
         """Multiply-adds for each input element (the paper's Table 1)."""
         return self.multiply_adds / self.input_bytes
 
-    def activation_bytes(self, bytes_per_element: int = 4) -> int:
-        """Memory that one clip's activations hold between forward and backward pass."""
-        return bytes_per_element * self.activation_elements + 8 * self.index_elements
+    def activation_bytes(self, bytes_per_element: int = 4, recompute: bool = False) -> int:
+        """Memory that one clip's activations hold at most between forward and backward pass."""
+        recomputed = self.block_input_elements + self.largest_block_elements
+        elements = recomputed if recompute else self.activation_elements
+        return bytes_per_element * elements + 8 * self.index_elements
 
 
 def scaled_channels(channels: int, width: float) -> int:
@@ -186,8 +193,15 @@ def describe(
     walk.keep("avgpool", rows * walk.channels)
     walk.stages["global_pool"] = 1
     return Structure(
-        clip, tuple(walk.convs), tuple(walk.norms), fc, walk.stages, sum(walk.kept.values()), walk.indices
-    )
+        clip, tuple(walk.convs), tuple(walk.norms), fc, walk.stages, sum(walk.kept.values()), walk.indices,
+        sum(count for name, count in walk.kept.items() if not _block_of(name) or name in walk.block_inputs),
+        max(walk.kept_by_block().values()),
+    )  # fmt: skip
+
+
+def _block_of(name: str) -> str:
+    """The block that a tensor belongs to, "layer1.0", or "" outside of them."""
+    return ".".join(name.split(".")[:2]) if name.startswith("layer") else ""
 
 
 def _check_choice(name: str, value: str, valid: Collection[str]) -> None:
@@ -211,6 +225,15 @@ class _Walk:
     stages: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
     indices: int = 0
+    block_inputs: set[str] = field(default_factory=set)
+
+    def kept_by_block(self) -> Counter[str]:
+        """What each block keeps besides its input."""
+        counts: Counter[str] = Counter()
+        for name, elements in self.kept.items():
+            if _block_of(name):
+                counts[_block_of(name)] += elements
+        return counts
 
     @property
     def elements(self) -> int:
@@ -294,6 +317,7 @@ class _Network:
         channels = scaled_channels((64, 128, 256, 512)[stage], self.width)
         first = stage > 0 and block == 0
         stride = (2 if first and self.arch == "i3d_3x3x3" else 1, *((2, 2) if first else (1, 1)))
+        walk.block_inputs.add(walk.now)
         if self._shifts(walk.channels) and self.shift_place == "in_place":
             walk.now = f"{prefix}shift"
         source, in_channels, in_size = walk.now, walk.channels, walk.size

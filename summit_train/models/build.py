@@ -40,6 +40,7 @@ def build_model(
     shift_fraction: float = 0.125,
     shift_place: str = "residual",
     shift_direction: str = "both",
+    recompute: bool = False,
     generator: torch.Generator | None = None,
 ) -> VideoResNet:
     """A video network with fresh weights: float (N, num_frames, 3, H, W) -> logits (N, num_classes).
@@ -48,6 +49,7 @@ def build_model(
     "i3d_3x1x1". backbone: resnet18, resnet34, resnet50 or resnet101; i3d_3x1x1 inflates 1x1 convolutions and
     so needs one of the last two. width multiplies the channels (rounded to multiples of 8). Only "tsm" reads
     the shift settings.
+    recompute: between forward and backward pass only the blocks' inputs are kept, at the cost of a second forward pass.
     Weights are drawn from `generator`, or from torch's global one. Raises ValueError for a choice that does
     not exist and for a clip that is too short for the network's strides in time.
     """
@@ -67,6 +69,7 @@ def build_model(
         stem=_STEMS[arch],
         block_time=_BLOCK_TIMES[arch],
         block_shift=shift if arch == "tsm" else _no_shift,
+        recompute=recompute,
     )
     model = FrameResNet(layout) if layout.num_dims == 2 else InflatedResNet(layout)
     initialise(model, generator)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from summit_train.models.dropout import Dropout
+from summit_train.models.recompute import RecomputedBlocks
 from summit_train.models.shift import TemporalShift, num_shifted_channels
 from summit_train.models.shifted_conv import ShiftedConv2d
 
@@ -198,7 +199,8 @@ class Layout:
     """All that tells one network from another.
 
     `block_time(stage, block)` and `block_shift(stage, block)` are asked once for each block, both counted
-    from 0; `num_dims` is 2 (frames are part of the batch) or 3 (T is a dimension of the convolutions).
+    from 0; `num_dims` is 2 (frames are part of the batch) or 3 (T is a dimension of the convolutions);
+    `recompute`: the blocks keep their inputs only.
     """
 
     backbone: str
@@ -210,6 +212,7 @@ class Layout:
     stem: StemTime
     block_time: BlockTimes
     block_shift: BlockShift
+    recompute: bool
 
 
 class VideoResNet(nn.Module):
@@ -305,11 +308,9 @@ def _stage(layout: Layout, stage: int, in_channels: int) -> tuple[nn.Sequential,
     for block in range(BLOCKS[layout.backbone][stage]):
         stride = 2 if stage > 0 and block == 0 else 1
         time, shift = layout.block_time(stage, block), layout.block_shift(stage, block)
-        blocks.append(
-            block_class(layout.num_dims, in_channels, channels, stride, time, shift)
-        )
+        blocks.append(block_class(layout.num_dims, in_channels, channels, stride, time, shift))
         in_channels = channels * block_class.expansion
-    return nn.Sequential(*blocks), in_channels
+    return (RecomputedBlocks if layout.recompute else nn.Sequential)(*blocks), in_channels
 
 
 def initialise(model: nn.Module, generator: torch.Generator | None = None) -> None:

@@ -24,6 +24,7 @@ def build_network(spec: Spec, generator: torch.Generator | None = None) -> Video
         shift_fraction=model.shift_fraction,
         shift_place=model.shift_place,
         shift_direction=model.shift_direction,
+        recompute=spec.execution.recompute,
         generator=generator,
     )
 
@@ -35,4 +36,9 @@ def fresh_model(spec: Spec, device: torch.device) -> VideoResNet:
     convolution follows its input.
     """
     generator = torch.Generator().manual_seed(rng.seed_of(spec.seed, "weights"))
-    return build_network(spec, generator).to(device=device, dtype=parameter_type(spec.precision))
+    model = build_network(spec, generator).to(device=device, dtype=parameter_type(spec.precision))
+    if spec.execution.compile:
+        # The body alone: the dropout's own generator is nothing that a compiler takes. As a function it is no module,
+        # so that the parameters' names stay.
+        model.body = torch.compile(model.body)  # type: ignore[method-assign]
+    return model

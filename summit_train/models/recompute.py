@@ -1,0 +1,49 @@
+"""Blocks whose inner activations are computed again in the backward pass instead of being kept (Chen et al., 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import cast
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class RecomputedBlocks(nn.Sequential):
+    """Blocks one after the other. Between forward and backward pass only each block's input is kept.
+
+    The gradients are those of nn.Sequential to the bit, and BN's running statistics take each micro-batch in once.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self:
+            if torch.is_grad_enabled() and self.training:
+                contexts = partial(_contexts, block)
+                # No block draws random numbers, so the state of the generators need not be kept.
+                kept = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+                x = cast(torch.Tensor, kept)
+            else:
+                x = block(x)
+        return x
+
+
+def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What surrounds the first forward pass, and the second one."""
+    return nullcontext(), _still_statistics(block)
+
+
+@contextmanager
+def _still_statistics(block: nn.Module) -> Iterator[None]:
+    """BN normalises by the batch as before; its running statistics, which have taken the batch in, stay."""
+    norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
