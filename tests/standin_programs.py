@@ -126,7 +126,10 @@ def bjobs(words: Sequence[str]) -> int:
     """The states that the test put into $STANDINS/bjobs, in the format that is asked for."""
     if list(words) != ["-noheader", "-o", "jobid jobindex stat"]:
         refuse(f"bjobs: {words}")
-    print((FOLDER / "bjobs").read_text() if (FOLDER / "bjobs").exists() else "No unfinished job found")
+    if not (FOLDER / "bjobs").exists():
+        print("No unfinished job found", file=sys.stderr)
+        return 255
+    print((FOLDER / "bjobs").read_text(), end="")
     return 0
 
 

@@ -60,10 +60,13 @@ def submit(site: Site, script: Path, after: str | None = None) -> str:
     """Hand a script to the scheduler; the job's id. `after`: it starts when that job has ended, however it ended.
 
     The scheduler is started in the script's folder, where its output goes: so no path of the user's stands in a
-    directive. Raises SubmitError without a scheduler, SchedulerError where it refuses.
+    directive. Slurm still reads %j and the like in the folder's own path, and cannot be kept from it.
+    Raises SubmitError without a scheduler and for such a folder, SchedulerError where it refuses.
     """
     check_scheduler(site)
     if site.scheduler == "slurm":
+        if set(str(script.absolute())) & set("%\\"):
+            raise SubmitError(f"{script.parent}: Slurm cannot write a job's output below a name with % or \\; change it")
         dependency = [f"--dependency=afterany:{after}"] if after else []
         answer = _ask(["sbatch", "--parsable", *dependency, script.name], script.parent)
         found = re.search(r"^(\d+)(;.*)?$", answer, re.M)
@@ -161,10 +164,17 @@ def _squeue() -> dict[str, str]:
 
 
 def _bjobs() -> dict[str, str]:
+    try:
+        answer = _ask(["bjobs", "-noheader", "-o", "jobid jobindex stat"])
+    except SchedulerError as error:
+        if "No unfinished job found" in str(error):
+            return {}
+        raise
     states = {}
-    for line in _ask(["bjobs", "-noheader", "-o", "jobid jobindex stat"]).splitlines():
-        job_id, index, state = line.split()
-        states[job_id if index == "0" else f"{job_id}[{index}]"] = state
+    for words in map(str.split, answer.splitlines()):
+        if len(words) == 3:
+            job_id, index, state = words
+            states[job_id if index == "0" else f"{job_id}[{index}]"] = state
     return states
 
 

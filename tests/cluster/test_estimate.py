@@ -1,0 +1,150 @@
+"""What a run costs on a site: against the paper's own table, and by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from summit_train.cluster.estimate import Estimate, check_ranks, estimate
+from summit_train.cluster.job import JobError
+from summit_train.cluster.site import Site, SiteError, load_site
+from summit_train.plan import make_plan
+from summit_train.spec import Spec, load_spec
+
+KINETICS = Path(__file__).resolve().parents[2] / "configs/kinetics"
+# Table 3 of "Training Kinetics in 15 Minutes": nodes -> hours. 16 clips a GPU on one node, 8 on the others.
+TABLE_3 = {
+    1: 49 + 55 / 60, 8: 7 + 7 / 60, 16: 3 + 38 / 60, 32: 1 + 50 / 60, 64: 55.93 / 60, 128: 28.23 / 60, 256: 14.22 / 60,
+    384: 10.15 / 60,
+}  # fmt: skip
+
+
+def _cost(name: str, nodes: int, *overrides: str, site: Site | None = None, **asked: float) -> Estimate:
+    site = site or load_site("summit")
+    spec = load_spec(KINETICS / f"{name}.yaml", overrides)
+    plan = make_plan(spec, check_ranks(site, spec, nodes), 240_000)
+    return estimate(site, spec, plan, nodes, **asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("nodes", TABLE_3)
+def test_summits_cost_is_the_papers(nodes: int) -> None:
+    cost = _cost("tsm_r50_8f", nodes, f"scale.gpus={6 * nodes}", f"scale.clips_per_gpu={16 if nodes == 1 else 8}")
+    # Rounded speeds, and clips that are dropped at the end of an epoch: 2.7 % of them on 256 nodes.
+    assert cost.hours == pytest.approx(TABLE_3[nodes], rel=0.035)
+    assert cost.node_hours == pytest.approx(nodes * TABLE_3[nodes], rel=0.035)
+    assert "Table 3" in (cost.source or "")
+
+
+def test_the_256_node_run_is_one_job() -> None:
+    cost = _cost("tsm_r50_8f_1536gpu", 256)
+    # 1,900 steps of 12,288 clips at 1,536 x 18.3 clips/s: 830.6 s; 20 % and 15 min on top.
+    assert cost.hours == pytest.approx(830.6 / 3600, rel=1e-3)
+    assert (cost.ranks, cost.jobs, cost.walltime_minutes) == (1536, 1, 17 + 15)
+    assert cost.most_node_hours == pytest.approx(256 * 32 / 60)
+
+
+@pytest.mark.parametrize(("nodes", "jobs", "minutes"), [(8, 5, 120), (16, 3, 120), (32, 2, 120), (64, 1, 83)])
+def test_small_jobs_of_the_paper_are_chains(nodes: int, jobs: int, minutes: int) -> None:
+    """Summit gives 2 hours to jobs of up to 45 nodes, and the paper's took 7h07m, 3h38m and 1h50m there."""
+    cost = _cost("tsm_r50_8f", nodes, f"scale.gpus={6 * nodes}", "scale.clips_per_gpu=8")
+    assert (cost.jobs, cost.walltime_minutes) == (jobs, minutes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "jobs", "minutes"),
+    [(90, 7, 90), (120, 5, 120), (121, 5, 120), (600, 5, 120), (601, 6, 120), (20, 52, 20)],
+)
+def test_a_walltime_above_the_cap_is_a_chain(asked: int, jobs: int, minutes: int) -> None:
+    # 8 nodes: 25,641 s of work with 20 % on top are 513 min; 15 min of each job are start and end.
+    cost = _cost("tsm_r50_8f", 8, "scale.gpus=48", "scale.clips_per_gpu=8", walltime=asked)
+    assert (cost.jobs, cost.walltime_minutes) == (jobs, minutes)
+
+
+def test_the_speed_of_the_next_larger_number_of_nodes_is_taken() -> None:
+    spec = ("scale.gpus=6144", "scale.clips_per_gpu=8")
+    found = {nodes: _cost("tsm_r50_8f", nodes, *spec).clips_per_second for nodes in (2, 4, 8, 256, 512, 1024)}
+    assert found == {2: 19.5, 4: 19.5, 8: 19.5, 256: 18.3, 512: 17.1, 1024: 17.1}
+
+
+@pytest.mark.parametrize(("name", "factor"), [("i3d_3x3x3_r50_16f", 1.6), ("i3d_3x1x1_r50_32f", 2.9)])
+def test_the_other_networks_are_slower_as_in_figure_6(name: str, factor: float) -> None:
+    tsm, other = (_cost(n, 256, "scale.gpus=1536").hours for n in ("tsm_r50_8f", name))
+    assert tsm and other and other / tsm == pytest.approx(factor, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "override", ["model.arch=tsn", "model.backbone=resnet101", "model.width=0.5", "data.num_frames=16", "data.crop=112"]
+)
+def test_nothing_is_said_of_a_network_that_nobody_measured(override: str) -> None:
+    cost = _cost("tsm_r50_8f", 1, override)
+    assert (cost.clips_per_second, cost.source, cost.hours, cost.node_hours) == (None, None, None, None)
+    assert (cost.jobs, cost.walltime_minutes) == (1, 120)  # the site's own
+    assert "nobody measured this network here; give --speed" in dict(cost.rows())["training"]
+
+
+def test_a_speed_of_ones_own_goes_before_the_sites() -> None:
+    # 100 epochs of 240,000 clips on 6 ranks of 100 clips a second: 40,000 s.
+    cost = _cost("tsm_r50_8f", 1, speed=100.0)
+    assert cost.hours == pytest.approx(40_000 / 3600)
+    assert (cost.source, cost.jobs) == ("--speed", 8)  # 800 min with 20 % on top, 105 in each job
+
+
+def test_accumulation_costs_its_time() -> None:
+    once, twice = (_cost("tsm_r50_8f_1536gpu", 128, site=_site(gpus)).hours for gpus in (6, 3))
+    assert once and twice == pytest.approx(2 * once)
+
+
+def _site(gpus_per_node: int) -> Site:
+    return load_site("summit", [f"gpus_per_node={gpus_per_node}"])
+
+
+def test_a_site_without_caps_takes_what_is_asked() -> None:
+    cost = _cost("tsm_r50_8f", 1, "scale.gpus=4", site=load_site("slurm_generic"), walltime=10_000)
+    assert (cost.jobs, cost.walltime_minutes) == (1, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        (0, "--nodes 0: at least one node is wanted"),
+        (-1, "--nodes -1: at least one node is wanted"),
+        (5, "5 nodes of summit have 30 ranks, which do not divide scale.gpus 1536: .*; --nodes 1, 2, 4, 8 would do"),
+        (512, "512 nodes of summit have 3072 ranks, .*; --nodes 32, 64, 128, 256 would do"),
+    ],
+)
+def test_ranks_that_do_not_divide_the_virtual_gpus(nodes: int, message: str) -> None:
+    spec = load_spec(KINETICS / "tsm_r50_8f_1536gpu.yaml")
+    with pytest.raises(JobError, match=message):
+        check_ranks(load_site("summit"), spec, nodes)
+
+
+def test_where_no_number_of_nodes_fits() -> None:
+    spec = load_spec(KINETICS / "tsm_r50_8f.yaml", ["scale.gpus=8"])
+    with pytest.raises(JobError, match=r"have 6 ranks, .*; change scale.gpus or ranks_per_node"):
+        check_ranks(load_site("summit"), spec, 1)
+
+
+def test_a_spec_without_virtual_gpus_takes_any_number_of_nodes() -> None:
+    spec: Spec = load_spec(KINETICS / "tsm_r50_8f.yaml", ["scale.gpus=null"])
+    assert check_ranks(load_site("summit"), spec, 5) == 30
+
+
+@pytest.mark.parametrize("asked", [{"speed": 0.0}, {"speed": float("nan")}, {"speed": float("inf")}, {"walltime": 0}])
+def test_a_speed_or_walltime_that_is_none(asked: dict[str, float]) -> None:
+    with pytest.raises(JobError, match=r"--(speed|walltime) .*wanted"):
+        _cost("tsm_r50_8f", 1, **asked)
+
+
+def test_more_nodes_than_the_site_has() -> None:
+    with pytest.raises(SiteError, match="at most 4608 nodes"):
+        _cost("tsm_r50_8f", 4609, "scale.gpus=null", "scale.clips_per_gpu=1")
+
+
+def test_the_rows_for_people() -> None:
+    rows = dict(_cost("tsm_r50_8f", 8, "scale.gpus=48", "scale.clips_per_gpu=8").rows())
+    assert rows["training"].startswith("7:08, 57.0 node-hours at 19.5 clips/s a rank (Training Kinetics")
+    assert rows["walltime"] == "5 jobs of 2:00, one after the other; at most 80.0 node-hours"
+    one = replace(_cost("tsm_r50_8f", 8, "scale.gpus=48"), jobs=1)
+    assert dict(one.rows())["walltime"].startswith("2:00, one job; at most")

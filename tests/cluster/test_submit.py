@@ -1,0 +1,210 @@
+"""Handing jobs to a scheduler, and asking it about them; sbatch, squeue, bsub and bjobs are stand-ins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from summit_train.cluster.job import Job
+from summit_train.cluster.site import Site, load_site
+from summit_train.cluster.submit import (
+    SchedulerError,
+    SubmitError,
+    chain,
+    job_states,
+    member_ids,
+    record,
+    submissions,
+    submit,
+    waiting_job,
+    write_job,
+)
+from summit_train.spec import Spec, load_spec
+from tests.conftest import WriteSpec
+from tests.standins import Standins
+
+SLURM, SUMMIT, LSF = (load_site(name) for name in ("slurm_generic", "summit", "lsf_generic"))
+
+
+@pytest.fixture
+def standins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standins:
+    found = Standins(tmp_path / "standins", "sbatch", "squeue", "bsub", "bjobs")
+    for name in ("STANDINS", "PATH"):
+        monkeypatch.setenv(name, found.environ[name])
+    return found
+
+
+@pytest.fixture
+def spec(write_spec: WriteSpec) -> Spec:
+    return load_spec(write_spec("a b; $(touch x)"))
+
+
+def _job(spec: Spec, runs: Sequence[Path] = ()) -> Job:
+    return Job(spec.name, tuple(runs) or (spec.run_path,), 2, 60, spec.run_path.parent, "/venv/bin/python")
+
+
+def _written(spec: Spec, site: Site) -> tuple[Job, Path]:
+    job = _job(spec)
+    return job, write_job(site, job, [spec])
+
+
+def test_the_run_directory_gets_spec_and_script(spec: Spec) -> None:
+    folder = spec.run_path / "job"
+    folder.mkdir(parents=True)
+    for mark in ("done", "requeues", "last_job", "submitted.jsonl", "7.out"):
+        (folder / mark).touch()
+    _, script = _written(spec, SLURM)
+    assert script == folder / "job.sh"
+    assert load_spec(folder / "spec.yaml") == spec
+    # Marks of an earlier submission would end or bound this one; what was submitted and said before stays.
+    assert {path.name for path in folder.iterdir()} == {"job.sh", "spec.yaml", "submitted.jsonl", "7.out"}
+
+
+def test_an_array_has_its_script_apart_from_its_runs(spec: Spec, tmp_path: Path) -> None:
+    runs = [tmp_path / "runs" / name for name in ("one", "two")]
+    specs = [spec.model_copy(update={"name": run.name}) for run in runs]
+    script = write_job(SLURM, _job(spec, runs), specs, tmp_path / "sweep")
+    assert script == tmp_path / "sweep/job.sh"
+    assert [load_spec(run / "job/spec.yaml").name for run in runs] == ["one", "two"]
+    with pytest.raises(ValueError, match=r"zip\(\)"):
+        write_job(SLURM, _job(spec, runs), specs[:1])
+
+
+def test_sbatch_is_called_in_the_scripts_folder(standins: Standins, spec: Spec) -> None:
+    """So the relative --output of the script is there, whatever characters the path has."""
+    _, script = _written(spec, SLURM)
+    (standins.folder / "sbatch").write_text("4711;cluster\n")
+    assert submit(SLURM, script) == "4711"
+    assert submit(SLURM, script, after="4711") == "4711"
+    first, second = standins.calls("sbatch")
+    assert first["words"] == ["--parsable", "job.sh"]
+    assert second["words"] == ["--parsable", "--dependency=afterany:4711", "job.sh"]
+    assert first["folder"] == str(spec.run_path / "job")
+
+
+@pytest.mark.parametrize(("site", "named"), [(SUMMIT, True), (LSF, False)])
+def test_bsub_is_named_the_script_or_reads_it(standins: Standins, spec: Spec, site: Site, named: bool) -> None:
+    _, script = _written(spec, site)
+    assert submit(site, script) == "101"
+    assert submit(site, script, after="101") == "102"
+    first, second = standins.jobs()
+    assert (first["script"], first["named"], first["folder"]) == (script.read_text(), named, str(script.parent))
+    assert second["options"]["-w"] == "ended(101)" and "-w" not in first["options"]
+
+
+def test_a_chain_is_recorded_job_by_job(standins: Standins, spec: Spec) -> None:
+    job, script = _written(spec, LSF)
+    assert chain(LSF, job, script, 3) == ["101", "102", "103"]
+    assert [each["options"].get("-w") for each in standins.jobs()] == [None, "ended(101)", "ended(102)"]
+    assert (spec.run_path / "job/last_job").read_text() == "103\n"
+    lines = submissions(spec.run_path)
+    assert [line["id"] for line in lines] == ["101", "102", "103"]
+    assert {key: lines[0][key] for key in lines[0] if key != "time"} == {
+        "id": "101",
+        "site": "lsf_generic",
+        "scheduler": "lsf",
+        "script": str(script),
+        "spec": str(spec.run_path / "job/spec.yaml"),
+        "nodes": 2,
+        "walltime_minutes": 60,
+    }
+    assert lines[0]["time"] <= lines[1]["time"]
+
+
+def test_one_job_is_no_chain(standins: Standins, spec: Spec) -> None:
+    job, script = _written(spec, LSF)
+    chain(LSF, job, script, 1)
+    assert not (spec.run_path / "job/last_job").exists()
+
+
+def test_a_scheduler_that_is_not_there(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    for site, command in ((SLURM, "sbatch"), (SUMMIT, "bsub")):
+        _, script = _written(spec, site)
+        message = f"{command} is not on PATH: submit from a machine of {site.name}, or only look: --dry-run"
+        with pytest.raises(SubmitError, match=message):
+            submit(site, script)
+        with pytest.raises(SubmitError, match=message):
+            job_states(site, ["1"])
+
+
+def test_a_refusal_is_passed_on_in_one_line(
+    standins: Standins, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, script = _written(spec, SLURM)
+    monkeypatch.setenv("STANDIN_REFUSES", "error: Batch job submission failed:\nInvalid account")
+    with pytest.raises(SchedulerError) as error:
+        submit(SLURM, script)
+    assert str(error.value) == (
+        "sbatch refused (exit status 97): error: Batch job submission failed: Invalid account"
+    )
+
+
+def test_an_answer_without_a_job_is_an_error(standins: Standins, spec: Spec) -> None:
+    _, script = _written(spec, SLURM)
+    (standins.folder / "sbatch").write_text("welcome to the cluster\n")
+    with pytest.raises(SchedulerError, match="sbatch answered 'welcome to the cluster', which names no job"):
+        submit(SLURM, script)
+
+
+def test_words_before_the_answer_are_passed_over(standins: Standins, spec: Spec) -> None:
+    _, script = _written(spec, SLURM)
+    (standins.folder / "sbatch").write_text("charged to abc123\n88\n")
+    assert submit(SLURM, script) == "88"
+
+
+def test_states_of_slurm_jobs(standins: Standins) -> None:
+    (standins.folder / "squeue").write_text(
+        "1 PENDING\n2 RUNNING\n3 COMPLETING\n4_1 RUNNING\n4_2 PENDING\n5_7 PENDING\n44 RUNNING\n6 REQUEUE_HOLD\n"
+    )
+    ids = ["1", "2", "3", "4", "4_1", "4_2", "4_3", "5", "6", "7"]
+    states = ["queued", "running", "running", "running", "running", "queued", "gone", "queued", "queued", "gone"]
+    assert job_states(SLURM, ids) == dict(zip(ids, states, strict=True))
+    assert job_states(SLURM, []) == {}
+    assert len(standins.calls("squeue")) == 1
+
+
+def test_states_of_lsf_jobs(standins: Standins) -> None:
+    (standins.folder / "bjobs").write_text("1 0 PEND\n2 0 RUN\n4 1 RUN\n4 2 PEND\n5 7 PSUSP\n")
+    ids = ["1", "2", "4", "4[1]", "4[2]", "4[3]", "5", "7"]
+    states = ["queued", "running", "running", "running", "queued", "gone", "queued", "gone"]
+    assert job_states(LSF, ids) == dict(zip(ids, states, strict=True))
+    (standins.folder / "bjobs").unlink()
+    assert job_states(LSF, ["1"]) == {"1": "gone"}
+
+
+def test_members_of_an_array(spec: Spec, tmp_path: Path) -> None:
+    runs = [tmp_path / "runs" / name for name in ("one", "two")]
+    job = _job(spec, runs)
+    assert member_ids(SLURM, job, "7") == ["7_1", "7_2"]
+    assert member_ids(LSF, job, "7") == ["7[1]", "7[2]"]
+    assert member_ids(SLURM, replace(job, runs=job.runs[:1]), "7") == ["7"]
+    write_job(SLURM, job, [spec, spec], tmp_path / "sweep")
+    record(SLURM, job, tmp_path / "sweep/job.sh", "7")
+    assert [submissions(run)[0]["id"] for run in runs] == ["7_1", "7_2"]
+
+
+def test_a_job_of_this_run_that_is_waiting(standins: Standins, spec: Spec) -> None:
+    job, script = _written(spec, SLURM)
+    assert waiting_job(SLURM, spec.run_path) is None
+    assert standins.calls("squeue") == []
+    for job_id in ("7", "8"):
+        record(SLURM, job, script, job_id)
+    (standins.folder / "squeue").write_text("8 PENDING\n9 RUNNING\n")
+    assert waiting_job(SLURM, spec.run_path) == ("8", "queued")
+    (standins.folder / "squeue").write_text("9 RUNNING\n")
+    assert waiting_job(SLURM, spec.run_path) is None
+    # Another scheduler's number says nothing here.
+    (standins.folder / "bjobs").write_text("8 0 RUN\n")
+    assert waiting_job(LSF, spec.run_path) is None
+
+
+def test_what_was_submitted_is_one_object_a_line(spec: Spec) -> None:
+    job, script = _written(spec, SLURM)
+    record(SLURM, job, script, "7")
+    (line,) = (spec.run_path / "job/submitted.jsonl").read_text().splitlines()
+    assert json.loads(line)["id"] == "7"
