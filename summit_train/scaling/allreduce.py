@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from summit_train.comm import World
+from summit_train.scaling.network import AlphaBeta, fit_alpha_beta
 
 LIBRARIES = ("horovod", "mpi4py")
 _WARM_UP, _FEWEST, _MOST = 2, 5, 40  # repeats of one size
@@ -42,6 +43,12 @@ def measure(world: World, device: torch.device, sizes: Sequence[int], seconds: f
         for num_bytes in sizes:
             once = _operation(world, device, library, num_bytes)
             yield _sample(world, library, num_bytes, once, share)
+
+
+def fit_library(samples: Sequence[Sample], library: str) -> AlphaBeta:
+    """Latency and bandwidth of one library's medians. Raises ValueError where they are no line."""
+    mine = [sample for sample in samples if sample.library == library]
+    return fit_alpha_beta([sample.num_bytes for sample in mine], [sample.median_s for sample in mine])
 
 
 def _operation(world: World, device: torch.device, library: str, num_bytes: int) -> Callable[[], None]:

@@ -113,6 +113,21 @@ def link_of(fit: AlphaBeta, ranks: int, source: str) -> Link:
     return Link(latency_s=fit.latency_s / hops, bytes_per_second=hops / ranks * fit.bytes_per_second, source=source)
 
 
+def measured_network(
+    horovod: AlphaBeta, mpi: AlphaBeta, *, ranks: int, hosts: int, blocking: bool, source: str
+) -> Network:
+    """The network that ranks have measured, Horovod's whole allreduces and MPI's own.
+
+    A hop is MPI's latency and Horovod's bandwidth, which has its copies in it. What Horovod adds to a message besides
+    (negotiation) is the overhead, without the half cycle that a gradient waits on average: `overlap` plays cycles.
+    """
+    link = link_of(AlphaBeta(mpi.latency_s, horovod.bytes_per_second, 0.0), ranks, source)
+    plain = Network(intra=link, inter=link if hosts > 1 else None, algorithm="ring", blocking=blocking)
+    # Between hosts a ring's slowest link decides, so nothing is known of the links within.
+    overhead_s = max(0.0, horovod.latency_s - mpi.latency_s - plain.cycle_s / 2)
+    return plain.model_copy(update={"overhead_s": overhead_s})
+
+
 def _fastest_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
     each = (partial(kind, network, nodes, per_node) for kind in (ring_seconds, tree_seconds))
     return min(seconds(num_bytes) for seconds in each)

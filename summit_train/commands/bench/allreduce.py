@@ -15,14 +15,12 @@ from summit_train.commands.simulate import FORMATS, aligned, figure_path
 from summit_train.commands.start import choose_device, session, this_launch
 from summit_train.files import write_text
 from summit_train.report.scaling import Messages, draw_messages, size_text
-from summit_train.scaling.allreduce import LIBRARIES, Sample, measure, message_sizes
+from summit_train.scaling.allreduce import LIBRARIES, Sample, fit_library, measure, message_sizes
 from summit_train.scaling.cost import gradient_element_bytes, structure_of
-from summit_train.scaling.machines import Machine, Network
-from summit_train.scaling.network import AlphaBeta, bus_bandwidth, fit_alpha_beta, link_of
+from summit_train.scaling.machines import Machine
+from summit_train.scaling.network import AlphaBeta, bus_bandwidth, measured_network
 from summit_train.source import to_yaml
 from summit_train.spec import load_spec
-
-_CYCLE_S = 1e-3  # Horovod's default: a gradient waits half of it on average
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def _setting(world: World, load: float, device: str, spec: str, num_bytes: int) 
 
 
 def _report(args: argparse.Namespace, setting: Setting, samples: list[Sample], out: Path | None) -> None:
-    fits = {library: _fit(samples, library) for library in LIBRARIES}
+    fits = {library: fit_library(samples, library) for library in LIBRARIES}
     if args.write is not None:
         write_text(args.write, machine_text(Path(args.write).stem, setting, fits))
     if out is not None:
@@ -133,23 +131,14 @@ def about(setting: Setting) -> str:
 
 
 def machine_text(name: str, setting: Setting, fits: dict[str, AlphaBeta]) -> str:
-    """A machine's file with the network as measured. Rates of computing are another measurement.
-
-    The hop is MPI's latency and Horovod's bandwidth, which has its copies in it; what Horovod adds to a message besides
-    (negotiation), without the half cycle that the cost model plays itself, is the overhead.
-    """
-    horovod, mpi = fits["horovod"], fits["mpi4py"]
-    source = f"bench allreduce, {setting.ranks} ranks, {setting.ranks_per_host} a host"
-    hop = AlphaBeta(mpi.latency_s, horovod.bytes_per_second, 0.0)
-    link = link_of(hop, setting.ranks, source)
-    overhead_s = max(0.0, horovod.latency_s - mpi.latency_s - _CYCLE_S / 2)
-    # Between hosts a ring's slowest link decides, so nothing is known of the links within.
-    network = Network(
-        intra=link,
-        inter=link if setting.hosts > 1 else None,
-        overhead_s=overhead_s,
-        algorithm="ring",
+    """A machine's file with the network as measured. Rates of computing are another measurement."""
+    network = measured_network(
+        fits["horovod"],
+        fits["mpi4py"],
+        ranks=setting.ranks,
+        hosts=setting.hosts,
         blocking=setting.device == "cpu",
+        source=f"bench allreduce, {setting.ranks} ranks, {setting.ranks_per_host} a host",
     )
     description = about(setting).replace("\n", " ")
     machine = Machine(name=name, about=description, gpus_per_node=setting.ranks_per_host, network=network)
@@ -158,11 +147,6 @@ def machine_text(name: str, setting: Setting, fits: dict[str, AlphaBeta]) -> str
         "# to `simulate`, or add compute.rates.\n"
     )
     return header + to_yaml(machine.model_dump(mode="json", exclude_defaults=True))
-
-
-def _fit(samples: list[Sample], library: str) -> AlphaBeta:
-    mine = [sample for sample in samples if sample.library == library]
-    return fit_alpha_beta([s.num_bytes for s in mine], [s.median_s for s in mine])
 
 
 def _values(setting: Setting, samples: list[Sample], fits: dict[str, AlphaBeta]) -> dict[str, Any]:

@@ -1,0 +1,255 @@
+"""Is the cost model right? Two ranks in two network namespaces, joined by a veth whose rate `tc` sets.
+
+    python bench/veth.py                        50 Mbit/s to unlimited, a few minutes, as root, on an idle machine
+    python bench/veth.py --rates 100 0 --json   other rates in Mbit/s (0: unlimited)
+
+For each rate, in one world of two ranks: allreduces are timed and fitted as `bench allreduce` does; steps are timed in
+turn with and without the other rank's gradients. Predicted is `scaling/cost.py` with the fitted network and the steps
+that were alone as its rate. Where namespaces are not allowed it says why and ends with status 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SPEC = ROOT / "configs" / "motion" / "tsm.yaml"
+RATES = (50, 100, 200, 500, 1000, 0)
+SUBNET, HOSTS = "10.213.77.0/24", ("10.213.77.1", "10.213.77.2")
+TOLERANCE = 0.15
+# mpirun's way to the other "machine": a shell in the other namespace. It is given the host's name first.
+AGENT = '#!/bin/sh\nshift\nexec ip netns exec {namespace} unshare --uts sh -c "hostname {namespace}; $*"\n'
+
+
+def main() -> int:
+    """Make the namespaces, run every rate, print predicted against measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rates", type=int, nargs="+", default=RATES, metavar="MBIT", help="0: unlimited")
+    parser.add_argument("--repeats", type=int, default=9, metavar="N", help="pairs of steps for each rate (default 9)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.as_rank:
+        return rank(args.repeats)
+    why = why_not()
+    if why is not None:
+        print(json.dumps({"skipped": why}) if args.json else f"skipped: {why}")
+        return 0
+    load = os.getloadavg()[0]
+    with namespaces() as names:
+        rows = [measured(names, rate, args.repeats) for rate in args.rates]
+    worst = max(abs(row["error"]) for row in rows)
+    if args.json:
+        print(json.dumps({"rows": rows, "load": load, "worst_error": worst, "tolerance": TOLERANCE}))
+    else:
+        print_rows(rows, load)
+    return 0 if worst <= TOLERANCE else 1
+
+
+def why_not() -> str | None:
+    """Why this machine cannot, or None."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for program in ("ip", "tc", "unshare"):
+        if shutil.which(program) is None:
+            return f"there is no {program} on PATH; apt-get install iproute2 util-linux"
+    tried = subprocess.run(["unshare", "--net", "--uts", "true"], capture_output=True, text=True)
+    return None if tried.returncode == 0 else f"network namespaces are not allowed here: {tried.stderr.strip()}"
+
+
+@contextlib.contextmanager
+def namespaces() -> Iterator[tuple[str, str]]:
+    """Two namespaces with a cable between them, gone at the end."""
+    names = (f"st{os.getpid()}a", f"st{os.getpid()}b")
+    made: list[str] = []
+    try:
+        for name in names:
+            call("ip", "netns", "add", name)
+            made.append(name)
+        call(
+            "ip", "link", "add", "veth0", "netns", names[0], "type", "veth", "peer", "name", "veth0", "netns", names[1]
+        )
+        for name, address in zip(names, HOSTS, strict=True):
+            inside = ("ip", "-n", name)
+            call(*inside, "address", "add", f"{address}/24", "dev", "veth0")
+            call(*inside, "link", "set", "veth0", "up")
+            call(*inside, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in made:  # the cable goes with them
+            call("ip", "netns", "delete", name)
+
+
+def limit(names: tuple[str, str], mbit: int) -> None:
+    """Set what each end sends; 0 takes the limit away."""
+    for name in names:
+        tc = ("ip", "netns", "exec", name, "tc", "qdisc")
+        subprocess.run([*tc, "del", "dev", "veth0", "root"], capture_output=True)
+        if mbit:
+            # The bucket holds 5 ms of the rate: smaller starves fast links between two ticks of the kernel, larger
+            # would let short messages pass for nothing.
+            burst = max(16_000, mbit * 125_000 // 200)
+            call(
+                *tc,
+                "add",
+                "dev",
+                "veth0",
+                "root",
+                "tbf",
+                "rate",
+                f"{mbit}mbit",
+                "burst",
+                str(burst),
+                "latency",
+                "100ms",
+            )
+
+
+def measured(names: tuple[str, str], mbit: int, repeats: int) -> dict[str, Any]:
+    """Start two ranks, one in each namespace, at that rate; rank 0's row."""
+    limit(names, mbit)
+    agent = Path(f"/tmp/{names[1]}.agent")
+    agent.write_text(AGENT.format(namespace=names[1]))
+    agent.chmod(0o700)
+    mpirun = Path(sys.executable).with_name("mpirun")
+    command = [
+        *("ip", "netns", "exec", names[0], str(mpirun), "-np", "2", "--host", ",".join(f"{h}:1" for h in HOSTS)),
+        *("--bind-to", "none", "--mca", "plm_rsh_agent", str(agent), "--mca", "mpi_yield_when_idle", "1"),
+        *("--mca", "oob_tcp_if_include", SUBNET, "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", SUBNET),
+        *("-x", "PATH", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS", "-x", "LD_LIBRARY_PATH"),
+        *(sys.executable, __file__, "--as-rank", "--repeats", str(repeats)),
+    ]
+    bin_folder = str(mpirun.parent)
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    try:
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    finally:
+        agent.unlink()
+    if done.returncode != 0:
+        sys.exit(f"the ranks failed at {mbit} Mbit/s:\n{done.stdout}{done.stderr}")
+    return {"mbit": mbit, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def rank(repeats: int) -> int:
+    """One rank: measure allreduces and steps; rank 0 prints the row."""
+    import torch
+
+    from summit_train.comm import open_world
+    from summit_train.scaling.allreduce import LIBRARIES, fit_library, measure, message_sizes
+    from summit_train.scaling.cost import Job, step_time, structure_of
+    from summit_train.scaling.machines import Machine, with_rate
+    from summit_train.scaling.network import measured_network
+    from summit_train.spec import load_spec
+
+    torch.set_num_threads(1)
+    world = open_world(2)
+    spec = load_spec(SPEC)
+    sizes = message_sizes(structure_of(spec).gradient_bytes)
+    samples = list(measure(world, torch.device("cpu"), sizes, 6.0))
+    alone, together = Stepper(spec, None), Stepper(spec, world)
+    pairs = [(timed(world, alone.step), timed(world, together.step)) for _ in range(repeats + 2)][2:]
+    compute_s, step_s = (statistics.median(column) for column in zip(*pairs, strict=True))
+    fits = {library: fit_library(samples, library) for library in LIBRARIES}
+    network = measured_network(fits["horovod"], fits["mpi4py"], ranks=2, hosts=2, blocking=True, source="bench/veth.py")
+    machine = Machine(name="veth", about="two namespaces", gpus_per_node=1, network=network)
+    machine = with_rate(machine, spec, spec.scale.clips_per_gpu / compute_s)
+    predicted = step_time(Job(spec, machine, 2, 10**6, 1))
+    if world.rank == 0:
+        row = {
+            "latency_s": fits["horovod"].latency_s,
+            "bytes_per_second": fits["horovod"].bytes_per_second,
+            "compute_s": compute_s,
+            "step_s": step_s,
+            "low_s": min(pair[1] for pair in pairs),
+            "high_s": max(pair[1] for pair in pairs),
+            "predicted_s": predicted.step_s,
+            "exposed_s": predicted.communication_s,
+            "error": predicted.step_s / step_s - 1,
+            "gradient_bytes": structure_of(spec).gradient_bytes,
+        }
+        print(json.dumps(row), flush=True)
+    world.close()
+    return 0
+
+
+class Stepper:
+    """The spec's network on random clips: forward, backward and update, with the world's gradients or without."""
+
+    def __init__(self, spec: Any, world: Any) -> None:
+        import torch
+
+        from summit_train.training.network import fresh_model
+
+        self._world = world
+        self._model = fresh_model(spec, torch.device("cpu"))
+        plain = torch.optim.SGD(self._model.parameters(), lr=0.0, momentum=0.9)
+        self._optimizer = world.wrap(plain, self._model.named_parameters(), 1, "none") if world else plain
+        side, clips = spec.data.crop, spec.scale.clips_per_gpu
+        self._clips = torch.rand(clips, spec.data.num_frames, 3, side, side)
+        self._labels = torch.zeros(clips, dtype=torch.long)
+
+    def step(self) -> None:
+        """One update."""
+        import torch
+        from torch.nn import functional
+
+        self._optimizer.zero_grad()
+        torch.autograd.backward(functional.cross_entropy(self._model(self._clips), self._labels))
+        if self._world is None:
+            self._optimizer.step()
+        else:
+            self._world.synchronize(self._optimizer)
+            self._world.update(self._optimizer)
+
+
+def timed(world: Any, step: Callable[[], None]) -> float:
+    """Seconds from when all ranks are ready to when the slowest is done."""
+    world.barrier()
+    began = time.perf_counter()
+    step()
+    times = world.gather(time.perf_counter() - began)
+    return float(world.broadcast(None if times is None else max(times)))
+
+
+def print_rows(rows: list[dict[str, Any]], load: float) -> None:
+    """Predicted against measured, and whether the machine was quiet."""
+    print(f"two ranks, one thread each, {rows[0]['gradient_bytes']:,} bytes of gradients; load before: {load:.2f}")
+    print("   Mbit/s  fitted MB/s  latency ms  compute s  step s (least, most)   predicted s  exposed s    error")
+    for row in rows:
+        rate = f"{row['mbit']:,}" if row["mbit"] else "unlimited"
+        spread = f"{row['step_s']:.3f} ({row['low_s']:.3f}, {row['high_s']:.3f})"
+        print(
+            f"{rate:>9}  {row['bytes_per_second'] / 1e6:11.1f}  {1e3 * row['latency_s']:10.2f}  {row['compute_s']:9.3f}"
+            f"  {spread:>20}  {row['predicted_s']:11.3f}  {row['exposed_s']:9.3f}  {100 * row['error']:+6.1f} %"
+        )
+    if load > 0.5:
+        print("other work ran: ratios of steps that were not taken in turn mean little")
+
+
+def call(*command: str) -> None:
+    """Run, or end with what the program said."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
