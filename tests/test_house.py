@@ -34,7 +34,8 @@ ARROWS: dict[str, set[str]] = {
     "training": _GROUND | {"source", "comm", "models", "plan", "data", "optim"},
     "cluster": {"files", "source", "typed", "spec", "plan"},
     "report": {"files", "spec", "plan", "sweep"},
-    "scaling": {"files", "source", "typed", "spec", "plan", "structure", "comm"},
+    # The cost model is integers and floats; the benches run what training runs.
+    "scaling": _GROUND | {"source", "typed", "comm", "plan", "data", "models", "training", "processes"},
     "processes": set(),
     "doctor": {"processes"},
 }
@@ -45,7 +46,8 @@ OWNERS = {"horovod": "comm", "mpi4py": "comm", "av": "data.decode"}
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"comm|models(\..*)?|training(\..*)?|optim\.sgd|data\.loader|scaling\.allreduce|commands\.(start|whole_run|evaluate)"
+    r"comm|models(\..*)?|training(\..*)?|optim\.sgd|data\.loader|"
+    r"scaling\.(allreduce|inference|memory|peak|steps)|commands\.(bench(\..*)?|start|whole_run|evaluate)"
 )
 
 # Who may print: the commands, and the watchdog, which speaks when the main thread cannot.

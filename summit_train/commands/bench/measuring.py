@@ -1,11 +1,11 @@
-"""What the benches do once torch is loaded: open the ranks, measure, and give rank 0 the values."""
+"""What `bench step` does once torch is loaded: open the ranks, measure, and give rank 0 the values."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,11 +17,14 @@ from summit_train.plan import Plan, make_plan
 from summit_train.scaling.cost import structure_of
 from summit_train.scaling.measure import in_turn, training_multiply_adds
 from summit_train.scaling.memory import peak_memory
-from summit_train.scaling.peak import Peak, Shape, measure_peak, network_shapes
+from summit_train.scaling.peak import measure_peak, network_shapes
 from summit_train.scaling.step_times import StepTimes, step_values, work_of
 from summit_train.scaling.steps import StepBench, repeats_alone, turn
 from summit_train.spec import Spec, load_spec
 from summit_train.training.environment import environment
+
+Seconds = dict[str, float]
+Peaks = dict[str, dict[str, Any] | None]  # by precision
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Subject:
     manifest: Manifest | None
 
     def values(self) -> dict[str, Any]:
-        """What was measured, as a JSON object."""
+        """What is measured, as a JSON object."""
         model, data, plan = self.spec.model, self.spec.data, self.plan
         return {
             "name": self.spec.name,
@@ -46,6 +49,7 @@ class Subject:
             "accumulation": plan.accumulation,
             "clips_per_gpu": plan.clips_per_gpu,
             "global_batch": plan.global_batch,
+            "gradient_bytes": plan.gradient_bytes,
             "synthetic": self.manifest is None,
             "clips": None if self.manifest is None else self.spec.data.train,
             "workers": 0 if self.manifest is None else self.spec.data.workers,
@@ -61,31 +65,96 @@ def read_subject(path: str, overrides: Sequence[str], ranks: int, *, synthetic: 
 
 
 def measure_steps(args: argparse.Namespace) -> dict[str, Any] | None:
-    """`bench step`: what it prints as JSON, on rank 0; None elsewhere."""
+    """What `bench step` prints as JSON, on rank 0; None elsewhere."""
     launch = this_launch()
     paths = [args.spec] if args.compare is None else [args.spec, args.compare]
     subjects = [read_subject(path, args.overrides, launch.size, synthetic=args.synthetic) for path in paths]
     with session(launch) as world:
-        return _measure_on(world, subjects, args)
+        device = choose_device(world)
+        by_precision = {subject.spec.precision: subject for subject in subjects}
+        peaks: Peaks = {name: _peak(subject, args.peak, world, device) for name, subject in by_precision.items()}
+        benches = [StepBench(subject.spec, subject.plan, world, device, subject.manifest) for subject in subjects]
+        repeats: list[list[Seconds]] = [[] for _ in benches]
+        with watched(world, subjects[0].spec.watch.stall_seconds) as watchdog:
+            for i, seconds in _repeats(benches, args):
+                repeats[i].append(seconds)
+                done = f"{subjects[i].spec.name}, turn {len(repeats[i])} of {args.repeats}"
+                watchdog.at(f"measuring, after {done}", waits=world.size > 1)
+                say(world, f"{done}: {sum(seconds.values()):.3f} s a step")
+        measured = [
+            _values(subject, world.gather(times), world.gather(bench.activation_bytes), peaks[subject.spec.precision])
+            for subject, bench, times in zip(subjects, benches, repeats, strict=True)
+        ]
+        about = _about(world, device, args)
+    return _result(about, peaks, measured) if world.rank == 0 else None
 
 
-def _measure_on(world: World, subjects: Sequence[Subject], args: argparse.Namespace) -> dict[str, Any] | None:
-    device = choose_device(world)
-    peak = None if args.peak is not None else _peak_of(subjects, device, world)
-    benches = [StepBench(subject.spec, subject.plan, world, device, subject.manifest) for subject in subjects]
-    repeats: list[list[dict[str, float]]] = [[] for _ in benches]
-    with watched(world, max(subject.spec.watch.stall_seconds or 0 for subject in subjects) or None) as watchdog:
-        watchdog.at("warming up", waits=world.size > 1)
-        if len(benches) == 1:
-            timed = ((0, seconds) for seconds in repeats_alone(benches[0], args.warm_up, args.steps, args.repeats))
-        else:
-            turns = {str(i): turn(bench, args.warm_up, args.steps) for i, bench in enumerate(benches)}
-            timed = ((int(name), seconds) for name, seconds in in_turn(turns, args.repeats))
-        for i, seconds in timed:
-            repeats[i].append(seconds)
-            watchdog.at(f"after repeat {len(repeats[i])} of {subjects[i].spec.name}", waits=world.size > 1)
-            if world.rank == 0:
-                _say(f"{subjects[i].spec.name}: {sum(seconds.values()):.3f} s a step ({len(repeats[i])})")
-        memory = world.gather(peak_memory(device))
-        activations = [world.gather(bench.activation_bytes()) for bench in benches]
-    return _values(world, device, subjects, args, peak, repeats, memory, activations)
+def say(world: World, text: str) -> None:
+    """Let rank 0 tell a person who waits how far it is."""
+    if world.rank == 0:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _repeats(benches: Sequence[StepBench], args: argparse.Namespace) -> Iterator[tuple[int, Seconds]]:
+    """(which bench, seconds of each phase) as they are measured."""
+    if len(benches) == 1:
+        for seconds in repeats_alone(benches[0], args.warm_up, args.steps, args.repeats):
+            yield 0, seconds
+        return
+    turns = {str(i): turn(bench, args.warm_up, args.steps) for i, bench in enumerate(benches)}
+    for name, seconds in in_turn(turns, args.repeats):
+        yield int(name), seconds
+
+
+def _peak(subject: Subject, given: float | None, world: World, device: torch.device) -> dict[str, Any] | None:
+    """The peak of all ranks, which measure at the same time, as they train; or `given` for each of them."""
+    precision = subject.spec.precision
+    if given is not None:
+        return None if given == 0 else _peak_values(precision, given * world.size, None, 0)
+    say(world, f"measuring the peak of matrix products in {precision}")
+    world.barrier()
+    peak = measure_peak(precision, device, network_shapes(structure_of(subject.spec), subject.plan.clips_per_gpu))
+    rates = world.gather(peak.multiply_adds_per_second)
+    return _peak_values(precision, sum(rates or ()), peak.shape, len(peak.tried))
+
+
+def _peak_values(precision: str, rate: float, shape: tuple[int, int, int] | None, tried: int) -> dict[str, Any]:
+    return {"precision": precision, "multiply_adds_per_second": rate, "shape": shape, "tried": tried}
+
+
+def _values(
+    subject: Subject, ranks: list[list[Seconds]] | None, activations: list[int] | None, peak: dict[str, Any] | None
+) -> tuple[dict[str, Any], StepTimes] | None:
+    """One spec's values and times; None where rank 0 has gathered them."""
+    if ranks is None or activations is None:
+        return None
+    times = StepTimes(tuple(map(tuple, ranks)))
+    rate = None if peak is None else peak["multiply_adds_per_second"]
+    work = work_of(subject.plan, training_multiply_adds(structure_of(subject.spec)), rate)
+    return subject.values() | step_values(times, work) | {"activation_bytes": max(activations)}, times
+
+
+def _about(world: World, device: torch.device, args: argparse.Namespace) -> dict[str, Any]:
+    hosts, peaks = world.gather(world.host), world.gather(peak_memory(device))
+    of = "tensors on the GPU" if device.type == "cuda" else "the whole process, Python and torch with it"
+    return {
+        "bench": "step",
+        "environment": environment(world, device, hosts or []),
+        "settings": {"repeats": args.repeats, "steps": args.steps, "warm_up": args.warm_up},
+        "peak_memory_bytes": max(peaks or [0]),
+        "peak_memory_of": f"{of}, highest of all ranks" + (", both specs at once" if args.compare else ""),
+    }
+
+
+def _result(
+    about: dict[str, Any], peaks: Peaks, measured: Sequence[tuple[dict[str, Any], StepTimes] | None]
+) -> dict[str, Any]:
+    found = [pair for pair in measured if pair is not None]
+    ratios = None
+    if len(found) == 2:
+        ratios = {name: ratio.values() for name, ratio in found[0][1].ratios(found[1][1]).items()}
+    return about | {
+        "peaks": [peak for peak in peaks.values() if peak is not None],
+        "specs": [values for values, _ in found],
+        "ratios": ratios,
+    }

@@ -6,9 +6,18 @@ import argparse
 import json
 from typing import Any
 
-from summit_train.commands.bench.arguments import add_repeats, as_spread, machine_text, share, with_unit
-from summit_train.report.tables import aligned
-from summit_train.scaling.measure import MeasureError, positive
+from summit_train.commands.bench.arguments import (
+    add_peak,
+    add_repeats,
+    as_spread,
+    check_peak,
+    check_repeats,
+    machine_text,
+    share,
+    table,
+    with_unit,
+)
+from summit_train.commands.bench.measuring import measure_steps
 
 _NAMES = {"data_wait": "data wait", "allreduce": "exposed allreduce"}
 
@@ -20,19 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", metavar="SPEC2", help="measure both in turn and print SPEC over SPEC2")
     parser.add_argument("--synthetic", action="store_true", help="random clips instead of those of data.train")
     add_repeats(parser)
-    parser.add_argument("--peak", type=float, metavar="X", help="multiply-adds/s of a rank at best; 0: no utilisation")
+    add_peak(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Raises ValueError for a wrong spec or option."""
-    for option in ("repeats", "steps", "warm_up"):
-        positive(getattr(args, option), f"--{option.replace('_', '-')}")
-    if args.peak is not None and not 0 <= args.peak < float("inf"):
-        raise MeasureError(f"--peak {args.peak:g}: multiply-adds a second, or 0 for no utilisation")
-    # Here and not above: the help must not wait for torch.
-    from summit_train.commands.bench.measuring import measure_steps
-
+    check_repeats(args)
+    check_peak(args)
     values = measure_steps(args)
     if values is not None:  # on rank 0
         print(json.dumps(values) if args.json else as_text(values))
@@ -41,47 +45,44 @@ def run(args: argparse.Namespace) -> int:
 
 def as_text(values: dict[str, Any]) -> str:
     """What was measured, for people."""
-    lines = [f"machine: {machine_text(values['environment'])}", *map(_spec_text, values["specs"])]
-    if values["peak"] is not None:
-        lines.append(_peak_text(values["peak"]))
+    lines = [f"machine: {machine_text(values['environment'])}", *map(_spec_text, values["specs"]), ""]
+    lines += [peak_text(peak) for peak in values["peaks"]]
     lines.append(f"peak memory: {with_unit(values['peak_memory_bytes'], 'B')}, {values['peak_memory_of']}")
     if values["ratios"] is not None:
         first, second = (spec["name"] for spec in values["specs"])
+        rows = [(_NAMES.get(name, name), as_spread(ratio)) for name, ratio in values["ratios"].items()]
         pairs = values["settings"]["repeats"]
-        rows = [(_NAMES.get(name, name), as_spread(ratio, ".3f")) for name, ratio in values["ratios"].items()]
-        lines.append(f"{first} over {second}, median (min .. max) of {pairs} pairs of seconds:\n{_indented(rows)}")
+        lines.append(f"\nseconds of {first} over {second}, median (min .. max) of {pairs} pairs:\n{table(rows)}")
     return "\n".join(lines)
 
 
 def _spec_text(values: dict[str, Any]) -> str:
-    model, clip = f"{values['arch']} {values['backbone']}", f"{values['frames']} x {values['crop']}^2"
-    batch = f"{values['accumulation']} x {values['clips_per_gpu']} clips a rank and step on {values['ranks']} ranks"
-    clips = "RANDOM CLIPS" if values["synthetic"] else f"clips of {values['clips']}"
-    rows = [("step", as_spread(values["step_s"]) + " s", "100.0 %")]
+    model = f"{values['arch']} {values['backbone']}, {values['frames']} x {values['crop']}^2, {values['precision']}"
+    batch = f"{values['accumulation']} x {values['clips_per_gpu']} clips a step on each of {values['ranks']} ranks"
+    clips = "RANDOM CLIPS, no loader" if values["synthetic"] else f"{values['clips']}, {values['workers']} workers"
+    parts = [("step", as_spread(values["step_s"]) + " s", "")]
     for name, seconds in values["phases_s"].items():
-        rows.append((f"  {_NAMES.get(name, name)}", as_spread(seconds) + " s", share(values["shares"][name])))
-    rates = [
+        parts.append((f"  {_NAMES.get(name, name)}", as_spread(seconds) + " s", share(values["shares"][name])))
+    return f"\n{values['name']}: {model}\n{batch}; {clips}\n{table(parts)}\n{table(_rates(values))}"
+
+
+def _rates(values: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [
         ("clips/s", as_spread(values["clips_per_second"])),
         ("multiply-adds/s", as_spread(values["multiply_adds_per_second"], ".4g")),
     ]
-    for name in ("mfu", "forward_mfu", "backward_mfu"):
+    titles = {"mfu": "utilisation (MFU)", "forward_mfu": "  forward alone", "backward_mfu": "  backward alone"}
+    for name, title in titles.items():
         if values[name] is not None:
-            percents = {key: 100 * part for key, part in values[name].items()}
-            title = {"mfu": "utilisation (MFU)", "forward_mfu": "  forward", "backward_mfu": "  backward"}[name]
-            rates.append((title, as_spread(percents, ".1f") + " %"))
-    rates.append(("activations", with_unit(values["activation_bytes"], "B") + " a rank, kept for the backward pass"))
-    head = f"\n{values['name']}: {model}, {clip}, {values['precision']}; {batch}; {clips}"
-    return f"{head}\nseconds, median (min .. max):\n{_indented(rows)}\n{_indented(rates)}"
+            percent = {key: 100 * part for key, part in values[name].items()}
+            rows.append((title, as_spread(percent, ".1f") + " %"))
+    return [*rows, ("activations a rank", with_unit(values["activation_bytes"], "B"))]
 
 
-def _peak_text(peak: dict[str, Any]) -> str:
-    rate = with_unit(peak["multiply_adds_per_second"], "multiply-adds/s")
+def peak_text(peak: dict[str, Any]) -> str:
+    """What the utilisation is measured against."""
+    rate = f"peak of all ranks, {peak['precision']}: {with_unit(peak['multiply_adds_per_second'], 'multiply-adds/s')}"
     if peak["shape"] is None:
-        return f"peak of all ranks: {rate} (given)"
+        return f"{rate}, given"
     shape = " x ".join(f"{side:,}" for side in peak["shape"])
-    tried = f"the best of {peak['tried']} matrix products, {shape} in {peak['precision']}"
-    return f"peak of all ranks: {rate}; {tried}, {peak['threads']} threads a rank"
-
-
-def _indented(rows: list[Any]) -> str:
-    return "\n".join("  " + line for line in aligned(rows, "<" + ">" * (len(rows[0]) - 1)).splitlines())
+    return f"{rate}, the best of {peak['tried']} matrix products ({shape}), measured in this run"

@@ -1,0 +1,102 @@
+"""What the machine can do at best: multiply-adds a second of large matrix products, as the paper's "peak FLOPs"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from summit_train.structure import Structure
+from summit_train.training.stopwatch import Mark
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
+SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
+RUNS = 5
+_MOST_ELEMENTS = 2**26  # of one matrix, 256 MB in fp32
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Product:
+    """(rows, inner) times (inner, columns): the best of some runs."""
+
+    shape: Shape
+    multiply_adds_per_second: float
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The best product of all that were tried; `threads` of this process were at work."""
+
+    precision: str
+    multiply_adds_per_second: float
+    shape: Shape
+    threads: int
+    tried: tuple[Product, ...]
+
+    def values(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+def measure_peak(precision: str, device: torch.device, shapes: Sequence[Shape] = (), seconds: float = 1.0) -> Peak:
+    """The best of large square products and of products of `shapes`, each five times after one that is not counted.
+
+    Squares grow until one run takes more than `seconds`. The threads are those that the process has, and on a GPU TF32
+    is used where convolutions use it: the peak is that of the arithmetic that the training does.
+    """
+    tried: list[Product] = []
+    with _convolutions_arithmetic(device):
+        for side in SQUARES:
+            tried.append(_measure((side, side, side), precision, device))
+            if (2 * side) ** 3 / tried[-1].multiply_adds_per_second > seconds:
+                break
+        for shape in shapes:
+            if prod(shape) / tried[-1].multiply_adds_per_second <= 10 * seconds:
+                tried.append(_measure(shape, precision, device))
+    best = max(tried, key=lambda product: product.multiply_adds_per_second)
+    return Peak(precision, best.multiply_adds_per_second, best.shape, torch.get_num_threads(), tuple(tried))
+
+
+def network_shapes(structure: Structure, clips: int, most: int = 6) -> list[Shape]:
+    """The network's heaviest convolutions on `clips` clips as matrix products: (pixels, inputs x kernel, outputs).
+
+    Those of one shape count together; rows are cut so that no matrix takes more than 2^26 elements.
+    """
+    weights: dict[Shape, int] = {}
+    for conv in structure.convs:
+        inner, columns = conv.in_channels * prod(conv.kernel), conv.out_channels
+        rows = min(clips * prod(conv.output), _MOST_ELEMENTS // max(inner, columns))
+        weights[rows, inner, columns] = weights.get((rows, inner, columns), 0) + conv.multiply_adds
+    return sorted(weights, key=lambda shape: -weights[shape])[:most]
+
+
+def _measure(shape: Shape, precision: str, device: torch.device) -> Product:
+    rows, inner, columns = shape
+    dtype = DTYPES[precision]
+    left = torch.randn(rows, inner, device=device).to(dtype)
+    right = torch.randn(inner, columns, device=device).to(dtype)
+    out = torch.mm(left, right)  # brings the memory and the library's code in
+    seconds = []
+    for _ in range(RUNS):
+        start = Mark(device)
+        torch.mm(left, right, out=out)
+        seconds.append(start.seconds_to(Mark(device)))
+    return Product(shape, prod(shape) / min(seconds))
+
+
+@contextmanager
+def _convolutions_arithmetic(device: torch.device) -> Iterator[None]:
+    """Let matrix products on a GPU use TF32 where convolutions do, which is torch's default for those alone."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

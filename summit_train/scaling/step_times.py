@@ -1,0 +1,94 @@
+"""The seconds of training steps over repeats and ranks, and what follows from them: clips a second, utilisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from summit_train.plan import Plan
+from summit_train.scaling.measure import Spread, pair_ratios, spread
+
+Phases = Mapping[str, float]
+
+
+def mean_phases(steps: Sequence[Phases]) -> dict[str, float]:
+    """Each phase's mean over some steps: one repeat."""
+    return {phase: fmean(step[phase] for step in steps) for phase in steps[0]}
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """ranks[r][i]: rank r's seconds of each phase in repeat i, the mean over the repeat's steps."""
+
+    ranks: tuple[tuple[Phases, ...], ...]
+
+    @property
+    def step_s(self) -> list[float]:
+        """A step in each repeat, on the slowest rank."""
+        return [max(sum(phases.values()) for phases in repeat) for repeat in zip(*self.ranks, strict=True)]
+
+    @property
+    def phases_s(self) -> dict[str, list[float]]:
+        """Each phase in each repeat, the mean over the ranks: the phases' sum is the mean step."""
+        repeats = [mean_phases(repeat) for repeat in zip(*self.ranks, strict=True)]
+        return {phase: [repeat[phase] for repeat in repeats] for phase in repeats[0]}
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each phase's part of all the time; they sum to 1."""
+        sums = {phase: sum(seconds) for phase, seconds in self.phases_s.items()}
+        total = sum(sums.values())
+        return {phase: seconds / total for phase, seconds in sums.items()}
+
+    def ratios(self, other: StepTimes) -> dict[str, Spread]:
+        """This over the other, repeat by repeat: of the step, and of each phase that is 1 % of both steps or more."""
+        shares = (self.shares, other.shares)
+        both = {"step": (self.step_s, other.step_s)}
+        both |= {
+            phase: (seconds, other.phases_s[phase])
+            for phase, seconds in self.phases_s.items()
+            if min(part[phase] for part in shares) >= 0.01
+        }
+        return {name: spread(pair_ratios(mine, others)) for name, (mine, others) in both.items()}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step computes over all ranks, in multiply-adds, and what the ranks could do at best in a second."""
+
+    clips: int
+    forward: int
+    training: int
+    peak_per_second: float | None
+
+    def utilisation(self, multiply_adds: int, seconds: Sequence[float]) -> dict[str, float] | None:
+        """Achieved over peak (the paper, section 3 a), without a peak None."""
+        if self.peak_per_second is None or min(seconds) == 0:
+            return None
+        return spread([multiply_adds / s / self.peak_per_second for s in seconds]).values()
+
+
+def work_of(plan: Plan, training_multiply_adds: int, peak_per_second: float | None) -> Work:
+    """The work of a step of `plan`; training_multiply_adds: of one clip, forward and backward."""
+    clips = plan.global_batch
+    return Work(clips, clips * plan.multiply_adds, clips * training_multiply_adds, peak_per_second)
+
+
+def step_values(times: StepTimes, work: Work) -> dict[str, Any]:
+    """Times and work as a JSON object: seconds, clips and multiply-adds a second, utilisation (mfu), part by part."""
+    step_s, phases = times.step_s, times.phases_s
+    backward = work.training - work.forward
+    return {
+        "step_s": spread(step_s).values(),
+        "clips_per_second": spread([work.clips / seconds for seconds in step_s]).values(),
+        "phases_s": {phase: spread(seconds).values() for phase, seconds in phases.items()},
+        "shares": times.shares,
+        "multiply_adds_per_step": work.training,
+        "multiply_adds_per_second": spread([work.training / seconds for seconds in step_s]).values(),
+        "mfu": work.utilisation(work.training, step_s),
+        "forward_mfu": work.utilisation(work.forward, phases["forward"]),
+        "backward_mfu": work.utilisation(backward, phases["backward"]),
+        "repeats_s": [list(map(dict, rank)) for rank in times.ranks],
+    }
