@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,11 +32,11 @@ def assert_bit_equal(one: dict[str, object], other: dict[str, object]) -> None:
         flat_one, flat_other = _flat(one[part], part), _flat(other[part], part)
         assert flat_one.keys() == flat_other.keys()
         for key, value in flat_one.items():
-            same = torch.equal(value, flat_other[key]) if isinstance(value, torch.Tensor) else value == flat_other[key]
+            same = value.equal(flat_other[key]) if isinstance(value, torch.Tensor) else value == flat_other[key]
             assert same, key
 
 
-def _flat(value: object, name: str) -> dict[str, object]:
+def _flat(value: Any, name: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return {k: v for key, part in value.items() for k, v in _flat(part, f"{name}.{key}").items()}
     if isinstance(value, list):

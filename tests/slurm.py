@@ -4,6 +4,7 @@ own. Nothing in /etc is read or written, and nothing is left running."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -194,8 +195,8 @@ class Slurm:
 
     def show(self, job: str) -> Mapping[str, str]:
         """What `scontrol show job` says of it: JobState, Restarts, ExitCode, StdOut ..."""
-        words = self.run("scontrol", "--oneliner", "show", "job", job).split()
-        return dict(word.split("=", 1) for word in words if "=" in word)
+        shown = self.run("scontrol", "--oneliner", "show", "job", job)
+        return dict(re.findall(r"(\S+?)=(.*?)(?= [A-Z]\S*?=|\s*$)", shown))
 
     def state(self, job: str) -> str:
         """PENDING, RUNNING, COMPLETED, FAILED ..."""

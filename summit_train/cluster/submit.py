@@ -66,7 +66,7 @@ def submit(site: Site, script: Path, after: str | None = None) -> str:
     check_scheduler(site)
     if site.scheduler == "slurm":
         if set(str(script.absolute())) & set("%\\"):
-            raise SubmitError(f"{script.parent}: Slurm cannot write a job's output below a name with % or \\; change it")
+            raise SubmitError(f"{script.parent}: Slurm cannot write output below a name with % or \\; change it")
         dependency = [f"--dependency=afterany:{after}"] if after else []
         answer = _ask(["sbatch", "--parsable", *dependency, script.name], script.parent)
         found = re.search(r"^(\d+)(;.*)?$", answer, re.M)

@@ -32,6 +32,7 @@ def environment(world: World, device: torch.device, hosts: Sequence[str]) -> dic
         "backend": world.backend,
         "ranks": world.size,
         "hosts": dict(Counter(hosts)),
+        "ranks_per_node": world.local_size,  # of rank 0's node, as the launcher sees nodes
     }
 
 
