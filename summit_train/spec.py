@@ -157,15 +157,6 @@ class CheckpointSpec(Section):
     keep: Count = 5
 
 
-class ExecutionSpec(Section):
-    """How a step is computed: memory against time. The numbers agree to rounding."""
-
-    recompute: bool = Field(
-        default=False, description="Keep the blocks' inputs only and compute the rest again in the backward pass."
-    )
-    compile: bool = Field(default=False, description="torch.compile the body of the network; needs a C++ compiler.")
-
-
 class WatchSpec(Section):
     """When a run that goes wrong is ended."""
 
@@ -189,7 +180,6 @@ class Spec(Section):
     evaluate: EvaluateSpec = EvaluateSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     watch: WatchSpec = WatchSpec()
-    execution: ExecutionSpec = ExecutionSpec()
     run_dir: PathText = "runs"
 
     @property

@@ -46,7 +46,7 @@ OWNERS = {"horovod": "comm", "mpi4py": "comm", "av": "data.decode"}
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"comm|models(\..*)?|training(\..*)?|optim\.sgd|data\.loader|"
+    r"comm|models(\..*)?|training(\..*)?|optim\.sgd|data\.(loader|workers)|"
     r"scaling\.(allreduce|inference|memory|peak|steps)|commands\.(bench(\..*)?|start|whole_run|evaluate)"
 )
 
@@ -191,7 +191,7 @@ def test_only_commands_print_and_only_main_exits() -> None:
     assert [module.at(node) for module, node in _calls("print") if not MAY_PRINT.fullmatch(module.name)] == []
     assert {module.name for module, _ in _calls("sys.exit", "exit", "quit", "SystemExit")} == {"__main__"}
     # Threads that outlive the main one's patience have no other way to end the process.
-    assert {module.name for module, _ in _calls("os._exit")} == {"training.watch", "data.loader"}
+    assert {module.name for module, _ in _calls("os._exit")} == {"training.watch", "data.workers"}
 
 
 def test_untrusted_input_stays_data() -> None:

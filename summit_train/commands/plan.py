@@ -73,15 +73,21 @@ def _nodes(args: argparse.Namespace, site: Site, spec: Spec) -> int:
 
 
 def count_clips(given: int | None, spec: Spec) -> int:
-    """The number of training clips: the one given, else the manifest's. Raises PlanError where there is none."""
+    """The number of training clips: the one given, else the manifest's without those in data.quarantine.
+
+    Raises PlanError where there is no manifest.
+    """
     if given is not None:
         return given
     # Imported here: with --clips the command needs no manifest, and so no numpy.
-    from summit_train.data.manifest import num_clips
+    from summit_train.data.manifest import num_clips, read_manifest
+    from summit_train.data.quarantine import kept_clips
 
     if not Path(spec.data.train).exists():
         raise PlanError(f"data.train: there is no {spec.data.train}; give the number of its clips with --clips N")
-    return num_clips(spec.data.train)
+    if spec.data.quarantine is None:
+        return num_clips(spec.data.train)
+    return len(kept_clips(spec.data, read_manifest(spec.data.train)))
 
 
 def _hours(plan: Plan, speed: float) -> float:

@@ -15,6 +15,7 @@ import torch
 from summit_train.cluster.launcher import Launch, find_launch
 from summit_train.comm import World, open_world
 from summit_train.data.manifest import Manifest, read_manifest
+from summit_train.data.quarantine import kept_clips
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, SpecError, load_spec
 from summit_train.training.memory import keep_freed_memory
@@ -41,7 +42,8 @@ def read_inputs(path: str, overrides: Sequence[str], ranks: int) -> Inputs:
     spec = load_spec(path, overrides)
     train_manifest, val_manifest = (manifest_of(spec, which) for which in ("train", "val"))
     val_manifest.check_classes(train_manifest)
-    return Inputs(spec, make_plan(spec, ranks, len(train_manifest)), train_manifest, val_manifest)
+    plan = make_plan(spec, ranks, len(kept_clips(spec.data, train_manifest)))
+    return Inputs(spec, plan, train_manifest, val_manifest)
 
 
 def manifest_of(spec: Spec, which: str) -> Manifest:

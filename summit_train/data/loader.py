@@ -6,39 +6,48 @@ the worker that reads it enters. Pixels stay uint8: they are normalised on the d
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.process
-import os
-import signal
-import threading
-import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from multiprocessing import resource_tracker
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset
 
 from summit_train import rng
 from summit_train.data import augment, order, sampling
+from summit_train.data.quarantine import Kept
 from summit_train.data.store import Store
 from summit_train.data.video import DecodeError
+from summit_train.data.workers import Batches, Board, Failure
 from summit_train.spec import DataSpec, EvaluateSpec
 
-PREFETCHED_PER_WORKER = 2
-Batch = TypeVar("Batch")
 MicroBatchKey = tuple[int, int, int, NDArray[np.int64]]  # step, virtual GPU, epoch, clips
+
+# So many clips are tried in the place of one that cannot be read.
+_MAX_SUBSTITUTES = 16
+
+
+@dataclass(frozen=True)
+class BadClip:
+    """A clip that could not be read: its place in the manifest, its path and why; and the clip that took its place.
+
+    substitute is None where there was none: the clip was itself tried as a substitute, or belongs to the test.
+    """
+
+    clip: int
+    path: str
+    reason: str
+    substitute: int | None
 
 
 @dataclass(frozen=True)
 class MicroBatch:
     """What one virtual GPU trains on in one step.
 
-    clips uint8 (n, T, H, W, 3), RGB; labels int64 (n,); ids int64 (n,): the clips' places in the manifest.
+    clips uint8 (n, T, H, W, 3), RGB; labels int64 (n,); ids int64 (n,): the clips' places in the manifest. bad: the
+    clips that could not be read; `ids` has their substitutes.
     """
 
     step: int
@@ -46,6 +55,7 @@ class MicroBatch:
     clips: torch.Tensor
     labels: torch.Tensor
     ids: torch.Tensor
+    bad: tuple[BadClip, ...] = ()
 
     def pin_memory(self) -> MicroBatch:
         """The same batch in page-locked memory; the DataLoader calls it."""
@@ -55,66 +65,21 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class TestBatch:
-    """One video of the test: its place in the manifest, its views uint8 (clips * crops, T, h, w, 3), RGB."""
+    """One video of the test: its place in the manifest, its views uint8 (clips * crops, T, h, w, 3), RGB.
+
+    bad: why there is not one view.
+    """
 
     __test__ = False  # not a test case, whatever pytest makes of the name
 
     video: int
     label: int
     views: torch.Tensor
+    bad: BadClip | None = None
 
     def pin_memory(self) -> TestBatch:
         """The same batch in page-locked memory; the DataLoader calls it."""
         return replace(self, views=self.views.pin_memory())
-
-
-class Batches(Generic[Batch]):
-    """An iterator over batches in their order; it owns the workers, until its end, an error or `close()`.
-
-    Raises DecodeError, as it was raised in the worker, when it comes to the batch with the bad video, and
-    RuntimeError where a worker died or has an error that is no video's.
-    """
-
-    def __init__(self, dataset: Dataset[Any], keys: Iterable[Any], num_workers: int) -> None:
-        others = set(multiprocessing.active_children())
-        with _signals_held_back():
-            self._batches: Iterator[Any] | None = iter(_data_loader(dataset, keys, num_workers))
-        # Also at the interpreter's exit: multiprocessing would send the workers a SIGTERM, and wait for ever.
-        self._kill = weakref.finalize(self, _kill, set(multiprocessing.active_children()) - others)
-
-    def __iter__(self) -> Batches[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        if self._batches is None:
-            raise StopIteration
-        try:
-            batch: Batch | _Failure = next(self._batches)
-        except (EOFError, ConnectionError, FileNotFoundError) as error:  # a batch that came half
-            self.close()
-            raise RuntimeError("a loader worker has died: killed, or out of memory?") from error
-        except BaseException:
-            self.close()
-            raise
-        if isinstance(batch, _Failure):
-            self.close()
-            raise batch.error
-        return batch
-
-    def __enter__(self) -> Batches[Batch]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the workers; batches that were read ahead are dropped. May be called again."""
-        self._batches = None  # the DataLoader's iterator asks its workers to end, and waits for some seconds
-        self._kill()  # those that are stuck in a file system or a decoder
-
-    def __del__(self) -> None:
-        if hasattr(self, "_kill"):  # else it was never started
-            self.close()
 
 
 def training_batches(
@@ -129,14 +94,18 @@ def training_batches(
     ranks: int,
     start_step: int,
     end_step: int,
+    kept: Kept | None = None,
 ) -> Batches[MicroBatch]:
     """A rank's micro-batches of steps start_step .. end_step - 1, those of one step one after the other.
 
-    The workers live through the whole run: epochs end without a pause. Raises ValueError as
-    `order.micro_batches` does, and DecodeError when the batch with a bad video is asked for.
+    The workers live through the whole run: epochs end without a pause. kept: the clips that are used, by default all.
+    Raises ValueError as `order.micro_batches` does. With data.on_bad_clip "fail" it raises DecodeError when the batch
+    with a bad video is asked for; with "skip" the batch says what it has in that video's place.
     """
+    if kept is None:
+        kept = Kept(len(store.manifest), np.zeros(0, np.int64))
     keys = order.micro_batches(
-        len(store.manifest),
+        len(kept),
         seed,
         virtual_gpus,
         clips_per_gpu,
@@ -146,7 +115,8 @@ def training_batches(
         start_step,
         end_step,
     )
-    return Batches(_TrainingClips(data, store, seed), keys, data.workers)
+    clips = ((step, virtual_gpu, epoch, kept.ids(places)) for step, virtual_gpu, epoch, places in keys)
+    return Batches(_TrainingClips(data, store, seed, kept), clips, data.workers, data.clip_seconds)
 
 
 def test_batches(
@@ -159,7 +129,8 @@ def test_batches(
 ) -> Batches[TestBatch]:
     """The test views of the given videos, in their order: `clips` times `crops` each, clip by clip.
 
-    Left out, clips and crops are those of `evaluate`. Nothing is random.
+    Left out, clips and crops are those of `evaluate`. Nothing is random. A bad video raises DecodeError, or with
+    data.on_bad_clip "skip" comes without views: it has no substitute.
     """
     dataset = _TestVideos(
         data,
@@ -168,67 +139,114 @@ def test_batches(
         evaluate.clips if clips is None else clips,
         evaluate.crops if crops is None else crops,
     )
-    return Batches(dataset, [int(video) for video in videos], min(data.workers, len(videos)))
+    workers = min(data.workers, len(videos))
+    return Batches(dataset, [int(video) for video in videos], workers, data.clip_seconds)
 
 
 test_batches.__test__ = False  # type: ignore[attr-defined]  # nor is this one
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """A worker's error on its way home; the DataLoader would make a RuntimeError of the exception itself."""
-
-    error: DecodeError
+ReadsT = TypeVar("ReadsT", bound="_Reads")
 
 
 @dataclass(frozen=True)
-class _TrainingClips(Dataset[MicroBatch | _Failure]):
-    """Reads the micro-batch that a key names."""
+class _Reads:
+    """What both datasets have: where clips come from, where it is noted which one is read, and those given up."""
 
     data: DataSpec
     store: Store
+    board: Board | None = field(default=None, kw_only=True)
+    given_up: Mapping[int, str] = field(default_factory=dict, kw_only=True)
+
+    def on_board(self: ReadsT, board: Board) -> ReadsT:
+        """See workers.Reads."""
+        return replace(self, board=board)
+
+    def without(self: ReadsT, clip: int, reason: str) -> ReadsT:
+        """See workers.Reads."""
+        return replace(self, given_up={**self.given_up, clip: reason})
+
+    def _reading(self, clip: int) -> AbstractContextManager[None]:
+        """Around the reading of a clip. Raises DecodeError for one that was given up."""
+        if clip in self.given_up:
+            raise DecodeError(self.store.manifest.path(clip), self.given_up[clip])
+        return nullcontext() if self.board is None else self.board.reading(clip)
+
+
+@dataclass(frozen=True)
+class _TrainingClips(_Reads):
+    """Reads the micro-batch that a key names."""
+
     seed: int
+    kept: Kept
 
-    def __getitem__(self, key: MicroBatchKey) -> MicroBatch | _Failure:
+    def __getitem__(self, key: MicroBatchKey) -> MicroBatch | Failure:
         step, virtual_gpu, epoch, ids = key
+        bad: list[BadClip] = []
         try:
-            clips = np.stack([self._clip(epoch, clip) for clip in ids.tolist()])
+            read = [self._clip_or_substitute(epoch, clip, bad) for clip in ids.tolist()]
         except DecodeError as error:
-            return _Failure(error)
-        labels = self.store.manifest.labels[ids].astype(np.int64)
-        tensors = (torch.from_numpy(array) for array in (clips, labels, ids))
-        return MicroBatch(step, virtual_gpu, *tensors)
+            return Failure(error)
+        used = np.array([clip for clip, _ in read], np.int64)
+        labels = torch.from_numpy(self.store.manifest.labels[used].astype(np.int64))
+        clips = torch.from_numpy(np.stack([frames for _, frames in read]))
+        return MicroBatch(step, virtual_gpu, clips, labels, torch.from_numpy(used), tuple(bad))
 
-    def _clip(self, epoch: int, clip: int) -> NDArray[np.uint8]:
+    def _clip_or_substitute(self, epoch: int, clip: int, bad: list[BadClip]) -> tuple[int, NDArray[np.uint8]]:
+        """The frames of a clip, or of another one in its place, which is a function of (seed, epoch, clip).
+
+        The substitute is cut with the draws of the clip that it stands for: it may itself come in the same epoch.
+        """
+        try:
+            return clip, self._clip(epoch, clip, clip)
+        except DecodeError as error:
+            if self.data.on_bad_clip == "fail":
+                raise
+            reason = error
+        generator = rng.key(self.seed, "substitute", epoch, clip)
+        places = generator.integers(len(self.kept), size=_MAX_SUBSTITUTES)
+        failed: list[BadClip] = []
+        for other in self.kept.ids(places).tolist():
+            if other == clip:
+                continue
+            try:
+                frames = self._clip(epoch, other, clip)
+            except DecodeError as error:
+                failed.append(BadClip(other, error.path, error.reason, None))
+                continue
+            bad += [BadClip(clip, reason.path, reason.reason, other), *failed]
+            return other, frames
+        raise DecodeError(reason.path, f"{reason.reason}; nor can {_MAX_SUBSTITUTES} others be read in its place")
+
+    def _clip(self, epoch: int, clip: int, drawn_for: int) -> NDArray[np.uint8]:
         data, manifest, seed = self.data, self.store.manifest, self.seed
 
         def choose(num_frames: int) -> NDArray[np.int64]:
-            generator = rng.key(seed, "sampling", epoch, clip)
+            generator = rng.key(seed, "sampling", epoch, drawn_for)
             frames = sampling.train_frames(
                 data.sampling, num_frames, data.num_frames, data.frame_stride, generator
             )
             return _in_direction(frames, num_frames, manifest.is_reversed(clip))
 
         def view_of(width: int, height: int) -> augment.View:
-            generator = rng.key(seed, "augment", epoch, clip)
+            generator = rng.key(seed, "augment", epoch, drawn_for)
             return augment.train_view(
                 data.augment, data.short_side, data.crop, data.flip, width, height, generator
             )
 
-        return self.store.read_clip(clip, choose, view_of)
+        with self._reading(clip):
+            return self.store.read_clip(clip, choose, view_of)
 
 
 @dataclass(frozen=True)
-class _TestVideos(Dataset[TestBatch | _Failure]):
+class _TestVideos(_Reads):
     """Reads the views of the video that a key names."""
 
-    data: DataSpec
-    store: Store
     short_side: int
     clips: int
     crops: int | str
 
-    def __getitem__(self, video: int) -> TestBatch | _Failure:
+    def __getitem__(self, video: int) -> TestBatch | Failure:
         data, manifest = self.data, self.store.manifest
 
         def choose(num_frames: int) -> NDArray[np.int64]:
@@ -240,75 +258,18 @@ class _TestVideos(Dataset[TestBatch | _Failure]):
         def views_of(width: int, height: int) -> list[augment.View]:
             return augment.test_views(self.short_side, self.crops, width, height)
 
+        label = manifest.label(video)
         try:
-            views = self.store.read_views(video, choose, views_of)
+            with self._reading(video):
+                views = self.store.read_views(video, choose, views_of)
         except DecodeError as error:
-            return _Failure(error)
-        return TestBatch(video, manifest.label(video), torch.from_numpy(views))
+            if data.on_bad_clip == "fail":
+                return Failure(error)
+            bad = BadClip(video, error.path, error.reason, None)
+            return TestBatch(video, label, torch.zeros(0, dtype=torch.uint8), bad)
+        return TestBatch(video, label, torch.from_numpy(views))
 
 
 def _in_direction(frames: NDArray[np.int64], num_frames: int, backwards: bool) -> NDArray[np.int64]:
     """Frame i of the video played backwards is its frame N - 1 - i."""
     return num_frames - 1 - frames if backwards else frames
-
-
-def _data_loader(dataset: Dataset[Any], keys: Iterable[Any], num_workers: int) -> DataLoader[Any]:
-    """A loader that asks the dataset for whole batches by key; batch_size=None: it collates nothing."""
-    parallel: dict[str, Any] = {}
-    if num_workers:
-        # Forking a process that has MPI, CUDA or threads is unsafe; workers are forked from a clean one.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
-        parallel = {
-            "multiprocessing_context": context,
-            "prefetch_factor": PREFETCHED_PER_WORKER,
-            "worker_init_fn": _watch_main_process,
-        }
-    return DataLoader(
-        dataset,
-        batch_size=None,
-        sampler=keys,
-        num_workers=num_workers,
-        pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # else it would draw from the global one
-        **parallel,
-    )
-
-
-@contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """Start processes that only SIGKILL ends: they inherit what is blocked here, across fork and exec.
-
-    A scheduler signals all processes of a job, the fork server and the workers too; the main one decides what
-    to do, and still wants its batches. A signal that comes meanwhile is delivered to it afterwards.
-    """
-    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        resource_tracker.ensure_running()  # its start unblocks two of them; the fork server would do it later
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _watch_main_process(worker: int) -> None:
-    """End the worker when the main process dies.
-
-    The DataLoader's own watch looks at the parent, which is the fork server; and that one lives as long as a
-    worker does.
-    """
-    main = multiprocessing.parent_process()
-    assert main is not None
-
-    def watch() -> None:
-        main.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _kill(workers: Iterable[multiprocessing.process.BaseProcess]) -> None:
-    for worker in workers:
-        if worker.is_alive():
-            worker.kill()

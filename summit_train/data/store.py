@@ -96,7 +96,7 @@ def _sha256(blocks: Iterator[bytes]) -> bytes:
 
 def open_store(data: DataSpec, manifest: Manifest) -> Store:
     """The store that holds a manifest's clips."""
-    return FileStore(manifest, _root(data.root, manifest))
+    return FileStore(manifest, _root(data.root, manifest), Limits(seconds=data.clip_seconds))
 
 
 def _root(root: str | None, manifest: Manifest) -> str:

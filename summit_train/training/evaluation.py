@@ -14,11 +14,13 @@ import torch
 from torch import nn
 
 from summit_train.comm import World
-from summit_train.data.loader import test_batches
+from summit_train.data.loader import BadClip, test_batches
 from summit_train.data.manifest import Manifest
+from summit_train.data.quarantine import Kept, kept_clips
 from summit_train.data.store import open_store
 from summit_train.files import replacing, write_json
 from summit_train.spec import Spec
+from summit_train.training.bad_clips import check_test
 from summit_train.training.checkpoint import load_checkpoint
 from summit_train.training.step import AUTOCAST, Normalise, parameter_type
 
@@ -30,11 +32,19 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Scores:
-    """The averaged logits of every video of a manifest, in its order: scores (videos, classes), labels (videos,)."""
+    """The averaged logits of the videos of a manifest, in its order: scores (videos, classes), labels (videos,).
+
+    videos: their places in the manifest. A video that could not be read has NaN for scores, and counts as wrong.
+    """
 
     videos: np.ndarray
     labels: np.ndarray
     scores: np.ndarray
+
+    @property
+    def num_bad(self) -> int:
+        """How many videos could not be read."""
+        return int(np.isnan(self.scores[:, 0]).sum())
 
     def top(self, k: int) -> float:
         """Percent of the videos whose label is among the k highest scores.
@@ -44,7 +54,8 @@ class Scores:
         own = np.take_along_axis(self.scores, self.labels[:, None], axis=1)
         classes = np.arange(self.scores.shape[1])[None, :]
         ahead = (self.scores > own) | ((self.scores == own) & (classes < self.labels[:, None]))
-        return 100.0 * float(np.mean(ahead.sum(axis=1) < k))
+        is_right = (ahead.sum(axis=1) < k) & ~np.isnan(own[:, 0])
+        return 100.0 * float(np.mean(is_right))
 
     def save(self, path: Path) -> None:
         """Write video, label and scores as npz, whole or not at all; `np.load` needs no pickle for it."""
@@ -65,12 +76,16 @@ def evaluate(
 ) -> Scores | None:
     """Score every video of `manifest` with `clips` x `crops` views each; the Scores on rank 0, None elsewhere.
 
-    Rank r takes the videos r, r + ranks, ...: none is padded or taken twice. A video's views form a batch of their own,
-    so its scores do not depend on which others its rank has.
+    Rank r takes the videos r, r + ranks, ... of those that data.quarantine leaves: none is padded or taken twice. A
+    video's views form a batch of their own, so its scores do not depend on which others its rank has. With
+    data.on_bad_clip "skip" a video that cannot be read is counted and written down; raises AgreedError where they are
+    too many.
     """
-    mine = range(world.rank, len(manifest), world.size)
+    kept = kept_clips(spec.data, manifest)
+    mine = kept.ids(np.arange(world.rank, len(kept), world.size))
     videos: list[int] = []
     scores: list[np.ndarray] = []
+    bad: list[BadClip] = []
     was_training = model.training
     model.eval()
     normalise = Normalise(parameter_type(spec.precision), device)
@@ -78,23 +93,31 @@ def evaluate(
     context = torch.autocast(device.type, autocast) if autocast else contextlib.nullcontext()
     with torch.inference_mode(), context:
         store = open_store(spec.data, manifest)
-        for batch in test_batches(spec.data, spec.evaluate, store, mine, clips=clips, crops=crops):
-            parts = [model(normalise(part)) for part in torch.split(batch.views, _VIEWS_AT_ONCE)]
+        for batch in test_batches(spec.data, spec.evaluate, store, mine.tolist(), clips=clips, crops=crops):
             videos.append(batch.video)
+            if batch.bad is not None:
+                bad.append(batch.bad)
+                scores.append(np.full(spec.model.num_classes, np.nan))
+                continue
+            parts = [model(normalise(part)) for part in torch.split(batch.views, _VIEWS_AT_ONCE)]
             scores.append(torch.cat(parts).double().mean(0).cpu().numpy())
             if progress is not None:
                 progress(len(videos), len(mine))
     model.train(was_training)
+    if spec.data.on_bad_clip == "skip":
+        check_test(world, spec.run_path, bad, len(kept), spec.data.max_bad_fraction)
     gathered = world.gather((videos, scores))
-    return None if gathered is None else _in_order(gathered, manifest)
+    return None if gathered is None else _in_order(gathered, manifest, kept)
 
 
-def _in_order(gathered: Sequence[tuple[list[int], list[np.ndarray]]], manifest: Manifest) -> Scores:
+def _in_order(
+    gathered: Sequence[tuple[list[int], list[np.ndarray]]], manifest: Manifest, kept: Kept
+) -> Scores:
     by_video = {video: score for videos, scores in gathered for video, score in zip(videos, scores, strict=True)}
-    assert sum(len(videos) for videos, _ in gathered) == len(by_video) == len(manifest), "each video exactly once"
-    videos = np.arange(len(manifest))
-    labels = np.array([manifest.label(i) for i in range(len(manifest))])
-    return Scores(videos, labels, np.stack([by_video[i] for i in range(len(manifest))]).astype(np.float32))
+    assert sum(len(videos) for videos, _ in gathered) == len(by_video) == len(kept), "each video exactly once"
+    videos = kept.ids(np.arange(len(kept)))
+    labels = manifest.labels[videos].astype(np.int64)
+    return Scores(videos, labels, np.stack([by_video[video] for video in videos.tolist()]).astype(np.float32))
 
 
 def evaluate_checkpoints(
@@ -112,6 +135,7 @@ def evaluate_checkpoints(
     what eval.json holds, on rank 0.
     """
     rows: list[dict[str, Any]] = []
+    num_videos = 0
     for path, name in zip(paths, _prediction_names(paths), strict=True):
         weights, step = world.broadcast(_weights(path) if world.rank == 0 else ({}, 0))
         model.load_state_dict(weights)
@@ -121,12 +145,12 @@ def evaluate_checkpoints(
         )
         if scores is not None:
             scores.save(spec.run_path / "predictions" / name)
-            rows.append(
-                {"path": str(path), "step": step, "top1": scores.top(1), "top5": scores.top(5)}
-            )
+            row = {"path": str(path), "step": step, "top1": scores.top(1), "top5": scores.top(5)}
+            rows.append(row | ({"bad_videos": scores.num_bad} if scores.num_bad else {}))
+            num_videos = len(scores.videos)
     if world.rank != 0:
         return None
-    result = summarise(rows, spec, len(manifest))
+    result = summarise(rows, spec, num_videos)
     write_json(spec.run_path / "eval.json", result)
     return result
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from summit_train.comm import World
-from summit_train.data.loader import Batches, MicroBatch, training_batches
+from summit_train.data.loader import MicroBatch, training_batches
 from summit_train.data.manifest import Manifest
 from summit_train.data.store import open_store
+from summit_train.data.workers import Batches
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 from summit_train.training.evaluation import evaluate
@@ -134,7 +135,7 @@ def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int, step:
     )
     if log is not None and scores is not None:
         top1, top5, seconds = scores.top(1), scores.top(5), time.perf_counter() - began
-        videos = len(run.val_manifest)
+        videos = len(scores.videos)
         log.write("eval", epoch=epoch, step=step, top1=top1, top5=top5, videos=videos, clips=1, seconds=seconds)
         log.say(f"epoch {epoch}: top-1 {top1:.2f} %  top-5 {top5:.2f} %  ({videos} videos, one clip each)")
 
@@ -173,11 +174,13 @@ class Ledger:
         plan = self._run.plan
         vote = entry.result.read(plan.global_batch, plan.virtual_gpus, self._run.world.size)
         self._check(entry, vote)
+        bad_clips, epoch = self._run.bad_clips, (entry.step - 1) // plan.steps_per_epoch
+        bad_clips.add(vote.bad_clips, entry.micro_batches, entry.step, epoch)
         if self._log is not None:
             step_s = entry.start.seconds_to(entry.end)
             self._log.step(
                 step=entry.step,
-                epoch=(entry.step - 1) // plan.steps_per_epoch,
+                epoch=epoch,
                 loss=vote.loss,
                 lr=entry.lr,
                 clips_per_second=plan.global_batch / step_s,
@@ -185,6 +188,7 @@ class Ledger:
                 data_wait_s=vote.data_wait_s,
                 top1=vote.top1,
                 skipped=int(vote.skipped),
+                bad_clips=bad_clips.total,
             )
         return vote
 

@@ -92,6 +92,8 @@ class ProgressLine:
             f"epoch {record['epoch']}  loss {record['loss']:.4f}  lr {record['lr']:.4g}  "
             f"{record['clips_per_second']:.1f} clips/s  data wait {wait:.0f} %"
         )
+        if record.get("bad_clips"):
+            state += f"  {record['bad_clips']} bad clips"
         if self._bar is not None:
             self._bar.update(self._task, completed=record["step"], state=state)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,12 @@ from torch import nn
 from summit_train.comm import World
 from summit_train.data.loader import MicroBatch
 from summit_train.data.manifest import Manifest
+from summit_train.data.quarantine import Kept, kept_clips
 from summit_train.models.weights import load_pretrained
 from summit_train.optim.sgd import build_sgd, start_momentum
 from summit_train.plan import Plan
 from summit_train.spec import Spec, experiment_keys
+from summit_train.training.bad_clips import BadClips
 from summit_train.training.checkpoint import (
     CheckpointError,
     checkpoint_path,
@@ -47,6 +49,8 @@ class Run:
     step: TrainStep
     start_step: int
     notes: list[str]
+    train_clips: Kept
+    bad_clips: BadClips
 
     def paths_of(self, micro_batches: Sequence[MicroBatch]) -> list[str]:
         """The paths of the clips of some micro-batches."""
@@ -64,7 +68,8 @@ class Run:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "loss_scale": self.step.loss_scale.state_dict(),
-            "experiment": experiment(self.spec, self.plan, self.train_manifest),
+            "bad_clips": self.bad_clips.state_dict(),
+            "experiment": experiment(self.spec, self.plan, self.train_manifest, self.train_clips),
             "spec": self.spec.model_dump(mode="json"),
         }
         save_checkpoint(checkpoint_path(self.spec.run_path, step), state)
@@ -86,8 +91,10 @@ def prepare_run(
     Raises CheckpointError when the checkpoint is of another experiment (unless `force_resume`) or none is whole.
     """
     model = fresh_model(spec, device)
-    notes: list[str] = []
-    saved = world.broadcast(_saved_state(spec, plan, train_manifest, force_resume, notes) if world.rank == 0 else {})
+    kept = kept_clips(spec.data, train_manifest)
+    notes = _quarantine_notes(spec, kept)
+    same = experiment(spec, plan, train_manifest, kept)
+    saved = world.broadcast(_saved_state(spec, same, force_resume, notes) if world.rank == 0 else {})
     if spec.model.pretrained is not None and not saved and world.rank == 0:
         notes.append(f"pretrained: {load_pretrained(model, spec.model.pretrained)}")
     model.load_state_dict(saved["model"] if saved else world.broadcast(_cpu_state(model)))
@@ -96,7 +103,11 @@ def prepare_run(
         optimizer.load_state_dict(saved["optimizer"])
         step.loss_scale.load_state_dict(saved["loss_scale"])
     start = int(saved["step"]) if saved else 0
-    return Run(spec, plan, world, device, train_manifest, val_manifest, model, optimizer, step, start, notes)
+    bad_clips = BadClips(world, spec.run_path, plan.steps_per_epoch * plan.global_batch, spec.data.max_bad_fraction)
+    bad_clips.load_state_dict(saved.get("bad_clips", bad_clips.state_dict()), start)
+    return Run(
+        spec, plan, world, device, train_manifest, val_manifest, model, optimizer, step, start, notes, kept, bad_clips
+    )
 
 
 def build_step(
@@ -120,12 +131,16 @@ def build_step(
     return optimizer, step
 
 
-def experiment(spec: Spec, plan: Plan, train_manifest: Manifest) -> dict[str, str | int | float | None]:
+def experiment(
+    spec: Spec, plan: Plan, train_manifest: Manifest, kept: Kept
+) -> dict[str, str | int | float | None]:
     """What must be equal for one run to go on from another's checkpoint, as flat `section.key: value`.
 
     The number of ranks is not among it, nor is anything that says only where or how fast.
     """
     same = experiment_keys(spec) | {"data.train (fingerprint)": train_manifest.fingerprint()}
+    if kept.fingerprint() is not None:
+        same["data.quarantine (fingerprint)"] = kept.fingerprint()
     return same | {"scale.gpus": plan.virtual_gpus, "scale.clips_per_gpu": plan.clips_per_gpu}
 
 
@@ -151,14 +166,20 @@ def locked_run(run_path: Path) -> Iterator[None]:
         yield
 
 
+def _quarantine_notes(spec: Spec, kept: Kept) -> list[str]:
+    if spec.data.quarantine is None:
+        return []
+    return [f"left out: {len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"]
+
+
 def _saved_state(
-    spec: Spec, plan: Plan, train_manifest: Manifest, force_resume: bool, notes: list[str]
+    spec: Spec, same: Mapping[str, str | int | float | None], force_resume: bool, notes: list[str]
 ) -> dict[str, Any]:
     path, state, complaints = load_newest(spec.run_path)
     notes.extend(f"passed over: {complaint}" for complaint in complaints)
     if path is None:
         return {}
-    differing = differences(state.get("experiment", {}), experiment(spec, plan, train_manifest))
+    differing = differences(state.get("experiment", {}), same)
     if differing and not force_resume:
         raise CheckpointError(
             f"{path} is of another experiment: {'; '.join(differing)}. Give this run another name, or take it over "

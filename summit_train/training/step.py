@@ -91,6 +91,7 @@ class Vote:
     stop: bool
     checkpoint: bool
     data_wait_s: float
+    bad_clips: int
 
 
 @dataclass
@@ -103,9 +104,10 @@ class StepResult:
     def read(self, global_batch: int, virtual_gpus: int, ranks: int) -> Vote:
         """Wait for the device and read the vote.
 
-        loss: mean over the global batch; top1: of the training batch, percent; data_wait_s: mean over the ranks.
+        loss: mean over the global batch; top1: of the training batch, percent; data_wait_s: mean over the ranks;
+        bad_clips: how many could not be read.
         """
-        loss, correct, nonfinite, broken, stop, checkpoint, data_wait_s = self.votes.tolist()
+        loss, correct, nonfinite, broken, stop, checkpoint, data_wait_s, bad_clips = self.votes.tolist()
         return Vote(
             loss=loss / virtual_gpus,
             top1=100 * correct / global_batch,
@@ -114,6 +116,7 @@ class StepResult:
             stop=stop > 0,
             checkpoint=checkpoint > 0,
             data_wait_s=data_wait_s / ranks,
+            bad_clips=round(bad_clips),
         )
 
 
@@ -158,7 +161,7 @@ class TrainStep:
         stopwatch = stopwatch or Stopwatch()
         self._optimizer.zero_grad()
         self.statistics.begin_step()
-        losses, corrects = [], []
+        losses, corrects, num_bad = [], [], 0
         for index, batch in enumerate(micro_batches):
             loss, correct = self._forward(index, batch, stopwatch)
             if index == self._accumulation - 1:
@@ -168,6 +171,7 @@ class TrainStep:
             stopwatch.lap("backward")
             losses.append(loss.detach())
             corrects.append(correct)
+            num_bad += len(batch.bad)
         assert len(losses) == self._accumulation
         self._world.synchronize(self._optimizer)
         stopwatch.lap("allreduce")
@@ -178,8 +182,9 @@ class TrainStep:
         # An fp16 gradient that overflows is the loss scale's business until the scale has come down to 1.
         broken = bad_loss | (bad_gradient & (self.loss_scale.scale <= 1))
         ballot = [local_loss, torch.stack(corrects).sum(), bad_loss | bad_gradient, broken]
+        wishes = (stop, checkpoint, data_wait_s, num_bad)
         # full() launches a kernel, where tensor() would copy from the host and wait.
-        ballot += [torch.full((), float(wish), device=self._device) for wish in (stop, checkpoint, data_wait_s)]
+        ballot += [torch.full((), float(wish), device=self._device) for wish in wishes]
         stopwatch.lap("other")
         votes = self._world.sum(torch.stack([part.double() for part in ballot]), "votes")
         stopwatch.lap("allreduce")

@@ -1,0 +1,102 @@
+"""The clips of a run that could not be read: counted by all ranks alike, named in RUN/bad_clips.jsonl, limited."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from summit_train.comm import World
+from summit_train.data.loader import BadClip, MicroBatch
+from summit_train.files import write_text
+from summit_train.training.watch import AgreedError
+
+FILE = "bad_clips.jsonl"
+
+
+class BadClips:
+    """The count, which is part of a checkpoint, so that a resumed run goes on with it.
+
+    A clip comes once an epoch, so the limit is one of each epoch: `fraction` of its `clips_per_epoch`.
+    """
+
+    def __init__(self, world: World, run_path: Path, clips_per_epoch: int, fraction: float) -> None:
+        self._world, self._path = world, run_path / FILE
+        self._clips_per_epoch, self._fraction = clips_per_epoch, fraction
+        self._epoch, self._in_epoch = 0, 0
+        self.total = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """The counts."""
+        return {"total": self.total, "epoch": self._epoch, "in_epoch": self._in_epoch}
+
+    def load_state_dict(self, state: dict[str, int], step: int) -> None:
+        """Go on from `step` with these counts; what was written down of later steps is done again."""
+        self.total, self._epoch, self._in_epoch = state["total"], state["epoch"], state["in_epoch"]
+        if self._world.rank == 0 and self._path.exists():
+            lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+            write_text(self._path, "".join(line for line in lines if _is_of(line, step)))
+
+    def add(self, num_bad: int, micro_batches: Sequence[MicroBatch], step: int, epoch: int) -> None:
+        """Take in a step of all ranks: num_bad over all of them, and this rank's own micro-batches.
+
+        Collective where num_bad is not 0. Raises AgreedError when the epoch has too many.
+        """
+        if epoch != self._epoch:
+            self._epoch, self._in_epoch = epoch, 0
+        if not num_bad:
+            return
+        self.total += num_bad
+        self._in_epoch += num_bad
+        mine = [
+            {"step": step, "epoch": epoch, "virtual_gpu": batch.virtual_gpu, **_record(bad)}
+            for batch in micro_batches
+            for bad in batch.bad
+        ]
+        gather_records(self._world, self._path, mine)
+        if self._in_epoch > self._fraction * self._clips_per_epoch:
+            raise AgreedError(
+                f"{self._in_epoch} clips of epoch {epoch} could not be read, more than data.max_bad_fraction "
+                f"({self._fraction:g}) of {self._clips_per_epoch}: {self._path} names them. `summit-train data scan` "
+                "finds all of a manifest at once and writes a list for data.quarantine"
+            )
+
+
+def check_test(world: World, run_path: Path, bad: Sequence[BadClip], videos: int, fraction: float) -> int:
+    """The number of bad videos in a test, over all ranks, after they were written down. Collective.
+
+    Raises AgreedError where they are more than `fraction` of all `videos`.
+    """
+    counts = world.gather(len(bad))
+    total = world.broadcast(sum(counts or []))
+    if total:
+        gather_records(world, run_path / FILE, [{"test": True, **_record(clip)} for clip in bad])
+    if total > fraction * videos:
+        raise AgreedError(
+            f"{total} of {videos} test videos could not be read, more than data.max_bad_fraction ({fraction:g}): "
+            f"{run_path / FILE} names them"
+        )
+    return total
+
+
+def gather_records(world: World, path: Path, mine: Sequence[dict[str, Any]]) -> None:
+    """Append the records of all ranks to a file, on rank 0, in the order of ranks. Collective."""
+    everyone = world.gather(list(mine))
+    if everyone is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(record) + "\n" for records in everyone for record in records)
+
+
+def _record(bad: BadClip) -> dict[str, Any]:
+    return {"clip": bad.clip, "path": bad.path, "reason": bad.reason, "substitute": bad.substitute}
+
+
+def _is_of(line: str, step: int) -> bool:
+    """Whether a line tells of the updates up to `step`; half a line of a run that was killed tells of none."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        return False
+    return bool(record.get("step", step + 1) <= step)
