@@ -102,6 +102,16 @@ class DataSpec(Section):
         default=0.01, description="skip: more bad clips than this part of an epoch, or of the test, end the run."
     )
     clip_seconds: Positive = Field(default=120, description="A clip that is not read within so long is bad.")
+    quarantine: PathText | None = Field(
+        default=None, description="List of clips that are left out, as `data scan` writes it."
+    )
+    on_bad_clip: Literal["fail", "skip"] = Field(
+        default="fail", description="A clip that cannot be read ends the run, or is replaced, counted and named."
+    )
+    max_bad_fraction: Fraction = Field(
+        default=0.01, description="skip: more bad clips than this part of an epoch, or of the test, end the run."
+    )
+    clip_seconds: Positive = Field(default=120, description="A clip that is not read within so long is bad.")
     workers: NonNegative = Field(
         default=4, description="Loader processes of each rank; 0 loads in the training process."
     )
@@ -157,6 +167,15 @@ class CheckpointSpec(Section):
     keep: Count = 5
 
 
+class ExecutionSpec(Section):
+    """How a step is computed: memory against time. The numbers agree to rounding."""
+
+    recompute: bool = Field(
+        default=False, description="Keep the blocks' inputs only and compute the rest again in the backward pass."
+    )
+    compile: bool = Field(default=False, description="torch.compile the body of the network; needs a C++ compiler.")
+
+
 class WatchSpec(Section):
     """When a run that goes wrong is ended."""
 
@@ -180,6 +199,7 @@ class Spec(Section):
     evaluate: EvaluateSpec = EvaluateSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     watch: WatchSpec = WatchSpec()
+    execution: ExecutionSpec = ExecutionSpec()
     run_dir: PathText = "runs"
 
     @property
