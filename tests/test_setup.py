@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = sorted([*ROOT.glob("jobs/*.sh"), ROOT / ".ci" / "run"])
+SCRIPTS = sorted([*ROOT.glob("jobs/*.sh"), *ROOT.glob("tests/*.sh"), ROOT / ".ci" / "run"])
 TOOLS = ("bash", "cat", "cp", "dirname", "grep", "head", "mkdir", "mktemp", "paste", "printf", "rm", "sed", "sha256sum",
          "cut", "tail", "tr", "wc")  # fmt: skip
 
