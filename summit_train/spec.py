@@ -102,16 +102,6 @@ class DataSpec(Section):
         default=0.01, description="skip: more bad clips than this part of an epoch, or of the test, end the run."
     )
     clip_seconds: Positive = Field(default=120, description="A clip that is not read within so long is bad.")
-    quarantine: PathText | None = Field(
-        default=None, description="List of clips that are left out, as `data scan` writes it."
-    )
-    on_bad_clip: Literal["fail", "skip"] = Field(
-        default="fail", description="A clip that cannot be read ends the run, or is replaced, counted and named."
-    )
-    max_bad_fraction: Fraction = Field(
-        default=0.01, description="skip: more bad clips than this part of an epoch, or of the test, end the run."
-    )
-    clip_seconds: Positive = Field(default=120, description="A clip that is not read within so long is bad.")
     workers: NonNegative = Field(
         default=4, description="Loader processes of each rank; 0 loads in the training process."
     )
