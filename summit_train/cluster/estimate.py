@@ -33,6 +33,7 @@ class Estimate:
     walltime_minutes: int
     jobs: int
     most_node_hours: float
+    scheduler: str
 
     def values(self) -> dict[str, Any]:
         """The estimate as one JSON object."""
@@ -47,7 +48,8 @@ class Estimate:
         else:
             speed = f"{self.clips_per_second:g} clips/s a rank ({self.source})"
             time = f"{walltime_text(math.ceil(self.hours * 60))}, {self.node_hours:,.1f} node-hours at {speed}"
-        return [("training", time), ("walltime", f"{jobs}; at most {self.most_node_hours:,.1f} node-hours")]
+        rows = [("training", time), ("walltime", f"{jobs}; at most {self.most_node_hours:,.1f} node-hours")]
+        return rows[:1] if self.scheduler == "local" else rows  # nobody ends a run on one's own machine
 
 
 def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
@@ -83,9 +85,8 @@ def estimate(
     hours = plan.total_steps * plan.global_batch / plan.ranks / rate / 3600 if rate else None
     minutes, jobs = _chain(site, nodes, walltime, hours)
     most = nodes * jobs * minutes / 60
-    return Estimate(
-        nodes, plan.ranks, rate, source, hours, None if hours is None else nodes * hours, minutes, jobs, most
-    )
+    node_hours = None if hours is None else nodes * hours
+    return Estimate(nodes, plan.ranks, rate, source, hours, node_hours, minutes, jobs, most, site.scheduler)
 
 
 def _measured(site: Site, spec: Spec, nodes: int) -> Speed | None:

@@ -148,3 +148,8 @@ def test_the_rows_for_people() -> None:
     assert rows["walltime"] == "5 jobs of 2:00, one after the other; at most 80.0 node-hours"
     one = replace(_cost("tsm_r50_8f", 8, "scale.gpus=48"), jobs=1)
     assert dict(one.rows())["walltime"].startswith("2:00, one job; at most")
+
+
+def test_nobody_ends_a_run_on_ones_own_machine() -> None:
+    cost = _cost("tsm_r50_8f", 1, site=load_site("local"), speed=2.0)
+    assert [name for name, _ in cost.rows()] == ["training"]
