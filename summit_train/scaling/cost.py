@@ -157,7 +157,7 @@ def step_time(job: Job) -> StepTime:
     frames = job.accumulation * job.machine.gpus_per_node * job.spec.scale.clips_per_gpu * job.spec.data.num_frames
     data_s = max(0.0, frames / frame_rate(job) - busy_s)
     return StepTime(
-        compute_s, exposed_s, stragglers_s, data_s, reduced.communication_s - exposed_s, reduced.num_buffers
+        compute_s, exposed_s, stragglers_s, data_s, max(0.0, reduced.communication_s - exposed_s), reduced.num_buffers
     )
 
 
