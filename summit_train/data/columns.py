@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-_HEADER_BYTES = 128
+_HEADER_BYTES = 512
 _AT_ONCE = 1 << 20
 
 
@@ -51,7 +51,7 @@ class ColumnWriter:
 
 def _header(dtype: np.dtype[Any], count: int) -> bytes:
     """The header of a .npy file, version 1.0, always of the same length (numpy.lib.format)."""
-    text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': ({count},), }}"
+    text = f"{{'descr': {np.lib.format.dtype_to_descr(dtype)!r}, 'fortran_order': False, 'shape': ({count},), }}"
     length = _HEADER_BYTES - 10
     return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + f"{text:<{length - 1}}\n".encode()
 
@@ -65,32 +65,50 @@ def write_column(path: Path, values: NDArray[Any] | bytes, dtype: DTypeLike) -> 
 def map_column(path: Path, *dtypes: DTypeLike) -> NDArray[Any]:
     """A column of one of these types as a read-only array over the file's own pages.
 
-    Raises ValueError where the file is no such column.
+    Raises ValueError where the file is no such column: header and length have to be what `ColumnWriter` writes.
     """
     try:
-        # An empty file cannot be mapped; an empty column need not be.
-        is_empty = os.path.getsize(path) <= _HEADER_BYTES
-        array: NDArray[Any] = np.load(path, mmap_mode=None if is_empty else "r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path}: cannot be read as a column: {error}") from error
-    if array.dtype not in [np.dtype(dtype) for dtype in dtypes] or array.ndim != 1:
-        raise ValueError(f"{path}: holds {array.dtype} {array.shape}, wanted one dimension of {np.dtype(dtypes[0])}")
-    return array.view(np.ndarray)  # a memmap's slices cost more to make
+        with open(path, "rb") as file:
+            header, size = file.read(_HEADER_BYTES), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read as a column: {error.strerror}") from error
+    for dtype in [np.dtype(dtype) for dtype in dtypes]:
+        count, left = divmod(size - _HEADER_BYTES, dtype.itemsize)
+        if not left and header == _header(dtype, count):
+            # An empty column cannot be mapped.
+            return np.memmap(path, dtype, "r", _HEADER_BYTES).view(np.ndarray) if count else np.zeros(0, dtype)
+    raise ValueError(f"{path}: is no column of {np.dtype(dtypes[0])}, or it is damaged or cut short")
 
 
-class StoredBytes:
-    """A column of bytes that is read by `pread`: slices are bytes; nothing stays in memory."""
+class StoredRows:
+    """A column that is read by `pread`, some rows at a time; nothing stays in memory. See map_column for errors."""
 
-    def __init__(self, path: Path) -> None:
-        self._length = len(map_column(path, np.uint8))
+    def __init__(self, path: Path, dtype: DTypeLike) -> None:
+        self._length = len(map_column(path, dtype))
+        self._dtype = np.dtype(dtype)
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115  (closed with this object)
 
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, part: slice) -> bytes:
+    def __getitem__(self, part: slice) -> NDArray[Any]:
+        return np.frombuffer(self.read(part), self._dtype)
+
+    def read(self, part: slice) -> bytes:
+        """The bytes of the rows."""
         start, stop, _ = part.indices(self._length)
-        return os.pread(self._file.fileno(), stop - start, _HEADER_BYTES + start)
+        size = self._dtype.itemsize
+        return os.pread(self._file.fileno(), max(0, stop - start) * size, _HEADER_BYTES + start * size)
+
+
+class StoredBytes(StoredRows):
+    """A column of bytes, whose slices are bytes."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, np.uint8)
+
+    def __getitem__(self, part: slice) -> bytes:  # type: ignore[override]
+        return self.read(part)
 
 
 def pieces(values: NDArray[Any] | bytes | StoredBytes, dtype: DTypeLike = np.uint8) -> Iterator[bytes]:

@@ -224,9 +224,10 @@ def _in_memory(source: Path, folder: str, classes: tuple[str, ...] | None, table
 
 def _is_packed(source: Path) -> bool:
     """Whether it is the folder of a packed set. Raises ManifestError for one that is not finished."""
-    if (source / PACKING_FOLDER).is_dir():
+    is_finished = (source / PACK_FILE).is_file()
+    if not is_finished and (source / PACKING_FOLDER).is_dir():
         raise ManifestError(f"{source}: its packing was not finished; `data pack` goes on with it")
-    return (source / PACK_FILE).is_file()
+    return is_finished
 
 
 def _is_large(source: Path) -> bool:

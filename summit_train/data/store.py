@@ -13,6 +13,8 @@ from summit_train.data.decode import MAX_HELD_BYTES
 from summit_train.data.limits import LIMITS, Limits
 from summit_train.data.manifest import Manifest
 from summit_train.data.pictures import read_folder_views
+from summit_train.data.shards.record import PackError
+from summit_train.data.shards.store import ShardStore
 from summit_train.data.video import DecodeError, Encoded, check_regular_file
 from summit_train.spec import DataSpec
 
@@ -95,8 +97,21 @@ def _sha256(blocks: Iterator[bytes]) -> bytes:
 
 
 def open_store(data: DataSpec, manifest: Manifest) -> Store:
-    """The store that holds a manifest's clips."""
+    """The store that holds a manifest's clips. Raises PackError where a packed set is damaged or does not fit `data`."""
+    if manifest.is_packed:
+        return _shard_store(data, manifest)
     return FileStore(manifest, _root(data.root, manifest), Limits(seconds=data.clip_seconds))
+
+
+def _shard_store(data: DataSpec, manifest: Manifest) -> ShardStore:
+    store = ShardStore(manifest, limits=Limits(seconds=data.clip_seconds))
+    every = store.pack.packing.every
+    if data.sampling == "dense" and data.frame_stride % every:
+        raise PackError(
+            f"{manifest.source}: has every {every}th frame, and data.frame_stride is {data.frame_stride}: a multiple of "
+            f"{every} is wanted"
+        )
+    return store
 
 
 def _root(root: str | None, manifest: Manifest) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from summit_train.data.columns import ColumnWriter, StoredBytes, map_column, pieces, spread, write_column
+from summit_train.data.columns import ColumnWriter, StoredBytes, StoredRows, map_column, pieces, spread, write_column
 
 
 @pytest.mark.parametrize("dtype", ["<i4", "<u4", "<i8", "u1", "?"])
@@ -48,16 +48,26 @@ def test_spread_says_where_each_begins() -> None:
 
 def test_what_is_no_such_column_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
-    with pytest.raises(ValueError, match=r"a\.npy: cannot be read as a column"):
+    with pytest.raises(ValueError, match=r"a\.npy: cannot be read as a column: No such file"):
         map_column(path, np.int32)
     write_column(path, np.arange(4), np.int32)
     whole = path.read_bytes()
-    with pytest.raises(ValueError, match=r"holds int32 \(4,\), wanted one dimension of int64"):
+    with pytest.raises(ValueError, match=r"a\.npy: is no column of int64, or it is damaged"):
         map_column(path, np.int64)
+    assert map_column(path, np.int64, np.int32).tolist() == [0, 1, 2, 3]
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=r"a\.npy"):
+        with pytest.raises(ValueError, match=r"a\.npy: is no column"):
             map_column(path, np.int32)
-    np.save(path, np.array([None], object))
-    with pytest.raises(ValueError, match="cannot be read as a column"):
-        map_column(path, np.int32)
+    for place in range(512):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"a\.npy: is no column"):
+            map_column(path, np.int32)
+
+
+def test_rows_of_fields_are_numpys_too(tmp_path: Path) -> None:
+    dtype = np.dtype([("shard", "<u4"), ("start", "<i8")])
+    rows = np.array([(1, 2), (3, 4), (5, 6)], dtype)
+    write_column(tmp_path / "a.npy", rows, dtype)
+    assert np.array_equal(np.load(tmp_path / "a.npy", mmap_mode="r"), rows)
+    assert np.array_equal(StoredRows(tmp_path / "a.npy", dtype)[1:3], rows[1:])

@@ -1,0 +1,133 @@
+"""From a clip as it lies on the disk to the bytes that are packed: the file's own, or JPEG pictures of its frames."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from summit_train.data.augment import View, scaled_size
+from summit_train.data.decode import Renderer, count_packets, probe_picture, read_from_start, read_picture
+from summit_train.data.limits import NO_HURRY, Budget
+from summit_train.data.pictures import list_pictures
+from summit_train.data.shards.layout import Facts, ending_of
+from summit_train.data.shards.record import Packing
+from summit_train.data.store import load_video
+from summit_train.data.video import DecodeError, Encoded
+
+PICTURES_ENDING = ".mjpeg"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A clip to be packed: where it lies, what is known of it, and its SHA-256 where that is known."""
+
+    path: str
+    facts: Facts
+    sha256: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A clip's bytes as they are packed. pictures: its frames, where they are pictures of their own, in their order."""
+
+    facts: Facts
+    ending: str
+    content: bytes = b""
+    pictures: tuple[bytes, ...] = ()
+
+
+def make_payload(source: Source, packing: Packing) -> Payload:
+    """Read a clip and make of it what is packed. Raises DecodeError, naming the clip as its manifest does."""
+    try:
+        if os.path.isdir(source.path):
+            return _of_pictures(source, packing)
+        video = _whole(load_video(source.path, source.sha256))
+        return _of_video(video, source.facts, packing)
+    except DecodeError as error:
+        raise DecodeError(source.facts.path, error.reason) from error
+
+
+def _whole(video: Encoded) -> Encoded:
+    """The video with its bytes, also where it is a large one."""
+    if video.content is not None:
+        return video
+    try:
+        with open(video.name, "rb") as file:
+            return Encoded(video.name, file.read())
+    except OSError as error:
+        raise DecodeError(video.name, error.strerror or str(error)) from error
+
+
+def _of_video(video: Encoded, facts: Facts, packing: Packing) -> Payload:
+    if packing.kind == "bytes":
+        video.check()
+        return Payload(facts, ending_of(facts.path), video.content or b"")
+    budget, render = Budget(video.name, NO_HURRY), _Compress(packing)
+    # No frame has the number -1, so that the video is decoded to its end. A codec may give more frames than packets.
+    wanted = frozenset(range(0, 2 * count_packets(video, budget) + 1, packing.every)) | {-1}
+    pictures, num_frames = read_from_start(video, wanted, render, budget)
+    return _compressed(facts, num_frames, render, [pictures[number][0].tobytes() for number in sorted(pictures)])
+
+
+def _of_pictures(source: Source, packing: Packing) -> Payload:
+    """Of a folder of pictures: they stay as they are but where they are larger than asked, or no JPEG."""
+    names = list_pictures(source.path)
+    if packing.kind == "bytes":
+        contents = tuple(_read(os.path.join(source.path, name)) for name in names)
+        is_jpeg = all(content.startswith(b"\xff\xd8") for content in contents)
+        facts = replace(source.facts, num_frames=len(names))
+        return Payload(facts, PICTURES_ENDING if is_jpeg else ".pictures", pictures=contents)
+    budget, render = Budget(source.path, NO_HURRY), _Compress(packing)
+    pictures = [_picture(os.path.join(source.path, name), packing, render, budget) for name in names[:: packing.every]]
+    return _compressed(source.facts, len(names), render, pictures)
+
+
+def _picture(path: str, packing: Packing, render: _Compress, budget: Budget) -> bytes:
+    content = _read(path)
+    codec, width, height = probe_picture(path, content, budget)
+    if codec == "mjpeg" and min(width, height) <= packing.short_side:
+        render.size = render.size or (width, height)
+        return content
+    return read_picture(path, content, render, budget)[0].tobytes()
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise DecodeError(path, error.strerror or str(error)) from error
+
+
+def _compressed(facts: Facts, num_frames: int, render: _Compress, pictures: list[bytes]) -> Payload:
+    assert render.size is not None, "a video without a frame is refused before"
+    width, height = render.size
+    known = replace(facts, num_frames=num_frames, width=width, height=height)
+    return Payload(known, PICTURES_ENDING, pictures=tuple(pictures))
+
+
+class _Compress(Renderer):
+    """Turns each frame into the bytes of a JPEG picture, uint8 (n,)."""
+
+    def __init__(self, packing: Packing) -> None:
+        super().__init__(self._whole_frame)
+        self._packing = packing
+        self.size: tuple[int, int] | None = None
+
+    def _whole_frame(self, width: int, height: int) -> list[View]:
+        """The upright frame scaled down to the short side that is asked for; never up, as that adds nothing."""
+        self.size = (width, height)
+        scaled = scaled_size(width, height, min(self._packing.short_side, width, height))
+        return [View(*scaled, 0, 0, *scaled)]
+
+    def __call__(self, frame: Any) -> list[NDArray[np.uint8]]:
+        (picture,) = super().__call__(frame)
+        stream = io.BytesIO()
+        Image.fromarray(picture).save(stream, "JPEG", quality=self._packing.quality)
+        return [np.frombuffer(stream.getvalue(), np.uint8)]
