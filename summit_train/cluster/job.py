@@ -23,8 +23,8 @@ class Job:
 
     runs: run directories, absolute; what is trained is RUN/job/spec.yaml. One: a plain job; several: an array.
     workdir: where relative paths of the specs start. python: the interpreter with summit_train, at the same path on all
-    nodes. stage: packed folders to copy to the nodes' own disks. at_once:
-    cap on an array's jobs that run together. max_requeues: how often one run may be put back into the queue.
+    nodes. stage: packed folders to copy to the nodes' own disks. at_once: cap on an array's jobs that run together.
+    max_requeues: how often one run may be put back into the queue.
     sweep: folder of the sweep that the runs are of; each one that is done brings the sweep's table up to date.
     """
 

@@ -240,6 +240,17 @@ def test_a_job_that_slurm_is_ending_is_not_requeued(standins: Standins, tmp_path
     assert "Slurm calls it COMPLETING, so it is not requeued here" in done.output
 
 
+def test_a_requeue_that_slurm_refuses_is_said(
+    standins: Standins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, run = _job(standins, "srun", tmp_path / "run")
+    monkeypatch.setenv("STANDIN_REFUSES", "Requested operation is presently disabled")
+    done = _stopped(standins, script, run)
+    assert done.status == 1
+    assert done.output.endswith("Slurm did not take it back; submit it again to go on\n")
+    assert len(standins.calls("scontrol")) == 1  # though squeue did not answer
+
+
 def test_two_signals_are_one_wish(standins: Standins, tmp_path: Path) -> None:
     script, run = _job(standins, "lsf", tmp_path / "run")
     process = _start(standins, script, TRAINER="stop")

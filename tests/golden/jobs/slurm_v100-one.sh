@@ -127,12 +127,15 @@ if ((requeues >= 20)); then
     exit 1
 fi
 # A job that was cancelled meanwhile stays cancelled.
-state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)
+state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) || state=RUNNING # no answer is no reason to give up
 if [[ $state != RUNNING ]]; then
     say "job $job_id: stopped at step $last; Slurm calls it ${state:-gone}, so it is not requeued here"
     exit 1
 fi
 echo "$job_id step $last" >>"$run/job/requeues"
 say "job $job_id: stopped at step $last; requeued, $((requeues + 1)) of 20"
-scontrol requeue "$SLURM_JOB_ID"
+if ! scontrol requeue "$SLURM_JOB_ID"; then
+    say "job $job_id: Slurm did not take it back; submit it again to go on"
+    exit 1
+fi
 exit 85
