@@ -12,6 +12,7 @@ import torch
 from summit_train.comm import World
 from summit_train.data.loader import MicroBatch, training_batches
 from summit_train.data.manifest import Manifest
+from summit_train.data.quarantine import kept_clips
 from summit_train.data.store import open_store
 from summit_train.data.workers import Batches
 from summit_train.plan import Plan
@@ -80,7 +81,7 @@ def open_batches(run: Run) -> Batches[MicroBatch]:
 def batches_between(
     spec: Spec, plan: Plan, world: World, manifest: Manifest, start_step: int, end_step: int
 ) -> Batches[MicroBatch]:
-    """This rank's micro-batches of steps start_step .. end_step - 1."""
+    """This rank's micro-batches of steps start_step .. end_step - 1, of the clips that data.quarantine leaves."""
     return training_batches(
         spec.data,
         open_store(spec.data, manifest),
@@ -92,6 +93,7 @@ def batches_between(
         ranks=world.size,
         start_step=start_step,
         end_step=end_step,
+        kept=kept_clips(spec.data, manifest),
     )
 
 
