@@ -26,7 +26,14 @@ def probe(
 
     timeout in seconds. ProbeError with the program's last words when it fails, hangs or cannot be started.
     """
-    command = [*prefix, sys.executable, "-c", f"import json\n{program}"]
+    return answer([*prefix, sys.executable, "-c", f"import json\n{program}"], timeout, environment)
+
+
+def answer(command: Sequence[str], timeout: float, environment: Mapping[str, str] | None = None) -> Facts:
+    """The JSON object that a command prints last.
+
+    timeout in seconds. ProbeError with the command's last words when it fails, hangs or cannot be started.
+    """
     try:
         done = subprocess.run(
             command,
@@ -52,7 +59,8 @@ def _last_words(stderr: str) -> str:
     """The line that says most in what a failed program wrote: the exception's, else the last one."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip(" -=*\n")]
     exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
-    return (exceptions or lines or [""])[-1]
+    ours = [line for line in lines if line.startswith("summit-train")]  # mpirun speaks after our program has
+    return (exceptions or ours or lines or [""])[-1]
 
 
 def output(command: Sequence[str]) -> str:

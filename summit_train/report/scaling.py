@@ -70,7 +70,7 @@ def draw_scaling(
         for axes in (left, right):
             _node_axis(axes, times.nodes, gpus_per_node)
             axes.legend()
-        _finish(figure, caption, path)
+        finish(figure, caption, path)
 
 
 def draw_messages(path: Path, curves: Sequence[Messages], caption: str, marked: tuple[str, int] | None = None) -> None:
@@ -93,7 +93,7 @@ def draw_messages(path: Path, curves: Sequence[Messages], caption: str, marked: 
         left.set_ylabel("seconds of one allreduce")
         right.set_ylim(bottom=0)
         right.set_ylabel("bus bandwidth (GB/s)")
-        _finish(figure, caption, path)
+        finish(figure, caption, path)
 
 
 def size_text(num_bytes: float) -> str:
@@ -154,7 +154,7 @@ def _message_curves(left: Axes, right: Axes, curve: Messages, i: int) -> None:
     right.plot(curve.num_bytes, bandwidth, "-", marker=marker, color=colour, label=label)
 
 
-def _finish(figure: Figure, caption: str, path: Path) -> None:
+def finish(figure: Figure, caption: str, path: Path) -> None:
     """The caption below the axes, then the file: whole, or not at all; without a date, so the same bytes each time."""
     figure.supxlabel(caption.replace("$", r"\$"), fontsize=9, color=GREY)
     kind = path.suffix[1:]

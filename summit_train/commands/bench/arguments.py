@@ -37,6 +37,12 @@ def check_peak(args: argparse.Namespace) -> None:
         raise MeasureError(f"--peak {args.peak:g}: multiply-adds a second are wanted, or 0 for no utilisation")
 
 
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """The options that say where the result goes."""
+    parser.add_argument("--out", metavar="FILE", help="draw it; the values go to FILE.json")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+
+
 def machine_text(environment: Mapping[str, Any]) -> str:
     """The machine in a caption: host, processor, cores, threads of a rank, torch."""
     threads = environment["threads_per_rank"]

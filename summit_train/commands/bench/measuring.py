@@ -13,6 +13,7 @@ import torch
 from summit_train.comm import World
 from summit_train.commands.start import choose_device, manifest_of, session, this_launch, watched
 from summit_train.data.manifest import Manifest
+from summit_train.data.quarantine import kept_clips
 from summit_train.plan import Plan, make_plan
 from summit_train.scaling.cost import structure_of
 from summit_train.scaling.measure import in_turn, training_multiply_adds
@@ -60,19 +61,22 @@ def read_subject(path: str, overrides: Sequence[str], ranks: int, *, synthetic: 
     """Read the spec and, without `synthetic`, its training manifest. Raises ValueError for any mistake in them."""
     spec = load_spec(path, overrides)
     manifest = None if synthetic else manifest_of(spec, "train")
-    one_batch = (spec.scale.gpus or ranks) * spec.scale.clips_per_gpu
-    return Subject(spec, make_plan(spec, ranks, one_batch if manifest is None else len(manifest)), manifest)
+    clips = (spec.scale.gpus or ranks) * spec.scale.clips_per_gpu  # of one step
+    if manifest is not None:
+        clips = len(kept_clips(spec.data, manifest))
+    return Subject(spec, make_plan(spec, ranks, clips), manifest)
 
 
-def measure_steps(args: argparse.Namespace) -> dict[str, Any] | None:
-    """What `bench step` prints as JSON, on rank 0; None elsewhere."""
+def measure_steps(paths: Sequence[str], args: argparse.Namespace) -> dict[str, Any] | None:
+    """What `bench step` prints as JSON, of one spec or of several in turn, on rank 0; None elsewhere."""
     launch = this_launch()
-    paths = [args.spec] if args.compare is None else [args.spec, args.compare]
     subjects = [read_subject(path, args.overrides, launch.size, synthetic=args.synthetic) for path in paths]
     with session(launch) as world:
         device = choose_device(world)
         by_precision = {subject.spec.precision: subject for subject in subjects}
-        peaks: Peaks = {name: _peak(subject, args.peak, world, device) for name, subject in by_precision.items()}
+        peaks: Peaks = {}
+        for precision, subject in by_precision.items():
+            peaks[precision] = peak_values(subject.spec, subject.plan.clips_per_gpu, args.peak, world, device)
         benches = [StepBench(subject.spec, subject.plan, world, device, subject.manifest) for subject in subjects]
         repeats: list[list[Seconds]] = [[] for _ in benches]
         with watched(world, subjects[0].spec.watch.stall_seconds) as watchdog:
@@ -85,7 +89,7 @@ def measure_steps(args: argparse.Namespace) -> dict[str, Any] | None:
             _values(subject, world.gather(times), world.gather(bench.activation_bytes), peaks[subject.spec.precision])
             for subject, bench, times in zip(subjects, benches, repeats, strict=True)
         ]
-        about = _about(world, device, args)
+        about = _about(world, device, args, len(subjects))
     return _result(about, peaks, measured) if world.rank == 0 else None
 
 
@@ -106,20 +110,23 @@ def _repeats(benches: Sequence[StepBench], args: argparse.Namespace) -> Iterator
         yield int(name), seconds
 
 
-def _peak(subject: Subject, given: float | None, world: World, device: torch.device) -> dict[str, Any] | None:
-    """The peak of all ranks, which measure at the same time, as they train; or `given` for each of them."""
-    precision = subject.spec.precision
-    if given is not None:
-        return None if given == 0 else _peak_values(precision, given * world.size, None, 0)
-    say(world, f"measuring the peak of matrix products in {precision}")
-    world.barrier()
-    peak = measure_peak(precision, device, network_shapes(structure_of(subject.spec), subject.plan.clips_per_gpu))
-    rates = world.gather(peak.multiply_adds_per_second)
-    return _peak_values(precision, sum(rates or ()), peak.shape, len(peak.tried))
+def peak_values(
+    spec: Spec, clips: int, given: float | None, world: World, device: torch.device
+) -> dict[str, Any] | None:
+    """The peak of all ranks, which measure at the same time, with the threads and the precision that they train with.
 
-
-def _peak_values(precision: str, rate: float, shape: tuple[int, int, int] | None, tried: int) -> dict[str, Any]:
-    return {"precision": precision, "multiply_adds_per_second": rate, "shape": shape, "tried": tried}
+    given: of each rank, instead of measuring; 0: None, nobody asks.
+    """
+    if given == 0:
+        return None
+    rate, shape, tried = given, None, 0
+    if rate is None:
+        say(world, f"measuring the peak of matrix products in {spec.precision}")
+        world.barrier()
+        peak = measure_peak(spec.precision, device, network_shapes(structure_of(spec), clips))
+        rate, shape, tried = peak.multiply_adds_per_second, peak.shape, len(peak.tried)
+    rates = world.gather(rate) or []
+    return {"precision": spec.precision, "multiply_adds_per_second": sum(rates), "shape": shape, "tried": tried}
 
 
 def _values(
@@ -134,7 +141,7 @@ def _values(
     return subject.values() | step_values(times, work) | {"activation_bytes": max(activations)}, times
 
 
-def _about(world: World, device: torch.device, args: argparse.Namespace) -> dict[str, Any]:
+def _about(world: World, device: torch.device, args: argparse.Namespace, num_specs: int) -> dict[str, Any]:
     hosts, peaks = world.gather(world.host), world.gather(peak_memory(device))
     of = "tensors on the GPU" if device.type == "cuda" else "the whole process, Python and torch with it"
     return {
@@ -142,7 +149,7 @@ def _about(world: World, device: torch.device, args: argparse.Namespace) -> dict
         "environment": environment(world, device, hosts or []),
         "settings": {"repeats": args.repeats, "steps": args.steps, "warm_up": args.warm_up},
         "peak_memory_bytes": max(peaks or [0]),
-        "peak_memory_of": f"{of}, highest of all ranks" + (", both specs at once" if args.compare else ""),
+        "peak_memory_of": f"{of}, highest of all ranks" + (", all specs at once" if num_specs > 1 else ""),
     }
 
 

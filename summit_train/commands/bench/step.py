@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override, in both specs")
     parser.add_argument("--compare", metavar="SPEC2", help="measure both in turn and print SPEC over SPEC2")
-    parser.add_argument("--synthetic", action="store_true", help="random clips instead of those of data.train")
+    parser.add_argument("--synthetic", action="store_true", help="random clips, no loader")
     add_repeats(parser)
     add_peak(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print. Raises ValueError for a wrong spec or option."""
     check_repeats(args)
     check_peak(args)
-    values = measure_steps(args)
+    values = measure_steps([args.spec] if args.compare is None else [args.spec, args.compare], args)
     if values is not None:  # on rank 0
         print(json.dumps(values) if args.json else as_text(values))
     return 0

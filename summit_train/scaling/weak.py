@@ -1,0 +1,109 @@
+"""Weak scaling on this machine: the same clips a rank on more and more ranks, each start a run of `bench step`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from summit_train.processes import Facts, ProbeError, answer, find_mpirun, mpi_environment, mpirun_command
+from summit_train.scaling.measure import MeasureError, in_turn, pair_ratios, spread
+
+
+class RanksError(RuntimeError):
+    """Ranks were started and did not measure."""
+
+
+@dataclass(frozen=True)
+class Starts:
+    """How each measurement is started: `words` behind `bench step`, threads a rank, seconds until it is given up."""
+
+    words: tuple[str, ...]
+    threads: int = 1
+    timeout: float = 1800.0
+
+    def on(self, ranks: int) -> Callable[[], Facts]:
+        """A function that starts `ranks` ranks and gives what they measured.
+
+        One rank is a process without MPI and Horovod: ideal is what a user has who starts none.
+        """
+
+        def run() -> Facts:
+            step = [sys.executable, "-m", "summit_train", "bench", "step", *self.words, f"scale.gpus={ranks}"]
+            launcher = [] if ranks == 1 else mpirun_command(_mpirun(), ranks)
+            environment = mpi_environment(os.environ) | {"OMP_NUM_THREADS": str(self.threads)}
+            try:
+                return answer([*launcher, *step, "--json"], self.timeout, environment)
+            except ProbeError as error:
+                raise RanksError(f"bench step on {ranks} ranks: {error}") from error
+
+        return run
+
+
+def measurements(starts: Starts, ranks: Sequence[int], repeats: int) -> Iterator[tuple[int, Facts]]:
+    """Each number of ranks once a round, as they come: (ranks, what `bench step` measured)."""
+    for name, facts in in_turn({str(count): starts.on(count) for count in ranks}, repeats):
+        yield int(name), facts
+
+
+def parse_ranks(text: str) -> list[int]:
+    """'1,2,4': numbers that grow. Raises MeasureError for anything else, or where there is no mpirun for them."""
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise MeasureError(f"--ranks {text}: numbers above 0 with commas are wanted, such as 1,2,4")
+    ranks = sorted({int(word) for word in words})
+    if len(ranks) < 2:
+        raise MeasureError(f"--ranks {text}: two numbers at least are wanted, the first is what the others are held to")
+    _mpirun()
+    return ranks
+
+
+def scaling_rows(found: Mapping[int, Sequence[Facts]]) -> list[dict[str, Any]]:
+    """One row a number of ranks; found[n]: what n ranks measured in each round.
+
+    efficiency: speed over ideal, the speed of the smallest number of ranks times the ratio of the ranks, round by round
+    (the paper's "scalability", section 3 c). compute_ratio: forward and backward pass over those of the smallest
+    number: what ranks take from each other in cores and memory. exposed: ranks wait for the allreduce, or for each other.
+    """
+    fewest = min(found)
+    base = [_only(facts) for facts in found[fewest]]
+    rows = []
+    for ranks, rounds in sorted(found.items()):
+        specs = [_only(facts) for facts in rounds]
+        speeds, base_speeds = (_medians(some, "clips_per_second") for some in (specs, base))
+        ideal = [ranks / fewest * speed for speed in base_speeds]
+        exposed = [spec["phases_s"]["allreduce"]["median"] for spec in specs]
+        rows.append(
+            {
+                "ranks": ranks,
+                "clips_per_second": spread(speeds).values(),
+                "efficiency": spread(pair_ratios(speeds, ideal)).values(),
+                "step_s": spread(_medians(specs, "step_s")).values(),
+                "exposed_allreduce_s": spread(exposed).values(),
+                "exposed_share": spread([spec["shares"]["allreduce"] for spec in specs]).values(),
+                "compute_ratio": spread(pair_ratios(_compute(specs), _compute(base))).values(),
+            }
+        )
+    return rows
+
+
+def _only(facts: Facts) -> dict[str, Any]:
+    (spec,) = facts["specs"]
+    return dict(spec)
+
+
+def _medians(specs: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [spec[name]["median"] for spec in specs]
+
+
+def _compute(specs: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [spec["phases_s"]["forward"]["median"] + spec["phases_s"]["backward"]["median"] for spec in specs]
+
+
+def _mpirun() -> str:
+    mpirun = find_mpirun()
+    if mpirun is None:
+        raise MeasureError("no mpirun to start ranks with: load your cluster's MPI module, or run `make setup`")
+    return mpirun
