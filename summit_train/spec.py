@@ -102,6 +102,9 @@ class DataSpec(Section):
         default=0.01, description="skip: more bad clips than this part of an epoch, or of the test, end the run."
     )
     clip_seconds: Positive = Field(default=120, description="A clip that is not read within so long is bad.")
+    stage: PathText | None = Field(
+        default=None, description="Packed sets are copied to this folder of each node; auto: the site's node_local."
+    )
     workers: NonNegative = Field(
         default=4, description="Loader processes of each rank; 0 loads in the training process."
     )

@@ -20,6 +20,7 @@ from summit_train.cluster.submit import (
 )
 from summit_train.commands.plan import count_clips
 from summit_train.commands.site_arguments import add_site_arguments
+from summit_train.commands.staging import folders_to_stage, staging_row
 from summit_train.plan import make_plan
 from summit_train.spec import Spec, load_spec
 
@@ -44,10 +45,10 @@ def run(args: argparse.Namespace) -> int:
     ranks = check_ranks(site, spec, args.nodes)
     plan = make_plan(spec, ranks, count_clips(args.clips, spec))
     cost = estimate(site, spec, plan, args.nodes, args.walltime, args.speed)
-    job = make_job(spec, args.nodes, cost.walltime_minutes, args.max_requeues)
+    job = make_job(site, spec, args.nodes, cost.walltime_minutes, args.max_requeues)
     script = render(site, job)
     print(f"{spec.name}: {args.nodes} nodes of {site.name}, {ranks} ranks", file=sys.stderr)
-    for name, value in cost.rows():
+    for name, value in (*cost.rows(), *staging_row(site, spec, job.stage)):
         print(f"  {name:<10} {value}", file=sys.stderr)
     if args.dry_run:
         print(script, end="")
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     return _submit(site, job, spec, cost)
 
 
-def make_job(spec: Spec, nodes: int, walltime_minutes: int, max_requeues: int = 20) -> Job:
+def make_job(site: Site, spec: Spec, nodes: int, walltime_minutes: int, max_requeues: int = 20) -> Job:
     """The job of one run, with this interpreter, from the current directory."""
     if max_requeues < 0:
         raise JobError(f"--max-requeues {max_requeues}: 0 or more is wanted")
@@ -67,6 +68,7 @@ def make_job(spec: Spec, nodes: int, walltime_minutes: int, max_requeues: int = 
         workdir=Path.cwd(),
         python=sys.executable,
         max_requeues=max_requeues,
+        stage=folders_to_stage(site, [spec]),
     )
 
 

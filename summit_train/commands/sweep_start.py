@@ -17,6 +17,7 @@ from summit_train.cluster.job import Job, JobError
 from summit_train.cluster.site import Site, SiteError
 from summit_train.cluster.submit import chain, check_scheduler, record, submit, write_job
 from summit_train.commands.plan import count_clips
+from summit_train.commands.staging import folders_to_stage
 from summit_train.files import locked, write_text
 from summit_train.plan import Plan, PlanError, make_plan
 from summit_train.report.sweep import JobState, SweepRow, read_rows, table, to_start
@@ -101,7 +102,7 @@ def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: M
 
 
 def _submit_array(sweep: Sweep, site: Site, runs: Sequence[PlannedRun]) -> None:
-    job = _job(sweep, runs)
+    job = _job(sweep, site, runs)
     script = write_job(site, job, [run.spec for run in runs], folder=sweep.folder.absolute() / "job")
     job_id = submit(site, script)
     record(site, job, script, job_id)
@@ -113,7 +114,7 @@ def _submit_each(sweep: Sweep, site: Site, runs: Sequence[PlannedRun]) -> None:
     """A job, or a chain of them, a run. With a cap, run i waits for run i - at_once to end."""
     last: list[str] = []
     for i, run in enumerate(runs):
-        job = _job(sweep, [run])
+        job = _job(sweep, site, [run])
         script = write_job(site, job, [run.spec])
         after = last[i - sweep.at_once] if sweep.at_once and i >= sweep.at_once else None
         ids = chain(site, job, script, run.cost.jobs if run.cost else 1, after)
@@ -121,7 +122,7 @@ def _submit_each(sweep: Sweep, site: Site, runs: Sequence[PlannedRun]) -> None:
         print(f"{run.name}: job {' '.join(ids)} on {run.nodes} nodes; the script is {script}")
 
 
-def _job(sweep: Sweep, runs: Sequence[PlannedRun]) -> Job:
+def _job(sweep: Sweep, site: Site, runs: Sequence[PlannedRun]) -> Job:
     minutes = [run.cost.walltime_minutes for run in runs if run.cost]
     return Job(
         name=runs[0].name if len(runs) == 1 else sweep.name,
@@ -131,6 +132,7 @@ def _job(sweep: Sweep, runs: Sequence[PlannedRun]) -> Job:
         workdir=Path.cwd(),
         python=sys.executable,
         at_once=sweep.at_once,
+        stage=folders_to_stage(site, [run.spec for run in runs]),
         sweep=sweep.folder.absolute(),
     )
 

@@ -106,6 +106,27 @@ def _cost_lines() -> str:
     )
 
 
+def test_packed_sets_are_staged_where_the_spec_asks(say: Callable[..., Said], tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pack.json").touch()
+    words = ("submit", PAPER, *ON_SUMMIT, "--nodes", "256", "data.train=train", "data.val=val", "--dry-run")
+    status, out, err = say(*words, "data.stage=auto")
+    assert status == 0
+    assert f"  staging    {tmp_path}/train, {tmp_path}/val to /mnt/bb/$USER\n" in err
+    assert out.count(" data stage ") == 2 and f"data stage {tmp_path}/val " in out
+    assert "data.stage=\"'$staged'\"" in out
+    for other, said in (
+        (("data.stage=auto", "data.train=t.csv", "data.val=v.csv"), "none: data.train and data.val are not packed"),
+        (("data.stage=auto", "--set", "node_local=null"), "none: summit names no node_local"),
+        ((), None),
+        (("data.stage=/ssd",), None),  # the trainer does it
+    ):
+        status, out, err = say(*words, *other)
+        assert (status, " data stage " in out) == (0, False)
+        assert (f"  staging    {said}\n" in err) if said else "staging" not in err
+
+
 def test_a_chain_is_said_and_submitted(say: Callable[..., Said], standins: Standins, tmp_path: Path) -> None:
     status, out, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "8")
     assert status == 0
