@@ -88,11 +88,12 @@ def draw_messages(path: Path, curves: Sequence[Messages], caption: str, marked: 
             if marked is not None:
                 axes.axvline(marked[1], color=GREY, linestyle=":", label=drawable(marked[0]))
             axes.set_xlim(2, 2 * max(size for curve in curves for size in curve.num_bytes))
-            axes.legend(loc="upper left")
         left.set_yscale("log")
         left.set_ylabel("seconds of one allreduce")
         right.set_ylim(bottom=0)
         right.set_ylabel("bus bandwidth (GB/s)")
+        # Above both: among the points there is no place that is always free.
+        figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=5)
         finish(figure, caption, path)
 
 
