@@ -22,7 +22,11 @@ BLOCKS = [
     for page in PAGES
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.S | re.M)
 ]
-LINES = [(page, line) for page, _, block in BLOCKS for line in re.findall(r"^summit-train .*", block.replace("\\\n", ""), re.M)]
+LINES = [
+    (page, line)
+    for page, _, block in BLOCKS
+    for line in re.findall(r"^summit-train .*", block.replace("\\\n", ""), re.M)  # continued lines are one
+]
 PROFILES = [(page, block) for page, language, block in BLOCKS if language == "yaml"]
 
 
