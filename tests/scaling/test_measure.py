@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from summit_train.models import build_model
+from summit_train.scaling.measure import MeasureError, in_turn, pair_ratios, positive, spread, training_multiply_adds
+from summit_train.structure import describe
+
+
+def test_spread_and_ratios_of_pairs() -> None:
+    assert spread([3.0, 1.0, 2.0]).values() == {"min": 1.0, "median": 2.0, "max": 3.0}
+    assert spread([1.0, 2.0]).median == 1.5
+    # Both slowed down in the second round: the ratio did not.
+    assert pair_ratios([2.0, 4.0], [1.0, 2.0]) == [2.0, 2.0]
+    assert spread([1.0]).text(".1f") == "1.0 (1.0 .. 1.0)"
+
+
+def test_rounds_go_forwards_and_backwards() -> None:
+    calls: list[str] = []
+    measurements = {name: (lambda name=name: calls.append(name)) for name in "abc"}
+    names = [name for name, _ in in_turn(measurements, 3)]
+    assert names == calls == list("abc" "cba" "abc")
+
+
+def test_a_count_is_above_0() -> None:
+    assert positive(1, "--steps") == 1
+    with pytest.raises(MeasureError, match="--steps 0: a number above 0"):
+        positive(0, "--steps")
+
+
+@pytest.mark.parametrize(("arch", "backbone", "frames"), [("tsn", "resnet18", 4), ("i3d_3x1x1", "resnet50", 8)])
+def test_training_multiply_adds_are_those_that_autograd_does(arch: str, backbone: str, frames: int) -> None:
+    model = build_model(arch, backbone, frames, 5, width=0.125)
+    with FlopCounterMode(display=False) as counter:
+        model(torch.randn(2, frames, 3, 32, 32)).sum().backward()
+    structure = describe(arch, backbone, 0.125, 5, frames, 32, 32)
+    assert counter.get_total_flops() == 2 * 2 * training_multiply_adds(structure)

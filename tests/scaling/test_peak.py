@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+import torch
+
+from summit_train.scaling.peak import SQUARES, measure_peak, network_shapes
+from summit_train.structure import describe
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_peak_is_the_best_of_what_was_tried(precision: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    peak = measure_peak(precision, CPU, [(300, 20, 40)], seconds=1e-9)
+    assert [product.shape for product in peak.tried] == [(SQUARES[0],) * 3]  # all others would have taken too long
+    peak = measure_peak(precision, CPU, [(300, 20, 40)], seconds=1e-3)
+    assert (300, 20, 40) in [product.shape for product in peak.tried]
+    best = max(peak.tried, key=lambda product: product.multiply_adds_per_second)
+    assert (peak.shape, peak.multiply_adds_per_second) == (best.shape, best.multiply_adds_per_second)
+    assert peak.threads == torch.get_num_threads() and torch.get_float32_matmul_precision() == before
+
+
+def test_the_networks_shapes_are_its_heaviest_convolutions() -> None:
+    structure = describe("tsm", "resnet50", num_frames=8)
+    shapes = network_shapes(structure, clips=1, most=100)
+    assert (8 * 56 * 56, 64 * 9, 64) in shapes  # a 3 x 3 convolution of the first stage
+    assert sum(map(prod, set(shapes))) < structure.multiply_adds
+    assert len(network_shapes(structure, clips=1)) == 6
+    assert all(rows * max(inner, columns) <= 2**26 for rows, inner, columns in network_shapes(structure, clips=64))

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from summit_train.plan import make_plan
+from summit_train.scaling.step_times import StepTimes, mean_phases, step_values, work_of
+from summit_train.spec import load_spec
+from tests.conftest import WriteSpec
+
+
+def _phases(wait: float, forward: float, backward: float, allreduce: float = 0.0) -> dict[str, float]:
+    return {"data_wait": wait, "forward": forward, "backward": backward, "allreduce": allreduce}
+
+
+def test_a_repeat_is_the_mean_of_its_steps() -> None:
+    # A loader that gives two batches at once: every second step waits, and half of the wait is each one's.
+    assert mean_phases([_phases(3.0, 1.0, 2.0), _phases(0.0, 1.0, 2.0)]) == _phases(1.5, 1.0, 2.0)
+
+
+def test_the_parts_sum_to_the_step_and_the_slowest_rank_says_how_long_it_is() -> None:
+    fast = (_phases(0.0, 1.0, 2.0, 1.0), _phases(0.0, 1.0, 2.0, 2.0))
+    slow = (_phases(0.5, 1.5, 2.0, 0.0), _phases(1.0, 2.0, 2.0, 0.0))
+    times = StepTimes((fast, slow))
+    assert times.step_s == [4.0, 5.0]
+    assert times.phases_s["forward"] == [1.25, 1.5] and times.phases_s["allreduce"] == [0.5, 1.0]
+    assert sum(times.shares.values()) == pytest.approx(1)
+    assert times.shares["backward"] == pytest.approx(4 / 9)
+
+
+def test_ratios_are_of_the_step_and_of_phases_that_matter() -> None:
+    one = StepTimes(((_phases(0.001, 2.0, 4.0), _phases(0.0, 4.0, 8.0)),))
+    other = StepTimes(((_phases(0.0, 1.0, 4.0), _phases(0.0, 2.0, 4.0)),))
+    ratios = one.ratios(other)
+    assert set(ratios) == {"step", "forward", "backward"}
+    assert ratios["forward"].values() == {"min": 2.0, "median": 2.0, "max": 2.0}
+    assert ratios["backward"].values() == {"min": 1.0, "median": 1.5, "max": 2.0}
+
+
+def test_utilisation_is_work_over_seconds_over_peak(write_spec: WriteSpec) -> None:
+    plan = make_plan(load_spec(write_spec()), 2, 80)
+    work = work_of(plan, 5 * plan.multiply_adds, peak_per_second=1e9)
+    times = StepTimes(((_phases(1.0, 1.0, 2.0),), (_phases(1.0, 1.0, 2.0),)))
+    values = step_values(times, work)
+    forward = 8 * plan.multiply_adds
+    assert values["multiply_adds_per_step"] == 5 * forward
+    assert values["clips_per_second"]["median"] == 8 / 4
+    assert values["mfu"]["median"] == pytest.approx(5 * forward / 4 / 1e9)
+    assert values["forward_mfu"]["median"] == pytest.approx(forward / 1 / 1e9)
+    assert values["backward_mfu"]["median"] == pytest.approx(4 * forward / 2 / 1e9)
+    assert step_values(times, work_of(plan, 1, None))["mfu"] is None
