@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from summit_train.data.decode import probe
-from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest
-from summit_train.data.store import file_sha256
+from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest
+from summit_train.data.survey import MISSING, Found, survey
 from summit_train.data.tables import VIDEO_EXTENSIONS, class_folders, file_tables, folder_tables
-from summit_train.data.video import DecodeError, Encoded
-
-Found = ManifestRow | DecodeError
-Examine = Callable[[str, ManifestRow], Found]
-
-_ROWS_PER_WORKER = 16
+from summit_train.data.video import DecodeError
 
 
 @dataclass(frozen=True)
@@ -92,64 +82,75 @@ def _no_videos(source: Path) -> Counter[str]:
     return Counter(os.path.splitext(file)[1].lower() or "none" for file in files)
 
 
-def index_videos(listing: Listing, workers: int) -> Iterator[Found]:
+def index_videos(listing: Listing, workers: int) -> Iterator[ManifestRow | DecodeError]:
     """For each listed video, in their order: its row with what was found in it, or why it cannot be used.
 
-    workers: processes that decode; 0 decodes in this one. A file that brings its process down is named like
-    any other bad one; it does not end the rest.
+    workers: processes that decode; 0 decodes in this one.
     """
-    if workers:
-        yield from _examined(_examine, str(listing.root), listing.rows, min(workers, len(listing.rows)))
-    else:
-        yield from (_examine(str(listing.root), row) for row in listing.rows)
+    paths = list(dict.fromkeys(row.path for row in listing.rows))
+    found = dict(zip(paths, survey(str(listing.root), paths, workers), strict=True))
+    return (with_facts(row, found[row.path]) for row in listing.rows)
 
 
-def _examined(examine: Examine, root: str, rows: Iterable[ManifestRow], workers: int) -> Iterator[Found]:
-    """Examine all rows, with a new pool where a file brought one down."""
-    left = iter(rows)
-    while batch := list(islice(left, workers * _ROWS_PER_WORKER)):
-        with _pool(workers) as pool:
-            while batch:
-                num_found = 0
-                try:
-                    for found in pool.map(examine, [root] * len(batch), batch):
-                        num_found += 1
-                        yield found
-                except BrokenProcessPool:
-                    yield from (_examined_alone(examine, root, row) for row in batch[num_found:])
-                    break
-                batch = list(islice(left, workers * _ROWS_PER_WORKER))
-
-
-def _examined_alone(examine: Examine, root: str, row: ManifestRow) -> Found:
-    """Examine a video in a process of its own, which may die of it."""
-    with _pool(1) as pool:
-        try:
-            return pool.submit(examine, root, row).result()
-        except BrokenProcessPool:
-            return DecodeError(row.path, "decoding it kills the process")
-
-
-def _pool(workers: int) -> ProcessPoolExecutor:
-    # Not fork: a child of a process with threads (MPI's, torch's) can hang.
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
-
-
-def _examine(root: str, row: ManifestRow) -> Found:
-    """Decode one video in full. The error names the path as it is listed."""
-    path = os.path.join(root, row.path)
-    try:
-        info = probe(Encoded(path))
-        digest = file_sha256(path)
-    except DecodeError as error:
-        return DecodeError(row.path, error.reason)
-    except OSError as error:
-        return DecodeError(row.path, error.strerror or str(error))
-    fps = info.fps and round(info.fps, 6)
-    return replace(
-        row, num_frames=info.num_frames, fps=fps, width=info.width, height=info.height, sha256=digest
-    )
+def with_facts(row: ManifestRow, found: Found) -> ManifestRow | DecodeError:
+    """A row with what was found in its file; what cannot be used stays an error."""
+    return found if isinstance(found, DecodeError) else replace(row, **asdict(found))
 
 
 def _is_video(name: str) -> bool:
     return name.lower().endswith(VIDEO_EXTENSIONS) and not name.startswith(".")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What became of a listing: `rows` go into the manifest, the others are named with the reason, path by path.
+
+    copies: for each file that is the same, byte for byte, as an earlier one, (path, the earlier one's path).
+    """
+
+    rows: tuple[ManifestRow, ...]
+    missing: tuple[DecodeError, ...]
+    unreadable: tuple[DecodeError, ...]
+    short: tuple[DecodeError, ...]
+    copies: tuple[tuple[str, str], ...]
+
+    @property
+    def left_out(self) -> tuple[DecodeError, ...]:
+        """Everything that is not in the manifest."""
+        return self.missing + self.unreadable + self.short
+
+
+def summarise(rows: Sequence[ManifestRow | DecodeError], min_frames: int = 1) -> Summary:
+    """Sort the rows of `index_videos` out; those with fewer than `min_frames` frames are left out."""
+    bad = list({row.path: row for row in rows if isinstance(row, DecodeError)}.values())
+    good = [row for row in rows if isinstance(row, ManifestRow)]
+    short = {row.path: row.num_frames for row in good if (row.num_frames or 0) < min_frames}
+    rows_left = tuple(row for row in good if row.path not in short)
+    return Summary(
+        rows_left,
+        tuple(error for error in bad if error.reason == MISSING),
+        tuple(error for error in bad if error.reason != MISSING),
+        tuple(DecodeError(path, f"has {count} frames, fewer than {min_frames}") for path, count in short.items()),
+        tuple(_copies(rows_left)),
+    )
+
+
+def _copies(rows: Sequence[ManifestRow]) -> Iterator[tuple[str, str]]:
+    by_digest = defaultdict[str | None, dict[str, None]](dict)  # dicts keep the order
+    for row in rows:
+        by_digest[row.sha256][row.path] = None
+    for first, *others in by_digest.values():
+        yield from ((path, first) for path in others)
+
+
+def compare(manifest: Manifest, clip: int, found: Found) -> DecodeError | None:
+    """Why a clip should not be trained on, from what was found in its file; None where nothing speaks against it."""
+    path = manifest.path(clip)
+    if isinstance(found, DecodeError):
+        return DecodeError(path, found.reason)
+    digest, num_frames = manifest.sha256(clip), manifest.num_frames(clip)
+    if digest is not None and digest.hex() != found.sha256:
+        return DecodeError(path, "has changed since it was indexed: its SHA-256 is not the manifest's")
+    if num_frames not in (None, found.num_frames):
+        return DecodeError(path, f"has {found.num_frames} frames, but the manifest says {num_frames}")
+    return None

@@ -48,6 +48,8 @@ CACHED_BYTES = 8 << 20
 PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER = "pack.json", "manifest", ".packing"
 _FORMAT = "columns 2"
 _ABOUT = "columns.json"
+# For people: they are not read, so that columns of such names in other lists are left alone.
+_ONLY_WRITTEN = ("duration", "codec")
 _COLUMNS: dict[str, DTypeLike] = {
     "labels": np.int32, "frame_counts": np.int32, "reversed_flags": np.bool_, "lines": np.int32, "digests": "V32",
 }  # fmt: skip
@@ -66,6 +68,8 @@ class ManifestRow:
     group: str | None = None
     sha256: str | None = None
     reversed: bool = False
+    duration: float | None = None
+    codec: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,7 +343,7 @@ def read_classes(path: str | Path) -> tuple[str, ...] | None:
 def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
     """Write a manifest CSV, whole or not at all. Optional columns that no row fills are left out."""
     rows = list(rows)
-    optional = [n for n in COLUMNS[2:] if any(getattr(row, n) not in (None, False) for row in rows)]
+    optional = [n for n in (*COLUMNS[2:], *_ONLY_WRITTEN) if any(getattr(row, n) not in (None, False) for row in rows)]
     names = [*COLUMNS[:2], *optional]
     target = Path(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)

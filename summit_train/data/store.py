@@ -100,7 +100,7 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
     """The store that holds a manifest's clips. Raises PackError where a packed set is damaged or does not fit `data`."""
     if manifest.is_packed:
         return _shard_store(data, manifest)
-    return FileStore(manifest, _root(data.root, manifest), Limits(seconds=data.clip_seconds))
+    return FileStore(manifest, located_root(data.root, manifest), Limits(seconds=data.clip_seconds))
 
 
 def _shard_store(data: DataSpec, manifest: Manifest) -> ShardStore:
@@ -114,7 +114,7 @@ def _shard_store(data: DataSpec, manifest: Manifest) -> ShardStore:
     return store
 
 
-def _root(root: str | None, manifest: Manifest) -> str:
+def located_root(root: str | None, manifest: Manifest) -> str:
     """Where relative paths start: `root` (data.root) or the manifest's own folder where its first clip lies only there.
 
     Looked up once for all clips. Where it lies at neither, it is data.root, and the first clip read says so.

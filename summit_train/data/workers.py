@@ -14,8 +14,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import resource_tracker
@@ -33,8 +33,7 @@ Key = Any
 Worker = multiprocessing.process.BaseProcess
 
 _SECONDS_TO_DIE = 5.0
-# The decoder looks at the clock itself; the worker is killed only where it cannot.
-_PATIENCE = 2.0
+_PATIENCE = 2.0  # times a clip's seconds
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,15 @@ class Failure:
 
 
 class Board:
-    """What each worker is reading: one row a worker of (its process, the clip + 1 or 0 for none, since when in ns)."""
+    """What each worker is reading: one row a worker of (its process, the clip + 1 or 0 for none).
 
-    def __init__(self, num_workers: int) -> None:
-        self._rows = torch.zeros((num_workers, 3), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+    A clip gets `seconds`. The decoder looks at the clock itself; where it cannot, an alarm ends the worker: nobody
+    handles that signal, so it needs no help of a library that never returns.
+    """
+
+    def __init__(self, num_workers: int, seconds: float) -> None:
+        self._rows = torch.zeros((num_workers, 2), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._seconds = _PATIENCE * seconds
 
     @contextmanager
     def reading(self, clip: int) -> Iterator[None]:
@@ -58,21 +62,21 @@ class Board:
             yield
             return
         row = self._rows[worker.id]
-        row[0], row[2], row[1] = os.getpid(), time.monotonic_ns(), clip + 1
+        row[0], row[1] = os.getpid(), clip + 1
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
         try:
             yield
         finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             row[1] = 0
 
     def clear(self) -> None:
         """Nobody reads anything."""
         self._rows.zero_()
 
-    def read(self) -> dict[int, tuple[int, float]]:
-        """Process -> (clip, seconds that it has been at it), for the workers that are reading one."""
-        now = time.monotonic_ns()
-        rows = self._rows.tolist()
-        return {process: (clip - 1, (now - since) / 1e9) for process, clip, since in rows if clip}
+    def read(self) -> dict[int, int]:
+        """Process -> clip, for the workers that are reading one."""
+        return {process: clip - 1 for process, clip in self._rows.tolist() if clip}
 
 
 class Reads(Protocol):
@@ -91,25 +95,20 @@ class Reads(Protocol):
 class Batches(Generic[Batch]):
     """An iterator over batches in their order; it owns the workers, until its end, an error or `close()`.
 
-    A worker that dies of a clip, or is at it for longer than `seconds` and is killed for it, is replaced: to the
-    dataset that clip is bad from then on. Raises DecodeError, as it was raised in the worker, when it comes to the
+    A worker that dies of a clip, also since it takes far longer than `seconds`, is replaced: to the dataset that clip
+    is bad from then on. Raises DecodeError, as it was raised in the worker, when it comes to the
     batch with the bad video, and RuntimeError where a worker died at no clip or has an error that is no video's.
     """
 
     def __init__(self, dataset: Reads, keys: Iterable[Key], num_workers: int, seconds: float) -> None:
-        self._board = Board(num_workers)
+        self._board = Board(num_workers, seconds)
         self._dataset, self._num_workers, self._seconds = dataset.on_board(self._board), num_workers, seconds
         self._keys = iter(keys)
         self._asked = deque[Key]()  # keys of the batches that have not come yet
         self._workers: list[Worker] = []
-        self._slow: dict[int, float] = {}  # process that was killed -> seconds that it was at its clip
-        self._done = threading.Event()
         # Also at the interpreter's exit: multiprocessing would send the workers a SIGTERM, and wait for ever.
-        self._kill = weakref.finalize(self, _end, self._workers, self._done)
+        self._kill = weakref.finalize(self, _kill_all, self._workers)
         self._batches: Iterator[Any] | None = self._start(self._keys)
-        if num_workers:
-            watch = (self._board, self._workers, self._slow, seconds, self._done)
-            threading.Thread(target=_watch_workers, args=watch, name="loader watch", daemon=True).start()
 
     def _start(self, keys: Iterable[Key]) -> Iterator[Any]:
         others = set(multiprocessing.active_children())
@@ -147,16 +146,16 @@ class Batches(Generic[Batch]):
         """Replace the workers where some died of what they were reading. Raises RuntimeError where none did."""
         dead = _dead(self._workers, wait=not isinstance(error, RuntimeError))
         reading = self._board.read()
-        culprits = {worker: reading[worker.pid][0] for worker in dead if worker.pid in reading}
+        culprits = {reading[worker.pid]: worker.exitcode for worker in dead if worker.pid in reading}
         if not culprits:
             self.close()
             if not dead and isinstance(error, RuntimeError):
                 raise error  # of our own making, in a worker that lives
             raise RuntimeError("a loader worker has died: killed, or out of memory?") from error
-        for worker, clip in culprits.items():
-            slow = self._slow.get(worker.pid or 0)
-            killed = f"kills the process that reads it (exit status {worker.exitcode})"
-            reason = killed if slow is None else f"is not read within {slow:.0f} s: its reader was killed"
+        for clip, status in culprits.items():
+            reason = f"kills the process that reads it (exit status {status})"
+            if status == -signal.SIGALRM:
+                reason = f"is not read within {self._seconds:g} s: its reader never came back"
             self._dataset = self._dataset.without(clip, reason)
         self._batches = None
         _kill_all(self._workers)
@@ -238,18 +237,6 @@ def _prepare_worker(worker: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _watch_workers(
-    board: Board, workers: Sequence[Worker], slow: dict[int, float], seconds: float, done: threading.Event
-) -> None:
-    """Kill a worker that is at one clip for far too long; in the decoder's own code nothing else ends it."""
-    while not done.wait(min(1.0, seconds / 4)):
-        for process, (_, at_it) in board.read().items():
-            if at_it > _PATIENCE * seconds and process in {worker.pid for worker in workers}:
-                slow.setdefault(process, at_it)
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-
-
 def _dead(workers: Iterable[Worker], *, wait: bool) -> list[Worker]:
     """The workers that are dead; `wait`: one is just dying."""
     deadline = time.monotonic() + (_SECONDS_TO_DIE if wait else 0.0)
@@ -264,8 +251,3 @@ def _kill_all(workers: Iterable[Worker]) -> None:
     for worker in workers:
         if worker.is_alive():
             worker.kill()
-
-
-def _end(workers: Iterable[Worker], done: threading.Event) -> None:
-    done.set()
-    _kill_all(workers)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.data.decode import write_video
-from summit_train.data.manifest import read_manifest
+from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.quarantine import read_quarantine
+from tests.worlds import needs_ranks, start
 
 
 @pytest.fixture
@@ -45,8 +48,13 @@ def test_index_writes_the_good_and_names_the_bad(folder: Path, capsys: pytest.Ca
     assert [manifest.path(index) for index in range(len(manifest))] == ["jump/a.mp4", "walk/b.mp4"]
     assert manifest.classes == ("jump", "walk")
     printed = capsys.readouterr().out
-    assert "left out, 1 that cannot be used:\n  jump/torn.mp4: is no video" in printed
+    assert "left out, unreadable: 1\n  jump/torn.mp4: is no video" in printed
     assert "2 videos, 6 frames, 2 classes" in printed
+    assert "the same bytes as another: 1\n  walk/b.mp4 = jump/a.mp4" in printed
+    assert read_quarantine(folder.parent / "list.left_out.csv")[0][0] == "jump/torn.mp4"
+    assert [path.name for path in sorted(folder.parent.iterdir())] == [
+        "classes.txt", "list.csv", "list.left_out.csv", "set"
+    ]
 
 
 def test_index_of_nothing_usable_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,3 +90,94 @@ def test_a_place_that_cannot_be_written_is_the_users_mistake(
     (tmp_path / "file").touch()
     assert main(["data", "motion", str(tmp_path / "file" / "m"), "--train", "4", "--val", "4"]) == 2
     assert f"{tmp_path}/file/m" in capsys.readouterr().err
+
+
+def test_index_leaves_out_what_is_missing_or_too_short(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [ManifestRow("jump/a.mp4", 0), ManifestRow("gone.mp4", 1), ManifestRow("walk/b.mp4", 1)]
+    write_video(folder / "walk" / "b.mp4", np.zeros((9, 16, 16, 3), np.uint8))
+    write_manifest(folder.parent / "old.csv", rows)
+    out = folder.parent / "new.csv"
+    arguments = ["--root", str(folder), "--out", str(out), "--workers", "0", "--min-frames", "8"]
+    assert main(["data", "index", str(folder.parent / "old.csv"), *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "missing: 1\n  gone.mp4: No such file" in printed
+    assert "too short: 1\n  jump/a.mp4: has 3 frames, fewer than 8" in printed
+    assert len(read_manifest(out)) == 1 and len(read_quarantine(folder.parent / "new.left_out.csv")) == 2
+
+
+# Scan.
+
+
+def test_scan_lists_what_should_not_be_trained_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = folder.parent / "list.csv"
+    assert main(["data", "index", str(folder), "--out", str(listed), "--workers", "0"]) == 0
+    video = folder / "walk" / "b.mp4"
+    video.write_bytes(video.read_bytes()[:-1] + b"?")  # in the title, which no decoder looks at
+    bad = folder.parent / "bad.csv"
+    arguments = ["--root", str(folder), "--out", str(bad), "--workers", "1"]
+    assert main(["data", "scan", str(listed), *arguments]) == 0
+    reason = "has changed since it was indexed: its SHA-256 is not the manifest's"
+    assert read_quarantine(bad) == [("walk/b.mp4", reason)]
+    printed = capsys.readouterr().out
+    assert f"2 clips decoded, 1 bad\n       1  {reason}\n" in printed and f"data.quarantine={bad}" in printed
+
+
+def test_scan_of_class_folders(folder: Path) -> None:
+    bad = folder.parent / "bad.csv"
+    assert main(["data", "scan", str(folder), "--out", str(bad), "--workers", "0"]) == 0
+    assert [path for path, _ in read_quarantine(bad)] == [str(folder / "jump" / "torn.mp4")]
+
+
+# Killed, and on several ranks.
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """Twenty-four videos of three classes, two of them bad."""
+    for number in range(24):
+        path = tmp_path / "set" / f"class{number % 3}" / f"{number:02}.mp4"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_video(path, np.full((4 + number, 16, 16, 3), 9 * number, np.uint8))
+    (tmp_path / "set" / "class0" / "bad.mp4").write_text("x")
+    (tmp_path / "set" / "class2" / "23.mp4").write_bytes((tmp_path / "set" / "class2" / "23.mp4").read_bytes()[:600])
+    return tmp_path / "set"
+
+
+def _results(folder: Path) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in ("list.csv", "list.left_out.csv", "classes.txt")]
+
+
+def test_an_index_that_was_killed_goes_on_and_ends_as_if_it_had_not_been(many: Path, tmp_path: Path) -> None:
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    for out in (undisturbed, killed):
+        out.mkdir()
+    words = ["-m", "summit_train", "data", "index", str(many), "--workers", "1", "--out"]
+    assert main([*words[2:], str(undisturbed / "list.csv")]) == 0
+    journal = killed / ".list.csv.journal" / "000000.jsonl"
+    process = start(0, *words, str(killed / "list.csv"))
+    deadline = time.monotonic() + 120
+    while not (journal.exists() and journal.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert not (killed / "list.csv").exists() and journal.stat().st_size
+    again = start(0, *words, str(killed / "list.csv"))
+    output, _ = again.communicate(timeout=240)
+    assert again.returncode == 0, output
+    assert "goes on: " in output
+    assert _results(killed) == _results(undisturbed)
+    assert not journal.parent.exists()
+
+
+@needs_ranks
+def test_ranks_share_an_index(many: Path, tmp_path: Path) -> None:
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    for out in (alone, shared):
+        out.mkdir()
+    words = ["-m", "summit_train", "data", "index", str(many), "--workers", "0", "--out"]
+    assert main([*words[2:], str(alone / "list.csv")]) == 0
+    process = start(2, *words, str(shared / "list.csv"))
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert output.count("24 videos") == 0 and output.count("23 videos, ") == 1
+    assert _results(shared) == _results(alone)

@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from summit_train.data.decode import write_video
-from summit_train.data.index import _examined, index_videos, list_videos
+from summit_train.data.index import compare, index_videos, list_videos, summarise
 from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest, write_manifest
+from summit_train.data.survey import Facts
 from summit_train.data.video import DecodeError
 
 CLIPS = Path(__file__).parents[2].parent / "shared" / "clips"
@@ -48,7 +49,7 @@ def test_class_folders_become_rows_with_what_decoding_found(folder: Path) -> Non
         ("walk/a.mkv", 1, 4),
         ("walk/b.mp4", 1, 5),
     ]
-    assert rows[2] == ManifestRow("walk/b.mp4", 1, 5, 10.0, 32, 16, sha256=digest)
+    assert rows[2] == ManifestRow("walk/b.mp4", 1, 5, 10.0, 32, 16, sha256=digest, duration=0.5, codec="h264")
 
 
 def test_files_that_are_no_videos_are_named_with_the_reason(folder: Path) -> None:
@@ -106,18 +107,42 @@ def test_a_folder_without_videos_is_refused(tmp_path: Path) -> None:
         list_videos(tmp_path)
 
 
-def _die_of_b(root: str, row: ManifestRow) -> ManifestRow:
-    if row.path == "b":
-        os._exit(1)
-    return row
+# What becomes of them.
 
 
-def test_a_file_that_kills_its_process_is_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("summit_train.data.index._ROWS_PER_WORKER", 2)  # a new pool is wanted behind "b"
-    rows = [ManifestRow(name, 0) for name in "abcd"]
-    found = list(_examined(_die_of_b, "", rows, workers=1))
-    assert str(found[1]) == "b: decoding it kills the process"
-    assert [row for row in found if isinstance(row, ManifestRow)] == [rows[0], rows[2], rows[3]]
+def _rows(*rows: tuple[str, int, str]) -> list[ManifestRow | DecodeError]:
+    return [ManifestRow(path, 0, num_frames, sha256=digest) for path, num_frames, digest in rows]
+
+
+def test_the_summary_sorts_out_what_is_left_out_and_why() -> None:
+    rows = _rows(("a", 9, "1"), ("b", 3, "2"), ("c", 9, "1"), ("d", 9, "1"))
+    bad = [DecodeError("e", "No such file or directory"), DecodeError("f", "is empty")]
+    summary = summarise([*bad, *rows], min_frames=4)
+    assert [row.path for row in summary.rows] == ["a", "c", "d"]
+    assert [str(error) for error in summary.left_out] == [
+        "e: No such file or directory",
+        "f: is empty",
+        "b: has 3 frames, fewer than 4",
+    ]
+    assert summary.copies == (("c", "a"), ("d", "a"))
+
+
+def test_a_video_in_both_directions_is_no_copy_of_itself() -> None:
+    assert summarise([*_rows(("a", 9, "1")), replace(ManifestRow("a", 1, 9, sha256="1"), reversed=True)]).copies == ()
+
+
+def test_a_scan_holds_the_files_to_the_manifest(tmp_path: Path) -> None:
+    facts = Facts(9, 25.0, 32, 16, 0.36, "h264", "ab" * 32)
+    write_manifest(tmp_path / "list.csv", [ManifestRow("a", 0, 9, sha256="ab" * 32), ManifestRow("b", 0)])
+    manifest = read_manifest(tmp_path / "list.csv")
+    assert compare(manifest, 0, facts) is None and compare(manifest, 1, facts) is None
+    for found, reason in (
+        (replace(facts, sha256="cd" * 32), "has changed since it was indexed: its SHA-256 is not the manifest's"),
+        (replace(facts, num_frames=8), "has 8 frames, but the manifest says 9"),
+        (DecodeError("elsewhere", "is empty"), "is empty"),
+    ):
+        error = compare(manifest, 0, found)
+        assert error is not None and (error.path, error.reason) == ("a", reason)
 
 
 @needs_clips

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-from summit_train.commands.data.progress import followed, num_cpus
-from summit_train.data.index import Listing, index_videos, list_videos
-from summit_train.data.manifest import CLASSES_FILE, ManifestError, ManifestRow, read_classes, write_manifest
-from summit_train.data.video import DecodeError
+from summit_train.commands.data.ranks import joined_ranks
+from summit_train.commands.data.surveying import surveyed
+from summit_train.data.index import Listing, Summary, list_videos, summarise, with_facts
+from summit_train.data.manifest import CLASSES_FILE, ManifestError, read_classes, write_manifest
+from summit_train.data.quarantine import write_quarantine
+from summit_train.files import write_text
+
+_SHOWN = 20  # lines of each list on the screen; the file has them all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,24 +27,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")
     parser.add_argument("--root", type=Path, help="where a manifest's paths start [its own folder]")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes that decode [one a CPU]")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
+    parser.add_argument("--min-frames", type=int, default=1, metavar="N", help="leave out shorter ones [%(default)s]")
 
 
 def run(args: argparse.Namespace) -> int:
     """Index and report; 0 when done."""
+    with joined_ranks() as world:
+        listing = world.broadcast(_listing(args) if world.rank == 0 else None)
+        assert listing is not None
+        paths = list(dict.fromkeys(row.path for row in listing.rows))
+        found, journal = surveyed(world, str(listing.root), paths, args.out, args.workers)
+        if world.rank == 0:
+            summary = summarise([with_facts(row, found[row.path]) for row in listing.rows], args.min_frames)
+            _report(listing, summary)
+            _write(args, listing, summary)
+            journal.remove()
+    return 0
+
+
+def _listing(args: argparse.Namespace) -> Listing:
     listing = list_videos(args.source, args.root)
     _check_classes(listing, args.out)
-    workers = num_cpus() if args.workers is None else max(0, args.workers)
-    found = list(followed(index_videos(listing, workers), len(listing.rows), "videos"))
-    rows = [row for row in found if isinstance(row, ManifestRow)]
-    _report(listing, rows, [error for error in found if isinstance(error, DecodeError)])
-    if not rows:
+    return listing
+
+
+def _write(args: argparse.Namespace, listing: Listing, summary: Summary) -> None:
+    """The list of what is left out first: whoever sees the manifest sees it too."""
+    left_out = args.out.with_name(f"{args.out.stem}.left_out.csv")
+    left_out.unlink(missing_ok=True)
+    if summary.left_out:
+        write_quarantine(left_out, summary.left_out)
+        print(f"wrote {left_out}")
+    if not summary.rows:
         raise ManifestError(f"{args.source}: not one video in it can be used")
     if listing.classes is not None:
-        (args.out.parent / CLASSES_FILE).write_text("".join(f"{name}\n" for name in listing.classes))
-    write_manifest(args.out, rows)
+        write_text(args.out.parent / CLASSES_FILE, "".join(f"{name}\n" for name in listing.classes))
+    write_manifest(args.out, summary.rows)
     print(f"wrote {args.out}; its paths start at data.root={listing.root}")
-    return 0
 
 
 def _check_classes(listing: Listing, out: Path) -> None:
@@ -53,18 +78,27 @@ def _check_classes(listing: Listing, out: Path) -> None:
         )
 
 
-def _report(listing: Listing, rows: list[ManifestRow], bad: list[DecodeError]) -> None:
-    counts = Counter(int(row.label) for row in rows)
+def _report(listing: Listing, summary: Summary) -> None:
+    counts = Counter(int(row.label) for row in summary.rows)
     names = listing.classes or tuple(map(str, range(max(counts, default=-1) + 1)))
     width = max(map(len, names), default=0)
     for label, name in enumerate(names):
         print(f"{label:>4} {name:<{width}} {counts[label]:>8,}")
-    frames = sum(row.num_frames or 0 for row in rows)
-    print(f"{len(rows):,} videos, {frames:,} frames, {len(names)} classes")
+    frames = sum(row.num_frames or 0 for row in summary.rows)
+    print(f"{len(summary.rows):,} videos, {frames:,} frames, {len(names)} classes")
     if listing.skipped:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(listing.skipped.items()))
         print(f"no videos by their names: {kinds}")
-    if bad:
-        print(f"left out, {len(bad)} that cannot be used:")
-    for error in bad:
-        print(f"  {error}")
+    _show("missing", [str(error) for error in summary.missing])
+    _show("left out, unreadable", [str(error) for error in summary.unreadable])
+    _show("left out, too short", [str(error) for error in summary.short])
+    _show("the same bytes as another", [f"{path} = {first}" for path, first in summary.copies])
+
+
+def _show(what: str, lines: Sequence[str]) -> None:
+    if lines:
+        print(f"{what}: {len(lines):,}")
+    for line in lines[:_SHOWN]:
+        print(f"  {line}")
+    if len(lines) > _SHOWN:
+        print(f"  ... and {len(lines) - _SHOWN:,} more")
