@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from summit_train.__main__ import main
-from summit_train.commands import data
+from summit_train.commands import bench, data
 from summit_train.spec import Spec, load_spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,6 +72,14 @@ def test_the_data_commands_options_are_taken(line: str, monkeypatch: pytest.Monk
     parser = argparse.ArgumentParser()
     data.add_arguments(parser)
     assert parser.parse_args(shlex.split(line)[1:])
+
+
+@pytest.mark.parametrize("line", re.findall(r"summit-train (bench [^#\n`]*--[^#\n`]*)", README))
+def test_the_benches_options_are_taken(line: str) -> None:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    _, left = parser.parse_known_args(shlex.split(line)[1:])
+    assert [word for word in left if word.startswith("-")] == []
 
 
 def test_the_example_is_a_spec(tmp_path: Path) -> None:
