@@ -119,4 +119,4 @@ def _name_bars(axes: Axes, labels: Sequence[str], y_label: str) -> None:
 
 
 def _wrapped(caption: str) -> str:
-    return "\n".join(textwrap.fill(line, _CAPTION_LETTERS) for line in caption.splitlines())
+    return "\n".join(textwrap.fill(line, _CAPTION_LETTERS, break_on_hyphens=False) for line in caption.splitlines())

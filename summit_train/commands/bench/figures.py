@@ -28,7 +28,7 @@ def save_compute(out: Path, values: dict[str, Any]) -> None:
     if values["peaks"]:
         panels.append(Panel("Hardware utilisation", "% of peak multiply-adds/s", [_use_bar(row) for row in rows]))
     precision = "; ".join(
-        f"peak in {peak['precision']}: {peak['multiply_adds_per_second'] / 1e9:,.1f} G multiply-adds/s, "
+        f"Peak in {peak['precision']}: {peak['multiply_adds_per_second'] / 1e9:,.1f} G multiply-adds/s, "
         + ("given" if peak["shape"] is None else "the best matrix product measured in the same run")
         for peak in values["peaks"]
     )
