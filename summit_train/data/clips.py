@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.data.augment import View
-from summit_train.data.decode import Renderer, count_packets, read_by_jumps, read_from_start, read_picture
+from summit_train.data.decode import count_packets, read_by_jumps, read_from_start, read_picture
 from summit_train.data.limits import LIMITS, Budget, Limits
+from summit_train.data.render import Renderer
 from summit_train.data.video import AnyVideo, Encoded
 
 Frames: TypeAlias = NDArray[np.uint8]

@@ -1,15 +1,16 @@
 """Videos and pictures through PyAV: the wanted frames, what a file holds, and a small encoder.
 
-This is the only module that imports `av`; `clips` puts what it gives together to clips. A video is a file or the
-bytes of one in memory, and both are read in the same way. Frame i is the i-th decoded frame in presentation order,
-whatever the file says of times or counts. Sizes are upright: the rotation of the display matrix is applied. The sample
-aspect ratio is not (nor is it in decord and the TSM code): a picture keeps the pixels it was stored with.
+`render` makes pixels of decoded frames; these two modules alone import `av`, and `clips` puts together what they give.
+A video is a file or the bytes of one in memory, and both are read in the same way. Frame i is the i-th decoded frame in
+presentation order, whatever the file says of times or counts. Sizes are upright: the rotation of the display matrix is
+applied. The sample aspect ratio is not (nor is it in decord and the TSM code): a picture keeps the pixels it was stored
+with.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fractions import Fraction
 from io import BytesIO
@@ -19,27 +20,19 @@ from typing import Any, TypeAlias, cast
 
 import av
 import av.logging
-import numpy as np
-from av.buffer import Buffer
 from av.container import InputContainer
 from av.packet import Packet as AnyPacket
-from av.sidedata.sidedata import SideDataContainer
 from av.stream import Disposition
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
-from av.video.reformatter import Interpolation, VideoReformatter
 from av.video.stream import VideoStream
-from numpy.typing import NDArray
 
-from summit_train.data.augment import View
 from summit_train.data.keyframes import FrameIndex, pick
 from summit_train.data.limits import NO_HURRY, Budget, Limits
-from summit_train.data.upright import Turn, cut, turn_of
+from summit_train.data.render import Frames, Renderer, turn_in
 from summit_train.data.video import AnyVideo, DecodeError, Encoded, Tally, VideoInfo
 
-Frames: TypeAlias = NDArray[np.uint8]
 Packet: TypeAlias = "AnyPacket[VideoStream]"
-ViewsOf = Callable[[int, int], Sequence[View]]
 Pictures = dict[int, list[Frames]]
 Numbered = Iterator[tuple[int, VideoFrame]]
 
@@ -135,40 +128,6 @@ def _demuxed(container: InputContainer, stream: VideoStream, budget: Budget) -> 
             yield packet
 
 
-def _turn(frame: VideoFrame) -> Turn:
-    # Not `frame.side_data`: frame and container would hold each other until the garbage collector comes by.
-    side_data: Mapping[str, Buffer] = cast(Any, SideDataContainer)(frame)
-    matrix = side_data.get("DISPLAYMATRIX")
-    return Turn() if matrix is None else turn_of(bytes(matrix))
-
-
-class Renderer:
-    """Turns decoded frames into the crops of the asked views: scaled by swscale on the way to RGB."""
-
-    def __init__(self, views_of: ViewsOf) -> None:
-        self._views_of = views_of
-        self._views: Sequence[View] = ()
-        self._reformatter = VideoReformatter()
-        self.stored_size = (0, 0)
-
-    def __call__(self, frame: VideoFrame) -> list[Frames]:
-        """One contiguous (crop_height, crop_width, 3) picture a view; the first frame's size counts."""
-        turn = _turn(frame)
-        if not self._views:
-            self.stored_size = (frame.width, frame.height)
-            self._views = self._views_of(*turn.size(*self.stored_size))
-        sizes = {(view.width, view.height) for view in self._views}
-        scaled = {size: self._scaled(frame, size, turn) for size in sizes}
-        return [cut(scaled[view.width, view.height], view) for view in self._views]
-
-    def _scaled(self, frame: VideoFrame, size: tuple[int, int], turn: Turn) -> Frames:
-        width, height = turn.size(*size)
-        rgb = self._reformatter.reformat(
-            frame, width, height, "rgb24", interpolation=Interpolation.BILINEAR, threads=1
-        )
-        return turn(cast(Frames, rgb.to_ndarray()))
-
-
 def count_packets(video: Encoded, budget: Budget) -> int:
     """How many frames the packets promise; at least one, so that decoding decides whether there is any."""
     with _open(video, budget) as (container, stream):
@@ -262,7 +221,7 @@ def read_picture(name: str, content: bytes, render: Renderer, budget: Budget) ->
 def probe_picture(name: str, content: bytes, budget: Budget) -> tuple[str, int, int]:
     """Decode a JPEG or PNG picture: (codec, upright width, height). Raises DecodeError."""
     codec, frame = _picture(name, content, budget)
-    return (codec, *_turn(frame).size(frame.width, frame.height))
+    return (codec, *turn_in(frame).size(frame.width, frame.height))
 
 
 def _picture(name: str, content: bytes, budget: Budget) -> tuple[str, VideoFrame]:
@@ -335,7 +294,7 @@ def _tally_all(packets: Iterable[Packet], stream: VideoStream, tally: Tally) -> 
         try:
             for frame in stream.decode(packet):
                 if not tally.num_frames:
-                    first = (*_turn(frame).size(frame.width, frame.height), frame.rotation)
+                    first = (*turn_in(frame).size(frame.width, frame.height), frame.rotation)
                 tally.add(frame.pts, frame.duration, frame.is_corrupt)
         except av.FFmpegError as error:
             tally.damaged(f"decoding fails after frame {tally.num_frames}: {error.strerror}")

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from summit_train.data.augment import View, scaled_size
-from summit_train.data.decode import Renderer, count_packets, probe_picture, read_from_start, read_picture
+from summit_train.data.decode import count_packets, probe_picture, read_from_start, read_picture
 from summit_train.data.limits import NO_HURRY, Budget
 from summit_train.data.pictures import list_pictures
+from summit_train.data.render import Renderer
 from summit_train.data.shards.layout import Facts, ending_of
 from summit_train.data.shards.record import Packing
 from summit_train.data.store import load_video
