@@ -20,6 +20,7 @@ from summit_train.training.network import fresh_model
 from summit_train.training.run import build_step
 from summit_train.training.step import StepResult
 from summit_train.training.stopwatch import Recorder
+from summit_train.training.watch import Watchdog
 
 
 class StepBench:
@@ -30,10 +31,16 @@ class StepBench:
     """
 
     def __init__(
-        self, spec: Spec, plan: Plan, world: World, device: torch.device, manifest: Manifest | None
+        self,
+        spec: Spec,
+        plan: Plan,
+        world: World,
+        device: torch.device,
+        manifest: Manifest | None,
+        watchdog: Watchdog,
     ) -> None:
-        self._spec, self._plan, self._world, self._device = spec, plan, world, device
-        self._manifest = manifest
+        self._spec, self._plan, self._world = spec, plan, world
+        self._manifest, self._watchdog = manifest, watchdog
         self._model = fresh_model(spec, device)
         _, self._step = build_step(spec, plan, world, self._model, device)
         self._recorder = Recorder(device)
@@ -61,9 +68,11 @@ class StepBench:
         """Seconds of each phase, the mean over `steps` steps that begin when all ranks are here."""
         self._world.barrier()
         for _ in range(steps):
+            self._watchdog.at(f"loading clips to measure {self._spec.name}")
             self._recorder.begin_step()
             micro_batches = self._take()
             self._recorder.lap("data_wait")
+            self._watchdog.at(f"in a measured step of {self._spec.name}", waits=self._world.size > 1)
             result = self._step(micro_batches, 0.0, stopwatch=self._recorder)
             if self._last is not None:  # as the loop does, one step late
                 self._last.read(self._plan.global_batch, self._plan.virtual_gpus, self._world.size)

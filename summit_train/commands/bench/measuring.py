@@ -77,14 +77,13 @@ def measure_steps(paths: Sequence[str], args: argparse.Namespace) -> dict[str, A
         peaks: Peaks = {}
         for precision, subject in by_precision.items():
             peaks[precision] = peak_values(subject.spec, subject.plan.clips_per_gpu, args.peak, world, device)
-        benches = [StepBench(subject.spec, subject.plan, world, device, subject.manifest) for subject in subjects]
-        repeats: list[list[Seconds]] = [[] for _ in benches]
+        repeats: list[list[Seconds]] = [[] for _ in subjects]
         with watched(world, subjects[0].spec.watch.stall_seconds) as watchdog:
+            benches = [StepBench(s.spec, s.plan, world, device, s.manifest, watchdog) for s in subjects]
             for i, seconds in _repeats(benches, args):
                 repeats[i].append(seconds)
-                done = f"{subjects[i].spec.name}, turn {len(repeats[i])} of {args.repeats}"
-                watchdog.at(f"measuring, after {done}", waits=world.size > 1)
-                say(world, f"{done}: {sum(seconds.values()):.3f} s a step")
+                turns = f"turn {len(repeats[i])} of {args.repeats}"
+                say(world, f"{subjects[i].spec.name}, {turns}: {sum(seconds.values()):.3f} s a step")
         measured = [
             _values(subject, world.gather(times), world.gather(bench.activation_bytes), peaks[subject.spec.precision])
             for subject, bench, times in zip(subjects, benches, repeats, strict=True)
