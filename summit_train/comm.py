@@ -9,12 +9,15 @@ from __future__ import annotations
 import importlib.util
 import socket
 import sys
-from collections.abc import Iterable
-from typing import Any, Protocol, TypeVar, cast
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-import torch
+if TYPE_CHECKING:
+    import torch  # for the types alone: commands that need no torch have worlds too
 
 T = TypeVar("T")
+_WAIT_SECONDS = 0.1
 
 
 class WorldError(ValueError):
@@ -65,8 +68,14 @@ class World(Protocol):
     def gather(self, value: T) -> list[T] | None:
         """The objects of all ranks in the order of ranks on rank 0, None elsewhere."""
 
+    def gather_node(self, value: T) -> list[T] | None:
+        """The objects of the ranks that share this one's node on the first of them, None elsewhere."""
+
     def barrier(self) -> None:
         """Wait for all ranks."""
+
+    def wait(self, tick: Callable[[], None]) -> None:
+        """Wait for all ranks, for long, without keeping a core busy; `tick` is called now and then."""
 
     def abort(self, status: int) -> None:
         """End every rank now; called by the one rank that has met an error the others don't know of."""
@@ -118,7 +127,13 @@ class SerialWorld:
     def gather(self, value: T) -> list[T] | None:
         return [value]
 
+    def gather_node(self, value: T) -> list[T] | None:
+        return [value]
+
     def barrier(self) -> None:
+        pass
+
+    def wait(self, tick: Callable[[], None]) -> None:
         pass
 
     def abort(self, status: int) -> None:
@@ -140,6 +155,7 @@ class HorovodWorld:
 
         hvd.init()
         self._hvd, self._mpi, self._in_place = hvd, MPI.COMM_WORLD, MPI.IN_PLACE
+        self._node = self._mpi.Split_type(MPI.COMM_TYPE_SHARED, key=self._mpi.Get_rank())
         self.rank, self.size = int(hvd.rank()), int(hvd.size())
         self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
         self.host = socket.gethostname()
@@ -164,7 +180,7 @@ class HorovodWorld:
             backward_passes_per_step=accumulation,
             op=self._hvd.Average,
         )
-        return cast(torch.optim.Optimizer, wrapped)
+        return cast("torch.optim.Optimizer", wrapped)
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         cast(Any, optimizer).synchronize()
@@ -180,7 +196,7 @@ class HorovodWorld:
         self._hvd.synchronize(handle)
 
     def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        return cast(torch.Tensor, self._hvd.allreduce(tensor, name=name, op=self._hvd.Sum))
+        return cast("torch.Tensor", self._hvd.allreduce(tensor, name=name, op=self._hvd.Sum))
 
     def sum_by_mpi(self, values: torch.Tensor) -> None:
         self._mpi.Allreduce(self._in_place, values.numpy())
@@ -191,8 +207,17 @@ class HorovodWorld:
     def gather(self, value: T) -> list[T] | None:
         return cast("list[T] | None", self._mpi.gather(value, root=0))
 
+    def gather_node(self, value: T) -> list[T] | None:
+        return cast("list[T] | None", self._node.gather(value, root=0))
+
     def barrier(self) -> None:
         self._mpi.Barrier()
+
+    def wait(self, tick: Callable[[], None]) -> None:
+        request = self._mpi.Ibarrier()
+        while not request.Test():
+            tick()
+            time.sleep(_WAIT_SECONDS)
 
     def abort(self, status: int) -> None:
         sys.stdout.flush()

@@ -42,7 +42,7 @@ def test_more_processes_than_the_world_has_are_refused(monkeypatch: pytest.Monke
 
 
 _WORLD = """
-import json, sys
+import json, sys, time
 import torch
 from summit_train.comm import open_world
 world = open_world(int(sys.argv[1]))
@@ -56,8 +56,17 @@ assert by_mpi.tolist() == total, by_mpi
 said = world.broadcast(f"from {world.rank}")
 ranks = world.gather((world.rank, said, mean.tolist(), total))
 world.barrier()
+node = world.gather_node(world.rank)
+ticks = []
+if world.rank == 0:
+    time.sleep(1)  # the others wait for it, and tick meanwhile
+world.wait(lambda: ticks.append(1))
+ticked = world.gather(len(ticks))
 if ranks is not None:
-    print(json.dumps({"ranks": ranks, "local": [world.local_rank, world.local_size]}))
+    local = [world.local_rank, world.local_size]
+    print(json.dumps({"ranks": ranks, "local": local, "node": node, "ticked": ticked}))
+else:
+    assert node is None
 world.close()
 """
 
@@ -69,6 +78,8 @@ def test_sums_means_and_objects_over_3_ranks() -> None:
     result = json.loads(next(line for line in lines(output) if line.startswith("{")))
     assert result["ranks"] == [[rank, "from 0", [2.0, 2.0, 2.0], [3.0, 3.0]] for rank in range(3)]
     assert result["local"] == [0, 3]
+    assert result["node"] == [0, 1, 2]
+    assert min(result["ticked"][1:]) > 1
 
 
 @needs_ranks

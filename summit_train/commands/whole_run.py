@@ -19,6 +19,7 @@ from summit_train.training.environment import environment
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog, duration
 from summit_train.training.run import Run, locked_run, prepare_run
+from summit_train.training.staging import stage_sets
 from summit_train.training.watch import StopRequest, Watchdog
 
 STOPPED = 85
@@ -49,6 +50,7 @@ def _run(
         inputs.val_manifest,
         force_resume=force,
     )
+    run.notes += stage_sets(run, watchdog)
     done = _train(run, watchdog, stop, interactive=interactive)
     if not done or _asked_to_stop(world, stop):  # a walltime that is near would cut the evaluation off
         return _stopped(spec, world, stop)

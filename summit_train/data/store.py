@@ -13,6 +13,7 @@ from summit_train.data.decode import MAX_HELD_BYTES
 from summit_train.data.limits import LIMITS, Limits
 from summit_train.data.manifest import Manifest
 from summit_train.data.pictures import read_folder_views
+from summit_train.data.shards.local import staged_folder
 from summit_train.data.shards.record import PackError
 from summit_train.data.shards.store import ShardStore
 from summit_train.data.video import DecodeError, Encoded, check_regular_file
@@ -97,18 +98,19 @@ def _sha256(blocks: Iterator[bytes]) -> bytes:
 
 
 def open_store(data: DataSpec, manifest: Manifest) -> Store:
-    """The store that holds a manifest's clips. Raises PackError where a packed set is damaged or does not fit `data`."""
+    """The store that holds a manifest's clips. Raises PackError for a packed set that is damaged or does not fit."""
     if manifest.is_packed:
         return _shard_store(data, manifest)
     return FileStore(manifest, located_root(data.root, manifest), Limits(seconds=data.clip_seconds))
 
 
 def _shard_store(data: DataSpec, manifest: Manifest) -> ShardStore:
-    store = ShardStore(manifest, limits=Limits(seconds=data.clip_seconds))
+    local = None if data.stage in (None, "auto") else staged_folder(data.stage, manifest.source)
+    store = ShardStore(manifest, local, Limits(seconds=data.clip_seconds))
     every = store.pack.packing.every
     if data.sampling == "dense" and data.frame_stride % every:
         raise PackError(
-            f"{manifest.source}: has every {every}th frame, and data.frame_stride is {data.frame_stride}: a multiple of "
+            f"{manifest.source}: has one frame in {every}, and data.frame_stride is {data.frame_stride}: a multiple of "
             f"{every} is wanted"
         )
     return store

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 
-from summit_train.commands.data import index, motion, pack, scan, split, verify
+from summit_train.commands.data import index, motion, pack, scan, split, stage, verify
 from summit_train.data.manifest import ManifestError
 
 # WHAT -> (its module, what it does)
@@ -16,6 +16,7 @@ _PARTS = {
     "split": (split, "cut a manifest into training and validation by groups"),
     "pack": (pack, "pack clips into shards: tar files with an index and checksums"),
     "verify": (verify, "check every byte of a packed set"),
+    "stage": (stage, "copy a packed set to this node's own disk"),
 }
 
 

@@ -7,6 +7,7 @@ and were found right. Single clips lie in `partial/`, in files with holes, at th
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,15 @@ from numpy.typing import NDArray
 
 from summit_train.data.shards.index import CLIPS, PICTURES
 from summit_train.data.shards.layout import INDEX_FOLDER
+from summit_train.data.shards.record import read_pack
 
 PARTIAL_FOLDER, HAVE = "partial", "have"
+
+
+def staged_folder(dest: str | Path, packed: str | Path) -> Path:
+    """Where a packed set's copy lies below `dest`: a changed set has another folder. Raises PackError."""
+    digest = hashlib.sha256(read_pack(packed).text().encode()).hexdigest()
+    return Path(dest) / f"{Path(packed).resolve().name}-{digest[:8]}"
 
 
 class LocalCopy:
