@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 
@@ -31,17 +30,11 @@ class Product:
 
 @dataclass(frozen=True)
 class Peak:
-    """The best product of all that were tried; `threads` of this process were at work."""
+    """The best product of all that were tried."""
 
-    precision: str
     multiply_adds_per_second: float
     shape: Shape
-    threads: int
     tried: tuple[Product, ...]
-
-    def values(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
 
 
 def measure_peak(precision: str, device: torch.device, shapes: Sequence[Shape] = (), seconds: float = 1.0) -> Peak:
@@ -60,7 +53,7 @@ def measure_peak(precision: str, device: torch.device, shapes: Sequence[Shape] =
             if prod(shape) / tried[-1].multiply_adds_per_second <= 10 * seconds:
                 tried.append(_measure(shape, precision, device))
     best = max(tried, key=lambda product: product.multiply_adds_per_second)
-    return Peak(precision, best.multiply_adds_per_second, best.shape, torch.get_num_threads(), tuple(tried))
+    return Peak(best.multiply_adds_per_second, best.shape, tuple(tried))
 
 
 def network_shapes(structure: Structure, clips: int, most: int = 6) -> list[Shape]:

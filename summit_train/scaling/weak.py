@@ -65,7 +65,7 @@ def scaling_rows(found: Mapping[int, Sequence[Facts]]) -> list[dict[str, Any]]:
 
     efficiency: speed over ideal, the speed of the smallest number of ranks times the ratio of the ranks, round by round
     (the paper's "scalability", section 3 c). compute_ratio: forward and backward pass over those of the smallest
-    number: what ranks take from each other in cores and memory. exposed: ranks wait for the allreduce, or for each other.
+    number: what ranks take from each other in cores and memory. exposed: ranks wait for the allreduce, or each other.
     """
     fewest = min(found)
     base = [_only(facts) for facts in found[fewest]]

@@ -20,7 +20,7 @@ def test_the_peak_is_the_best_of_what_was_tried(precision: str) -> None:
     assert (300, 20, 40) in [product.shape for product in peak.tried]
     best = max(peak.tried, key=lambda product: product.multiply_adds_per_second)
     assert (peak.shape, peak.multiply_adds_per_second) == (best.shape, best.multiply_adds_per_second)
-    assert peak.threads == torch.get_num_threads() and torch.get_float32_matmul_precision() == before
+    assert torch.get_float32_matmul_precision() == before
 
 
 def test_the_networks_shapes_are_its_heaviest_convolutions() -> None:

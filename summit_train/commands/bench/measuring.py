@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -118,12 +118,12 @@ def peak_values(
     """
     if given == 0:
         return None
-    rate, shape, tried = given, None, 0
+    rate, shape, tried = given, None, []
     if rate is None:
         say(world, f"measuring the peak of matrix products in {spec.precision}")
         world.barrier()
         peak = measure_peak(spec.precision, device, network_shapes(structure_of(spec), clips))
-        rate, shape, tried = peak.multiply_adds_per_second, peak.shape, len(peak.tried)
+        rate, shape, tried = peak.multiply_adds_per_second, peak.shape, [asdict(product) for product in peak.tried]
     rates = world.gather(rate) or []
     return {"precision": spec.precision, "multiply_adds_per_second": sum(rates), "shape": shape, "tried": tried}
 

@@ -85,4 +85,4 @@ def peak_text(peak: dict[str, Any]) -> str:
     if peak["shape"] is None:
         return f"{rate}, given"
     shape = " x ".join(f"{side:,}" for side in peak["shape"])
-    return f"{rate}, the best of {peak['tried']} matrix products ({shape}), measured in this run"
+    return f"{rate}, the best of {len(peak['tried'])} matrix products ({shape}), measured in this run"
