@@ -37,7 +37,11 @@ def run(args: argparse.Namespace) -> int:
     site = None if args.site is None else load_site(args.site, args.set)
     nodes = None if site is None else _nodes(args, site, spec)
     ranks = _ranks(args, spec) if site is None or nodes is None else check_ranks(site, spec, nodes)
-    plan = make_plan(spec, ranks, count_clips(args.clips, spec))
+    clips = count_clips(args.clips, spec)
+    left_out = 0
+    if args.clips is None and spec.data.quarantine is not None:
+        left_out = _num_listed(spec) - clips
+    plan = make_plan(spec, ranks, clips)
     hours = None if args.speed is None else _hours(plan, args.speed)
     cost = None
     if site is not None and nodes is not None:
@@ -46,9 +50,10 @@ def run(args: argparse.Namespace) -> int:
         rates = [{"step": step, "lr": lr} for step, lr in sample_learning_rates(plan)]
         times = {} if hours is None else {"training_hours": hours, "rank_hours": hours * plan.ranks}
         costs = {} if cost is None else {"site": {"name": args.site, **cost.values()}}
-        print(json.dumps(plan.values() | {"learning_rates": rates} | times | costs))
+        more = {"quarantined_clips": left_out, "learning_rates": rates}
+        print(json.dumps(plan.values() | more | times | costs))
     else:
-        _print_tables(spec, plan, hours, cost)
+        _print_tables(spec, plan, left_out, hours, cost)
     return 0
 
 
@@ -90,13 +95,18 @@ def count_clips(given: int | None, spec: Spec) -> int:
     return len(kept_clips(spec.data, read_manifest(spec.data.train)))
 
 
+def _num_listed(spec: Spec) -> int:
+    """The clips of the training manifest, those in data.quarantine too."""
+    return count_clips(None, spec.model_copy(update={"data": spec.data.model_copy(update={"quarantine": None})}))
+
+
 def _hours(plan: Plan, speed: float) -> float:
     if not 0 < speed < math.inf:
         raise PlanError(f"--speed {speed:g}: a number above 0 is wanted")
     return plan.total_steps * plan.global_batch / plan.ranks / speed / 3600
 
 
-def _print_tables(spec: Spec, plan: Plan, hours: float | None, cost: Estimate | None) -> None:
+def _print_tables(spec: Spec, plan: Plan, left_out: int, hours: float | None, cost: Estimate | None) -> None:
     rows = [
         ("virtual GPUs", f"{plan.virtual_gpus:,} = {plan.ranks:,} ranks x {plan.accumulation:,} accumulation"),
         ("global batch", f"{plan.global_batch:,} clips = {plan.frames_per_batch:,} frames"),
@@ -112,6 +122,8 @@ def _print_tables(spec: Spec, plan: Plan, hours: float | None, cost: Estimate | 
         ("memory", f"about {plan.memory_bytes_per_rank / 2**30:,.1f} GiB a rank (weights and activations)"),
         ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {spec.checkpoint.keep} kept"),
     ]
+    if left_out:
+        rows.insert(5, ("left out", f"{left_out:,} clips, by {spec.data.quarantine}"))
     if cost is not None:
         rows += [("nodes", f"{cost.nodes:,}"), *cost.rows()]
     elif hours is not None:
