@@ -63,6 +63,13 @@ def test_it_loads_and_plans_on_every_number_of_ranks(path: Path) -> None:
     assert plans[gpus].learning_rate(plans[gpus].total_steps - 1) < 0.01 * plans[gpus].peak_lr
 
 
+def test_every_data_set_that_is_imported_has_a_spec_and_labels_with_a_side_are_not_mirrored() -> None:
+    flips = {path.parent.name: load_spec(path).data.flip for path in SPECS}
+    sides = ("something_v1", "something_v2", "jester")
+    others = ("kinetics", "kinetics600", "kinetics700", "ucf101", "hmdb51")
+    assert {name: flips[name] for name in sides + others} == dict.fromkeys(sides, False) | dict.fromkeys(others, True)
+
+
 @each_spec
 def test_it_opens_with_what_a_reader_needs(path: Path) -> None:
     opening = _opening(path)

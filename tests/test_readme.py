@@ -67,7 +67,7 @@ def test_every_command_exists(words: str, capsys: pytest.CaptureFixture[str]) ->
     assert ended.value.code == 0
 
 
-@pytest.mark.parametrize("line", re.findall(r"^summit-train (data (?:index|split) [^#\n]*)", README, re.M))
+@pytest.mark.parametrize("line", re.findall(r"^summit-train (data (?:import|index|scan|split) [^#\n]*)", README, re.M))
 def test_the_data_commands_options_are_taken(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parser = argparse.ArgumentParser()
     data.add_arguments(parser)

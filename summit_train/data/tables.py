@@ -168,9 +168,5 @@ def _split(where: str, text: str) -> tuple[str, str, str]:
     shorter, *count = path.rsplit(None, 1)
     if not count or not count[0].isdecimal():
         return path, "", label[0]
-    if _is_video(shorter):
-        return shorter, count[0], label[0]
-    raise ManifestError(
-        f"{where}: is {count[0]} the end of the path or a number of frames? Lists of frame folders are "
-        "not read; for videos write a CSV with the header path,label,num_frames"
-    )
+    # What has no video's name is a folder of pictures, and lists of those give their number of frames.
+    return shorter, count[0], label[0]

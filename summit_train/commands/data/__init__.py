@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import errno
 
-from summit_train.commands.data import index, motion, pack, scan, split, stage, verify
+from summit_train.commands.data import import_, index, motion, pack, scan, split, stage, verify
 from summit_train.data.manifest import ManifestError
 
 # WHAT -> (its module, what it does)
 _PARTS = {
     "motion": (motion, "write the embedded data set: the class is the motion"),
+    "import": (import_, "write a manifest from the files that a public data set comes with"),
     "index": (index, "decode every video and write a manifest of the whole ones"),
     "scan": (scan, "decode every clip of a manifest and list the bad ones for data.quarantine"),
     "split": (split, "cut a manifest into training and validation by groups"),

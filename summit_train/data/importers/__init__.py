@@ -1,0 +1,1 @@
+"""The files that public data sets come with, read into manifests: one module a format."""
