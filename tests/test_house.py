@@ -47,7 +47,7 @@ OWNERS = {"horovod": {"comm"}, "mpi4py": {"comm"}, "av": {"data.decode", "data.r
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
     r"comm|models(\..*)?|training(\..*)?|optim\.sgd|data\.(loader|workers)|"
-    r"scaling\.(allreduce|inference|memory|peak|steps)|commands\.(bench(\..*)?|start|whole_run|evaluate)"
+    r"scaling\.(allreduce|inference|loader|memory|peak|steps)|commands\.(bench(\..*)?|start|whole_run|evaluate)"
 )
 
 # Who may print: the commands, and the watchdog, which speaks when the main thread cannot.

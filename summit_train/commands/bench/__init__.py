@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from summit_train.commands.bench import allreduce, fig3, scaling, step, table1
+from summit_train.commands.bench import allreduce, fig3, loader, scaling, step, table1
 
 # WHAT -> (its module, what it does)
 _PARTS = {
     "step": (step, "a training step by its parts, clips a second, utilisation, memory; one spec, or two in turn"),
     "scaling": (scaling, "weak scaling on this machine, ranks started by itself: percent of ideal, exposed allreduce"),
+    "loader": (loader, "the data loader: clips/s raw and packed, where the time goes, cores that a GPU needs"),
     "allreduce": (allreduce, "what an allreduce costs over these ranks, by size; the machine's file for simulate"),
     "table1": (table1, "the paper's Table 1: three networks, their cost, throughput and utilisation here"),
     "fig3": (fig3, "the paper's Figure 3: a computation, b data loading, c networking"),

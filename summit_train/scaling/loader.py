@@ -1,0 +1,226 @@
+"""What the loader gives: clips a second of one core and of all workers, and where the time of a clip goes."""
+
+from __future__ import annotations
+
+import cProfile
+import math
+import os
+import pstats
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from summit_train.data.loader import MicroBatch, training_batches
+from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
+from summit_train.data.shards.pack import begin, finish, missing_shards, pack_shards
+from summit_train.data.shards.record import Packing
+from summit_train.data.shards.store import ShardStore
+from summit_train.data.store import FileStore, Store, open_store
+from summit_train.data.workers import Batches
+from summit_train.scaling.measure import in_turn, spread
+from summit_train.spec import DataSpec
+
+# A stage -> what stands in the profiler's name of a function, or in its file's, whose own time it is. First match.
+STAGES: Mapping[str, tuple[str, ...]] = {
+    "read": ("posix.", "_io.", "zlib.crc32", "sha256", "shards/", "genericpath"),
+    "open": ("av.container", "av.codec.context.create", "context.py"),
+    "seek": ("_demuxed", "_held", "keyframes.py", "flush_buffers", "limits.py"),
+    "decode": ("'decode' of 'av.", "decode.py"),
+    "resize": ("'reformat' of 'av.", "render.py", "to_ndarray"),
+    "augment": ("augment.py", "sampling.py", "rng.py", "upright.py"),
+}
+OTHER, TRANSFER = "other", "transfer"
+_SHARD_BYTES = 1 << 30
+_WARM_UP = 3  # batches of each worker, which are there or under way before the clock starts
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Clips that are measured as they lie: raw, packed bytes or packed JPEG."""
+
+    name: str
+    data: DataSpec
+    store: Store
+    seed: int
+
+    @property
+    def clips(self) -> int:
+        """How many there are."""
+        return len(self.store.manifest)
+
+    def batches(self, start: int, end: int, workers: int) -> Batches[MicroBatch]:
+        """Training batches of one clip each, in the order of training."""
+        data = self.data.model_copy(update={"workers": workers, "on_bad_clip": "fail"})
+        return training_batches(
+            data,
+            self.store,
+            seed=self.seed,
+            virtual_gpus=1,
+            clips_per_gpu=1,
+            steps_per_epoch=self.clips,
+            rank=0,
+            ranks=1,
+            start_step=start,
+            end_step=end,
+        )
+
+
+def subject_of(data: DataSpec, manifest: Manifest, seed: int) -> Subject:
+    """The clips of a manifest, or of a packed set. Raises PackError where that is damaged or does not fit."""
+    store = open_store(data, manifest)
+    name = f"packed {store.pack.packing.kind}" if isinstance(store, ShardStore) else "raw"
+    return Subject(name, data, store, seed)
+
+
+def sampled(subject: Subject, clips: int, folder: Path) -> Iterator[Subject]:
+    """Clips from all over a raw set, as they are, and packed into `folder` in both ways.
+
+    Raises DecodeError for a clip that cannot be packed.
+    """
+    store = subject.store
+    assert isinstance(store, FileStore)
+    num_clips = min(clips, subject.clips)
+    places = [place * subject.clips // num_clips for place in range(num_clips)]
+    write_manifest(folder / "sample.csv", (_row(store, place) for place in places))
+    sample = FileStore(read_manifest(folder / "sample.csv"), "/", store.limits)
+    yield Subject("raw", subject.data, sample, subject.seed)
+    for kind in ("bytes", "jpeg"):
+        job = begin(sample, folder / kind, Packing(kind), _SHARD_BYTES, 0)
+        assert job is not None, "the folder is a new one"
+        for error in pack_shards(job, missing_shards(job), 0):
+            if error is not None:
+                raise error
+        finish(job)
+        yield subject_of(subject.data, read_manifest(folder / kind), subject.seed)
+
+
+def _row(store: FileStore, clip: int) -> ManifestRow:
+    manifest, digest = store.manifest, store.manifest.sha256(clip)
+    return ManifestRow(
+        os.path.abspath(store.path(clip)),
+        manifest.label(clip),
+        manifest.num_frames(clip),
+        sha256=None if digest is None else digest.hex(),
+        reversed=manifest.is_reversed(clip),
+    )
+
+
+def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int) -> list[dict[str, Any]]:
+    """Measure all subjects in turn, `clips` clips a turn. Raises DecodeError for a bad clip.
+
+    Of each: clips_per_second of one core (this process) and of `workers` processes, as spreads; stages_ms of a clip,
+    whose sum is `profiled_ms`: own times under a profiler, which itself takes a few percent; the hand-over from a
+    worker, and to the GPU where there is one, is timed by itself.
+    """
+    for subject in subjects:
+        _read(subject.batches(0, min(2, clips), 0))
+    turns = {subject.name: _Turns(subject, clips, workers) for subject in subjects}
+    core: dict[str, list[float]] = {name: [] for name in turns}
+    together: dict[str, list[float]] = {name: [] for name in turns}
+    for name, seconds in in_turn({name: turn.on_one_core for name, turn in turns.items()}, repeats):
+        core[name].append(clips / seconds)
+    for name, rate in in_turn({name: turn.on_all_workers for name, turn in turns.items()}, repeats):
+        together[name].append(rate)
+    return [
+        {
+            "kind": name,
+            "clips": turn.subject.clips,
+            "clips_per_second_core": spread(core[name]).values(),
+            "clips_per_second_all": spread(together[name]).values(),
+        }
+        | turn.stages()
+        for name, turn in turns.items()
+    ]
+
+
+class _Turns:
+    """Turns at one subject, each with clips and draws of its own."""
+
+    def __init__(self, subject: Subject, clips: int, workers: int) -> None:
+        self.subject, self._clips, self._workers = subject, clips, workers
+        self._step = 0
+
+    def _batches(self, count: int, workers: int) -> Batches[MicroBatch]:
+        self._step += count
+        return self.subject.batches(self._step - count, self._step, workers)
+
+    def on_one_core(self) -> float:
+        """Seconds for all clips in this process."""
+        return _read(self._batches(self._clips, 0))
+
+    def on_all_workers(self) -> float:
+        """Clips a second of all workers, once they are under way."""
+        warm_up = _WARM_UP * self._workers
+        count = max(self._clips, 4 * self._workers)
+        with self._batches(warm_up + count, self._workers) as batches:
+            for _ in range(warm_up):
+                next(batches)
+            return count / _read(batches)
+
+    def stages(self) -> dict[str, Any]:
+        """Milliseconds of a clip by stage."""
+        batches = self._batches(self._clips, 0)
+        profile = cProfile.Profile()
+        profile.enable()
+        taken = list(batches)
+        profile.disable()
+        found = dict.fromkeys((*STAGES, OTHER, TRANSFER), 0.0)
+        # pstats knows the functions; each value begins with (calls, calls not from itself, own seconds).
+        for (file, _, function), values in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+            found[stage_of(file, function)] += values[2]
+        found[TRANSFER] = sum(_handed_over(batch) for batch in taken)
+        stages = {stage: 1000 * seconds / self._clips for stage, seconds in found.items()}
+        return {"stages_ms": stages, "profiled_ms": sum(stages.values())}
+
+
+def stage_of(file: str, function: str) -> str:
+    """The stage that a function's own time belongs to; `file` and `function` as the profiler names them."""
+    name = f"{file}:{function}"
+    return next((stage for stage, parts in STAGES.items() if any(part in name for part in parts)), OTHER)
+
+
+def _read(batches: Batches[MicroBatch]) -> float:
+    began = time.perf_counter()
+    for _ in batches:
+        pass
+    return time.perf_counter() - began
+
+
+def _handed_over(batch: MicroBatch) -> float:
+    """Seconds to put a clip into shared memory, as a worker does, and from there onto the GPU."""
+    clips = batch.clips.clone()
+    began = time.perf_counter()
+    clips.share_memory_()  # type: ignore[no-untyped-call]
+    if torch.cuda.is_available():
+        clips.to("cuda")
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the loader keeps up with a GPU.
+
+    gpu_clips_per_second: what a GPU takes; cores_per_gpu: cores it takes to read so many; cores_there: those that the
+    site has for a GPU beside the one of its training process, None without a site.
+    """
+
+    gpu_clips_per_second: float
+    cores_per_gpu: int
+    cores_there: int | None
+    keeps_up: bool | None
+
+    def values(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+def verdict(core_clips_per_second: float, gpu_clips_per_second: float, cores_per_rank: int | None) -> Verdict:
+    """How many cores a GPU needs. cores_per_rank: of the site, its training process included."""
+    needed = math.ceil(gpu_clips_per_second / core_clips_per_second)
+    there = None if cores_per_rank is None else cores_per_rank - 1
+    return Verdict(gpu_clips_per_second, needed, there, None if there is None else needed <= there)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from summit_train.scaling.loader import OTHER, stage_of, verdict
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "stage"),
+    [
+        ("/x/summit_train/data/shards/store.py", "_read", "read"),
+        ("~", "<built-in method posix.pread>", "read"),
+        ("~", "<built-in method zlib.crc32>", "read"),
+        ("/x/summit_train/data/decode.py", "_demuxed", "seek"),
+        ("/x/summit_train/data/decode.py", "_jumped", "decode"),
+        ("~", "<method 'decode' of 'av.video.stream.VideoStream' objects>", "decode"),
+        ("~", "<method 'reformat' of 'av.video.reformatter.VideoReformatter' objects>", "resize"),
+        ("/x/summit_train/data/upright.py", "mirrored", "augment"),
+        ("~", "<built-in method numpy.array>", OTHER),
+    ],
+)
+def test_an_own_time_belongs_to_a_stage(file: str, function: str, stage: str) -> None:
+    assert stage_of(file, function) == stage
+
+
+def test_cores_of_a_gpu() -> None:
+    assert verdict(20.0, 99.0, 7).values() == {
+        "gpu_clips_per_second": 99.0,
+        "cores_per_gpu": 5,
+        "cores_there": 6,
+        "keeps_up": True,
+    }
+    assert verdict(20.0, 100.0, 6).keeps_up is True
+    assert verdict(20.0, 100.1, 6).keeps_up is False
+    assert verdict(20.0, 0.1, None).values()["cores_per_gpu"] == 1
+    assert verdict(20.0, 0.1, None).keeps_up is None
