@@ -243,7 +243,7 @@ def _explicit(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
         for key, value in given.items():
             _check(key, value, tree.place(("runs", str(i), key)))
         values = {key: (value, tree.place(("runs", str(i), key))) for key, value in given.items()}
-        parts = tuple(given.items()) or (("nodes", entry.nodes or "base"),)
+        parts = tuple(given.items()) or ((("nodes", entry.nodes),) if entry.nodes else ())
         yield _Draft(place, values, parts, entry.nodes, entry.name, entry.curve)
 
 
@@ -271,7 +271,7 @@ def _names(drafts: Sequence[_Draft]) -> list[str]:
     keys = {key for draft in drafts for key, _ in draft.parts}
     last = Counter(key.rpartition(".")[2] for key in keys)
     in_full = frozenset(key for key in keys if last[key.rpartition(".")[2]] > 1)
-    names = [draft.name or _joined(draft.parts, in_full) for draft in drafts]
+    names = [draft.name or _joined(draft.parts, in_full) or "base" for draft in drafts]
     # Folders may be on a disk that does not tell A from a.
     count = Counter(name.casefold() for name in names)
     for i, draft in enumerate(drafts):

@@ -163,8 +163,8 @@ def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Mapp
             return INTERRUPTED if signal.SIGINT in asked or status == INTERRUPTED else STOPPED
         failed += status != 0
         now = time.monotonic()
-        left = duration((now - began) / i * (len(runs) - i))
-        print(f"[{i}/{len(runs)}] {run.name}: {_outcome(row, status)} in {duration(now - start)}; about {left} left")
+        left = f"; about {duration((now - began) / i * (len(runs) - i))} left" if i < len(runs) else ""
+        print(f"[{i}/{len(runs)}] {run.name}: {_outcome(row, status)} in {duration(now - start)}{left}", flush=True)
     print(table(write_sweep(sweep, jobs)))
     print(f"{sweep.name}: {failed} of {len(runs)} failed; table and figure are in {sweep.folder}")
     return 1 if failed else 0

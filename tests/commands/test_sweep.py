@@ -1,0 +1,261 @@
+"""`summit-train sweep`: what is planned, submitted, run here and told, with which exit status."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from summit_train.__main__ import main
+from summit_train.cluster.submit import submissions
+from summit_train.spec import load_spec
+from tests.conftest import WriteSpec
+from tests.runs import steps_of
+from tests.standins import Standins
+from tests.worlds import ROOT, environment, lines
+
+Said = tuple[int, str, str]
+Sweeps = Callable[..., Path]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Said]:
+    """Runs a command in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def say(*arguments: str) -> Said:
+        return main(arguments), *capsys.readouterr()
+
+    return say
+
+
+@pytest.fixture
+def standins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standins:
+    found = Standins(tmp_path / "standins", "sbatch", "squeue")
+    for name in ("STANDINS", "PATH"):
+        monkeypatch.setenv(name, found.environ[name])
+    (found.folder / "squeue").write_text("")
+    return found
+
+
+@pytest.fixture
+def write_sweep(write_spec: WriteSpec, tmp_path: Path) -> Sweeps:
+    """Writes a sweep over the tiny spec, whose runs go to tmp_path/runs/study."""
+
+    def one(axes: str, **sections: object) -> Path:
+        write_spec("base", **sections)
+        (tmp_path / "study.yaml").write_text(f"name: study\nbase: base.yaml\n{axes}")
+        return tmp_path / "study.yaml"
+
+    return one
+
+
+SIX = "grid: {scale.gpus: [4, 8]}\nzip: {seed: [0, 1, 2], model.dropout: [0.1, 0.2, 0.3]}\nat_once: 2\n"
+
+
+def _ids(tmp_path: Path) -> dict[str, list[str]]:
+    """The ids of every run's jobs."""
+    runs = sorted(path for path in (tmp_path / "runs/study").iterdir() if (path / "job/spec.yaml").exists())
+    return {run.name: [line["id"] for line in submissions(run)] for run in runs}
+
+
+def test_a_dry_run_prints_every_runs_plan_and_touches_nothing(
+    say: Callable[..., Said], write_sweep: Sweeps, tmp_path: Path
+) -> None:
+    path = write_sweep("zip: {scale.gpus: [4, 8], nodes: [1, 2]}\nruns: [{scale.gpus: 8, seed: 1, nodes: 1}]\n")
+    before = sorted(tmp_path.rglob("*"))
+    status, out, err = say("sweep", str(path), "--dry-run", "--site", "slurm_generic")
+    assert (status, err) == (0, "")
+    rows = [line.split() for line in lines(out)]
+    assert rows[1][:4] == ["run", "nodes", "ranks", "virtual"]
+    # 80 clips, 2 epochs: 10 steps of 8 clips, 5 of 16; the LR 0.005 is of 8
+    assert rows[2:] == [
+        ["gpus-4", "1", "4", "4", "1", "8", "32", "20", "0.005"],
+        ["gpus-8", "2", "8", "8", "1", "16", "64", "10", "0.01"],
+        ["gpus-8_seed-1", "1", "4", "8", "2", "16", "64", "10", "0.01"],
+    ]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_dry_run_in_json_has_whole_plans_and_the_cost(say: Callable[..., Said]) -> None:
+    table3 = str(ROOT / "configs/sweeps/table3.yaml")
+    status, out, _ = say("sweep", table3, "--site", "summit", "--clips", "240000", "--dry-run", "--json")
+    values = json.loads(out)
+    assert status == 0 and len(values["runs"]) == 10
+    simulated = values["runs"][-1]
+    assert (simulated["name"], simulated["nodes"], simulated["accumulation"]) == ("nodes-1024", 256, 4)
+    assert values["node_hours"] == pytest.approx(sum(run["site"]["node_hours"] for run in values["runs"]))
+
+
+def test_without_a_site_a_plan_has_one_rank_a_virtual_gpu(say: Callable[..., Said], write_sweep: Sweeps) -> None:
+    status, out, _ = say("sweep", str(write_sweep("grid: {scale.gpus: [4, 8]}\n")), "--dry-run")
+    assert status == 0
+    assert [line.split()[:4] for line in lines(out)[2:]] == [["gpus-4", "4", "4", "1"], ["gpus-8", "8", "8", "1"]]
+
+
+def test_runs_of_equal_nodes_are_one_array_with_the_cap(
+    say: Callable[..., Said], write_sweep: Sweeps, standins: Standins, tmp_path: Path
+) -> None:
+    (standins.folder / "sbatch").write_text("77\n")
+    path = write_sweep(SIX + "nodes: 1\n")
+    status, out, err = say("sweep", str(path), "--site", "slurm_generic")
+    assert (status, err) == (0, "")
+    assert "study: job array 77 of 6 runs, 2 at once" in out
+    assert len(standins.calls("sbatch")) == 1
+    script = tmp_path / "runs/study/job/job.sh"
+    text = script.read_text()
+    assert "#SBATCH --array=1-6%2\n" in text
+    runs = [line.strip() for line in text.split("runs=(")[1].split(")")[0].splitlines() if line.strip()]
+    assert [Path(run).name for run in runs] == [f"gpus-{gpus}_seed-{seed}" for gpus in (4, 8) for seed in (0, 1, 2)]
+    assert f"summit_train sweep {tmp_path}/runs/study --status" in text
+    assert _ids(tmp_path) == {Path(run).name: [f"77_{i}"] for i, run in enumerate(runs, 1)}
+    spec = load_spec(tmp_path / "runs/study/gpus-8_seed-1/job/spec.yaml")
+    assert (spec.scale.gpus, spec.seed, spec.model.dropout, spec.name) == (8, 1, 0.2, "gpus-8_seed-1")
+    assert spec.run_path == tmp_path / "runs/study/gpus-8_seed-1"
+
+
+def test_submitted_again_only_what_failed_or_is_missing_starts(
+    say: Callable[..., Said], write_sweep: Sweeps, standins: Standins, tmp_path: Path
+) -> None:
+    (standins.folder / "sbatch").write_text("77\n")
+    words = ("sweep", str(write_sweep("grid: {seed: [0, 1, 2, 3]}\nnodes: 1\n")), "--site", "slurm_generic")
+    assert say(*words)[0] == 0
+    (standins.folder / "squeue").write_text("77_1 RUNNING\n77_2 PENDING\n77_4 COMPLETING\n")
+    (standins.folder / "sbatch").write_text("78\n")
+    status, out, _ = say(*words)
+    assert status == 0
+    assert "not started again: seed-0 (running), seed-1 (queued), seed-3 (running)\n" in out
+    assert _ids(tmp_path) == {"seed-0": ["77_1"], "seed-1": ["77_2"], "seed-2": ["77_3", "78"], "seed-3": ["77_4"]}
+    # And again, with all of them there: nothing is submitted.
+    (standins.folder / "squeue").write_text("77_1 RUNNING\n77_2 PENDING\n77_4 RUNNING\n78 PENDING\n")
+    assert say(*words)[0] == 0
+    assert len(standins.calls("sbatch")) == 2
+    status, out, _ = say("sweep", words[1], "--status", "--json")
+    states = {run["name"]: (run["state"], run["job"]) for run in json.loads(out)["runs"]}
+    assert states == {
+        "seed-0": ("running", "77_1"), "seed-1": ("queued", "77_2"), "seed-2": ("queued", "78"),
+        "seed-3": ("running", "77_4"),
+    }  # fmt: skip
+    # A start here starts none of them either, whatever it knows of schedulers itself.
+    status, out, _ = say("sweep", words[1], "--local")
+    assert status == 0 and "seed-2 (queued)" in out and "0 of 0 failed" in out
+
+
+def test_different_nodes_are_jobs_of_their_own_and_the_cap_is_kept_by_waiting(
+    say: Callable[..., Said], write_sweep: Sweeps, standins: Standins, tmp_path: Path
+) -> None:
+    (standins.folder / "sbatch").write_text("77\n")
+    path = write_sweep("zip: {seed: [0, 1, 2], scale.gpus: [4, 8, 4], nodes: [1, 2, 1]}\nat_once: 2\n")
+    status, out, _ = say("sweep", str(path), "--site", "slurm_generic")
+    assert status == 0 and out.count(": job 77 on ") == 3
+    words = [call["words"] for call in standins.calls("sbatch")]
+    assert [[word for word in call if word.startswith("--dependency")] for call in words] == [
+        [], [], ["--dependency=afterany:77"],
+    ]  # fmt: skip
+    assert "#SBATCH --nodes=2\n" in (tmp_path / "runs/study/seed-1/job/job.sh").read_text()
+
+
+def test_status_without_the_scheduler_says_so_and_calls_nothing_failed(
+    say: Callable[..., Said], write_sweep: Sweeps, standins: Standins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (standins.folder / "sbatch").write_text("77\n")
+    path = str(write_sweep("grid: {seed: [0, 1]}\nnodes: 1\n"))
+    assert say("sweep", path, "--site", "slurm_generic")[0] == 0
+    monkeypatch.setenv("PATH", "/nowhere")
+    status, out, err = say("sweep", path, "--status")
+    assert status == 0 and "what became of the jobs is unknown: sbatch is not on PATH" in err
+    assert "study: 2 unknown\n" in out
+
+
+def test_status_of_a_sweep_that_was_not_started_writes_nothing(
+    say: Callable[..., Said], write_sweep: Sweeps, tmp_path: Path
+) -> None:
+    status, out, _ = say("sweep", str(write_sweep("grid: {seed: [0, 1]}\n")), "--status")
+    assert status == 0 and out.endswith("study: 2 missing\n")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("axes", "words", "message"),
+    [
+        ("grid: {seed: [0, 1]}", [], "what is to be done? --dry-run, --local, --site NAME or --status"),
+        ("grid: {seed: [0, 1]}", ["--local", "--site", "local"], "--local is --site local; leave one"),
+        ("grid: {seed: [0, 1]}", ["--local", "--json"], "--json goes with --dry-run or --status"),
+        ("grid: {seed: [0, 1]}", ["--site", "slurm_generic"], "seed-0: the sweep does not say on how many nodes"),
+        ("grid: {seed: [0]}\nnodes: 3", ["--site", "slurm_generic"], "seed-0: 3 nodes of slurm_generic have 12 ranks"),
+        ("grid: {seed: [0], scale.gpus: [64]}", ["--local"], "seed-0_gpus-64: data.train has 80 clips"),
+        ("grid: {seed: [0, 1]}", ["--dry-run", "data.train=no.csv"], "data.train: there is no no.csv; give the number"),
+        ("grid: {sed: [0, 1]}", ["--dry-run"], "study.yaml:3: sed: unknown key; did you mean seed?"),
+    ],
+)
+def test_mistakes_are_one_line_and_2(
+    say: Callable[..., Said], write_sweep: Sweeps, standins: Standins, axes: str, words: list[str], message: str
+) -> None:
+    status, out, err = say("sweep", str(write_sweep(f"{axes}\n")), *words)
+    assert (status, out) == (2, "")
+    assert err.startswith("summit-train: ") and err.count("\n") == 1 and message in err
+    assert standins.calls("sbatch") == []
+
+
+def _local(path: Path, *words: str) -> subprocess.Popen[str]:
+    """The sweep here on one rank, in the sweep file's folder."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "summit_train", "sweep", str(path), "--local", "--set", "ranks_per_node=1", *words],
+        env=environment(),
+        cwd=path.parent,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+@pytest.mark.slow
+def test_here_a_failing_run_stops_no_other_and_is_all_that_starts_again(write_sweep: Sweeps, tmp_path: Path) -> None:
+    folder = tmp_path / "runs/study"
+    path = write_sweep(
+        f"runs:\n  - {{name: after, model.pretrained: {folder}/b}}\n  - {{name: b}}\n  - {{name: c, scale.gpus: 8}}\n",
+        schedule={"epochs": 1, "warmup_epochs": 0},
+    )
+    process = _local(path)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, output
+    assert "[1/3] after: failed with exit status 2" in output and "[3/3] c: top-1 " in output
+    table = json.loads((folder / "table.json").read_text())
+    assert [run["state"] for run in table["runs"]] == ["failed", "done", "done"]
+    assert (folder / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    # b is there now, so that the weights can be had.
+    kept = (folder / "b/metrics.jsonl").read_bytes()
+    process = _local(folder)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert "not started again: b (done), c (done)\n" in output and "[1/1] after: top-1 " in output
+    assert (folder / "b/metrics.jsonl").read_bytes() == kept
+    assert json.loads((folder / "table.json").read_text())["states"]["done"] == 3
+
+
+@pytest.mark.slow
+def test_here_a_stop_is_passed_on_and_the_sweep_goes_on_where_it_stopped(write_sweep: Sweeps, tmp_path: Path) -> None:
+    path = write_sweep("grid: {seed: [0, 1]}\n", schedule={"epochs": 4, "warmup_epochs": 1})
+    process = _local(path)
+    run = tmp_path / "runs/study/seed-0"
+    deadline = time.monotonic() + 120
+    while not steps_of(run):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 85, output
+    assert "study: stopped at seed-0; started again, the sweep goes on there" in output
+    assert not (tmp_path / "runs/study/seed-1").exists()
+    process = _local(path)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert "goes on from" in output
+    assert json.loads((tmp_path / "runs/study/table.json").read_text())["states"]["done"] == 2

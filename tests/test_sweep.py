@@ -1,0 +1,236 @@
+"""A sweep file -> many specs: axes, names, places of mistakes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from summit_train.source import SpecError
+from summit_train.sweep import MOST_RUNS, Sweep, load_sweep, sweep_texts
+
+BASE = {
+    "name": "base",
+    "model": {"arch": "tsm", "num_classes": 4},
+    "data": {"train": "train.csv", "val": "val.csv"},
+    "scale": {"gpus": 6, "clips_per_gpu": 8},
+    "run_dir": "elsewhere/runs",
+}
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a sweep file with its base beside it; the axes are YAML, so that lines are known."""
+
+    def one(text: str, base: dict[str, Any] | None = None) -> Path:
+        return _write(tmp_path, text, base or BASE)
+
+    return one
+
+
+def _write(folder: Path, text: str, base: dict[str, Any]) -> Path:
+    (folder / "base.yaml").write_text(yaml.safe_dump(base))
+    path = folder / "sweep_file.yaml"
+    path.write_text(f"name: study\nbase: base.yaml\n{text}")
+    return path
+
+
+def _names(sweep: Sweep) -> list[str]:
+    return [run.name for run in sweep.runs]
+
+
+def test_a_grid_is_every_value_with_every_other_and_the_last_axis_runs_fastest(write: Write) -> None:
+    sweep = load_sweep(write("grid: {scale.gpus: [2, 4], optimizer.base_lr: [0.01, 1e-3]}\nnodes: 3\nat_once: 2\n"))
+    assert _names(sweep) == [
+        "gpus-2_base_lr-0.01", "gpus-2_base_lr-0.001", "gpus-4_base_lr-0.01", "gpus-4_base_lr-0.001",
+    ]  # fmt: skip
+    assert [(run.spec.scale.gpus, run.spec.optimizer.base_lr) for run in sweep.runs] == [
+        (2, 0.01), (2, 0.001), (4, 0.01), (4, 0.001),
+    ]  # fmt: skip
+    assert {run.nodes for run in sweep.runs} == {3}
+    assert sweep.at_once == 2
+
+
+def test_every_run_has_a_folder_of_its_own_in_the_sweeps_and_the_rest_of_the_base(write: Write) -> None:
+    sweep = load_sweep(write("grid: {seed: [0, 1]}\n"))
+    assert sweep.folder == Path("elsewhere/runs/study")
+    assert [run.spec.run_path for run in sweep.runs] == [Path("elsewhere/runs/study/seed-0"), sweep.folder / "seed-1"]
+    assert {run.spec.scale.gpus for run in sweep.runs} == {6}
+
+
+def test_zip_goes_in_step_and_names_by_the_first_keys_that_tell_the_rows_apart(write: Write) -> None:
+    sweep = load_sweep(write("zip: {seed: [0, 0, 1], scale.gpus: [2, 4, 4], nodes: [1, 2, 2]}\n"))
+    assert _names(sweep) == ["seed-0_gpus-2", "seed-0_gpus-4", "seed-1_gpus-4"]
+    assert [(run.spec.seed, run.spec.scale.gpus, run.nodes) for run in sweep.runs] == [(0, 2, 1), (0, 4, 2), (1, 4, 2)]
+    # nodes are no part of an experiment, so they are no key of the spec
+    assert all("nodes" not in run.changes for run in sweep.runs)
+
+
+def test_explicit_runs_stand_beside_the_grid_and_may_have_names_and_nodes(write: Write) -> None:
+    text = """\
+grid: {model.arch: [tsm, tsn]}
+zip: {scale.gpus: [2, 4]}
+runs:
+  - {name: baseline, nodes: 7, scale.clips_per_gpu: 16}
+  - {scale.gpus: 8, curve: large}
+  - {seed: 5, nodes: 9}
+nodes: 1
+"""
+    sweep = load_sweep(write(text))
+    assert _names(sweep) == [
+        "arch-tsm_gpus-2", "arch-tsm_gpus-4", "arch-tsn_gpus-2", "arch-tsn_gpus-4", "baseline", "gpus-8", "seed-5",
+    ]  # fmt: skip
+    assert [run.nodes for run in sweep.runs] == [1, 1, 1, 1, 7, 1, 9]
+    # One curve of the figure for each point of the grid; the scale is its axis.
+    assert [run.curve for run in sweep.runs] == ["arch-tsm"] * 2 + ["arch-tsn"] * 2 + ["", "large", ""]
+
+
+def test_set_and_overrides_are_laid_over_the_base_of_every_run(write: Write) -> None:
+    path = write("set: {schedule.epochs: 7, run_dir: there}\ngrid: {scale.gpus: [2, 4]}\n")
+    sweep = load_sweep(path, ["seed=3", "schedule.epochs=9"])
+    assert {(run.spec.schedule.epochs, run.spec.seed) for run in sweep.runs} == {(9, 3)}
+    assert sweep.folder == Path("there/study")
+
+
+def test_more_values_on_an_axis_leave_the_names_of_the_runs_that_were(write: Write) -> None:
+    before = load_sweep(write("grid: {scale.gpus: [2]}\nzip: {seed: [0, 1], data.crop: [64, 96]}\n"))
+    after = load_sweep(write("grid: {scale.gpus: [2, 4]}\nzip: {seed: [0, 1, 2], data.crop: [64, 96, 128]}\n"))
+    assert set(_names(before)) < set(_names(after))
+
+
+def test_keys_of_one_last_word_are_named_in_full(write: Write) -> None:
+    text = "grid: {data.short_side: [[256, 256], [256, 320]], evaluate.short_side: [256]}\n"
+    assert _names(load_sweep(write(text))) == [
+        "data.short_side-256-256_evaluate.short_side-256", "data.short_side-256-320_evaluate.short_side-256",
+    ]  # fmt: skip
+
+
+def test_values_that_give_one_name_are_told_apart_and_stay_so(write: Write) -> None:
+    paths = ["a/b", "a b", "A-B"]
+    first = load_sweep(write(f"grid: {{model.pretrained: {paths}}}\n"))
+    assert all(re.fullmatch(r"pretrained-[aA]-[bB]-[0-9a-f]{8}", name) for name in _names(first)), _names(first)
+    assert len({name.casefold() for name in _names(first)}) == 3
+    turned = load_sweep(write(f"grid: {{model.pretrained: {paths[::-1]}}}\n"))
+    assert _names(turned) == _names(first)[::-1]
+
+
+VALUES = {
+    "scale.gpus": st.integers(1, 10**6),
+    "optimizer.base_lr": st.floats(1e-9, 1e9, exclude_min=True),
+    "model.pretrained": st.none() | st.text(st.characters(blacklist_characters="\0$~", codec="utf-8"), min_size=1),
+    "data.flip": st.booleans(),
+    "data.short_side": st.lists(st.integers(256, 999), min_size=2, max_size=2).map(sorted),
+}
+
+
+@st.composite
+def _sweeps(draw: st.DrawFn) -> dict[str, Any]:
+    """grid and zip over distinct keys, with distinct values on each axis."""
+    keys = draw(st.permutations(sorted(VALUES)))
+    on_grid = draw(st.integers(0, 2))
+    in_step = draw(st.integers(0 if on_grid else 1, 2))
+    rows = draw(st.integers(1, 3))
+
+    def axis(key: str, least: int, most: int) -> list[Any]:
+        return draw(st.lists(VALUES[key], min_size=least, max_size=most, unique_by=repr))
+
+    most = {key: 2 if key == "data.flip" else 3 for key in keys}
+    grid = {key: axis(key, 1, most[key]) for key in keys[:on_grid]}
+    rows = min([rows, *(most[key] for key in keys[on_grid : on_grid + in_step])])
+    return {"grid": grid, "zip": {key: axis(key, rows, rows) for key in keys[on_grid : on_grid + in_step]}}
+
+
+@given(axes=_sweeps())
+def test_any_axes_give_their_runs_once_with_folder_names_that_hold(
+    axes: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("sweep")
+    sweep = load_sweep(_write(folder, yaml.safe_dump(axes, sort_keys=False), BASE))
+    rows = len(next(iter(axes["zip"].values()))) if axes["zip"] else 1
+    wanted = rows
+    for values in axes["grid"].values():
+        wanted *= len(values)
+    assert len(sweep.runs) == wanted
+    names = _names(sweep)
+    assert len({name.casefold() for name in names}) == wanted
+    assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.,+=@_-]{0,79}", name) for name in names), names
+    # Each run has just the values that its changes say, and the sweep's own folder gives the same runs.
+    for text_name, text in sweep_texts(sweep).items():
+        (folder / text_name).write_text(text, encoding="utf-8")
+    again = load_sweep(folder)
+    assert [(r.name, r.nodes, r.curve, r.changes) for r in again.runs] == [
+        (r.name, r.nodes, r.curve, r.changes) for r in sweep.runs
+    ]
+    assert [run.spec.model_copy(update={"run_dir": ""}) for run in again.runs] == [
+        run.spec.model_copy(update={"run_dir": ""}) for run in sweep.runs
+    ]
+    assert again.folder == sweep.folder.absolute()
+
+
+def test_the_saved_sweep_stands_alone(write: Write, tmp_path: Path) -> None:
+    text = "set: {seed: 4}\nruns: [{name: a, scale.gpus: 2}]\nat_once: 3\n"
+    text += "reference: {label: X, points: [{global_batch: 16, top1: 70}]}\n"
+    sweep = load_sweep(write(text), ["schedule.epochs=9"])
+    for name, content in sweep_texts(sweep).items():
+        (tmp_path / "saved").mkdir(exist_ok=True)
+        (tmp_path / "saved" / name).write_text(content)
+    (tmp_path / "base.yaml").unlink()
+    again = load_sweep(tmp_path / "saved")
+    assert (again.at_once, again.reference) == (3, sweep.reference)
+    spec = again.runs[0].spec
+    assert (spec.seed, spec.schedule.epochs, spec.scale.gpus) == (4, 9, 2)
+
+
+MISTAKES = [
+    ("nodes: 1\n", r"sweep_file\.yaml:1: a sweep without a run; grid, zip or runs are wanted"),
+    ("gird: {seed: [1]}\n", r"sweep_file\.yaml:3: gird: unknown key; did you mean grid\?"),
+    ("grid: {seed: 1}\n", r"sweep_file\.yaml:3: grid\.seed: .*array"),
+    ("grid:\n  seed: []\n", r"sweep_file\.yaml:4: grid\.seed: .*at least 1"),
+    ("grid:\n  scale.gpu: [2, 4]\n", r"sweep_file\.yaml:4: scale\.gpu: unknown key; did you mean gpus\?"),
+    ("grid:\n  seed: [1]\n  scale.gpus: [2, 4.5]\n", r"sweep_file\.yaml:5: scale\.gpus: .*got 4\.5"),
+    ("runs:\n  - {seed: 1}\n  - seed: 2\n    model.arch: tms\n", r"file\.yaml:6: model\.arch: 'tms' is no choice; did"),
+    ("runs:\n  - {seed: 1}\n  - {nodes: 0, seed: 2}\n", r"sweep_file\.yaml:5: runs\.1\.nodes: "),
+    ("runs:\n  - {name: a/b}\n", r"sweep_file\.yaml:4: runs\.0\.name: the name becomes a folder"),
+    ("runs:\n  - {name: a, seed: 1}\n  - {name: A, seed: 2}\n", r"sweep_file\.yaml:5: two runs have the name A"),
+    ("zip:\n  seed: [1, 2]\n  scale.gpus: [2]\n", r"sweep_file\.yaml:5: zip\.scale\.gpus has 1 values, seed 2"),
+    ("grid: {seed: [1]}\nzip:\n  seed: [2]\n", r"sweep_file\.yaml:5: zip\.seed: seed is an axis already"),
+    ("grid:\n  name: [a]\n", r"sweep_file\.yaml:4: name: a key of the spec is wanted"),
+    ("grid:\n  run_dir: [a]\n", r"sweep_file\.yaml:4: run_dir: a key of the spec is wanted"),
+    ("grid:\n  nodes: [1, x]\n", r"sweep_file\.yaml:4: grid\.nodes: whole numbers above 0 are wanted, got 'x'"),
+    ("set:\n  scale: {gpus: 2}\nruns: [{}]\n", r"sweep_file\.yaml:4: scale is a section; write scale\.gpus"),
+    ("grid: {seed: [1, 1]}\n", r"sweep_file\.yaml:3: seed-1 \(.*\) and seed-1 are one and the same run"),
+    ("grid: {seed: [1], scale.gpus: [6]}\nruns:\n  - {seed: 1}\n", r"sweep_file\.yaml:5: .*one and the same run"),
+    (f"grid: {{seed: {list(range(MOST_RUNS + 1))}}}\n", r"sweep_file\.yaml:3: 1,001 runs; 1,000 are the most"),
+    ("grid: {seed: [1]}\nat_once: 0\n", r"sweep_file\.yaml:4: at_once: "),
+    ("runs: [{}]\nreference:\n  label: x\n  points: [{global_batch: 8, top1: 101}]\n", r"yaml:6: reference\.points\.0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), MISTAKES)
+def test_a_mistake_is_named_with_its_line(write: Write, text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        load_sweep(write(text))
+
+
+def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("name: s\nbase: no.yaml\nruns: [{}]\n")
+    with pytest.raises(SpecError, match=r"s\.yaml:2: base: there is no file .*no\.yaml"):
+        load_sweep(tmp_path / "s.yaml")
+
+
+@pytest.mark.parametrize("override", ["scale.gpus=3", "scale={gpus: 3}"])
+def test_an_override_of_what_the_runs_differ_in_is_refused(write: Write, override: str) -> None:
+    with pytest.raises(SpecError, match=r"the runs of this sweep differ in scale\.gpus"):
+        load_sweep(write("grid: {scale.gpus: [2, 4]}\n"), [override])
+
+
+def test_an_entry_that_changes_nothing_is_the_base(write: Write) -> None:
+    assert _names(load_sweep(write("runs: [{}, {nodes: 4}]\n"))) == ["base", "nodes-4"]

@@ -1,0 +1,86 @@
+"""The shipped sweeps: the paper's Table 3 row by row, and the same study in small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from summit_train.cluster.site import load_site
+from summit_train.commands.sweep_start import plan_runs
+from summit_train.sweep import load_sweep
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "configs/sweeps"
+FILES = sorted(FOLDER.glob("*.yaml"))
+CLIPS = 240_000
+
+# "Training Kinetics in 15 Minutes", Table 3, typed off: #Node, #GPU, BatchSize, #Frames, Accuracy with its deviation.
+# The rows with a star are simulated there by accumulation.
+TABLE_3 = [
+    (1, 6, 96, 768, 74.12, 0.11),
+    (8, 48, 384, 3_072, 74.12, 0.08),
+    (16, 96, 768, 6_144, 74.18, 0.14),
+    (32, 192, 1_536, 12_288, 74.14, 0.10),
+    (64, 384, 3_072, 24_576, 74.10, 0.08),
+    (128, 768, 6_144, 49_152, 73.99, 0.04),
+    (256, 1536, 12_288, 98_304, 73.99, 0.07),
+    (384, 2304, 18_432, 147_456, 72.52, 0.07),
+    (512, 3072, 24_576, 196_608, 69.80, 0.13),  # *
+    (1024, 6144, 49_152, 393_216, 62.22, 0.17),  # *
+]
+SIMULATED = (512, 1024)
+MOST_NODES = 384  # "due to quota limitation, the largest physical nodes we used is 384"
+
+
+def test_the_plan_of_each_row_is_the_papers() -> None:
+    planned = plan_runs(load_sweep(FOLDER / "table3.yaml"), load_site("summit"), CLIPS, None)
+    assert [(f"nodes-{nodes}", gpus, batch, frames) for nodes, gpus, batch, frames, _, _ in TABLE_3] == [
+        (run.name, run.plan.virtual_gpus, run.plan.global_batch, run.plan.frames_per_batch) for run in planned
+    ]
+    for (nodes, gpus, *_), run in zip(TABLE_3, planned, strict=True):
+        assert run.nodes is not None and run.nodes <= MOST_NODES
+        assert run.plan.ranks == 6 * run.nodes
+        assert run.plan.accumulation == (gpus // run.plan.ranks if nodes in SIMULATED else 1)
+        assert (run.nodes == nodes) == (nodes not in SIMULATED)
+        # "0.00125 for every 8 samples", linear; 100 epochs
+        assert run.plan.peak_lr == pytest.approx(0.00125 * run.plan.global_batch / 8)
+        assert run.plan.epochs == 100
+
+
+def test_the_rows_differ_from_the_baseline_in_their_scale_alone() -> None:
+    sweep = load_sweep(FOLDER / "table3.yaml")
+    assert {key for run in sweep.runs for key in run.changes} == {"scale.gpus", "scale.clips_per_gpu"}
+    # "each GPU contains 16 video clips" in the baseline, 8 in all others
+    assert [run.spec.scale.clips_per_gpu for run in sweep.runs] == [16] + [8] * 9
+
+
+def test_the_published_figures_are_the_papers() -> None:
+    reference = load_sweep(FOLDER / "table3.yaml").reference
+    assert reference is not None
+    assert [(point.global_batch, point.top1, point.top1_std) for point in reference.points] == [
+        (batch, top1, std) for _, _, batch, _, top1, std in TABLE_3
+    ]
+
+
+def test_the_study_in_small_goes_up_to_batches_that_lose_accuracy_in_the_same_epochs() -> None:
+    sweep = load_sweep(FOLDER / "batch_size_motion.yaml")
+    planned = plan_runs(sweep, load_site("local"), 512, None)
+    assert [run.plan.global_batch for run in planned] == [8, 16, 32, 64, 128, 256]
+    assert {run.plan.ranks for run in planned} == {2}
+    assert {run.plan.peak_lr / run.plan.global_batch for run in planned} == {0.02 / 8}
+    assert {run.plan.epochs for run in planned} == {8}
+    assert {run.nodes for run in sweep.runs} == {1}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_it_opens_with_what_a_reader_needs(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    opening = "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
+    assert "@" not in opening, "a figure that is still to be filled in"
+    assert all(word in opening for word in ("Source:", "Expect:", "Cost:", "Commands:", "%"))
+    assert f"summit-train sweep {path.relative_to(ROOT)}" in opening
+
+
+def test_no_two_sweeps_write_into_one_folder() -> None:
+    assert len({load_sweep(path).folder for path in FILES}) == len(FILES) == 2
