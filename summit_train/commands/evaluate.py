@@ -71,9 +71,11 @@ def evaluate_paths(
 
 def _sentence(result: dict[str, Any]) -> str:
     views = f"{result['clips']} clips x {result['crops']} crops"
+    bad = max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0)
+    wrong = f", {bad} of them could not be read and count as wrong" if bad else ""
     return (
         f"top-1 {result['top1_mean']:.2f} +- {result['top1_std']:.2f} %  top-5 {result['top5_mean']:.2f} %  "
-        f"({result['videos']} videos, {views}, {len(result['checkpoints'])} checkpoints)"
+        f"({result['videos']} videos{wrong}, {views}, {len(result['checkpoints'])} checkpoints)"
     )
 
 

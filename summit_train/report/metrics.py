@@ -25,7 +25,10 @@ class RunError(ValueError):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One update: `step` counts finished updates from 1, `epoch` from 0; `top1` is of the training batch."""
+    """One update: `step` counts finished updates from 1, `epoch` from 0; `top1` is of the training batch.
+
+    bad_clips: clips of the run so far that could not be read, and were replaced.
+    """
 
     step: int
     epoch: int
@@ -36,6 +39,7 @@ class StepRecord:
     data_wait_s: float
     top1: float | None = None
     skipped: bool = False
+    bad_clips: int = 0
 
 
 @dataclass(frozen=True)
@@ -292,6 +296,7 @@ def _step(record: Mapping[str, Any]) -> StepRecord:
         data_wait_s=_float(record["data_wait_s"]),
         top1=number(record.get("top1")),
         skipped=bool(record.get("skipped", False)),
+        bad_clips=int(record.get("bad_clips", 0)),
     )
 
 

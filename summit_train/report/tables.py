@@ -80,6 +80,9 @@ def notes_of(run: Run) -> list[str]:
     if run.skipped_steps:
         count = _steps(len(run.skipped_steps))
         notes.append(f"{count} without an update, the gradient was not finite: {listed(run.skipped_steps)}")
+    bad_clips = run.steps[-1].bad_clips if run.steps else 0
+    if bad_clips:
+        notes.append(f"{bad_clips:,} times a clip could not be read and another took its place: see bad_clips.jsonl")
     if len(run.starts) > 1:
         again = sum(start.steps_again for start in run.starts)
         times = "once" if len(run.starts) == 2 else f"{len(run.starts) - 1:,} times"

@@ -138,8 +138,9 @@ def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int, step:
     if log is not None and scores is not None:
         top1, top5, seconds = scores.top(1), scores.top(5), time.perf_counter() - began
         videos = len(scores.videos)
+        bad = f"; {scores.num_bad} could not be read and count as wrong" if scores.num_bad else ""
         log.write("eval", epoch=epoch, step=step, top1=top1, top5=top5, videos=videos, clips=1, seconds=seconds)
-        log.say(f"epoch {epoch}: top-1 {top1:.2f} %  top-5 {top5:.2f} %  ({videos} videos, one clip each)")
+        log.say(f"epoch {epoch}: top-1 {top1:.2f} %  top-5 {top5:.2f} %  ({videos} videos, one clip each{bad})")
 
 
 @dataclass(frozen=True)

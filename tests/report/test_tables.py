@@ -39,12 +39,14 @@ def test_the_summary_of_a_run_that_has_not_begun(write_run):
 def test_a_run_that_was_killed_and_resumed_says_so(write_run, run_records):
     lines = [line for line in run_records() if line["step"] <= 25]
     lines[4]["skipped"] = 1
+    next(line for line in lines if (line["kind"], line["step"]) == ("step", 20))["bad_clips"] = 3
     lines.append({"kind": "start", "step": 20, "ranks": 1, "time": "noon"})
     run = read_run(write_run(lines=lines))
     assert summary_row(run).scale == "2 × 2 then 1 × 4 = 4" and summary_row(run).epochs == "2 of 4"
     assert notes_of(run) == [
         "Unfinished: 20 of 40 steps are done",
         "1 step without an update, the gradient was not finite: 4",
+        "3 times a clip could not be read and another took its place: see bad_clips.jsonl",
         "Resumed once; 5 steps done again",
     ]
     assert start_rows(run.starts) == [("2023-11-14 22:13:20 UTC", "0", "2", "0"), ("noon", "20", "1", "5")]
