@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
         raise SpecError(f"--local is --site local; leave one of --local and --site {args.site} out")
     if args.json and not (args.dry_run or args.status):
         raise SpecError("--json goes with --dry-run or --status")
+    if (args.walltime is not None or args.set) and not (args.local or args.site):
+        raise SpecError("--walltime and --set are of a site: name it with --site")
     sweep = load_sweep(args.sweep, args.overrides)
     name = "local" if args.local else args.site
     site = None if name is None else load_site(name, args.set)

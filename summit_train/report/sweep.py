@@ -31,8 +31,8 @@ class JobState:
 class SweepRow:
     """One run of a sweep. What is not known, as the run has not come so far, is None.
 
-    state: done (the final evaluation covers the last step), running, queued, failed (begun and not done), missing
-    (never begun), unknown (its job cannot be asked after), changed (begun with another spec than the sweep's, `note`
+    state: done (the final evaluation covers the last step), running, queued, failed (started and not done), missing
+    (never started), unknown (its job cannot be asked after), changed (begun with another spec than the sweep's, `note`
     says in what). Accuracies in percent: top1, top1_std, top5 of the final evaluation, and while that is missing
     (`final` false) of the last validation in training; training_top1 is the mean over the batches of the last epoch.
     seconds: recorded time of training. node_hours: of that time.
@@ -181,7 +181,9 @@ def _state(run: SweepRun, found: Run | None, job: JobState | None) -> tuple[str,
     if is_locked(run.spec.run_path / "lock"):
         return "running", ""
     stopped = "stopped on request" if (run.spec.run_path / "stopped").exists() else ""
-    return ("failed", stopped) if found or job else ("missing", "")
+    # A run that fails at once leaves nothing but what it was started with.
+    begun = found or job or (run.spec.run_path / "job/spec.yaml").exists()
+    return ("failed", stopped) if begun else ("missing", "")
 
 
 def _is_done(found: Run) -> bool:

@@ -187,6 +187,7 @@ def test_status_of_a_sweep_that_was_not_started_writes_nothing(
         ("grid: {seed: [0, 1]}", [], "what is to be done? --dry-run, --local, --site NAME or --status"),
         ("grid: {seed: [0, 1]}", ["--local", "--site", "local"], "--local is --site local; leave one"),
         ("grid: {seed: [0, 1]}", ["--local", "--json"], "--json goes with --dry-run or --status"),
+        ("grid: {seed: [0, 1]}", ["--dry-run", "--walltime", "2:00"], "--walltime and --set are of a site"),
         ("grid: {seed: [0, 1]}", ["--site", "slurm_generic"], "seed-0: the sweep does not say on how many nodes"),
         ("grid: {seed: [0]}\nnodes: 3", ["--site", "slurm_generic"], "seed-0: 3 nodes of slurm_generic have 12 ranks"),
         ("grid: {seed: [0], scale.gpus: [64]}", ["--local"], "seed-0_gpus-64: data.train has 80 clips"),

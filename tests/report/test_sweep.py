@@ -80,6 +80,13 @@ def test_the_training_accuracy_is_the_mean_over_the_last_epoch(sweep, begin, run
     assert read_rows(sweep)[0].training_top1 == pytest.approx(sum(last) / 10)
 
 
+def test_a_run_that_failed_before_it_wrote_anything_is_no_missing_one(sweep):
+    folder = sweep.runs[1].spec.run_path / "job"
+    folder.mkdir(parents=True)
+    (folder / "spec.yaml").write_text(dump_spec(sweep.runs[1].spec))
+    assert states(sweep) == ["missing", "failed", "missing", "missing"]
+
+
 def test_the_scheduler_is_believed_of_what_is_not_done(sweep, begin):
     begin(0)
     begin(1, leave_out=("eval.json",))
