@@ -153,7 +153,8 @@ class Batches(Generic[Batch]):
                 raise error  # of our own making, in a worker that lives
             raise RuntimeError("a loader worker has died: killed, or out of memory?") from error
         for clip, status in culprits.items():
-            reason = f"kills the process that reads it (exit status {status})"
+            hint = ": killed, or out of memory?" if status == -signal.SIGKILL else ""
+            reason = f"kills the process that reads it (exit status {status}{hint})"
             if status == -signal.SIGALRM:
                 reason = f"is not read within {self._seconds:g} s: its reader never came back"
             self._dataset = self._dataset.without(clip, reason)

@@ -464,11 +464,18 @@ def test_a_worker_that_is_killed_ends_the_run_with_an_error(manifest: Manifest) 
     batches = _batches(manifest, _data(workers=1), end_step=100_000)
     next(batches)
     (worker,) = set(multiprocessing.active_children()) - others
+    assert _until(lambda: not any(_reads_at(batches, 0.02) for _ in range(20)))  # it has read ahead and waits
     worker.kill()
     with pytest.raises(RuntimeError, match="worker"):
         for _ in batches:
             pass
     assert list(batches) == []
+
+
+def _reads_at(batches: loader.Batches[loader.MicroBatch], pause: float) -> bool:
+    """Whether a worker is reading a clip, a moment later."""
+    time.sleep(pause)
+    return bool(batches._board.read())
 
 
 def test_batches_are_pinned_whole(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
