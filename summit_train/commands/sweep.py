@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from summit_train.cluster.site import Site, load_site
+from summit_train.cluster.site import Site, load_site, walltime_text
 from summit_train.cluster.submit import SubmitError, job_states, submissions
 from summit_train.commands.site_arguments import add_site_arguments
 from summit_train.commands.sweep_start import PlannedRun, plan_runs, run_here, submit_runs
@@ -65,7 +65,7 @@ def _dry_run(sweep: Sweep, planned: Sequence[PlannedRun], *, as_json: bool) -> i
         return 0
     header = (
         "run", "nodes", "ranks", "virtual GPUs", "accumulation", "batch", "frames", "steps", "peak LR", "time",
-        "node-hours",
+        "node-hours", "walltime",
     )  # fmt: skip
     print(f"{sweep.name}: {len(planned)} runs, to {sweep.folder}")
     print(text_table(header, [_cells(run) for run in planned]))
@@ -76,7 +76,7 @@ def _dry_run(sweep: Sweep, planned: Sequence[PlannedRun], *, as_json: bool) -> i
 
 def _cells(run: PlannedRun) -> list[str]:
     plan, cost = run.plan, run.cost
-    known = cost is not None and cost.hours is not None
+    hours, node_hours = (cost.hours, cost.node_hours) if cost else (None, None)
     return [
         run.name,
         show(run.nodes),
@@ -87,8 +87,9 @@ def _cells(run: PlannedRun) -> list[str]:
         show(plan.frames_per_batch),
         show(plan.total_steps),
         show(plan.peak_lr),
-        duration(cost.hours * 3600) if known and cost and cost.hours else NONE,
-        f"{cost.node_hours:,.1f}" if known and cost and cost.node_hours is not None else NONE,
+        NONE if hours is None else duration(hours * 3600),
+        NONE if node_hours is None else f"{node_hours:,.1f}",
+        (f"{cost.jobs} x " if cost.jobs > 1 else "") + walltime_text(cost.walltime_minutes) if cost else NONE,
     ]
 
 

@@ -76,9 +76,9 @@ def test_a_dry_run_prints_every_runs_plan_and_touches_nothing(
     assert rows[1][:4] == ["run", "nodes", "ranks", "virtual"]
     # 80 clips, 2 epochs: 10 steps of 8 clips, 5 of 16; the LR 0.005 is of 8
     assert rows[2:] == [
-        ["gpus-4", "1", "4", "4", "1", "8", "32", "20", "0.005"],
-        ["gpus-8", "2", "8", "8", "1", "16", "64", "10", "0.01"],
-        ["gpus-8_seed-1", "1", "4", "8", "2", "16", "64", "10", "0.01"],
+        ["gpus-4", "1", "4", "4", "1", "8", "32", "20", "0.005", "4:00"],
+        ["gpus-8", "2", "8", "8", "1", "16", "64", "10", "0.01", "4:00"],
+        ["gpus-8_seed-1", "1", "4", "8", "2", "16", "64", "10", "0.01", "4:00"],
     ]
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -90,6 +90,7 @@ def test_a_dry_run_in_json_has_whole_plans_and_the_cost(say: Callable[..., Said]
     assert status == 0 and len(values["runs"]) == 10
     simulated = values["runs"][-1]
     assert (simulated["name"], simulated["nodes"], simulated["accumulation"]) == ("nodes-1024", 256, 4)
+    assert values["runs"][0]["site"]["jobs"] > 1  # 50 hours where a job of one node has 2
     assert values["node_hours"] == pytest.approx(sum(run["site"]["node_hours"] for run in values["runs"]))
 
 
