@@ -16,6 +16,7 @@ from summit_train.cluster.launcher import Launch, find_launch
 from summit_train.comm import World, open_world
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.quarantine import kept_clips
+from summit_train.data.store import open_store
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, SpecError, load_spec
 from summit_train.training.memory import keep_freed_memory
@@ -53,6 +54,7 @@ def manifest_of(spec: Spec, which: str) -> Manifest:
         raise SpecError(f"data.{which}: there is no {path} (relative paths start at {Path.cwd()})")
     manifest = read_manifest(path)
     manifest.check_labels(spec.model.num_classes)
+    open_store(spec.data, manifest)  # a packed set that is damaged or does not fit is refused before ranks meet
     return manifest
 
 

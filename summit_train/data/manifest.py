@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from summit_train.data.cache import cached_folder, file_key
 from summit_train.data.cells import CLASSES_FILE, Cells, parse_table
-from summit_train.data.columns import ColumnWriter, StoredBytes, map_column, pieces, spread
+from summit_train.data.columns import ColumnWriter, StoredBytes, StoredRows, map_column, pieces, spread
 from summit_train.data.tables import (
     COLUMNS,
     ManifestError,
@@ -94,7 +94,7 @@ class Manifest:
     frame_counts: NDArray[np.int32]
     reversed_flags: NDArray[np.bool_]
     lines: NDArray[np.int32]
-    digests: NDArray[np.void]
+    digests: NDArray[np.void] | StoredRows
     stored: Path | None = None
     pixels: str = ""
 
@@ -124,7 +124,7 @@ class Manifest:
 
     def sha256(self, index: int) -> bytes | None:
         """The SHA-256 of the clip's file, 32 bytes, or None where the manifest does not say."""
-        digest = bytes(self.digests[index]) if len(self.digests) else b""
+        digest = self.digests[index : index + 1].tobytes()
         return digest if any(digest) else None
 
     def is_reversed(self, index: int) -> bool:
@@ -267,6 +267,8 @@ def open_columns(folder: Path, source: str) -> Manifest:
         about = _about(folder)
         offsets = map_column(folder / "offsets.npy", np.uint32, np.int64)
         arrays: dict[str, Any] = {name: map_column(folder / f"{name}.npy", dtype) for name, dtype in _COLUMNS.items()}
+        if len(arrays["digests"]):
+            arrays["digests"] = StoredRows(folder / "digests.npy", _COLUMNS["digests"])
         paths = StoredBytes(folder / "paths.npy")
         lengths = {len(array) for name, array in arrays.items() if name != "digests" or len(array)}
         if lengths != {len(offsets) - 1} or offsets[-1] != len(paths):
@@ -274,6 +276,8 @@ def open_columns(folder: Path, source: str) -> Manifest:
         classes = None if about["classes"] is None else tuple(about["classes"])
         return Manifest(source, "", classes, paths, offsets, **arrays, stored=folder, pixels=about["pixels"])
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if folder == Path(source) / PACKED_MANIFEST:
+            raise ManifestError(f"{source}: is damaged ({error}); `data verify` says what else is") from error
         raise ManifestError(f"{folder}: what was worked out from {source} is damaged ({error}); delete it") from error
 
 

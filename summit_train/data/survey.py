@@ -83,7 +83,7 @@ def spread(
     """Examine all paths by `workers` processes, with new ones where a file brought them down or took longer."""
     left = iter(paths)
     while batch := list(islice(left, workers * _PATHS_PER_WORKER)):
-        with _pool(workers) as pool:
+        with worker_pool(workers) as pool:
             while batch:
                 num_found = 0
                 try:
@@ -99,7 +99,7 @@ def spread(
 def _alone(examine: Examine, root: str, seconds: float, path: str) -> Found:
     """Examine a path in a process of its own, which may die of it."""
     began = time.monotonic()
-    with _pool(1) as pool:
+    with worker_pool(1) as pool:
         try:
             return pool.submit(_in_time, examine, root, seconds, path).result()
         except BrokenProcessPool:
@@ -117,7 +117,8 @@ def _in_time(examine: Examine, root: str, seconds: float, path: str) -> Found:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _pool(workers: int) -> ProcessPoolExecutor:
+def worker_pool(workers: int) -> ProcessPoolExecutor:
+    """Processes for work on clips: none outlives this one, and none takes all of the node's memory."""
     # Not fork: a child of a process with threads (MPI's, torch's) can hang.
     return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_prepare_worker)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from summit_train.commands.data.sizes import parse_size, size_text
 from summit_train.data.manifest import read_manifest
 from summit_train.data.shards.pack import Job, begin, finish, missing_shards, pack_shards
 from summit_train.data.shards.record import Pack, PackError, Packing
-from summit_train.data.store import FileStore
+from summit_train.data.store import FileStore, located_root
 from summit_train.data.video import DecodeError
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usual = Packing("jpeg")
     parser.add_argument("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder to fill: new, or of a packing to go on with")
-    parser.add_argument("--root", type=Path, metavar="DIR", help="where the manifest's paths start [its own folder]")
+    parser.add_argument("--root", metavar="DIR", help="where the manifest's paths start [its own folder]")
     parser.add_argument(
         "--kind", choices=("bytes", "jpeg"), required=True, help="the files as they are, or their frames as JPEG"
     )
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Pack; 0 when the set is finished."""
     packing = _packing(args)
     manifest = read_manifest(args.manifest)
-    store = FileStore(manifest, str(args.root or os.path.dirname(manifest.source)))
+    store = FileStore(manifest, located_root(args.root, manifest))
     with joined_ranks() as world:
         workers = max(1, num_cpus() // world.local_size) if args.workers is None else max(0, args.workers)
         job = world.broadcast(begin(store, args.out, packing, args.shard_size, workers) if world.rank == 0 else None)

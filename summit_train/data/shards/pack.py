@@ -7,7 +7,6 @@ same bytes, and so does a packing that was killed and begun again.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -21,7 +20,6 @@ import numpy as np
 
 from summit_train.data.cells import Cells
 from summit_train.data.columns import sync_folder
-from summit_train.data.limits import bound_memory
 from summit_train.data.manifest import (
     PACK_FILE,
     PACKED_MANIFEST,
@@ -42,6 +40,7 @@ from summit_train.data.shards.part import LoadedPart, Part, load_part
 from summit_train.data.shards.payload import Payload, Source, make_payload
 from summit_train.data.shards.record import Pack, PackError, Packing, StoredFile, read_pack, stored_file
 from summit_train.data.store import FileStore
+from summit_train.data.survey import worker_pool
 from summit_train.data.video import DecodeError
 from summit_train.files import replacing, write_json
 
@@ -180,9 +179,7 @@ def _workers(number: int) -> Iterator[ProcessPoolExecutor | None]:
     if not number:
         yield None
         return
-    # Not fork: a child of a process with threads (MPI's, torch's) can hang.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(number, context, initializer=bound_memory)
+    pool = worker_pool(number)
     try:
         yield pool
     finally:
