@@ -94,9 +94,9 @@ def _record(bad: BadClip) -> dict[str, Any]:
 
 
 def _is_of(line: str, step: int) -> bool:
-    """Whether a line tells of the updates up to `step`; half a line of a run that was killed tells of none."""
+    """Whether a line tells of a test or of the updates up to `step`; half a line of a killed run tells of nothing."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError:
         return False
-    return bool(record.get("step", step + 1) <= step)
+    return bool(record.get("step", 0) <= step)
