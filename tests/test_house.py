@@ -42,7 +42,7 @@ ARROWS: dict[str, set[str]] = {
 TOP = {"commands", "__main__"}  # these may import everything below them
 
 # Libraries that only these modules may import.
-OWNERS = {"horovod": {"comm"}, "mpi4py": {"comm"}, "av": {"data.decode", "data.render"}}
+OWNERS = {"horovod": {"comm"}, "mpi4py": {"comm"}, "av": {"data.decode", "data.render"}, "PIL": {"data.shards.payload"}}
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
