@@ -27,6 +27,7 @@ from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
+from summit_train.data.jpeg import layout_of, part_of
 from summit_train.data.keyframes import FrameIndex, pick
 from summit_train.data.limits import NO_HURRY, Budget, Limits
 from summit_train.data.render import Frames, Renderer, turn_in
@@ -212,10 +213,25 @@ def _jumped(
         context.flush_buffers()
 
 
-def read_picture(name: str, content: bytes, render: Renderer, budget: Budget) -> list[Frames]:
-    """A JPEG or PNG picture in each of the renderer's views. Raises DecodeError, also for one that is cut short."""
-    _, frame = _picture(name, content, budget)
-    return render(frame)
+class PictureReader:
+    """Reads JPEG and PNG pictures in each of the renderer's views; one decoder for all that bring their tables."""
+
+    def __init__(self, render: Renderer, budget: Budget) -> None:
+        self._render, self._budget = render, budget
+        self._decoder: VideoCodecContext | None = None
+
+    def read(self, name: str, content: bytes) -> list[Frames]:
+        """A picture. Raises DecodeError, also for one that is cut short.
+
+        Of a JPEG that allows it only the blocks are decoded that the views need; damage elsewhere in it is not seen.
+        """
+        layout = layout_of(content) if _ends(content, "mjpeg") else None
+        part = None if layout is None else part_of(content, layout, self._render.box(layout.width, layout.height))
+        if layout is None or part is None:
+            return self._render(_picture(name, content, self._budget)[1])
+        self._decoder = self._decoder or _picture_decoder("mjpeg", self._budget)
+        _, frame = _picture(name, part.content, self._budget, self._decoder)
+        return self._render(self._render.on_canvas(frame, part.left, part.top, (layout.width, layout.height)))
 
 
 def probe_picture(name: str, content: bytes, budget: Budget) -> tuple[str, int, int]:
@@ -224,25 +240,35 @@ def probe_picture(name: str, content: bytes, budget: Budget) -> tuple[str, int, 
     return (codec, *turn_in(frame).size(frame.width, frame.height))
 
 
-def _picture(name: str, content: bytes, budget: Budget) -> tuple[str, VideoFrame]:
-    codec = next((codec for start, codec in _PICTURE_CODECS.items() if content.startswith(start)), None)
-    if codec is None:
-        raise DecodeError(name, "is no JPEG or PNG picture" if content else "is empty")
+def _picture_decoder(codec: str, budget: Budget) -> VideoCodecContext:
     context = cast(VideoCodecContext, av.CodecContext.create(codec, "r"))
     # Else what is missing of a picture would be grey.
     context.options = {"err_detect": "explode", **_codec_options(budget)}
     context.thread_count = 1
+    return context
+
+
+def _picture(
+    name: str, content: bytes, budget: Budget, decoder: VideoCodecContext | None = None
+) -> tuple[str, VideoFrame]:
+    codec = next((codec for start, codec in _PICTURE_CODECS.items() if content.startswith(start)), None)
+    if codec is None:
+        raise DecodeError(name, "is no JPEG or PNG picture" if content else "is empty")
     budget.time()
-    if _PICTURE_ENDS[codec] not in content[-_TRAILING_BYTES:]:
+    if not _ends(content, codec):
         raise DecodeError(name, "is cut short")
     try:
-        frames = context.decode(AnyPacket(content))
+        frames = (decoder or _picture_decoder(codec, budget)).decode(AnyPacket(content))
     except (av.FFmpegError, MemoryError) as error:
         raise DecodeError(name, f"cannot be decoded: {getattr(error, 'strerror', error)}") from error
     if len(frames) != 1:
         raise DecodeError(name, "is damaged: no picture can be decoded")
     budget.size(frames[0].width, frames[0].height)
     return codec, frames[0]
+
+
+def _ends(content: bytes, codec: str) -> bool:
+    return _PICTURE_ENDS[codec] in content[-_TRAILING_BYTES:]
 
 
 def probe(video: AnyVideo, limits: Limits = NO_HURRY) -> VideoInfo:

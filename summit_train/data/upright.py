@@ -42,6 +42,15 @@ def turn_of(display_matrix: bytes) -> Turn:
     return Turn(True, c < 0, b < 0)
 
 
+def turn_by(degrees: int) -> Turn:
+    """Quarter turns counterclockwise, without mirroring."""
+    return {
+        90: Turn(True, False, True),
+        180: Turn(False, True, True),
+        270: Turn(True, True, False),
+    }.get(round(degrees / 90) * 90 % 360, Turn())
+
+
 def cut(picture: NDArray[np.uint8], view: View) -> NDArray[np.uint8]:
     """The view's crop of an upright (height, width, 3) picture: contiguous (crop_height, crop_width, 3)."""
     crop = picture[view.y : view.y + view.crop_height, view.x : view.x + view.crop_width]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from summit_train.data.augment import View
-from summit_train.data.upright import Turn, cut, turn_of
+from summit_train.data.upright import Turn, cut, turn_by, turn_of
 
 PICTURE = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
 
@@ -43,3 +43,9 @@ def test_no_turn_leaves_the_picture() -> None:
 def test_a_crop_is_cut_then_mirrored() -> None:
     crop = cut(PICTURE, View(3, 2, 1, 0, 2, 1, flip=True))
     assert crop.tolist() == [[[6, 7, 8], [3, 4, 5]]] and crop.flags.c_contiguous
+
+
+@pytest.mark.parametrize("degrees", [-180, -90, 0, 90, 180, 270, 88])
+def test_a_turn_by_an_angle_is_counterclockwise(degrees: int) -> None:
+    picture = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    np.testing.assert_array_equal(turn_by(degrees)(picture), np.rot90(picture, round(degrees / 90)))

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from summit_train.data.augment import View, scaled_size
-from summit_train.data.decode import count_packets, probe_picture, read_from_start, read_picture
+from summit_train.data.decode import PictureReader, count_packets, probe_picture, read_from_start
+from summit_train.data.jpeg import restart_units
 from summit_train.data.limits import NO_HURRY, Budget
 from summit_train.data.pictures import list_pictures
 from summit_train.data.render import Renderer
@@ -95,7 +96,7 @@ def _picture(path: str, packing: Packing, render: _Compress, budget: Budget) -> 
     if codec == "mjpeg" and min(width, height) <= packing.short_side:
         render.size = render.size or (width, height)
         return content
-    return read_picture(path, content, render, budget)[0].tobytes()
+    return PictureReader(render, budget).read(path, content)[0].tobytes()
 
 
 def _read(path: str) -> bytes:
@@ -130,5 +131,7 @@ class _Compress(Renderer):
     def __call__(self, frame: Any) -> list[NDArray[np.uint8]]:
         (picture,) = super().__call__(frame)
         stream = io.BytesIO()
-        Image.fromarray(picture).save(stream, "JPEG", quality=self._packing.quality)
+        # So that a reader need not decode all of it.
+        units = restart_units(picture.shape[1])
+        Image.fromarray(picture).save(stream, "JPEG", quality=self._packing.quality, restart_marker_blocks=units)
         return [np.frombuffer(stream.getvalue(), np.uint8)]

@@ -92,15 +92,14 @@ class ShardStore:
         if base != place.checksum or len(rows) != packing.num_packed(facts.num_frames):
             raise DecodeError(name, _CHANGED)
 
-        def packed(_: int) -> NDArray[np.int64]:
-            return np.asarray(choose(facts.num_frames)) // packing.every
+        packed: NDArray[np.int64] = np.asarray(choose(facts.num_frames)) // packing.every
 
         def views(width: int, height: int) -> Sequence[View]:
             # Of the size that it had before it was scaled down: the view is then the one that the video itself has.
             return views_of(facts.width or width, facts.height or height)
 
         pictures = dict[int, bytes]()
-        for numbers, start, end in _spans(name, rows, np.unique(packed(0)), place.length):
+        for numbers, start, end in _spans(name, rows, np.unique(packed), place.length):
             content = self._read(name, path, place, start, end)
             for number in numbers:
                 first = int(rows["end"][number - 1]) if number else 0
@@ -108,7 +107,7 @@ class ShardStore:
                 if picture_checksum(base, number, pictures[number]) != rows["checksum"][number]:
                     raise DecodeError(name, f"picture {number} {_CHANGED}")
         fetch = lambda number: (f"{name}, picture {number}", pictures[number])  # noqa: E731
-        return read_picture_views(name, fetch, packed, views, len(rows), self._limits)
+        return read_picture_views(name, fetch, lambda _: packed, views, len(rows), self._limits)
 
     def _path(self, clip: int, place: Place) -> str:
         """The file that has the clip: the node's own where it has it, else the shared one."""
