@@ -56,12 +56,6 @@ def _header(dtype: np.dtype[Any], count: int) -> bytes:
     return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + f"{text:<{length - 1}}\n".encode()
 
 
-def write_column(path: Path, values: NDArray[Any] | bytes, dtype: DTypeLike) -> None:
-    """Write a column that is at hand as a whole."""
-    with ColumnWriter(path, dtype) as writer:
-        writer.append(values)
-
-
 def map_column(path: Path, *dtypes: DTypeLike) -> NDArray[Any]:
     """A column of one of these types as a read-only array over the file's own pages.
 

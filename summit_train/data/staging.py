@@ -31,8 +31,11 @@ _THREADS = 4
 _RESERVED_PART = 0.02
 # What a disk says that takes no more, or that is not there.
 _GIVES_UP = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR}
-)
+    {
+        errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR,
+        errno.EEXIST, errno.ENODEV, errno.ENXIO,
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from summit_train.data.columns import ColumnWriter, StoredBytes, StoredRows, map_column, pieces, spread, write_column
+from summit_train.data.columns import ColumnWriter, StoredBytes, StoredRows, map_column, pieces, spread
+
+
+def write_column(path: Path, values: np.ndarray | bytes, dtype: object) -> None:
+    with ColumnWriter(path, dtype) as writer:  # type: ignore[arg-type]
+        writer.append(values)
 
 
 @pytest.mark.parametrize("dtype", ["<i4", "<u4", "<i8", "u1", "?"])

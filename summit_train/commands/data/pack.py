@@ -87,5 +87,5 @@ def _check(bad: list[DecodeError]) -> None:
 
 def _report(job: Job, pack: Pack) -> None:
     size = size_text(pack.shard_bytes)
-    print(f"{job.folder}: {pack.clips:,} clips in {len(pack.shards):,} shards, {size}; checked by `data verify`")
+    print(f"{job.folder}: {pack.clips:,} clips in {len(pack.shards):,} shards, {size}")
     print(f"name it in a spec: data.train={job.folder}")

@@ -76,10 +76,6 @@ class ShardIndex:
         shard, checksum, start, length, first, width, height = (int(value) for value in rows[0])
         return Place(shard, checksum, start, length, first, width, height, int(end) - first)
 
-    def places(self, first: int, end: int) -> NDArray[Any]:
-        """The rows of the clips first .. end - 1, CLIP_ROW (end - first,)."""
-        return self._clips[first:end]
-
     def pictures(self, place: Place) -> NDArray[Any]:
         """The rows of a clip's pictures, PICTURE_ROW (num_pictures,)."""
         return self._pictures[place.first : place.first + place.num_pictures]

@@ -136,7 +136,8 @@ def _mean_bytes(job: Job, workers: int) -> float:
 
 def missing_shards(job: Job) -> list[int]:
     """The shards that are still to be packed."""
-    return [shard for shard in range(job.num_shards) if not job.part(shard).exists()]
+    names = {path.name for path in job.folder.iterdir()}
+    return [n for n in range(job.num_shards) if shard_name(n) not in names or not job.part(n).exists()]
 
 
 def pack_shards(job: Job, shards: Iterable[int], workers: int) -> Iterator[DecodeError | None]:

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from summit_train.__main__ import main
+from summit_train.commands.data.sizes import parse_size, size_text
+from summit_train.data.decode import write_video
+from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """Three videos below videos/, and their manifest beside that folder."""
+    (tmp_path / "videos").mkdir()
+    for number in range(3):
+        write_video(tmp_path / "videos" / f"{number}.mp4", np.full((5, 16, 16, 3), 40 * number, np.uint8))
+    write_manifest(tmp_path / "list.csv", [ManifestRow(f"{number}.mp4", number) for number in range(3)])
+    return tmp_path / "list.csv"
+
+
+def _pack(manifest: Path, *words: str) -> int:
+    root = manifest.parent / "videos"
+    return main(["data", "pack", str(manifest), str(manifest.parent / "out"), "--root", str(root), *words])
+
+
+def test_packing_says_what_there_is_and_how_to_use_it(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = manifest.parent / "out"
+    assert _pack(manifest, "--kind", "jpeg", "--short-side", "8", "--every", "2", "--workers", "1") == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{out}: 3 clips in 1 shards, ") and f"data.train={out}" in printed
+    packed = read_manifest(out)
+    assert packed.pixels == "jpeg short side 8, every 2, quality 90"
+    assert packed.frame_counts.tolist() == [5, 5, 5]
+    assert _pack(manifest, "--kind", "jpeg", "--short-side", "8", "--every", "2", "--workers", "1") == 0
+    assert "is packed already; `data verify` checks it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--kind", "bytes", "--quality", "80", "--short-side", "8"], "--short-side, --quality: for --kind jpeg"),
+        (["--kind", "jpeg", "--quality", "100"], "quality is 100: 1 to 95 is wanted"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    manifest: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert _pack(manifest, *words) == 2
+    assert message in capsys.readouterr().err
+    assert not (manifest.parent / "out").exists()
+
+
+def test_clips_that_cannot_be_packed_are_all_named(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (0, 2):
+        (manifest.parent / "videos" / f"{number}.mp4").write_text("x")
+    assert _pack(manifest, "--kind", "jpeg", "--workers", "0") == 2
+    said = capsys.readouterr().err
+    assert "2 clips cannot be packed; leave them out of the manifest" in said
+    assert "\n  0.mp4: is no video" in said and "\n  2.mp4: is no video" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1G", 1 << 30), ("256m", 256 << 20), ("1.5K", 1536), ("700", 700), ("2 GiB", 2 << 30), ("1TB", 1 << 40)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_sizes_that_are_none(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        _pack(manifest, "--kind", "bytes", "--shard-size", "large")
+    assert ended.value.code == 2
+    assert "'large': a size such as 1G or 256M is wanted" in capsys.readouterr().err
+    assert [size_text(size) for size in (3, 1536, 3 << 40)] == ["3 bytes", "1.5 KiB", "3.0 TiB"]
