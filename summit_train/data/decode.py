@@ -375,4 +375,8 @@ def _encoder_options(codec: str, quality: int) -> dict[str, str]:
     if codec == "mpeg4":
         quantiser = str(max(1, quality // 6))
         return {"qmin": quantiser, "qmax": quantiser, "flags": "+bitexact"}
-    return {"crf": str(quality), "preset": "fast", "flags": "+bitexact"}
+    options = {"crf": str(quality), "preset": "fast", "flags": "+bitexact"}
+    if codec == "libx264":
+        # Its macroblock tree reads memory that nobody wrote: the bytes then depend on what lay there.
+        options["x264-params"] = "mbtree=0"
+    return options

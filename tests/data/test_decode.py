@@ -4,6 +4,9 @@ import csv
 import gc
 import os
 import pickle
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -344,6 +347,21 @@ def test_the_same_frames_give_the_same_bytes(tmp_path: Path, video: Path) -> Non
     write_video(tmp_path / "again.mp4", _numbered(), b_frames=3)
     assert (tmp_path / "again.mp4").read_bytes() == video.read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["again.mp4"]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="MALLOC_PERTURB_ is glibc's")
+def test_what_lay_in_memory_does_not_get_into_the_bytes(tmp_path: Path) -> None:
+    program = (
+        "import sys, numpy as np\nfrom summit_train.data.decode import write_video\n"
+        "t, y, x, c = np.meshgrid(*map(np.arange, (6, 24, 32, 3)), indexing='ij')\n"
+        "ramp = (x * 255 / 31 + 9 * t + 3 * y + 40 * c).astype(np.uint8)\n"
+        "write_video(sys.argv[1], ramp, b_frames=3)\n"
+    )
+    for fill in ("1", "170", "255"):
+        environ = os.environ | {"MALLOC_PERTURB_": fill}
+        words = [sys.executable, "-c", program, tmp_path / f"{fill}.mp4"]
+        subprocess.run(words, cwd=Path(__file__).parents[2], env=environ, check=True)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
 
 
 def test_a_video_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
