@@ -67,9 +67,10 @@ def _write(path: Path, rows: int) -> None:
 
 
 def _first(source: Path) -> dict[str, Any]:
-    before = _memory()
+    before, processor = _memory(), time.process_time()
     seconds, manifest = _timed(lambda: read_manifest(source))
-    return {"read_s": seconds, "clips": len(manifest), "memory_mb": _grown(before)}
+    cpu = round(time.process_time() - processor, 2)
+    return {"read_s": seconds, "read_cpu_s": cpu, "clips": len(manifest), "memory_mb": _grown(before)}
 
 
 def _later(task: tuple[Path, int]) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def _epochs(manifest: Manifest, rank: int) -> tuple[list[float], list[float]]:
     """Seconds until the first micro-batch of each of two epochs, on the clock and of the processor."""
     steps = len(manifest) // (VIRTUAL_GPUS * CLIPS_PER_GPU)
     keys = order.micro_batches(
-        len(manifest), 0, VIRTUAL_GPUS, CLIPS_PER_GPU, steps, rank=rank, ranks=VIRTUAL_GPUS, start_step=0, end_step=2 * steps
+        len(manifest), 0, VIRTUAL_GPUS, CLIPS_PER_GPU, steps, rank, VIRTUAL_GPUS, start_step=0, end_step=2 * steps
     )
     clock, processor = [], []
     for _ in range(2):
