@@ -85,11 +85,15 @@ def test_the_schema_lists_every_key_of_every_section(schema: dict[str, Any]) -> 
         if section is not None:
             assert set(section["properties"]) == set(field.annotation.model_fields), name  # type: ignore[union-attr]
             assert section["additionalProperties"] is False
-    assert len(schema["$defs"]) == 8
+    assert len(schema["$defs"]) == 9
     assert schema["additionalProperties"] is False
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.stem)
+NO_SPECS = {"sites", "machines", "sweeps"}
+SPECS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name not in NO_SPECS)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_shipped_specs_fit_the_schema(schema: dict[str, Any], path: Path) -> None:
     assert _valid(schema, yaml.safe_load(path.read_text(encoding="utf-8")), schema)
 
