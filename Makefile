@@ -15,9 +15,9 @@ help: ## this list
 setup: ## make .venv: Python packages, MPI, Horovod (PYTHON=, TORCH=, CXX= choose others)
 	@jobs/setup.sh
 
-test: setup ## run the tests, two files at a time (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
+test: setup ## run the tests, two at a time (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
 	@tests/install_slurm.sh
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(TESTERS) --dist loadfile $(PYTEST)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(TESTERS) --dist worksteal $(PYTEST)
 
 demo: setup ## generate videos, train TSM and its 2D twin on RANKS=2 ranks, evaluate, draw the report
 	@jobs/demo.sh $(RANKS)

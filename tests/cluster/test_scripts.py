@@ -96,6 +96,8 @@ def _start(standins: Standins, script: str, **environ: str) -> subprocess.Popen[
         text=True,
         errors="surrogateescape",
         start_new_session=True,
+        # Tests that run in the background inherit an ignored SIGINT, which bash cannot trap; schedulers' jobs do not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
