@@ -13,7 +13,7 @@ def keep_freed_memory() -> bool:
 
     By itself it gives every block of 32 MiB and more back to the system and takes a new one for the next activation of
     that size, page by page, each zeroed by the kernel. On a CPU that costs more than what is then done in the block:
-    copying 51 MB took three times as long (docs/performance.md). Only for processes that train on a CPU; a run's
+    copying 51 MB took three times as long. Only for processes that train on a CPU; a run's
     high-water mark stays what it was, the memory is just not given back between two steps.
     """
     try:
