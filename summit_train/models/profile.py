@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from summit_train.models.resnet import VideoResNet
+from summit_train.models.rolled import Rolled
 
 # Module -> the paper's name for its output (Table 2).
 _STAGES: dict[str, str] = {
@@ -91,8 +92,9 @@ def profile_model(model: VideoResNet, height: int, width: int | None = None) -> 
 
 
 def _record(stages: dict[str, int], stage: str) -> Any:
-    def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+    def hook(module: nn.Module, inputs: Any, output: torch.Tensor | Rolled) -> None:
+        shape = (output.frames if isinstance(output, Rolled) else output).shape
         # One clip: frames are the batch of a 2D network, and the third dimension of (N, C, T, H, W).
-        stages[stage] = output.shape[0] if output.dim() == 4 else output.shape[2]
+        stages[stage] = shape[0] if len(shape) == 4 else shape[2]
 
     return hook

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from summit_train.models.rolled import Rolled
+
 
 class RecomputedBlocks(nn.Sequential):
     """Blocks one after the other. Between forward and backward pass only each block's input is kept.
@@ -18,13 +20,13 @@ class RecomputedBlocks(nn.Sequential):
     The gradients are those of nn.Sequential to the bit, and BN's running statistics take each micro-batch in once.
     """
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor | Rolled) -> torch.Tensor | Rolled:
         for block in self:
             if torch.is_grad_enabled() and self.training:
                 contexts = partial(_contexts, block)
                 # No block draws random numbers, so the state of the generators need not be kept.
                 kept = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
-                x = cast(torch.Tensor, kept)
+                x = cast(torch.Tensor | Rolled, kept)
             else:
                 x = block(x)
         return x

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import nn
 
+from summit_train.models.activation import add, relu
 from summit_train.models.dropout import Dropout
 from summit_train.models.recompute import RecomputedBlocks
+from summit_train.models.rolled import Roll, Rolled, join
 from summit_train.models.shift import TemporalShift, num_shifted_channels
 from summit_train.models.shifted_conv import ShiftedConv2d
 
@@ -107,29 +111,49 @@ class Block(nn.Module):
 
     A residual shift (TSM, Figure 3) belongs to the branch's first convolution, and the shortcut carries the original
     activation; an in-place shift moves the block's input, so that the shortcut carries the shifted one too.
+
+    after: how the block's result is stored, None with every frame in its place. A rolled one is handed on as `Rolled`
+    (see models/rolled.py); under torch.compile, which fuses a copy with what is around it, none is.
     """
 
     expansion: int
+    conv1: nn.Module
 
     def __init__(self, shift: Shift | None) -> None:
         super().__init__()
         self.shift: nn.Module | None = None
         if shift is not None and shift.in_place:
             self.shift = TemporalShift(shift.num_frames, shift.fraction, shift.direction)
-        self.relu = nn.ReLU(inplace=True)
-        self.downsample: nn.Module | None = None
+        self.downsample: nn.Sequential | None = None
+        self.after: Roll | None = None
 
     def branch(self, x: torch.Tensor) -> torch.Tensor:
+        """The branch behind its first convolution."""
         raise NotImplementedError
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor | Rolled) -> torch.Tensor | Rolled:
+        out, shortcut, before = self._of_rolled(x) if isinstance(x, Rolled) else self._of_plain(x)
+        out = self.branch(out)
+        after = None if torch.compiler.is_compiling() else self.after
+        if before is None and after is None:
+            return relu(add(out, shortcut))
+        out = join(out, shortcut, before, after)
+        return out if after is None else Rolled(out, after)
+
+    def _of_plain(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """(the first convolution's result, the shortcut, how that is stored)."""
         if self.shift is not None:
             x = self.shift(x)
-        out = self.branch(x)
-        shortcut = x if self.downsample is None else self.downsample(x)
-        out += shortcut
-        result: torch.Tensor = self.relu(out)
-        return result
+        return self.conv1(x), x if self.downsample is None else self.downsample(x), None
+
+    def _of_rolled(self, x: Rolled) -> tuple[torch.Tensor, torch.Tensor, Roll | None]:
+        conv1 = cast(ShiftedConv2d, self.conv1)
+        if self.downsample is None:
+            out, shortcut = conv1.of_rolled(x)
+            return out, shortcut, x.roll
+        projection, norm = self.downsample
+        out, shortcut = conv1.of_rolled(x, cast(nn.Conv2d, projection))
+        return out, norm(shortcut), None
 
     def _add_downsample(self, num_dims: int, in_channels: int, out_channels: int, stride: Triple) -> None:
         if in_channels == out_channels and stride == (1, 1, 1):
@@ -158,7 +182,7 @@ class BasicBlock(Block):
         self._add_downsample(num_dims, in_channels, channels, strides)
 
     def branch(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.relu(self.bn1(self.conv1(x)))
+        out = relu(self.bn1(x))
         result: torch.Tensor = self.bn2(self.conv2(out))
         return result
 
@@ -184,8 +208,8 @@ class Bottleneck(Block):
         self._add_downsample(num_dims, in_channels, out_channels, strides)
 
     def branch(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.relu(self.bn2(self.conv2(out)))
+        out = relu(self.bn1(x))
+        out = relu(self.bn2(self.conv2(out)))
         result: torch.Tensor = self.bn3(self.conv3(out))
         return result
 
@@ -232,7 +256,6 @@ class VideoResNet(nn.Module):
         channels = scaled_channels(64, layout.width)
         self.conv1 = convolution(dims, 3, channels, (stem.conv_kernel, 7, 7), (stem.conv_stride, 2, 2))
         self.bn1 = normalisation(dims, channels)
-        self.relu = nn.ReLU(inplace=True)
         self.maxpool = max_pool(
             dims, (stem.pool_kernel, 3, 3), (stem.pool_stride, 2, 2), (stem.pool_padding, 1, 1)
         )
@@ -242,6 +265,9 @@ class VideoResNet(nn.Module):
         self.layer2, channels = _stage(layout, 1, channels)
         self.layer3, channels = _stage(layout, 2, channels)
         self.layer4, channels = _stage(layout, 3, channels)
+        for block, following in pairwise(module for module in self.modules() if isinstance(module, Block)):
+            if isinstance(following.conv1, ShiftedConv2d):
+                block.after = following.conv1.roll
         self.dropout = Dropout(layout.dropout)
         self.fc = nn.Linear(channels, layout.num_classes)
 
@@ -263,7 +289,7 @@ class VideoResNet(nn.Module):
 
     def body(self, x: torch.Tensor) -> torch.Tensor:
         """The convolutional part, on frames (N*T, 3, H, W) or volumes (N, 3, T, H, W)."""
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(relu(self.bn1(self.conv1(x))))
         x = self.layer1(x)
         if self.pool2 is not None:
             x = self.pool2(x)

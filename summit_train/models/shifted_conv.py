@@ -1,114 +1,144 @@
 """A convolution that sees its input shifted in time and keeps no shifted copy of it (Lin et al., "TSM", Section 3).
 
-A copy of a block's input costs a read and a write of the whole activation, and on a CPU memory that is new to the
-process; only 1/4 of the channels move. So on a CPU these are moved within the input itself, the convolution runs, and
-they are moved back: bit for bit what they were, so that the shortcut, and what autograd has saved, never see a
-difference. The backward pass does the same, and moves the input's gradient within itself too. On a GPU, where that
-would be 14 small kernels, the copy is made anew in the backward pass. Either way nothing is saved that the 2D network
-does not save.
+Where the stream comes rolled (models/rolled.py) only what came round the clips' ends is blanked, and the shortcut is
+given beside the convolution's result. Where it does not, as in front of the first block, a quarter of its channels is
+rolled within the input itself, and back after the convolution: bit for bit what they were, so that the shortcut, and
+what autograd has saved, never see a difference. Either way nothing is saved that the 2D network does not save.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, cast
+from functools import cached_property
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from summit_train.models.shift import check_batch, check_shift, num_shifted_channels, shifted_copy, temporal_shift
+from summit_train.models.activation import add
+from summit_train.models.rolled import Roll, Rolled
+from summit_train.models.shift import check_batch, check_shift, num_shifted_channels, temporal_shift
 
 Pair = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """What the shift and the convolution need besides tensors. Channels [0, from_next) come from frame t + 1, the
-    `from_previous` after them from t - 1."""
+class Geometry(NamedTuple):
+    """How a convolution walks over a frame."""
 
-    num_frames: int
-    from_next: int
-    from_previous: int
     stride: Pair
     padding: Pair
 
 
-def _pull(frames_NTCHW: torch.Tensor, step: int) -> torch.Tensor:
-    """In place: frame t becomes frame t + step (+1 or -1), zero beyond the clip's end; returns what fell out."""
-    num_frames = frames_NTCHW.shape[1]
-    order = range(num_frames) if step > 0 else range(num_frames - 1, -1, -1)
-    fell_out = frames_NTCHW[:, order[0]].clone()
-    for target, source in pairwise(order):
-        frames_NTCHW[:, target].copy_(frames_NTCHW[:, source])
-    frames_NTCHW[:, order[-1]].zero_()
-    return fell_out
-
-
-def _moving(x: torch.Tensor, settings: _Settings) -> Iterator[tuple[torch.Tensor, int]]:
-    """The two groups of channels that move, as views (N, T, c, H, W), each with the step it takes its frames from."""
-    # .data: the same memory with a version of its own. What is moved is moved back before anyone looks.
-    clips = x.data.view(-1, settings.num_frames, *x.shape[1:])
-    both = settings.from_next + settings.from_previous
-    if settings.from_next:
-        yield clips[:, :, : settings.from_next], 1
-    if settings.from_previous:
-        yield clips[:, :, settings.from_next : both], -1
+_POINTWISE = Geometry((1, 1), (0, 0))
 
 
 @contextmanager
-def _shifted(x: torch.Tensor, settings: _Settings) -> Iterator[torch.Tensor]:
-    """`x` (N*T, C, H, W) shifted. On a CPU it is `x` itself; after the block, also one that fails, it is as before."""
-    if x.device.type != "cpu":
-        yield shifted_copy(x, settings.num_frames, settings.from_next, settings.from_previous, 1)
-        return
-    moved = [(view, step, _pull(view, step)) for view, step in _moving(x, settings)]
+def _shifted(x: torch.Tensor, roll: Roll) -> Iterator[None]:
+    """`x` (N*T, C, H, W) is shifted in place; after the block, also one that fails, it is as before."""
+    roll.roll_(x)
     try:
-        yield x
+        with roll.blanked(x):
+            yield
     finally:
-        for view, step, fell_out in moved:
-            _pull(view, -step)
-            view[:, 0 if step > 0 else settings.num_frames - 1].copy_(fell_out)
+        roll.unroll_(x)
 
 
-def _shifted_back(grad: torch.Tensor, settings: _Settings) -> torch.Tensor:
-    """The shift's transpose of a gradient that nobody else holds: each group moves the other way, zeros come in."""
-    if grad.device.type != "cpu":
-        return shifted_copy(grad, settings.num_frames, settings.from_next, settings.from_previous, -1)
-    for view, step in _moving(grad, settings):
-        _pull(view, -step)
-    return grad
+class _OfPlain(torch.autograd.Function):
+    """The convolution of a stream with every frame in its place, shifted."""
 
-
-class _ShiftedConvolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, settings: _Settings) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, roll: Roll
+    ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.settings = settings
-        with _shifted(x, settings) as shifted:
-            return functional.conv2d(shifted, weight, None, settings.stride, settings.padding)
+        ctx.settings = geometry, roll
+        with _shifted(x, roll):
+            return functional.conv2d(x, weight, None, geometry.stride, geometry.padding)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        settings: _Settings = ctx.settings
-        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], False]
-        with _shifted(x, settings) as shifted:
-            grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-                grad, shifted, weight, None, settings.stride, settings.padding, (1, 1), False, (0, 0), 1, wanted
-            )
+        geometry, roll = ctx.settings
+        with _shifted(x, roll):
+            grad_x, grad_weight = _gradients(grad, x, weight, geometry, ctx.needs_input_grad[:2])
         if grad_x is not None:
-            grad_x = _shifted_back(grad_x, settings)
-        return grad_x, grad_weight, None
+            roll.blank_(grad_x)
+            roll.unroll_(grad_x)
+        return grad_x, grad_weight, None, None
+
+
+class _OfRolled(torch.autograd.Function):
+    """A rolled stream into a block: (the convolution of it shifted, the shortcut).
+
+    With the weight of a projection the shortcut is that 1x1 convolution of every `step`-th pixel, with every frame in
+    its place. Without, it is the stream itself, still rolled; its gradient, from `join`, has every frame in its place
+    all the same, and nobody else needs it any more.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, projection: torch.Tensor | None,
+        geometry: Geometry, step: int, roll: Roll,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        ctx.save_for_backward(x, weight, projection)
+        ctx.settings = geometry, step, roll
+        with roll.blanked(x):
+            out = functional.conv2d(x, weight, None, geometry.stride, geometry.padding)
+        if projection is None:
+            return out, x
+        return out, functional.conv2d(_pixels(x, step, roll), projection)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor, shortcut_grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, projection = ctx.saved_tensors
+        geometry, step, roll = ctx.settings
+        wanted = ctx.needs_input_grad
+        beside, grad_projection = cast("torch.Tensor | None", shortcut_grad), None
+        if projection is not None:
+            pixels = _pixels(x, step, roll)  # Kept, they would be what the 2D network does not keep.
+            asked = (wanted[0], wanted[2])
+            beside, grad_projection = _gradients(shortcut_grad, pixels, projection, _POINTWISE, asked)
+        with roll.blanked(x):
+            grad_x, grad_weight = _gradients(grad, x, weight, geometry, wanted[:2])
+        if grad_x is not None and beside is not None:
+            roll.blank_(grad_x)
+            roll.roll_(beside)
+            if step == 1:
+                grad_x = add(grad_x, beside)
+            else:
+                grad_x[..., ::step, ::step] += beside
+        return grad_x, grad_weight, grad_projection, None, None, None
+
+
+def _pixels(x: torch.Tensor, step: int, roll: Roll) -> torch.Tensor:
+    """What a projection reads of a rolled stream, with every frame in its place."""
+    pixels = x[..., ::step, ::step].clone()
+    roll.unroll_(pixels)
+    return pixels
+
+
+def _gradients(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, wanted: tuple[bool, ...]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """A convolution's gradients to its input and its weight, those that are wanted."""
+    stride, padding = geometry.stride, geometry.padding
+    grads = torch.ops.aten.convolution_backward(
+        grad, x, weight, None, stride, padding, (1, 1), False, (0, 0), 1, [*wanted, False]
+    )
+    return grads[0], grads[1]
 
 
 # Function.apply carries no types of its own.
-_apply = cast("Callable[[torch.Tensor, torch.Tensor, _Settings], torch.Tensor]", _ShiftedConvolution.apply)
+_of_plain = cast("Callable[[torch.Tensor, torch.Tensor, Geometry, Roll], torch.Tensor]", _OfPlain.apply)
+_of_rolled = cast(
+    "Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, Geometry, int, Roll], tuple[torch.Tensor, ...]]",
+    _OfRolled.apply,
+)
 
 
 class ShiftedConv2d(nn.Conv2d):
@@ -132,15 +162,29 @@ class ShiftedConv2d(nn.Conv2d):
         x, weight = self._in_one_type(x)
         if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
             x = x.contiguous()  # Elements that share memory, as an expanded tensor's do, cannot be moved.
+        return _of_plain(x, weight, self.geometry, self.roll)
+
+    @property
+    def geometry(self) -> Geometry:
+        """Stride and padding."""
+        return Geometry(cast(Pair, self.stride), cast(Pair, self.padding))
+
+    @cached_property
+    def roll(self) -> Roll:
+        """How a stream is stored that needs no shift any more."""
         fold = num_shifted_channels(self.in_channels, self.fraction)
-        settings = _Settings(
-            self.num_frames,
-            fold if self.direction == "both" else 0,
-            fold,
-            cast(Pair, self.stride),
-            cast(Pair, self.padding),
-        )
-        return _apply(x, weight, settings)
+        return Roll(self.num_frames, fold if self.direction == "both" else 0, fold)
+
+    def of_rolled(self, stream: Rolled, projection: nn.Conv2d | None = None) -> tuple[torch.Tensor, ...]:
+        """What `forward` gives of the stream unrolled, and the shortcut beside it.
+
+        That is the stream as it is stored, or what a projection of 1x1 makes of it, with every frame in its place.
+        """
+        x, weight = self._in_one_type(stream.frames)
+        if projection is None:
+            return _of_rolled(x, weight, None, self.geometry, 1, stream.roll)
+        step = int(projection.stride[0])
+        return _of_rolled(x, weight, projection.weight.to(weight.dtype), self.geometry, step, stream.roll)
 
     def extra_repr(self) -> str:
         shift = f"num_frames={self.num_frames}, fraction={self.fraction}, direction={self.direction}"
