@@ -37,6 +37,7 @@ from summit_train.data.shards.pack import begin, finish, missing_shards, pack_sh
 from summit_train.data.shards.record import Packing
 from summit_train.data.shards.store import ShardStore
 from summit_train.data.store import FileStore
+from summit_train.memory import keep_freed_frames
 from summit_train.scaling.measure import Spread, in_turn, pair_ratios, spread
 
 Frames = NDArray[np.uint8]
@@ -62,6 +63,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     args = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    keep_freed_frames()  # as the loader's workers do
     with tempfile.TemporaryDirectory() as folder:
         contents = {path.stem[:12]: real(path) for pattern in CONTENT for path in sorted(args.clips.glob(pattern))}
         contents = contents or {"synthetic": synthetic()}

@@ -20,6 +20,7 @@ PACKAGE = "summit_train"
 _GROUND = {"files", "spec", "rng", "structure", "optim.schedule"}
 ARROWS: dict[str, set[str]] = {
     "files": set(),
+    "memory": set(),
     "rng": set(),
     "source": set(),
     "typed": {"source"},
@@ -30,7 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "models": set(),
     "optim": set(),
     "plan": _GROUND,
-    "data": _GROUND,
+    "data": _GROUND | {"memory"},
     "training": _GROUND | {"source", "comm", "models", "plan", "data", "optim"},
     "cluster": {"files", "source", "typed", "spec", "plan"},
     "report": {"files", "spec", "plan", "sweep"},
@@ -42,7 +43,7 @@ ARROWS: dict[str, set[str]] = {
 TOP = {"commands", "__main__"}  # these may import everything below them
 
 # Libraries that only these modules may import.
-OWNERS = {"horovod": {"comm"}, "mpi4py": {"comm"}, "av": {"data.decode", "data.render"}, "PIL": {"data.shards.payload"}}
+OWNERS = {"horovod": {"comm"}, "mpi4py": {"comm"}, "av": {"data.decode"}, "PIL": {"data.shards.payload"}}
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
@@ -153,7 +154,9 @@ def test_a_library_is_imported_in_one_place(library: str) -> None:
         for name, _ in _imports(module)
         if name == library or name.startswith(f"{library}.")
     }
-    assert importers == OWNERS[library]
+    # An owner may be a package.
+    owned = {owner: {name for name in importers if f"{name}.".startswith(f"{owner}.")} for owner in OWNERS[library]}
+    assert all(owned.values()) and importers == set().union(*owned.values())
 
 
 def test_what_needs_no_torch_imports_without_it() -> None:

@@ -17,9 +17,9 @@ from summit_train.comm import World, open_world
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.quarantine import kept_clips
 from summit_train.data.store import open_store
+from summit_train.memory import keep_freed_memory
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, SpecError, load_spec
-from summit_train.training.memory import keep_freed_memory
 from summit_train.training.watch import AgreedError, Watchdog
 
 

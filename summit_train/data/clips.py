@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.data.augment import View
-from summit_train.data.decode import PictureReader, count_packets, read_by_jumps, read_from_start
+from summit_train.data.decode import PictureReader, Renderer, count_packets, read_by_jumps, read_from_start
 from summit_train.data.limits import LIMITS, Budget, Limits
-from summit_train.data.render import Renderer
 from summit_train.data.video import AnyVideo, Encoded
 
 Frames: TypeAlias = NDArray[np.uint8]
@@ -86,8 +85,8 @@ def read_picture_views(
     as `fetch` does, and for a bad picture.
     """
     chosen = _chosen(choose, num_frames)
-    reader = PictureReader(Renderer(views_of), Budget(name, limits))
-    return _clip_by_clip(chosen, {number: reader.read(*fetch(number)) for number in sorted(_wanted(chosen))})
+    reader, numbers = PictureReader(Renderer(views_of), Budget(name, limits)), sorted(_wanted(chosen))
+    return _clip_by_clip(chosen, dict(zip(numbers, reader.read(list(map(fetch, numbers))), strict=True)))
 
 
 def _chosen(choose: Choose, num_frames: int) -> NDArray[np.int64]:

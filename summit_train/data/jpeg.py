@@ -7,7 +7,9 @@ pixels are the large one's to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +17,10 @@ from numpy.typing import NDArray
 # Baseline, and colour at half the resolution: a unit of 16 x 16 pixels has four blocks of brightness, two of colour.
 UNIT = 16
 _SIZE, _HUFFMAN, _QUANTISER, _SCAN, _INTERVAL, _EXIF, _END = 0xC0, 0xC4, 0xDB, 0xDA, 0xDD, 0xE1, b"\xff\xd9"
+_ORIENTATION = 0x0112
 _OTHER_FRAMES = frozenset(range(0xC1, 0xD0)) - {_HUFFMAN, 0xC8, 0xCC}
 _SAMPLING = (0x22, 0x11, 0x11)
-_RESTARTS = tuple(bytes((0xFF, 0xD0 + number)) for number in range(8))
+_RESTART = 0xD0  # .. 0xD7
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,18 @@ class Layout:
 
 @dataclass(frozen=True)
 class Part:
-    """A rectangle of a picture as a picture of its own; left, top: where it lies, in pixels of the whole."""
+    """The blocks of a rectangle of a picture: a stretch of its bytes for each row of units.
 
-    content: bytes
+    ends: behind each restart interval, in bytes of all rows together, int64; its last two are a marker. left, top:
+    where the rectangle lies; width, height: its size, in pixels.
+    """
+
+    rows: list[bytes]
+    ends: NDArray[np.int64]
     left: int
     top: int
+    width: int
+    height: int
 
 
 def restart_units(width: int) -> int:
@@ -72,29 +82,68 @@ def layout_of(content: bytes) -> Layout | None:
     return None
 
 
-def part_of(content: bytes, layout: Layout, box: tuple[int, int, int, int]) -> Part | None:
-    """The smallest part that has the box (left, top, right, bottom), in pixels; None where it would be the whole.
+def orientation_of(content: bytes) -> int:
+    """A picture's orientation as its EXIF has it, 1 to 8 (CIPA DC-008, 4.6.5); 1 where it says nothing."""
+    at = 2
+    while content[at : at + 1] == b"\xff" and content[at + 1 : at + 2] not in (b"", b"\xda"):
+        length = int.from_bytes(content[at + 2 : at + 4], "big")
+        if content[at + 1] == _EXIF and content[at + 4 : at + 10] == b"Exif\0\0":
+            return _orientation_in(content[at + 10 : at + 2 + length])
+        at += 2 + length
+    return 1
 
-    Also None where the markers are not those that the header promises: whoever decodes the whole says what is wrong.
+
+def _orientation_in(tiff: bytes) -> int:
+    order: Literal["little", "big"] = "little" if tiff[:2] == b"II" else "big"
+
+    def number(at: int, size: int) -> int:
+        return int.from_bytes(tiff[at : at + size], order)
+
+    directory = number(4, 4)
+    for entry in range(directory + 2, directory + 2 + 12 * number(directory, 2), 12):
+        if entry + 12 <= len(tiff) and number(entry, 2) == _ORIENTATION:
+            value = number(entry + 8, 2)
+            return value if 1 <= value <= 8 else 1
+    return 1
+
+
+def part_of(content: bytes, layout: Layout, box: tuple[int, int, int, int]) -> Part | None:
+    """The smallest part that has the box (left, top, right, bottom), in pixels.
+
+    None where the markers are not those that the header promises: whoever decodes the whole says what is wrong.
     """
     units, columns, rows = layout.units, -(-layout.width // UNIT), -(-layout.height // UNIT)
     first, last = box[0] // (UNIT * units), -(-box[2] // (UNIT * units))
     top, bottom = box[1] // UNIT, -(-box[3] // UNIT)
     intervals = columns // units
-    if (last - first) * (bottom - top) >= intervals * rows:
-        return None
     marks = _restarts(content, layout.scan_at)
     if len(marks) != rows * intervals - 1:
         return None
     bounds = [layout.scan_at - 2, *marks, content.rfind(_END)]
-    kept = [row * intervals + column for row in range(top, bottom) for column in range(first, last)]
-    # Each but the last with the marker behind it, which are numbered from 0 to 7 in turn.
-    blocks = [content[bounds[i] + 2 : bounds[i + 1]] + _RESTARTS[place & 7] for place, i in enumerate(kept)]
+    lengths = np.diff(bounds).reshape(rows, intervals)[top:bottom, first:last]
+    of_rows = range(top * intervals, bottom * intervals, intervals)
+    stretches = [content[bounds[row + first] + 2 : bounds[row + last] + 2] for row in of_rows]
     left, upper = first * units * UNIT, top * UNIT
     width, height = min(last * units * UNIT, layout.width) - left, min(bottom * UNIT, layout.height) - upper
-    size = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    return Part(stretches, np.cumsum(lengths), left, upper, width, height)
+
+
+def stacked(content: bytes, layout: Layout, parts: Sequence[Part]) -> bytes:
+    """The parts, one below the other, as one picture; each but the last takes whole rows of units.
+
+    They are cut by one box from pictures of one layout, whose bytes up to the scan are those of `content`.
+    """
+    one = parts[0]
+    height = sum(UNIT * len(part.rows) for part in parts[:-1]) + one.height
+    size = height.to_bytes(2, "big") + one.width.to_bytes(2, "big")
     head = content[: layout.size_at] + size + content[layout.size_at + 4 : layout.scan_at]
-    return Part(head + b"".join(blocks)[:-2] + _END, left, upper)
+    blocks = bytearray(b"".join(row for part in parts for row in part.rows))
+    # The markers between intervals are numbered from 0 to 7 in turn.
+    starts = np.cumsum([0, *(part.ends[-1] for part in parts[:-1])])
+    ends = np.concatenate([part.ends + start for part, start in zip(parts, starts, strict=True)])
+    np.frombuffer(blocks, np.uint8)[ends - 1] = _RESTART + np.arange(len(ends)) % 8
+    blocks[-2:] = _END
+    return head + blocks
 
 
 def _restarts(content: bytes, start: int) -> list[int]:

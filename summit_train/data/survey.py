@@ -20,6 +20,7 @@ from summit_train.data.limits import NO_HURRY, bound_memory
 from summit_train.data.pictures import folder_sha256, probe_folder
 from summit_train.data.store import file_sha256, load_video
 from summit_train.data.video import DecodeError
+from summit_train.memory import keep_freed_frames
 
 MISSING = "No such file or directory"
 
@@ -126,6 +127,7 @@ def worker_pool(workers: int) -> ProcessPoolExecutor:
 def _prepare_worker() -> None:
     """Bound the worker's memory, and end it when the main process is killed; else it would wait for work for ever."""
     bound_memory()
+    keep_freed_frames()
     main = multiprocessing.parent_process()
     assert main is not None
 

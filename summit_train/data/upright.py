@@ -51,6 +51,19 @@ def turn_by(degrees: int) -> Turn:
     }.get(round(degrees / 90) * 90 % 360, Turn())
 
 
+# What EXIF's orientations 1 to 8 ask for.
+ORIENTATIONS = (
+    Turn(),
+    Turn(False, True, False),
+    Turn(False, True, True),
+    Turn(False, False, True),
+    Turn(True, False, False),
+    Turn(True, True, False),
+    Turn(True, True, True),
+    Turn(True, False, True),
+)
+
+
 def cut(picture: NDArray[np.uint8], view: View) -> NDArray[np.uint8]:
     """The view's crop of an upright (height, width, 3) picture: contiguous (crop_height, crop_width, 3)."""
     crop = picture[view.y : view.y + view.crop_height, view.x : view.x + view.crop_width]

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from summit_train.data.limits import bound_memory
 from summit_train.data.video import DecodeError
+from summit_train.memory import keep_freed_frames
 
 PREFETCHED_PER_WORKER = 2
 Batch = TypeVar("Batch")
@@ -228,6 +229,7 @@ def _prepare_worker(worker: int) -> None:
     worker does.
     """
     bound_memory()
+    keep_freed_frames()
     main = multiprocessing.parent_process()
     assert main is not None
 

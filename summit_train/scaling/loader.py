@@ -29,7 +29,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "read": ("posix.", "_io.", "zlib.crc32", "sha256", "shards/", "genericpath"),
     "open": ("av.container", "av.codec.context.create", "context.py"),
     "seek": ("_demuxed", "_held", "keyframes.py", "flush_buffers", "limits.py"),
-    "decode": ("'decode' of 'av.", "decode.py"),
+    "decode": ("'decode' of 'av.", "decode/videos.py", "decode/pictures.py", "jpeg.py"),
     "resize": ("'reformat' of 'av.", "render.py", "to_ndarray"),
     "augment": ("augment.py", "sampling.py", "rng.py", "upright.py"),
 }

@@ -9,7 +9,7 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
 from summit_train.data.augment import View
-from summit_train.data.render import Renderer
+from summit_train.data.decode import Renderer
 
 WIDTH, HEIGHT = 61, 47
 

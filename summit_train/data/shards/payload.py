@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from summit_train.data.augment import View, scaled_size
-from summit_train.data.decode import PictureReader, count_packets, probe_picture, read_from_start
+from summit_train.data.decode import PictureReader, Renderer, count_packets, probe_picture, read_from_start
 from summit_train.data.jpeg import restart_units
 from summit_train.data.limits import NO_HURRY, Budget
 from summit_train.data.pictures import list_pictures
-from summit_train.data.render import Renderer
 from summit_train.data.shards.layout import Facts, ending_of
 from summit_train.data.shards.record import Packing
 from summit_train.data.store import load_video
@@ -96,7 +95,8 @@ def _picture(path: str, packing: Packing, render: _Compress, budget: Budget) -> 
     if codec == "mjpeg" and min(width, height) <= packing.short_side:
         render.size = render.size or (width, height)
         return content
-    return PictureReader(render, budget).read(path, content)[0].tobytes()
+    ((picture,),) = PictureReader(render.renderer, budget).read([(path, content)])
+    return render.compressed(picture)
 
 
 def _read(path: str) -> bytes:
@@ -114,11 +114,11 @@ def _compressed(facts: Facts, num_frames: int, render: _Compress, pictures: list
     return Payload(known, PICTURES_ENDING, pictures=tuple(pictures))
 
 
-class _Compress(Renderer):
+class _Compress:
     """Turns each frame into the bytes of a JPEG picture, uint8 (n,)."""
 
     def __init__(self, packing: Packing) -> None:
-        super().__init__(self._whole_frame)
+        self.renderer = Renderer(self._whole_frame)
         self._packing = packing
         self.size: tuple[int, int] | None = None
 
@@ -129,9 +129,13 @@ class _Compress(Renderer):
         return [View(*scaled, 0, 0, *scaled)]
 
     def __call__(self, frame: Any) -> list[NDArray[np.uint8]]:
-        (picture,) = super().__call__(frame)
+        (picture,) = self.renderer(frame)
+        return [np.frombuffer(self.compressed(picture), np.uint8)]
+
+    def compressed(self, picture: NDArray[np.uint8]) -> bytes:
+        """RGB (height, width, 3) as a JPEG picture."""
         stream = io.BytesIO()
         # So that a reader need not decode all of it.
         units = restart_units(picture.shape[1])
         Image.fromarray(picture).save(stream, "JPEG", quality=self._packing.quality, restart_marker_blocks=units)
-        return [np.frombuffer(stream.getvalue(), np.uint8)]
+        return stream.getvalue()

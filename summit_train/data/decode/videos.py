@@ -1,6 +1,5 @@
-"""Videos and pictures through PyAV: the wanted frames, what a file holds, and a small encoder.
+"""Videos through PyAV: the wanted frames, and what a file holds.
 
-`render` makes pixels of decoded frames; these two modules alone import `av`, and `clips` puts together what they give.
 A video is a file or the bytes of one in memory, and both are read in the same way. Frame i is the i-th decoded frame in
 presentation order, whatever the file says of times or counts. Sizes are upright: the rotation of the display matrix is
 applied. The sample aspect ratio is not (nor is it in decord and the TSM code): a picture keeps the pixels it was stored
@@ -9,13 +8,10 @@ with.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from fractions import Fraction
 from io import BytesIO
 from itertools import chain
-from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import av
@@ -23,17 +19,16 @@ import av.logging
 from av.container import InputContainer
 from av.packet import Packet as AnyPacket
 from av.stream import Disposition
-from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from summit_train.data.jpeg import layout_of, part_of
+from summit_train.data.decode.render import Frames, Renderer, turn_in
 from summit_train.data.keyframes import FrameIndex, pick
 from summit_train.data.limits import NO_HURRY, Budget, Limits
-from summit_train.data.render import Frames, Renderer, turn_in
 from summit_train.data.video import AnyVideo, DecodeError, Encoded, Tally, VideoInfo
 
 Packet: TypeAlias = "AnyPacket[VideoStream]"
+Render = Callable[[VideoFrame], list[Frames]]
 Pictures = dict[int, list[Frames]]
 Numbered = Iterator[tuple[int, VideoFrame]]
 
@@ -49,9 +44,6 @@ _OPEN: dict[str, Any] = {
 }
 # The packets of a larger video are not held in memory: it is decoded from its start, packet by packet.
 MAX_HELD_BYTES = 64 << 20
-_PICTURE_CODECS = {b"\xff\xd8": "mjpeg", b"\x89PNG": "png"}
-_PICTURE_ENDS = {"mjpeg": b"\xff\xd9", "png": b"IEND"}
-_TRAILING_BYTES = 256  # that some programs leave behind a picture's end
 # These decoders can leave out a frame that no other frame needs; all other frames stay the same.
 _SKIPPING_CODECS = frozenset({"h264", "hevc"})
 
@@ -85,7 +77,7 @@ def _open(video: Encoded, budget: Budget) -> Iterator[tuple[InputContainer, Vide
         with _source(video) as source, _container(video.name, source, budget) as container:
             stream = _video_stream(video.name, container)
             budget.size(stream.width, stream.height)
-            stream.codec_context.options = _codec_options(budget)
+            stream.codec_context.options = codec_options(budget)
             yield container, stream
     except av.FFmpegError as error:
         raise DecodeError(video.name, f"cannot be decoded: {error.strerror}") from error
@@ -95,14 +87,14 @@ def _open(video: Encoded, budget: Budget) -> Iterator[tuple[InputContainer, Vide
         raise DecodeError(video.name, error.strerror or str(error)) from error
 
 
-def _codec_options(budget: Budget) -> dict[str, str]:
+def codec_options(budget: Budget) -> dict[str, str]:
     """Decoders refuse a larger frame before they allocate it, also one that comes late in a stream."""
     return {"max_pixels": str(budget.limits.pixels)}
 
 
 def _container(name: str, source: Any, budget: Budget) -> InputContainer:
     try:
-        return cast(InputContainer, av.open(source, options=_codec_options(budget), **_OPEN))
+        return cast(InputContainer, av.open(source, options=codec_options(budget), **_OPEN))
     except (av.InvalidDataError, av.ArgumentError) as error:
         raise DecodeError(
             name, "is no video of a kind that is read here, or its header is damaged"
@@ -136,7 +128,7 @@ def count_packets(video: Encoded, budget: Budget) -> int:
 
 
 def read_from_start(
-    video: Encoded, wanted: frozenset[int], render: Renderer, budget: Budget
+    video: Encoded, wanted: frozenset[int], render: Render, budget: Budget
 ) -> tuple[Pictures, int]:
     """The wanted frames' pictures, decoded from the start, and how many frames went by. Raises DecodeError."""
     with _open(video, budget) as (container, stream):
@@ -213,64 +205,6 @@ def _jumped(
         context.flush_buffers()
 
 
-class PictureReader:
-    """Reads JPEG and PNG pictures in each of the renderer's views; one decoder for all that bring their tables."""
-
-    def __init__(self, render: Renderer, budget: Budget) -> None:
-        self._render, self._budget = render, budget
-        self._decoder: VideoCodecContext | None = None
-
-    def read(self, name: str, content: bytes) -> list[Frames]:
-        """A picture. Raises DecodeError, also for one that is cut short.
-
-        Of a JPEG that allows it only the blocks are decoded that the views need; damage elsewhere in it is not seen.
-        """
-        layout = layout_of(content) if _ends(content, "mjpeg") else None
-        part = None if layout is None else part_of(content, layout, self._render.box(layout.width, layout.height))
-        if layout is None or part is None:
-            return self._render(_picture(name, content, self._budget)[1])
-        self._decoder = self._decoder or _picture_decoder("mjpeg", self._budget)
-        _, frame = _picture(name, part.content, self._budget, self._decoder)
-        return self._render(self._render.on_canvas(frame, part.left, part.top, (layout.width, layout.height)))
-
-
-def probe_picture(name: str, content: bytes, budget: Budget) -> tuple[str, int, int]:
-    """Decode a JPEG or PNG picture: (codec, upright width, height). Raises DecodeError."""
-    codec, frame = _picture(name, content, budget)
-    return (codec, *turn_in(frame).size(frame.width, frame.height))
-
-
-def _picture_decoder(codec: str, budget: Budget) -> VideoCodecContext:
-    context = cast(VideoCodecContext, av.CodecContext.create(codec, "r"))
-    # Else what is missing of a picture would be grey.
-    context.options = {"err_detect": "explode", **_codec_options(budget)}
-    context.thread_count = 1
-    return context
-
-
-def _picture(
-    name: str, content: bytes, budget: Budget, decoder: VideoCodecContext | None = None
-) -> tuple[str, VideoFrame]:
-    codec = next((codec for start, codec in _PICTURE_CODECS.items() if content.startswith(start)), None)
-    if codec is None:
-        raise DecodeError(name, "is no JPEG or PNG picture" if content else "is empty")
-    budget.time()
-    if not _ends(content, codec):
-        raise DecodeError(name, "is cut short")
-    try:
-        frames = (decoder or _picture_decoder(codec, budget)).decode(AnyPacket(content))
-    except (av.FFmpegError, MemoryError) as error:
-        raise DecodeError(name, f"cannot be decoded: {getattr(error, 'strerror', error)}") from error
-    if len(frames) != 1:
-        raise DecodeError(name, "is damaged: no picture can be decoded")
-    budget.size(frames[0].width, frames[0].height)
-    return codec, frames[0]
-
-
-def _ends(content: bytes, codec: str) -> bool:
-    return _PICTURE_ENDS[codec] in content[-_TRAILING_BYTES:]
-
-
 def probe(video: AnyVideo, limits: Limits = NO_HURRY) -> VideoInfo:
     """Decode every frame of a video and say what it holds.
 
@@ -325,58 +259,3 @@ def _tally_all(packets: Iterable[Packet], stream: VideoStream, tally: Tally) -> 
         except av.FFmpegError as error:
             tally.damaged(f"decoding fails after frame {tally.num_frames}: {error.strerror}")
     return first
-
-
-def write_video(
-    path: str | os.PathLike[str],
-    frames: Frames,
-    fps: int | Fraction = 25,
-    *,
-    codec: str | None = None,
-    quality: int = 18,
-    key_every: int = 12,
-    b_frames: int = 2,
-    rotation: int = 0,
-    times: Sequence[int] | None = None,
-) -> None:
-    """Encode uint8 RGB frames (T, H, W, 3) on one thread: the same input gives the same bytes.
-
-    The container follows the path's extension; the file appears under its name only when it is complete.
-    codec: libx264 where this PyAV has it, else mpeg4. quality: x264's constant rate factor, 0 is the finest
-    (mpeg4 takes a sixth of it for its quantiser). key_every: frames from key frame to key frame; b_frames:
-    most of them in a row. rotation: degrees counterclockwise, for the display matrix. times: each frame's
-    presentation time in units of 1 / fps, rising (default 0, 1, 2, ...).
-    """
-    target = Path(path)
-    temporary = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
-    codec = codec or ("libx264" if "libx264" in av.codecs_available else "mpeg4")
-    try:
-        with av.open(f"file:{temporary}", "w", options={"fflags": "+bitexact"}) as container:
-            stream = container.add_stream(codec, rate=fps, options=_encoder_options(codec, quality))
-            _, stream.height, stream.width, _ = frames.shape
-            # Half-resolution colour needs even sides.
-            stream.pix_fmt = "yuv444p" if stream.width % 2 or stream.height % 2 else "yuv420p"
-            stream.codec_context.thread_count = 1
-            stream.codec_context.gop_size = key_every
-            stream.codec_context.max_b_frames = b_frames
-            stream.set_display_rotation(rotation)
-            for number, picture in enumerate(frames):
-                frame = VideoFrame.from_ndarray(picture, "rgb24")
-                frame.pts = number if times is None else times[number]
-                frame.time_base = 1 / Fraction(fps)
-                container.mux(stream.encode(frame))
-            container.mux(stream.encode(None))
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _encoder_options(codec: str, quality: int) -> dict[str, str]:
-    if codec == "mpeg4":
-        quantiser = str(max(1, quality // 6))
-        return {"qmin": quantiser, "qmax": quantiser, "flags": "+bitexact"}
-    options = {"crf": str(quality), "preset": "fast", "flags": "+bitexact"}
-    if codec == "libx264":
-        # Its macroblock tree reads memory that nobody wrote: the bytes then depend on what lay there.
-        options["x264-params"] = "mbtree=0"
-    return options

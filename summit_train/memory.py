@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 
 # <malloc.h> of glibc.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+# Of a process that reads clips: blocks up to this size are kept, and so much of them together.
+_KEPT_BLOCK, _KEPT = 32 << 20, 128 << 20
 
 
 def keep_freed_memory() -> bool:
@@ -17,8 +19,21 @@ def keep_freed_memory() -> bool:
     cost a step of four clips a tenth. Only for processes that train on a CPU; a run's high-water mark stays what it
     was, the memory is just not given back between two steps.
     """
+    return _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1})
+
+
+def keep_freed_frames() -> bool:
+    """Let malloc keep 128 MiB of freed blocks for the next clip, none larger than 32 MiB; False without glibc.
+
+    For processes that read clips: a clip's frames are a few MB, taken and freed again and again. Kept, a clip from
+    packed JPEGs takes a fifth less.
+    """
+    return _mallopt({_M_MMAP_THRESHOLD: _KEPT_BLOCK, _M_TRIM_THRESHOLD: _KEPT})
+
+
+def _mallopt(options: dict[int, int]) -> bool:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    return bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, -1))
+    return all(mallopt(option, value) for option, value in options.items())
