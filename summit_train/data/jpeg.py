@@ -35,15 +35,15 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Part:
-    """The blocks of a rectangle of a picture: a stretch of its bytes for each row of units.
+class Stack:
+    """The same rectangle of several pictures, one below the other, as one picture.
 
-    ends: behind each restart interval, in bytes of all rows together, int64; its last two are a marker. left, top:
-    where the rectangle lies; width, height: its size, in pixels.
+    content: its bytes; pitch: pixels from one rectangle's upper edge to the next one's; left, top: where the rectangle
+    lies in its picture; width, height: its size.
     """
 
-    rows: list[bytes]
-    ends: NDArray[np.int64]
+    content: bytes
+    pitch: int
     left: int
     top: int
     width: int
@@ -107,48 +107,53 @@ def _orientation_in(tiff: bytes) -> int:
     return 1
 
 
-def part_of(content: bytes, layout: Layout, box: tuple[int, int, int, int]) -> Part | None:
-    """The smallest part that has the box (left, top, right, bottom), in pixels.
+def stack_of(contents: Sequence[bytes], layout: Layout, box: tuple[int, int, int, int]) -> Stack | None:
+    """The smallest parts that have the box (left, top, right, bottom), in pixels, of pictures that begin alike.
 
-    None where the markers are not those that the header promises: whoever decodes the whole says what is wrong.
+    All have `layout`, and the same bytes up to the scan. None where the markers of one are not those that the header
+    promises: whoever decodes it by itself says what is wrong.
     """
     units, columns, rows = layout.units, -(-layout.width // UNIT), -(-layout.height // UNIT)
     first, last = box[0] // (UNIT * units), -(-box[2] // (UNIT * units))
     top, bottom = box[1] // UNIT, -(-box[3] // UNIT)
     intervals = columns // units
-    marks = _restarts(content, layout.scan_at)
-    if len(marks) != rows * intervals - 1:
+    together = b"".join(contents)
+    bounds = _bounds(together, contents, layout, rows * intervals)
+    if bounds is None:
         return None
-    bounds = [layout.scan_at - 2, *marks, content.rfind(_END)]
-    lengths = np.diff(bounds).reshape(rows, intervals)[top:bottom, first:last]
-    of_rows = range(top * intervals, bottom * intervals, intervals)
-    stretches = [content[bounds[row + first] + 2 : bounds[row + last] + 2] for row in of_rows]
-    left, upper = first * units * UNIT, top * UNIT
-    width, height = min(last * units * UNIT, layout.width) - left, min(bottom * UNIT, layout.height) - upper
-    return Part(stretches, np.cumsum(lengths), left, upper, width, height)
-
-
-def stacked(content: bytes, layout: Layout, parts: Sequence[Part]) -> bytes:
-    """The parts, one below the other, as one picture; each but the last takes whole rows of units.
-
-    They are cut by one box from pictures of one layout, whose bytes up to the scan are those of `content`.
-    """
-    one = parts[0]
-    height = sum(UNIT * len(part.rows) for part in parts[:-1]) + one.height
-    size = height.to_bytes(2, "big") + one.width.to_bytes(2, "big")
-    head = content[: layout.size_at] + size + content[layout.size_at + 4 : layout.scan_at]
-    blocks = bytearray(b"".join(row for part in parts for row in part.rows))
+    # Of each row of units all from the first interval's bytes to the last one's marker.
+    starts = (bounds[:, :-1].reshape(-1, rows, intervals)[:, top:bottom, first] + 2).ravel().tolist()
+    ends = (bounds[:, 1:].reshape(-1, rows, intervals)[:, top:bottom, last - 1] + 2).ravel().tolist()
+    blocks = bytearray(b"".join([together[start:end] for start, end in zip(starts, ends, strict=True)]))
     # The markers between intervals are numbered from 0 to 7 in turn.
-    starts = np.cumsum([0, *(part.ends[-1] for part in parts[:-1])])
-    ends = np.concatenate([part.ends + start for part, start in zip(parts, starts, strict=True)])
-    np.frombuffer(blocks, np.uint8)[ends - 1] = _RESTART + np.arange(len(ends)) % 8
+    lengths = np.diff(bounds).reshape(-1, rows, intervals)[:, top:bottom, first:last]
+    markers = np.cumsum(lengths) - 1
+    np.frombuffer(blocks, np.uint8)[markers] = _RESTART + np.arange(len(markers)) % 8
     blocks[-2:] = _END
-    return head + blocks
+    left, upper, pitch = first * units * UNIT, top * UNIT, (bottom - top) * UNIT
+    width, height = min(last * units * UNIT, layout.width) - left, min(bottom * UNIT, layout.height) - upper
+    size = (pitch * (len(contents) - 1) + height).to_bytes(2, "big") + width.to_bytes(2, "big")
+    head = together[: layout.size_at] + size + together[layout.size_at + 4 : layout.scan_at]
+    return Stack(head + blocks, pitch, left, upper, width, height)
 
 
-def _restarts(content: bytes, start: int) -> list[int]:
-    """Where the restart markers stand, FF D0 to FF D7."""
-    scan: NDArray[np.uint8] = np.frombuffer(content, np.uint8, offset=start)
+def _bounds(
+    together: bytes, contents: Sequence[bytes], layout: Layout, intervals: int
+) -> NDArray[np.int64] | None:
+    """Where each picture's markers stand in all pictures' bytes: (picture, intervals + 1).
+
+    The first is two bytes in front of the scan, the last the picture's end.
+    """
+    starts = np.cumsum([0, *map(len, contents)])
+    scan: NDArray[np.uint8] = np.frombuffer(together, np.uint8)
     places = np.flatnonzero(scan[:-1] == 0xFF)
-    found: list[int] = (places[scan[places + 1] & 0xF8 == 0xD0] + start).tolist()
-    return found
+    marks = places[scan[places + 1] & 0xF8 == _RESTART]
+    scans = starts[:-1] + layout.scan_at
+    inside = np.searchsorted(marks, np.stack([scans, starts[1:]]))
+    if np.any(inside[1] - inside[0] != intervals - 1):
+        return None
+    bounds = np.empty((len(contents), intervals + 1), np.int64)
+    bounds[:, 0] = scans - 2
+    bounds[:, 1:-1] = marks[inside[0][:, None] + np.arange(intervals - 1)]
+    bounds[:, -1] = [start + content.rfind(_END) for start, content in zip(starts, contents, strict=False)]
+    return bounds

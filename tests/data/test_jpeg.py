@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from summit_train.data.augment import View
 from summit_train.data.decode import PictureReader, Renderer, pictures
-from summit_train.data.jpeg import Layout, Part, layout_of, orientation_of, part_of, restart_units, stacked
+from summit_train.data.jpeg import Layout, Stack, layout_of, orientation_of, restart_units, stack_of
 from summit_train.data.limits import LIMITS, Budget, Limits
 from summit_train.data.video import DecodeError
 
@@ -68,9 +68,9 @@ def test_a_part_has_the_pixels_of_the_whole(width: int, height: int) -> None:
     for _ in range(50):
         left, top = int(random.integers(width)), int(random.integers(height))
         right, bottom = int(random.integers(left, width)) + 1, int(random.integers(top, height)) + 1
-        part = part_of(content, layout, (left, top, right, bottom))
+        part = stack_of([content], layout, (left, top, right, bottom))
         assert part is not None
-        pixels = _pixels(stacked(content, layout, [part]))
+        pixels = _pixels(part.content)
         assert part.left <= left and part.top <= top
         assert part.left + pixels.shape[1] >= right and part.top + pixels.shape[0] >= bottom
         taken = whole[part.top :, part.left :][: pixels.shape[0], : pixels.shape[1]]
@@ -84,7 +84,7 @@ def test_a_view_is_the_same_of_a_part(width: int, height: int, monkeypatch: pyte
     contents = [_picture(width, height, seed) for seed in range(5)]
     together = [_read(_reader(view), *contents) for view in views]
     one_by_one = [_read(reader, content)[0] for reader in map(_reader, views) for content in contents]
-    monkeypatch.setattr(pictures, "part_of", lambda *_: None)
+    monkeypatch.setattr(pictures, "stack_of", lambda *_: None)
     whole = [_read(_reader(view), *contents) for view in views]
     np.testing.assert_equal(together, whole)
     np.testing.assert_equal(one_by_one, [picture for pictures in whole for picture in pictures])
@@ -94,18 +94,18 @@ def test_several_views_of_one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     views = [View(96, 64, x, 8, 20, 24) for x in (10, 40)]
     content = _picture(96, 64)
     found = _read(_reader(*views), content)
-    monkeypatch.setattr(pictures, "part_of", lambda *_: None)
+    monkeypatch.setattr(pictures, "stack_of", lambda *_: None)
     np.testing.assert_array_equal(found, _read(_reader(*views), content))
 
 
 def _note_stacks(monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> None:
     """Let `sizes` have how many pictures each stack takes."""
 
-    def note(content: bytes, layout: Layout, parts: Sequence[Part]) -> bytes:
-        sizes.append(len(parts))
-        return stacked(content, layout, parts)
+    def note(contents: Sequence[bytes], layout: Layout, box: tuple[int, int, int, int]) -> Stack | None:
+        sizes.append(len(contents))
+        return stack_of(contents, layout, box)
 
-    monkeypatch.setattr(pictures, "stacked", note)
+    monkeypatch.setattr(pictures, "stack_of", note)
 
 
 def test_pictures_that_begin_differently_are_decoded_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_pictures_that_begin_differently_are_decoded_apart(monkeypatch: pytest.M
     _note_stacks(monkeypatch, stacks)
     found = _read(_reader(view), *(contents[i] for i in tall))
     assert stacks == [2, 1, 2]
-    monkeypatch.setattr(pictures, "part_of", lambda *_: None)
+    monkeypatch.setattr(pictures, "stack_of", lambda *_: None)
     np.testing.assert_equal(found, [_read(_reader(view), contents[i])[0] for i in tall])
 
 
@@ -191,6 +191,8 @@ def test_a_header_is_taken_at_no_word() -> None:
         assert layout_of(content[:end]) is None
     layout = _layout(content)
     at = content.index(b"\xff\xd0", layout.scan_at)
-    assert part_of(content[:at] + content[at + 2 :], layout, (0, 0, 8, 8)) is None  # a marker is missing
+    without = content[:at] + content[at + 2 :]  # a marker is missing
+    assert stack_of([without], layout, (0, 0, 8, 8)) is None
+    assert stack_of([content, without, content], layout, (0, 0, 8, 8)) is None
     with pytest.raises(DecodeError, match="cut short"):
         _read(_reader(View(96, 64, 0, 0, 8, 8)), content[: len(content) // 2])

@@ -13,7 +13,7 @@ from av.video.frame import VideoFrame
 
 from summit_train.data.decode.render import Frames, Renderer, turn_in
 from summit_train.data.decode.videos import codec_options
-from summit_train.data.jpeg import Layout, layout_of, orientation_of, part_of, stacked
+from summit_train.data.jpeg import Layout, layout_of, orientation_of, stack_of
 from summit_train.data.limits import Budget
 from summit_train.data.upright import ORIENTATIONS, Turn
 from summit_train.data.video import DecodeError
@@ -62,16 +62,15 @@ class PictureReader:
     def _stacked(self, pictures: list[tuple[str, bytes]], layout: Layout) -> list[list[Frames]]:
         """The pictures' views; none where one is damaged, which decoding it by itself tells."""
         box = self._render.box(layout.width, layout.height)
-        parts = [part for _, content in pictures if (part := part_of(content, layout, box))]
-        if len(parts) < len(pictures):
+        stack = stack_of([content for _, content in pictures], layout, box)
+        if stack is None:
             return []
         self._decoder = self._decoder or _picture_decoder("mjpeg", self._budget)
         try:
-            name, content = pictures[0]
-            stack = _decoded(name, stacked(content, layout, parts), self._decoder)
+            frame = _decoded(pictures[0][0], stack.content, self._decoder)
         except DecodeError:
             return []
-        return self._render.together(stack, parts, (layout.width, layout.height))
+        return self._render.together(frame, stack, len(pictures), (layout.width, layout.height))
 
 
 def probe_picture(name: str, content: bytes, budget: Budget) -> tuple[str, int, int]:

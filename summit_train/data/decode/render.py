@@ -16,7 +16,7 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
 from summit_train.data.augment import View
-from summit_train.data.jpeg import UNIT, Part
+from summit_train.data.jpeg import Stack
 from summit_train.data.upright import Turn, cut, turn_by, turn_of
 
 Frames: TypeAlias = NDArray[np.uint8]
@@ -64,15 +64,17 @@ class Renderer:
         scaled = {size: self._scaled(frame, turn.size(*size)) for size in sizes}
         return [self._crop(scaled[view.width, view.height], view, turn) for view in self._views]
 
-    def together(self, stack: VideoFrame, parts: Sequence[Part], size: tuple[int, int]) -> list[list[Frames]]:
-        """What calling it gives for pictures of `size` of which a stack has one part each, cut by `box`.
+    def together(
+        self, frame: VideoFrame, stack: Stack, num_pictures: int, size: tuple[int, int]
+    ) -> list[list[Frames]]:
+        """What calling it gives for pictures of `size` of which a decoded stack, cut by `box`, has one part each.
 
         Their crops become RGB all at once. They are views of one array.
         """
         self._look(*size, size)
-        sheets, planes = [_Sheet(view, len(parts)) for view in self._views], _planes(stack)
-        for number, part in enumerate(parts):
-            canvas = self._on_canvas(stack, planes, UNIT * number * len(part.rows), part, size)
+        sheets, planes = [_Sheet(view, num_pictures) for view in self._views], _planes(frame)
+        for number in range(num_pictures):
+            canvas = self._on_canvas(frame, planes, stack, number, size)
             scaled = {side: self._scaled(canvas, side) for side in {(view.width, view.height) for view in self._views}}
             for sheet, view in zip(sheets, self._views, strict=True):
                 sheet.put(number, scaled[view.width, view.height])
@@ -88,19 +90,19 @@ class Renderer:
         return min(lefts), min(tops), max(rights), max(bottoms)
 
     def _on_canvas(
-        self, stack: VideoFrame, planes: Sequence[Frames], y: int, part: Part, size: tuple[int, int]
+        self, frame: VideoFrame, planes: Sequence[Frames], stack: Stack, number: int, size: tuple[int, int]
     ) -> VideoFrame:
-        """A picture of `size` of which one part is there, from row `y` of a stack on. It is overwritten next time."""
+        """A picture of `size` of which the part is there that a stack has as `number`; it is overwritten next time."""
         canvas = self._canvas
-        if canvas is None or (canvas.width, canvas.height, canvas.format.name) != (*size, stack.format.name):
-            canvas = self._canvas = VideoFrame(*size, stack.format.name)
+        if canvas is None or (canvas.width, canvas.height, canvas.format.name) != (*size, frame.format.name):
+            canvas = self._canvas = VideoFrame(*size, frame.format.name)
             self._canvas_planes = _planes(canvas)
             for plane in self._canvas_planes:
                 plane[:] = 128
-        canvas.colorspace, canvas.color_range = stack.colorspace, stack.color_range
+        canvas.colorspace, canvas.color_range = frame.colorspace, frame.color_range
         for pixels, source, target in zip((2, 1, 1), planes, self._canvas_planes, strict=True):
-            left, top = pixels * part.left // 2, pixels * part.top // 2
-            taken = source[pixels * y // 2 :][: -(-pixels * part.height // 2)]
+            left, top, y = (pixels * place // 2 for place in (stack.left, stack.top, stack.pitch * number))
+            taken = source[y : y - (-pixels * stack.height // 2)]
             target[top : top + taken.shape[0], left : left + taken.shape[1]] = taken
         return canvas
 
