@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 
 import pytest
 import torch
@@ -29,6 +30,23 @@ world = open_world(1)
 print(world.rank, world.size, world.gather("x"), world.broadcast(3), "mpi4py" in sys.modules, "horovod" in sys.modules)
 """
     assert run(0, "-c", program) == (0, "0 1 ['x'] 3 False False\n")
+
+
+@needs_ranks
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="ranks beside GPUs wait without a pause")
+@pytest.mark.parametrize("wish", [None, "0"])
+def test_on_a_machine_without_gpus_waiting_ranks_yield_unless_told_otherwise(wish: str | None) -> None:
+    program = """
+import os
+from summit_train.comm import open_world
+world = open_world(2)
+told = world.gather(os.environ["OMPI_MCA_mpi_yield_when_idle"])
+if world.rank == 0:
+    print(told)
+world.close()
+"""
+    env = {} if wish is None else {"OMPI_MCA_mpi_yield_when_idle": wish}
+    assert run(2, "-c", program, env=env) == (0, f"['{wish or 1}', '{wish or 1}']\n")
 
 
 def test_more_processes_than_the_world_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

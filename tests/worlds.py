@@ -41,8 +41,7 @@ def program(ranks: int, *words: str) -> list[str]:
         return python
     launcher = mpirun()
     assert launcher is not None
-    options = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
-    return [launcher, *options, "-np", str(ranks), *python]
+    return [launcher, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *python]
 
 
 def start(ranks: int, *words: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

@@ -131,10 +131,12 @@ class _Join(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (out,) = ctx.saved_tensors
-        grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        # In the layout of the activation, which that of the last one's gradient is not.
+        both = torch.empty_like(out)
+        torch.ops.aten.threshold_backward.grad_input(grad, out, 0, grad_input=both)
         if ctx.after is not None:
-            ctx.after.unroll_(grad)
-        return grad, grad, None, None
+            ctx.after.unroll_(both)
+        return both, both, None, None
 
 
 # Function.apply carries no types of its own.
