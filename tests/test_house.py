@@ -316,12 +316,13 @@ def test_the_reader_sees_writes_to_globals(body: str, found: int) -> None:
 
 def test_no_module_has_state() -> None:
     # The report draws within matplotlib's rc_context, which puts the settings back.
-    lent = ("report.figures", "matplotlib.rcParams.update")
+    # Open MPI is told how to wait by the environment that it starts in, and by nothing else.
+    lent = {("report.figures", "matplotlib.rcParams.update"), ("comm", "os.environ.setdefault")}
     written = [
         module.at(node)
         for module in MODULES.values()
         for node in _writes(module.tree)
-        if (module.name, _called(node)) != lent
+        if (module.name, _called(node)) not in lent
     ]
     assert written == []
 
