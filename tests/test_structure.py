@@ -45,6 +45,7 @@ def test_equals_the_torch_network_layer_by_layer(case: tuple[str, str, float, in
     arch, backbone, width, t, h, w = case
     structure = describe(arch, backbone, width, 10, t, h, w)
     model, clip = _meta(*case)
+    model.unroll()  # so that every convolution's hook is called
     outputs: dict[str, tuple[int, ...]] = {}
     norms = {}
     for name, module in model.named_modules():

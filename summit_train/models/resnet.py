@@ -275,6 +275,15 @@ class VideoResNet(nn.Module):
         """Make the dropout masks that follow a function of `seed` alone."""
         self.dropout.reseed(seed)
 
+    def unroll(self) -> None:
+        """Keep every frame in its place between the blocks (see models/rolled.py), at the shift's old price.
+
+        Then all convolutions are called as modules and stages give tensors, as hooks expect.
+        """
+        for module in self.modules():
+            if isinstance(module, Block):
+                module.after = None
+
     def forward(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
         features = self.features(clip_NTCHW)
         logits = self.fc(self.dropout(features))

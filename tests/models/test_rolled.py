@@ -42,8 +42,8 @@ def network(backbone: str = "resnet50", num_frames: int = 4, **options: object) 
 def unrolled(model: VideoResNet) -> VideoResNet:
     """The same network with every frame in its place between blocks, each shifting by a plain loop."""
     twin = copy.deepcopy(model)
+    twin.unroll()
     for block in (module for module in twin.modules() if isinstance(module, Block)):
-        block.after = None
         if isinstance(block.conv1, ShiftedConv2d):
             block.conv1 = ByLoop(block.conv1)
     return twin
@@ -96,6 +96,18 @@ def test_every_block_but_the_last_hands_on_a_rolled_stream() -> None:
 def test_the_2d_network_and_the_shift_in_place_roll_nothing() -> None:
     for model in (build_model("tsn", "resnet18", 4), network(shift_place="in_place")):
         assert all(block.after is None for block in model.modules() if isinstance(block, Block))
+
+
+def test_unrolled_every_convolution_is_called_as_a_module() -> None:
+    model = network().double()
+    expected = model(clips(4))
+    model.unroll()
+    called: list[str] = []
+    convolutions = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+    for name, module in convolutions:
+        module.register_forward_hook(lambda _module, _inputs, _output, name=name: called.append(name))
+    torch.testing.assert_close(model(clips(4)), expected, rtol=1e-9, atol=1e-9)
+    assert sorted(called) == sorted(name for name, _ in convolutions)
 
 
 def test_evaluation_without_gradients() -> None:
