@@ -15,9 +15,9 @@ def keep_freed_memory() -> bool:
 
     By itself it gives every block of 32 MiB and more back to the system and takes a new one for the next activation of
     that size, page by page, each zeroed by the kernel. On a CPU that costs more than what is then done in the block:
-    copying 51 MB took three times as long. Nor is the heap's end given back (-1: never), which
-    cost up to 0.3 s a step where two networks of four clips took turns. Only for processes that train on a CPU; a run's high-water mark stays what it
-    was, the memory is just not given back between two steps.
+    copying 51 MB took three times as long. Nor is the heap's end given back (-1: never), which cost up to 0.3 s a step
+    where two networks of four clips took turns. Only for processes that train on a CPU; a run's high-water mark stays
+    what it was, the memory is just not given back between two steps.
     """
     return _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1})
 
