@@ -82,6 +82,8 @@ def main() -> int:
     subject = read_subject(args.spec, [*args.overrides, "scale.gpus=1"], 1, synthetic=True)
     with session(this_launch()) as world, watched(world, None) as watchdog:
         device = choose_device(world)
+        if device.type != "cpu":
+            sys.exit("bench/operators.py: operators are timed on CPUs alone; hide the GPU (CUDA_VISIBLE_DEVICES=)")
         peak = peak_values(subject.spec, subject.plan.clips_per_gpu, None, world, device)
         bench = StepBench(subject.spec, subject.plan, world, device, None, watchdog)
         bench.warm_up(3)

@@ -6,7 +6,6 @@ import hashlib
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -16,11 +15,11 @@ from functools import partial
 from itertools import islice
 
 from summit_train.data.decode import probe
-from summit_train.data.limits import NO_HURRY, bound_memory
+from summit_train.data.limits import NO_HURRY
 from summit_train.data.pictures import folder_sha256, probe_folder
+from summit_train.data.reader import prepare_reader
 from summit_train.data.store import file_sha256, load_video
 from summit_train.data.video import DecodeError
-from summit_train.memory import keep_freed_frames
 
 MISSING = "No such file or directory"
 
@@ -121,18 +120,4 @@ def _in_time(examine: Examine, root: str, seconds: float, path: str) -> Found:
 def worker_pool(workers: int) -> ProcessPoolExecutor:
     """Processes for work on clips: none outlives this one, and none takes all of the node's memory."""
     # Not fork: a child of a process with threads (MPI's, torch's) can hang.
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_prepare_worker)
-
-
-def _prepare_worker() -> None:
-    """Bound the worker's memory, and end it when the main process is killed; else it would wait for work for ever."""
-    bound_memory()
-    keep_freed_frames()
-    main = multiprocessing.parent_process()
-    assert main is not None
-
-    def watch() -> None:
-        main.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=prepare_reader)

@@ -10,7 +10,6 @@ import multiprocessing
 import multiprocessing.process
 import os
 import signal
-import threading
 import time
 import weakref
 from collections import deque
@@ -24,9 +23,8 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from summit_train.data.limits import bound_memory
+from summit_train.data.reader import prepare_reader
 from summit_train.data.video import DecodeError
-from summit_train.memory import keep_freed_frames
 
 PREFETCHED_PER_WORKER = 2
 Batch = TypeVar("Batch")
@@ -192,7 +190,7 @@ def _data_loader(dataset: Reads, keys: Iterable[Key], num_workers: int) -> DataL
         parallel = {
             "multiprocessing_context": context,
             "prefetch_factor": PREFETCHED_PER_WORKER,
-            "worker_init_fn": _prepare_worker,
+            "worker_init_fn": prepare_reader,
         }
     return DataLoader(
         cast(Dataset[Any], dataset),
@@ -220,24 +218,6 @@ def _signals_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _prepare_worker(worker: int) -> None:
-    """Bound the worker's memory, and end it when the main process dies.
-
-    The DataLoader's own watch looks at the parent, which is the fork server; and that one lives as long as a
-    worker does.
-    """
-    bound_memory()
-    keep_freed_frames()
-    main = multiprocessing.parent_process()
-    assert main is not None
-
-    def watch() -> None:
-        main.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _dead(workers: Iterable[Worker], *, wait: bool) -> list[Worker]:

@@ -130,6 +130,12 @@ def test_a_stack_is_no_larger_than_a_picture_may_be(monkeypatch: pytest.MonkeyPa
     assert len(_read(reader, *contents)) == 7 and stacks == [3, 3, 1]
 
 
+def test_pictures_that_are_decoded_together_are_held_to_the_clock() -> None:
+    reader = PictureReader(Renderer(lambda width, height: [View(96, 64, 8, 8, 16, 16)]), Budget("x", Limits(seconds=0)))
+    with pytest.raises(DecodeError, match="is not read within 0 s"):
+        _read(reader, _picture(96, 64), _picture(96, 64, 1))
+
+
 def test_of_a_stack_the_damaged_picture_is_named() -> None:
     contents = [_picture(96, 64, seed) for seed in range(4)]
     at = _layout(contents[2]).scan_at

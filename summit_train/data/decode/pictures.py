@@ -38,39 +38,43 @@ class PictureReader:
         together, as one picture; damage elsewhere in them is not seen.
         """
         while pictures:
-            name, content = pictures[0]
-            layout = layout_of(content) if _ends(content, "mjpeg") else None
-            alike = [] if layout is None else self._alike(pictures, layout)
-            if layout is not None and alike and (found := self._stacked(alike, layout)):
-                yield from found
-                pictures = pictures[len(alike) :]
-            else:
-                _, frame, turn = _picture(name, content, self._budget)
-                yield self._render(frame, turn)
-                pictures = pictures[1:]
+            views = self._together(pictures)
+            if not views:
+                _, frame, turn = _picture(*pictures[0], self._budget)
+                views = [self._render(frame, turn)]
+            yield from views
+            pictures = pictures[len(views) :]
 
-    def _alike(self, pictures: Sequence[tuple[str, bytes]], layout: Layout) -> list[tuple[str, bytes]]:
+    def _together(self, pictures: Sequence[tuple[str, bytes]]) -> list[list[Frames]]:
+        """The views of the first pictures that can be decoded as one.
+
+        None where already the first one cannot be cut, or one is damaged: decoding each by itself tells which.
+        """
+        name, content = pictures[0]
+        layout = layout_of(content) if _ends(content, "mjpeg") else None
+        if layout is None:
+            return []
+        self._budget.time()
+        contents = self._alike(pictures, layout)
+        stack = stack_of(contents, layout, self._render.box(layout.width, layout.height))
+        if stack is None:
+            return []
+        self._decoder = self._decoder or _picture_decoder("mjpeg", self._budget)
+        try:
+            frame = _decoded(name, stack.content, self._decoder)
+        except DecodeError:
+            return []
+        return self._render.together(frame, stack, len(contents), (layout.width, layout.height))
+
+    def _alike(self, pictures: Sequence[tuple[str, bytes]], layout: Layout) -> list[bytes]:
         """The first pictures, as many as begin with the same bytes and make one picture of a size that is allowed."""
         self._budget.size(layout.width, layout.height)
         # FFmpeg counts 128 pixels more on either side.
         most = self._budget.limits.pixels // (layout.width + 128) // (layout.height + 128)
         most = max(1, min(_STACK_HEIGHT // layout.height, most))
         head = pictures[0][1][: layout.scan_at]
-        same = takewhile(lambda p: p[1].startswith(head) and _ends(p[1], "mjpeg"), pictures[:most])
-        return list(same)
-
-    def _stacked(self, pictures: list[tuple[str, bytes]], layout: Layout) -> list[list[Frames]]:
-        """The pictures' views; none where one is damaged, which decoding it by itself tells."""
-        box = self._render.box(layout.width, layout.height)
-        stack = stack_of([content for _, content in pictures], layout, box)
-        if stack is None:
-            return []
-        self._decoder = self._decoder or _picture_decoder("mjpeg", self._budget)
-        try:
-            frame = _decoded(pictures[0][0], stack.content, self._decoder)
-        except DecodeError:
-            return []
-        return self._render.together(frame, stack, len(pictures), (layout.width, layout.height))
+        contents = (content for _, content in pictures[:most])
+        return list(takewhile(lambda content: content.startswith(head) and _ends(content, "mjpeg"), contents))
 
 
 def probe_picture(name: str, content: bytes, budget: Budget) -> tuple[str, int, int]:
