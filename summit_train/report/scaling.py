@@ -43,14 +43,14 @@ class Times:
 
 @dataclass(frozen=True)
 class Messages:
-    """One library's allreduces by bytes: median, lowest and highest seconds, the fitted line, bytes/s of the bus."""
+    """One library's allreduces by bytes: median, lowest and highest seconds, the fitted line or None, bus bytes/s."""
 
     label: str
     num_bytes: Sequence[int]
     median_s: Sequence[float]
     low_s: Sequence[float]
     high_s: Sequence[float]
-    fitted_s: Sequence[float]
+    fitted_s: Sequence[float] | None
     bus_bandwidth: Sequence[float]
 
 
@@ -150,7 +150,8 @@ def _message_curves(left: Axes, right: Axes, curve: Messages, i: int) -> None:
     left.errorbar(
         curve.num_bytes, curve.median_s, yerr=[below, above], fmt=marker, color=colour, capsize=3, label=label
     )
-    left.plot(curve.num_bytes, curve.fitted_s, "-", color=colour, linewidth=1.0, label=f"{label}: fitted")
+    if curve.fitted_s is not None:
+        left.plot(curve.num_bytes, curve.fitted_s, "-", color=colour, linewidth=1.0, label=f"{label}: fitted")
     bandwidth = [value / 1e9 for value in curve.bus_bandwidth]
     right.plot(curve.num_bytes, bandwidth, "-", marker=marker, color=colour, label=label)
 

@@ -46,7 +46,7 @@ def measure(world: World, device: torch.device, sizes: Sequence[int], seconds: f
 
 
 def fit_library(samples: Sequence[Sample], library: str) -> AlphaBeta:
-    """Latency and bandwidth of one library's medians. Raises ValueError where they are no line."""
+    """Latency and bandwidth of one library's medians. Raises NoFit where they are no line."""
     mine = [sample for sample in samples if sample.library == library]
     return fit_alpha_beta([sample.num_bytes for sample in mine], [sample.median_s for sample in mine])
 

@@ -20,6 +20,10 @@ TREE_EFFICIENCY = 0.92
 Algorithm = Literal["ring", "tree", "hierarchical", "fastest"]
 
 
+class NoFit(ValueError):
+    """Measured points that no latency and bandwidth describe."""
+
+
 @dataclass(frozen=True)
 class AlphaBeta:
     """seconds = latency_s + bytes / bytes_per_second of one whole allreduce, and how far its points lie from that."""
@@ -87,10 +91,10 @@ def bus_bandwidth(ranks: int, num_bytes: float, seconds: float) -> float:
 def fit_alpha_beta(num_bytes: Sequence[float], seconds: Sequence[float]) -> AlphaBeta:
     """Latency and bandwidth with the least sum of squared relative errors, so that small messages count too.
 
-    The latency is at least 0. Raises ValueError for fewer than two sizes, or times that do not grow with the size.
+    The latency is at least 0. Raises NoFit for fewer than two sizes, or times that do not grow with the size.
     """
     if len(set(num_bytes)) < 2:
-        raise ValueError(f"two or more message sizes are wanted for a fit, got {len(set(num_bytes))}")
+        raise NoFit(f"two or more message sizes are wanted for a fit, got {len(set(num_bytes))}")
     weights = [1 / t**2 for t in seconds]
     sw = sum(weights)
     sx = sum(w * s for w, s in zip(weights, num_bytes, strict=True))
@@ -102,7 +106,7 @@ def fit_alpha_beta(num_bytes: Sequence[float], seconds: Sequence[float]) -> Alph
     if alpha < 0:
         alpha, beta = 0.0, sxy / sxx
     if beta <= 0:
-        raise ValueError("the times do not grow with the message size: larger messages are wanted, or a quiet machine")
+        raise NoFit("the times do not grow with the message size: larger messages are wanted, or a quiet machine")
     errors = [abs((alpha + beta * s) / t - 1) for s, t in zip(num_bytes, seconds, strict=True)]
     return AlphaBeta(alpha, 1 / beta, max(errors))
 

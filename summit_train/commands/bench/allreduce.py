@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from summit_train.report.scaling import Messages, draw_messages, size_text
 from summit_train.scaling.allreduce import LIBRARIES, Sample, fit_library, measure, message_sizes
 from summit_train.scaling.cost import gradient_element_bytes, structure_of
 from summit_train.scaling.machines import Machine
-from summit_train.scaling.network import AlphaBeta, bus_bandwidth, measured_network
+from summit_train.scaling.network import AlphaBeta, NoFit, bus_bandwidth, measured_network
 from summit_train.source import to_yaml
 from summit_train.spec import load_spec
 
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         samples = list(measure(world, device, sizes, args.seconds))
         setting = _setting(world, load, device.type, spec.name, num_bytes)
     if launch.rank == 0:
-        _report(args, setting, samples, out)
+        report(args, setting, samples, out)
     return 0
 
 
@@ -89,15 +90,36 @@ def _setting(world: World, load: float, device: str, spec: str, num_bytes: int) 
     return Setting(world.size, world.local_size, cores, round(load, 2), device, spec, num_bytes)
 
 
-def _report(args: argparse.Namespace, setting: Setting, samples: list[Sample], out: Path | None) -> None:
-    fits = {library: fit_library(samples, library) for library in LIBRARIES}
-    if args.write is not None:
-        write_text(args.write, machine_text(Path(args.write).stem, setting, fits))
+def report(args: argparse.Namespace, setting: Setting, samples: list[Sample], out: Path | None) -> None:
+    """Show what was measured, then write the machine. Raises NoFit where one was asked for and none can be had."""
+    fits = fits_of(samples)
     if out is not None:
         _draw(out, setting, samples, fits)
     if args.json:
         print(json.dumps(_values(setting, samples, fits)))
-        return
+    else:
+        _print(setting, samples, fits)
+    # Last, as it can be refused: what was measured is shown all the same.
+    if args.write is not None:
+        write_text(args.write, machine_text(Path(args.write).stem, setting, fits))
+    if not args.json:
+        for path in (args.write, out):
+            if path is not None:
+                print(f"written: {path}")
+
+
+def fits_of(samples: Sequence[Sample]) -> dict[str, AlphaBeta | None]:
+    """Latency and bandwidth by library; None where the points are no line, as other work or small messages make them."""
+    fits: dict[str, AlphaBeta | None] = {}
+    for library in LIBRARIES:
+        try:
+            fits[library] = fit_library(samples, library)
+        except NoFit:
+            fits[library] = None
+    return fits
+
+
+def _print(setting: Setting, samples: list[Sample], fits: dict[str, AlphaBeta | None]) -> None:
     print(about(setting))
     print(
         aligned(
@@ -108,13 +130,16 @@ def _report(args: argparse.Namespace, setting: Setting, samples: list[Sample], o
         )
     )
     for library, fit in fits.items():
-        print(
-            f"{library}: {1e3 * fit.latency_s:.3f} ms + size / {fit.bytes_per_second / 1e9:.3f} GB/s "
-            f"(furthest point {100 * fit.worst_error:.0f} % off)"
-        )
-    for path in (args.write, out):
-        if path is not None:
-            print(f"written: {path}")
+        print(f"{library}: {_fit_text(fit)}")
+
+
+def _fit_text(fit: AlphaBeta | None) -> str:
+    if fit is None:
+        return "no latency and bandwidth: the times do not grow with the size"
+    return (
+        f"{1e3 * fit.latency_s:.3f} ms + size / {fit.bytes_per_second / 1e9:.3f} GB/s "
+        f"(furthest point {100 * fit.worst_error:.0f} % off)"
+    )
 
 
 def about(setting: Setting) -> str:
@@ -130,11 +155,20 @@ def about(setting: Setting) -> str:
     return text
 
 
-def machine_text(name: str, setting: Setting, fits: dict[str, AlphaBeta]) -> str:
-    """A machine's file with the network as measured. Rates of computing are another measurement."""
+def machine_text(name: str, setting: Setting, fits: dict[str, AlphaBeta | None]) -> str:
+    """A machine's file with the network as measured. Rates of computing are another measurement.
+
+    Raises NoFit where a library's times are no line.
+    """
+    horovod, mpi = fits["horovod"], fits["mpi4py"]
+    if horovod is None or mpi is None:
+        raise NoFit(
+            f"{name}: no machine can be written, as the times do not grow with the message size; measure longer "
+            "(--seconds), with larger messages (--max-bytes), or while nothing else runs"
+        )
     network = measured_network(
-        fits["horovod"],
-        fits["mpi4py"],
+        horovod,
+        mpi,
         ranks=setting.ranks,
         hosts=setting.hosts,
         blocking=setting.device == "cpu",
@@ -149,11 +183,11 @@ def machine_text(name: str, setting: Setting, fits: dict[str, AlphaBeta]) -> str
     return header + to_yaml(machine.model_dump(mode="json", exclude_defaults=True))
 
 
-def _values(setting: Setting, samples: list[Sample], fits: dict[str, AlphaBeta]) -> dict[str, Any]:
+def _values(setting: Setting, samples: list[Sample], fits: dict[str, AlphaBeta | None]) -> dict[str, Any]:
     flags = {"hosts": setting.hosts, "oversubscribed": setting.oversubscribed, "busy": setting.busy}
     rows = [asdict(s) | {"bus_bandwidth": bus_bandwidth(setting.ranks, s.num_bytes, s.median_s)} for s in samples]
     machine = {"processor": platform.machine(), "platform": platform.platform()}
-    return asdict(setting) | flags | machine | {"rows": rows, "fits": {name: asdict(fit) for name, fit in fits.items()}}
+    return asdict(setting) | flags | machine | {"rows": rows, "fits": {name: fit and asdict(fit) for name, fit in fits.items()}}
 
 
 def _cells(setting: Setting, sample: Sample) -> list[str]:
@@ -162,7 +196,7 @@ def _cells(setting: Setting, sample: Sample) -> list[str]:
     return [size_text(sample.num_bytes), sample.library, *times, str(sample.repeats), f"{bandwidth / 1e9:.3f}"]
 
 
-def _draw(out: Path, setting: Setting, samples: list[Sample], fits: dict[str, AlphaBeta]) -> None:
+def _draw(out: Path, setting: Setting, samples: list[Sample], fits: dict[str, AlphaBeta | None]) -> None:
     curves = []
     for library, fit in fits.items():
         mine = [sample for sample in samples if sample.library == library]
@@ -174,7 +208,7 @@ def _draw(out: Path, setting: Setting, samples: list[Sample], fits: dict[str, Al
                 [s.median_s for s in mine],
                 [s.low_s for s in mine],
                 [s.high_s for s in mine],
-                [fit.latency_s + size / fit.bytes_per_second for size in sizes],
+                None if fit is None else [fit.latency_s + size / fit.bytes_per_second for size in sizes],
                 [bus_bandwidth(setting.ranks, s.num_bytes, s.median_s) for s in mine],
             )
         )
