@@ -66,7 +66,7 @@ def test_times_that_do_not_grow_are_shown_and_no_machine_is_made_of_them(
     samples = measured(lambda size: 1e-3 / (1 + size))
     machine, figure = tmp_path / "mine.yaml", tmp_path / "mine.png"
     args = argparse.Namespace(write=str(machine), json=False)
-    with pytest.raises(NoFit, match="no machine can be written.*measure longer"):
+    with pytest.raises(NoFit, match="no machine can be written"):
         report(args, SETTING, samples, figure)
     shown = capsys.readouterr().out
     assert "horovod: no latency and bandwidth: the times do not grow" in shown and "16 MB" in shown

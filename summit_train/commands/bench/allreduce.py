@@ -109,7 +109,7 @@ def report(args: argparse.Namespace, setting: Setting, samples: list[Sample], ou
 
 
 def fits_of(samples: Sequence[Sample]) -> dict[str, AlphaBeta | None]:
-    """Latency and bandwidth by library; None where the points are no line, as other work or small messages make them."""
+    """Latency and bandwidth by library; None where the points are no line, as noise can make them."""
     fits: dict[str, AlphaBeta | None] = {}
     for library in LIBRARIES:
         try:
@@ -187,7 +187,8 @@ def _values(setting: Setting, samples: list[Sample], fits: dict[str, AlphaBeta |
     flags = {"hosts": setting.hosts, "oversubscribed": setting.oversubscribed, "busy": setting.busy}
     rows = [asdict(s) | {"bus_bandwidth": bus_bandwidth(setting.ranks, s.num_bytes, s.median_s)} for s in samples]
     machine = {"processor": platform.machine(), "platform": platform.platform()}
-    return asdict(setting) | flags | machine | {"rows": rows, "fits": {name: fit and asdict(fit) for name, fit in fits.items()}}
+    lines = {name: None if fit is None else asdict(fit) for name, fit in fits.items()}
+    return asdict(setting) | flags | machine | {"rows": rows, "fits": lines}
 
 
 def _cells(setting: Setting, sample: Sample) -> list[str]:
