@@ -13,10 +13,10 @@ from typing import cast
 import torch
 from torch import nn
 
-from summit_train.models.activation import add, relu
 from summit_train.models.dropout import Dropout
+from summit_train.models.norm import Norm2d, Norm3d
 from summit_train.models.recompute import RecomputedBlocks
-from summit_train.models.rolled import Roll, Rolled, join
+from summit_train.models.rolled import Roll, Rolled
 from summit_train.models.shift import TemporalShift, num_shifted_channels
 from summit_train.models.shifted_conv import ShiftedConv2d
 
@@ -94,9 +94,9 @@ def _of_branch(shift: Shift | None) -> Shift | None:
     return None if shift is None or shift.in_place else shift
 
 
-def normalisation(num_dims: int, channels: int) -> nn.Module:
+def normalisation(num_dims: int, channels: int) -> Norm2d | Norm3d:
     """Batch normalisation over N, (T,) H and W."""
-    return nn.BatchNorm2d(channels) if num_dims == 2 else nn.BatchNorm3d(channels)
+    return Norm2d(channels) if num_dims == 2 else Norm3d(channels)
 
 
 def max_pool(num_dims: int, kernel: Triple, stride: Triple, padding: Triple) -> nn.Module:
@@ -128,16 +128,18 @@ class Block(nn.Module):
         self.after: Roll | None = None
 
     def branch(self, x: torch.Tensor) -> torch.Tensor:
-        """The branch behind its first convolution."""
+        """The branch between its first convolution and its last normalisation."""
+        raise NotImplementedError
+
+    @property
+    def last_norm(self) -> Norm2d | Norm3d:
+        """The branch's last normalisation."""
         raise NotImplementedError
 
     def forward(self, x: torch.Tensor | Rolled) -> torch.Tensor | Rolled:
         out, shortcut, before = self._of_rolled(x) if isinstance(x, Rolled) else self._of_plain(x)
-        out = self.branch(out)
         after = None if torch.compiler.is_compiling() else self.after
-        if before is None and after is None:
-            return relu(add(out, shortcut))
-        out = join(out, shortcut, before, after)
+        out = self.last_norm.joined(self.branch(out), shortcut, before, after)
         return out if after is None else Rolled(out, after)
 
     def _of_plain(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
@@ -182,9 +184,12 @@ class BasicBlock(Block):
         self._add_downsample(num_dims, in_channels, channels, strides)
 
     def branch(self, x: torch.Tensor) -> torch.Tensor:
-        out = relu(self.bn1(x))
-        result: torch.Tensor = self.bn2(self.conv2(out))
+        result: torch.Tensor = self.conv2(self.bn1.rectified(x))
         return result
+
+    @property
+    def last_norm(self) -> Norm2d | Norm3d:
+        return self.bn2
 
 
 class Bottleneck(Block):
@@ -208,10 +213,13 @@ class Bottleneck(Block):
         self._add_downsample(num_dims, in_channels, out_channels, strides)
 
     def branch(self, x: torch.Tensor) -> torch.Tensor:
-        out = relu(self.bn1(x))
-        out = relu(self.bn2(self.conv2(out)))
-        result: torch.Tensor = self.bn3(self.conv3(out))
+        out = self.conv2(self.bn1.rectified(x))
+        result: torch.Tensor = self.conv3(self.bn2.rectified(out))
         return result
+
+    @property
+    def last_norm(self) -> Norm2d | Norm3d:
+        return self.bn3
 
 
 BlockShift = Callable[[int, int], Shift | None]
@@ -284,6 +292,15 @@ class VideoResNet(nn.Module):
             if isinstance(module, Block):
                 module.after = None
 
+    def unfuse(self) -> None:
+        """Normalise, add and rectify one after the other, by PyTorch's operators (see models/norm.py), and slower.
+
+        Then all normalisations are called as modules, as hooks expect.
+        """
+        for module in self.modules():
+            if isinstance(module, Norm2d | Norm3d):
+                module.fused = False
+
     def forward(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
         features = self.features(clip_NTCHW)
         logits = self.fc(self.dropout(features))
@@ -298,7 +315,7 @@ class VideoResNet(nn.Module):
 
     def body(self, x: torch.Tensor) -> torch.Tensor:
         """The convolutional part, on frames (N*T, 3, H, W) or volumes (N, 3, T, H, W)."""
-        x = self.maxpool(relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(self.bn1.rectified(self.conv1(x)))
         x = self.layer1(x)
         if self.pool2 is not None:
             x = self.pool2(x)

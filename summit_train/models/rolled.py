@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
@@ -20,6 +21,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from summit_train.models.activation import add, relu
+from summit_train.models.native import kernels
+from summit_train.models.native.kernels import Layout, Segment
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,18 @@ class Roll:
         for frames, step in self._groups(x):
             _turn_(frames, -step)
 
+    def rolled(self, x: torch.Tensor) -> torch.Tensor:
+        """A copy of `x`, rolled; no business of autograd's."""
+        copy = x.detach().clone()
+        self.roll_(copy)
+        return copy
+
+    def unrolled(self, x: torch.Tensor) -> torch.Tensor:
+        """A copy of a rolled `x` with every frame in its place; no business of autograd's."""
+        copy = x.detach().clone()
+        self.unroll_(copy)
+        return copy
+
     def blank_(self, x: torch.Tensor) -> None:
         """Make of a rolled `x` a shifted one: zeros for what came round the ends."""
         for end in self._ends(x):
@@ -52,6 +67,14 @@ class Roll:
     @contextmanager
     def blanked(self, x: torch.Tensor) -> Iterator[None]:
         """`blank_`; after the block, also one that fails, `x` is as before."""
+        if kernels.available(x):
+            layout = layout_of(x.shape[1], None, self)
+            kernels.put_away(x.data, layout)
+            try:
+                yield
+            finally:
+                kernels.put_back(x.data, layout)
+            return
         values = [end.clone() for end in self._ends(x)]
         self.blank_(x)
         try:
@@ -59,6 +82,46 @@ class Roll:
         finally:
             for end, value in zip(self._ends(x), values, strict=True):
                 end.copy_(value)
+
+    @contextmanager
+    def shifted(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        """`x` shifted, for as long as the block takes: a copy, or where no kernel makes one, `x` itself meanwhile.
+
+        After the block, also one that fails, `x` is as before.
+        """
+        if kernels.available(x):
+            yield kernels.moved(x.data, layout_of(x.shape[1], None, self), blank=True)
+            return
+        self.roll_(x)
+        try:
+            with self.blanked(x):
+                yield x
+        finally:
+            self.unroll_(x)
+
+    def of_shifted(self, grad: torch.Tensor) -> torch.Tensor:
+        """The gradient to what was shifted, of that to the shifted one, which may be changed."""
+        if kernels.available(grad):
+            return kernels.moved(grad, layout_of(grad.shape[1], self, None), blank=True)
+        self.blank_(grad)
+        self.unroll_(grad)
+        return grad
+
+    def pixels(self, x: torch.Tensor, stride: int) -> torch.Tensor:
+        """Every `stride`-th pixel of a rolled `x`, with every frame in its place; no business of autograd's."""
+        if kernels.available(x):
+            return kernels.moved(x.data, layout_of(x.shape[1], self, None), stride=stride, blank=False)
+        return self.unrolled(x[..., ::stride, ::stride])
+
+    @property
+    def cuts(self) -> tuple[int, int]:
+        """The channels behind the first group, and behind the second."""
+        return self.from_next, self.from_next + self.from_previous
+
+    def place_of(self, channel: int) -> int:
+        """In which frame, counted from its own, that channel of a frame is stored."""
+        first, both = self.cuts
+        return -1 if channel < first else 1 if channel < both else 0
 
     def _groups(self, x: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
         """The groups of channels that move, as views (N, T, c, H, W), with the step that each takes its frames from."""
@@ -89,6 +152,21 @@ def _turn_(frames_NTCHW: torch.Tensor, step: int) -> None:
     frames_NTCHW[:, order[-1]].copy_(fell_out)
 
 
+@cache
+def layout_of(channels: int, before: Roll | None, after: Roll | None) -> Layout:
+    """For the kernels: a shortcut stored as `before` says, a result as `after` does; None is unrolled."""
+    rolls = [roll for roll in (before, after) if roll is not None]
+    if not rolls:  # Then it is all the same what a clip is.
+        return Layout(1, (Segment(0, channels, 0, 0, 0, 0),))
+    starts = sorted({0, channels, *(cut for roll in rolls for cut in roll.cuts)})
+    segments = []
+    for begin, end in pairwise(starts):
+        source = 0 if after is None else -after.place_of(begin)
+        place = 0 if before is None else before.place_of(begin)
+        segments.append(Segment(begin, end, source, source + place, place, -source))
+    return Layout(rolls[0].num_frames, tuple(segments))
+
+
 class Rolled(NamedTuple):
     """A stream as it is stored, frames (N*T, C, H, W), and how."""
 
@@ -97,16 +175,13 @@ class Rolled(NamedTuple):
 
     def unrolled(self) -> torch.Tensor:
         """A copy with every frame in its place; autograd does not see through it."""
-        copy = self.frames.detach().clone()
-        self.roll.unroll_(copy)
-        return copy
+        return self.roll.unrolled(self.frames)
 
 
 class _Join(torch.autograd.Function):
     """relu(branch + shortcut): the shortcut is stored as `before` says, the result as `after` does; None is unrolled.
 
-    Branch and shortcut get one gradient, with every frame in its place. That of a rolled shortcut too, which goes to
-    a convolution that knows (`shifted_conv.of_rolled`): a copy of it is saved.
+    Gradients are stored as what they belong to; where branch and shortcut are stored alike they get one.
     """
 
     @staticmethod
@@ -124,19 +199,21 @@ class _Join(torch.autograd.Function):
         if out is branch:
             ctx.mark_dirty(branch)
         ctx.save_for_backward(out)
-        ctx.after = after
+        ctx.rolls = before, after
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (out,) = ctx.saved_tensors
+        before, after = ctx.rolls
         # In the layout of the activation, which that of the last one's gradient is not.
-        both = torch.empty_like(out)
-        torch.ops.aten.threshold_backward.grad_input(grad, out, 0, grad_input=both)
-        if ctx.after is not None:
-            ctx.after.unroll_(both)
-        return both, both, None, None
+        stored = torch.empty_like(out)
+        torch.ops.aten.threshold_backward.grad_input(grad, out, 0, grad_input=stored)
+        branch = stored if after is None else after.unrolled(stored)
+        if before == after:
+            return branch, stored, None, None
+        return branch, branch if before is None else before.rolled(branch), None, None
 
 
 # Function.apply carries no types of its own.

@@ -8,8 +8,7 @@ what autograd has saved, never see a difference. Either way nothing is saved tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -35,17 +34,6 @@ class Geometry(NamedTuple):
 _POINTWISE = Geometry((1, 1), (0, 0))
 
 
-@contextmanager
-def _shifted(x: torch.Tensor, roll: Roll) -> Iterator[None]:
-    """`x` (N*T, C, H, W) is shifted in place; after the block, also one that fails, it is as before."""
-    roll.roll_(x)
-    try:
-        with roll.blanked(x):
-            yield
-    finally:
-        roll.unroll_(x)
-
-
 class _OfPlain(torch.autograd.Function):
     """The convolution of a stream with every frame in its place, shifted."""
 
@@ -55,28 +43,24 @@ class _OfPlain(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.settings = geometry, roll
-        with _shifted(x, roll):
-            return functional.conv2d(x, weight, None, geometry.stride, geometry.padding)
+        with roll.shifted(x) as shifted:
+            return functional.conv2d(shifted, weight, None, geometry.stride, geometry.padding)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         geometry, roll = ctx.settings
-        with _shifted(x, roll):
-            grad_x, grad_weight = _gradients(grad, x, weight, geometry, ctx.needs_input_grad[:2])
-        if grad_x is not None:
-            roll.blank_(grad_x)
-            roll.unroll_(grad_x)
-        return grad_x, grad_weight, None, None
+        with roll.shifted(x) as shifted:
+            grad_x, grad_weight = _gradients(grad, shifted, weight, geometry, ctx.needs_input_grad[:2])
+        return None if grad_x is None else roll.of_shifted(grad_x), grad_weight, None, None
 
 
 class _OfRolled(torch.autograd.Function):
     """A rolled stream into a block: (the convolution of it shifted, the shortcut).
 
     With the weight of a projection the shortcut is that 1x1 convolution of every `step`-th pixel, with every frame in
-    its place. Without, it is the stream itself, still rolled; its gradient, from `join`, has every frame in its place
-    all the same, and nobody else needs it any more.
+    its place. Without, it is the stream itself, still rolled, and so is its gradient.
     """
 
     @staticmethod
@@ -90,7 +74,7 @@ class _OfRolled(torch.autograd.Function):
             out = functional.conv2d(x, weight, None, geometry.stride, geometry.padding)
         if projection is None:
             return out, x
-        return out, functional.conv2d(_pixels(x, step, roll), projection)
+        return out, functional.conv2d(roll.pixels(x, step), projection)
 
     @staticmethod
     @once_differentiable
@@ -100,26 +84,20 @@ class _OfRolled(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         beside, grad_projection = cast("torch.Tensor | None", shortcut_grad), None
         if projection is not None:
-            pixels = _pixels(x, step, roll)  # Kept, they would be what the 2D network does not keep.
+            pixels = roll.pixels(x, step)  # Kept, they would be what the 2D network does not keep.
             asked = (wanted[0], wanted[2])
             beside, grad_projection = _gradients(shortcut_grad, pixels, projection, _POINTWISE, asked)
+            if beside is not None:
+                roll.roll_(beside)
         with roll.blanked(x):
             grad_x, grad_weight = _gradients(grad, x, weight, geometry, wanted[:2])
         if grad_x is not None and beside is not None:
             roll.blank_(grad_x)
-            roll.roll_(beside)
             if step == 1:
                 grad_x = add(grad_x, beside)
             else:
                 grad_x[..., ::step, ::step] += beside
         return grad_x, grad_weight, grad_projection, None, None, None
-
-
-def _pixels(x: torch.Tensor, step: int, roll: Roll) -> torch.Tensor:
-    """What a projection reads of a rolled stream, with every frame in its place."""
-    pixels = x[..., ::step, ::step].clone()
-    roll.unroll_(pixels)
-    return pixels
 
 
 def _gradients(

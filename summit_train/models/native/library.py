@@ -1,0 +1,134 @@
+"""The C++ kernels as a library: compiled when they are first wanted, kept in the user's cache, loaded from there.
+
+Set-up compiles them, so that jobs need no compiler. Nodes of one cluster may differ, so there is one library for each
+level of x86-64 (System V ABI, section 3.1.1); a processor takes the best that it knows and that can be had.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+_FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fPIC", "-shared")
+_COMPILERS = ("c++", "g++", "clang++")
+_PATIENCE_S = 120
+# Best first, with the flags of /proc/cpuinfo that a level has beyond what every x86-64 has.
+_LEVELS = {
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v3": {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"},
+}
+
+
+class KernelError(ValueError):
+    """The kernels cannot be had on this machine."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """A library that is loaded, and the kind of processor that it was compiled for."""
+
+    library: ctypes.CDLL
+    target: str
+
+
+@cache
+def kernels() -> Kernels | KernelError:
+    """The library, or why there is none; asked once a process."""
+    wanted = targets()
+    for target in wanted:
+        path = library_file(target)
+        if path.is_file():
+            return _loaded(path, target)
+    try:
+        return _loaded(compiled(wanted[0]), wanted[0])
+    except KernelError as error:
+        return error
+
+
+def targets() -> list[str]:
+    """What to compile for, the best that this processor knows first."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return [platform.machine()]
+    known = _processor_flags()
+    fits = [level for i, level in enumerate(_LEVELS) if all(known >= flags for flags in list(_LEVELS.values())[i:])]
+    return [*fits, "x86-64"]
+
+
+def library_file(target: str) -> Path:
+    """Where the library for a target is kept: a name that changes with all that it is made from."""
+    sources = sorted([SOURCE, *SOURCE.parent.glob("*.hpp")])
+    made_from = [*(source.read_bytes() for source in sources), " ".join(_FLAGS).encode(), " ".join(platform.libc_ver()).encode()]
+    key = hashlib.sha256(b"\0".join(made_from)).hexdigest()[:16]
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache_home / "summit_train" / "kernels" / f"{key}-{target}.so"
+
+
+def compiled(target: str) -> Path:
+    """The library for a target, compiled if it is not there; whole or not at all.
+
+    The compiler is CXX or the first on PATH. Raises KernelError with what it said.
+    """
+    path = library_file(target)
+    if path.is_file():
+        return path
+    compiler = _compiler()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = Path(folder, path.name)
+            option = "-mcpu" if target.startswith("ppc") else "-march"
+            kind = target if target in (*_LEVELS, "x86-64") else "native"
+            _run([compiler, *_FLAGS, f"{option}={kind}", str(SOURCE), "-o", str(made)])
+            made.replace(path)
+    except OSError as error:
+        raise KernelError(f"{path.parent} cannot be written: {error.strerror}") from error
+    return path
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KernelError(f"{command[0]} took longer than {_PATIENCE_S} s") from error
+    if done.returncode != 0:
+        said = next((line for line in done.stderr.splitlines() if "error" in line), f"exit status {done.returncode}")
+        raise KernelError(f"{command[0]} cannot compile {SOURCE.name}: {said}")
+
+
+def _compiler() -> str:
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else _COMPILERS
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        raise KernelError(f"no compiler on PATH among {', '.join(names)}")
+    return found
+
+
+def _loaded(path: Path, target: str) -> Kernels:
+    try:
+        # After torch, whose OpenMP it then shares: a second one would have threads of its own.
+        return Kernels(ctypes.CDLL(str(path)), target)
+    except OSError as error:
+        raise KernelError(f"{path} cannot be loaded: {error}; remove it to have it made anew") from error
+
+
+def _processor_flags() -> set[str]:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    return next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
+
+
+def compile_for_cluster() -> None:
+    """Compile what this machine wants, and the level below for nodes that know less. Raises KernelError."""
+    for target in targets()[:2]:
+        compiled(target)

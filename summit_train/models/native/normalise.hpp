@@ -1,0 +1,283 @@
+// Batch normalisation, the sum with a shortcut and relu in as few passes over memory as there can be, on CPUs.
+//
+// A convolution's result x has its channels last: rows of pixels, `frames` to a clip, `channels` to a row. Forward it
+// is read twice (moments, then the result) and the result written once; backward the gradient and x are read twice.
+// The shortcut and the result may be stored rolled in time (models/rolled.py): a segment of channels of a frame then
+// belongs to another frame of the clip. That takes no pass of its own here, as every row is read and written anyway.
+//
+// Sources: Ioffe and Szegedy, "Batch Normalization" (2015), Algorithm 1 and section 3; the moments of blocks are merged
+// as Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm" (1979), equations 2.1.
+#pragma once
+#include <cmath>
+#include <vector>
+
+#include "rows.hpp"
+
+namespace {
+
+// ------------------------------------------------------------------------------------------------------- moments
+
+struct Moments {
+    std::vector<double> mean, squares; // of the differences from the mean, summed
+    int64_t count = 0;
+
+    explicit Moments(int64_t channels) : mean(channels, 0), squares(channels, 0) {}
+
+    void merge(const double* other_mean, const double* other_squares, int64_t k) {
+        const double share = double(k) / double(count + k), weight = double(count) * share;
+        for (size_t c = 0; c < mean.size(); c++) {
+            const double d = other_mean[c] - mean[c];
+            mean[c] += d * share;
+            squares[c] += other_squares[c] + d * d * weight;
+        }
+        count += k;
+    }
+};
+
+// sum[c] += f(x, c) over rows, four at a time: else each would wait for the sum of the one before.
+template <class T, class F>
+inline void add_rows(const T* x, int64_t C, int64_t first, int64_t last, A<T>* sum, F f) {
+    int64_t r = first;
+    for (; r + 4 <= last; r += 4) {
+        const T* const at = x + r * C;
+#pragma omp simd
+        for (int64_t c = 0; c < C; c++)
+            sum[c] += (f(load(at[c]), c) + f(load(at[C + c]), c)) + (f(load(at[2 * C + c]), c) + f(load(at[3 * C + c]), c));
+    }
+    for (; r < last; r++) {
+        const T* const at = x + r * C;
+#pragma omp simd
+        for (int64_t c = 0; c < C; c++) sum[c] += f(load(at[c]), c);
+    }
+}
+
+template <class T> void moments_of_rows(const T* x, int64_t C, int64_t first, int64_t last, Moments& into) {
+    const int64_t block = std::max<int64_t>(32, BLOCK_BYTES / int64_t(C * sizeof(T)));
+    std::vector<A<T>> sum(C), mean(C);
+    std::vector<double> wide(C), squares(C);
+    for (int64_t row = first; row < last; row += block) {
+        const int64_t end = std::min(last, row + block);
+        A<T>*const s = sum.data(), *const m = mean.data();
+        std::fill(sum.begin(), sum.end(), A<T>(0));
+        // From the first row on, so that a mean that is large beside the deviations costs no digits.
+        for (int64_t c = 0; c < C; c++) m[c] = load(x[row * C + c]);
+        add_rows<T>(x, C, row, end, s, [m](A<T> value, int64_t c) { return value - m[c]; });
+        for (int64_t c = 0; c < C; c++) m[c] = A<T>(wide[c] = double(m[c]) + double(s[c]) / double(end - row));
+        std::fill(sum.begin(), sum.end(), A<T>(0));
+        add_rows<T>(x, C, row, end, s, [m](A<T> value, int64_t c) { return (value - m[c]) * (value - m[c]); });
+        std::copy(sum.begin(), sum.end(), squares.begin());
+        into.merge(wide.data(), squares.data(), end - row);
+    }
+}
+
+// The biased variance of all rows of a channel, and the mean.
+template <class T> void moments(const T* x, const Shape& s, A<T>* mean, A<T>* variance) {
+    const int64_t threads = threads_for(s);
+    std::vector<Moments> parts(threads, Moments(s.channels));
+    in_parallel(threads, s.rows(), [&](int64_t t, int64_t first, int64_t last) {
+        moments_of_rows(x, s.channels, first, last, parts[t]);
+    });
+    for (int64_t t = 1; t < threads; t++)
+        if (parts[t].count) parts[0].merge(parts[t].mean.data(), parts[t].squares.data(), parts[t].count);
+    for (int64_t c = 0; c < s.channels; c++) {
+        mean[c] = A<T>(parts[0].mean[c]);
+        variance[c] = A<T>(parts[0].squares[c] / double(s.rows()));
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- forward
+
+template <class T> struct Affine { // y = x * scale + shift
+    std::vector<A<T>> scale, shift;
+
+    Affine(const A<T>* weight, const A<T>* bias, const A<T>* mean, const A<T>* inverse, int64_t C) : scale(C), shift(C) {
+        for (int64_t c = 0; c < C; c++) {
+            scale[c] = weight[c] * inverse[c];
+            shift[c] = bias[c] - mean[c] * scale[c];
+        }
+    }
+};
+
+template <class N> inline N rectified(N x) { return x < 0 ? N(0) : x; } // a NaN stays one
+
+template <class T, bool SHORTCUT, bool RELU>
+void apply(const T* x, const T* shortcut, T* result, const Affine<T>& affine, const Shape& s) {
+    const bool stream = is_large<T>(s);
+    const Tiles tiles = Tiles::of<T>(s);
+    const int64_t distance = rows_ahead<T>(s.channels) * s.channels;
+    const auto each = [&](const Piece& p) {
+        const A<T>*const scale = affine.scale.data() + p.begin, *const shift = affine.shift.data() + p.begin;
+        const T *const from = x + p.there, *const other = SHORTCUT ? shortcut + p.beside : nullptr;
+        announce(from, p, distance);
+        if constexpr (SHORTCUT) announce(other, p, distance);
+        write(result + p.here, p.width, stream, [=](int64_t j) {
+            A<T> y = load(from[j]) * scale[j] + shift[j];
+            if constexpr (SHORTCUT) y += load(other[j]);
+            return RELU ? rectified(y) : y;
+        });
+    };
+    in_parallel(threads_for(s), tiles.count, [&](int64_t, int64_t first, int64_t last) {
+        for (int64_t tile = first; tile < last; tile++)
+            over_pieces(s, tiles, tile, &Segment::x_step, &Segment::shortcut_step, each);
+        written(stream);
+    });
+}
+
+// Running statistics as torch.nn.BatchNorm keeps them: r += momentum * (new - r), the variance unbiased.
+template <class N> void run(N* running, const N* found, int64_t C, double momentum, double factor) {
+    for (int64_t c = 0; c < C; c++)
+        running[c] = N((1 - momentum) * double(running[c]) + momentum * factor * double(found[c]));
+}
+
+template <class T>
+void forward(const T* x, const T* shortcut, T* result, const A<T>* weight, const A<T>* bias, A<T>* running_mean,
+             A<T>* running_variance, A<T>* mean, A<T>* inverse, const Shape& s, bool train, bool relu, double momentum,
+             double eps) {
+    const int64_t C = s.channels, n = s.rows();
+    if (train) {
+        moments(x, s, mean, inverse);
+        if (running_mean) {
+            run(running_mean, mean, C, momentum, 1);
+            run(running_variance, inverse, C, momentum, double(n) / double(n - 1));
+        }
+    } else {
+        std::copy(running_mean, running_mean + C, mean);
+        std::copy(running_variance, running_variance + C, inverse);
+    }
+    for (int64_t c = 0; c < C; c++) inverse[c] = A<T>(1 / std::sqrt(double(inverse[c]) + eps));
+    const Affine<T> affine(weight, bias, mean, inverse, C);
+    if (shortcut)
+        apply<T, true, true>(x, shortcut, result, affine, s);
+    else if (relu)
+        apply<T, false, true>(x, shortcut, result, affine, s);
+    else
+        apply<T, false, false>(x, shortcut, result, affine, s);
+}
+
+// ------------------------------------------------------------------------------------------------------ backward
+
+// Where relu passes a gradient: where its result is above 0, which x tells too unless a shortcut was added.
+enum class Mask { none, by_x, by_result };
+
+template <class N> inline N masked(N grad, N y) { return y <= 0 ? N(0) : grad; } // past a NaN, as torch has it
+
+template <class T> struct Sums {
+    std::vector<double> grad, product; // of grad, and of grad * (x - mean)
+    std::vector<A<T>> block_grad, block_product;
+
+    explicit Sums(int64_t C) : grad(C, 0), product(C, 0), block_grad(C, 0), block_product(C, 0) {}
+
+    void flush() {
+        for (size_t c = 0; c < grad.size(); c++) {
+            grad[c] += block_grad[c];
+            product[c] += block_product[c];
+            block_grad[c] = block_product[c] = 0;
+        }
+    }
+};
+
+// The first pass: both sums, and with a shortcut its gradient, stored as the shortcut is. OVER_X: in the order of x, else
+// of the result; the one in which what is written is in order.
+template <class T, Mask MASK, bool OVER_X>
+Sums<T> reduce(const T* grad, const T* result, const T* x, T* shortcut_grad, const A<T>* mean, const Affine<T>& affine,
+               const Shape& s) {
+    const int64_t threads = threads_for(s), C = s.channels;
+    const Tiles tiles = Tiles::of<T>(s);
+    const int64_t distance = rows_ahead<T>(s.channels) * s.channels;
+    const bool stream = is_large<T>(s);
+    const auto there = OVER_X ? &Segment::to_result : &Segment::x_step;
+    const auto beside = OVER_X ? &Segment::to_shortcut : &Segment::shortcut_step;
+    std::vector<Sums<T>> parts(threads, Sums<T>(C));
+    in_parallel(threads, tiles.count, [&](int64_t t, int64_t first, int64_t last) {
+        Sums<T>& sums = parts[t];
+        for (int64_t tile = first; tile < last; tile++) {
+            over_pieces(s, tiles, tile, there, beside, [&](const Piece& p) {
+                const A<T>*const m = mean + p.begin, *const scale = affine.scale.data() + p.begin,
+                     *const shift = affine.shift.data() + p.begin;
+                A<T>*const sum = sums.block_grad.data() + p.begin, *const product = sums.block_product.data() + p.begin;
+                const T *const from = x + (OVER_X ? p.here : p.there), *const dy = grad + (OVER_X ? p.there : p.here);
+                const T* const y = MASK == Mask::by_result ? result + (OVER_X ? p.there : p.here) : nullptr;
+                announce(from, p, distance);
+                announce(dy, p, distance);
+                if constexpr (MASK == Mask::by_result) announce(y, p, distance);
+                const auto masked_and_summed = [=](int64_t j) {
+                    const A<T> here = load(from[j]);
+                    A<T> d = load(dy[j]);
+                    if constexpr (MASK == Mask::by_x) d = masked(d, here * scale[j] + shift[j]);
+                    if constexpr (MASK == Mask::by_result) d = masked(d, load(y[j]));
+                    sum[j] += d;
+                    product[j] += d * (here - m[j]);
+                    return d;
+                };
+                if constexpr (MASK == Mask::by_result) {
+                    write(shortcut_grad + p.beside, p.width, stream, masked_and_summed);
+                } else {
+#pragma omp simd
+                    for (int64_t j = 0; j < p.width; j++) masked_and_summed(j);
+                }
+            });
+            sums.flush();
+        }
+        written(stream);
+    });
+    for (int64_t t = 1; t < threads; t++)
+        for (int64_t c = 0; c < C; c++) {
+            parts[0].grad[c] += parts[t].grad[c];
+            parts[0].product[c] += parts[t].product[c];
+        }
+    return parts[0];
+}
+
+// The second pass, over x's frames: its gradient = scale * grad + slope * (x - mean) + level, by channel.
+template <class T, Mask MASK>
+void spread(const T* grad, const T* x, T* x_grad, const A<T>* mean, const Affine<T>& affine,
+            const std::vector<A<T>>& slopes, const std::vector<A<T>>& levels, const Shape& s) {
+    const bool stream = is_large<T>(s);
+    const Tiles tiles = Tiles::of<T>(s);
+    const int64_t distance = rows_ahead<T>(s.channels) * s.channels;
+    const auto each = [&](const Piece& p) {
+        const int64_t c = p.begin;
+        const A<T>*const m = mean + c, *const scale = affine.scale.data() + c, *const shift = affine.shift.data() + c,
+             *const slope = slopes.data() + c, *const level = levels.data() + c;
+        // With a shortcut `grad` is that one's: masked already, and stored as it is.
+        const T *const from = x + p.here, *const dy = grad + p.there;
+        announce(from, p, distance);
+        announce(dy, p, distance);
+        write(x_grad + p.here, p.width, stream, [=](int64_t j) {
+            const A<T> here = load(from[j]);
+            A<T> d = load(dy[j]);
+            if constexpr (MASK == Mask::by_x) d = masked(d, here * scale[j] + shift[j]);
+            return scale[j] * d + (slope[j] * (here - m[j]) + level[j]);
+        });
+    };
+    in_parallel(threads_for(s), tiles.count, [&](int64_t, int64_t first, int64_t last) {
+        for (int64_t tile = first; tile < last; tile++)
+            over_pieces(s, tiles, tile, &Segment::to_shortcut, &Segment::to_shortcut, each);
+        written(stream);
+    });
+}
+
+template <class T, Mask MASK>
+void backward(const T* grad, const T* result, const T* x, T* shortcut_grad, T* x_grad, const A<T>* weight,
+              const A<T>* bias, const A<T>* mean, const A<T>* inverse, A<T>* weight_grad, A<T>* bias_grad,
+              const Shape& s, bool train) {
+    const int64_t C = s.channels;
+    const Affine<T> affine(weight, bias, mean, inverse, C);
+    const bool in_order = std::all_of(s.segments, s.segments + s.num_segments, [](auto& g) { return !g.to_shortcut; });
+    const auto first_pass = in_order ? reduce<T, MASK, true> : reduce<T, MASK, false>;
+    const Sums<T> sums = first_pass(grad, result, x, shortcut_grad, mean, affine, s);
+    std::vector<A<T>> slopes(C, 0), levels(C, 0);
+    for (int64_t c = 0; c < C; c++) {
+        weight_grad[c] = A<T>(sums.product[c] * inverse[c]);
+        bias_grad[c] = A<T>(sums.grad[c]);
+        if (train) { // else mean and variance are constants
+            const double each = double(affine.scale[c]) / double(s.rows());
+            slopes[c] = A<T>(-each * sums.product[c] * inverse[c] * inverse[c]);
+            levels[c] = A<T>(-each * sums.grad[c]);
+        }
+    }
+    if (x_grad)
+        spread<T, MASK>(MASK == Mask::by_result ? shortcut_grad : grad, x, x_grad, mean, affine, slopes, levels, s);
+}
+
+} // namespace

@@ -1,0 +1,176 @@
+// Activations as rows of channels: how their numbers are stored, walked over, shared between threads and written.
+#pragma once
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+// Channels [begin, end) of the result's frame t belong to frame t + x_step of x and t + shortcut_step of the shortcut;
+// those of x's frame t to frame t + to_shortcut of the shortcut and t + to_result of the result, around the clip's ends.
+struct Segment {
+    int64_t begin, end, x_step, shortcut_step, to_shortcut, to_result;
+};
+
+// Also read by Python: kernels.py has the same fields in the same order.
+struct Shape {
+    int64_t clips, frames, pixels, channels;
+    const Segment* segments;
+    int64_t num_segments;
+    int64_t threads;
+
+    int64_t rows() const { return clips * frames * pixels; }
+};
+
+struct bf16 {
+    uint16_t bits;
+};
+
+// What a stored number is computed in.
+template <class T> struct compute { using type = T; };
+template <> struct compute<bf16> { using type = float; };
+template <class T> using A = typename compute<T>::type;
+
+inline float load(float x) { return x; }
+inline double load(double x) { return x; }
+inline float load(bf16 x) { return std::bit_cast<float>(uint32_t(x.bits) << 16); }
+
+inline void store(float& to, float x) { to = x; }
+inline void store(double& to, double x) { to = x; }
+inline void store(bf16& to, float x) { // to the nearest, halves to the even one; a NaN stays one
+    const uint32_t u = std::bit_cast<uint32_t>(x);
+    const uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    const uint32_t nan = (u >> 16) | 0x40;
+    to.bits = uint16_t((u & 0x7fffffff) > 0x7f800000 ? nan : rounded);
+}
+
+// ---------------------------------------------------------------------------------------------- threads and rows
+
+constexpr int64_t SMALL = 1 << 15;       // elements that are not worth a second thread
+constexpr int64_t BLOCK_BYTES = 1 << 17; // of x, that stay in a core's cache between two readings
+constexpr int64_t TILE_BYTES = 1 << 19;  // of x; as much of each other activation
+constexpr int64_t AHEAD_BYTES = 1 << 12;
+constexpr int64_t STREAMED = 1 << 25;    // bytes from which a result leaves the caches before it is read again
+
+int64_t threads_for(const Shape& s) {
+    return s.rows() * s.channels < SMALL ? 1 : std::max<int64_t>(1, std::min(s.threads, s.rows()));
+}
+
+// each(thread, first, last + 1) of `count` on as many threads as `threads`.
+template <class F> void in_parallel(int64_t threads, int64_t count, F each) {
+#ifdef _OPENMP
+    if (threads > 1) {
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+        for (int64_t t = 0; t < threads; t++) each(t, count * t / threads, count * (t + 1) / threads);
+        return;
+    }
+#endif
+    for (int64_t t = 0; t < threads; t++) each(t, count * t / threads, count * (t + 1) / threads);
+}
+
+// A segment of the channels of a pixel.
+struct Piece {
+    int64_t begin, width;
+    int64_t here, there, beside; // where it is: in what is walked over, and in the two others
+};
+
+constexpr int64_t MOST_SEGMENTS = 8; // two rolls cut the channels into five
+
+// The rows of some pixels in all frames of a clip, so few that they stay in a core's cache: what another frame of the clip
+// has to give is then read while it is near.
+struct Tiles {
+    int64_t pixels, of_a_clip, count;
+
+    template <class T> static Tiles of(const Shape& s) {
+        const int64_t fit = TILE_BYTES / int64_t(s.channels * s.frames * sizeof(T));
+        const int64_t pixels = std::max<int64_t>(1, std::min(s.pixels, fit)), of_a_clip = (s.pixels + pixels - 1) / pixels;
+        return {pixels, of_a_clip, s.clips * of_a_clip};
+    }
+};
+
+// each(piece) for all rows of a tile, a frame t after the other; the others' frames are t + a step of the segment.
+template <class Step, class F>
+inline void over_pieces(const Shape& s, const Tiles& tiles, int64_t tile, Step there, Step beside, F each) {
+    const int64_t C = s.channels, n = s.num_segments, clip = tile / tiles.of_a_clip;
+    const int64_t first = tile % tiles.of_a_clip * tiles.pixels, last = std::min(s.pixels, first + tiles.pixels);
+    Piece pieces[MOST_SEGMENTS];
+    for (int64_t t = 0; t < s.frames; t++) {
+        for (int64_t i = 0; i < n; i++) {
+            const Segment& g = s.segments[i];
+            const auto at = [&](int64_t step) {
+                const int64_t frame = clip * s.frames + (t + step + s.frames) % s.frames;
+                return (frame * s.pixels + first) * C + g.begin;
+            };
+            pieces[i] = {g.begin, g.end - g.begin, at(0), at(g.*there), at(g.*beside)};
+        }
+        for (int64_t row = first; row < last; row++)
+            for (int64_t i = 0; i < n; i++) {
+                Piece& p = pieces[i];
+                each(p);
+                p.here += C, p.there += C, p.beside += C;
+            }
+    }
+}
+
+// How many rows ahead to ask for what is read.
+template <class T> int64_t rows_ahead(int64_t channels) {
+    return std::clamp<int64_t>(AHEAD_BYTES / int64_t(channels * sizeof(T)), 2, 16);
+}
+
+// Ask for what is read soon. Short pieces of another frame, a row apart, are no stream that the processor would see
+// coming; rows one after the other are, and still come a fifth to a third sooner (16-bit numbers) when asked for.
+template <class T> inline void announce(const T* piece, const Piece& p, int64_t distance) {
+    constexpr int64_t LINE = 64 / sizeof(T);
+    for (int64_t j = 0; j < p.width; j += LINE) __builtin_prefetch(piece + distance + j);
+}
+
+// A line past the caches.
+#ifdef __SSE2__
+inline void stream_line(void* to, const void* from) {
+#if defined __AVX512F__
+    _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_load_si512(from));
+#elif defined __AVX__
+    for (int i = 0; i < 2; i++)
+        _mm256_stream_si256(static_cast<__m256i*>(to) + i, _mm256_load_si256(static_cast<const __m256i*>(from) + i));
+#else
+    for (int i = 0; i < 4; i++)
+        _mm_stream_si128(static_cast<__m128i*>(to) + i, _mm_load_si128(static_cast<const __m128i*>(from) + i));
+#endif
+}
+#endif
+
+// to[j] = f(j). Large results go past the caches: they are out of them before anybody reads them, and a line that is
+// written whole need not be read first.
+template <class T, class F> inline void write(T* to, int64_t n, bool stream, F f) {
+#ifdef __SSE2__
+    if (stream && n * sizeof(T) % 64 == 0 && reinterpret_cast<uintptr_t>(to) % 64 == 0) {
+        constexpr int64_t CHUNK = 1024 / sizeof(T), LINE = 64 / sizeof(T);
+        alignas(64) T buffer[CHUNK];
+        for (int64_t done = 0; done < n; done += CHUNK) {
+            const int64_t k = std::min(CHUNK, n - done);
+#pragma omp simd
+            for (int64_t j = 0; j < k; j++) store(buffer[j], f(done + j));
+            for (int64_t j = 0; j < k; j += LINE) stream_line(to + done + j, buffer + j);
+        }
+        return;
+    }
+#endif
+#pragma omp simd
+    for (int64_t j = 0; j < n; j++) store(to[j], f(j));
+}
+
+template <class T> bool is_large(const Shape& s) { return s.rows() * s.channels * int64_t(sizeof(T)) >= STREAMED; }
+
+inline void written(bool stream) {
+#ifdef __SSE2__
+    if (stream) _mm_sfence();
+#endif
+}
+
+} // namespace
