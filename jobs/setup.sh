@@ -116,7 +116,7 @@ find_mpi() {
 # What the environment is made from: when none of it changed, there is nothing to do.
 inputs() {
     {
-        cat jobs/setup.sh "$pins" setup.cfg pyproject.toml
+        cat jobs/setup.sh "$pins" setup.cfg pyproject.toml summit_train/models/native/*.[ch]pp
         echo "$repo ${PYTHON:-} ${TORCH:-} ${NCCL:-}"
     } | sha256sum | cut -d' ' -f1
 }
@@ -339,6 +339,13 @@ install_package() {
     pip "installing the Python packages" install -c "$constraints" --no-build-isolation -e '.[test]'
 }
 
+# The package's own kernels, kept in the cache too. Without them training takes longer, and the doctor says so.
+compile_kernels() {
+    say "Kernels: compiling (ten seconds the first time)"
+    logged "$py" -c 'from summit_train.models.native.library import compile_for_cluster; compile_for_cluster()' ||
+        say "Kernels: left out, $(tail -n 1 "$log")"
+}
+
 # mpi4py and Horovod use one MPI, and two ranks add up numbers through both.
 ranks_work() {
     logged "$py" -c '
@@ -402,6 +409,7 @@ main() {
     install_horovod
     install_mpi4py
     install_package
+    compile_kernels
     verify
     inputs >"$stamp"
     say "Ready: $venv"

@@ -56,6 +56,7 @@ def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
         check_python,
         lambda: check_torch(timeout),
         lambda: check_horovod(timeout),
+        lambda: check_kernels(timeout),
         check_mpi,
         lambda: check_mpi4py(timeout),
         lambda: check_video(timeout),
@@ -131,6 +132,17 @@ def _torch_that_horovod_was_built_for() -> str:
     if not path.is_file():
         return "unknown"
     return str(json.loads(path.read_text()).get("pytorch", "unknown"))
+
+
+def check_kernels(timeout: float = 120.0) -> Check:
+    """The C++ kernels for CPUs; without them PyTorch's operators do the same in more passes over memory."""
+    try:
+        facts = probe(KERNELS_PROGRAM, timeout)
+    except ProbeError as error:
+        return Check("kernels", "fail", str(error), SET_UP)
+    if facts["why_not"]:
+        return Check("kernels", "warn", f"none, CPUs take longer: {facts['why_not']}", f"install g++ and {SET_UP}")
+    return Check("kernels", "ok", f"compiled for {facts['target']}")
 
 
 def check_mpi() -> Check:
@@ -318,6 +330,13 @@ def cache_folder() -> Path:
 
 # --------------------------------------------------------------------------------------------------- two ranks
 
+
+KERNELS_PROGRAM = """
+from summit_train.models.native.library import Kernels, kernels
+found = kernels()
+loaded = isinstance(found, Kernels)
+print(json.dumps({"target": found.target if loaded else None, "why_not": None if loaded else str(found)}))
+"""
 
 ALLREDUCE_PROGRAM = """
 from mpi4py import MPI

@@ -47,7 +47,8 @@ def machine_text(environment: Mapping[str, Any]) -> str:
     """The machine in a caption: host, processor, cores, threads of a rank, torch."""
     threads = environment["threads_per_rank"]
     plural = "s" if threads != 1 else ""
-    return f"{machine_of(environment)}, {threads} thread{plural} a rank, torch {environment['torch']}"
+    without = ", without kernels" if str(environment.get("kernels", "")).startswith("none") else ""
+    return f"{machine_of(environment)}, {threads} thread{plural} a rank, torch {environment['torch']}{without}"
 
 
 def as_spread(values: Mapping[str, float], form: str = ".3f") -> str:

@@ -18,8 +18,8 @@ _NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "b
 class Segment(NamedTuple):
     """Channels [begin, end) of one kind.
 
-    Those of the result's frame t belong to frame t + `x_step` of x and t + `shortcut_step` of the shortcut; those of x's
-    frame t to frame t + `to_shortcut` of the shortcut and t + `to_result` of the result; all around the clip's ends.
+    Those of the result's frame t belong to frame t + `x_step` of x and t + `shortcut_step` of the shortcut; those of
+    x's frame t to frame t + `to_shortcut` of the shortcut and t + `to_result` of the result; around the clip's ends.
     """
 
     begin: int
@@ -142,9 +142,10 @@ def backward(
     shortcut_grad = None if result is None else torch.empty_like(x)
     x_grad = torch.empty_like(x) if x_wanted else None
     weight_grad, bias_grad = torch.empty_like(statistics.mean), torch.empty_like(statistics.mean)
+    inner = [parameters.weight, parameters.bias, *statistics, weight_grad, bias_grad]
     call(
         f"{_NAMES[x.dtype]}_backward",
-        [grad, result, x, shortcut_grad, x_grad, parameters.weight, parameters.bias, *statistics, weight_grad, bias_grad],
+        [grad, result, x, shortcut_grad, x_grad, *inner],
         _shape(x, layout),
         ctypes.c_int(train),
         ctypes.c_int(relu),

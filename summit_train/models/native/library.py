@@ -66,7 +66,8 @@ def targets() -> list[str]:
 def library_file(target: str) -> Path:
     """Where the library for a target is kept: a name that changes with all that it is made from."""
     sources = sorted([SOURCE, *SOURCE.parent.glob("*.hpp")])
-    made_from = [*(source.read_bytes() for source in sources), " ".join(_FLAGS).encode(), " ".join(platform.libc_ver()).encode()]
+    words = " ".join([*_FLAGS, *platform.libc_ver()])
+    made_from = [*(source.read_bytes() for source in sources), words.encode()]
     key = hashlib.sha256(b"\0".join(made_from)).hexdigest()[:16]
     cache_home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return cache_home / "summit_train" / "kernels" / f"{key}-{target}.so"

@@ -1,0 +1,121 @@
+"""The kernels' library: compiled once, kept, chosen by what the processor knows, and missed with a reason."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from summit_train.commands import whole_run
+from summit_train.commands.whole_run import kernel_notes
+from summit_train.models.native import library
+from summit_train.models.native.library import KernelError, Kernels, compiled, library_file, targets
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "summit_train" / "kernels"
+
+
+def asked_anew() -> Kernels | KernelError:
+    """`kernels` as in a process that has not asked yet."""
+    return library.kernels.__wrapped__()
+
+
+def test_the_best_level_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
+    v3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
+    v4 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+    for flags, expected in (
+        ({"sse2"}, ["x86-64"]),
+        (v3 | {"sse2"}, ["x86-64-v3", "x86-64"]),
+        (v3 | v4, ["x86-64-v4", "x86-64-v3", "x86-64"]),
+        (v4 | v3 - {"fma"}, ["x86-64"]),  # a level has all of those below it
+    ):
+        monkeypatch.setattr(library, "_processor_flags", lambda flags=flags: flags)
+        assert targets() == expected
+    monkeypatch.setattr(library.platform, "machine", lambda: "ppc64le")
+    assert targets() == ["ppc64le"]
+
+
+def test_it_is_compiled_once_and_kept(empty_cache: Path) -> None:
+    target = targets()[-1]
+    path = compiled(target)
+    assert path.parent == empty_cache and [entry.name for entry in empty_cache.iterdir()] == [path.name]
+    made = path.stat().st_mtime_ns
+    assert compiled(target).stat().st_mtime_ns == made
+    found = asked_anew()
+    assert isinstance(found, Kernels) and found.target == target  # the best would have to be compiled first
+
+
+def test_another_source_is_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = library_file("x86-64")
+    for source in library.SOURCE.parent.glob("*.[ch]pp"):
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    monkeypatch.setattr(library, "SOURCE", tmp_path / library.SOURCE.name)
+    assert library_file("x86-64") == before
+    with open(tmp_path / "rows.hpp", "a") as file:
+        file.write("// changed\n")
+    assert library_file("x86-64") != before
+
+
+def test_without_a_compiler_there_is_a_reason(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    found = asked_anew()
+    assert isinstance(found, KernelError) and "no compiler on PATH among no-such-compiler" in str(found)
+    assert not list(empty_cache.glob("*.so"))
+
+
+def test_what_the_compiler_says_is_passed_on(
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "kernels.cpp"
+    source.write_text("int main( {\n")
+    monkeypatch.setattr(library, "SOURCE", source)
+    with pytest.raises(KernelError, match=r"cannot compile kernels\.cpp: .*error"):
+        compiled(targets()[-1])
+    assert list(empty_cache.iterdir()) == []
+
+
+def test_a_file_that_is_no_library_is_named(empty_cache: Path) -> None:
+    path = library_file(targets()[0])
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"torn")
+    with pytest.raises(KernelError, match=r"cannot be loaded.*remove it"):
+        asked_anew()
+
+
+def test_training_goes_on_without_them(tmp_path: Path) -> None:
+    """A process without kernels computes the same network by PyTorch's operators, to rounding."""
+    program = (
+        "import torch\n"
+        "from summit_train.models import build_model\n"
+        "model = build_model('tsm', 'resnet18', 4, 3, width=0.25, generator=torch.Generator().manual_seed(0)).train()\n"
+        "clip = torch.randn(2, 4, 32, 32, 3, generator=torch.Generator().manual_seed(1)).permute(0, 1, 4, 2, 3)\n"
+        "logits = model.double()(clip.double())\n"
+        "logits.square().sum().backward()\n"
+        "print(*(f'{x:.12g}' for x in (*logits.flatten().tolist(), model.conv1.weight.grad.norm().item())))\n"
+    )
+
+    def told(cxx: str, cache: Path | None) -> list[float]:
+        environment = {**library.os.environ, "CXX": cxx}
+        if cache is not None:
+            environment["XDG_CACHE_HOME"] = str(cache)
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return [float(word) for word in done.stdout.split()]
+
+    without = told("no-such-compiler", tmp_path)
+    assert without == pytest.approx(told("", None), rel=1e-8)
+
+
+def test_a_run_without_them_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernel_notes(torch.device("cpu")) == []
+    monkeypatch.setattr(whole_run, "kernels", lambda: KernelError("no compiler on PATH among c++"))
+    (note,) = kernel_notes(torch.device("cpu"))
+    assert "steps take longer: no compiler on PATH among c++" in note
+    assert kernel_notes(torch.device("meta")) == []
