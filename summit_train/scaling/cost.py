@@ -147,6 +147,7 @@ def step_time(job: Job) -> StepTime:
         fusion_bytes=network.fusion_bytes,
         cycle_s=network.cycle_s,
         blocking=network.blocking,
+        core_share=network.core_share,
     )
     exposed_s = reduced.exposed_s if job.gpus > 1 else 0.0
     compute_s = job.accumulation * pass_s

@@ -46,6 +46,11 @@ class Network(Section):
     blocking: bool = Field(
         default=False, description="true: a cycle waits for its allreduce (MPI); false: it queues on the GPU (NCCL)."
     )
+    core_share: float = Field(
+        default=0.0, ge=0.0, lt=1.0,
+        description="Part of a rank's core that an allreduce takes from its backward pass, by waiting without a pause "
+        "(MPI): 0 where the waiting thread has a core of its own, 0.5 where the two share one.",
+    )  # fmt: skip
 
 
 class Rate(Section):

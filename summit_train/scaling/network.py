@@ -17,6 +17,10 @@ from summit_train.scaling.machines import Link, MachineError, Network
 # NCCL takes a tree's bandwidth as 0.92 of the ring's (tuning.cc, "Various model refinements").
 TREE_EFFICIENCY = 0.92
 
+_NO_GROWTH = "the times do not grow with the message size: larger messages are wanted, or a quiet machine"
+# The bandwidth is fitted to messages that take so many latencies; it and the latency settle in a few rounds.
+_LARGE, _ROUNDS = 16, 6
+
 Algorithm = Literal["ring", "tree", "hierarchical", "fastest"]
 
 
@@ -89,24 +93,27 @@ def bus_bandwidth(ranks: int, num_bytes: float, seconds: float) -> float:
 
 
 def fit_alpha_beta(num_bytes: Sequence[float], seconds: Sequence[float]) -> AlphaBeta:
-    """Latency and bandwidth with the least sum of squared relative errors, so that small messages count too.
+    """Latency from the quickest message, bandwidth from those that take 16 times as long, by least relative squares.
 
     The latency is at least 0. Raises NoFit for fewer than two sizes, or times that do not grow with the size.
     """
     if len(set(num_bytes)) < 2:
         raise NoFit(f"two or more message sizes are wanted for a fit, got {len(set(num_bytes))}")
-    weights = [1 / t**2 for t in seconds]
-    sw = sum(weights)
-    sx = sum(w * s for w, s in zip(weights, num_bytes, strict=True))
-    sxx = sum(w * s * s for w, s in zip(weights, num_bytes, strict=True))
-    sy = sum(w * t for w, t in zip(weights, seconds, strict=True))
-    sxy = sum(w * s * t for w, s, t in zip(weights, num_bytes, seconds, strict=True))
-    beta = (sw * sxy - sx * sy) / (sw * sxx - sx * sx)
-    alpha = (sy - beta * sx) / sw
-    if alpha < 0:
-        alpha, beta = 0.0, sxy / sxx
+    # At the largest messages, which gradients are, the line must be right: that is where the bandwidth is read off,
+    # and the latency at the quickest. Between, a time that is a multiple of Horovod's cycle lies on no line.
+    largest = max(range(len(seconds)), key=lambda i: num_bytes[i])
+    first = min(range(len(seconds)), key=lambda i: (seconds[i], num_bytes[i]))
+    if num_bytes[first] >= num_bytes[largest]:
+        raise NoFit(_NO_GROWTH)
+    alpha = beta = 0.0
+    for _ in range(_ROUNDS):
+        large = [i for i in range(len(seconds)) if seconds[i] >= _LARGE * alpha and i != first] or [largest]
+        slopes = [num_bytes[i] / seconds[i] for i in large]
+        beta = sum(x * (1 - alpha / seconds[i]) for x, i in zip(slopes, large, strict=True))
+        beta /= sum(x * x for x in slopes)
+        alpha = max(0.0, seconds[first] - beta * num_bytes[first])
     if beta <= 0:
-        raise NoFit("the times do not grow with the message size: larger messages are wanted, or a quiet machine")
+        raise NoFit(_NO_GROWTH)
     errors = [abs((alpha + beta * s) / t - 1) for s, t in zip(num_bytes, seconds, strict=True)]
     return AlphaBeta(alpha, 1 / beta, max(errors))
 
@@ -118,17 +125,21 @@ def link_of(fit: AlphaBeta, ranks: int, source: str) -> Link:
 
 
 def measured_network(
-    horovod: AlphaBeta, mpi: AlphaBeta, *, ranks: int, hosts: int, blocking: bool, source: str
+    horovod: AlphaBeta, mpi: AlphaBeta, *, ranks: int, hosts: int, blocking: bool, shared_cores: bool, source: str
 ) -> Network:
     """The network that ranks have measured, Horovod's whole allreduces and MPI's own.
 
-    A hop is MPI's latency and Horovod's bandwidth, which has its copies in it. What Horovod adds to a message besides
-    (negotiation) is the overhead, without the half cycle that a gradient waits on average: `overlap` plays cycles.
+    A hop is MPI's latency (Horovod's where that is less, as it holds MPI's) and Horovod's bandwidth, which has its
+    copies in it. What Horovod adds to a message besides (negotiation) is the overhead, without the half cycle that a
+    gradient waits on average: `overlap` plays cycles. shared_cores: a rank's communication and its backward pass have
+    one core together.
     """
-    link = link_of(AlphaBeta(mpi.latency_s, horovod.bytes_per_second, 0.0), ranks, source)
-    plain = Network(intra=link, inter=link if hosts > 1 else None, algorithm="ring", blocking=blocking)
+    latency_s = min(mpi.latency_s, horovod.latency_s)
+    link = link_of(AlphaBeta(latency_s, horovod.bytes_per_second, 0.0), ranks, source)
+    inter, core_share = link if hosts > 1 else None, 0.5 if shared_cores else 0.0
+    plain = Network(intra=link, inter=inter, algorithm="ring", blocking=blocking, core_share=core_share)
     # Between hosts a ring's slowest link decides, so nothing is known of the links within.
-    overhead_s = max(0.0, horovod.latency_s - mpi.latency_s - plain.cycle_s / 2)
+    overhead_s = max(0.0, horovod.latency_s - latency_s - plain.cycle_s / 2)
     return plain.model_copy(update={"overhead_s": overhead_s})
 
 

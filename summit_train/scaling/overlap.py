@@ -56,24 +56,28 @@ def overlap(
     fusion_bytes: int,
     cycle_s: float,
     blocking: bool,
+    core_share: float = 0.0,
 ) -> Overlap:
     """Play one step's cycles. `seconds_of(bytes)` is one allreduce; `gradients` are in the order they get ready.
 
-    blocking: no cycle begins while a buffer is reduced, so what gets ready meanwhile goes together.
+    blocking: no cycle begins while a buffer is reduced, so what gets ready meanwhile goes together. core_share: the
+    part of the backward pass's core that an allreduce takes from it; what the pass loses by that is exposed too.
     """
-    tick = free = total = 0.0
+    tick = free = total = lost = 0.0
     num_buffers, rest = 0, list(gradients)
     while rest:
-        tick = max(tick, cycle_s * math.ceil(rest[0].ready_s / cycle_s - 1e-9))
-        count = sum(1 for gradient in rest if gradient.ready_s <= tick + 1e-12) or 1
+        tick = max(tick, cycle_s * math.ceil((rest[0].ready_s + lost) / cycle_s - 1e-9))
+        count = sum(1 for gradient in rest if gradient.ready_s + lost <= tick + 1e-12) or 1
         for num_bytes in fused([gradient.num_bytes for gradient in rest[:count]], fusion_bytes):
-            seconds = seconds_of(num_bytes)
-            free = max(free, tick) + seconds
+            seconds, start = seconds_of(num_bytes), max(free, tick)
+            left_s = max(0.0, backward_s + lost - start)  # of the backward pass
+            lost += core_share * min(seconds, left_s / (1 - core_share))
+            free = start + seconds
             total += seconds
             num_buffers += 1
         rest = rest[count:]
         tick = max(tick + cycle_s, free if blocking else 0.0)
-    return Overlap(total, max(0.0, free - backward_s), num_buffers)
+    return Overlap(total, max(0.0, free - backward_s - lost) + lost, num_buffers)
 
 
 def fused(sizes: Sequence[int], fusion_bytes: int) -> Iterator[int]:

@@ -102,6 +102,13 @@ def test_the_fit_tells_how_far_off_a_point_is_and_has_no_negative_latency() -> N
     assert fit_alpha_beta([10, 20, 40], [1.0, 2.5, 6.0]).latency_s == 0
 
 
+def test_small_messages_that_wait_for_a_cycle_do_not_bend_the_bandwidth() -> None:
+    """1 ms for whatever fits into a cycle of Horovod's, then 10 MB/s."""
+    sizes = [4, 256, 4096, 10**6, 10**7]
+    fit = fit_alpha_beta(sizes, [1e-3, 1.1e-3, 1e-3, 0.1, 1.0])
+    assert fit.bytes_per_second == pytest.approx(1e7, rel=0.01) and fit.latency_s == pytest.approx(1e-3, rel=0.01)
+
+
 @pytest.mark.parametrize(("num_bytes", "seconds"), [([4, 4], [1.0, 1.0]), ([4, 8], [2.0, 1.0])])
 def test_points_without_a_line_are_refused(num_bytes: list[int], seconds: list[float]) -> None:
     with pytest.raises(ValueError, match="wanted"):

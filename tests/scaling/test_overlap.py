@@ -54,6 +54,20 @@ def test_a_blocking_cycle_gathers_what_gets_ready_meanwhile() -> None:
     assert (blocked.num_buffers, rounded(blocked.exposed_s)) == (2, 4 * MS)
 
 
+def test_an_allreduce_that_shares_the_core_holds_the_backward_pass_up() -> None:
+    gradients = [Gradient(1 * MS, 100), Gradient(5 * MS, 100)]
+    found = overlap(
+        gradients, 5 * MS, lambda size: 2 * MS, fusion_bytes=1000, cycle_s=MS, blocking=True, core_share=0.5
+    )
+    # From 1 to 3 ms at half speed: the pass ends at 6 ms instead of 5, the second allreduce at 8.
+    assert (rounded(found.communication_s), rounded(found.exposed_s)) == (4 * MS, 3 * MS)
+    # One that outlasts the pass takes half of the core only until that is done: 4 ms left at half speed take 8.
+    found = overlap(
+        gradients[:1], 5 * MS, lambda size: 20 * MS, fusion_bytes=1000, cycle_s=MS, blocking=True, core_share=0.5
+    )
+    assert rounded(found.exposed_s) == 16 * MS  # over at 21 ms
+
+
 def test_buffers() -> None:
     assert list(fused([3, 3, 3, 20, 1], 7)) == [6, 3, 20, 1]
     assert list(fused([], 7)) == []

@@ -45,6 +45,11 @@ class Setting:
         return self.device == "cpu" and self.ranks_per_host > self.cores
 
     @property
+    def shared_cores(self) -> bool:
+        """A rank's backward pass and its waiting MPI have one core together, or less."""
+        return self.device == "cpu" and 2 * self.ranks_per_host > self.cores
+
+    @property
     def busy(self) -> bool:
         """Other work ran when the measurement began."""
         return self.load > 0.5
@@ -172,6 +177,7 @@ def machine_text(name: str, setting: Setting, fits: dict[str, AlphaBeta | None])
         ranks=setting.ranks,
         hosts=setting.hosts,
         blocking=setting.device == "cpu",
+        shared_cores=setting.shared_cores,
         source=f"bench allreduce, {setting.ranks} ranks, {setting.ranks_per_host} a host",
     )
     description = about(setting).replace("\n", " ")
