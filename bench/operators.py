@@ -32,9 +32,9 @@ from summit_train.training.environment import environment
 # The first group with a part of the operator's name takes it.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "convolutions and products": ("conv", "addmm", "aten::mm"),
-    "normalisation": ("batch_norm",),
-    "rectifying": ("relu", "clamp_min", "threshold"),
-    "sums": ("aten::add",),
+    "normalisation, with sum and relu": ("batch_norm", "_Normalise", "relu", "clamp_min", "threshold", "_Join"),
+    "other sums": ("aten::add",),
+    "moves in time": ("_OfRolled", "_OfPlain"),
     "copies": ("copy_", "clone", "fill_", "zero_", "_foreach_copy"),
 }
 OTHER = "other"
