@@ -46,14 +46,18 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 def machine_text(environment: Mapping[str, Any]) -> str:
     """The machine in a caption: host, processor, cores, threads of a rank, torch."""
     threads = environment["threads_per_rank"]
-    plural = "s" if threads != 1 else ""
     without = ", without kernels" if str(environment.get("kernels", "")).startswith("none") else ""
-    return f"{machine_of(environment)}, {threads} thread{plural} a rank, torch {environment['torch']}{without}"
+    return f"{machine_of(environment)}, {counted(threads, 'thread')} a rank, torch {environment['torch']}{without}"
 
 
 def as_spread(values: Mapping[str, float], form: str = ".3f") -> str:
     """A spread as it is in JSON, for people: median (min .. max)."""
     return Spread(**values).text(form)
+
+
+def counted(number: int, noun: str) -> str:
+    """1 clip, 2 clips."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def share(part: float) -> str:

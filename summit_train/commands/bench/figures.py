@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from summit_train.commands.bench.arguments import machine_text, share
+from summit_train.commands.bench.arguments import counted, machine_text, share
 from summit_train.commands.simulate import figure_path
 from summit_train.files import write_json
 from summit_train.report.bench import Bar, Curve, Panel, Step, draw_panels, draw_scalability, draw_steps
@@ -54,7 +54,7 @@ def save_waits(out: Path, values: dict[str, Any]) -> None:
         for row in rows
     ]
     caption = (
-        f"{rows[0]['clips_per_step']} clips a step on {machine_text(values['environment'])}. {values['source']}. "
+        f"{counted(rows[0]['clips_per_step'], 'clip')} a step on {machine_text(values['environment'])}. {values['source']}. "
         f"Median of {settings['repeats']} turns. The paper's Figure 3b has no numbers in its text: on a Summit node "
         "loading is the bottleneck of I3D 3x1x1, less of I3D 3x3x3, and hidden under TSM's computation."
     )
