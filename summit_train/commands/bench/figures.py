@@ -54,7 +54,8 @@ def save_waits(out: Path, values: dict[str, Any]) -> None:
         for row in rows
     ]
     caption = (
-        f"{counted(rows[0]['clips_per_step'], 'clip')} a step on {machine_text(values['environment'])}. {values['source']}. "
+        f"{counted(rows[0]['clips_per_step'], 'clip')} a step on {machine_text(values['environment'])}. "
+        f"{values['source']}. "
         f"Median of {settings['repeats']} turns. The paper's Figure 3b has no numbers in its text: on a Summit node "
         "loading is the bottleneck of I3D 3x1x1, less of I3D 3x3x3, and hidden under TSM's computation."
     )
