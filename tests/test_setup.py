@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+KERNELS = "summit_train/models/native"
 SCRIPTS = sorted([*ROOT.glob("jobs/*.sh"), *ROOT.glob("tests/*.sh"), ROOT / ".ci" / "run"])
 TOOLS = ("bash", "cat", "cp", "dirname", "grep", "head", "mkdir", "mktemp", "paste", "printf", "rm", "sed", "sha256sum",
          "cut", "tail", "tr", "wc")  # fmt: skip
@@ -24,6 +25,7 @@ def checkout(tmp_path: Path) -> Path:
     repo = tmp_path / "repo"
     (tmp_path / "bin").mkdir()
     shutil.copytree(ROOT / "jobs", repo / "jobs")
+    shutil.copytree(ROOT / KERNELS, repo / KERNELS, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.cfg", "pyproject.toml"):
         shutil.copy(ROOT / name, repo / name)
     for tool in TOOLS:
@@ -150,15 +152,16 @@ def test_no_network(checkout: Path) -> None:
     assert not (checkout / ".venv" / ".setup").exists()
 
 
-def test_nothing_to_do_once_it_is_done(checkout: Path) -> None:
+@pytest.mark.parametrize("changed", ["setup.cfg", f"{KERNELS}/rows.hpp"])
+def test_nothing_to_do_once_it_is_done(checkout: Path, changed: str) -> None:
     python = add_program(checkout, "python", "exit 1")
     (checkout / ".venv" / "bin").mkdir(parents=True)
     shutil.copy(python, checkout / ".venv" / "bin" / "python")
-    names = ("jobs/setup.sh", "jobs/constraints.txt", "setup.cfg", "pyproject.toml")
+    names = ("jobs/setup.sh", "jobs/constraints.txt", "setup.cfg", "pyproject.toml", f"{KERNELS}/*.[ch]pp")
     script = f"{{ cat {' '.join(names)}; echo '{checkout}   '; }} | sha256sum | cut -d' ' -f1 > .venv/.setup"
     subprocess.run(["bash", "-c", script], cwd=checkout, check=True)
     done = set_up(checkout)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    with (checkout / "setup.cfg").open("a") as file:
+    with (checkout / changed).open("a") as file:
         file.write("# changed\n")
     assert set_up(checkout).returncode == 2  # it begins, and finds no Python
