@@ -82,7 +82,7 @@ def test_values_gradients_and_statistics_are_pytorchs(shape: tuple[int, ...], wh
     assert_fused_is_plain(layer.train(training), x, shortcut if what == "joined" else None, what)
 
 
-@pytest.mark.parametrize(("before", "after"), itertools.product([None, ROLL, Roll(4, 0, 7)], repeat=2))
+@pytest.mark.parametrize(("before", "after"), list(itertools.product([None, ROLL, Roll(4, 0, 7)], repeat=2)))
 def test_rolled_in_time(before: Roll | None, after: Roll | None) -> None:
     x, shortcut = frames(12, 9, 5, 3), frames(12, 9, 5, 3, seed=1)
     assert_fused_is_plain(norm(9), x, shortcut, "joined", before, after)
