@@ -32,7 +32,7 @@ void move(const T* x, T* to, const Shape& s, int64_t height, int64_t width, int6
                         continue;
                     }
                     const T* const pixel = from[i] + column * stride * C;
-                    for (int64_t j = 0; j < n; j += 64 / sizeof(T)) __builtin_prefetch(pixel + distance * stride + j);
+                    announce(pixel, n, distance * stride);
                     write(out, n, stream, [=](int64_t j) { return load(pixel[j]); });
                 }
         }
@@ -73,7 +73,7 @@ template <class T> bool swap_ends(T* x, const Shape& s, bool back) {
                 if (!g.x_step) continue;
                 const int64_t n = g.end - g.begin, frame = clip * s.frames + (g.x_step > 0 ? s.frames - 1 : 0);
                 T* const at = x + (frame * s.pixels + pixel) * C + g.begin;
-                for (int64_t j = 0; j < n; j += 64 / sizeof(T)) __builtin_prefetch(at + distance + j, 1);
+                announce<true>(at, n, distance);
 #pragma omp simd
                 for (int64_t j = 0; j < n; j++) {
                     if (!back) beside[j] = at[j];

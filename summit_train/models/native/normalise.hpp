@@ -23,7 +23,7 @@ struct Moments {
 
     explicit Moments(int64_t channels) : mean(channels, 0), squares(channels, 0) {}
 
-    void merge(const double* other_mean, const double* other_squares, int64_t k) {
+    template <class N> void merge(const double* other_mean, const N* other_squares, int64_t k) {
         const double share = double(k) / double(count + k), weight = double(count) * share;
         for (size_t c = 0; c < mean.size(); c++) {
             const double d = other_mean[c] - mean[c];
@@ -54,7 +54,7 @@ inline void add_rows(const T* x, int64_t C, int64_t first, int64_t last, A<T>* s
 template <class T> void moments_of_rows(const T* x, int64_t C, int64_t first, int64_t last, Moments& into) {
     const int64_t block = std::max<int64_t>(32, BLOCK_BYTES / int64_t(C * sizeof(T)));
     std::vector<A<T>> sum(C), mean(C);
-    std::vector<double> wide(C), squares(C);
+    std::vector<double> wide(C);
     for (int64_t row = first; row < last; row += block) {
         const int64_t end = std::min(last, row + block);
         A<T>*const s = sum.data(), *const m = mean.data();
@@ -65,8 +65,7 @@ template <class T> void moments_of_rows(const T* x, int64_t C, int64_t first, in
         for (int64_t c = 0; c < C; c++) m[c] = A<T>(wide[c] = double(m[c]) + double(s[c]) / double(end - row));
         std::fill(sum.begin(), sum.end(), A<T>(0));
         add_rows<T>(x, C, row, end, s, [m](A<T> value, int64_t c) { return (value - m[c]) * (value - m[c]); });
-        std::copy(sum.begin(), sum.end(), squares.begin());
-        into.merge(wide.data(), squares.data(), end - row);
+        into.merge(wide.data(), s, end - row);
     }
 }
 
@@ -108,8 +107,8 @@ void apply(const T* x, const T* shortcut, T* result, const Affine<T>& affine, co
     const auto each = [&](const Piece& p) {
         const A<T>*const scale = affine.scale.data() + p.begin, *const shift = affine.shift.data() + p.begin;
         const T *const from = x + p.there, *const other = SHORTCUT ? shortcut + p.beside : nullptr;
-        announce(from, p, distance);
-        if constexpr (SHORTCUT) announce(other, p, distance);
+        announce(from, p.width, distance);
+        if constexpr (SHORTCUT) announce(other, p.width, distance);
         write(result + p.here, p.width, stream, [=](int64_t j) {
             A<T> y = load(from[j]) * scale[j] + shift[j];
             if constexpr (SHORTCUT) y += load(other[j]);
@@ -197,9 +196,9 @@ Sums<T> reduce(const T* grad, const T* result, const T* x, T* shortcut_grad, con
                 A<T>*const sum = sums.block_grad.data() + p.begin, *const product = sums.block_product.data() + p.begin;
                 const T *const from = x + (OVER_X ? p.here : p.there), *const dy = grad + (OVER_X ? p.there : p.here);
                 const T* const y = MASK == Mask::by_result ? result + (OVER_X ? p.there : p.here) : nullptr;
-                announce(from, p, distance);
-                announce(dy, p, distance);
-                if constexpr (MASK == Mask::by_result) announce(y, p, distance);
+                announce(from, p.width, distance);
+                announce(dy, p.width, distance);
+                if constexpr (MASK == Mask::by_result) announce(y, p.width, distance);
                 const auto masked_and_summed = [=](int64_t j) {
                     const A<T> here = load(from[j]);
                     A<T> d = load(dy[j]);
@@ -241,8 +240,8 @@ void spread(const T* grad, const T* x, T* x_grad, const A<T>* mean, const Affine
              *const slope = slopes.data() + c, *const level = levels.data() + c;
         // With a shortcut `grad` is that one's: masked already, and stored as it is.
         const T *const from = x + p.here, *const dy = grad + p.there;
-        announce(from, p, distance);
-        announce(dy, p, distance);
+        announce(from, p.width, distance);
+        announce(dy, p.width, distance);
         write(x_grad + p.here, p.width, stream, [=](int64_t j) {
             const A<T> here = load(from[j]);
             A<T> d = load(dy[j]);

@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #ifdef __SSE2__
 #include <immintrin.h>
 #endif
@@ -125,9 +122,9 @@ template <class T> int64_t rows_ahead(int64_t channels) {
 
 // Ask for what is read soon. Short pieces of another frame, a row apart, are no stream that the processor would see
 // coming; rows one after the other are, and still come a fifth to a third sooner (16-bit numbers) when asked for.
-template <class T> inline void announce(const T* piece, const Piece& p, int64_t distance) {
+template <bool WRITTEN = false, class T> inline void announce(const T* piece, int64_t width, int64_t distance) {
     constexpr int64_t LINE = 64 / sizeof(T);
-    for (int64_t j = 0; j < p.width; j += LINE) __builtin_prefetch(piece + distance + j);
+    for (int64_t j = 0; j < width; j += LINE) __builtin_prefetch(piece + distance + j, WRITTEN);
 }
 
 // A line past the caches.
