@@ -161,7 +161,7 @@ def rank(repeats: int) -> int:
     from summit_train.scaling.allreduce import LIBRARIES, fit_library, measure, message_sizes
     from summit_train.scaling.cost import Job, step_time, structure_of
     from summit_train.scaling.machines import Machine, with_rate
-    from summit_train.scaling.network import measured_network
+    from summit_train.scaling.network import cores_are_shared, measured_network
     from summit_train.spec import load_spec
 
     torch.set_num_threads(1)
@@ -174,7 +174,7 @@ def rank(repeats: int) -> int:
     compute_s, step_s = (statistics.median(column) for column in zip(*pairs, strict=True))
     fits = {library: fit_library(samples, library) for library in LIBRARIES}
     # Both "machines" are this one, so the ranks share its cores.
-    shared_cores = len(os.sched_getaffinity(0)) < 2 * world.size
+    shared_cores = cores_are_shared(world.size, len(os.sched_getaffinity(0)))
     source = Path(__file__).name
     network = measured_network(
         fits["horovod"], fits["mpi4py"], ranks=2, hosts=2, blocking=True, shared_cores=shared_cores, source=source

@@ -124,6 +124,11 @@ def link_of(fit: AlphaBeta, ranks: int, source: str) -> Link:
     return Link(latency_s=fit.latency_s / hops, bytes_per_second=hops / ranks * fit.bytes_per_second, source=source)
 
 
+def cores_are_shared(ranks: int, cores: int) -> bool:
+    """So many ranks of a host have less than two of its cores each, one to compute on and one for MPI to wait on."""
+    return cores < 2 * ranks
+
+
 def measured_network(
     horovod: AlphaBeta, mpi: AlphaBeta, *, ranks: int, hosts: int, blocking: bool, shared_cores: bool, source: str
 ) -> Network:

@@ -19,7 +19,7 @@ from summit_train.report.scaling import Messages, draw_messages, size_text
 from summit_train.scaling.allreduce import LIBRARIES, Sample, fit_library, measure, message_sizes
 from summit_train.scaling.cost import gradient_element_bytes, structure_of
 from summit_train.scaling.machines import Machine
-from summit_train.scaling.network import AlphaBeta, NoFit, bus_bandwidth, measured_network
+from summit_train.scaling.network import AlphaBeta, NoFit, bus_bandwidth, cores_are_shared, measured_network
 from summit_train.source import to_yaml
 from summit_train.spec import load_spec
 
@@ -47,7 +47,7 @@ class Setting:
     @property
     def shared_cores(self) -> bool:
         """A rank's backward pass and its waiting MPI have one core together, or less."""
-        return self.device == "cpu" and 2 * self.ranks_per_host > self.cores
+        return self.device == "cpu" and cores_are_shared(self.ranks_per_host, self.cores)
 
     @property
     def busy(self) -> bool:
