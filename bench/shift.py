@@ -110,7 +110,7 @@ def network(name: str, args: argparse.Namespace) -> nn.Module:
             for child_name, child in list(parent.named_children()):
                 if isinstance(child, ShiftedConv2d):
                     setattr(parent, child_name, ShiftThenConvolve(child, shift))
-    return model.train()
+    return model.to(memory_format=model.memory_format).train()  # as training has it
 
 
 def random_batch(args: argparse.Namespace, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

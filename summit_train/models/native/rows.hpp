@@ -53,7 +53,7 @@ constexpr int64_t SMALL = 1 << 15;       // elements that are not worth a second
 constexpr int64_t BLOCK_BYTES = 1 << 17; // of x, that stay in a core's cache between two readings
 constexpr int64_t TILE_BYTES = 1 << 19;  // of x; as much of each other activation
 constexpr int64_t AHEAD_BYTES = 1 << 12;
-constexpr int64_t STREAMED = 1 << 25;    // bytes from which a result leaves the caches before it is read again
+constexpr int64_t STREAMED = 1 << 22;    // bytes from which a result goes past the caches, which have others to keep
 
 int64_t threads_for(const Shape& s) {
     return s.rows() * s.channels < SMALL ? 1 : std::max<int64_t>(1, std::min(s.threads, s.rows()));
@@ -146,14 +146,13 @@ inline void stream_line(void* to, const void* from) {
 // written whole need not be read first.
 template <class T, class F> inline void write(T* to, int64_t n, bool stream, F f) {
 #ifdef __SSE2__
-    if (stream && n * sizeof(T) % 64 == 0 && reinterpret_cast<uintptr_t>(to) % 64 == 0) {
-        constexpr int64_t CHUNK = 1024 / sizeof(T), LINE = 64 / sizeof(T);
-        alignas(64) T buffer[CHUNK];
-        for (int64_t done = 0; done < n; done += CHUNK) {
-            const int64_t k = std::min(CHUNK, n - done);
+    constexpr int64_t LINE = 64 / sizeof(T);
+    if (stream && n % LINE == 0 && reinterpret_cast<uintptr_t>(to) % 64 == 0) {
+        for (int64_t done = 0; done < n; done += LINE) { // of a length that the compiler knows: short pieces are many
+            alignas(64) T line[LINE];
 #pragma omp simd
-            for (int64_t j = 0; j < k; j++) store(buffer[j], f(done + j));
-            for (int64_t j = 0; j < k; j += LINE) stream_line(to + done + j, buffer + j);
+            for (int64_t j = 0; j < LINE; j++) store(line[j], f(done + j));
+            stream_line(to + done, line);
         }
         return;
     }
