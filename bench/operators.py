@@ -34,7 +34,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "convolutions and products": ("conv", "addmm", "aten::mm"),
     "normalisation, with sum and relu": ("batch_norm", "_Normalise", "relu", "clamp_min", "threshold", "_Join"),
     "other sums": ("aten::add",),
-    "moves in time": ("_OfRolled", "_OfPlain"),
+    "moves in time": ("_BesideProjection", "_OfPlain"),
     "copies": ("copy_", "clone", "fill_", "zero_", "_foreach_copy"),
 }
 OTHER = "other"

@@ -26,6 +26,7 @@ from summit_train.comm import SerialWorld
 from summit_train.commands.bench.arguments import as_spread, machine_text, table
 from summit_train.commands.start import choose_device
 from summit_train.models import build_model
+from summit_train.models.resnet import Block
 from summit_train.models.shift import temporal_shift
 from summit_train.models.shifted_conv import ShiftedConv2d
 from summit_train.scaling.measure import in_turn, pair_ratios, spread
@@ -105,8 +106,9 @@ def network(name: str, args: argparse.Namespace) -> nn.Module:
     model = build_model(arch, args.backbone, args.frames, 400, width=args.width, generator=generator)
     shift = {"copy": temporal_shift, "official": official_shift}.get(name)
     if shift is not None:
-        model.unroll()
         for parent in list(model.modules()):
+            if isinstance(parent, Block):
+                parent.after = None  # every frame in its place
             for child_name, child in list(parent.named_children()):
                 if isinstance(child, ShiftedConv2d):
                     setattr(parent, child_name, ShiftThenConvolve(child, shift))

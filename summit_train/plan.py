@@ -116,8 +116,9 @@ def _check_ranks(virtual_gpus: int, ranks: int) -> None:
 def _structure(spec: Spec) -> Structure:
     model, data = spec.model, spec.data
     return describe(
-        model.arch, model.backbone, model.width, model.num_classes, data.num_frames, data.crop, data.crop
-    )
+        model.arch, model.backbone, model.width, model.num_classes, data.num_frames, data.crop, data.crop,
+        shift_fraction=model.shift_fraction, shift_place=model.shift_place, shift_direction=model.shift_direction,
+    )  # fmt: skip
 
 
 def _clip_bytes(spec: Spec) -> int:

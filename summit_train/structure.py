@@ -171,19 +171,21 @@ def describe(
     *,
     shift_fraction: float = 0.125,
     shift_place: str = "residual",
+    shift_direction: str = "both",
 ) -> Structure:
     """The structure of `summit_train.models.build_model(...)` on one clip of num_frames x height x width_px.
 
-    `width` is the channel multiplier. The shift settings only touch the activations of "tsm": an in-place shift
-    keeps a shifted copy of a block's input beside the input, a residual one nothing. Raises ValueError as
-    `check_architecture` does.
+    `width` is the channel multiplier. The shift settings only touch the activations of "tsm": an in-place shift keeps a
+    shifted copy of a block's input beside the input; a residual one what falls out of a projection's input, and with
+    recomputation of every block's. Raises ValueError as `check_architecture` does.
     """
     check_architecture(arch, backbone, num_frames)
     _check_choice("shift_place", shift_place, SHIFT_PLACES)
     clip = (num_frames, height, width_px)
     if min(*clip, num_classes) < 1 or not 0 < width < math.inf:
         raise ValueError(f"a clip of {clip}, {num_classes} classes, width {width}: all of them are positive")
-    net = _Network(arch, backbone, width, shift_fraction if arch == "tsm" else 0.0, shift_place)
+    ways = 2 if shift_direction == "both" else 1
+    net = _Network(arch, backbone, width, shift_fraction if arch == "tsm" else 0.0, shift_place, ways)
     walk = _Walk(channels=3, size=clip)
     net.stem(walk)
     for stage in range(4):
@@ -194,7 +196,8 @@ def describe(
     walk.stages["global_pool"] = 1
     return Structure(
         clip, tuple(walk.convs), tuple(walk.norms), fc, walk.stages, sum(walk.kept.values()), walk.indices,
-        sum(count for name, count in walk.kept.items() if not _block_of(name) or name in walk.block_inputs),
+        sum(count for name, count in walk.kept.items() if not _block_of(name) or name in walk.block_inputs)
+        + walk.input_ends,
         max(walk.kept_by_block().values()),
     )  # fmt: skip
 
@@ -226,6 +229,7 @@ class _Walk:
     kept: dict[str, int] = field(default_factory=dict)
     indices: int = 0
     block_inputs: set[str] = field(default_factory=set)
+    input_ends: int = 0  # what falls out of the blocks' inputs, which are stored shifted
 
     def kept_by_block(self) -> Counter[str]:
         """What each block keeps besides its input."""
@@ -287,6 +291,7 @@ class _Network:
     width: float
     shift_fraction: float
     shift_place: str
+    shift_ways: int
 
     def stem(self, walk: _Walk) -> None:
         """conv1 and pool1, 2D or with the kernels and strides in time of the two I3Ds."""
@@ -321,9 +326,12 @@ class _Network:
         if self._shifts(walk.channels) and self.shift_place == "in_place":
             walk.now = f"{prefix}shift"
         source, in_channels, in_size = walk.now, walk.channels, walk.size
+        end_channels = self._end_channels(in_channels, block) if (stage, block) > (0, 0) else 0
+        walk.input_ends += end_channels * math.prod(in_size[1:])
         self._branch(walk, prefix, stage, block, channels, stride)
         if stride != (1, 1, 1) or walk.channels != in_channels:
             walk.shortcut(prefix, source, in_channels, in_size, stride)
+            walk.keep(f"{prefix}downsample.ends", end_channels * math.prod(walk.size[1:]))
         walk.relu()
 
     def _branch(
@@ -351,7 +359,15 @@ class _Network:
 
     def _shifts(self, channels: int) -> bool:
         """Whether a shift moves anything."""
-        return int(channels * self.shift_fraction + 1e-9) > 0
+        return self._fold(channels) > 0
+
+    def _fold(self, channels: int) -> int:
+        return int(channels * self.shift_fraction + 1e-9)
+
+    def _end_channels(self, channels: int, block: int) -> int:
+        """Of what falls out of the input of one that comes shifted; a residual ResNet-101 shifts every second block."""
+        rolled = self.shift_place == "residual" and not (block % 2 and self.backbone == "resnet101")
+        return self.shift_ways * self._fold(channels) if rolled else 0
 
 
 def _output_size(size: Triple, kernel: Triple, stride: Triple, padding: Triple) -> Triple:

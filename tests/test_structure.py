@@ -89,6 +89,8 @@ def _kept_elements(model: nn.Module, clip: torch.Tensor) -> tuple[int, int]:
         ("tsn", "resnet18", 4, {}),
         ("tsn", "resnet50", 4, {}),
         ("tsm", "resnet18", 4, {}),
+        ("tsm", "resnet50", 4, {}),
+        ("tsm", "resnet50", 4, {"shift_direction": "past", "shift_fraction": 0.3}),
         ("tsm", "resnet50", 4, {"shift_place": "in_place"}),
         ("tsm", "resnet50", 4, {"shift_fraction": 0.0}),
         ("tsm", "resnet101", 2, {}),

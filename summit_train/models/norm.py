@@ -16,47 +16,95 @@ from torch.autograd.function import once_differentiable
 
 from summit_train.models.activation import add, relu
 from summit_train.models.native import kernels
-from summit_train.models.native.kernels import Parameters, Statistics
-from summit_train.models.rolled import Roll, join, layout_of
+from summit_train.models.native.kernels import Gradients, Layout, Parameters, Statistics, Stored
+from summit_train.models.rolled import Roll, Stream, join, layout_of
 
 
 class _Normalise(torch.autograd.Function):
-    """relu(norm(x) + shortcut), stored as `after` says; `before` says how the shortcut is. None is unrolled.
-
-    Without a shortcut relu is taken only where `rectify`. Gradients are stored as what they belong to.
-    """
+    """norm(x), or relu(norm(x)) where `rectify`."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, shortcut: torch.Tensor | None,
-        norm: _Norm, rectify: bool, before: Roll | None, after: Roll | None,
-    ) -> torch.Tensor:  # fmt: skip
-        train, momentum = norm.by_batch, norm.take_in()
-        parameters = Parameters(weight, bias, norm.running_mean, norm.running_var)
-        layout = layout_of(x.shape[1], before, after)
-        result, statistics = kernels.forward(
-            x, shortcut, parameters, layout, train=train, relu=rectify, momentum=momentum, eps=norm.eps
-        )
-        ctx.save_for_backward(x, weight, bias, *statistics, None if shortcut is None else result)
-        ctx.settings = train, rectify, layout
-        return result
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, norm: _Norm, rectify: bool
+    ) -> torch.Tensor:
+        result, statistics = _forward(ctx, x, None, weight, bias, norm, rectify, layout_of(x.shape[1], None, None))
+        ctx.save_for_backward(x, weight, bias, *statistics)
+        return result.frames
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, bias, mean, inverse, result = ctx.saved_tensors
-        train, rectify, layout = ctx.settings
-        # The gradient of the last activation comes out of the pooling in a layout of its own.
-        grad = grad.to(x.dtype).contiguous(memory_format=kernels.channels_last_of(x))
-        grads = kernels.backward(
-            grad, result, x, Parameters(weight, bias, None, None), Statistics(mean, inverse), layout,
-            train=train, relu=rectify, x_wanted=ctx.needs_input_grad[0],
-        )  # fmt: skip
-        return *grads, None, None, None, None
+        x, *saved = ctx.saved_tensors
+        grads = _backward(ctx, Stored(_as_stored(grad, x), None), None, None, x, *saved)
+        return grads.x, grads.weight, grads.bias, None, None
+
+
+class _Join(torch.autograd.Function):
+    """relu(norm(x) + shortcut) twice, as a Stream has it, and what fell out of it.
+
+    The shortcut is stored as `before` says, the result as `after` does. Gradients are stored as what they belong to.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, shortcut: torch.Tensor,
+        ends: torch.Tensor | None, norm: _Norm, before: Roll | None, after: Roll | None,
+    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+        stored = Stored(shortcut, None if ends is None else _as_stored(ends, x))
+        layout = layout_of(x.shape[1], before, after)
+        result, statistics = _forward(ctx, x, stored, weight, bias, norm, True, layout)
+        ctx.save_for_backward(x, weight, bias, *statistics, result.frames)
+        ctx.set_materialize_grads(False)
+        return result.frames, result.frames.detach(), result.ends
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad: torch.Tensor | None, beside: torch.Tensor | None, ends: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        x, *saved, result = ctx.saved_tensors
+        one, other = (None if some is None else _as_stored(some, x) for some in (grad, beside))
+        if one is None:
+            one, other = torch.zeros_like(x) if other is None else other, None
+        layout = ctx.settings[2]
+        if layout.after_ends is not None:
+            shape = (len(x) // layout.num_frames, layout.after_ends, *x.shape[2:])
+            ends = _as_stored(x.new_zeros(shape) if ends is None else ends, x)
+        grads = _backward(ctx, Stored(one, ends), other, result, x, *saved)
+        return grads.x, grads.weight, grads.bias, *cast(Stored, grads.shortcut), None, None, None
+
+
+def _as_stored(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """In the type and layout of x; the gradient of the last activation comes out of the pooling in one of its own."""
+    return grad.to(x.dtype).contiguous(memory_format=kernels.channels_last_of(x))
+
+
+def _forward(
+    ctx: Any, x: torch.Tensor, shortcut: Stored | None, weight: torch.Tensor, bias: torch.Tensor, norm: _Norm,
+    rectify: bool, layout: Layout,
+) -> tuple[Stored, Statistics]:  # fmt: skip
+    train, momentum = norm.by_batch, norm.take_in()
+    ctx.settings = train, rectify, layout
+    parameters = Parameters(weight, bias, norm.running_mean, norm.running_var)
+    return kernels.forward(
+        x, shortcut, parameters, layout, train=train, relu=rectify, momentum=momentum, eps=norm.eps
+    )
+
+
+def _backward(
+    ctx: Any, grad: Stored, beside: torch.Tensor | None, result: torch.Tensor | None, x: torch.Tensor,
+    weight: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, inverse: torch.Tensor,
+) -> Gradients:  # fmt: skip
+    train, rectify, layout = ctx.settings
+    return kernels.backward(
+        grad, beside, result, x, Parameters(weight, bias, None, None), Statistics(mean, inverse), layout,
+        train=train, relu=rectify, x_wanted=ctx.needs_input_grad[0],
+    )  # fmt: skip
 
 
 # Function.apply carries no types of its own.
 _normalise = cast("Callable[..., torch.Tensor]", _Normalise.apply)
+_join = cast("Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]", _Join.apply)
 
 
 class _Norm(nn.modules.batchnorm._BatchNorm):
@@ -68,22 +116,25 @@ class _Norm(nn.modules.batchnorm._BatchNorm):
         """relu(norm(x))."""
         if not self._fuses(x):
             return relu(self(x))
-        return _normalise(x, self.weight, self.bias, None, self, True, None, None)
+        return _normalise(x, self.weight, self.bias, self, True)
 
-    def joined(
-        self, x: torch.Tensor, shortcut: torch.Tensor, before: Roll | None = None, after: Roll | None = None
-    ) -> torch.Tensor:
-        """relu(norm(x) + shortcut): the shortcut is stored as `before` says, the result as `after` does."""
-        alike = shortcut.shape == x.shape and shortcut.dtype == x.dtype and kernels.channels_last(shortcut)
-        if not (alike and self._fuses(x)):
-            out = self(x)
-            return relu(add(out, shortcut)) if before is after is None else join(out, shortcut, before, after)
-        return _normalise(x, self.weight, self.bias, shortcut, self, True, before, after)
+    def joined(self, x: torch.Tensor, shortcut: Stream, after: Roll | None = None) -> Stream:
+        """relu(norm(x) + shortcut), stored as `after` says."""
+        other, before = shortcut.beside, shortcut.roll
+        alike = other.shape == x.shape and other.dtype == x.dtype and kernels.channels_last(other)
+        if alike and self._fuses(x):
+            return Stream(*_join(x, self.weight, self.bias, other, shortcut.ends, self, before, after), after)
+        out = self(x)
+        if before is after is None:
+            out = relu(add(out, other))
+            return Stream(out, out)
+        out, ends = join(out, other, shortcut.ends, before, after)
+        return Stream(out, out, ends, after)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._fuses(x):
             return super().forward(x)
-        return _normalise(x, self.weight, self.bias, None, self, False, None, None)
+        return _normalise(x, self.weight, self.bias, self, False)
 
     @property
     def by_batch(self) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from summit_train.models.resnet import VideoResNet
-from summit_train.models.rolled import Rolled
+from summit_train.models.rolled import Stream
 
 # Module -> the paper's name for its output (Table 2).
 _STAGES: dict[str, str] = {
@@ -92,8 +92,8 @@ def profile_model(model: VideoResNet, height: int, width: int | None = None) -> 
 
 
 def _record(stages: dict[str, int], stage: str) -> Any:
-    def hook(module: nn.Module, inputs: Any, output: torch.Tensor | Rolled) -> None:
-        shape = (output.frames if isinstance(output, Rolled) else output).shape
+    def hook(module: nn.Module, inputs: Any, output: torch.Tensor | Stream) -> None:
+        shape = (output.frames if isinstance(output, Stream) else output).shape
         # One clip: frames are the batch of a 2D network, and the third dimension of (N, C, T, H, W).
         stages[stage] = shape[0] if len(shape) == 4 else shape[2]
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from summit_train.models.rolled import Rolled
+from summit_train.models.rolled import Stream
 
 
 class RecomputedBlocks(nn.Sequential):
@@ -20,13 +20,13 @@ class RecomputedBlocks(nn.Sequential):
     The gradients are those of nn.Sequential to the bit, and BN's running statistics take each micro-batch in once.
     """
 
-    def forward(self, x: torch.Tensor | Rolled) -> torch.Tensor | Rolled:
+    def forward(self, x: torch.Tensor | Stream) -> torch.Tensor | Stream:
         for block in self:
             if torch.is_grad_enabled() and self.training:
                 contexts = partial(_contexts, block)
                 # No block draws random numbers, so the state of the generators need not be kept.
                 kept = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
-                x = cast(torch.Tensor | Rolled, kept)
+                x = cast(torch.Tensor | Stream, kept)
             else:
                 x = block(x)
         return x

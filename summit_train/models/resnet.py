@@ -5,7 +5,7 @@ Parameter names are torchvision's, also in the inflated networks, whose kernels 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
@@ -16,7 +16,7 @@ from torch import nn
 from summit_train.models.dropout import Dropout
 from summit_train.models.norm import Norm2d, Norm3d
 from summit_train.models.recompute import RecomputedBlocks
-from summit_train.models.rolled import Roll, Rolled
+from summit_train.models.rolled import Roll, Stream
 from summit_train.models.shift import TemporalShift, num_shifted_channels
 from summit_train.models.shifted_conv import ShiftedConv2d
 
@@ -112,8 +112,8 @@ class Block(nn.Module):
     A residual shift (TSM, Figure 3) belongs to the branch's first convolution, and the shortcut carries the original
     activation; an in-place shift moves the block's input, so that the shortcut carries the shifted one too.
 
-    after: how the block's result is stored, None with every frame in its place. A rolled one is handed on as `Rolled`
-    (see models/rolled.py); under torch.compile, which fuses a copy with what is around it, none is.
+    hands_on: a block reads the result, as a `Stream`; else it is a tensor. after: how that is stored, None with every
+    frame in its place. Under torch.compile, which fuses a copy with what is around it, all are tensors.
     """
 
     expansion: int
@@ -125,6 +125,7 @@ class Block(nn.Module):
         if shift is not None and shift.in_place:
             self.shift = TemporalShift(shift.num_frames, shift.fraction, shift.direction)
         self.downsample: nn.Sequential | None = None
+        self.hands_on = False
         self.after: Roll | None = None
 
     def branch(self, x: torch.Tensor) -> torch.Tensor:
@@ -136,26 +137,31 @@ class Block(nn.Module):
         """The branch's last normalisation."""
         raise NotImplementedError
 
-    def forward(self, x: torch.Tensor | Rolled) -> torch.Tensor | Rolled:
-        out, shortcut, before = self._of_rolled(x) if isinstance(x, Rolled) else self._of_plain(x)
-        after = None if torch.compiler.is_compiling() else self.after
-        out = self.last_norm.joined(self.branch(out), shortcut, before, after)
-        return out if after is None else Rolled(out, after)
+    def forward(self, x: torch.Tensor | Stream) -> torch.Tensor | Stream:
+        stream = x if isinstance(x, Stream) else Stream(x, x)
+        out, shortcut = self._of_plain(stream) if stream.roll is None else self._of_rolled(stream)
+        hands_on = self.hands_on and not torch.compiler.is_compiling()
+        result = self.last_norm.joined(self.branch(out), shortcut, self.after if hands_on else None)
+        return result if hands_on else result.frames
 
-    def _of_plain(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """(the first convolution's result, the shortcut, how that is stored)."""
+    def _of_plain(self, x: Stream) -> tuple[torch.Tensor, Stream]:
+        """(the first convolution's result, the shortcut)."""
         if self.shift is not None:
-            x = self.shift(x)
-        return self.conv1(x), x if self.downsample is None else self.downsample(x), None
+            shifted = self.shift(x.frames)
+            x = Stream(shifted, shifted)
+        if self.downsample is None:
+            return self.conv1(x.frames), x
+        shortcut = self.downsample(x.beside)
+        return self.conv1(x.frames), Stream(shortcut, shortcut)
 
-    def _of_rolled(self, x: Rolled) -> tuple[torch.Tensor, torch.Tensor, Roll | None]:
+    def _of_rolled(self, x: Stream) -> tuple[torch.Tensor, Stream]:
         conv1 = cast(ShiftedConv2d, self.conv1)
         if self.downsample is None:
-            out, shortcut = conv1.of_rolled(x)
-            return out, shortcut, x.roll
+            return conv1.of_rolled(x), x
         projection, norm = self.downsample
-        out, shortcut = conv1.of_rolled(x, cast(nn.Conv2d, projection))
-        return out, norm(shortcut), None
+        out, shortcut = conv1.beside_projection(x, cast(nn.Conv2d, projection))
+        shortcut = norm(shortcut)
+        return out, Stream(shortcut, shortcut)
 
     def _add_downsample(self, num_dims: int, in_channels: int, out_channels: int, stride: Triple) -> None:
         if in_channels == out_channels and stride == (1, 1, 1):
@@ -273,7 +279,8 @@ class VideoResNet(nn.Module):
         self.layer2, channels = _stage(layout, 1, channels)
         self.layer3, channels = _stage(layout, 2, channels)
         self.layer4, channels = _stage(layout, 3, channels)
-        for block, following in pairwise(module for module in self.modules() if isinstance(module, Block)):
+        for block, following in pairwise(self._blocks()):
+            block.hands_on = self.pool2 is None or block is not self.layer1[-1]
             if isinstance(following.conv1, ShiftedConv2d):
                 block.after = following.conv1.roll
         self.dropout = Dropout(layout.dropout)
@@ -286,11 +293,13 @@ class VideoResNet(nn.Module):
     def unroll(self) -> None:
         """Keep every frame in its place between the blocks (see models/rolled.py), at the shift's old price.
 
-        Then all convolutions are called as modules and stages give tensors, as hooks expect.
+        Then all convolutions are called as modules and blocks give tensors, as hooks expect.
         """
-        for module in self.modules():
-            if isinstance(module, Block):
-                module.after = None
+        for block in self._blocks():
+            block.after, block.hands_on = None, False
+
+    def _blocks(self) -> Iterator[Block]:
+        return (module for module in self.modules() if isinstance(module, Block))
 
     def unfuse(self) -> None:
         """Normalise, add and rectify one after the other, by PyTorch's operators (see models/norm.py), and slower.

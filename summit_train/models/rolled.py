@@ -2,16 +2,18 @@
 
 A shift as it is commonly written copies every block's input, in both passes. Here the stream between two shifted blocks
 is stored *rolled*: the leading channels of stored frame t are those of frame t + 1, the ones after them those of frame
-t - 1, around the clip's ends, so that nothing is lost. The next convolution then finds its input shifted but for what
-came round the ends, one frame of each group, which is blanked while it runs and put back after it, bit for bit. The
-shortcut is added as it lies. What is left to do is to roll a branch's output before it is added, a quarter of its
-channels within its own memory, and its gradient. Nothing is saved that the 2D network does not save.
+t - 1. What falls out at a clip's ends, one frame of each group, is stored apart and leaves zeros. So the next block's
+convolution reads its input shifted as it lies, and the shortcut is added as it lies. What is left to do is to roll a
+branch's output where it is added, a quarter of its channels, and its gradient.
+
+The ends are read once, by the next block's sum. What the backward pass needs to know of them, where relu let them
+through, is in the sign of the zeros: nothing is saved that the 2D network does not save, but for a projection's input,
+of which the ends are kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -22,96 +24,79 @@ from torch.autograd.function import once_differentiable
 
 from summit_train.models.activation import add, relu
 from summit_train.models.native import kernels
-from summit_train.models.native.kernels import Layout, Segment
+from summit_train.models.native.kernels import Layout, Segment, Stored
 
 
 @dataclass(frozen=True)
 class Roll:
     """How clips of `num_frames` frames are stored: channels [0, from_next) of stored frame t are those of frame t + 1,
-    the `from_previous` after them those of frame t - 1, around the ends; all others are frame t's own.
+    the `from_previous` after them those of frame t - 1; all others are frame t's own.
 
-    Its methods take frames (N*T, C, H, W) of any memory format whose elements share no memory.
+    What falls out has from_next + from_previous channels: frame 0's of the first group, the last frame's of the second.
+    Nothing here is any business of autograd's.
     """
 
     num_frames: int
     from_next: int
     from_previous: int
 
-    def roll_(self, x: torch.Tensor) -> None:
-        """Store `x`, which has every frame in its place, rolled; in place, and no business of autograd's."""
+    def stored(self, x: torch.Tensor) -> Stored:
+        """A copy of frames (N*T, C, H, W), each in its place, rolled, and what fell out."""
+        x = x.detach()
+        if kernels.available(x):
+            return kernels.moved(Stored(x, None), layout_of(x.shape[1], None, self))
+        copy = x.clone()
+        self.turn_(copy)
+        return Stored(copy, self.take_ends(copy))
+
+    def shifted(self, x: torch.Tensor) -> torch.Tensor:
+        """`stored` without what fell out: the temporal shift."""
+        if kernels.available(x):
+            return kernels.moved(Stored(x.detach(), None), layout_of(x.shape[1], None, self), ends_wanted=False).frames
+        return self.stored(x).frames
+
+    def restored(self, frames: torch.Tensor, ends: torch.Tensor | None, stride: int = 1) -> torch.Tensor:
+        """Every `stride`-th pixel of rolled frames, each in its place: a copy. Zeros where there are no ends."""
+        frames, ends = frames.detach(), None if ends is None else ends.detach()
+        if kernels.available(frames):
+            ends = None if ends is None else ends.contiguous(memory_format=torch.channels_last)
+            return kernels.moved(Stored(frames, ends), layout_of(frames.shape[1], self, None), stride=stride).frames
+        copy = frames[..., ::stride, ::stride].clone()
+        self.put_ends(copy, None if ends is None else ends[..., ::stride, ::stride])
+        self.turn_back_(copy)
+        return copy
+
+    def turn_(self, x: torch.Tensor) -> None:
+        """Roll frames in place, what falls out around the clip's ends."""
         for frames, step in self._groups(x):
             _turn_(frames, step)
 
-    def unroll_(self, x: torch.Tensor) -> None:
-        """Undo `roll_`."""
+    def turn_back_(self, x: torch.Tensor) -> None:
+        """Undo `turn_`."""
         for frames, step in self._groups(x):
             _turn_(frames, -step)
 
-    def rolled(self, x: torch.Tensor) -> torch.Tensor:
-        """A copy of `x`, rolled; no business of autograd's."""
-        copy = x.detach().clone()
-        self.roll_(copy)
-        return copy
+    def ends_of(self, x: torch.Tensor) -> torch.Tensor:
+        """A copy of what `turn_` brought around the ends of `x`."""
+        ends = [frames[:, -1 if step > 0 else 0] for frames, step in self._groups(x)]
+        return torch.cat(ends or [x[:: self.num_frames, :0]], 1)
 
-    def unrolled(self, x: torch.Tensor) -> torch.Tensor:
-        """A copy of a rolled `x` with every frame in its place; no business of autograd's."""
-        copy = x.detach().clone()
-        self.unroll_(copy)
-        return copy
+    def put_ends(self, x: torch.Tensor, ends: torch.Tensor | None) -> None:
+        """Write what `turn_back_` will bring around the ends of `x`; None: zeros."""
+        begin = 0
+        for frames, step in self._groups(x):
+            place, num_channels = frames[:, -1 if step > 0 else 0], frames.shape[2]
+            if ends is None:
+                place.zero_()
+            else:
+                place.copy_(ends[:, begin : begin + num_channels])
+            begin += num_channels
 
-    def blank_(self, x: torch.Tensor) -> None:
-        """Make of a rolled `x` a shifted one: zeros for what came round the ends."""
-        for end in self._ends(x):
-            end.zero_()
-
-    @contextmanager
-    def blanked(self, x: torch.Tensor) -> Iterator[None]:
-        """`blank_`; after the block, also one that fails, `x` is as before."""
-        if kernels.available(x):
-            layout = layout_of(x.shape[1], None, self)
-            kernels.put_away(x.data, layout)
-            try:
-                yield
-            finally:
-                kernels.put_back(x.data, layout)
-            return
-        values = [end.clone() for end in self._ends(x)]
-        self.blank_(x)
-        try:
-            yield
-        finally:
-            for end, value in zip(self._ends(x), values, strict=True):
-                end.copy_(value)
-
-    @contextmanager
-    def shifted(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
-        """`x` shifted, for as long as the block takes: a copy, or where no kernel makes one, `x` itself meanwhile.
-
-        After the block, also one that fails, `x` is as before.
-        """
-        if kernels.available(x):
-            yield kernels.moved(x.data, layout_of(x.shape[1], None, self), blank=True)
-            return
-        self.roll_(x)
-        try:
-            with self.blanked(x):
-                yield x
-        finally:
-            self.unroll_(x)
-
-    def of_shifted(self, grad: torch.Tensor) -> torch.Tensor:
-        """The gradient to what was shifted, of that to the shifted one, which may be changed."""
-        if kernels.available(grad):
-            return kernels.moved(grad, layout_of(grad.shape[1], self, None), blank=True)
-        self.blank_(grad)
-        self.unroll_(grad)
-        return grad
-
-    def pixels(self, x: torch.Tensor, stride: int) -> torch.Tensor:
-        """Every `stride`-th pixel of a rolled `x`, with every frame in its place; no business of autograd's."""
-        if kernels.available(x):
-            return kernels.moved(x.data, layout_of(x.shape[1], self, None), stride=stride, blank=False)
-        return self.unrolled(x[..., ::stride, ::stride])
+    def take_ends(self, x: torch.Tensor) -> torch.Tensor:
+        """`ends_of`, which leave zeros in `x`: negative ones where relu gives 0."""
+        ends = self.ends_of(x)
+        self.put_ends(x, torch.where(ends <= 0, -0.0, 0.0).to(ends.dtype))
+        return ends
 
     @property
     def cuts(self) -> tuple[int, int]:
@@ -127,14 +112,11 @@ class Roll:
         """The groups of channels that move, as views (N, T, c, H, W), with the step that each takes its frames from."""
         # .data: with a version of its own, as autograd takes no notice.
         clips = x.data.view(-1, self.num_frames, *x.shape[1:])
-        both = self.from_next + self.from_previous
+        first, both = self.cuts
         if self.from_next:
-            yield clips[:, :, : self.from_next], 1
+            yield clips[:, :, :first], 1
         if self.from_previous:
-            yield clips[:, :, self.from_next : both], -1
-
-    def _ends(self, x: torch.Tensor) -> list[torch.Tensor]:
-        return [frames[:, -1 if step > 0 else 0] for frames, step in self._groups(x)]
+            yield clips[:, :, first:both], -1
 
 
 def _turn_(frames_NTCHW: torch.Tensor, step: int) -> None:
@@ -154,67 +136,89 @@ def _turn_(frames_NTCHW: torch.Tensor, step: int) -> None:
 
 @cache
 def layout_of(channels: int, before: Roll | None, after: Roll | None) -> Layout:
-    """For the kernels: a shortcut stored as `before` says, a result as `after` does; None is unrolled."""
+    """For the kernels: a shortcut stored as `before` says, a result as `after` does; None: every frame in its place."""
     rolls = [roll for roll in (before, after) if roll is not None]
     if not rolls:  # Then it is all the same what a clip is.
-        return Layout(1, (Segment(0, channels, 0, 0, 0, 0),))
+        return Layout(1, (Segment(0, channels, 0, 0),))
     starts = sorted({0, channels, *(cut for roll in rolls for cut in roll.cuts)})
-    segments = []
-    for begin, end in pairwise(starts):
-        source = 0 if after is None else -after.place_of(begin)
-        place = 0 if before is None else before.place_of(begin)
-        segments.append(Segment(begin, end, source, source + place, place, -source))
-    return Layout(rolls[0].num_frames, tuple(segments))
+    places = [[0 if roll is None else roll.place_of(begin) for roll in (before, after)] for begin in starts[:-1]]
+    segments = [Segment(begin, end, *place) for (begin, end), place in zip(pairwise(starts), places, strict=True)]
+    ends = (None if roll is None else roll.cuts[1] for roll in (before, after))
+    return Layout(rolls[0].num_frames, tuple(segments), *ends)
 
 
-class Rolled(NamedTuple):
-    """A stream as it is stored, frames (N*T, C, H, W), and how."""
+class Stream(NamedTuple):
+    """What one block hands to the next: frames (N*T, C, H, W), stored as `roll` says, None with each in its place.
+
+    beside: the same memory once more, for the shortcut. Its gradient then comes apart from the frames', and need not be
+    added to it in a pass of its own. ends: what fell out of the clips, None where nothing is rolled.
+    """
 
     frames: torch.Tensor
-    roll: Roll
+    beside: torch.Tensor
+    ends: torch.Tensor | None = None
+    roll: Roll | None = None
 
     def unrolled(self) -> torch.Tensor:
         """A copy with every frame in its place; autograd does not see through it."""
-        return self.roll.unrolled(self.frames)
+        if self.roll is None:
+            return self.frames.detach().clone()
+        return self.roll.restored(self.frames, self.ends)
 
 
 class _Join(torch.autograd.Function):
-    """relu(branch + shortcut): the shortcut is stored as `before` says, the result as `after` does; None is unrolled.
+    """relu(branch + shortcut) and what fell out of it: the shortcut is stored as `before` says, the result as `after`.
 
     Gradients are stored as what they belong to; where branch and shortcut are stored alike they get one.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, branch: torch.Tensor, shortcut: torch.Tensor, before: Roll | None, after: Roll | None
-    ) -> torch.Tensor:
+        ctx: Any, branch: torch.Tensor, shortcut: torch.Tensor, ends: torch.Tensor | None,
+        before: Roll | None, after: Roll | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+        branch_ends = None
         if before is not None:
-            before.roll_(branch)
+            before.turn_(branch)
+            branch_ends = before.ends_of(branch)
         out = relu(add(branch, shortcut))
+        if before is not None:
+            before.put_ends(out, relu(add(cast(torch.Tensor, branch_ends), cast(torch.Tensor, ends))))
         if before != after:
             if before is not None:
-                before.unroll_(out)
+                before.turn_back_(out)
             if after is not None:
-                after.roll_(out)
+                after.turn_(out)
+        out_ends = None if after is None else after.take_ends(out)
         if out is branch:
             ctx.mark_dirty(branch)
         ctx.save_for_backward(out)
         ctx.rolls = before, after
-        return out
+        return out, out_ends
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: torch.Tensor, ends_grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         (out,) = ctx.saved_tensors
         before, after = ctx.rolls
         # In the layout of the activation, which that of the last one's gradient is not.
         stored = torch.empty_like(out)
         torch.ops.aten.threshold_backward.grad_input(grad, out, 0, grad_input=stored)
-        branch = stored if after is None else after.unrolled(stored)
-        if before == after:
-            return branch, stored, None, None
-        return branch, branch if before is None else before.rolled(branch), None, None
+        branch = stored
+        if after is not None:
+            passed = torch.where(after.ends_of(out).signbit(), 0.0, cast(torch.Tensor, ends_grad))
+            branch = after.restored(stored, passed)
+            if before == after:
+                after.put_ends(stored, None)
+                return branch, stored, passed, None, None
+        if before is None:
+            return branch, branch, None, None, None
+        return branch, *before.stored(branch), None, None
 
 
 # Function.apply carries no types of its own.
-join = cast("Callable[[torch.Tensor, torch.Tensor, Roll | None, Roll | None], torch.Tensor]", _Join.apply)
+join = cast(
+    "Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, Roll | None, Roll | None],"
+    " tuple[torch.Tensor, torch.Tensor | None]]",
+    _Join.apply,
+)

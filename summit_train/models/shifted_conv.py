@@ -1,9 +1,8 @@
 """A convolution that sees its input shifted in time and keeps no shifted copy of it (Lin et al., "TSM", Section 3).
 
-Where the stream comes rolled (models/rolled.py) only what came round the clips' ends is blanked, and the shortcut is
-given beside the convolution's result. Where it does not, as in front of the first block, a quarter of its channels is
-rolled within the input itself, and back after the convolution: bit for bit what they were, so that the shortcut, and
-what autograd has saved, never see a difference. Either way nothing is saved that the 2D network does not save.
+Where the stream comes rolled (models/rolled.py) it is shifted as it lies. Where it does not, as in front of the first
+block, a shifted copy is made for as long as the convolution takes, forward and backward. Either way nothing is saved
+that the 2D network does not save, but for the ends of a projection's input.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from summit_train.models.activation import add
-from summit_train.models.rolled import Roll, Rolled
+from summit_train.models.rolled import Roll, Stream
 from summit_train.models.shift import check_batch, check_shift, num_shifted_channels, temporal_shift
 
 Pair = tuple[int, int]
@@ -43,61 +41,52 @@ class _OfPlain(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.settings = geometry, roll
-        with roll.shifted(x) as shifted:
-            return functional.conv2d(shifted, weight, None, geometry.stride, geometry.padding)
+        return functional.conv2d(roll.shifted(x), weight, None, geometry.stride, geometry.padding)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         geometry, roll = ctx.settings
-        with roll.shifted(x) as shifted:
-            grad_x, grad_weight = _gradients(grad, shifted, weight, geometry, ctx.needs_input_grad[:2])
-        return None if grad_x is None else roll.of_shifted(grad_x), grad_weight, None, None
+        wanted = ctx.needs_input_grad[:2]
+        shifted = roll.shifted(x) if wanted[1] else x  # The gradient to the input reads its shape alone.
+        grad_x, grad_weight = _gradients(grad, shifted, weight, geometry, wanted)
+        return None if grad_x is None else roll.restored(grad_x, None), grad_weight, None, None
 
 
-class _OfRolled(torch.autograd.Function):
-    """A rolled stream into a block: (the convolution of it shifted, the shortcut).
+class _BesideProjection(torch.autograd.Function):
+    """A rolled stream into a block that projects it: (the convolution of it shifted, the shortcut).
 
-    With the weight of a projection the shortcut is that 1x1 convolution of every `step`-th pixel, with every frame in
-    its place. Without, it is the stream itself, still rolled, and so is its gradient.
+    The shortcut is the 1x1 convolution of every `step`-th pixel, with every frame in its place.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, projection: torch.Tensor | None,
+        ctx: Any, x: torch.Tensor, ends: torch.Tensor, weight: torch.Tensor, projection: torch.Tensor,
         geometry: Geometry, step: int, roll: Roll,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        ctx.save_for_backward(x, weight, projection)
-        ctx.settings = geometry, step, roll
-        with roll.blanked(x):
-            out = functional.conv2d(x, weight, None, geometry.stride, geometry.padding)
-        if projection is None:
-            return out, x
-        return out, functional.conv2d(roll.pixels(x, step), projection)
+        # Kept whole, the pixels would be what the 2D network does not keep.
+        ctx.save_for_backward(x, ends[..., ::step, ::step].contiguous(), weight, projection)
+        ctx.settings = geometry, step, roll, ends.shape
+        out = functional.conv2d(x, weight, None, geometry.stride, geometry.padding)
+        return out, functional.conv2d(roll.restored(x, ends, step), projection)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, shortcut_grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, projection = ctx.saved_tensors
-        geometry, step, roll = ctx.settings
-        wanted = ctx.needs_input_grad
-        beside, grad_projection = cast("torch.Tensor | None", shortcut_grad), None
-        if projection is not None:
-            pixels = roll.pixels(x, step)  # Kept, they would be what the 2D network does not keep.
-            asked = (wanted[0], wanted[2])
-            beside, grad_projection = _gradients(shortcut_grad, pixels, projection, _POINTWISE, asked)
-            if beside is not None:
-                roll.roll_(beside)
-        with roll.blanked(x):
-            grad_x, grad_weight = _gradients(grad, x, weight, geometry, wanted[:2])
-        if grad_x is not None and beside is not None:
-            roll.blank_(grad_x)
-            if step == 1:
-                grad_x = add(grad_x, beside)
-            else:
-                grad_x[..., ::step, ::step] += beside
-        return grad_x, grad_weight, grad_projection, None, None, None
+        x, ends, weight, projection = ctx.saved_tensors
+        geometry, step, roll, shape = ctx.settings
+        of_x, _, of_weight, of_projection = ctx.needs_input_grad[:4]
+        pixels = roll.restored(x[..., ::step, ::step], ends)
+        to_pixels, to_projection = _gradients(shortcut_grad, pixels, projection, _POINTWISE, (of_x, of_projection))
+        to_x, to_weight = _gradients(grad, x, weight, geometry, (of_x, of_weight))
+        to_ends = None
+        if to_x is not None:
+            beside, beside_ends = roll.stored(to_pixels)
+            to_x[..., ::step, ::step] += beside
+            to_ends = torch.zeros(shape, dtype=x.dtype, device=x.device)
+            to_ends[..., ::step, ::step] = beside_ends
+        return to_x, to_ends, to_weight, to_projection, None, None, None
 
 
 def _gradients(
@@ -113,10 +102,7 @@ def _gradients(
 
 # Function.apply carries no types of its own.
 _of_plain = cast("Callable[[torch.Tensor, torch.Tensor, Geometry, Roll], torch.Tensor]", _OfPlain.apply)
-_of_rolled = cast(
-    "Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, Geometry, int, Roll], tuple[torch.Tensor, ...]]",
-    _OfRolled.apply,
-)
+_beside_projection = cast("Callable[..., tuple[torch.Tensor, torch.Tensor]]", _BesideProjection.apply)
 
 
 class ShiftedConv2d(nn.Conv2d):
@@ -138,8 +124,6 @@ class ShiftedConv2d(nn.Conv2d):
         if torch.compiler.is_compiling():  # A compiler fuses the copy with what is around it.
             return super().forward(temporal_shift(x, self.num_frames, self.fraction, self.direction))
         x, weight = self._in_one_type(x)
-        if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
-            x = x.contiguous()  # Elements that share memory, as an expanded tensor's do, cannot be moved.
         return _of_plain(x, weight, self.geometry, self.roll)
 
     @property
@@ -153,16 +137,18 @@ class ShiftedConv2d(nn.Conv2d):
         fold = num_shifted_channels(self.in_channels, self.fraction)
         return Roll(self.num_frames, fold if self.direction == "both" else 0, fold)
 
-    def of_rolled(self, stream: Rolled, projection: nn.Conv2d | None = None) -> tuple[torch.Tensor, ...]:
-        """What `forward` gives of the stream unrolled, and the shortcut beside it.
+    def of_rolled(self, stream: Stream) -> torch.Tensor:
+        """What `forward` gives of the stream unrolled: the convolution of its frames as they lie."""
+        return super().forward(stream.frames)
 
-        That is the stream as it is stored, or what a projection of 1x1 makes of it, with every frame in its place.
-        """
+    def beside_projection(self, stream: Stream, projection: nn.Conv2d) -> tuple[torch.Tensor, torch.Tensor]:
+        """`of_rolled`, and what a projection of 1x1 makes of the stream, with every frame in its place."""
         x, weight = self._in_one_type(stream.frames)
-        if projection is None:
-            return _of_rolled(x, weight, None, self.geometry, 1, stream.roll)
+        ends = cast(torch.Tensor, stream.ends).to(x.dtype)
         step = int(projection.stride[0])
-        return _of_rolled(x, weight, projection.weight.to(weight.dtype), self.geometry, step, stream.roll)
+        return _beside_projection(
+            x, ends, weight, projection.weight.to(weight.dtype), self.geometry, step, stream.roll
+        )
 
     def extra_repr(self) -> str:
         shift = f"num_frames={self.num_frames}, fraction={self.fraction}, direction={self.direction}"

@@ -86,6 +86,7 @@ def _stage_outputs(model: VideoResNet, clip: torch.Tensor) -> dict[str, torch.Te
         # A copy, since the ReLU that follows conv1's norm works in place.
         outputs[stage] = (output if output.dim() == 4 else output[0].transpose(0, 1)).clone()
 
+    model.unroll()
     for name, stage in STAGES.items():
         model.get_submodule(name).register_forward_hook(lambda _m, _i, out, stage=stage: note(stage, out))
     with torch.no_grad():
@@ -129,6 +130,8 @@ def test_an_inflated_kernel_of_length_one_is_the_2d_network_everywhere(tmp_path:
     torch.save(flat.state_dict(), tmp_path / "w.pth")
     inflated = build_model("i3d_3x1x1", "resnet50", 8, 5, width=0.125).eval()
     load_pretrained(inflated, tmp_path / "w.pth")
+    flat.unroll()
+    inflated.unroll()
     # layer2.1 is a block of the published pattern (1010) that stays 1x1x1.
     frames = torch.randn(6, flat.layer2[1].conv1.in_channels, 8, 8)
     volume = frames.transpose(0, 1).unsqueeze(0)

@@ -13,9 +13,10 @@ from torch import nn
 
 from summit_train.models import build_model
 from summit_train.models.native import kernels
+from summit_train.models.native.kernels import Stored
 from summit_train.models.native.library import Kernels
 from summit_train.models.norm import Norm2d, Norm3d
-from summit_train.models.rolled import Roll, layout_of
+from summit_train.models.rolled import Roll, Stream, layout_of
 
 pytestmark = pytest.mark.skipif(not isinstance(kernels.kernels(), Kernels), reason=f"no kernels: {kernels.kernels()}")
 ROLL = Roll(4, 3, 2)
@@ -40,22 +41,30 @@ def results(
     layer: Norm2d | Norm3d, x: torch.Tensor, shortcut: torch.Tensor | None, what: str,
     before: Roll | None = None, after: Roll | None = None,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """What comes out, all gradients, and the running statistics after it."""
+    """What comes out, all gradients, and the running statistics after it; of a sum both of its readers' gradients."""
     x = x.clone().requires_grad_()
-    shortcut = None if shortcut is None else shortcut.clone().requires_grad_()
+    leaves: list[torch.Tensor] = []
     if what == "joined":
         assert shortcut is not None
+        stored = Stored(shortcut, None) if before is None else before.stored(shortcut)
+        leaves = [tensor.clone().requires_grad_() for tensor in stored if tensor is not None]
+        frames, *ends = [leaf * 1 for leaf in leaves]
         # Something in front of them, as the plain way adds in place.
-        out = layer.joined(x * 1, shortcut * 1, before, after)
+        stream = layer.joined(x * 1, Stream(frames, frames, *(ends or [None]), before), after)
+        outs = [stream.frames, stream.beside, *([] if stream.ends is None else [stream.ends])]
     else:
-        out = layer.rectified(x * 1) if what == "rectified" else layer(x * 1)
-    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
-    torch.autograd.backward((out * weight).sum())
-    found = {"out": out.detach(), "x": x.grad, "weight": layer.weight.grad, "bias": layer.bias.grad}
+        outs = [layer.rectified(x * 1) if what == "rectified" else layer(x * 1)]
+    torch.autograd.backward([(out * weights(out, number)).sum() for number, out in enumerate(outs)])
+    found = {"x": x.grad, "weight": layer.weight.grad, "bias": layer.bias.grad}
+    found |= {f"out {number}": out.detach() for number, out in enumerate(outs)}
+    found |= {f"shortcut {number}": leaf.grad for number, leaf in enumerate(leaves)}
     found |= {f"running {name}": buffer for name, buffer in layer.named_buffers()}
-    if shortcut is not None:
-        found["shortcut"] = shortcut.grad
     return found
+
+
+def weights(out: torch.Tensor, number: int) -> torch.Tensor:
+    """What the loss multiplies an output with, other for each."""
+    return torch.linspace(-1, 1 + number, out.numel(), dtype=out.dtype).view(out.shape)
 
 
 def assert_fused_is_plain(
@@ -133,7 +142,7 @@ def test_narrow_types_are_as_near_as_pytorchs(what: str, dtype: torch.dtype, tol
     exact = results(
         wide, x.double(), None if other is None else other.double(), what, ROLL if other is not None else None, None
     )
-    assert ours["out"].dtype == dtype and ours["weight"].dtype == torch.float32
+    assert ours["out 0"].dtype == dtype and ours["weight"].dtype == torch.float32
     for name, value in ours.items():
         far = (value.double() - exact[name].double()).norm() / exact[name].double().norm().clamp_min(1e-9)
         assert far < tolerance, name
@@ -172,7 +181,7 @@ def test_bf16_is_rounded_as_pytorch_rounds(number: float) -> None:
 def test_frozen_weights_and_input_get_no_gradient() -> None:
     layer, x = norm(3).requires_grad_(False), frames(4, 3, 4, 4)
     shortcut = frames(4, 3, 4, 4, seed=1).requires_grad_()
-    layer.joined(x, shortcut).sum().backward()
+    layer.joined(x, Stream(shortcut, shortcut)).frames.sum().backward()
     assert x.grad is None and layer.weight.grad is None and shortcut.grad is not None
 
 
@@ -222,30 +231,39 @@ def test_whole_networks(arch: str) -> None:
         torch.testing.assert_close(buffer, plain.get_buffer(name), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("readers", [["frames"], ["beside"], ["ends"], ["beside", "ends"]])
+def test_with_some_of_the_readers(readers: list[str]) -> None:
+    """A gradient that nobody asked for is none, not an activation of zeros."""
+    layer, x, shortcut = norm(9), frames(12, 9, 5, 3), frames(12, 9, 5, 3, seed=1) - 3
+    plain = copy.deepcopy(layer)
+    plain.fused = False
+    grads = []
+    for either in (layer, plain):
+        leaf = x.clone().requires_grad_()
+        stream = either.joined(leaf * 1, Stream(shortcut.clone(), shortcut.clone()), ROLL)
+        outs = [getattr(stream, reader) for reader in readers]
+        torch.autograd.backward([(out * weights(out, number)).sum() for number, out in enumerate(outs)])
+        grads.append(leaf.grad)
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("blank", [True, False])
-def test_moved_against_a_loop(stride: int, blank: bool) -> None:
+@pytest.mark.parametrize(("before", "after"), list(itertools.permutations([None, ROLL, Roll(4, 0, 7)], 2)))
+def test_moved_against_a_loop(before: Roll | None, after: Roll | None, stride: int) -> None:
     x = frames(8, 9, 7, 5)
-    moved = kernels.moved(x, layout_of(9, ROLL, None), stride=stride, blank=blank)
-    for frame, channel in itertools.product(range(8), range(9)):
-        clip, t = divmod(frame, 4)
-        source = t + ROLL.place_of(channel)
-        inside = 0 <= source < 4
-        expected = x[clip * 4 + source % 4, channel, ::stride, ::stride]
-        assert torch.equal(moved[frame, channel], expected if inside or not blank else torch.zeros_like(expected))
+    stored = Stored(x, None) if before is None else before.stored(x)
+    moved = kernels.moved(stored, layout_of(9, before, after), stride=stride)
+    for clip, t, channel in itertools.product(range(2), range(4), range(9)):
+        place = t + (0 if after is None else after.place_of(channel))
+        there = moved.frames[clip * 4 + place, channel] if 0 <= place < 4 else moved.ends[clip, channel]
+        assert torch.equal(there, x[clip * 4 + t, channel, ::stride, ::stride])
+        if not 0 <= place < 4:
+            assert not moved.frames[clip * 4 + place % 4, channel].any()
 
 
-def test_ends_are_put_away_and_back() -> None:
-    x, layout = frames(8, 9, 7, 5), layout_of(9, None, ROLL)
-    before = x.clone()
-    kernels.put_away(x, layout)
-    for frame, channel in itertools.product(range(8), range(9)):
-        t = frame % 4
-        end = (channel < 3 and t == 3) or (3 <= channel < 5 and t == 0)
-        assert torch.equal(x[frame, channel], torch.zeros(7, 5, dtype=x.dtype) if end else before[frame, channel])
-    with pytest.raises(RuntimeError, match="by turns"):
-        kernels.put_away(x, layout)
-    kernels.put_back(x, layout)
-    assert torch.equal(x, before)
-    with pytest.raises(RuntimeError, match="by turns"):
-        kernels.put_back(x, layout)
+def test_moved_without_ends_they_are_zeros() -> None:
+    stored = ROLL.stored(frames(8, 9, 7, 5))
+    moved = kernels.moved(Stored(stored.frames, None), layout_of(9, ROLL, None)).frames
+    expected = ROLL.restored(stored.frames, torch.zeros_like(stored.ends))
+    assert torch.equal(moved, expected) and not moved[0, :3].any()
+    assert kernels.moved(stored, layout_of(9, None, ROLL), ends_wanted=False).ends is None

@@ -9,10 +9,16 @@ import torch
 
 from summit_train.models import build_model
 from summit_train.models.recompute import RecomputedBlocks
-from summit_train.models.rolled import Rolled
+from summit_train.models.rolled import Stream
 from summit_train.structure import describe
 
-NETWORKS = [("tsm", "resnet18", 4), ("tsm", "resnet50", 4), ("tsn", "resnet18", 2), ("i3d_3x3x3", "resnet18", 16)]
+NETWORKS = [
+    ("tsm", "resnet18", 4),
+    ("tsm", "resnet50", 4),
+    ("tsm", "resnet101", 2),
+    ("tsn", "resnet18", 2),
+    ("i3d_3x3x3", "resnet18", 16),
+]
 
 
 @pytest.mark.parametrize(("arch", "backbone", "num_frames"), NETWORKS)
@@ -41,8 +47,9 @@ def test_the_weight_of_a_micro_batch_in_the_statistics_comes_back() -> None:
     assert norm.momentum == 0.37
 
 
-def frames_of(stream: torch.Tensor | Rolled) -> torch.Tensor:
-    return stream.frames if isinstance(stream, Rolled) else stream
+def tensors_of(stream: torch.Tensor | Stream) -> list[torch.Tensor]:
+    parts = stream if isinstance(stream, Stream) else [stream]
+    return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
 @pytest.mark.parametrize(("arch", "backbone", "num_frames"), NETWORKS)
@@ -60,7 +67,7 @@ def test_the_blocks_keep_their_inputs_only(arch: str, backbone: str, num_frames:
 
     for name, block in model.named_modules():
         if name.startswith("layer") and name.count(".") == 1:
-            block.register_forward_pre_hook(lambda _, inputs: (note(frames_of(inputs[0])), None)[1])
+            block.register_forward_pre_hook(lambda _, inputs: ([*map(note, tensors_of(inputs[0]))], None)[1])
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         logits = model(torch.randn(1, num_frames, 3, 64, 64))
     assert sum(kept.values()) == structure.block_input_elements

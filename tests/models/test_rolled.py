@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from summit_train.models import build_model
 from summit_train.models.resnet import Block, VideoResNet
-from summit_train.models.rolled import Roll, Rolled, join
+from summit_train.models.rolled import Roll, Stream, join
 from summit_train.models.shifted_conv import ShiftedConv2d
 from tests.models.test_shift import plain
 from tests.models.test_shifted_conv import by_loop
@@ -98,6 +99,26 @@ def test_the_2d_network_and_the_shift_in_place_roll_nothing() -> None:
         assert all(block.after is None for block in model.modules() if isinstance(block, Block))
 
 
+def test_a_pool_in_time_between_two_stages_reads_a_tensor() -> None:
+    model = build_model("i3d_3x1x1", "resnet50", 16, 3, width=0.125)
+    assert model.pool2 is not None
+    hands_on = [block.hands_on for block in model.modules() if isinstance(block, Block)]
+    assert hands_on == [True] * 2 + [False] + [True] * 12 + [False]
+
+
+@pytest.mark.parametrize("roll", [True, False])
+def test_what_a_hooked_stage_gives_is_the_plain_networks(roll: bool) -> None:
+    model, given = network().double(), []
+    twin = unrolled(model)
+    if not roll:
+        for block in (module for module in model.modules() if isinstance(module, Block)):
+            block.after = None
+    model.layer2.register_forward_hook(lambda _module, _inputs, output: given.append(output.unrolled()))
+    twin.layer2.register_forward_hook(lambda _module, _inputs, output: given.append(output))
+    model(clips(4)), twin(clips(4))
+    torch.testing.assert_close(given[0], given[1], rtol=1e-9, atol=1e-9)
+
+
 def test_unrolled_every_convolution_is_called_as_a_module() -> None:
     model = network().double()
     expected = model(clips(4))
@@ -117,7 +138,7 @@ def test_evaluation_without_gradients() -> None:
 
 
 def test_two_passes_in_a_row_and_a_kept_graph() -> None:
-    """What was blanked and rolled lies where it lay, so that the second backward pass of one graph equals the first."""
+    """Nothing that was saved is changed, so that the second backward pass of one graph equals the first."""
     model = network().double()
     loss = model(clips(4)).square().sum()
     weights = list(model.parameters())
@@ -170,26 +191,60 @@ def test_bf16_differs_from_fp32_no_more_than_the_plain_loop_does() -> None:
 @pytest.mark.parametrize("memory_format", FORMATS)
 @pytest.mark.parametrize(("before", "after"), [(False, True), (True, True), (True, False)])
 def test_a_junction_by_hand(before: bool, after: bool, memory_format: torch.memory_format) -> None:
-    """Of one clip of 3 frames and 3 channels, one each way: frame and channel in the value, no value below zero."""
+    """Of one clip of 3 frames and 3 channels, one each way: frame and channel in the value."""
     roll = Roll(3, 1, 1)
-    values = torch.arange(9.0).view(3, 3, 1, 1).to(memory_format=memory_format)
-    by_hand = torch.tensor([[3.0, 7, 2], [6, 1, 5], [0, 4, 8]]).view(3, 3, 1, 1)
-    shortcut = by_hand.clone() if before else values.clone()
-    out = join(values.clone(), shortcut, roll if before else None, roll if after else None)
-    assert torch.equal(out, 2 * (by_hand if after else values))
-    torch.testing.assert_close(Rolled(by_hand, roll).unrolled(), values)
+    values = torch.arange(1.0, 10).view(3, 3, 1, 1).to(memory_format=memory_format)
+    rolled = torch.tensor([[4.0, 0, 3], [7, 2, 6], [0, 5, 9]]).view(3, 3, 1, 1)
+    ends = torch.tensor([[1.0, 8]]).view(1, 2, 1, 1)
+    shortcut = (rolled.clone(), ends.clone()) if before else (values.clone(), None)
+    out, out_ends = join(values.clone(), *shortcut, roll if before else None, roll if after else None)
+    assert torch.equal(out, 2 * (rolled if after else values))
+    assert torch.equal(out_ends, 2 * ends) if after else out_ends is None
+    assert torch.equal(Stream(rolled, rolled, ends, roll).unrolled(), values)
 
 
-def test_a_shift_is_a_roll_whose_ends_are_blanked() -> None:
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.double, torch.float16])  # Kernels know the first alone.
+@pytest.mark.parametrize(("from_next", "from_previous"), [(2, 2), (0, 3), (4, 1), (1, 0)])
+def test_stored_it_is_a_shift_that_loses_nothing(
+    from_next: int, from_previous: int, dtype: torch.dtype, memory_format: torch.memory_format
+) -> None:
+    x = torch.randn(10, 9, 4, 3, dtype=dtype).to(memory_format=memory_format)
+    roll, before = Roll(5, from_next, from_previous), x.clone()
+    frames, ends = roll.stored(x)
+    assert torch.equal(frames, roll.shifted(x))
+    for clip, channel in itertools.product(range(2), range(9)):
+        here, stored = x[clip * 5 : clip * 5 + 5, channel], frames[clip * 5 : clip * 5 + 5, channel]
+        zero = torch.zeros_like(here[:1])
+        if channel < from_next:
+            assert torch.equal(stored, torch.cat([here[1:], zero]))
+            assert torch.equal(ends[clip, channel], here[0])
+        elif channel < from_next + from_previous:
+            assert torch.equal(stored, torch.cat([zero, here[:-1]]))
+            assert torch.equal(ends[clip, channel], here[-1])
+        else:
+            assert torch.equal(stored, here)
+    assert torch.equal(roll.restored(frames, ends), x)
+    assert torch.equal(roll.restored(frames, ends, stride=2), x[..., ::2, ::2])
+    assert torch.equal(x, before)
+
+
+def test_as_many_channels_each_way_it_is_the_papers_shift() -> None:
     x = torch.randn(10, 9, 4, 3)
-    roll, rolled = Roll(5, 2, 2), x.clone()
-    roll.roll_(rolled)
-    before = rolled.clone()
-    with roll.blanked(rolled):
-        assert torch.equal(rolled, plain(x, 5, 2, "both"))
-    assert torch.equal(rolled, before)
-    roll.unroll_(rolled)
-    assert torch.equal(rolled, x)
+    assert torch.equal(Roll(5, 2, 2).shifted(x), plain(x, 5, 2, "both"))
+    assert torch.equal(Roll(5, 0, 2).shifted(x), plain(x, 5, 2, "past"))
+
+
+def test_the_gradient_of_what_fell_out_is_that_of_its_values() -> None:
+    """relu lets some of the ends through: their zeros' signs tell which."""
+    roll, x = Roll(3, 2, 1), torch.randn(6, 4, 5, 3, dtype=torch.double)
+    branch = x.clone().requires_grad_()
+    frames, ends = join(branch * 1, torch.zeros_like(x), None, None, roll)
+    assert torch.equal(frames[5, 0].signbit(), ends[1, 0] <= 0) and (frames[5, 0] == 0).all()
+    ends.sum().backward()
+    expected = torch.zeros_like(x)
+    expected[[0, 3], :2], expected[[2, 5], 2:3] = 1, 1
+    assert torch.equal(branch.grad, expected * (x > 0))
 
 
 @pytest.mark.slow

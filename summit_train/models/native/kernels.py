@@ -16,18 +16,12 @@ _NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "b
 
 
 class Segment(NamedTuple):
-    """Channels [begin, end) of one kind.
-
-    Those of the result's frame t belong to frame t + `x_step` of x and t + `shortcut_step` of the shortcut; those of
-    x's frame t to frame t + `to_shortcut` of the shortcut and t + `to_result` of the result; around the clip's ends.
-    """
+    """Channels [begin, end): those of frame t are in frame t + `before` of the shortcut, t + `after` of the result."""
 
     begin: int
     end: int
-    x_step: int
-    shortcut_step: int
-    to_shortcut: int
-    to_result: int
+    before: int
+    after: int
 
 
 class _Segment(ctypes.Structure):
@@ -35,10 +29,10 @@ class _Segment(ctypes.Structure):
 
 
 class _Shape(ctypes.Structure):
-    """What normalise.cpp calls Shape."""
+    """What rows.hpp calls Shape."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("clips", "frames", "pixels", "channels")),
+        *((name, ctypes.c_int64) for name in ("clips", "frames", "pixels", "channels", "before_ends", "after_ends")),
         ("segments", ctypes.POINTER(_Segment)),
         *((name, ctypes.c_int64) for name in ("num_segments", "threads")),
     )
@@ -46,15 +40,28 @@ class _Shape(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows of channels belong together: clips of `num_frames` frames, and what is stored rolled."""
+    """How clips of `num_frames` frames are stored.
+
+    before_ends, after_ends: channels of what falls out of the shortcut's and the result's clips, None where each frame
+    is in its place.
+    """
 
     num_frames: int
     segments: tuple[Segment, ...]
+    before_ends: int | None = None
+    after_ends: int | None = None
 
     @cached_property
     def as_array(self) -> ctypes.Array[_Segment]:
         """The segments as the kernels read them."""
         return (_Segment * len(self.segments))(*(_Segment(*segment) for segment in self.segments))
+
+
+class Stored(NamedTuple):
+    """A stream: frames (N*T, C, H, W); what fell out of its clips (N, c, H, W), None where nothing is wanted of it."""
+
+    frames: torch.Tensor
+    ends: torch.Tensor | None
 
 
 class Statistics(NamedTuple):
@@ -101,18 +108,19 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def forward(
-    x: torch.Tensor, shortcut: torch.Tensor | None, parameters: Parameters, layout: Layout,
+    x: torch.Tensor, shortcut: Stored | None, parameters: Parameters, layout: Layout,
     *, train: bool, relu: bool, momentum: float, eps: float,
-) -> tuple[torch.Tensor, Statistics]:  # fmt: skip
+) -> tuple[Stored, Statistics]:  # fmt: skip
     """(relu(norm(x) + shortcut), what was normalised by); without a shortcut relu only where `relu`.
 
-    train: by the batch, of which the running statistics take `momentum`; else by the running ones.
+    train: by the batch, of which the running statistics take `momentum`; else by the running ones. What fell out of the
+    result's clips leaves zeros in its frames, negative ones where relu let nothing through.
     """
-    result = torch.empty_like(x)
+    result = _new(x, layout, layout.after_ends)
     statistics = Statistics(*torch.empty(2, x.shape[1], dtype=wide(x.dtype)))
     call(
         f"{_NAMES[x.dtype]}_forward",
-        [x, shortcut, result, *parameters, *statistics],
+        [x, *(shortcut or (None, None)), *result, *parameters, *statistics],
         _shape(x, layout),
         ctypes.c_int(train),
         ctypes.c_int(relu),
@@ -128,24 +136,25 @@ class Gradients(NamedTuple):
     x: torch.Tensor | None
     weight: torch.Tensor
     bias: torch.Tensor
-    shortcut: torch.Tensor | None
+    shortcut: Stored | None
 
 
 def backward(
-    grad: torch.Tensor, result: torch.Tensor | None, x: torch.Tensor, parameters: Parameters, statistics: Statistics,
-    layout: Layout, *, train: bool, relu: bool, x_wanted: bool,
+    grad: Stored, beside: torch.Tensor | None, result: torch.Tensor | None, x: torch.Tensor, parameters: Parameters,
+    statistics: Statistics, layout: Layout, *, train: bool, relu: bool, x_wanted: bool,
 ) -> Gradients:  # fmt: skip
-    """The gradients of `forward`. result: what it gave, where it had a shortcut, else None.
+    """The gradients of `forward`. result: the frames that it gave, where it had a shortcut, else None.
 
-    `layout` is that of `forward`; grad is stored as the result was, the shortcut's gradient as the shortcut was.
+    `layout` is that of `forward`; `grad` is stored as the result was, and so is `beside`, a second gradient to its
+    frames; the shortcut's gradient is stored as the shortcut was.
     """
-    shortcut_grad = None if result is None else torch.empty_like(x)
+    shortcut_grad = None if result is None else _new(x, layout, layout.before_ends)
     x_grad = torch.empty_like(x) if x_wanted else None
     weight_grad, bias_grad = torch.empty_like(statistics.mean), torch.empty_like(statistics.mean)
     inner = [parameters.weight, parameters.bias, *statistics, weight_grad, bias_grad]
     call(
         f"{_NAMES[x.dtype]}_backward",
-        [grad, result, x, shortcut_grad, x_grad, *inner],
+        [grad.frames, beside, grad.ends, result, x, *(shortcut_grad or (None, None)), x_grad, *inner],
         _shape(x, layout),
         ctypes.c_int(train),
         ctypes.c_int(relu),
@@ -153,31 +162,27 @@ def backward(
     return Gradients(x_grad, weight_grad, bias_grad, shortcut_grad)
 
 
-def moved(x: torch.Tensor, layout: Layout, *, stride: int = 1, blank: bool) -> torch.Tensor:
-    """Every `stride`-th pixel of frames (N, C, H, W), stored as the layout's result is instead of as its shortcut is.
+def moved(x: Stored, layout: Layout, *, stride: int = 1, ends_wanted: bool = True) -> Stored:
+    """Every `stride`-th pixel of `x`, stored as the layout's result is instead of as its shortcut is.
 
-    Around the clip's ends, or with `blank` zeros for what would come round them.
+    Where x comes without ends they are zeros.
     """
-    height, width = x.shape[2:]
-    to = torch.empty_like(x[..., ::stride, ::stride], memory_format=torch.channels_last)
+    frames = x.frames
+    height, width = frames.shape[2:]
+    pixels = frames[..., ::stride, ::stride]
+    to = _new(pixels, layout, layout.after_ends if ends_wanted else None)
     numbers = map(ctypes.c_int64, (height, width, stride))
-    call(f"{_NAMES[x.dtype]}_move", [x, to], _shape(to, layout), *numbers, ctypes.c_int(blank))
+    call(f"{_NAMES[frames.dtype]}_move", [*x, *to], _shape(to.frames, layout), *numbers)
     return to
 
 
-def put_away(x: torch.Tensor, layout: Layout) -> None:
-    """Make zeros of what came round the clips' ends in rolled frames, in place, until `put_back` in the same thread."""
-    _swap_ends(x, layout, back=False)
-
-
-def put_back(x: torch.Tensor, layout: Layout) -> None:
-    """Undo `put_away`, bit for bit."""
-    _swap_ends(x, layout, back=True)
-
-
-def _swap_ends(x: torch.Tensor, layout: Layout, *, back: bool) -> None:
-    if not call(f"{_NAMES[x.dtype]}_swap_ends", [x], _shape(x, layout), ctypes.c_int(back)):
-        raise RuntimeError("frames are put away and put back by turns, in one thread")
+def _new(like: torch.Tensor, layout: Layout, channels_of_ends: int | None) -> Stored:
+    """Nothing yet, channels last."""
+    frames = torch.empty_like(like, memory_format=channels_last_of(like))
+    if channels_of_ends is None:
+        return Stored(frames, None)
+    shape = (like.shape[0] // layout.num_frames, channels_of_ends, *like.shape[2:])
+    return Stored(frames, torch.empty(shape, dtype=like.dtype, memory_format=channels_last_of(like)))
 
 
 def call(name: str, tensors: Sequence[torch.Tensor | None], *numbers: object) -> int:
@@ -192,6 +197,8 @@ def call(name: str, tensors: Sequence[torch.Tensor | None], *numbers: object) ->
 def _shape(x: torch.Tensor, layout: Layout) -> object:
     channels, rows = x.shape[1], x.numel() // x.shape[1]
     clips, frames, pixels = x.shape[0] // layout.num_frames, layout.num_frames, rows // x.shape[0]
-    segments = layout.as_array
-    shape = _Shape(clips, frames, pixels, channels, segments, len(segments), torch.get_num_threads())
+    shape = _Shape(
+        clips, frames, pixels, channels, layout.before_ends or 0, layout.after_ends or 0, layout.as_array,
+        len(layout.segments), torch.get_num_threads(),
+    )  # fmt: skip
     return ctypes.byref(shape)

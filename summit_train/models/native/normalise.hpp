@@ -2,8 +2,8 @@
 //
 // A convolution's result x has its channels last: rows of pixels, `frames` to a clip, `channels` to a row. Forward it
 // is read twice (moments, then the result) and the result written once; backward the gradient and x are read twice.
-// The shortcut and the result may be stored rolled in time (models/rolled.py): a segment of channels of a frame then
-// belongs to another frame of the clip. That takes no pass of its own here, as every row is read and written anyway.
+// The shortcut and the result may be stored shifted in time (models/stream.py): a segment of channels of a frame is then
+// in another frame of the clip, or apart. That takes no pass of its own here, as every row is read and written anyway.
 //
 // Sources: Ioffe and Szegedy, "Batch Normalization" (2015), Algorithm 1 and section 3; the moments of blocks are merged
 // as Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm" (1979), equations 2.1.
@@ -99,25 +99,30 @@ template <class T> struct Affine { // y = x * scale + shift
 
 template <class N> inline N rectified(N x) { return x < 0 ? N(0) : x; } // a NaN stays one
 
+// What is left of a value that fell out of its clip: a zero, whose sign tells whether relu let the value through.
+template <class N> inline N trace(N y) { return y <= 0 ? N(-0.0) : N(0); }
+
 template <class T, bool SHORTCUT, bool RELU>
-void apply(const T* x, const T* shortcut, T* result, const Affine<T>& affine, const Shape& s) {
+void apply(const T* x, Stream<const T> shortcut, Stream<T> result, const Affine<T>& affine, const Shape& s) {
     const bool stream = is_large<T>(s);
     const Tiles tiles = Tiles::of<T>(s);
-    const int64_t distance = rows_ahead<T>(s.channels) * s.channels;
+    const int64_t ahead = rows_ahead<T>(s.channels);
     const auto each = [&](const Piece& p) {
         const A<T>*const scale = affine.scale.data() + p.begin, *const shift = affine.shift.data() + p.begin;
-        const T *const from = x + p.there, *const other = SHORTCUT ? shortcut + p.beside : nullptr;
-        announce(from, p.width, distance);
-        if constexpr (SHORTCUT) announce(other, p.width, distance);
-        write(result + p.here, p.width, stream, [=](int64_t j) {
+        const T *const from = x + p.x, *const other = SHORTCUT ? shortcut.at(p.shortcut) : nullptr;
+        T* const to = result.at(p.result);
+        announce(from, p.width, ahead * s.channels);
+        if constexpr (SHORTCUT) announce(other, p.width, ahead * p.shortcut.pitch);
+        write(to, p.width, stream && !p.result.outside, [=](int64_t j) {
             A<T> y = load(from[j]) * scale[j] + shift[j];
             if constexpr (SHORTCUT) y += load(other[j]);
             return RELU ? rectified(y) : y;
         });
+        if (p.result.outside)
+            write(result.frames + p.result.blank, p.width, stream, [=](int64_t j) { return trace(load(to[j])); });
     };
     in_parallel(threads_for(s), tiles.count, [&](int64_t, int64_t first, int64_t last) {
-        for (int64_t tile = first; tile < last; tile++)
-            over_pieces(s, tiles, tile, &Segment::x_step, &Segment::shortcut_step, each);
+        for (int64_t tile = first; tile < last; tile++) over_pieces<Order::result>(s, tiles, tile, each);
         written(stream);
     });
 }
@@ -129,7 +134,7 @@ template <class N> void run(N* running, const N* found, int64_t C, double moment
 }
 
 template <class T>
-void forward(const T* x, const T* shortcut, T* result, const A<T>* weight, const A<T>* bias, A<T>* running_mean,
+void forward(const T* x, Stream<const T> shortcut, Stream<T> result, const A<T>* weight, const A<T>* bias, A<T>* running_mean,
              A<T>* running_variance, A<T>* mean, A<T>* inverse, const Shape& s, bool train, bool relu, double momentum,
              double eps) {
     const int64_t C = s.channels, n = s.rows();
@@ -145,7 +150,7 @@ void forward(const T* x, const T* shortcut, T* result, const A<T>* weight, const
     }
     for (int64_t c = 0; c < C; c++) inverse[c] = A<T>(1 / std::sqrt(double(inverse[c]) + eps));
     const Affine<T> affine(weight, bias, mean, inverse, C);
-    if (shortcut)
+    if (shortcut.frames)
         apply<T, true, true>(x, shortcut, result, affine, s);
     else if (relu)
         apply<T, false, true>(x, shortcut, result, affine, s);
@@ -175,46 +180,63 @@ template <class T> struct Sums {
     }
 };
 
-// The first pass: both sums, and with a shortcut its gradient, stored as the shortcut is. OVER_X: in the order of x, else
-// of the result; the one in which what is written is in order.
-template <class T, Mask MASK, bool OVER_X>
-Sums<T> reduce(const T* grad, const T* result, const T* x, T* shortcut_grad, const A<T>* mean, const Affine<T>& affine,
-               const Shape& s) {
+// The gradients to a result: `beside` is a second one to its frames, or null. None to what it has in place of its ends.
+template <class T> struct Gradients {
+    Stream<const T> one;
+    const T* beside;
+};
+
+// The first pass: both sums, and with a shortcut its gradient, stored as the shortcut is.
+template <class T, Mask MASK>
+Sums<T> reduce(const Gradients<T>& grads, const T* result, const T* x, Stream<T> shortcut_grad, const A<T>* mean,
+               const Affine<T>& affine, const Shape& s) {
     const int64_t threads = threads_for(s), C = s.channels;
     const Tiles tiles = Tiles::of<T>(s);
-    const int64_t distance = rows_ahead<T>(s.channels) * s.channels;
+    const int64_t ahead = rows_ahead<T>(C);
     const bool stream = is_large<T>(s);
-    const auto there = OVER_X ? &Segment::to_result : &Segment::x_step;
-    const auto beside = OVER_X ? &Segment::to_shortcut : &Segment::shortcut_step;
     std::vector<Sums<T>> parts(threads, Sums<T>(C));
     in_parallel(threads, tiles.count, [&](int64_t t, int64_t first, int64_t last) {
         Sums<T>& sums = parts[t];
-        for (int64_t tile = first; tile < last; tile++) {
-            over_pieces(s, tiles, tile, there, beside, [&](const Piece& p) {
-                const A<T>*const m = mean + p.begin, *const scale = affine.scale.data() + p.begin,
-                     *const shift = affine.shift.data() + p.begin;
-                A<T>*const sum = sums.block_grad.data() + p.begin, *const product = sums.block_product.data() + p.begin;
-                const T *const from = x + (OVER_X ? p.here : p.there), *const dy = grad + (OVER_X ? p.there : p.here);
-                const T* const y = MASK == Mask::by_result ? result + (OVER_X ? p.there : p.here) : nullptr;
-                announce(from, p.width, distance);
-                announce(dy, p.width, distance);
-                if constexpr (MASK == Mask::by_result) announce(y, p.width, distance);
-                const auto masked_and_summed = [=](int64_t j) {
-                    const A<T> here = load(from[j]);
-                    A<T> d = load(dy[j]);
-                    if constexpr (MASK == Mask::by_x) d = masked(d, here * scale[j] + shift[j]);
-                    if constexpr (MASK == Mask::by_result) d = masked(d, load(y[j]));
-                    sum[j] += d;
-                    product[j] += d * (here - m[j]);
-                    return d;
-                };
-                if constexpr (MASK == Mask::by_result) {
-                    write(shortcut_grad + p.beside, p.width, stream, masked_and_summed);
-                } else {
+        const auto each = [&](const Piece& p) {
+            const A<T>*const m = mean + p.begin, *const scale = affine.scale.data() + p.begin,
+                 *const shift = affine.shift.data() + p.begin;
+            A<T>*const sum = sums.block_grad.data() + p.begin, *const product = sums.block_product.data() + p.begin;
+            const T *const from = x + p.x, *const dy = grads.one.at(p.result);
+            announce(from, p.width, ahead * C);
+            announce(dy, p.width, ahead * p.result.pitch);
+            const auto summed = [=](int64_t j, A<T> d) {
+                sum[j] += d;
+                product[j] += d * (load(from[j]) - m[j]);
+                return d;
+            };
+            if constexpr (MASK != Mask::by_result) {
 #pragma omp simd
-                    for (int64_t j = 0; j < p.width; j++) masked_and_summed(j);
+                for (int64_t j = 0; j < p.width; j++) {
+                    const A<T> d = load(dy[j]);
+                    summed(j, MASK == Mask::by_x ? masked(d, load(from[j]) * scale[j] + shift[j]) : d);
                 }
-            });
+            } else {
+                const T* const y = result + (p.result.outside ? p.result.blank : p.result.at);
+                T* const to = shortcut_grad.at(p.shortcut);
+                const bool past = stream && !p.shortcut.outside;
+                announce(y, p.width, ahead * C);
+                if (p.result.outside) {
+                    write(to, p.width, past,
+                          [=](int64_t j) { return summed(j, masked(load(dy[j]), std::copysign(A<T>(1), load(y[j])))); });
+                } else if (grads.beside) {
+                    const T* const beside = grads.beside + p.result.at;
+                    announce(beside, p.width, ahead * C);
+                    write(to, p.width, past,
+                          [=](int64_t j) { return summed(j, masked(load(dy[j]) + load(beside[j]), load(y[j]))); });
+                } else {
+                    write(to, p.width, past, [=](int64_t j) { return summed(j, masked(load(dy[j]), load(y[j]))); });
+                }
+                if (p.shortcut.outside)
+                    write(shortcut_grad.frames + p.shortcut.blank, p.width, stream, [](int64_t) { return A<T>(0); });
+            }
+        };
+        for (int64_t tile = first; tile < last; tile++) {
+            over_pieces<Order::shortcut>(s, tiles, tile, each);
             sums.flush();
         }
         written(stream);
@@ -227,22 +249,22 @@ Sums<T> reduce(const T* grad, const T* result, const T* x, T* shortcut_grad, con
     return parts[0];
 }
 
-// The second pass, over x's frames: its gradient = scale * grad + slope * (x - mean) + level, by channel.
+// The second pass, over x's frames: its gradient = scale * grad + slope * (x - mean) + level, by channel. With a shortcut
+// `grad` is that one's: masked already, and stored as the shortcut is.
 template <class T, Mask MASK>
-void spread(const T* grad, const T* x, T* x_grad, const A<T>* mean, const Affine<T>& affine,
+void spread(Stream<const T> grad, const T* x, T* x_grad, const A<T>* mean, const Affine<T>& affine,
             const std::vector<A<T>>& slopes, const std::vector<A<T>>& levels, const Shape& s) {
     const bool stream = is_large<T>(s);
     const Tiles tiles = Tiles::of<T>(s);
-    const int64_t distance = rows_ahead<T>(s.channels) * s.channels;
+    const int64_t ahead = rows_ahead<T>(s.channels);
     const auto each = [&](const Piece& p) {
         const int64_t c = p.begin;
         const A<T>*const m = mean + c, *const scale = affine.scale.data() + c, *const shift = affine.shift.data() + c,
              *const slope = slopes.data() + c, *const level = levels.data() + c;
-        // With a shortcut `grad` is that one's: masked already, and stored as it is.
-        const T *const from = x + p.here, *const dy = grad + p.there;
-        announce(from, p.width, distance);
-        announce(dy, p.width, distance);
-        write(x_grad + p.here, p.width, stream, [=](int64_t j) {
+        const T *const from = x + p.x, *const dy = grad.at(p.shortcut);
+        announce(from, p.width, ahead * s.channels);
+        announce(dy, p.width, ahead * p.shortcut.pitch);
+        write(x_grad + p.x, p.width, stream, [=](int64_t j) {
             const A<T> here = load(from[j]);
             A<T> d = load(dy[j]);
             if constexpr (MASK == Mask::by_x) d = masked(d, here * scale[j] + shift[j]);
@@ -250,21 +272,18 @@ void spread(const T* grad, const T* x, T* x_grad, const A<T>* mean, const Affine
         });
     };
     in_parallel(threads_for(s), tiles.count, [&](int64_t, int64_t first, int64_t last) {
-        for (int64_t tile = first; tile < last; tile++)
-            over_pieces(s, tiles, tile, &Segment::to_shortcut, &Segment::to_shortcut, each);
+        for (int64_t tile = first; tile < last; tile++) over_pieces<Order::x>(s, tiles, tile, each);
         written(stream);
     });
 }
 
 template <class T, Mask MASK>
-void backward(const T* grad, const T* result, const T* x, T* shortcut_grad, T* x_grad, const A<T>* weight,
-              const A<T>* bias, const A<T>* mean, const A<T>* inverse, A<T>* weight_grad, A<T>* bias_grad,
-              const Shape& s, bool train) {
+void backward(const Gradients<T>& grads, const T* result, const T* x, Stream<T> shortcut_grad, T* x_grad,
+              const A<T>* weight, const A<T>* bias, const A<T>* mean, const A<T>* inverse, A<T>* weight_grad,
+              A<T>* bias_grad, const Shape& s, bool train) {
     const int64_t C = s.channels;
     const Affine<T> affine(weight, bias, mean, inverse, C);
-    const bool in_order = std::all_of(s.segments, s.segments + s.num_segments, [](auto& g) { return !g.to_shortcut; });
-    const auto first_pass = in_order ? reduce<T, MASK, true> : reduce<T, MASK, false>;
-    const Sums<T> sums = first_pass(grad, result, x, shortcut_grad, mean, affine, s);
+    const Sums<T> sums = reduce<T, MASK>(grads, result, x, shortcut_grad, mean, affine, s);
     std::vector<A<T>> slopes(C, 0), levels(C, 0);
     for (int64_t c = 0; c < C; c++) {
         weight_grad[c] = A<T>(sums.product[c] * inverse[c]);
@@ -275,8 +294,9 @@ void backward(const T* grad, const T* result, const T* x, T* shortcut_grad, T* x
             levels[c] = A<T>(-each * sums.grad[c]);
         }
     }
-    if (x_grad)
-        spread<T, MASK>(MASK == Mask::by_result ? shortcut_grad : grad, x, x_grad, mean, affine, slopes, levels, s);
+    if (!x_grad) return;
+    const Stream<const T> masked_grad{shortcut_grad.frames, shortcut_grad.ends};
+    spread<T, MASK>(MASK == Mask::by_result ? masked_grad : grads.one, x, x_grad, mean, affine, slopes, levels, s);
 }
 
 } // namespace

@@ -9,20 +9,27 @@
 
 namespace {
 
-// Channels [begin, end) of the result's frame t belong to frame t + x_step of x and t + shortcut_step of the shortcut;
-// those of x's frame t to frame t + to_shortcut of the shortcut and t + to_result of the result, around the clip's ends.
+// Channels [begin, end) of a frame t: the shortcut has them stored in frame t + before, the result in frame t + after.
 struct Segment {
-    int64_t begin, end, x_step, shortcut_step, to_shortcut, to_result;
+    int64_t begin, end, before, after;
 };
 
 // Also read by Python: kernels.py has the same fields in the same order.
 struct Shape {
     int64_t clips, frames, pixels, channels;
+    int64_t before_ends, after_ends; // channels of what fell out of the shortcut's clips, and of the result's
     const Segment* segments;
     int64_t num_segments;
     int64_t threads;
 
     int64_t rows() const { return clips * frames * pixels; }
+};
+
+// A stream as it is stored. `ends`: what fell out of the clips, rows of fewer channels; null where nothing is wanted of it.
+template <class T> struct Stream {
+    T *frames, *ends;
+
+    T* at(const struct Place& place) const;
 };
 
 struct bf16 {
@@ -71,10 +78,20 @@ template <class F> void in_parallel(int64_t threads, int64_t count, F each) {
     for (int64_t t = 0; t < threads; t++) each(t, count * t / threads, count * (t + 1) / threads);
 }
 
-// A segment of the channels of a pixel.
+// Where a segment of a pixel's channels is in a stream: in its frames or, outside the clip, in its ends. The frames then
+// have zeros, at `blank`.
+struct Place {
+    int64_t at, pitch, blank;
+    bool outside;
+};
+
+template <class T> T* Stream<T>::at(const Place& place) const { return (place.outside ? ends : frames) + place.at; }
+
+// A segment of the channels of a pixel, in x (and all that has its frames in their places), shortcut and result.
 struct Piece {
     int64_t begin, width;
-    int64_t here, there, beside; // where it is: in what is walked over, and in the two others
+    int64_t x;
+    Place shortcut, result;
 };
 
 constexpr int64_t MOST_SEGMENTS = 8; // two rolls cut the channels into five
@@ -91,26 +108,36 @@ struct Tiles {
     }
 };
 
-// each(piece) for all rows of a tile, a frame t after the other; the others' frames are t + a step of the segment.
-template <class Step, class F>
-inline void over_pieces(const Shape& s, const Tiles& tiles, int64_t tile, Step there, Step beside, F each) {
+// A segment of row `row` of a clip's frames, frame `t` of which is where the stream would have it.
+inline Place place_of(const Shape& s, const Segment& g, int64_t clip, int64_t t, int64_t row, int64_t ends) {
+    const auto in_frame = [&](int64_t frame) { return ((clip * s.frames + frame) * s.pixels + row) * s.channels + g.begin; };
+    const int64_t inside = (t + s.frames) % s.frames;
+    if (t == inside) return {in_frame(t), s.channels, 0, false};
+    return {(clip * s.pixels + row) * ends + g.begin, ends, in_frame(inside), true};
+}
+
+enum class Order { x, shortcut, result };
+
+// each(piece) for all rows of a tile, a frame after the other, as x, the shortcut or the result has them in memory.
+template <Order ORDER, class F> inline void over_pieces(const Shape& s, const Tiles& tiles, int64_t tile, F each) {
     const int64_t C = s.channels, n = s.num_segments, clip = tile / tiles.of_a_clip;
     const int64_t first = tile % tiles.of_a_clip * tiles.pixels, last = std::min(s.pixels, first + tiles.pixels);
     Piece pieces[MOST_SEGMENTS];
-    for (int64_t t = 0; t < s.frames; t++) {
+    for (int64_t stored = 0; stored < s.frames; stored++) {
         for (int64_t i = 0; i < n; i++) {
             const Segment& g = s.segments[i];
-            const auto at = [&](int64_t step) {
-                const int64_t frame = clip * s.frames + (t + step + s.frames) % s.frames;
-                return (frame * s.pixels + first) * C + g.begin;
-            };
-            pieces[i] = {g.begin, g.end - g.begin, at(0), at(g.*there), at(g.*beside)};
+            const int64_t moved = ORDER == Order::x ? 0 : ORDER == Order::shortcut ? g.before : g.after;
+            const int64_t t = (stored - moved + s.frames) % s.frames; // the frame that it belongs to
+            pieces[i] = {g.begin, g.end - g.begin, ((clip * s.frames + t) * s.pixels + first) * C + g.begin,
+                         place_of(s, g, clip, t + g.before, first, s.before_ends),
+                         place_of(s, g, clip, t + g.after, first, s.after_ends)};
         }
         for (int64_t row = first; row < last; row++)
             for (int64_t i = 0; i < n; i++) {
                 Piece& p = pieces[i];
                 each(p);
-                p.here += C, p.there += C, p.beside += C;
+                p.x += C;
+                for (Place* place : {&p.shortcut, &p.result}) place->at += place->pitch, place->blank += C;
             }
     }
 }
