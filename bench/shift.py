@@ -26,6 +26,7 @@ from summit_train.comm import SerialWorld
 from summit_train.commands.bench.arguments import as_spread, machine_text, table
 from summit_train.commands.start import choose_device
 from summit_train.models import build_model
+from summit_train.models.pointwise import Conv2d
 from summit_train.models.resnet import Block
 from summit_train.models.shift import temporal_shift
 from summit_train.models.shifted_conv import ShiftedConv2d
@@ -81,7 +82,7 @@ def official_shift(x: torch.Tensor, num_frames: int) -> torch.Tensor:
     return out.view(frames, channels, height, width)
 
 
-class ShiftThenConvolve(nn.Conv2d):
+class ShiftThenConvolve(Conv2d):
     """A shifted convolution in two parts, with the parameters of the one that it replaces."""
 
     def __init__(self, convolution: ShiftedConv2d, shift: Shift) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from summit_train.models.dropout import Dropout
 from summit_train.models.norm import Norm2d, Norm3d
+from summit_train.models.pointwise import Conv2d
 from summit_train.models.recompute import RecomputedBlocks
 from summit_train.models.rolled import Roll, Stream
 from summit_train.models.shift import TemporalShift, num_shifted_channels
@@ -86,7 +87,7 @@ def convolution(
             num_frames=shift.num_frames, fraction=shift.fraction, direction=shift.direction,
         )  # fmt: skip
     if num_dims == 2:
-        return nn.Conv2d(in_channels, out_channels, kernel[1:], stride[1:], padding[1:], bias=False)
+        return Conv2d(in_channels, out_channels, kernel[1:], stride[1:], padding[1:], bias=False)
     return nn.Conv3d(in_channels, out_channels, kernel, stride, padding, bias=False)
 
 

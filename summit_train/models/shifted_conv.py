@@ -16,6 +16,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from summit_train.models.pointwise import Conv2d
 from summit_train.models.rolled import Roll, Stream
 from summit_train.models.shift import check_batch, check_shift, num_shifted_channels, temporal_shift
 
@@ -105,7 +106,7 @@ _of_plain = cast("Callable[[torch.Tensor, torch.Tensor, Geometry, Roll], torch.T
 _beside_projection = cast("Callable[..., tuple[torch.Tensor, torch.Tensor]]", _BesideProjection.apply)
 
 
-class ShiftedConv2d(nn.Conv2d):
+class ShiftedConv2d(Conv2d):
     """conv(temporal_shift(x)) of frames (N*T, C, H, W), T = `num_frames`; its parameters are those of nn.Conv2d.
 
     Raises ValueError for shift settings that mean nothing, and where a batch is no multiple of `num_frames`.

@@ -34,12 +34,14 @@ struct Moments {
     }
 };
 
-// sum[c] += f(x, c) over rows, four at a time: else each would wait for the sum of the one before.
+// sum[c] += f(x, c) over rows, four at a time: else each would wait for the sum of the one before. The rows `ahead` of them
+// are asked for, unless they are in the cache (0).
 template <class T, class F>
-inline void add_rows(const T* x, int64_t C, int64_t first, int64_t last, A<T>* sum, F f) {
+inline void add_rows(const T* x, int64_t C, int64_t first, int64_t last, int64_t ahead, A<T>* sum, F f) {
     int64_t r = first;
     for (; r + 4 <= last; r += 4) {
         const T* const at = x + r * C;
+        if (ahead) announce(at, 4 * C, ahead * C);
 #pragma omp simd
         for (int64_t c = 0; c < C; c++)
             sum[c] += (f(load(at[c]), c) + f(load(at[C + c]), c)) + (f(load(at[2 * C + c]), c) + f(load(at[3 * C + c]), c));
@@ -61,10 +63,10 @@ template <class T> void moments_of_rows(const T* x, int64_t C, int64_t first, in
         std::fill(sum.begin(), sum.end(), A<T>(0));
         // From the first row on, so that a mean that is large beside the deviations costs no digits.
         for (int64_t c = 0; c < C; c++) m[c] = load(x[row * C + c]);
-        add_rows<T>(x, C, row, end, s, [m](A<T> value, int64_t c) { return value - m[c]; });
+        add_rows<T>(x, C, row, end, 2 * rows_ahead<T>(C), s, [m](A<T> value, int64_t c) { return value - m[c]; });
         for (int64_t c = 0; c < C; c++) m[c] = A<T>(wide[c] = double(m[c]) + double(s[c]) / double(end - row));
         std::fill(sum.begin(), sum.end(), A<T>(0));
-        add_rows<T>(x, C, row, end, s, [m](A<T> value, int64_t c) { return (value - m[c]) * (value - m[c]); });
+        add_rows<T>(x, C, row, end, 0, s, [m](A<T> value, int64_t c) { return (value - m[c]) * (value - m[c]); });
         into.merge(wide.data(), s, end - row);
     }
 }
