@@ -9,28 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
-from summit_train.models.pointwise import Conv2d
+from summit_train.models.pointwise import POINTWISE, Conv2d, Geometry, Pair, convolve, gradients
 from summit_train.models.rolled import Roll, Stream
 from summit_train.models.shift import check_batch, check_shift, num_shifted_channels, temporal_shift
-
-Pair = tuple[int, int]
-
-
-class Geometry(NamedTuple):
-    """How a convolution walks over a frame."""
-
-    stride: Pair
-    padding: Pair
-
-
-_POINTWISE = Geometry((1, 1), (0, 0))
 
 
 class _OfPlain(torch.autograd.Function):
@@ -42,7 +29,7 @@ class _OfPlain(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.settings = geometry, roll
-        return functional.conv2d(roll.shifted(x), weight, None, geometry.stride, geometry.padding)
+        return convolve(roll.shifted(x), weight, geometry)
 
     @staticmethod
     @once_differentiable
@@ -51,7 +38,7 @@ class _OfPlain(torch.autograd.Function):
         geometry, roll = ctx.settings
         wanted = ctx.needs_input_grad[:2]
         shifted = roll.shifted(x) if wanted[1] else x  # The gradient to the input reads its shape alone.
-        grad_x, grad_weight = _gradients(grad, shifted, weight, geometry, wanted)
+        grad_x, grad_weight = gradients(grad, shifted, weight, geometry, wanted)
         return None if grad_x is None else roll.restored(grad_x, None), grad_weight, None, None
 
 
@@ -67,10 +54,11 @@ class _BesideProjection(torch.autograd.Function):
         geometry: Geometry, step: int, roll: Roll,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         # Kept whole, the pixels would be what the 2D network does not keep.
-        ctx.save_for_backward(x, ends[..., ::step, ::step].contiguous(), weight, projection)
+        kept = ends[..., ::step, ::step].contiguous(memory_format=torch.channels_last)
+        ctx.save_for_backward(x, kept, weight, projection)
         ctx.settings = geometry, step, roll, ends.shape
-        out = functional.conv2d(x, weight, None, geometry.stride, geometry.padding)
-        return out, functional.conv2d(roll.restored(x, ends, step), projection)
+        out = convolve(x, weight, geometry)
+        return out, convolve(roll.restored(x, ends, step), projection, POINTWISE)
 
     @staticmethod
     @once_differentiable
@@ -79,8 +67,8 @@ class _BesideProjection(torch.autograd.Function):
         geometry, step, roll, shape = ctx.settings
         of_x, _, of_weight, of_projection = ctx.needs_input_grad[:4]
         pixels = roll.restored(x[..., ::step, ::step], ends)
-        to_pixels, to_projection = _gradients(shortcut_grad, pixels, projection, _POINTWISE, (of_x, of_projection))
-        to_x, to_weight = _gradients(grad, x, weight, geometry, (of_x, of_weight))
+        to_pixels, to_projection = gradients(shortcut_grad, pixels, projection, POINTWISE, (of_x, of_projection))
+        to_x, to_weight = gradients(grad, x, weight, geometry, (of_x, of_weight))
         to_ends = None
         if to_x is not None:
             beside, beside_ends = roll.stored(to_pixels)
@@ -88,17 +76,6 @@ class _BesideProjection(torch.autograd.Function):
             to_ends = torch.zeros(shape, dtype=x.dtype, device=x.device)
             to_ends[..., ::step, ::step] = beside_ends
         return to_x, to_ends, to_weight, to_projection, None, None, None
-
-
-def _gradients(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, wanted: tuple[bool, ...]
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """A convolution's gradients to its input and its weight, those that are wanted."""
-    stride, padding = geometry.stride, geometry.padding
-    grads = torch.ops.aten.convolution_backward(
-        grad, x, weight, None, stride, padding, (1, 1), False, (0, 0), 1, [*wanted, False]
-    )
-    return grads[0], grads[1]
 
 
 # Function.apply carries no types of its own.
@@ -126,11 +103,6 @@ class ShiftedConv2d(Conv2d):
             return super().forward(temporal_shift(x, self.num_frames, self.fraction, self.direction))
         x, weight = self._in_one_type(x)
         return _of_plain(x, weight, self.geometry, self.roll)
-
-    @property
-    def geometry(self) -> Geometry:
-        """Stride and padding."""
-        return Geometry(cast(Pair, self.stride), cast(Pair, self.padding))
 
     @cached_property
     def roll(self) -> Roll:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from summit_train.models.pointwise import Conv2d
+from summit_train.models.pointwise import POINTWISE, Conv2d, Geometry, convolve, gradients
 
 
 def frames(dtype: torch.dtype, memory_format: torch.memory_format = torch.channels_last) -> torch.Tensor:
@@ -41,6 +41,28 @@ def test_values_and_gradients_are_the_convolutions(autocast: bool) -> None:
     assert layer.weight.grad.shape == layer.weight.shape and x.grad.is_contiguous(memory_format=torch.channels_last)
     for ours, theirs in [(x.grad, exact.grad), (layer.weight.grad, twin.weight.grad), (out, twin(exact))]:
         assert (ours.double() - theirs).norm() < 0.01 * theirs.norm()  # bf16 has 8 bits: 0.004
+
+
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("kernel", "geometry"), [(1, POINTWISE), (3, Geometry((2, 2), (1, 1)))])
+def test_gradients_are_autograds(
+    kernel: int, geometry: Geometry, dtype: torch.dtype, wanted: tuple[bool, bool]
+) -> None:
+    x = frames(dtype)
+    weight = (torch.randn(16, 32, kernel, kernel, generator=torch.Generator().manual_seed(1)) / 32).to(dtype)
+    leaves = [tensor.double().requires_grad_() for tensor in (x, weight)]
+    out = nn.functional.conv2d(*leaves, None, *geometry)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    grad = grad.contiguous(memory_format=torch.channels_last)
+    near = 0.01 if dtype == torch.bfloat16 else 1e-12
+    assert (convolve(x, weight, geometry) - out).norm() < near * out.norm()
+    expected = torch.autograd.grad(out, leaves, grad.double())
+    for asked, ours, theirs in zip(wanted, gradients(grad, x, weight, geometry, wanted), expected, strict=True):
+        assert (ours is not None) == asked
+        if ours is not None:
+            assert ours.dtype == dtype and ours.shape == theirs.shape
+            assert (ours - theirs).norm() < near * theirs.norm()
 
 
 @pytest.mark.parametrize(
