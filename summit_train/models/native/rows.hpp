@@ -188,6 +188,18 @@ template <class T, class F> inline void write(T* to, int64_t n, bool stream, F f
     for (int64_t j = 0; j < n; j++) store(to[j], f(j));
 }
 
+// A row as it is, that begins with a line.
+template <class T> inline void write_row(T* to, const T* row, int64_t n, bool stream) {
+#ifdef __SSE2__
+    constexpr int64_t LINE = 64 / sizeof(T);
+    if (stream && n % LINE == 0 && reinterpret_cast<uintptr_t>(to) % 64 == 0) {
+        for (int64_t done = 0; done < n; done += LINE) stream_line(to + done, row + done);
+        return;
+    }
+#endif
+    std::copy_n(row, n, to);
+}
+
 template <class T> bool is_large(const Shape& s) { return s.rows() * s.channels * int64_t(sizeof(T)) >= STREAMED; }
 
 inline void written(bool stream) {
