@@ -2,7 +2,7 @@
 //
 // A convolution's result x has its channels last: rows of pixels, `frames` to a clip, `channels` to a row. Forward it
 // is read twice (moments, then the result) and the result written once; backward the gradient and x are read twice.
-// The shortcut and the result may be stored shifted in time (models/stream.py): a segment of channels of a frame is then
+// The shortcut and the result may be stored shifted in time (models/rolled.py): a segment of channels of a frame is then
 // in another frame of the clip, or apart. That takes no pass of its own here, as every row is read and written anyway.
 //
 // Sources: Ioffe and Szegedy, "Batch Normalization" (2015), Algorithm 1 and section 3; the moments of blocks are merged

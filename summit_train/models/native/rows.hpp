@@ -25,11 +25,18 @@ struct Shape {
     int64_t rows() const { return clips * frames * pixels; }
 };
 
+// Where a segment of a pixel's channels is in a stream: in its frames or, outside the clip, in its ends. The frames then
+// have zeros, at `blank`.
+struct Place {
+    int64_t at, pitch, blank;
+    bool outside;
+};
+
 // A stream as it is stored. `ends`: what fell out of the clips, rows of fewer channels; null where nothing is wanted of it.
 template <class T> struct Stream {
     T *frames, *ends;
 
-    T* at(const struct Place& place) const;
+    T* at(const Place& place) const { return (place.outside ? ends : frames) + place.at; }
 };
 
 struct bf16 {
@@ -77,15 +84,6 @@ template <class F> void in_parallel(int64_t threads, int64_t count, F each) {
 #endif
     for (int64_t t = 0; t < threads; t++) each(t, count * t / threads, count * (t + 1) / threads);
 }
-
-// Where a segment of a pixel's channels is in a stream: in its frames or, outside the clip, in its ends. The frames then
-// have zeros, at `blank`.
-struct Place {
-    int64_t at, pitch, blank;
-    bool outside;
-};
-
-template <class T> T* Stream<T>::at(const Place& place) const { return (place.outside ? ends : frames) + place.at; }
 
 // A segment of the channels of a pixel, in x (and all that has its frames in their places), shortcut and result.
 struct Piece {
@@ -149,9 +147,9 @@ template <class T> int64_t rows_ahead(int64_t channels) {
 
 // Ask for what is read soon. Short pieces of another frame, a row apart, are no stream that the processor would see
 // coming; rows one after the other are, and still come a fifth to a third sooner (16-bit numbers) when asked for.
-template <bool WRITTEN = false, class T> inline void announce(const T* piece, int64_t width, int64_t distance) {
+template <class T> inline void announce(const T* piece, int64_t width, int64_t distance) {
     constexpr int64_t LINE = 64 / sizeof(T);
-    for (int64_t j = 0; j < width; j += LINE) __builtin_prefetch(piece + distance + j, WRITTEN);
+    for (int64_t j = 0; j < width; j += LINE) __builtin_prefetch(piece + distance + j);
 }
 
 // A line past the caches.
