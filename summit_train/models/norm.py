@@ -126,8 +126,7 @@ class _Norm(nn.modules.batchnorm._BatchNorm):
             return Stream(*_join(x, self.weight, self.bias, other, shortcut.ends, self, before, after), after)
         out = self(x)
         if before is after is None:
-            out = relu(add(out, other))
-            return Stream(out, out)
+            return Stream.of(relu(add(out, other)))
         out, ends = join(out, other, shortcut.ends, before, after)
         return Stream(out, out, ends, after)
 

@@ -139,7 +139,7 @@ class Block(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: torch.Tensor | Stream) -> torch.Tensor | Stream:
-        stream = x if isinstance(x, Stream) else Stream(x, x)
+        stream = x if isinstance(x, Stream) else Stream.of(x)
         out, shortcut = self._of_plain(stream) if stream.roll is None else self._of_rolled(stream)
         hands_on = self.hands_on and not torch.compiler.is_compiling()
         result = self.last_norm.joined(self.branch(out), shortcut, self.after if hands_on else None)
@@ -148,12 +148,10 @@ class Block(nn.Module):
     def _of_plain(self, x: Stream) -> tuple[torch.Tensor, Stream]:
         """(the first convolution's result, the shortcut)."""
         if self.shift is not None:
-            shifted = self.shift(x.frames)
-            x = Stream(shifted, shifted)
+            x = Stream.of(self.shift(x.frames))
         if self.downsample is None:
             return self.conv1(x.frames), x
-        shortcut = self.downsample(x.beside)
-        return self.conv1(x.frames), Stream(shortcut, shortcut)
+        return self.conv1(x.frames), Stream.of(self.downsample(x.beside))
 
     def _of_rolled(self, x: Stream) -> tuple[torch.Tensor, Stream]:
         conv1 = cast(ShiftedConv2d, self.conv1)
@@ -161,8 +159,7 @@ class Block(nn.Module):
             return conv1.of_rolled(x), x
         projection, norm = self.downsample
         out, shortcut = conv1.beside_projection(x, cast(nn.Conv2d, projection))
-        shortcut = norm(shortcut)
-        return out, Stream(shortcut, shortcut)
+        return out, Stream.of(norm(shortcut))
 
     def _add_downsample(self, num_dims: int, in_channels: int, out_channels: int, stride: Triple) -> None:
         if in_channels == out_channels and stride == (1, 1, 1):

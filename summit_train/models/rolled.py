@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from summit_train.models.activation import add, relu
 from summit_train.models.native import kernels
 from summit_train.models.native.kernels import Layout, Segment, Stored
+from summit_train.models.shift import shifted_copy
 
 
 @dataclass(frozen=True)
@@ -49,22 +50,23 @@ class Roll:
         self.turn_(copy)
         return Stored(copy, self.take_ends(copy))
 
-    def shifted(self, x: torch.Tensor) -> torch.Tensor:
-        """`stored` without what fell out: the temporal shift."""
-        if kernels.available(x):
-            return kernels.moved(Stored(x.detach(), None), layout_of(x.shape[1], None, self), ends_wanted=False).frames
-        return self.stored(x).frames
-
-    def restored(self, frames: torch.Tensor, ends: torch.Tensor | None, stride: int = 1) -> torch.Tensor:
-        """Every `stride`-th pixel of rolled frames, each in its place: a copy. Zeros where there are no ends."""
-        frames, ends = frames.detach(), None if ends is None else ends.detach()
+    def restored(self, frames: torch.Tensor, ends: torch.Tensor, stride: int = 1) -> torch.Tensor:
+        """Every `stride`-th pixel of rolled frames, each in its place: a copy. `ends` are of these pixels."""
+        frames, ends = frames.detach(), ends.detach()
         if kernels.available(frames):
-            ends = None if ends is None else ends.contiguous(memory_format=torch.channels_last)
+            ends = ends.contiguous(memory_format=torch.channels_last)
             return kernels.moved(Stored(frames, ends), layout_of(frames.shape[1], self, None), stride=stride).frames
         copy = frames[..., ::stride, ::stride].clone()
-        self.put_ends(copy, None if ends is None else ends[..., ::stride, ::stride])
+        self.put_ends(copy, ends)
         self.turn_back_(copy)
         return copy
+
+    def shifted(self, x: torch.Tensor, *, back: bool = False) -> torch.Tensor:
+        """The temporal shift of `x`, `stored` without what fell out; back: its transpose, for gradients."""
+        if kernels.available(x):
+            layout = layout_of(x.shape[1], self, None) if back else layout_of(x.shape[1], None, self)
+            return kernels.moved(Stored(x.detach(), None), layout, ends_wanted=False).frames
+        return shifted_copy(x.detach(), self.num_frames, self.from_next, self.from_previous, -1 if back else 1)
 
     def turn_(self, x: torch.Tensor) -> None:
         """Roll frames in place, what falls out around the clip's ends."""
@@ -81,16 +83,13 @@ class Roll:
         ends = [frames[:, -1 if step > 0 else 0] for frames, step in self._groups(x)]
         return torch.cat(ends or [x[:: self.num_frames, :0]], 1)
 
-    def put_ends(self, x: torch.Tensor, ends: torch.Tensor | None) -> None:
-        """Write what `turn_back_` will bring around the ends of `x`; None: zeros."""
+    def put_ends(self, x: torch.Tensor, ends: torch.Tensor) -> None:
+        """Write what `turn_back_` will bring around the ends of `x`."""
         begin = 0
         for frames, step in self._groups(x):
-            place, num_channels = frames[:, -1 if step > 0 else 0], frames.shape[2]
-            if ends is None:
-                place.zero_()
-            else:
-                place.copy_(ends[:, begin : begin + num_channels])
-            begin += num_channels
+            end = begin + frames.shape[2]
+            frames[:, -1 if step > 0 else 0] = ends[:, begin:end]
+            begin = end
 
     def take_ends(self, x: torch.Tensor) -> torch.Tensor:
         """`ends_of`, which leave zeros in `x`: negative ones where relu gives 0."""
@@ -161,9 +160,14 @@ class Stream(NamedTuple):
 
     def unrolled(self) -> torch.Tensor:
         """A copy with every frame in its place; autograd does not see through it."""
-        if self.roll is None:
+        if self.roll is None or self.ends is None:
             return self.frames.detach().clone()
         return self.roll.restored(self.frames, self.ends)
+
+    @classmethod
+    def of(cls, frames: torch.Tensor) -> Stream:
+        """Frames in their places, whose readers' gradients autograd adds up."""
+        return cls(frames, frames)
 
 
 class _Join(torch.autograd.Function):
@@ -209,7 +213,7 @@ class _Join(torch.autograd.Function):
             passed = torch.where(after.ends_of(out).signbit(), 0.0, cast(torch.Tensor, ends_grad))
             branch = after.restored(stored, passed)
             if before == after:
-                after.put_ends(stored, None)
+                after.put_ends(stored, torch.zeros_like(passed))
                 return branch, stored, passed, None, None
         if before is None:
             return branch, branch, None, None, None

@@ -39,7 +39,7 @@ class _OfPlain(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:2]
         shifted = roll.shifted(x) if wanted[1] else x  # The gradient to the input reads its shape alone.
         grad_x, grad_weight = gradients(grad, shifted, weight, geometry, wanted)
-        return None if grad_x is None else roll.restored(grad_x, None), grad_weight, None, None
+        return None if grad_x is None else roll.shifted(grad_x, back=True), grad_weight, None, None
 
 
 class _BesideProjection(torch.autograd.Function):
@@ -58,7 +58,7 @@ class _BesideProjection(torch.autograd.Function):
         ctx.save_for_backward(x, kept, weight, projection)
         ctx.settings = geometry, step, roll, ends.shape
         out = convolve(x, weight, geometry)
-        return out, convolve(roll.restored(x, ends, step), projection, POINTWISE)
+        return out, convolve(roll.restored(x, kept, step), projection, POINTWISE)
 
     @staticmethod
     @once_differentiable
@@ -66,7 +66,7 @@ class _BesideProjection(torch.autograd.Function):
         x, ends, weight, projection = ctx.saved_tensors
         geometry, step, roll, shape = ctx.settings
         of_x, _, of_weight, of_projection = ctx.needs_input_grad[:4]
-        pixels = roll.restored(x[..., ::step, ::step], ends)
+        pixels = roll.restored(x, ends, step)
         to_pixels, to_projection = gradients(shortcut_grad, pixels, projection, POINTWISE, (of_x, of_projection))
         to_x, to_weight = gradients(grad, x, weight, geometry, (of_x, of_weight))
         to_ends = None

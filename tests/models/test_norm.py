@@ -251,13 +251,22 @@ def test_with_some_of_the_readers(readers: list[str]) -> None:
 def test_moved_against_a_loop(before: Roll | None, after: Roll | None, stride: int) -> None:
     x = frames(8, 9, 7, 5)
     stored = Stored(x, None) if before is None else before.stored(x)
-    moved = kernels.moved(stored, layout_of(9, before, after), stride=stride)
+    ends = stored.ends
+    if ends is not None:
+        ends = ends[..., ::stride, ::stride].contiguous(memory_format=torch.channels_last)
+    moved = kernels.moved(Stored(stored.frames, ends), layout_of(9, before, after), stride=stride)
     for clip, t, channel in itertools.product(range(2), range(4), range(9)):
         place = t + (0 if after is None else after.place_of(channel))
         there = moved.frames[clip * 4 + place, channel] if 0 <= place < 4 else moved.ends[clip, channel]
         assert torch.equal(there, x[clip * 4 + t, channel, ::stride, ::stride])
         if not 0 <= place < 4:
             assert not moved.frames[clip * 4 + place % 4, channel].any()
+
+
+def test_ends_of_other_pixels_than_the_frames_are_refused() -> None:
+    stored = ROLL.stored(frames(8, 9, 7, 5))
+    with pytest.raises(ValueError, match=r"ends of \(7, 5\) pixels beside frames of \(4, 3\)"):
+        ROLL.restored(*stored, stride=2)
 
 
 def test_moved_without_ends_they_are_zeros() -> None:

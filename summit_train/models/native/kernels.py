@@ -165,11 +165,13 @@ def backward(
 def moved(x: Stored, layout: Layout, *, stride: int = 1, ends_wanted: bool = True) -> Stored:
     """Every `stride`-th pixel of `x`, stored as the layout's result is instead of as its shortcut is.
 
-    Where x comes without ends they are zeros.
+    The ends of x are of these pixels; where it comes without them they are zeros.
     """
     frames = x.frames
     height, width = frames.shape[2:]
     pixels = frames[..., ::stride, ::stride]
+    if x.ends is not None and x.ends.shape[2:] != pixels.shape[2:]:
+        raise ValueError(f"ends of {tuple(x.ends.shape[2:])} pixels beside frames of {tuple(pixels.shape[2:])}")
     to = _new(pixels, layout, layout.after_ends if ends_wanted else None)
     numbers = map(ctypes.c_int64, (height, width, stride))
     call(f"{_NAMES[frames.dtype]}_move", [*x, *to], _shape(to.frames, layout), *numbers)

@@ -7,12 +7,12 @@
 namespace {
 
 // Every `stride`-th pixel of x, whose frames are height x width, stored as the result is instead of as the shortcut is.
-// Where x has no ends they are zeros; where `to` has none, what falls out is lost. Rows are put together in the cache and
-// written whole.
+// The ends of x are of these pixels; without them they are zeros. Where `to` has none, what falls out is lost. Rows are
+// put together in the cache and written whole.
 template <class T>
 void move(Stream<const T> x, Stream<T> to, const Shape& s, int64_t height, int64_t width, int64_t stride) {
     const int64_t C = s.channels, columns = (width + stride - 1) / stride, lines = s.pixels / columns;
-    const int64_t ahead = rows_ahead<T>(C) * stride;
+    const int64_t ahead = rows_ahead<T>(C);
     const bool stream = is_large<T>(s);
     Shape whole = s;
     whole.pixels = height * width;
@@ -21,7 +21,11 @@ void move(Stream<const T> x, Stream<T> to, const Shape& s, int64_t height, int64
         for (int64_t k = 0; k < s.num_segments; k++) {
             const Segment& g = s.segments[k];
             const int64_t t = (stored - g.after + s.frames) % s.frames;
-            in[k] = place_of(whole, g, clip, t + g.before, line * stride * width, s.before_ends);
+            in[k] = place_of(s, g, clip, t + g.before, line * columns, s.before_ends);
+            if (!in[k].outside) {
+                in[k] = place_of(whole, g, clip, t + g.before, line * stride * width, s.before_ends);
+                in[k].pitch *= stride;
+            }
             out[k] = place_of(s, g, clip, t + g.after, line * columns, s.after_ends);
         }
         T* result = to.frames + ((clip * s.frames + stored) * s.pixels + line * columns) * C;
@@ -34,7 +38,7 @@ void move(Stream<const T> x, Stream<T> to, const Shape& s, int64_t height, int64
                 T* const there = !out[k].outside ? row + begin : to.ends ? to.at(out[k]) : nullptr;
                 if (there && from) std::copy_n(from, n, there);
                 if (there && !from) std::fill_n(there, n, T{});
-                in[k].at += in[k].pitch * stride;
+                in[k].at += in[k].pitch;
                 out[k].at += out[k].pitch;
             }
             write_row(result, row, C, stream);

@@ -136,9 +136,9 @@ template <class N> void run(N* running, const N* found, int64_t C, double moment
 }
 
 template <class T>
-void forward(const T* x, Stream<const T> shortcut, Stream<T> result, const A<T>* weight, const A<T>* bias, A<T>* running_mean,
-             A<T>* running_variance, A<T>* mean, A<T>* inverse, const Shape& s, bool train, bool relu, double momentum,
-             double eps) {
+void forward(const T* x, Stream<const T> shortcut, Stream<T> result, const A<T>* weight, const A<T>* bias,
+             A<T>* running_mean, A<T>* running_variance, A<T>* mean, A<T>* inverse, const Shape& s, bool train, bool relu,
+             double momentum, double eps) {
     const int64_t C = s.channels, n = s.rows();
     if (train) {
         moments(x, s, mean, inverse);
