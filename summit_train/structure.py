@@ -20,6 +20,7 @@ BLOCKS: dict[str, tuple[int, int, int, int]] = {
 }
 BOTTLENECK_BACKBONES: tuple[str, ...] = ("resnet50", "resnet101")
 SHIFT_PLACES: tuple[str, ...] = ("residual", "in_place")
+SHIFT_DIRECTIONS: tuple[str, ...] = ("both", "past")
 
 Triple = tuple[int, int, int]
 
@@ -181,6 +182,7 @@ def describe(
     """
     check_architecture(arch, backbone, num_frames)
     _check_choice("shift_place", shift_place, SHIFT_PLACES)
+    _check_choice("shift_direction", shift_direction, SHIFT_DIRECTIONS)
     clip = (num_frames, height, width_px)
     if min(*clip, num_classes) < 1 or not 0 < width < math.inf:
         raise ValueError(f"a clip of {clip}, {num_classes} classes, width {width}: all of them are positive")
@@ -326,7 +328,7 @@ class _Network:
         if self._shifts(walk.channels) and self.shift_place == "in_place":
             walk.now = f"{prefix}shift"
         source, in_channels, in_size = walk.now, walk.channels, walk.size
-        end_channels = self._end_channels(in_channels, block) if (stage, block) > (0, 0) else 0
+        end_channels = self._end_channels(in_channels, stage, block)
         walk.input_ends += end_channels * math.prod(in_size[1:])
         self._branch(walk, prefix, stage, block, channels, stride)
         if stride != (1, 1, 1) or walk.channels != in_channels:
@@ -364,9 +366,13 @@ class _Network:
     def _fold(self, channels: int) -> int:
         return int(channels * self.shift_fraction + 1e-9)
 
-    def _end_channels(self, channels: int, block: int) -> int:
-        """Of what falls out of the input of one that comes shifted; a residual ResNet-101 shifts every second block."""
-        rolled = self.shift_place == "residual" and not (block % 2 and self.backbone == "resnet101")
+    def _end_channels(self, channels: int, stage: int, block: int) -> int:
+        """Of what falls out of a block's input, 0 where that does not come shifted.
+
+        The first one's does not; a residual ResNet-101 shifts every second block.
+        """
+        every = 2 if self.backbone == "resnet101" else 1
+        rolled = self.shift_place == "residual" and block % every == 0 and (stage, block) != (0, 0)
         return self.shift_ways * self._fold(channels) if rolled else 0
 
 
