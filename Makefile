@@ -22,8 +22,9 @@ test: setup ## run the tests, two at a time (PYTEST="-k shift" narrows them, TES
 demo: setup ## generate videos, train TSM and its 2D twin on RANKS=2 ranks, evaluate, draw the report
 	@jobs/demo.sh $(RANKS)
 
-check: setup ## lint and types
+check: setup ## lint, format and types
 	$(VENV)/bin/ruff check --config .ci/ruff.toml .
+	$(VENV)/bin/ruff format --check --config .ci/ruff.toml .
 	$(VENV)/bin/mypy --config-file setup.cfg --strict summit_train
 
 clean: ## remove .venv, the demo's output and what tools left; runs/ and the cached wheels stay

@@ -156,8 +156,7 @@ def check_architecture(arch: str, backbone: str, num_frames: int) -> None:
         _check_choice("backbone of i3d_3x1x1 (it inflates 1x1 convolutions)", backbone, BOTTLENECK_BACKBONES)
     if num_frames < fewest:
         raise ValueError(
-            f"{arch} needs at least {fewest} frames, the product of its strides in time; "
-            f"num_frames is {num_frames}"
+            f"{arch} needs at least {fewest} frames, the product of its strides in time; num_frames is {num_frames}"
         )
 
 
@@ -336,9 +335,7 @@ class _Network:
             walk.keep(f"{prefix}downsample.ends", end_channels * math.prod(walk.size[1:]))
         walk.relu()
 
-    def _branch(
-        self, walk: _Walk, prefix: str, stage: int, block: int, channels: int, stride: Triple
-    ) -> None:
+    def _branch(self, walk: _Walk, prefix: str, stage: int, block: int, channels: int, stride: Triple) -> None:
         spatial = (3 if self.arch == "i3d_3x3x3" else 1, 3, 3)
         one = (1, 1, 1)
         if self.backbone in BOTTLENECK_BACKBONES:

@@ -1,12 +1,12 @@
 """A sweep file -> many specs, each named by what differs. Nothing is started here.
 
-    name: batch_size
-    base: ../kinetics/tsm_r50_8f.yaml     # the spec that all runs share, relative to this file
-    set: {schedule.epochs: 50}            # keys of it that are other ones here
-    grid: {model.arch: [tsm, tsn]}        # every one with every other
-    zip: {scale.gpus: [48, 96], nodes: [8, 16]}   # in step: 48 with 8, 96 with 16
-    runs: [{name: baseline, scale.gpus: 6}]       # and these, beside grid and zip
-    at_once: 4                            # so many at the same time, at most
+name: batch_size
+base: ../kinetics/tsm_r50_8f.yaml     # the spec that all runs share, relative to this file
+set: {schedule.epochs: 50}            # keys of it that are other ones here
+grid: {model.arch: [tsm, tsn]}        # every one with every other
+zip: {scale.gpus: [48, 96], nodes: [8, 16]}   # in step: 48 with 8, 96 with 16
+runs: [{name: baseline, scale.gpus: 6}]       # and these, beside grid and zip
+at_once: 4                            # so many at the same time, at most
 """
 
 from __future__ import annotations
@@ -157,9 +157,7 @@ def sweep_texts(sweep: Sweep) -> dict[str, str]:
     It does not change when the sweep file does, and needs no overrides.
     """
     base = dict(sweep.base) | {"run_dir": str(sweep.folder.absolute().parent)}
-    runs = [
-        {"name": run.name, "nodes": run.nodes, "curve": run.curve, **run.changes} for run in sweep.runs
-    ]
+    runs = [{"name": run.name, "nodes": run.nodes, "curve": run.curve, **run.changes} for run in sweep.runs]
     reference = None if sweep.reference is None else sweep.reference.model_dump(mode="json")
     values = {"name": sweep.name, "base": "base.yaml", "at_once": sweep.at_once, "runs": runs, "reference": reference}
     return {"base.yaml": to_yaml(base), "sweep.yaml": to_yaml(values)}

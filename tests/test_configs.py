@@ -51,9 +51,7 @@ def test_it_loads_and_plans_on_every_number_of_ranks(path: Path) -> None:
     batch = gpus * spec.scale.clips_per_gpu
     clips = 240_000 if path.parent.name == "kinetics" else 5 * batch + 1
     divisors = [ranks for ranks in range(1, gpus + 1) if gpus % ranks == 0]
-    plans = {
-        ranks: make_plan(spec, ranks, clips) for ranks in {divisors[0], divisors[len(divisors) // 2], gpus}
-    }
+    plans = {ranks: make_plan(spec, ranks, clips) for ranks in {divisors[0], divisors[len(divisors) // 2], gpus}}
     assert gpus in plans
     for ranks, plan in plans.items():
         assert plan.accumulation * ranks == gpus

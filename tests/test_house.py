@@ -17,8 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "summit_train"
 
 # What a layer may import of ours besides itself. A layer is a module or a folder of the package.
-_GROUND = {"files", "spec", "rng", "structure", "optim.schedule"}
+_GROUND = {"errors", "files", "spec", "rng", "structure", "optim.schedule"}
 ARROWS: dict[str, set[str]] = {
+    "errors": set(),
     "files": set(),
     "memory": set(),
     "rng": set(),
@@ -161,9 +162,7 @@ def test_a_library_is_imported_in_one_place(library: str) -> None:
 
 def test_what_needs_no_torch_imports_without_it() -> None:
     names = [f"{PACKAGE}.{name}" for name in MODULES if name and not NEEDS_TORCH.fullmatch(name)]
-    assert {
-        f"{PACKAGE}.{name}" for name in ("plan", "spec", "data.decode", "report.page", "__main__")
-    } <= set(names)
+    assert {f"{PACKAGE}.{name}" for name in ("plan", "spec", "data.decode", "report.page", "__main__")} <= set(names)
     # None in sys.modules makes Python refuse the import.
     program = (
         "import importlib, sys\n"
@@ -262,9 +261,7 @@ def _module_names(tree: ast.Module) -> set[str]:
             names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
         elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {
-                inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)
-            }
+            names |= {inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)}
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
     return names
@@ -283,11 +280,7 @@ def _writes(tree: ast.Module) -> Iterator[ast.AST]:
             if isinstance(node, ast.Global):
                 yield node
             is_target = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
-            mutates = (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in MUTATORS
-            )
+            mutates = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS
             written = node if is_target else node.func if mutates and isinstance(node, ast.Call) else None
             if written is not None and _root(written) in names - local:
                 yield node
@@ -337,6 +330,4 @@ def test_size_and_documents(name: str) -> None:
             assert ast.get_docstring(node), f"{module.at(node)}: {node.name} has no docstring"
     for inner in ast.walk(module.tree):
         if isinstance(inner, ast.FunctionDef):
-            assert (inner.end_lineno or 0) - inner.lineno < 60, (
-                f"{module.at(inner)}: {inner.name} is too long"
-            )
+            assert (inner.end_lineno or 0) - inner.lineno < 60, f"{module.at(inner)}: {inner.name} is too long"

@@ -118,9 +118,7 @@ def test_the_version(say: Callable[..., Said]) -> None:
         (["report", "RUN", "--json", "seed=1"], "unrecognized arguments"),
     ],
 )
-def test_wrong_arguments_end_with_2_and_the_usage(
-    say: Callable[..., Said], arguments: list[str], part: str
-) -> None:
+def test_wrong_arguments_end_with_2_and_the_usage(say: Callable[..., Said], arguments: list[str], part: str) -> None:
     status, out, err = say(*arguments)
     assert (status, out) == (2, "")
     assert err.startswith("usage: summit-train")
@@ -191,9 +189,7 @@ def test_a_failure_of_the_run_is_1(say: Callable[..., Said], monkeypatch: pytest
     assert say("schema") == (1, "", "summit-train: the disk is full\n")
 
 
-def test_a_fault_of_ours_keeps_its_traceback(
-    say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_of_ours_keeps_its_traceback(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
     for fault in (RuntimeError("size mismatch"), KeyError("x"), AssertionError()):
         _raising(monkeypatch, fault)
         with pytest.raises(type(fault)):
@@ -327,9 +323,7 @@ def test_the_last_override_of_a_key_wins_wherever_it_stands(say: Callable[..., S
         assert _plan(say, spec, *words)["virtual_gpus"] == 3
 
 
-def test_files_and_overrides_behind_checkpoints_are_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_and_overrides_behind_checkpoints_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "seed=1").touch()
     words = ["last:5", "evaluate.clips=1", "runs/lr=0.1/step_00000001.pt", "seed=1", "seed=2"]

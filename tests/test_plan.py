@@ -21,9 +21,7 @@ KINETICS = 240_000  # "roughly 240k training videos"
 TSM_PARAMETERS = 24_327_632
 
 
-def _spec(
-    gpus: int | None, clips_per_gpu: int = 8, precision: str = "fp32", **sections: dict[str, Any]
-) -> Spec:
+def _spec(gpus: int | None, clips_per_gpu: int = 8, precision: str = "fp32", **sections: dict[str, Any]) -> Spec:
     values: dict[str, Any] = {
         "name": "t",
         "model": {"arch": "tsm", "num_classes": 400},
@@ -52,9 +50,7 @@ TABLE_3 = [
 
 
 @pytest.mark.parametrize(("gpus", "batch", "frames", "steps", "dropped", "peak"), TABLE_3)
-def test_the_papers_table_3(
-    gpus: int, batch: int, frames: int, steps: int, dropped: int, peak: float
-) -> None:
+def test_the_papers_table_3(gpus: int, batch: int, frames: int, steps: int, dropped: int, peak: float) -> None:
     plan = make_plan(_spec(gpus), gpus, KINETICS)
     assert (plan.global_batch, plan.frames_per_batch) == (batch, frames)
     assert (plan.steps_per_epoch, plan.dropped_clips_per_epoch) == (steps, dropped)
@@ -105,9 +101,7 @@ def test_memory_is_that_of_one_virtual_gpu_whatever_the_accumulation() -> None:
 def test_ranks_are_no_part_of_the_experiment() -> None:
     plans = {ranks: make_plan(_spec(12), ranks, 1_000).values() for ranks in (1, 2, 3, 4, 6, 12)}
     of_the_rank = {"ranks", "accumulation", "input_bytes_per_step_and_rank"}
-    experiments = {
-        json.dumps({k: v for k, v in plan.items() if k not in of_the_rank}) for plan in plans.values()
-    }
+    experiments = {json.dumps({k: v for k, v in plan.items() if k not in of_the_rank}) for plan in plans.values()}
     assert len(experiments) == 1
     assert {ranks: plan["accumulation"] for ranks, plan in plans.items()} == {
         1: 12,
@@ -133,9 +127,7 @@ def test_null_gpus_are_as_many_as_there_are_ranks() -> None:
     ],
 )
 def test_ranks_that_do_not_divide_are_refused_with_those_that_do(gpus: int, ranks: int, advice: str) -> None:
-    with pytest.raises(
-        PlanError, match=f"scale.gpus is {gpus}, which {ranks} ranks do not divide.*{advice}, or"
-    ):
+    with pytest.raises(PlanError, match=f"scale.gpus is {gpus}, which {ranks} ranks do not divide.*{advice}, or"):
         make_plan(_spec(gpus), ranks, 1_000)
 
 

@@ -83,9 +83,7 @@ def test_the_order_of_draws_does_not_matter() -> None:
 
 
 def test_draws_of_neighbouring_keys_are_uniform_and_uncorrelated() -> None:
-    draws = np.array(
-        [[rng.key(0, "sampling", epoch, clip).random() for clip in range(100)] for epoch in range(40)]
-    )
+    draws = np.array([[rng.key(0, "sampling", epoch, clip).random() for clip in range(100)] for epoch in range(40)])
     # 4,000 uniform numbers: the mean's deviation is 0.0046, that of a correlation of 3,960 pairs 0.016.
     assert abs(draws.mean() - 0.5) < 0.023
     for one, other in ((draws[:, 1:], draws[:, :-1]), (draws[1:], draws[:-1])):

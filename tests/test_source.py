@@ -40,9 +40,7 @@ def _place(tree: Tree, tmp_path: Path, dotted: str) -> str:
 
 
 def test_every_key_knows_its_line(tmp_path: Path) -> None:
-    tree = _read(
-        tmp_path, "# a comment\n\na: 1\nb:\n  c: 2\n\n  d: {e: 3,\n      f: 4}\ng: |\n  text\n  text\nh: 5\n"
-    )
+    tree = _read(tmp_path, "# a comment\n\na: 1\nb:\n  c: 2\n\n  d: {e: 3,\n      f: 4}\ng: |\n  text\n  text\nh: 5\n")
     assert tree.values == {"a": 1, "b": {"c": 2, "d": {"e": 3, "f": 4}}, "g": "text\ntext\n", "h": 5}
     lines = {"a": 3, "b": 4, "b.c": 5, "b.d": 7, "b.d.e": 7, "b.d.f": 8, "g": 9, "h": 12}
     assert {dotted: _place(tree, tmp_path, dotted) for dotted in lines} == {
@@ -92,13 +90,8 @@ def test_a_circle_of_extends_is_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_base_is_named_with_the_line_that_wants_it(tmp_path: Path) -> None:
-    assert (
-        _refused(tmp_path, "a: 1\nextends: no/such.yaml\n")
-        == "spec.yaml:2: extends: there is no file no/such.yaml"
-    )
-    assert _refused(tmp_path, "extends: 3\n").startswith(
-        "spec.yaml:1: extends: a path or a list of paths is wanted"
-    )
+    assert _refused(tmp_path, "a: 1\nextends: no/such.yaml\n") == "spec.yaml:2: extends: there is no file no/such.yaml"
+    assert _refused(tmp_path, "extends: 3\n").startswith("spec.yaml:1: extends: a path or a list of paths is wanted")
     assert _refused(tmp_path, "extends: [1]\n").startswith("spec.yaml:1: extends:")
 
 
@@ -191,9 +184,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
 
 def test_overrides_come_last_and_in_their_order(tmp_path: Path) -> None:
     _write(tmp_path / "base.yaml", "a: {x: 0}\n")
-    tree = _read(
-        tmp_path, "extends: base.yaml\na: {y: 1}\n", "a.x=5", "a.x=6", "new.deep.key=[7]", "text=a=b: 'c'"
-    )
+    tree = _read(tmp_path, "extends: base.yaml\na: {y: 1}\n", "a.x=5", "a.x=6", "new.deep.key=[7]", "text=a=b: 'c'")
     assert tree.values == {"a": {"x": 6, "y": 1}, "new": {"deep": {"key": [7]}}, "text": {"a=b": "c"}}
     assert _place(tree, tmp_path, "a.x") == "override 'a.x=6'"
     assert _place(tree, tmp_path, "a.y") == "spec.yaml:2"

@@ -73,9 +73,7 @@ def test_defaults_are_the_papers_recipe(load: Callable[..., Spec]) -> None:
 def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(
     refused: Callable[..., list[str]],
 ) -> None:
-    lines = refused(
-        "optimizer:\n  momentun: 0.9\n  base_lr: fast\nprecision: fp8\nseed: -1\n", "model.width=0"
-    )
+    lines = refused("optimizer:\n  momentun: 0.9\n  base_lr: fast\nprecision: fp8\nseed: -1\n", "model.width=0")
     assert sorted(lines) == [
         "override 'model.width=0': model.width: Input should be greater than 0, got 0",
         "spec.yaml:6: optimizer.momentun: unknown key; did you mean momentum? valid: name, momentum, weight_decay, "
@@ -270,9 +268,9 @@ def test_an_alias_within_itself_is_refused(refused: Callable[..., list[str]]) ->
 
 # Text that may stand in a path: no NUL, no variables, no home.
 PATHS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0$~"), min_size=1, max_size=12)
-NAMES = st.text(
-    st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1, max_size=40
-).filter(lambda name: name not in (".", ".."))
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1, max_size=40).filter(
+    lambda name: name not in (".", "..")
+)
 
 
 @st.composite

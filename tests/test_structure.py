@@ -154,7 +154,10 @@ def test_one_convolution_by_hand() -> None:
 
 def test_minimum_frames_leave_one_frame_for_every_stride() -> None:
     assert {arch: minimum_frames(arch) for arch in ARCHS} == {
-        "tsm": 1, "tsn": 1, "i3d_3x3x3": 16, "i3d_3x1x1": 8,
+        "tsm": 1,
+        "tsn": 1,
+        "i3d_3x3x3": 16,
+        "i3d_3x1x1": 8,
     }
     for arch in ("i3d_3x3x3", "i3d_3x1x1"):
         assert describe(arch, num_frames=minimum_frames(arch)).stages["res5"] == 1
@@ -190,7 +193,10 @@ def test_all_backbones_are_described() -> None:
     counts = {backbone: describe("tsn", backbone, num_classes=1000).parameters for backbone in BLOCKS}
     # torchvision's published counts.
     assert counts == {
-        "resnet18": 11_689_512, "resnet34": 21_797_672, "resnet50": 25_557_032, "resnet101": 44_549_160,
+        "resnet18": 11_689_512,
+        "resnet34": 21_797_672,
+        "resnet50": 25_557_032,
+        "resnet101": 44_549_160,
     }
 
 

@@ -37,9 +37,7 @@ def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: 
         return _run(inputs, world, watchdog, stop, force=force, interactive=launch.interactive)
 
 
-def _run(
-    inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *, force: bool, interactive: bool
-) -> int:
+def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *, force: bool, interactive: bool) -> int:
     began = time.monotonic()
     spec, plan = inputs.spec, inputs.plan
     run = prepare_run(
@@ -99,9 +97,7 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool
     write_text(spec.run_path / "spec.yaml", dump_spec(spec))
     write_json(spec.run_path / "plan.json", plan.values())
     write_json(spec.run_path / "environment.json", environment(world, run.device, hosts))
-    with RunLog(
-        spec.run_path, spec.name, run.start_step, plan.total_steps, interactive=interactive
-    ) as log:
+    with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps, interactive=interactive) as log:
         log.write("start", step=run.start_step, ranks=world.size, time=time.time())
         for note in run.notes:
             log.say(note)

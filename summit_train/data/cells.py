@@ -95,8 +95,7 @@ def _frame_counts(source: Path, table: Table) -> NDArray[np.int32]:
         counts = np.array([int(text) if _is_integer(text) and len(text) < 12 else 0 for text in texts])
     for index in np.flatnonzero((counts < -1) | (counts == 0) | (counts > _INT32_MAX)).tolist():
         raise ManifestError(
-            f"{source}:{table.lines[index]}: num_frames is {texts[index]!r}: "
-            "wanted a positive integer, or nothing"
+            f"{source}:{table.lines[index]}: num_frames is {texts[index]!r}: wanted a positive integer, or nothing"
         )
     return counts.astype(np.int32)
 

@@ -137,9 +137,7 @@ def stack_of(contents: Sequence[bytes], layout: Layout, box: tuple[int, int, int
     return Stack(head + blocks, pitch, left, upper, width, height)
 
 
-def _bounds(
-    together: bytes, contents: Sequence[bytes], layout: Layout, intervals: int
-) -> NDArray[np.int64] | None:
+def _bounds(together: bytes, contents: Sequence[bytes], layout: Layout, intervals: int) -> NDArray[np.int64] | None:
     """Where each picture's markers stand in all pictures' bytes: (picture, intervals + 1).
 
     The first is two bytes in front of the scan, the last the picture's end.

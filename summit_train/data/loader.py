@@ -223,16 +223,12 @@ class _TrainingClips(_Reads):
 
         def choose(num_frames: int) -> NDArray[np.int64]:
             generator = rng.key(seed, "sampling", epoch, drawn_for)
-            frames = sampling.train_frames(
-                data.sampling, num_frames, data.num_frames, data.frame_stride, generator
-            )
+            frames = sampling.train_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, generator)
             return _in_direction(frames, num_frames, manifest.is_reversed(clip))
 
         def view_of(width: int, height: int) -> augment.View:
             generator = rng.key(seed, "augment", epoch, drawn_for)
-            return augment.train_view(
-                data.augment, data.short_side, data.crop, data.flip, width, height, generator
-            )
+            return augment.train_view(data.augment, data.short_side, data.crop, data.flip, width, height, generator)
 
         with self._reading(clip):
             return self.store.read_clip(clip, choose, view_of)
@@ -250,9 +246,7 @@ class _TestVideos(_Reads):
         data, manifest = self.data, self.store.manifest
 
         def choose(num_frames: int) -> NDArray[np.int64]:
-            frames = sampling.test_frames(
-                data.sampling, num_frames, data.num_frames, data.frame_stride, self.clips
-            )
+            frames = sampling.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, self.clips)
             return _in_direction(frames, num_frames, manifest.is_reversed(video))
 
         def views_of(width: int, height: int) -> list[augment.View]:

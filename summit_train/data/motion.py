@@ -61,9 +61,7 @@ class MotionSet:
         if self.kind == "order" and self.num_classes not in (2, 6):
             raise ValueError(f"classes is {self.num_classes}: choose 2 or 6, orders of two or three colours")
         if self.size < 16 or self.num_frames < 4:
-            raise ValueError(
-                f"size {self.size}, {self.num_frames} frames: needs 16 pixels and 4 frames or more"
-            )
+            raise ValueError(f"size {self.size}, {self.num_frames} frames: needs 16 pixels and 4 frames or more")
         if not 0 <= self.difficulty <= 1:
             raise ValueError(f"difficulty is {self.difficulty}: choose a number from 0 to 1")
 
@@ -189,9 +187,7 @@ def _patches(size: int, generator: np.random.Generator, cells: int = 6) -> Pictu
     return blend
 
 
-def write_motion_set(
-    out: str | Path, num_train: int, num_val: int, videos: MotionSet
-) -> Iterator[ManifestRow]:
+def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: MotionSet) -> Iterator[ManifestRow]:
     """Write out/videos/*.mp4, out/train.csv, out/val.csv, out/classes.txt; yields a row as its video stands.
 
     Paths in the manifests are relative to `out`; the classes' counts differ by one at most. The same

@@ -65,8 +65,7 @@ def micro_batches(
     wanted = steps_per_epoch * virtual_gpus * clips_per_gpu
     if steps_per_epoch < 1 or clips_per_gpu < 1 or wanted > num_clips:
         raise ValueError(
-            f"{steps_per_epoch} steps of {virtual_gpus} x {clips_per_gpu} clips cannot be taken from "
-            f"{num_clips} clips"
+            f"{steps_per_epoch} steps of {virtual_gpus} x {clips_per_gpu} clips cannot be taken from {num_clips} clips"
         )
     return _play(num_clips, seed, mine, virtual_gpus, clips_per_gpu, steps_per_epoch, start_step, end_step)
 

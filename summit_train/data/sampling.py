@@ -57,16 +57,12 @@ def _num_starts(num_video_frames: int, num_frames: int, stride: int) -> int:
     return max(1, 1 + num_video_frames - num_frames * stride)
 
 
-def _dense(
-    start: int | NDArray[np.int64], num_video_frames: int, num_frames: int, stride: int
-) -> NDArray[np.int64]:
+def _dense(start: int | NDArray[np.int64], num_video_frames: int, num_frames: int, stride: int) -> NDArray[np.int64]:
     """(start + i * stride) mod N, i = 0..T-1."""
     return (start + np.arange(num_frames, dtype=np.int64) * stride) % num_video_frames
 
 
-def _uniform_train(
-    num_video_frames: int, num_frames: int, generator: np.random.Generator
-) -> NDArray[np.int64]:
+def _uniform_train(num_video_frames: int, num_frames: int, generator: np.random.Generator) -> NDArray[np.int64]:
     """One frame of each segment i*N//T .. (i+1)*N//T - 1, so that every frame of the video can be drawn."""
     edges = np.arange(num_frames + 1, dtype=np.int64) * num_video_frames // num_frames
     if num_video_frames < num_frames:

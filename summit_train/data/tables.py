@@ -62,8 +62,7 @@ def class_folders(source: Path) -> tuple[str, ...]:
         names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     if not names:
         raise ManifestError(
-            f"{source}: a folder without sub-folders; wanted a manifest file, or "
-            "a sub-folder of videos for each class"
+            f"{source}: a folder without sub-folders; wanted a manifest file, or a sub-folder of videos for each class"
         )
     return tuple(names)
 
@@ -101,9 +100,7 @@ def _header(source: Path, file: TextIO) -> tuple[list[str], int]:
 def _check_header(where: str, header: list[str]) -> None:
     for name in ("path", "label"):
         if header.count(name) != 1:
-            raise ManifestError(
-                f"{where}: wanted one column {name!r} in the header; it has {', '.join(header)}"
-            )
+            raise ManifestError(f"{where}: wanted one column {name!r} in the header; it has {', '.join(header)}")
     for name in header:
         near = difflib.get_close_matches(name, COLUMNS, n=1, cutoff=0.8)
         if near and near[0] != name:

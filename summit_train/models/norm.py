@@ -86,9 +86,7 @@ def _forward(
     train, momentum = norm.by_batch, norm.take_in()
     ctx.settings = train, rectify, layout
     parameters = Parameters(weight, bias, norm.running_mean, norm.running_var)
-    return kernels.forward(
-        x, shortcut, parameters, layout, train=train, relu=rectify, momentum=momentum, eps=norm.eps
-    )
+    return kernels.forward(x, shortcut, parameters, layout, train=train, relu=rectify, momentum=momentum, eps=norm.eps)
 
 
 def _backward(
@@ -168,4 +166,3 @@ class Norm2d(_Norm, nn.BatchNorm2d):
 
 class Norm3d(_Norm, nn.BatchNorm3d):
     """Of (N, C, T, H, W)."""
-

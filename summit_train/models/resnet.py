@@ -176,7 +176,12 @@ class BasicBlock(Block):
     expansion = 1
 
     def __init__(
-        self, num_dims: int, in_channels: int, channels: int, stride: int, time: BlockTime,
+        self,
+        num_dims: int,
+        in_channels: int,
+        channels: int,
+        stride: int,
+        time: BlockTime,
         shift: Shift | None,
     ) -> None:
         super().__init__(shift)
@@ -202,7 +207,12 @@ class Bottleneck(Block):
     expansion = 4
 
     def __init__(
-        self, num_dims: int, in_channels: int, channels: int, stride: int, time: BlockTime,
+        self,
+        num_dims: int,
+        in_channels: int,
+        channels: int,
+        stride: int,
+        time: BlockTime,
         shift: Shift | None,
     ) -> None:
         super().__init__(shift)
@@ -268,9 +278,7 @@ class VideoResNet(nn.Module):
         channels = scaled_channels(64, layout.width)
         self.conv1 = convolution(dims, 3, channels, (stem.conv_kernel, 7, 7), (stem.conv_stride, 2, 2))
         self.bn1 = normalisation(dims, channels)
-        self.maxpool = max_pool(
-            dims, (stem.pool_kernel, 3, 3), (stem.pool_stride, 2, 2), (stem.pool_padding, 1, 1)
-        )
+        self.maxpool = max_pool(dims, (stem.pool_kernel, 3, 3), (stem.pool_stride, 2, 2), (stem.pool_padding, 1, 1))
         self.layer1, channels = _stage(layout, 0, channels)
         time_pool = (stem.pool2, 1, 1)
         self.pool2 = max_pool(dims, time_pool, time_pool, (0, 0, 0)) if stem.pool2 > 1 else None

@@ -71,9 +71,7 @@ class _Shift(torch.autograd.Function):
 _apply_shift = cast("Callable[[torch.Tensor, int, int, int, int], torch.Tensor]", _Shift.apply)
 
 
-def temporal_shift(
-    x: torch.Tensor, num_frames: int, fraction: float = 0.125, direction: str = "both"
-) -> torch.Tensor:
+def temporal_shift(x: torch.Tensor, num_frames: int, fraction: float = 0.125, direction: str = "both") -> torch.Tensor:
     """Shift part of the channels of `x` (N*T, C, H, W) by one frame; same shape, dtype and memory format.
 
     With fold = floor(C * fraction): for "both", channels [0, fold) of frame t come from frame t+1 and

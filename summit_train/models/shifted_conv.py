@@ -24,9 +24,7 @@ class _OfPlain(torch.autograd.Function):
     """The convolution of a stream with every frame in its place, shifted."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, roll: Roll
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, roll: Roll) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.settings = geometry, roll
         return convolve(roll.shifted(x), weight, geometry)
@@ -90,8 +88,16 @@ class ShiftedConv2d(Conv2d):
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel: Pair, stride: Pair, padding: Pair,
-        *, num_frames: int, fraction: float, direction: str,
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: Pair,
+        stride: Pair,
+        padding: Pair,
+        *,
+        num_frames: int,
+        fraction: float,
+        direction: str,
     ) -> None:
         check_shift(fraction, direction, num_frames)
         super().__init__(in_channels, out_channels, kernel, stride, padding, bias=False)
@@ -119,9 +125,7 @@ class ShiftedConv2d(Conv2d):
         x, weight = self._in_one_type(stream.frames)
         ends = cast(torch.Tensor, stream.ends).to(x.dtype)
         step = int(projection.stride[0])
-        return _beside_projection(
-            x, ends, weight, projection.weight.to(weight.dtype), self.geometry, step, stream.roll
-        )
+        return _beside_projection(x, ends, weight, projection.weight.to(weight.dtype), self.geometry, step, stream.roll)
 
     def extra_repr(self) -> str:
         shift = f"num_frames={self.num_frames}, fraction={self.fraction}, direction={self.direction}"

@@ -44,4 +44,3 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Set the LR of every group."""
     for group in optimizer.param_groups:
         group["lr"] = lr
-

@@ -280,9 +280,7 @@ def _final_line(canvas: Canvas, i: int, final: FinalEval, label: str) -> None:
 
 def _style_line(kind: int, colour: str = GREY, xy: tuple[Floats, Floats] | None = None) -> Line2D:
     """Training thin, validation with dots, final dashed; without points it is for the legend."""
-    style: dict[str, Any] = ({"linewidth": 1.0}, {"marker": "o", "markersize": 4.0}, {"linestyle": "--"})[
-        kind
-    ]
+    style: dict[str, Any] = ({"linewidth": 1.0}, {"marker": "o", "markersize": 4.0}, {"linestyle": "--"})[kind]
     return Line2D(*(xy or ([], [])), color=colour, **style)
 
 

@@ -209,9 +209,7 @@ def read_runs(directories: Sequence[str | Path]) -> tuple[Run, ...]:
         paths.setdefault(Path(directory).resolve(), Path(directory))
     runs = [read_run(path) for path in paths.values()]
     names = [run.label for run in runs]
-    return tuple(
-        replace(run, label=f"{run.label} ({run.path})") if names.count(run.label) > 1 else run for run in runs
-    )
+    return tuple(replace(run, label=f"{run.label} ({run.path})") if names.count(run.label) > 1 else run for run in runs)
 
 
 def read_run(directory: str | Path) -> Run:
@@ -389,7 +387,5 @@ def _require_run(path: Path) -> None:
         raise RunError(f"{path}: not a directory; give the directory of a run, run_dir/name of its spec")
     if not _is_run(path):
         inside = [str(child) for child in sorted(path.iterdir()) if _is_run(child)][:8]
-        hint = (
-            f"it has runs in it, give those: {' '.join(inside)}" if inside else "give run_dir/name of a spec"
-        )
+        hint = f"it has runs in it, give those: {' '.join(inside)}" if inside else "give run_dir/name of a spec"
         raise RunError(f"{path}: not a run, neither spec.yaml nor metrics.jsonl is in it; {hint}")

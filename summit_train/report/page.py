@@ -87,6 +87,4 @@ def _template() -> jinja2.Template:
     )
     environment.filters.update(percent=percent, show=show, duration=duration, views=views_of)
     environment.globals.update(mean_std=mean_std)
-    return environment.from_string(
-        resources.files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
-    )
+    return environment.from_string(resources.files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))

@@ -92,9 +92,7 @@ class StepBench:
         if self._batches is None:
             # Nobody knows how many steps will be asked for; the keys are made one by one.
             end = self._next_step + 10**9
-            self._batches = batches_between(
-                self._spec, self._plan, self._world, self._manifest, self._next_step, end
-            )
+            self._batches = batches_between(self._spec, self._plan, self._world, self._manifest, self._next_step, end)
         self._next_step += 1
         return [next(self._batches) for _ in range(self._plan.accumulation)]
 

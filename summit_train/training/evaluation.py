@@ -110,9 +110,7 @@ def evaluate(
     return None if gathered is None else _in_order(gathered, manifest, kept)
 
 
-def _in_order(
-    gathered: Sequence[tuple[list[int], list[np.ndarray]]], manifest: Manifest, kept: Kept
-) -> Scores:
+def _in_order(gathered: Sequence[tuple[list[int], list[np.ndarray]]], manifest: Manifest, kept: Kept) -> Scores:
     by_video = {video: score for videos, scores in gathered for video, score in zip(videos, scores, strict=True)}
     assert sum(len(videos) for videos, _ in gathered) == len(by_video) == len(kept), "each video exactly once"
     videos = kept.ids(np.arange(len(kept)))
@@ -182,4 +180,3 @@ def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> di
         "crops": spec.evaluate.crops,
         "checkpoints": list(rows),
     }
-

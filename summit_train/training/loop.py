@@ -34,9 +34,7 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -
         return train_on(batches, run, log, watchdog, stop)
 
 
-def train_on(
-    batches: Batches[MicroBatch], run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest
-) -> bool:
+def train_on(batches: Batches[MicroBatch], run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> bool:
     """The loop itself, in the order in which a step happens."""
     plan, spec, world = run.plan, run.spec, run.world
     ledger = Ledger(run, log)
@@ -132,9 +130,7 @@ def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int, step:
     def progress(done: int, total: int) -> None:
         watchdog.at(f"validating video {done} of {total} after epoch {epoch}")
 
-    scores = evaluate(
-        run.model, run.spec, run.val_manifest, run.world, run.device, clips=1, crops=1, progress=progress
-    )
+    scores = evaluate(run.model, run.spec, run.val_manifest, run.world, run.device, clips=1, crops=1, progress=progress)
     if log is not None and scores is not None:
         top1, top5, seconds = scores.top(1), scores.top(5), time.perf_counter() - began
         videos = len(scores.videos)

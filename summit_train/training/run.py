@@ -131,9 +131,7 @@ def build_step(
     return optimizer, step
 
 
-def experiment(
-    spec: Spec, plan: Plan, train_manifest: Manifest, kept: Kept
-) -> dict[str, str | int | float | None]:
+def experiment(spec: Spec, plan: Plan, train_manifest: Manifest, kept: Kept) -> dict[str, str | int | float | None]:
     """What must be equal for one run to go on from another's checkpoint, as flat `section.key: value`.
 
     The number of ranks is not among it, nor is anything that says only where or how fast.

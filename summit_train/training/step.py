@@ -195,9 +195,7 @@ class TrainStep:
         stopwatch.lap("update")
         return StepResult(votes, local_loss)
 
-    def _forward(
-        self, index: int, batch: MicroBatch, stopwatch: Stopwatch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, index: int, batch: MicroBatch, stopwatch: Stopwatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean loss of the micro-batch and the number of its clips that are classified right."""
         self.statistics.begin_pass(index)
         clips = self._normalise(batch.clips)
@@ -234,4 +232,3 @@ class TrainStep:
         self._optimizer.found_inf = skipped  # type: ignore[attr-defined]
         self._world.update(self._optimizer)
         self.loss_scale.update(skipped)
-

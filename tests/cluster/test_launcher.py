@@ -65,7 +65,5 @@ def test_a_launchers_terminal_is_a_persons_only_where_that_is_said(value: str, i
 
 @pytest.mark.parametrize("broken", ["", "three", "3.0"])
 def test_a_broken_environment_is_named(broken: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"of srun is broken: SLURM_PROCID={broken!r}, SLURM_STEP_NUM_TASKS='8'"
-    ):
+    with pytest.raises(ValueError, match=f"of srun is broken: SLURM_PROCID={broken!r}, SLURM_STEP_NUM_TASKS='8'"):
         find_launch(ENVIRONMENTS["srun"] | {"SLURM_PROCID": broken})

@@ -62,9 +62,7 @@ def _wait_for_steps(run: Path, steps: int, process: subprocess.Popen[bytes], out
 @needs_ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("site", SITES)
-def test_a_job_that_the_walltime_ends_goes_on(
-    lsf: Standins, write_spec: WriteSpec, tmp_path: Path, site: str
-) -> None:
+def test_a_job_that_the_walltime_ends_goes_on(lsf: Standins, write_spec: WriteSpec, tmp_path: Path, site: str) -> None:
     spec, run = write_spec("a b; $(touch x)"), tmp_path / "runs/a b; $(touch x)"
     nodes = str(NODES[site])
     _submit(lsf, str(spec), "--site", _site(tmp_path, site), "--nodes", nodes, "--walltime", "0:10")

@@ -170,9 +170,7 @@ def test_staging_that_fails_starts_no_training(standins: Standins, tmp_path: Pat
     assert len(standins.calls("trainer")) == 1
 
 
-def _stopped(
-    standins: Standins, script: str, run: Path, number: int = signal.SIGUSR2, does: str = "stop"
-) -> Done:
+def _stopped(standins: Standins, script: str, run: Path, number: int = signal.SIGUSR2, does: str = "stop") -> Done:
     """The script's end after a signal to the script alone."""
     before = len(standins.calls("trainer"))
     (standins.folder / "squeue").write_text("RUNNING\n")
@@ -187,9 +185,7 @@ def _stopped(
 # mpirun, srun and jsrun each pass the signal on in their own way, which tests with the real ones show; here the
 # stand-ins of mpirun and srun become the trainer, so that the script's signal reaches it.
 @pytest.mark.parametrize("site", ["lsf", "srun", "mpirun"])
-def test_the_warning_reaches_the_ranks_and_the_job_is_requeued(
-    standins: Standins, tmp_path: Path, site: str
-) -> None:
+def test_the_warning_reaches_the_ranks_and_the_job_is_requeued(standins: Standins, tmp_path: Path, site: str) -> None:
     script, run = _job(standins, site, tmp_path / "run")
     done = _stopped(standins, script, run)
     assert done.status == 85, done.output
@@ -304,9 +300,7 @@ def test_an_arrays_index_chooses_the_run(standins: Standins, tmp_path: Path, sit
 
 
 @pytest.mark.parametrize(("site", "message"), [("summit", "for bsub"), ("srun", "for sbatch")])
-def test_a_script_that_is_started_by_hand_says_so(
-    standins: Standins, tmp_path: Path, site: str, message: str
-) -> None:
+def test_a_script_that_is_started_by_hand_says_so(standins: Standins, tmp_path: Path, site: str, message: str) -> None:
     script, run = _job(standins, site, tmp_path / "run")
     environ = {name: value for name, value in standins.environ.items() if name not in SCHEDULERS}
     done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True)
@@ -332,5 +326,3 @@ def test_directives_outside_the_head_count_for_bsub(standins: Standins) -> None:
     done = subprocess.run(["bsub"], env=standins.environ, input=script, capture_output=True, text=True)
     assert done.stdout == "Job <101> is submitted to queue <batch>.\n"
     assert standins.jobs()[0]["options"] == {"-J": "a", "-P": "other"}
-
-

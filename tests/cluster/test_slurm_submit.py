@@ -177,9 +177,7 @@ def test_a_cancelled_job_stays_cancelled(slurm: Slurm, site: Path, write_spec: W
     assert slurm.state(job) == "CANCELLED" and slurm.show(job)["Restarts"] == "0"
 
 
-def test_a_run_below_which_slurm_cannot_write_is_refused(
-    slurm: Slurm, site: Path, write_spec: WriteSpec
-) -> None:
+def test_a_run_below_which_slurm_cannot_write_is_refused(slurm: Slurm, site: Path, write_spec: WriteSpec) -> None:
     """Slurm replaces %j in the whole path of a job's output, and fails to start the job."""
     done = slurm.program("submit", str(write_spec("at 50%j")), "--site", str(site), "--nodes", "2")
     assert done.returncode == 2

@@ -132,16 +132,12 @@ def test_a_scheduler_that_is_not_there(spec: Spec, monkeypatch: pytest.MonkeyPat
             job_states(site, ["1"])
 
 
-def test_a_refusal_is_passed_on_in_one_line(
-    standins: Standins, spec: Spec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_is_passed_on_in_one_line(standins: Standins, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
     _, script = _written(spec, SLURM)
     monkeypatch.setenv("STANDIN_REFUSES", "error: Batch job submission failed:\nInvalid account")
     with pytest.raises(SchedulerError) as error:
         submit(SLURM, script)
-    assert str(error.value) == (
-        "sbatch refused (exit status 97): error: Batch job submission failed: Invalid account"
-    )
+    assert str(error.value) == ("sbatch refused (exit status 97): error: Batch job submission failed: Invalid account")
 
 
 def test_an_answer_without_a_job_is_an_error(standins: Standins, spec: Spec) -> None:

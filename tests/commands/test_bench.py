@@ -95,9 +95,7 @@ def test_step_on_two_ranks(write_spec: WriteSpec) -> None:
 
 
 @needs_ranks
-def test_scaling_starts_its_ranks(
-    write_spec: WriteSpec, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_scaling_starts_its_ranks(write_spec: WriteSpec, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "scaling.svg"
     words = ["scaling", str(write_spec()), "--ranks", "1,2", "--synthetic", "--out", str(out)]
     values = _bench(capsys, *words, "--repeats", "1", "--steps", "1", "--warm-up", "1")
@@ -111,9 +109,7 @@ def test_scaling_starts_its_ranks(
     assert json.loads(out.with_suffix(".json").read_text()) == values and b"scalability" in out.read_bytes()
 
 
-def test_table_1_of_other_networks(
-    write_spec: WriteSpec, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_table_1_of_other_networks(write_spec: WriteSpec, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     specs = [str(write_spec("one")), str(write_spec("other", model={"arch": "tsn"}))]
     out = tmp_path / "table1.png"
     values = _bench(capsys, "table1", "--specs", *specs, "--batch", "3", "--peak", "1e9", "--out", str(out), *SHORT)

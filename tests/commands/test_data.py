@@ -23,9 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def test_motion_writes_a_set_and_says_how_to_use_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_motion_writes_a_set_and_says_how_to_use_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "m"
     arguments = ["--train", "4", "--val", "2", "--size", "16", "--frames", "4"]
     arguments += ["--classes", "2", "--kind", "order", "--seed", "5"]
@@ -53,7 +51,10 @@ def test_index_writes_the_good_and_names_the_bad(folder: Path, capsys: pytest.Ca
     assert "the same bytes as another: 1\n  walk/b.mp4 = jump/a.mp4" in printed
     assert read_quarantine(folder.parent / "list.left_out.csv")[0][0] == "jump/torn.mp4"
     assert [path.name for path in sorted(folder.parent.iterdir())] == [
-        "classes.txt", "list.csv", "list.left_out.csv", "set"
+        "classes.txt",
+        "list.csv",
+        "list.left_out.csv",
+        "set",
     ]
 
 
@@ -67,9 +68,7 @@ def test_index_of_nothing_usable_writes_nothing(tmp_path: Path, capsys: pytest.C
     assert not out.exists()
 
 
-def test_index_does_not_renumber_the_classes_of_a_neighbour(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_index_does_not_renumber_the_classes_of_a_neighbour(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder.parent / "classes.txt").write_text("walk\njump\n")
     assert main(["data", "index", str(folder), "--out", str(folder.parent / "list.csv")]) == 2
     assert "has other classes" in capsys.readouterr().err

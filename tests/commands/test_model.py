@@ -26,13 +26,17 @@ def _run(tmp_path: Path, *arguments: str) -> int:
     return command.run(parser.parse_args(["--json", str(path), *arguments]))
 
 
-def test_json_is_one_object_with_the_contracts_keys(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_one_object_with_the_contracts_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(tmp_path, "model.arch=i3d_3x1x1", "data.num_frames=32") == 0
     printed = json.loads(capsys.readouterr().out)
     assert set(printed) == {
-        "parameters", "multiply_adds", "input_bytes", "frames", "stages", "compute_io", "gradient_bytes",
+        "parameters",
+        "multiply_adds",
+        "input_bytes",
+        "frames",
+        "stages",
+        "compute_io",
+        "gradient_bytes",
     }
     assert printed["parameters"] == 28_043_472
     assert printed["frames"] == 32

@@ -40,8 +40,7 @@ def test_scale_jitter_draws_every_short_side_and_keeps_the_aspect() -> None:
 def test_scale_jitter_reaches_every_position() -> None:
     # Short side 4, crop 3 of an 8 x 4 frame: x 0..5, y 0..1.
     views = [
-        augment.train_view("scale_jitter", (4, 4), 3, False, 8, 4, rng.key(1, "augment", draw))
-        for draw in range(400)
+        augment.train_view("scale_jitter", (4, 4), 3, False, 8, 4, rng.key(1, "augment", draw)) for draw in range(400)
     ]
     assert {(view.x, view.y) for view in views} == {(x, y) for x in range(6) for y in range(2)}
 
@@ -103,9 +102,7 @@ def test_the_test_crops_of_a_wide_frame_lie_left_in_the_centre_and_right() -> No
 def test_the_test_crops_of_an_upright_frame_lie_above_each_other() -> None:
     views = augment.test_views(128, 3, 240, 320)
     assert [(view.x, view.y) for view in views] == [(0, 0), (0, 21), (0, 42)]
-    assert {(view.width, view.height, view.crop_width, view.crop_height) for view in views} == {
-        (128, 170, 128, 128)
-    }
+    assert {(view.width, view.height, view.crop_width, view.crop_height) for view in views} == {(128, 170, 128, 128)}
 
 
 def test_the_full_frame_is_one_view_without_a_crop() -> None:
@@ -114,9 +111,7 @@ def test_the_full_frame_is_one_view_without_a_crop() -> None:
 
 
 @given(crops=st.sampled_from([1, 3, "full"]), short_side=st.integers(1, 300), width=SIDES, height=SIDES)
-def test_test_views_have_one_size_and_lie_inside(
-    crops: int | str, short_side: int, width: int, height: int
-) -> None:
+def test_test_views_have_one_size_and_lie_inside(crops: int | str, short_side: int, width: int, height: int) -> None:
     views = augment.test_views(short_side, crops, width, height)  # View itself refuses what lies outside
     assert len(views) == (3 if crops == 3 else 1)
     assert len({(view.crop_width, view.crop_height) for view in views}) == 1

@@ -33,9 +33,7 @@ BITS = 6  # a frame's number is drawn in it: 2 x 3 blocks of 16 pixels
 def _numbered(num_frames: int = NUM_FRAMES) -> Frames:
     """Frames (T, 32, 48, 3) whose six blocks are the bits of their number, row by row from the top left."""
     bits = (np.arange(num_frames)[:, None] >> np.arange(BITS)) & 1
-    return np.repeat((40 + 170 * bits).reshape(-1, 2, 3).repeat(16, 1).repeat(16, 2)[..., None], 3, 3).astype(
-        np.uint8
-    )
+    return np.repeat((40 + 170 * bits).reshape(-1, 2, 3).repeat(16, 1).repeat(16, 2)[..., None], 3, 3).astype(np.uint8)
 
 
 def _numbers(frames: Frames) -> list[int]:
@@ -325,9 +323,7 @@ def test_a_file_that_was_cut_short_is_found(tmp_path: Path, name: str) -> None:
         probe(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    "name", ["a:b.mp4", "http:x%03d.mp4", "-i.mp4", "ä 視.mp4", os.fsdecode(b"n\xff.mp4")]
-)
+@pytest.mark.parametrize("name", ["a:b.mp4", "http:x%03d.mp4", "-i.mp4", "ä 視.mp4", os.fsdecode(b"n\xff.mp4")])
 def test_names_are_names(tmp_path: Path, video: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / name).write_bytes(video.read_bytes())
     monkeypatch.chdir(tmp_path)

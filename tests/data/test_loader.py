@@ -71,10 +71,7 @@ def _batches(manifest: Manifest, data: DataSpec, **changes: int) -> loader.Batch
 
 def _plain(batches: loader.Batches[loader.MicroBatch]) -> list[tuple[Any, ...]]:
     with batches:
-        return [
-            (b.step, b.virtual_gpu, b.ids.tolist(), b.labels.tolist(), b.clips.numpy().tobytes())
-            for b in batches
-        ]
+        return [(b.step, b.virtual_gpu, b.ids.tolist(), b.labels.tolist(), b.clips.numpy().tobytes()) for b in batches]
 
 
 def _grey(frames: np.ndarray) -> list[int]:
@@ -392,9 +389,7 @@ def test_the_end_of_the_run_ends_the_workers(manifest: Manifest) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
-def test_a_signal_to_the_job_leaves_the_workers_to_the_main_process(
-    manifest: Manifest, number: signal.Signals
-) -> None:
+def test_a_signal_to_the_job_leaves_the_workers_to_the_main_process(manifest: Manifest, number: signal.Signals) -> None:
     with _batches(manifest, _data(workers=1)) as batches:
         first = next(batches)  # the worker is up
         for pid in _descendants(os.getpid()):

@@ -118,9 +118,7 @@ def test_class_folders(tmp_path: Path) -> None:
 
 # Writing.
 
-_TEXT = st.text(
-    st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"]), min_size=1, max_size=12
-)
+_TEXT = st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"]), min_size=1, max_size=12)
 _ROWS = st.lists(
     st.builds(
         ManifestRow,
@@ -149,9 +147,7 @@ def test_what_is_written_is_read(tmp_path: Path, rows: list[ManifestRow]) -> Non
 
 def test_columns_that_no_row_fills_are_not_written(tmp_path: Path) -> None:
     path = tmp_path / "m.csv"
-    write_manifest(
-        path, [ManifestRow("a.mp4", "run", num_frames=7), ManifestRow("b, c.mp4", 3, reversed=True)]
-    )
+    write_manifest(path, [ManifestRow("a.mp4", "run", num_frames=7), ManifestRow("b, c.mp4", 3, reversed=True)])
     assert path.read_text() == 'path,label,num_frames,reversed\na.mp4,run,7,0\n"b, c.mp4",3,,1\n'
 
 
@@ -373,9 +369,7 @@ _MANY = "path,label,num_frames,reversed\n" + "".join(
 
 
 @pytest.mark.parametrize("text", [_MANY, "a b.mp4 1\nc.mp4 0\n", "path,label\n\nx,0\n"])
-def test_a_large_manifest_is_the_same_as_a_small_one(
-    cached: Path, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_manifest_is_the_same_as_a_small_one(cached: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     large, again = _read(cached, text, "run\njump\nwalk\n"), read_manifest(cached / "list.csv")
     travelled = pickle.loads(pickle.dumps(large))
     assert large.stored is not None and large.stored == again.stored == travelled.stored

@@ -28,9 +28,7 @@ def _runs(draw: st.DrawFn) -> dict[str, int]:
     }
 
 
-def _play(
-    run: dict[str, int], rank: int = 0, ranks: int = 1, start: int = 0, end: int = 0
-) -> list[tuple[Any, ...]]:
+def _play(run: dict[str, int], rank: int = 0, ranks: int = 1, start: int = 0, end: int = 0) -> list[tuple[Any, ...]]:
     played = order.micro_batches(**run, rank=rank, ranks=ranks, start_step=start, end_step=end)
     return [(step, gpu, epoch, tuple(clips.tolist())) for step, gpu, epoch, clips in played]
 
@@ -65,9 +63,7 @@ def test_clips_of_cuts_the_order_by_step_and_then_by_virtual_gpu() -> None:
 
 
 @given(run=_runs(), epochs=st.integers(1, 3))
-def test_each_clip_at_most_once_an_epoch_and_as_many_as_the_steps_take(
-    run: dict[str, int], epochs: int
-) -> None:
+def test_each_clip_at_most_once_an_epoch_and_as_many_as_the_steps_take(run: dict[str, int], epochs: int) -> None:
     per_epoch = run["steps_per_epoch"]
     played = _play(run, end=epochs * per_epoch)
     for epoch in range(epochs):

@@ -102,9 +102,7 @@ def test_uniform_test_clips_stand_evenly_within_the_segments() -> None:
 
 
 @given(**COUNTS, draw=st.integers(0, 9))
-def test_uniform_frames_rise_through_the_video(
-    num_video_frames: int, num_frames: int, stride: int, draw: int
-) -> None:
+def test_uniform_frames_rise_through_the_video(num_video_frames: int, num_frames: int, stride: int, draw: int) -> None:
     frames = _train("uniform", num_video_frames, num_frames, stride, draw)
     assert len(frames) == num_frames
     assert frames == sorted(frames)

@@ -120,9 +120,7 @@ def test_the_shortcut_is_shifted_in_place_only(backbone: str, place: str) -> Non
 
 @pytest.mark.parametrize("converted", [True, False], ids=["converted weights", "plain weights"])
 @pytest.mark.parametrize(("arch", "backbone", "num_frames"), SMALL)
-def test_frames_are_not_copied_on_their_way_in(
-    arch: str, backbone: str, num_frames: int, converted: bool
-) -> None:
+def test_frames_are_not_copied_on_their_way_in(arch: str, backbone: str, num_frames: int, converted: bool) -> None:
     """Frames stored (N, T, H, W, 3) reach conv1 as a view and stay channels-last, whatever the weights."""
     model = small(arch, backbone, num_frames)
     if converted:
@@ -147,9 +145,7 @@ def test_frames_are_not_copied_on_their_way_in(
 
 
 @pytest.mark.parametrize(("arch", "backbone", "num_frames"), SMALL)
-def test_logits_and_gradients_do_not_depend_on_the_memory_format(
-    arch: str, backbone: str, num_frames: int
-) -> None:
+def test_logits_and_gradients_do_not_depend_on_the_memory_format(arch: str, backbone: str, num_frames: int) -> None:
     model = small(arch, backbone, num_frames).double()
     clip = clips(2, num_frames).double()
     logits = model(clip)

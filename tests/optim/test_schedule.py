@@ -37,28 +37,20 @@ def test_the_other_rules() -> None:
 
 
 def test_a_run_of_ten_steps_by_hand() -> None:
-    rates = [
-        learning_rate(step, peak_lr=0.8, total_steps=10, warmup_steps=4, decay="cosine") for step in range(11)
-    ]
+    rates = [learning_rate(step, peak_lr=0.8, total_steps=10, warmup_steps=4, decay="cosine") for step in range(11)]
     # Half cosines at 0, 30, 60, ... 180 degrees: (1 + cos) / 2.
     root = math.sqrt(3) / 2
     after = [1, (1 + root) / 2, 0.75, 0.5, 0.25, (1 - root) / 2, 0]
-    assert rates == pytest.approx(
-        [0.2, 0.4, 0.6, 0.8 * after[0], *(0.8 * share for share in after)], abs=1e-15
-    )
+    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8 * after[0], *(0.8 * share for share in after)], abs=1e-15)
 
 
 def test_without_decay_the_peak_stays() -> None:
-    rates = [
-        learning_rate(step, peak_lr=1.0, total_steps=6, warmup_steps=2, decay="none") for step in range(6)
-    ]
+    rates = [learning_rate(step, peak_lr=1.0, total_steps=6, warmup_steps=2, decay="none") for step in range(6)]
     assert rates == [0.5, 1, 1, 1, 1, 1]
 
 
 def test_a_run_that_is_all_warm_up_ends_at_the_peak() -> None:
-    rates = [
-        learning_rate(step, peak_lr=1.0, total_steps=4, warmup_steps=4, decay="cosine") for step in range(4)
-    ]
+    rates = [learning_rate(step, peak_lr=1.0, total_steps=4, warmup_steps=4, decay="cosine") for step in range(4)]
     assert rates == [0.25, 0.5, 0.75, 1.0]
 
 

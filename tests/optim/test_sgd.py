@@ -114,9 +114,7 @@ def test_a_skipped_update_leaves_weights_and_momentum_untouched(good_steps: int,
     assert all(torch.equal(a, b) for a, b in zip(_buffers(optimizer), _buffers(twin_optimizer), strict=True))
 
 
-def _step(
-    model: nn.Module, optimizer: torch.optim.SGD, seed: int, skipped: float, factor: float = 1.0
-) -> None:
+def _step(model: nn.Module, optimizer: torch.optim.SGD, seed: int, skipped: float, factor: float = 1.0) -> None:
     _gradients(model, seed)
     for parameter in model.parameters():
         assert parameter.grad is not None

@@ -88,9 +88,7 @@ def test_lines_that_are_no_records_are_named_and_the_rest_is_read(tmp_path):
     log.write_bytes(good + b"".join(bad) + good)
     read = read_log(log)
     assert len(read.checkpoints) == 2
-    assert [note.split(" is left out")[0] for note in read.notes] == [
-        f"metrics.jsonl, line {i}" for i in range(2, 7)
-    ]
+    assert [note.split(" is left out")[0] for note in read.notes] == [f"metrics.jsonl, line {i}" for i in range(2, 7)]
     assert "unreadable, no 'epoch'" in read.notes[2]
 
 
@@ -164,7 +162,5 @@ def test_what_is_no_run_is_refused_with_what_would_be_right(write_run, tmp_path)
 
 
 def test_the_report_imports_no_torch():
-    code = (
-        "import sys, summit_train.report.page, summit_train.commands.report; sys.exit('torch' in sys.modules)"
-    )
+    code = "import sys, summit_train.report.page, summit_train.commands.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

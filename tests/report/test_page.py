@@ -69,16 +69,10 @@ def test_one_run_says_everything_about_it(write_run):
 def test_nothing_comes_from_outside(write_run):
     html = render(read_runs([write_run("a"), write_run("b", leave_out=("metrics.jsonl",))]))
     page = Page(html)
-    references = [
-        value for _, name, value in page.attributes if name in ("src", "href", "srcset", "action", "data")
-    ]
-    assert references and all(
-        value.startswith(("data:image/svg+xml;base64,", "#run-")) for value in references
-    )
+    references = [value for _, name, value in page.attributes if name in ("src", "href", "srcset", "action", "data")]
+    assert references and all(value.startswith(("data:image/svg+xml;base64,", "#run-")) for value in references)
     assert not {"script", "link", "iframe", "object", "base"} & set(page.tags)
-    assert not re.search(
-        r"https?:|//|url\(|@import", re.sub(r"data:image/svg\+xml;base64,[\w+/=]+", "", html)
-    )
+    assert not re.search(r"https?:|//|url\(|@import", re.sub(r"data:image/svg\+xml;base64,[\w+/=]+", "", html))
 
 
 def test_every_image_decodes_and_has_a_text(write_run):
@@ -90,9 +84,7 @@ def test_every_image_decodes_and_has_a_text(write_run):
 
 
 def test_several_runs_are_compared_first_and_linked(write_run):
-    page = page_of(
-        write_run("tsm_demo"), write_run("tsn_demo", arch="tsn", top1=25.0, leave_out=("metrics.jsonl",))
-    )
+    page = page_of(write_run("tsm_demo"), write_run("tsn_demo", arch="tsn", top1=25.0, leave_out=("metrics.jsonl",)))
     assert "2 runs compared" in page.text and "25.00 ± 0.50 %" in page.text
     assert len(page.values("img", "src")) == 5 + 5 + 1  # both, the first, the second
     assert page.values("a", "href") == ["#run-1", "#run-2"] and page.values("h2", "id") == ["run-1", "run-2"]
@@ -108,11 +100,7 @@ def test_hostile_texts_stay_texts(write_run):
     page = Page(report.read_text(encoding="utf-8"))
     assert not {"script", "i", "u"} & set(page.tags) and page.tags.count("img") == page.tags.count("figure")
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
-    assert (
-        HOSTILE in page.text
-        and "<script>2</script>" in page.text
-        and "<script>3<script>_00000040.pt" in page.text
-    )
+    assert HOSTILE in page.text and "<script>2</script>" in page.text and "<script>3<script>_00000040.pt" in page.text
 
 
 def test_without_evaluation_and_records_the_page_says_so(write_run):

@@ -21,7 +21,7 @@ def test_rounds_go_forwards_and_backwards() -> None:
     calls: list[str] = []
     measurements = {name: (lambda name=name: calls.append(name)) for name in "abc"}
     names = [name for name, _ in in_turn(measurements, 3)]
-    assert names == calls == list("abc" "cba" "abc")
+    assert names == calls == list("abccbaabc")
 
 
 def test_a_count_is_above_0() -> None:

@@ -77,6 +77,4 @@ def test_a_video_that_cannot_be_read_is_named(write_spec: WriteSpec, tmp_path: P
     spec = load_spec(write_spec(data={"val": str(tmp_path / "val.csv")}))
     model = fresh_model(spec, torch.device("cpu"))
     with pytest.raises(ValueError, match=r"gone\.mp4"):
-        evaluate(
-            model, spec, read_manifest(spec.data.val), SerialWorld(), torch.device("cpu"), clips=1, crops=1
-        )
+        evaluate(model, spec, read_manifest(spec.data.val), SerialWorld(), torch.device("cpu"), clips=1, crops=1)

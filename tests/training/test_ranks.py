@@ -40,9 +40,7 @@ def _largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Ten
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("fp64", 1e-12), ("fp32", 1e-5)])
-def test_4_ranks_x_1_are_2_x_2_are_1_x_4(
-    write_spec: WriteSpec, tmp_path: Path, precision: str, bound: float
-) -> None:
+def test_4_ranks_x_1_are_2_x_2_are_1_x_4(write_spec: WriteSpec, tmp_path: Path, precision: str, bound: float) -> None:
     """4 virtual GPUs, 20 steps, dropout and running statistics included."""
     for ranks in (1, 2, 4):
         succeed(ranks, "train", str(write_spec(f"on{ranks}", precision=precision)))

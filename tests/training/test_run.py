@@ -38,9 +38,7 @@ def test_a_killed_run_ends_bit_equal_to_one_that_was_not(write_spec: WriteSpec, 
     assert steps_of(tmp_path / "runs/killed")[-10:] == list(range(11, 21))
 
 
-def test_a_run_asked_to_stop_exits_85_in_mid_epoch_and_goes_on_bit_equal(
-    write_spec: WriteSpec, tmp_path: Path
-) -> None:
+def test_a_run_asked_to_stop_exits_85_in_mid_epoch_and_goes_on_bit_equal(write_spec: WriteSpec, tmp_path: Path) -> None:
     whole, stopped = str(write_spec("whole")), str(write_spec("stopped"))
     succeed(0, "train", whole)
     process = start(0, "-m", "summit_train", "train", stopped)

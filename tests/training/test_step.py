@@ -199,8 +199,7 @@ def test_a_step_on_a_gpu_does_not_wait_for_the_device() -> None:
         model, optimizer, SerialWorld(), seed=0, accumulation=2, precision="fp16", clip_norm=1.0, device=device
     )
     batches = [
-        MicroBatch(b.step, b.virtual_gpu, b.clips.pin_memory(), b.labels.pin_memory(), b.ids)
-        for b in _micro_batches(2)
+        MicroBatch(b.step, b.virtual_gpu, b.clips.pin_memory(), b.labels.pin_memory(), b.ids) for b in _micro_batches(2)
     ]
     step(batches, 0.1)
     torch.cuda.set_sync_debug_mode("error")

@@ -12,18 +12,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     parser.add_argument("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder that gets fold1 .. foldN")
-    parser.add_argument(
-        "--folds", type=int, metavar="N", required=True, help="fold k validates on part k of N"
-    )
+    parser.add_argument("--folds", type=int, metavar="N", required=True, help="fold k validates on part k of N")
     parser.add_argument(
         "--group",
         metavar="REGEX",
         required=True,
         help="what it matches in a file's name (its first parenthesis, if any) is never on both sides",
     )
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="CLASS", help="take these classes; labels stay"
-    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="CLASS", help="take these classes; labels stay")
     parser.add_argument(
         "--both-directions",
         action="store_true",

@@ -64,9 +64,7 @@ class Renderer:
         scaled = {size: self._scaled(frame, turn.size(*size)) for size in sizes}
         return [self._crop(scaled[view.width, view.height], view, turn) for view in self._views]
 
-    def together(
-        self, frame: VideoFrame, stack: Stack, num_pictures: int, size: tuple[int, int]
-    ) -> list[list[Frames]]:
+    def together(self, frame: VideoFrame, stack: Stack, num_pictures: int, size: tuple[int, int]) -> list[list[Frames]]:
         """What calling it gives for pictures of `size` of which a decoded stack, cut by `box`, has one part each.
 
         Their crops become RGB all at once. They are views of one array.

@@ -96,9 +96,7 @@ def _container(name: str, source: Any, budget: Budget) -> InputContainer:
     try:
         return cast(InputContainer, av.open(source, options=codec_options(budget), **_OPEN))
     except (av.InvalidDataError, av.ArgumentError) as error:
-        raise DecodeError(
-            name, "is no video of a kind that is read here, or its header is damaged"
-        ) from error
+        raise DecodeError(name, "is no video of a kind that is read here, or its header is damaged") from error
 
 
 def _video_stream(name: str, container: InputContainer) -> VideoStream:
@@ -127,9 +125,7 @@ def count_packets(video: Encoded, budget: Budget) -> int:
         return max(1, sum(not packet.is_discard for packet in _demuxed(container, stream, budget)))
 
 
-def read_from_start(
-    video: Encoded, wanted: frozenset[int], render: Render, budget: Budget
-) -> tuple[Pictures, int]:
+def read_from_start(video: Encoded, wanted: frozenset[int], render: Render, budget: Budget) -> tuple[Pictures, int]:
     """The wanted frames' pictures, decoded from the start, and how many frames went by. Raises DecodeError."""
     with _open(video, budget) as (container, stream):
         packets = chain(_demuxed(container, stream, budget), [None])
@@ -186,9 +182,7 @@ def _index(stream: VideoStream, packets: Sequence[Packet], num_frames: int) -> F
         return None
 
 
-def _jumped(
-    stream: VideoStream, packets: Sequence[Packet], index: FrameIndex, wanted: frozenset[int]
-) -> Numbered:
+def _jumped(stream: VideoStream, packets: Sequence[Packet], index: FrameIndex, wanted: frozenset[int]) -> Numbered:
     """The wanted frames (and others) with their numbers, decoded from the nearest key frames."""
     context = stream.codec_context
     if context.name == "mpeg4":

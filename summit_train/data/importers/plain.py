@@ -17,8 +17,7 @@ def read_folders(source: Path) -> Annotations:
         Listed((f"{name}/{entry}",), name)
         for name in classes
         for entry in sorted(os.listdir(source / name))
-        if not entry.startswith(".")
-        and (entry.lower().endswith(VIDEO_EXTENSIONS) or (source / name / entry).is_dir())
+        if not entry.startswith(".") and (entry.lower().endswith(VIDEO_EXTENSIONS) or (source / name / entry).is_dir())
     ]
     if not clips:
         raise ManifestError(f"{source}: no video and no folder of pictures in its class folders")

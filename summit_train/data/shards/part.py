@@ -78,6 +78,4 @@ def load_part(path: Path) -> LoadedPart:
     """What `save` wrote."""
     with np.load(path, allow_pickle=False) as arrays:
         shard, size, digest = arrays["about"].tolist()
-        return LoadedPart(
-            int(shard), arrays["clips"], arrays["pictures"], arrays["frame_counts"], int(size), digest
-        )
+        return LoadedPart(int(shard), arrays["clips"], arrays["pictures"], arrays["frame_counts"], int(size), digest)
