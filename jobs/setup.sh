@@ -116,7 +116,7 @@ find_mpi() {
 # What the environment is made from: when none of it changed, there is nothing to do.
 inputs() {
     {
-        cat jobs/setup.sh "$pins" setup.cfg pyproject.toml summit_train/models/native/*.[ch]pp
+        cat jobs/setup.sh "$pins" setup.cfg pyproject.toml summit_train/models/fast/native/*.[ch]pp
         echo "$repo ${PYTHON:-} ${TORCH:-} ${NCCL:-}"
     } | sha256sum | cut -d' ' -f1
 }
@@ -342,7 +342,7 @@ install_package() {
 # The package's own kernels, kept in the cache too. Without them training takes longer, and the doctor says so.
 compile_kernels() {
     say "Kernels: compiling (ten seconds the first time)"
-    logged "$py" -c 'from summit_train.models.native.library import compile_for_cluster; compile_for_cluster()' ||
+    logged "$py" -c 'from summit_train.models.fast import compile_for_cluster; compile_for_cluster()' ||
         say "Kernels: left out, $(tail -n 1 "$log")"
 }
 

@@ -137,12 +137,12 @@ def _torch_that_horovod_was_built_for() -> str:
 def check_kernels(timeout: float = 120.0) -> Check:
     """The C++ kernels for CPUs; without them PyTorch's operators do the same in more passes over memory."""
     try:
-        facts = probe(KERNELS_PROGRAM, timeout)
+        found = str(probe(KERNELS_PROGRAM, timeout)["kernels"])
     except ProbeError as error:
         return Check("kernels", "fail", str(error), SET_UP)
-    if facts["why_not"]:
-        return Check("kernels", "warn", f"none, CPUs take longer: {facts['why_not']}", f"install g++ and {SET_UP}")
-    return Check("kernels", "ok", f"compiled for {facts['target']}")
+    if found.startswith("none"):
+        return Check("kernels", "warn", f"{found}; steps on CPUs take longer", f"install g++ and {SET_UP}")
+    return Check("kernels", "ok", f"compiled for {found}")
 
 
 def check_mpi() -> Check:
@@ -332,10 +332,8 @@ def cache_folder() -> Path:
 
 
 KERNELS_PROGRAM = """
-from summit_train.models.native.library import Kernels, kernels
-found = kernels()
-loaded = isinstance(found, Kernels)
-print(json.dumps({"target": found.target if loaded else None, "why_not": None if loaded else str(found)}))
+from summit_train.network import cpu_kernels
+print(json.dumps({"kernels": cpu_kernels()}))
 """
 
 ALLREDUCE_PROGRAM = """

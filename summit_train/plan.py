@@ -1,13 +1,14 @@
-"""Every number of a run before the run: (spec, ranks, number of clips) -> Plan. Integers and floats only, no torch."""
+"""Every number of a run before the run: (spec, ranks, number of clips) -> Plan."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from summit_train.models.count import Count
+from summit_train.network import count_network
 from summit_train.optim.schedule import learning_rate, peak_learning_rate
 from summit_train.spec import Spec
-from summit_train.structure import Structure, describe
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 
@@ -74,7 +75,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
             f"data.train has {num_clips} clips, less than one global batch of {global_batch} "
             f"(scale.gpus {virtual_gpus} x scale.clips_per_gpu {spec.scale.clips_per_gpu})"
         )
-    structure = _structure(spec)
+    network = count_network(spec)
     optimizer, accumulation = spec.optimizer, virtual_gpus // ranks
     return Plan(
         ranks=ranks,
@@ -90,12 +91,12 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         warmup_steps=round(spec.schedule.warmup_epochs * steps_per_epoch),
         peak_lr=peak_learning_rate(optimizer.base_lr, optimizer.base_batch, global_batch, optimizer.lr_scaling),
         dropped_clips_per_epoch=num_clips - steps_per_epoch * global_batch,
-        parameters=structure.parameters,
-        gradient_bytes=structure.parameters * (8 if spec.precision == "fp64" else 4),
-        multiply_adds=structure.multiply_adds,
+        parameters=network.parameters,
+        gradient_bytes=network.parameters * (8 if spec.precision == "fp64" else 4),
+        multiply_adds=network.multiply_adds,
         input_bytes_per_step_and_rank=accumulation * spec.scale.clips_per_gpu * _clip_bytes(spec),
-        memory_bytes_per_rank=_memory(spec, structure),
-        checkpoint_bytes=2 * structure.parameters * (8 if spec.precision == "fp64" else 4),
+        memory_bytes_per_rank=_memory(spec, network),
+        checkpoint_bytes=2 * network.parameters * (8 if spec.precision == "fp64" else 4),
         decay=spec.schedule.decay,
     )
 
@@ -113,22 +114,14 @@ def _check_ranks(virtual_gpus: int, ranks: int) -> None:
     )
 
 
-def _structure(spec: Spec) -> Structure:
-    model, data = spec.model, spec.data
-    return describe(
-        model.arch, model.backbone, model.width, model.num_classes, data.num_frames, data.crop, data.crop,
-        shift_fraction=model.shift_fraction, shift_place=model.shift_place, shift_direction=model.shift_direction,
-    )  # fmt: skip
-
-
 def _clip_bytes(spec: Spec) -> int:
     """One clip as it travels: uint8, three channels."""
     return spec.data.num_frames * spec.data.crop**2 * 3
 
 
-def _memory(spec: Spec, structure: Structure) -> int:
-    weights = 3 * structure.parameters * (8 if spec.precision == "fp64" else 4)
-    return weights + spec.scale.clips_per_gpu * structure.activation_bytes(
+def _memory(spec: Spec, network: Count) -> int:
+    weights = 3 * network.parameters * (8 if spec.precision == "fp64" else 4)
+    return weights + spec.scale.clips_per_gpu * network.activation_bytes(
         _BYTES[spec.precision], spec.execution.recompute
     )
 

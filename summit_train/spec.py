@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from summit_train.models.catalog import Arch, Backbone, ShiftDirection, ShiftPlace, backbone_problem, frames_problem
 from summit_train.source import KeyPath, SpecError, Tree, read_tree, to_yaml
 from summit_train.typed import Section, validated
 
@@ -24,9 +25,6 @@ __all__ = [
 
 # Keys of the data section that change what is trained on; the others only say where it lies and how fast it comes.
 _DATA_IDENTITY = ("num_frames", "frame_stride", "sampling", "augment", "short_side", "crop", "flip")
-
-# Frames that the temporal strides of each I3D use up (paper, Table 2): 16 -> 1, and 32 -> 4.
-MINIMUM_FRAMES = {"tsm": 1, "tsn": 1, "i3d_3x3x3": 16, "i3d_3x1x1": 8}
 
 
 def _expand(path: str) -> str:
@@ -58,16 +56,16 @@ NonNegative = Annotated[int, Field(ge=0)]
 class ModelSpec(Section):
     """What is trained: the architecture and its options."""
 
-    arch: Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1"]
-    backbone: Literal["resnet18", "resnet34", "resnet50", "resnet101"] = "resnet50"
+    arch: Arch
+    backbone: Backbone = "resnet50"
     width: Annotated[float, Field(gt=0, le=8)] = Field(default=1.0, description="Factor on every channel count.")
     num_classes: Count
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     shift_fraction: Annotated[float, Field(ge=0, le=0.5)] = Field(
         default=0.125, description="TSM: fraction of the channels shifted in each direction."
     )
-    shift_place: Literal["residual", "in_place"] = "residual"
-    shift_direction: Literal["both", "past"] = "both"
+    shift_place: ShiftPlace = "residual"
+    shift_direction: ShiftDirection = "both"
     pretrained: PathText | None = Field(
         default=None, description="ResNet weights under torchvision's names, a checkpoint, or a run folder."
     )
@@ -251,15 +249,11 @@ def _conflicts(spec: Spec) -> Iterator[tuple[KeyPath, str]]:
             ("schedule", "warmup_epochs"),
             f"a warm-up of {schedule.warmup_epochs:g} epochs is longer than the run ({schedule.epochs} epochs)",
         )
-    needed = MINIMUM_FRAMES[model.arch]
-    if data.num_frames < needed:
-        yield (
-            ("data", "num_frames"),
-            f"{model.arch} pools time by {needed}: at least {needed} frames are wanted, got {data.num_frames}",
-        )
-    if model.arch == "i3d_3x1x1" and model.backbone in ("resnet18", "resnet34"):
-        reason = f"i3d_3x1x1 inflates the 1x1 convolutions of bottlenecks, which {model.backbone} has none of"
-        yield ("model", "backbone"), f"{reason}; valid: resnet50, resnet101"
+    too_short, unknown = frames_problem(model.arch, data.num_frames), backbone_problem(model.arch, model.backbone)
+    if too_short is not None:
+        yield ("data", "num_frames"), too_short
+    if unknown is not None:
+        yield ("model", "backbone"), unknown
     if spec.evaluate.last_checkpoints > spec.checkpoint.keep:
         yield (
             ("evaluate", "last_checkpoints"),

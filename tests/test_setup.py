@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-KERNELS = "summit_train/models/native"
+KERNELS = "summit_train/models/fast/native"
 SCRIPTS = sorted([*ROOT.glob("jobs/*.sh"), *ROOT.glob("tests/*.sh"), ROOT / ".ci" / "run"])
 TOOLS = ("bash", "cat", "cp", "dirname", "grep", "head", "mkdir", "mktemp", "paste", "printf", "rm", "sed", "sha256sum",
          "cut", "tail", "tr", "wc")  # fmt: skip

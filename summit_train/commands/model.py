@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
 
+from summit_train.models.count import Count
+from summit_train.network import count_network
 from summit_train.spec import Spec, load_spec
-
-if TYPE_CHECKING:
-    from summit_train.models.profile import Profile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,34 +18,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the profile of the spec's network on one training clip; ValueError for a wrong spec."""
+    """Print the cost of the spec's network on one training clip; ValueError for a wrong spec."""
     spec = load_spec(args.spec, args.overrides)
-    profile = _profile(spec)
-    print(json.dumps(profile.as_dict()) if args.json else _table(spec, profile))
+    count = count_network(spec)
+    print(json.dumps(count.values()) if args.json else _table(spec, count))
     return 0
 
 
-def _profile(spec: Spec) -> Profile:
-    # Here and not above: the other commands' help must not wait for torch.
-    import torch
-
-    from summit_train.models.profile import profile_model
-    from summit_train.training.network import build_network
-
-    with torch.device("meta"):
-        model = build_network(spec)
-    return profile_model(model, spec.data.crop)
-
-
-def _table(spec: Spec, profile: Profile) -> str:
-    frames, height, width = profile.clip
+def _table(spec: Spec, count: Count) -> str:
+    frames, height, width = count.clip
     rows = {
         "network": f"{spec.model.arch}, {spec.model.backbone}, {spec.model.num_classes} classes",
-        "input": f"{frames} x 3 x {height} x {width} ({profile.input_bytes:,} bytes as uint8)",
-        "parameters": f"{profile.parameters:,}",
-        "gradients": f"{profile.gradient_bytes:,} bytes a step in fp32",
-        "multiply-adds": f"{profile.multiply_adds:,} ({profile.multiply_adds / 1e9:.2f} G) a clip, forward",
-        "compute/IO": f"{profile.compute_io:,.0f} multiply-adds an input element",
-        "T per stage": ", ".join(f"{stage} {length}" for stage, length in profile.stages.items()),
+        "input": f"{frames} x 3 x {height} x {width} ({count.input_bytes:,} bytes as uint8)",
+        "parameters": f"{count.parameters:,}",
+        "gradients": f"{count.gradient_bytes:,} bytes a step in fp32",
+        "multiply-adds": f"{count.multiply_adds:,} ({count.multiply_adds / 1e9:.2f} G) a clip, forward",
+        "compute/IO": f"{count.compute_io:,.0f} multiply-adds an input element",
+        "T per stage": ", ".join(f"{stage} {length}" for stage, length in count.stages.items()),
     }
     return "\n".join(f"{name:<15}{text}" for name, text in rows.items())

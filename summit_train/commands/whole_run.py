@@ -12,7 +12,6 @@ from summit_train.comm import World
 from summit_train.commands.evaluate import evaluate_paths
 from summit_train.commands.start import Inputs, choose_device, read_inputs, session, this_launch, watched
 from summit_train.files import write_json, write_text
-from summit_train.models.native.library import KernelError, kernels
 from summit_train.report.page import write_report
 from summit_train.spec import Spec, dump_spec
 from summit_train.training.checkpoint import epoch_checkpoints
@@ -50,7 +49,6 @@ def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *,
         force_resume=force,
     )
     run.notes += stage_sets(run, watchdog)
-    run.notes += kernel_notes(run.device)
     done = _train(run, watchdog, stop, interactive=interactive)
     if not done or _asked_to_stop(world, stop):  # a walltime that is near would cut the evaluation off
         return _stopped(spec, world, stop)
@@ -61,14 +59,6 @@ def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *,
         report = write_report([spec.run_path], spec.run_path / "report.html")
         print(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
     return 0
-
-
-def kernel_notes(device: torch.device) -> list[str]:
-    """What a run on CPUs has to say of the kernels: nothing, or that it does without."""
-    found = kernels()
-    if device.type == "cpu" and isinstance(found, KernelError):
-        return [f"without the C++ kernels for CPUs steps take longer: {found} (`summit-train doctor`)"]
-    return []
 
 
 def _asked_to_stop(world: World, stop: StopRequest) -> bool:

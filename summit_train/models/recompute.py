@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from summit_train.models.rolled import Stream
+from summit_train.models.video import VideoNetwork
 
 
 class RecomputedBlocks(nn.Sequential):
@@ -20,26 +20,34 @@ class RecomputedBlocks(nn.Sequential):
     The gradients are those of nn.Sequential to the bit, and BN's running statistics take each micro-batch in once.
     """
 
-    def forward(self, x: torch.Tensor | Stream) -> torch.Tensor | Stream:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self:
             if torch.is_grad_enabled() and self.training:
                 contexts = partial(_contexts, block)
                 # No block draws random numbers, so the state of the generators need not be kept.
                 kept = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
-                x = cast(torch.Tensor | Stream, kept)
+                x = cast(torch.Tensor, kept)
             else:
                 x = block(x)
         return x
 
 
+def recompute_blocks(network: VideoNetwork) -> None:
+    """Make the stages of `network` that are sequences of blocks keep the blocks' inputs only."""
+    for name in network.stages:
+        stage = network.get_submodule(name)
+        if isinstance(stage, nn.Sequential):
+            network.set_submodule(name, RecomputedBlocks(*stage))
+
+
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What surrounds the first forward pass, and the second one."""
+    """Return the contexts of the first forward pass and of the second one."""
     return nullcontext(), _still_statistics(block)
 
 
 @contextmanager
 def _still_statistics(block: nn.Module) -> Iterator[None]:
-    """BN normalises by the batch as before; its running statistics, which have taken the batch in, stay."""
+    """Normalise by the batch as before, but leave the running statistics: they have taken the batch in already."""
     norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:

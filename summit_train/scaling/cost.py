@@ -21,12 +21,12 @@ from functools import partial
 from statistics import NormalDist
 from typing import Any, Literal
 
+from summit_train.network import count_model, count_network
 from summit_train.plan import PlanError
 from summit_train.scaling.machines import Machine, MachineError, Storage, find_rate
 from summit_train.scaling.network import allreduce_seconds
 from summit_train.scaling.overlap import BACKWARD_SHARE, layer_gradients, overlap
-from summit_train.spec import Spec
-from summit_train.structure import Structure, describe
+from summit_train.spec import ModelSpec, Spec
 
 StorageKind = Literal["shared", "local"]
 
@@ -136,12 +136,12 @@ def forecast(job: Job) -> Forecast:
 
 def step_time(job: Job) -> StepTime:
     """One training step by part. Raises MachineError where the machine's file lacks a figure."""
-    clip_s, structure = seconds_per_clip(job.spec, job.machine), structure_of(job.spec)
+    clip_s, network_count = seconds_per_clip(job.spec, job.machine), count_network(job.spec)
     pass_s = job.machine.compute.step_overhead_s + job.spec.scale.clips_per_gpu * clip_s
     backward_s = BACKWARD_SHARE * job.spec.scale.clips_per_gpu * clip_s
     network = job.machine.network
     reduced = overlap(
-        layer_gradients(structure, backward_s, gradient_element_bytes(job.spec)),
+        layer_gradients(network_count, backward_s, gradient_element_bytes(job.spec)),
         backward_s,
         partial(allreduce_seconds, network, job.nodes, job.machine.gpus_per_node),
         fusion_bytes=network.fusion_bytes,
@@ -165,15 +165,9 @@ def step_time(job: Job) -> StepTime:
 def seconds_per_clip(spec: Spec, machine: Machine) -> float:
     """Training seconds of one clip on one GPU: the machine's rate for that network, scaled by multiply-adds."""
     rate = find_rate(machine, spec.model.arch, spec.precision)
-    size = (rate.num_frames, rate.crop, rate.crop)
-    known = describe(rate.arch, rate.backbone, rate.width, rate.num_classes, *size)
-    return structure_of(spec).multiply_adds / known.multiply_adds / rate.clips_per_second
-
-
-def structure_of(spec: Spec) -> Structure:
-    """The spec's network on one training clip."""
-    model, data = spec.model, spec.data
-    return describe(model.arch, model.backbone, model.width, model.num_classes, data.num_frames, data.crop, data.crop)
+    measured = ModelSpec(arch=rate.arch, backbone=rate.backbone, width=rate.width, num_classes=rate.num_classes)
+    known = count_model(measured, rate.num_frames, rate.crop)
+    return count_network(spec).multiply_adds / known.multiply_adds / rate.clips_per_second
 
 
 def gradient_element_bytes(spec: Spec) -> int:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 import summit_train
+from summit_train.models.catalog import Arch, Backbone
 from summit_train.source import SpecError, read_tree
 from summit_train.spec import Spec
 from summit_train.typed import Section, validated
@@ -16,7 +17,6 @@ from summit_train.typed import Section, validated
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(ge=0)]
-Arch = Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1"]
 Precision = Literal["fp32", "fp16", "bf16", "fp64"]
 
 
@@ -57,7 +57,7 @@ class Rate(Section):
     """Clips a second that one GPU trains, its steps' fixed part left out; other sizes by their multiply-adds."""
 
     arch: Arch
-    backbone: str = "resnet50"
+    backbone: Backbone = "resnet50"
     width: Positive = 1.0
     num_classes: Count = 400
     num_frames: Count

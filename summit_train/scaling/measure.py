@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from summit_train.structure import Structure
+from summit_train.models.count import Count
 
 T = TypeVar("T")
 
@@ -61,10 +61,10 @@ def positive(value: int, option: str) -> int:
     return value
 
 
-def training_multiply_adds(structure: Structure) -> int:
+def training_multiply_adds(network: Count) -> int:
     """Of one clip, forward and backward.
 
     The backward pass takes every forward multiply-add twice, for the weights' gradient and for the input's; the first
     convolution's input is the clip itself, whose gradient nobody computes.
     """
-    return 3 * structure.multiply_adds - structure.convs[0].multiply_adds
+    return 3 * network.multiply_adds - network.layers[0].multiply_adds

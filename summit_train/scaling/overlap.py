@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from summit_train.structure import Structure
+from summit_train.models.count import Count
 
 # A convolution's backward pass is two convolutions of its size: for the input and for the weights.
 BACKWARD_SHARE = 2 / 3
@@ -33,18 +33,12 @@ class Overlap:
     num_buffers: int
 
 
-def layer_gradients(structure: Structure, backward_s: float, bytes_per_element: int) -> list[Gradient]:
-    """The network's gradients from the last layer to the first; a layer takes time by its multiply-adds.
-
-    A norm's gradient comes with that of the convolution before it.
-    """
-    layers = [(structure.fc.multiply_adds, structure.fc.parameters)]
-    for conv, norm in zip(reversed(structure.convs), reversed(structure.norms), strict=True):
-        layers.append((conv.multiply_adds, conv.parameters + norm.parameters))
+def layer_gradients(network: Count, backward_s: float, bytes_per_element: int) -> list[Gradient]:
+    """Return the network's gradients from the last layer to the first; a layer takes time by its multiply-adds."""
     done, gradients = 0, []
-    for multiply_adds, parameters in layers:
-        done += multiply_adds
-        gradients.append(Gradient(backward_s * done / structure.multiply_adds, bytes_per_element * parameters))
+    for layer in reversed(network.layers):
+        done += layer.multiply_adds
+        gradients.append(Gradient(backward_s * done / network.multiply_adds, bytes_per_element * layer.parameters))
     return gradients
 
 

@@ -9,7 +9,7 @@ from math import prod
 
 import torch
 
-from summit_train.structure import Structure
+from summit_train.models.count import Count
 from summit_train.training.stopwatch import Mark
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -56,16 +56,16 @@ def measure_peak(precision: str, device: torch.device, shapes: Sequence[Shape] =
     return Peak(best.multiply_adds_per_second, best.shape, tuple(tried))
 
 
-def network_shapes(structure: Structure, clips: int, most: int = 6) -> list[Shape]:
+def network_shapes(network: Count, clips: int, most: int = 6) -> list[Shape]:
     """The network's heaviest convolutions on `clips` clips as matrix products: (pixels, inputs x kernel, outputs).
 
     Those of one shape count together; rows are cut so that no matrix takes more than 2^26 elements.
     """
     weights: dict[Shape, int] = {}
-    for conv in structure.convs:
-        inner, columns = conv.in_channels * prod(conv.kernel), conv.out_channels
-        rows = min(clips * prod(conv.output), _MOST_ELEMENTS // max(inner, columns))
-        weights[rows, inner, columns] = weights.get((rows, inner, columns), 0) + conv.multiply_adds
+    for layer in network.layers[:-1]:  # without the classifier
+        pixels, inner, columns = layer.product
+        shape = (min(clips * pixels, _MOST_ELEMENTS // max(inner, columns)), inner, columns)
+        weights[shape] = weights.get(shape, 0) + layer.multiply_adds
     return sorted(weights, key=lambda shape: -weights[shape])[:most]
 
 

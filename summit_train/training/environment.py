@@ -14,7 +14,7 @@ import torch
 
 import summit_train
 from summit_train.comm import World
-from summit_train.models.native.library import KernelError, kernels
+from summit_train.network import cpu_kernels
 
 _PACKAGES = ("torch", "horovod", "mpi4py", "numpy", "av", "pydantic")
 
@@ -29,7 +29,7 @@ def environment(world: World, device: torch.device, hosts: Sequence[str]) -> dic
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "threads_per_rank": torch.get_num_threads(),
-        "kernels": _kernels(),
+        "kernels": cpu_kernels(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "backend": world.backend,
         "ranks": world.size,
@@ -43,12 +43,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _kernels() -> str:
-    """What the C++ kernels for CPUs are compiled for, or why there are none."""
-    found = kernels()
-    return f"none: {found}" if isinstance(found, KernelError) else found.target
 
 
 def _processor() -> str:

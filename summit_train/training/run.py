@@ -17,6 +17,7 @@ from summit_train.comm import World
 from summit_train.data.loader import MicroBatch
 from summit_train.data.manifest import Manifest
 from summit_train.data.quarantine import Kept, kept_clips
+from summit_train.models import VideoNetwork
 from summit_train.models.weights import load_pretrained
 from summit_train.optim.sgd import build_sgd, start_momentum
 from summit_train.plan import Plan
@@ -44,7 +45,7 @@ class Run:
     device: torch.device
     train_manifest: Manifest
     val_manifest: Manifest
-    model: nn.Module
+    model: VideoNetwork
     optimizer: torch.optim.Optimizer
     step: TrainStep
     start_step: int
@@ -92,7 +93,7 @@ def prepare_run(
     """
     model = fresh_model(spec, device)
     kept = kept_clips(spec.data, train_manifest)
-    notes = _quarantine_notes(spec, kept)
+    notes = [f"network: {model.execution}", *_quarantine_notes(spec, kept)]
     same = experiment(spec, plan, train_manifest, kept)
     saved = world.broadcast(_saved_state(spec, same, force_resume, notes) if world.rank == 0 else {})
     if spec.model.pretrained is not None and not saved and world.rank == 0:

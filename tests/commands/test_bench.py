@@ -12,13 +12,13 @@ from summit_train.__main__ import main
 from summit_train.commands.bench.networks import PAPERS, Subject
 from summit_train.scaling.measure import training_multiply_adds
 from summit_train.spec import load_spec
-from summit_train.structure import describe
 from summit_train.training.stopwatch import PHASES
 from tests.conftest import WriteSpec
+from tests.networks import counted
 from tests.worlds import needs_ranks, run, succeed
 
 SHORT = ("--repeats", "2", "--steps", "1", "--warm-up", "1")
-TINY = describe("tsm", "resnet18", 0.125, 4, 4, 32, 32)
+TINY = counted("tsm", "resnet18", frames=4, crop=32, width=0.125, classes=4)
 
 
 @pytest.fixture(autouse=True)

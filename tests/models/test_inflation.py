@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from summit_train.models import VideoResNet, build_model
+from summit_train.models import VideoNetwork, build_model
 from summit_train.models.weights import load_pretrained
 
 Clean = list[bool]
@@ -67,7 +67,7 @@ def _clean_3x1x1(num_frames: int) -> dict[str, Clean]:
 CASES = {"i3d_3x3x3": ("resnet18", _clean_3x3x3), "i3d_3x1x1": ("resnet50", _clean_3x1x1)}
 
 
-def _trained_looking(backbone: str) -> VideoResNet:
+def _trained_looking(backbone: str) -> VideoNetwork:
     generator = torch.Generator().manual_seed(3)
     model = build_model("tsn", backbone, 1, 5, width=0.125, generator=generator)
     for name, tensor in model.state_dict().items():
@@ -78,7 +78,7 @@ def _trained_looking(backbone: str) -> VideoResNet:
     return model.eval()
 
 
-def _stage_outputs(model: VideoResNet, clip: torch.Tensor) -> dict[str, torch.Tensor]:
+def _stage_outputs(model: VideoNetwork, clip: torch.Tensor) -> dict[str, torch.Tensor]:
     """Stage -> (T, C, H, W) of the only clip."""
     outputs: dict[str, torch.Tensor] = {}
 
@@ -86,7 +86,6 @@ def _stage_outputs(model: VideoResNet, clip: torch.Tensor) -> dict[str, torch.Te
         # A copy, since the ReLU that follows conv1's norm works in place.
         outputs[stage] = (output if output.dim() == 4 else output[0].transpose(0, 1)).clone()
 
-    model.unroll()
     for name, stage in STAGES.items():
         model.get_submodule(name).register_forward_hook(lambda _m, _i, out, stage=stage: note(stage, out))
     with torch.no_grad():
@@ -130,8 +129,6 @@ def test_an_inflated_kernel_of_length_one_is_the_2d_network_everywhere(tmp_path:
     torch.save(flat.state_dict(), tmp_path / "w.pth")
     inflated = build_model("i3d_3x1x1", "resnet50", 8, 5, width=0.125).eval()
     load_pretrained(inflated, tmp_path / "w.pth")
-    flat.unroll()
-    inflated.unroll()
     # layer2.1 is a block of the published pattern (1010) that stays 1x1x1.
     frames = torch.randn(6, flat.layer2[1].conv1.in_channels, 8, 8)
     volume = frames.transpose(0, 1).unsqueeze(0)

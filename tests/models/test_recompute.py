@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from summit_train.models import build_model
-from summit_train.models.recompute import RecomputedBlocks
-from summit_train.models.rolled import Stream
-from summit_train.structure import describe
+from summit_train.models.count import count
+from summit_train.models.fast import accelerate
+from summit_train.models.recompute import RecomputedBlocks, recompute_blocks
 
 NETWORKS = [
     ("tsm", "resnet18", 4),
@@ -21,13 +21,17 @@ NETWORKS = [
 ]
 
 
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
 @pytest.mark.parametrize(("arch", "backbone", "num_frames"), NETWORKS)
-def test_gradients_and_statistics_are_the_same_bits(arch: str, backbone: str, num_frames: int) -> None:
+def test_gradients_and_statistics_are_the_same_bits(arch: str, backbone: str, num_frames: int, fast: bool) -> None:
     torch.manual_seed(0)
     kept = build_model(arch, backbone, num_frames, 3, width=0.125).train()
-    recomputed = build_model(arch, backbone, num_frames, 3, width=0.125, recompute=True).train()
+    recomputed = copy.deepcopy(kept)
+    recompute_blocks(recomputed)
+    if fast:
+        accelerate(kept)
+        accelerate(recomputed)
     assert isinstance(recomputed.layer1, RecomputedBlocks)
-    recomputed.load_state_dict(copy.deepcopy(kept.state_dict()))
     clip = torch.randn(2, num_frames, 3, 32, 32)
     for _ in range(2):
         kept(clip).square().sum().backward()
@@ -40,22 +44,19 @@ def test_gradients_and_statistics_are_the_same_bits(arch: str, backbone: str, nu
 
 
 def test_the_weight_of_a_micro_batch_in_the_statistics_comes_back() -> None:
-    model = build_model("tsn", "resnet18", 2, 3, width=0.125, recompute=True).train()
+    model = build_model("tsn", "resnet18", 2, 3, width=0.125).train()
+    recompute_blocks(model)
     norm = model.layer1[0].bn1
     norm.momentum = 0.37
     model(torch.randn(1, 2, 3, 32, 32)).sum().backward()
     assert norm.momentum == 0.37
 
 
-def tensors_of(stream: torch.Tensor | Stream) -> list[torch.Tensor]:
-    parts = stream if isinstance(stream, Stream) else [stream]
-    return [part for part in parts if isinstance(part, torch.Tensor)]
-
-
 @pytest.mark.parametrize(("arch", "backbone", "num_frames"), NETWORKS)
 def test_the_blocks_keep_their_inputs_only(arch: str, backbone: str, num_frames: int) -> None:
-    structure = describe(arch, backbone, 0.25, 3, num_frames, 64, 64)
-    model = build_model(arch, backbone, num_frames, 3, width=0.25, recompute=True).train()
+    model = build_model(arch, backbone, num_frames, 3, width=0.25).train()
+    counted = count(model, 64)
+    recompute_blocks(model)
     kept: dict[int, int] = {}
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
@@ -67,10 +68,9 @@ def test_the_blocks_keep_their_inputs_only(arch: str, backbone: str, num_frames:
 
     for name, block in model.named_modules():
         if name.startswith("layer") and name.count(".") == 1:
-            block.register_forward_pre_hook(lambda _, inputs: ([*map(note, tensors_of(inputs[0]))], None)[1])
+            block.register_forward_pre_hook(lambda _, inputs: (note(inputs[0]), None)[1])
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         logits = model(torch.randn(1, num_frames, 3, 64, 64))
-    assert sum(kept.values()) == structure.block_input_elements
+    assert sum(kept.values()) == counted.outside_elements
     assert logits.requires_grad
-    whole = structure.activation_bytes()
-    assert structure.activation_bytes(recompute=True) < whole
+    assert counted.activation_bytes(recompute=True) < counted.activation_bytes()

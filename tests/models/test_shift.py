@@ -141,11 +141,11 @@ def test_it_adds_no_key_to_a_state_dict() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"direction": "future"}, "shift_direction is 'future'; valid: both, past"),
-        ({"fraction": 0.6}, "shift_fraction is 0.6; .* between 0 and 0.5"),
+        ({"direction": "future"}, "direction 'future'.* for both, .* for past"),
+        ({"fraction": 0.6}, "a shift of 0.6 of the channels.* between 0 and 0.5"),
         ({"fraction": -0.1}, "between 0 and 0.5"),
         ({"fraction": float("nan")}, "between 0 and 0.5"),
-        ({"fraction": 1.1, "direction": "past"}, "between 0 and 1.0"),
+        ({"fraction": 1.1, "direction": "past"}, "between 0 and 1 for past"),
         ({"num_frames": 0}, "at least 1 frame"),
     ],
 )
@@ -157,6 +157,16 @@ def test_wrong_settings_are_refused(options: dict, message: str) -> None:
 def test_a_batch_of_broken_clips_is_refused() -> None:
     with pytest.raises(ValueError, match="7 frames does not divide into clips of 4"):
         temporal_shift(torch.zeros(7, 8, 1, 1), 4)
+
+
+@pytest.mark.slow
+def test_compiled_it_is_the_same() -> None:
+    layer = torch.nn.Sequential(TemporalShift(4), torch.nn.Conv2d(16, 4, 3, padding=1, bias=False))
+    x = torch.randn(8, 16, 6, 6).to(memory_format=torch.channels_last)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    torch.compile(layer, fullgraph=True)(ours).square().sum().backward()
+    layer[1](plain(theirs, 4, 2, "both")).square().sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.models import VideoResNet, build_model
+from summit_train.models import VideoNetwork, build_model
 from summit_train.models.weights import Mismatch, inflate, load_pretrained
 
 
-def network(arch: str = "tsn", backbone: str = "resnet18", classes: int = 5, seed: int = 0) -> VideoResNet:
+def network(arch: str = "tsn", backbone: str = "resnet18", classes: int = 5, seed: int = 0) -> VideoNetwork:
     frames = {"tsn": 2, "tsm": 2, "i3d_3x3x3": 16, "i3d_3x1x1": 8}[arch]
     generator = torch.Generator().manual_seed(seed)
     return build_model(arch, backbone, frames, classes, width=0.125, generator=generator)
 
 
 @pytest.fixture
-def source() -> VideoResNet:
+def source() -> VideoNetwork:
     """A network that looks trained: norms that are not 1 and 0."""
     model = network(seed=1)
     with torch.no_grad():
@@ -46,7 +46,7 @@ WRAPPERS: list[Callable[[dict], object]] = [
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS, ids=["plain", "our checkpoint", "state_dict, module.", "compiled"])
-def test_files_people_have(tmp_path: Path, source: VideoResNet, wrap: Callable[[dict], object]) -> None:
+def test_files_people_have(tmp_path: Path, source: VideoNetwork, wrap: Callable[[dict], object]) -> None:
     torch.save(wrap(source.state_dict()), tmp_path / "weights.pth")
     model = network("tsm")
     report = load_pretrained(model, tmp_path / "weights.pth")
@@ -56,7 +56,7 @@ def test_files_people_have(tmp_path: Path, source: VideoResNet, wrap: Callable[[
     assert len(report.loaded) == 20 + 20 * 4 + 2
 
 
-def test_norm_counters_are_nobodys_business(tmp_path: Path, source: VideoResNet) -> None:
+def test_norm_counters_are_nobodys_business(tmp_path: Path, source: VideoNetwork) -> None:
     """Files from before torch 0.4.1 have no num_batches_tracked: nothing is missing then."""
     state = {n: v for n, v in source.state_dict().items() if not n.endswith("num_batches_tracked")}
     torch.save(state, tmp_path / "old.pth")
@@ -66,7 +66,7 @@ def test_norm_counters_are_nobodys_business(tmp_path: Path, source: VideoResNet)
     assert load_pretrained(network(), tmp_path / "odd.pth").unexpected == ()
 
 
-def test_another_number_of_classes_keeps_the_new_classifier(tmp_path: Path, source: VideoResNet) -> None:
+def test_another_number_of_classes_keeps_the_new_classifier(tmp_path: Path, source: VideoNetwork) -> None:
     torch.save(source.state_dict(), tmp_path / "w.pth")
     model = network(classes=3)
     fresh = model.fc.weight.clone()
@@ -77,7 +77,7 @@ def test_another_number_of_classes_keeps_the_new_classifier(tmp_path: Path, sour
     assert "fc.weight (the model has (3, 64), the file (5, 64))" in str(report)
 
 
-def test_every_key_that_did_not_fit_is_named(tmp_path: Path, source: VideoResNet) -> None:
+def test_every_key_that_did_not_fit_is_named(tmp_path: Path, source: VideoNetwork) -> None:
     state = source.state_dict()
     state["head.weight"] = state.pop("fc.weight")
     state["note"] = torch.tensor(1.0)
@@ -118,7 +118,7 @@ def test_an_i3d_checkpoint_goes_into_an_i3d_only(tmp_path: Path) -> None:
     assert len(report.mismatched) == 20
 
 
-def test_half_precision_and_memory_format(tmp_path: Path, source: VideoResNet) -> None:
+def test_half_precision_and_memory_format(tmp_path: Path, source: VideoNetwork) -> None:
     torch.save(source.half().state_dict(), tmp_path / "w.pth")
     model = network().to(memory_format=torch.channels_last)
     load_pretrained(model, tmp_path / "w.pth")
@@ -127,7 +127,7 @@ def test_half_precision_and_memory_format(tmp_path: Path, source: VideoResNet) -
     assert torch.equal(model.conv1.weight, source.conv1.weight.float())
 
 
-def test_a_run_directory_gives_its_newest_checkpoint(tmp_path: Path, source: VideoResNet) -> None:
+def test_a_run_directory_gives_its_newest_checkpoint(tmp_path: Path, source: VideoNetwork) -> None:
     folder = tmp_path / "runs" / "a" / "checkpoints"
     folder.mkdir(parents=True)
     torch.save({"model": network(seed=9).state_dict()}, folder / "step_99999999.pt")
@@ -170,7 +170,7 @@ def _bad_files(folder: Path, state: dict[str, torch.Tensor]) -> dict[Path, str]:
     }
 
 
-def test_what_is_no_weights_file_is_refused_by_name(tmp_path: Path, source: VideoResNet) -> None:
+def test_what_is_no_weights_file_is_refused_by_name(tmp_path: Path, source: VideoNetwork) -> None:
     model = network()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for path, reason in _bad_files(tmp_path, source.state_dict()).items():

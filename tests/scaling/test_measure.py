@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from summit_train.models import build_model
 from summit_train.scaling.measure import MeasureError, in_turn, pair_ratios, positive, spread, training_multiply_adds
-from summit_train.structure import describe
+from tests.networks import counted
 
 
 def test_spread_and_ratios_of_pairs() -> None:
@@ -35,5 +35,5 @@ def test_training_multiply_adds_are_those_that_autograd_does(arch: str, backbone
     model = build_model(arch, backbone, frames, 5, width=0.125)
     with FlopCounterMode(display=False) as counter:
         model(torch.randn(2, frames, 3, 32, 32)).sum().backward()
-    structure = describe(arch, backbone, 0.125, 5, frames, 32, 32)
-    assert counter.get_total_flops() == 2 * 2 * training_multiply_adds(structure)
+    network = counted(arch, backbone, frames=frames, crop=32, width=0.125, classes=5)
+    assert counter.get_total_flops() == 2 * 2 * training_multiply_adds(network)

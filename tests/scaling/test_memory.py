@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from summit_train.models import build_model
+from summit_train.models.fast import accelerate
 from summit_train.scaling.memory import Activations, peak_memory
-from summit_train.structure import describe
+from tests.networks import counted
 
 CPU = torch.device("cpu")
 
@@ -27,11 +28,12 @@ def test_what_is_counted_is_what_autograd_holds_at_once() -> None:
 @pytest.mark.parametrize("arch", ["tsm", "tsn"])
 def test_a_network_holds_what_the_plan_says(arch: str) -> None:
     model = build_model(arch, "resnet18", 4, 5, width=0.5)
+    accelerate(model)
     clips = torch.randn(2, 4, 64, 64, 3).permute(0, 1, 4, 2, 3)
     activations = Activations(model.parameters())
     with activations.counted():
         model(clips).sum().backward()
-    planned = 2 * describe(arch, "resnet18", 0.5, 5, 4, 64, 64).activation_bytes()
+    planned = 2 * counted(arch, "resnet18", frames=4, crop=64, width=0.5, classes=5).activation_bytes()
     assert activations.most_bytes == pytest.approx(planned, rel=0.01)  # besides, the norms' statistics per channel
 
 

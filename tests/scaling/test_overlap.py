@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from summit_train.scaling.overlap import Gradient, fused, layer_gradients, overlap
-from summit_train.structure import describe
+from tests.networks import counted
 
 MS = 1e-3
 
@@ -21,9 +21,9 @@ gradient_lists = st.lists(st.tuples(st.floats(0, 0.2), st.integers(4, 10**8)), m
 
 
 def test_gradients_by_layer_sum_up_to_the_network() -> None:
-    structure = describe("tsm")
-    gradients = layer_gradients(structure, 3.0, 4)
-    assert sum(gradient.num_bytes for gradient in gradients) == structure.gradient_bytes
+    network = counted("tsm")
+    gradients = layer_gradients(network, 3.0, 4)
+    assert sum(gradient.num_bytes for gradient in gradients) == network.gradient_bytes
     assert [g.ready_s for g in gradients] == sorted(g.ready_s for g in gradients)
     assert rounded(gradients[-1].ready_s) == 3.0
     # The classifier is the last layer: first, and quick. conv1 and its norm come last.
@@ -33,7 +33,7 @@ def test_gradients_by_layer_sum_up_to_the_network() -> None:
 
 def test_half_of_the_bytes_are_ready_after_a_quarter_of_the_backward_pass() -> None:
     # Why communication hides: ResNet's last stage has most parameters and is the first to be done.
-    gradients = layer_gradients(describe("tsm"), 1.0, 4)
+    gradients = layer_gradients(counted("tsm"), 1.0, 4)
     early = sum(g.num_bytes for g in gradients if g.ready_s <= 0.25)
     assert early > 0.5 * sum(g.num_bytes for g in gradients)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from summit_train.scaling.peak import SQUARES, measure_peak, network_shapes
-from summit_train.structure import describe
+from tests.networks import counted
 
 CPU = torch.device("cpu")
 
@@ -24,9 +24,9 @@ def test_the_peak_is_the_best_of_what_was_tried(precision: str) -> None:
 
 
 def test_the_networks_shapes_are_its_heaviest_convolutions() -> None:
-    structure = describe("tsm", "resnet50", num_frames=8)
-    shapes = network_shapes(structure, clips=1, most=100)
+    network = counted("tsm")
+    shapes = network_shapes(network, clips=1, most=100)
     assert (8 * 56 * 56, 64 * 9, 64) in shapes  # a 3 x 3 convolution of the first stage
-    assert sum(map(prod, set(shapes))) < structure.multiply_adds
-    assert len(network_shapes(structure, clips=1)) == 6
-    assert all(rows * max(inner, columns) <= 2**26 for rows, inner, columns in network_shapes(structure, clips=64))
+    assert sum(map(prod, set(shapes))) < network.multiply_adds
+    assert len(network_shapes(network, clips=1)) == 6
+    assert all(rows * max(inner, columns) <= 2**26 for rows, inner, columns in network_shapes(network, clips=64))

@@ -96,10 +96,10 @@ _NAN_ON_RANK_1 = """
 import sys
 import torch
 from summit_train.__main__ import main
-from summit_train.models.resnet import VideoResNet
+from summit_train.models import VideoNetwork
 from summit_train.cluster.launcher import find_launch
 import os
-honest = VideoResNet.forward
+honest = VideoNetwork.forward
 calls = 0
 def forward(self, clips):
     global calls
@@ -107,10 +107,7 @@ def forward(self, clips):
     logits = honest(self, clips)
     bad = find_launch(os.environ).rank == 1 and calls >= 5
     return logits * float("nan") if bad else logits
-for kind in (VideoResNet, *VideoResNet.__subclasses__()):
-    if "forward" in vars(kind):
-        honest = kind.forward
-        kind.forward = forward
+VideoNetwork.forward = forward
 sys.exit(main(["train", sys.argv[1]]))
 """
 

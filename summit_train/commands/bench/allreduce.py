@@ -15,9 +15,10 @@ from summit_train.comm import World, WorldError
 from summit_train.commands.simulate import FORMATS, aligned, figure_path
 from summit_train.commands.start import choose_device, session, this_launch
 from summit_train.files import write_text
+from summit_train.network import count_network
 from summit_train.report.scaling import Messages, draw_messages, size_text
 from summit_train.scaling.allreduce import LIBRARIES, Sample, fit_library, measure, message_sizes
-from summit_train.scaling.cost import gradient_element_bytes, structure_of
+from summit_train.scaling.cost import gradient_element_bytes
 from summit_train.scaling.machines import Machine
 from summit_train.scaling.network import AlphaBeta, NoFit, bus_bandwidth, cores_are_shared, measured_network
 from summit_train.source import to_yaml
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         raise WorldError(f"--write {args.write}: the name of a machine's file ends in .yaml")
     if launch.size == 1:
         raise WorldError("one rank has nobody to talk to: mpirun -np N summit-train bench allreduce SPEC, N 2 or more")
-    num_bytes = gradient_element_bytes(spec) * structure_of(spec).parameters
+    num_bytes = gradient_element_bytes(spec) * count_network(spec).parameters
     with session(launch) as world:
         load = os.getloadavg()[0]
         device = choose_device(world)

@@ -14,8 +14,8 @@ from summit_train.comm import World
 from summit_train.commands.start import choose_device, manifest_of, session, this_launch, watched
 from summit_train.data.manifest import Manifest
 from summit_train.data.quarantine import kept_clips
+from summit_train.network import count_network
 from summit_train.plan import Plan, make_plan
-from summit_train.scaling.cost import structure_of
 from summit_train.scaling.measure import in_turn, training_multiply_adds
 from summit_train.scaling.memory import peak_memory
 from summit_train.scaling.peak import measure_peak, network_shapes
@@ -122,7 +122,7 @@ def peak_values(
     if rate is None:
         say(world, f"measuring the peak of matrix products in {spec.precision}")
         world.barrier()
-        peak = measure_peak(spec.precision, device, network_shapes(structure_of(spec), clips))
+        peak = measure_peak(spec.precision, device, network_shapes(count_network(spec), clips))
         rate, shape, tried = peak.multiply_adds_per_second, peak.shape, [asdict(product) for product in peak.tried]
     rates = world.gather(rate) or []
     return {"precision": spec.precision, "multiply_adds_per_second": sum(rates), "shape": shape, "tried": tried}
@@ -136,7 +136,7 @@ def _values(
         return None
     times = StepTimes(tuple(map(tuple, ranks)))
     rate = None if peak is None else peak["multiply_adds_per_second"]
-    work = work_of(subject.plan, training_multiply_adds(structure_of(subject.spec)), rate)
+    work = work_of(subject.plan, training_multiply_adds(count_network(subject.spec)), rate)
     return subject.values() | step_values(times, work) | {"activation_bytes": max(activations)}, times
 
 

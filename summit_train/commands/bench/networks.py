@@ -10,7 +10,7 @@ from typing import Any
 from summit_train.cluster.site import shipped
 from summit_train.commands.bench.measuring import peak_values, say
 from summit_train.commands.start import choose_device, session, this_launch
-from summit_train.scaling.cost import structure_of
+from summit_train.network import count_network
 from summit_train.scaling.inference import InferenceBench
 from summit_train.scaling.measure import MeasureError, in_turn, pair_ratios, positive, spread
 from summit_train.scaling.published import SLOWEST, TABLE_1, Network
@@ -93,8 +93,8 @@ def measure_inference(subjects: Sequence[Subject], args: argparse.Namespace) -> 
 
 
 def _row(subject: Subject, seconds: Sequence[float], batch: int, peak: dict[str, Any] | None) -> dict[str, Any]:
-    structure, spec = structure_of(subject.spec), subject.spec
-    rates = [batch * structure.multiply_adds / s for s in seconds]
+    network, spec = count_network(subject.spec), subject.spec
+    rates = [batch * network.multiply_adds / s for s in seconds]
     published = subject.published
     utilisation = None if peak is None else spread([rate / peak["multiply_adds_per_second"] for rate in rates]).values()
     return {
@@ -105,10 +105,10 @@ def _row(subject: Subject, seconds: Sequence[float], batch: int, peak: dict[str,
         "precision": spec.precision,
         "frames": spec.data.num_frames,
         "crop": spec.data.crop,
-        "parameters": structure.parameters,
-        "multiply_adds": structure.multiply_adds,
-        "input_bytes": structure.input_bytes,
-        "compute_io": structure.compute_io,
+        "parameters": network.parameters,
+        "multiply_adds": network.multiply_adds,
+        "input_bytes": network.input_bytes,
+        "compute_io": network.compute_io,
         "pass_s": spread(seconds).values(),
         "clips_per_second": spread([batch / s for s in seconds]).values(),
         "multiply_adds_per_second": spread(rates).values(),

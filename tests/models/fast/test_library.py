@@ -7,12 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from summit_train.commands import whole_run
-from summit_train.commands.whole_run import kernel_notes
-from summit_train.models.native import library
-from summit_train.models.native.library import KernelError, Kernels, compiled, library_file, targets
+from summit_train.models.fast.native import library
+from summit_train.models.fast.native.library import KernelError, Kernels, compiled, library_file, targets
 
 
 @pytest.fixture
@@ -89,33 +86,30 @@ def test_a_file_that_is_no_library_is_named(empty_cache: Path) -> None:
         asked_anew()
 
 
-def test_training_goes_on_without_them(tmp_path: Path) -> None:
-    """A process without kernels computes the same network by PyTorch's operators, to rounding."""
+def test_networks_run_without_them(tmp_path: Path) -> None:
+    """A process without kernels computes the same network by PyTorch's operators, to rounding, and says so."""
     program = (
         "import torch\n"
         "from summit_train.models import build_model\n"
+        "from summit_train.models.fast import accelerate, execution\n"
         "model = build_model('tsm', 'resnet18', 4, 3, width=0.25, generator=torch.Generator().manual_seed(0)).train()\n"
+        "print(accelerate(model), execution(), sep='\\n')\n"
         "clip = torch.randn(2, 4, 32, 32, 3, generator=torch.Generator().manual_seed(1)).permute(0, 1, 4, 2, 3)\n"
         "logits = model.double()(clip.double())\n"
         "logits.square().sum().backward()\n"
         "print(*(f'{x:.12g}' for x in (*logits.flatten().tolist(), model.conv1.weight.grad.norm().item())))\n"
     )
 
-    def told(cxx: str, cache: Path | None) -> list[float]:
+    def told(cxx: str, cache: Path | None) -> list[str]:
         environment = {**library.os.environ, "CXX": cxx}
         if cache is not None:
             environment["XDG_CACHE_HOME"] = str(cache)
         command = [sys.executable, "-c", program]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        return [float(word) for word in done.stdout.split()]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
 
-    without = told("no-such-compiler", tmp_path)
-    assert without == pytest.approx(told("", None), rel=1e-8)
-
-
-def test_a_run_without_them_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernel_notes(torch.device("cpu")) == []
-    monkeypatch.setattr(whole_run, "kernels", lambda: KernelError("no compiler on PATH among c++"))
-    (note,) = kernel_notes(torch.device("cpu"))
-    assert "steps take longer: no compiler on PATH among c++" in note
-    assert kernel_notes(torch.device("meta")) == []
+    without, with_kernels = told("no-such-compiler", tmp_path), told("", None)
+    assert without[0] == "C++ kernels: none: no compiler on PATH among no-such-compiler; replaced: 8 ShiftedConv2d"
+    assert without[1] == "none: no compiler on PATH among no-such-compiler"
+    assert with_kernels[0] == f"C++ kernels: {with_kernels[1]}; replaced: 20 FusedNorm, 8 FusedBlock, 8 ShiftedConv2d"
+    numbers = [[float(word) for word in lines[2].split()] for lines in (without, with_kernels)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-8)

@@ -1,0 +1,53 @@
+"""The same networks, executed faster. `accelerate` is the only door; without this folder the product trains as well."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import nn
+
+from summit_train.models.fast.blocks import FusedBlock, join_shift
+from summit_train.models.fast.native.library import KernelError, Kernels, compile_for_cluster, kernels
+from summit_train.models.fast.norm import FusedNorm
+from summit_train.models.fast.shifted_conv import ShiftedConv2d
+from summit_train.models.resnet import ResidualBlock, ResNet
+
+__all__ = ["accelerate", "compile_for_cluster", "execution"]
+
+
+def accelerate(model: nn.Module) -> str:
+    """Replace the modules of `model` that run faster in another form, in place; return what was replaced.
+
+    Parameters and buffers keep their names and stay the same objects. Shifted convolutions keep no copy of their input.
+    On CPUs, where the C++ kernels can be had, normalisations take in the relu and the shortcut's sum that follow them.
+    Networks without any of these run plain.
+    """
+    for block in model.modules():
+        if isinstance(block, ResidualBlock):
+            join_shift(block)
+    devices = {parameter.device.type for parameter in model.parameters()}
+    where = f"on {', '.join(sorted(devices))}"
+    if devices == {"cpu"}:
+        where = f"C++ kernels: {execution()}"
+        if isinstance(kernels(), Kernels):
+            _fuse_norms(model)
+    kinds = Counter(type(module) for module in model.modules())
+    counts = [f"{kinds[kind]} {kind.__name__}" for kind in (FusedNorm, FusedBlock, ShiftedConv2d) if kinds[kind]]
+    return f"{where}; replaced: {', '.join(counts) or 'nothing'}"
+
+
+def execution() -> str:
+    """Return what the C++ kernels for CPUs are compiled for on this machine, or why there are none."""
+    found = kernels()
+    return f"none: {found}" if isinstance(found, KernelError) else found.target
+
+
+def _fuse_norms(model: nn.Module) -> None:
+    for name, module in list(model.named_modules()):
+        if isinstance(module, ResidualBlock):
+            model.set_submodule(name, FusedBlock(module))
+    if isinstance(model, ResNet) and isinstance(model.bn1, nn.BatchNorm2d | nn.BatchNorm3d):
+        model.bn1, model.relu = FusedNorm(model.bn1, relu=True), nn.Identity()
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.BatchNorm2d | nn.BatchNorm3d):
+            model.set_submodule(name, FusedNorm(module, relu=False))

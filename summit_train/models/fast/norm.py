@@ -1,0 +1,93 @@
+"""Batch normalisation, the sum with a shortcut, and relu in one kernel, on CPUs.
+
+Every activation is read and written as rarely as possible. Parameters, buffers and values are torch.nn.BatchNorm's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from summit_train.models.fast.native import kernels
+from summit_train.models.fast.native.kernels import Affine, Mode, Statistics
+
+
+class _Normalise(torch.autograd.Function):
+    """norm(x), relu(norm(x)) or relu(norm(x) + shortcut)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, shortcut: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor,
+        norm: FusedNorm,
+    ) -> torch.Tensor:  # fmt: skip
+        mode = Mode(norm.by_batch, norm.relu)
+        affine = Affine(weight, bias, norm.running_mean, norm.running_var)
+        result, statistics = kernels.forward(x, shortcut, affine, mode, norm.count_batch(), norm.eps)
+        ctx.mode = mode
+        ctx.save_for_backward(x, weight, bias, *statistics, None if shortcut is None else result)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, bias, mean, inverse, result = ctx.saved_tensors
+        # The gradient of the last activation comes out of the pooling in another memory format.
+        grad = kernels.channels_last(grad.to(x.dtype))
+        statistics = Statistics(mean, inverse)
+        wanted = ctx.needs_input_grad[0]
+        grads = kernels.backward(grad, result, x, Affine(weight, bias), statistics, ctx.mode, wanted)
+        return grads.x, grads.shortcut, grads.weight, grads.bias, None
+
+
+# Function.apply carries no types of its own.
+_normalise = cast("Callable[..., torch.Tensor]", _Normalise.apply)
+
+
+class FusedNorm(_BatchNorm):
+    """The batch normalisation `norm` with what follows it: a shortcut's sum and relu, or relu alone.
+
+    It has the parameters and buffers of `norm`, not copies of them.
+    """
+
+    def __init__(self, norm: _BatchNorm, relu: bool) -> None:
+        # Without storage of its own: that of `norm` takes its place.
+        super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats, "meta")
+        self._parameters, self._buffers = norm._parameters, norm._buffers
+        self.relu = relu
+        self.training = norm.training
+
+    def forward(self, x: torch.Tensor, shortcut: torch.Tensor | None = None) -> torch.Tensor:
+        if self.by_batch and x.numel() == x.shape[1]:
+            raise ValueError(f"batch normalisation needs more than 1 value per channel, got {tuple(x.shape)}")
+        if not kernels.take(x):  # fp16
+            out = super().forward(x)
+            out = out if shortcut is None else out + shortcut
+            return torch.relu(out) if self.relu else out
+        if shortcut is not None:
+            shortcut = kernels.channels_last(shortcut.to(x.dtype))
+        return _normalise(kernels.channels_last(x), shortcut, self.weight, self.bias, self)
+
+    @property
+    def by_batch(self) -> bool:
+        """Return whether the batch's own statistics normalise it."""
+        return self.training or self.running_mean is None
+
+    def count_batch(self) -> float:
+        """Count a training batch; return its weight in the running statistics."""
+        if not (self.training and self.running_mean is not None):
+            return 0.0
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        if self.momentum is not None:
+            return float(self.momentum)
+        return 1.0 / float(cast(torch.Tensor, self.num_batches_tracked))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, relu={self.relu}"  # type: ignore[no-untyped-call]
+
+    def _check_input_dim(self, x: torch.Tensor) -> None:
+        """Take both (N, C, H, W) and (N, C, T, H, W)."""

@@ -1,0 +1,80 @@
+"""I3D: a 2D ResNet whose kernels are inflated in time (Carreira and Zisserman, "Quo vadis, action recognition?")."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from summit_train.models.resnet import STAGES, ResidualBlock, ResNet
+
+
+class I3D(ResNet):
+    """A ResNet over volumes (N, 3, T, H, W), with the parameter names of the 2D network.
+
+    i3d_3x3x3 (Hara et al., 2018): every 3x3 becomes 3x3x3; res3 to res5 halve T together with H and W; conv1 is
+    7x7x7 / (1, 2, 2), pool1 3x3x3 / 2.
+    i3d_3x1x1 (Wang et al., "Non-local neural networks", 2018): the first 1x1 of every block of res2, of blocks 1010..
+    of res3 and res4 and 010 of res5 becomes 3x1x1; conv1 is 5x7x7 / 2, pool1 2x3x3 / 2, pool2 2x1x1 after res2.
+    """
+
+    memory_format = torch.channels_last_3d
+
+    def __init__(
+        self, arch: str, backbone: str, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0
+    ) -> None:
+        super().__init__(backbone, num_frames, num_classes, width, dropout)
+        self.pool2: nn.Module = nn.Identity()
+        self.avgpool = nn.AdaptiveAvgPool3d(1)
+        if arch == "i3d_3x3x3":
+            self.conv1 = inflated(self.conv1, kernel=7)
+            self.maxpool = nn.MaxPool3d(3, 2, padding=1)
+        else:
+            self.conv1 = inflated(self.conv1, kernel=5, stride=2)
+            self.maxpool = nn.MaxPool3d((2, 3, 3), 2, padding=(0, 1, 1))
+            self.pool2 = nn.MaxPool3d((2, 1, 1))
+            self.stages = {"conv1": "conv1", "maxpool": "pool1", "layer1": "res2", "pool2": "pool2"} | STAGES
+        for stage in range(4):
+            for number, block in enumerate(self.get_submodule(f"layer{stage + 1}").children()):
+                assert isinstance(block, ResidualBlock)
+                _inflate_3x3x3(block) if arch == "i3d_3x3x3" else _inflate_3x1x1(block, stage, number)
+        _inflate_norms(self)
+
+    def to_input(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
+        return clip_NTCHW.transpose(1, 2)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.pool2(self.layer1(x))
+        x = self.layer4(self.layer3(self.layer2(x)))
+        out: torch.Tensor = self.avgpool(x).flatten(1)
+        return out
+
+
+def inflated(conv: nn.Module, kernel: int = 1, stride: int = 1) -> nn.Conv3d:
+    """Return a 3D convolution of `kernel` frames, padded by half of them, in place of a 2D one."""
+    assert isinstance(conv, nn.Conv2d) and not isinstance(conv.padding, str)
+    (height, width), (down, right), (above, left) = conv.kernel_size, conv.stride, conv.padding
+    kernels, strides, padding = (kernel, height, width), (stride, down, right), (kernel // 2, above, left)
+    return nn.Conv3d(conv.in_channels, conv.out_channels, kernels, strides, padding, bias=False)
+
+
+def _inflate_3x3x3(block: ResidualBlock) -> None:
+    for name, conv in _convolutions(block):
+        kernel = 3 if conv.kernel_size == (3, 3) else 1
+        block.set_submodule(name, inflated(conv, kernel, stride=conv.stride[0]))
+
+
+def _inflate_3x1x1(block: ResidualBlock, stage: int, number: int) -> None:
+    chosen = stage == 0 or number % 2 == (1 if stage == 3 else 0)
+    for name, conv in _convolutions(block):
+        block.set_submodule(name, inflated(conv, kernel=3 if chosen and name == "conv1" else 1))
+
+
+def _convolutions(block: nn.Module) -> list[tuple[str, nn.Conv2d]]:
+    return [(name, module) for name, module in block.named_modules() if isinstance(module, nn.Conv2d)]
+
+
+def _inflate_norms(network: nn.Module) -> None:
+    for name, module in list(network.named_modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            network.set_submodule(name, nn.BatchNorm3d(module.num_features))

@@ -1,0 +1,73 @@
+"""What all video networks share: a clip becomes frames or a volume, and the logits of its parts are averaged."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from summit_train.models.dropout import Dropout
+
+
+class VideoNetwork(nn.Module):
+    """A network on clips: float (N, T, C, H, W), in any memory format, to logits (N, num_classes).
+
+    A subclass has a backbone, `features`, and a head, `classify`. It sees every frame as an image of the batch (TSN,
+    TSM) or, with `to_input` overridden, the clip as a volume (I3D). Logits are fp32, or wider where the input is.
+
+    `memory_format`: the format that frames stored as (N, T, H, W, C) arrive in, as a view.
+    `stages`: the modules after which T is reported, with the paper's names for them (Table 2).
+    """
+
+    memory_format: torch.memory_format = torch.channels_last
+
+    def __init__(self, num_frames: int, stages: dict[str, str], in_channels: int = 3) -> None:
+        super().__init__()
+        self.num_frames = num_frames
+        self.in_channels = in_channels
+        self.stages = stages
+        self.execution = "plain"  # how it runs, for people
+
+    def forward(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
+        shape = tuple(clip_NTCHW.shape)
+        if len(shape) != 5 or shape[1:3] != (self.num_frames, self.in_channels):
+            raise ValueError(f"the model takes (N, {self.num_frames}, {self.in_channels}, H, W); this input is {shape}")
+        logits = self.classify(self.features(self.to_input(clip_NTCHW)))
+        # bf16 logits of 8 frames are averaged in fp32, so that the loss sees all their digits.
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return logits.view(shape[0], -1, logits.shape[1]).mean(1, dtype=wide)
+
+    def to_input(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
+        """Return the clip as `features` takes it: frames (N*T, C, H, W). A view, never a copy."""
+        return clip_NTCHW.flatten(0, 1)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Return one feature vector for each image or volume of `x`, (len(x), F)."""
+        raise NotImplementedError
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        """Return logits (len(features), num_classes)."""
+        raise NotImplementedError
+
+    def reseed_dropout(self, seed: int) -> None:
+        """Make the dropout masks that follow a function of `seed` alone."""
+        for module in self.modules():
+            if isinstance(module, Dropout):
+                module.reseed(seed)
+
+
+def initialise(model: nn.Module, generator: torch.Generator | None = None) -> None:
+    """Draw torchvision's initial weights for the body and TSM's for the classifier, from one generator.
+
+    Convolutions are normal with variance 2 / fan_out (He et al., 2015), norms 1 and 0, the classifier N(0, 0.001) with
+    zero bias. A network on the meta device has no numbers to draw.
+    """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d | nn.Conv3d):
+                fan_out = module.out_channels * module.weight[0, 0].numel()
+                module.weight.normal_(0.0, (2.0 / fan_out) ** 0.5, generator=generator)
+            elif isinstance(module, nn.Linear):
+                module.weight.normal_(0.0, 0.001, generator=generator)
+                module.bias.zero_()

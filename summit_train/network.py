@@ -1,0 +1,88 @@
+"""The spec's network: built, counted, and made ready to run."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from summit_train.models import VideoNetwork, build_model
+from summit_train.models.count import Count, count
+from summit_train.models.recompute import recompute_blocks
+from summit_train.spec import ModelSpec, Spec
+
+
+def build_network(spec: Spec, generator: torch.Generator | None = None) -> VideoNetwork:
+    """Build the plain network that `spec` asks for, its weights drawn from `generator`."""
+    return _built(spec.model, spec.data.num_frames, generator)
+
+
+def make_ready(network: VideoNetwork, spec: Spec) -> None:
+    """Let `network` run as `spec.execution` says, in place, on the device that it is on.
+
+    Compiled networks are the plain ones; others are accelerated. Parameters keep their names, and `network.execution`
+    says what was done.
+    """
+    if spec.execution.recompute:
+        recompute_blocks(network)
+    if not spec.execution.compile:
+        network.execution = _accelerated(network)
+        return
+    # The features alone: the dropout's own generator is nothing that a compiler takes. As a function it is no module,
+    # so that the parameters' names stay.
+    network.features = torch.compile(network.features)  # type: ignore[method-assign]
+    network.execution = "compiled by torch.compile"
+
+
+def count_network(spec: Spec) -> Count:
+    """Count the spec's network on one training clip, as it will run."""
+    return count_model(spec.model, spec.data.num_frames, spec.data.crop, accelerated=not spec.execution.compile)
+
+
+@cache
+def count_model(model: ModelSpec, num_frames: int, crop: int, *, accelerated: bool = True) -> Count:
+    """Count a network on one clip of `num_frames` frames of crop x crop pixels."""
+    with torch.device("meta"):
+        network = _built(model, num_frames, None)
+        if accelerated:
+            _accelerated(network)
+    return count(network, crop)
+
+
+def cpu_kernels() -> str:
+    """Return what the C++ kernels for CPUs are compiled for on this machine, or why there are none."""
+    try:
+        from summit_train.models.fast import execution
+    except ModuleNotFoundError as error:
+        return f"none: {_without_fast(error)}"
+    return execution()
+
+
+def _built(model: ModelSpec, num_frames: int, generator: torch.Generator | None) -> VideoNetwork:
+    return build_model(
+        model.arch,
+        model.backbone,
+        num_frames,
+        model.num_classes,
+        width=model.width,
+        dropout=model.dropout,
+        shift_fraction=model.shift_fraction,
+        shift_place=model.shift_place,
+        shift_direction=model.shift_direction,
+        generator=generator,
+    )
+
+
+def _accelerated(network: VideoNetwork) -> str:
+    """Call the fast path's door, here and nowhere else. Without that folder the network runs plain."""
+    try:
+        from summit_train.models.fast import accelerate
+    except ModuleNotFoundError as error:
+        return f"plain: {_without_fast(error)}"
+    return accelerate(network)
+
+
+def _without_fast(error: ModuleNotFoundError) -> str:
+    if error.name != "summit_train.models.fast":
+        raise error
+    return "models/fast is not there"

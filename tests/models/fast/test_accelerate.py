@@ -1,0 +1,106 @@
+"""The door: accelerated networks are the plain ones, to rounding, under the same names."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from summit_train.models import VideoNetwork, build_model
+from summit_train.models.fast import accelerate, execution
+from summit_train.models.fast.norm import FusedNorm
+
+ROOT = Path(__file__).resolve().parents[3]
+NETWORKS = [
+    ("tsn", "resnet18", 4, {}),
+    ("tsm", "resnet18", 4, {}),
+    ("tsm", "resnet50", 3, {"shift_fraction": 0.3}),
+    ("tsm", "resnet50", 4, {"shift_place": "in_place"}),
+    ("tsm", "resnet50", 4, {"shift_direction": "past"}),
+    ("tsm", "resnet101", 2, {}),
+    ("i3d_3x3x3", "resnet18", 16, {}),
+    ("i3d_3x1x1", "resnet50", 8, {}),
+]
+needs_kernels = pytest.mark.skipif(execution().startswith("none"), reason=f"no kernels: {execution()}")
+
+
+def twins(arch: str, backbone: str, num_frames: int, options: dict) -> tuple[VideoNetwork, VideoNetwork, torch.Tensor]:
+    """A plain network, its accelerated twin, and two clips."""
+    generator = torch.Generator().manual_seed(0)
+    plain = build_model(arch, backbone, num_frames, 3, width=0.125, dropout=0.2, generator=generator, **options)
+    plain.fc.weight.data.normal_(generator=generator)
+    fast = copy.deepcopy(plain)
+    accelerate(fast)
+    clip = torch.randn(2, num_frames, 40, 32, 3, dtype=torch.double, generator=generator).permute(0, 1, 4, 2, 3)
+    return plain, fast, clip
+
+
+@pytest.mark.parametrize(("arch", "backbone", "num_frames", "options"), NETWORKS)
+def test_values_gradients_and_statistics_are_the_plain_networks(
+    arch: str, backbone: str, num_frames: int, options: dict
+) -> None:
+    plain, fast, clip = twins(arch, backbone, num_frames, options)
+    assert list(fast.state_dict()) == list(plain.state_dict())
+    assert [n for n, _ in fast.named_parameters()] == [n for n, _ in plain.named_parameters()]
+    for network in (plain.double().train(), fast.double().train()):
+        network.reseed_dropout(5)
+        network(clip).square().sum().backward()
+    for (name, parameter), other in zip(plain.named_parameters(), fast.parameters(), strict=True):
+        assert (other.grad - parameter.grad).norm() <= 1e-9 * parameter.grad.norm(), name
+    for buffer, other in zip(plain.buffers(), fast.buffers(), strict=True):
+        torch.testing.assert_close(other, buffer, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(fast.eval()(clip), plain.eval()(clip), rtol=1e-9, atol=1e-9)
+
+
+@needs_kernels
+def test_what_was_replaced_is_said_and_nothing_is_replaced_twice() -> None:
+    model = build_model("tsm", "resnet50", 4, 3, width=0.125)
+    said = accelerate(model)
+    assert said == f"C++ kernels: {execution()}; replaced: 53 FusedNorm, 16 FusedBlock, 16 ShiftedConv2d"
+    modules = list(model.modules())
+    assert accelerate(model) == said
+    assert all(before is after for before, after in zip(modules, model.modules(), strict=True))
+
+
+@needs_kernels
+def test_parameters_stay_the_same_objects() -> None:
+    model = build_model("tsm", "resnet18", 4, 3, width=0.125)
+    before = [*model.parameters(), *model.buffers()]
+    accelerate(model)
+    assert all(one is other for one, other in zip(before, [*model.parameters(), *model.buffers()], strict=True))
+
+
+def test_a_network_that_it_does_not_know_runs_plain() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
+    before = list(model.modules())
+    assert accelerate(model).endswith("replaced: nothing")
+    assert list(model.modules()) == before
+
+
+def test_another_device_keeps_its_normalisations() -> None:
+    with torch.device("meta"):
+        model = build_model("tsm", "resnet18", 4, 3, width=0.125)
+    assert accelerate(model) == "on meta; replaced: 8 ShiftedConv2d"
+    assert not any(isinstance(module, FusedNorm) for module in model.modules())
+
+
+def test_a_frozen_norm_stays_frozen() -> None:
+    model = build_model("tsn", "resnet18", 1, 3, width=0.125).train()
+    model.layer1[0].bn1.eval()
+    accelerate(model)
+    assert not model.layer1[0].bn1.training and model.layer1[0].bn2.training
+
+
+def test_only_the_door_is_used_from_outside() -> None:
+    for path in sorted((ROOT / "summit_train").rglob("*.py")):
+        if "models/fast" in path.as_posix():
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            assert not (module or "").startswith("summit_train.models.fast."), path
+            if module == "summit_train.models.fast":
+                assert path.name == "network.py" and path.parent.name == "summit_train", path

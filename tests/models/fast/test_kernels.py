@@ -1,0 +1,73 @@
+"""The shift in place against the plain shift, and what it puts back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from summit_train.models.fast.native import kernels
+from summit_train.models.fast.native.kernels import Group
+from summit_train.models.fast.native.library import Kernels
+from tests.models.test_shift import plain
+
+pytestmark = pytest.mark.skipif(not isinstance(kernels.kernels(), Kernels), reason=f"no kernels: {kernels.kernels()}")
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    clips=st.integers(1, 3),
+    num_frames=st.integers(1, 5),
+    channels=st.integers(2, 40),
+    side=st.integers(1, 12),
+    threads=st.integers(1, 3),
+    dtype=st.sampled_from(DTYPES),
+    share=st.floats(0.05, 0.5),
+)
+def test_any_shape(
+    clips: int, num_frames: int, channels: int, side: int, threads: int, dtype: torch.dtype, share: float
+) -> None:
+    fold = max(1, int(channels * share))
+    groups = [Group(0, fold, 1), Group(fold, 2 * fold, -1)]
+    x = torch.randn(clips * num_frames, channels, side, side + 1).to(dtype).to(memory_format=torch.channels_last)
+    before, bits = x.clone(), x.clone()
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        ends = kernels.shift(x, num_frames, groups, keep=True)
+        assert torch.equal(x, plain(before, num_frames, fold, "both"))
+        kernels.restore(x, ends, num_frames, groups)
+        assert torch.equal(x, bits)
+        assert kernels.shift(x, num_frames, groups, keep=False) is None
+        assert torch.equal(x, plain(before, num_frames, fold, "both"))
+    finally:
+        torch.set_num_threads(threads_before)
+
+
+def test_what_drops_out_by_hand() -> None:
+    """One clip, 3 frames, 4 channels, 1x1: the value tells frame and channel."""
+    x = torch.tensor([[10.0, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]]).view(3, 4, 1, 1)
+    x = x.contiguous(memory_format=torch.channels_last)
+    ends = kernels.shift(x, 3, [Group(0, 1, 1), Group(1, 2, -1)], keep=True)
+    assert x.view(3, 4).tolist() == [[20, 0, 12, 13], [30, 11, 22, 23], [0, 21, 32, 33]]
+    assert ends.flatten().tolist() == [10, 31]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_infinity_and_negative_zero_come_back(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 8, 3, 3).to(dtype).contiguous(memory_format=torch.channels_last)
+    x[1, 0], x[2, 1], x[0, 0], x[3, 1] = float("nan"), float("inf"), -0.0, float("nan")
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    bits = x.clone().view(integers)
+    groups = [Group(0, 1, 1), Group(1, 2, -1)]
+    ends = kernels.shift(x, 4, groups, keep=True)
+    kernels.restore(x, ends, 4, groups)
+    assert torch.equal(x.view(integers), bits)
+
+
+def test_the_kernels_take_what_they_know() -> None:
+    x = torch.zeros(1, 1, 1, 1)
+    assert all(kernels.take(x.to(dtype)) for dtype in DTYPES)
+    assert not kernels.take(x.to(torch.float16)) and not kernels.take(x.to("meta"))

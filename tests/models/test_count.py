@@ -1,0 +1,156 @@
+"""The count of a network against numbers worked by hand, the papers' tables, and what autograd really keeps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from summit_train.models import VideoNetwork, build_model
+from summit_train.models.catalog import ARCHITECTURES, BACKBONES
+from summit_train.models.count import Count, count
+from summit_train.models.fast import accelerate
+
+# T per stage (the paper's Table 2), ResNet-50.
+TABLE_2 = {
+    "tsm": [8, 8, 8, 8, 8, 8, 8, 1],
+    "tsn": [8, 8, 8, 8, 8, 8, 8, 1],
+    "i3d_3x3x3": [16, 16, 8, 8, 4, 2, 1, 1],
+    "i3d_3x1x1": [32, 16, 8, 8, 4, 4, 4, 4, 1],
+}
+# Parameters at 400 classes, G multiply-adds (within 1 %), compute/IO of the paper's Table 1.
+NUMBERS = {
+    "tsm": (24_327_632, 32.9e9, 27.4e3),
+    "tsn": (24_327_632, 32.9e9, 27.4e3),
+    "i3d_3x3x3": (47_018_576, 39.85e9, 16.6e3),
+    "i3d_3x1x1": (28_043_472, 33.1e9, 6.85e3),
+}
+
+
+def counted(arch: str, backbone: str = "resnet50", frames: int = 8, height: int = 224, **options: object) -> Count:
+    with torch.device("meta"):
+        return count(build_model(arch, backbone, frames, 400, **options), height)
+
+
+@pytest.mark.parametrize("arch", TABLE_2)
+def test_the_papers_tables(arch: str) -> None:
+    frames = TABLE_2[arch][0]
+    found = counted(arch, frames=frames)
+    parameters, multiply_adds, compute_io = NUMBERS[arch]
+    assert found.parameters == parameters
+    assert found.gradient_bytes == 4 * parameters
+    assert found.multiply_adds == pytest.approx(multiply_adds, rel=0.01)
+    assert found.input_bytes == frames * 3 * 224**2
+    assert found.compute_io == pytest.approx(compute_io, rel=0.01)
+    names = ["data", "conv1", "pool1", "res2", "res3", "res4", "res5", "global_pool"]
+    if arch == "i3d_3x1x1":
+        names.insert(4, "pool2")
+    assert list(found.stages.items()) == list(zip(names, TABLE_2[arch], strict=True))
+
+
+def test_torchvisions_published_parameters() -> None:
+    with torch.device("meta"):
+        found = {backbone: count(build_model("tsn", backbone, 1, 1000), 32).parameters for backbone in BACKBONES}
+    assert found == {
+        "resnet18": 11_689_512,
+        "resnet34": 21_797_672,
+        "resnet50": 25_557_032,
+        "resnet101": 44_549_160,
+    }
+
+
+def test_one_convolution_by_hand() -> None:
+    """conv1 of a 2D ResNet on 2 frames of 5x7: 3 -> 64 channels, 7x7, output 2x3x4; its norm has 2 x 64 parameters."""
+    with torch.device("meta"):
+        layer = count(build_model("tsn", "resnet50", 2), 5, 7).layers[0]
+    assert layer.product == (2 * 3 * 4, 3 * 49, 64)
+    assert layer.multiply_adds == 3 * 64 * 49 * 24
+    assert layer.parameters == 3 * 64 * 49 + 2 * 64
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
+def test_layers_are_the_whole_network(arch: str, fast: bool) -> None:
+    known = ARCHITECTURES[arch]
+    for backbone in known.backbones:
+        with torch.device("meta"):
+            model = build_model(arch, backbone, known.minimum_frames + 1, 10, width=0.3)
+        if fast:
+            accelerate(model)
+        found = count(model, 33, 47)
+        convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Conv3d)]
+        assert sorted(layer.name for layer in found.layers) == sorted([*convolutions, "fc"])
+        assert found.layers[0].name == "conv1" and found.layers[-1].name == "fc"
+        assert sum(layer.parameters for layer in found.layers) == found.parameters
+        assert sum(layer.multiply_adds for layer in found.layers) == found.multiply_adds
+        assert all(math.prod(layer.product) == layer.multiply_adds for layer in found.layers)
+
+
+def kept_by_autograd(model: nn.Module, clip: torch.Tensor) -> tuple[int, int]:
+    """Distinct floats and 64-bit indices that a forward pass really keeps, but parameters and statistics."""
+    floats: dict[int, int] = {}
+    indices: dict[int, int] = {}
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        place = tensor.untyped_storage().data_ptr()
+        if tensor.dim() >= 2 and place not in parameters:
+            (indices if tensor.dtype == torch.int64 else floats)[place] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        logits = model(clip)
+    assert logits.requires_grad
+    return sum(floats.values()), sum(indices.values())
+
+
+@pytest.mark.parametrize(
+    ("arch", "backbone", "t", "options"),
+    [
+        ("tsn", "resnet18", 4, {}),
+        ("tsn", "resnet50", 4, {}),
+        ("tsm", "resnet18", 4, {}),
+        ("tsm", "resnet50", 4, {}),
+        ("tsm", "resnet50", 4, {"shift_direction": "past", "shift_fraction": 0.3}),
+        ("tsm", "resnet50", 4, {"shift_place": "in_place"}),
+        ("tsm", "resnet50", 4, {"shift_fraction": 0.0}),
+        ("tsm", "resnet101", 2, {}),
+        ("i3d_3x3x3", "resnet18", 16, {}),
+        ("i3d_3x1x1", "resnet50", 16, {}),
+    ],
+)
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
+def test_activations_are_what_autograd_keeps(arch: str, backbone: str, t: int, options: dict, fast: bool) -> None:
+    def built() -> VideoNetwork:
+        model = build_model(arch, backbone, t, 5, width=0.25, **options)
+        if fast:
+            accelerate(model)
+        return model
+
+    with torch.device("meta"):
+        found = count(built(), 32, 48)
+    floats, indices = kept_by_autograd(built(), torch.randn(1, t, 32, 48, 3).permute(0, 1, 4, 2, 3))
+    assert (found.kept_elements, found.index_elements) == (floats, indices)
+    assert found.activation_bytes(2) == 2 * floats + 8 * indices
+
+
+def test_the_shift_is_free() -> None:
+    tsm, tsn = (build_model(arch, "resnet18", 4, 5, width=0.25) for arch in ("tsm", "tsn"))
+    accelerate(tsm)
+    assert count(tsm, 64) == count(tsn, 64)
+
+
+def test_minimum_frames_leave_one_frame_for_every_stride() -> None:
+    for arch in ("i3d_3x3x3", "i3d_3x1x1"):
+        assert counted(arch, frames=ARCHITECTURES[arch].minimum_frames, height=32).stages["res5"] == 1
+
+
+def test_the_network_is_left_alone() -> None:
+    model = build_model("tsm", "resnet18", 2, 5, width=0.125).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert count(model, 40, 56).clip == (2, 40, 56)
+    assert model.training and model.conv1.weight.device.type == "cpu"
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
