@@ -54,54 +54,79 @@ NonNegative = Annotated[int, Field(ge=0)]
 
 
 class ModelSpec(Section):
-    """What is trained: the architecture and its options."""
+    """The network."""
 
-    arch: Arch
-    backbone: Backbone = "resnet50"
-    width: Annotated[float, Field(gt=0, le=8)] = Field(default=1.0, description="Factor on every channel count.")
-    num_classes: Count
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    shift_fraction: Annotated[float, Field(ge=0, le=0.5)] = Field(
-        default=0.125, description="TSM: fraction of the channels shifted in each direction."
+    arch: Arch = Field(
+        description="tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time. "
+        "i3d_3x3x3 needs 16 frames or more; i3d_3x1x1 needs 8 or more and a backbone with bottleneck blocks."
     )
-    shift_place: ShiftPlace = "residual"
-    shift_direction: ShiftDirection = "both"
+    backbone: Backbone = Field(
+        default="resnet50", description="The 2D network that the architecture is built on."
+    )
+    width: Annotated[float, Field(gt=0, le=8)] = Field(default=1.0, description="Factor on every channel count.")
+    num_classes: Count = Field(description="Labels are 0 to num_classes - 1.")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="Probability of dropping a feature before the classifier."
+    )
+    shift_fraction: Annotated[float, Field(ge=0, le=0.5)] = Field(
+        default=0.125, description="tsm: fraction of the channels shifted in each direction."
+    )
+    shift_place: ShiftPlace = Field(
+        default="residual", description="tsm: shift the input of the residual branch only, or of the whole block."
+    )
+    shift_direction: ShiftDirection = Field(
+        default="both", description="tsm: exchange features with both neighbouring frames, or read past frames only."
+    )
     pretrained: PathText | None = Field(
-        default=None, description="ResNet weights under torchvision's names, a checkpoint, or a run folder."
+        default=None,
+        description="Initial weights: a file under torchvision's names, a checkpoint, or a run folder. "
+        "I3D inflates 2D weights. null: random weights.",
     )
 
 
 class DataSpec(Section):
-    """Where the videos are, which frames of them are taken, and how frames become a crop."""
+    """The videos, the frames taken from them, and the crop."""
 
-    train: PathText = Field(description="Manifest (CSV or `path label` list) or folder of class folders.")
-    val: PathText
-    root: PathText | None = Field(
-        default=None, description="Folder that relative paths start at; null: the manifest's own."
+    train: PathText = Field(
+        description="Training set: a manifest (CSV, or lines `path label`), a folder of class folders, "
+        "or the folder of a packed set."
     )
-    num_frames: Count = Field(default=8, description="Frames a clip has (T).")
-    frame_stride: Count = Field(default=8, description="dense: distance between the frames of a clip.")
-    sampling: Literal["dense", "uniform"] = "dense"
-    augment: Literal["scale_jitter", "multi_scale_crop"] = "scale_jitter"
+    val: PathText = Field(description="Validation set, in the same forms.")
+    root: PathText | None = Field(
+        default=None, description="Folder that relative video paths start at; null: the manifest's own folder."
+    )
+    num_frames: Count = Field(default=8, description="Frames of a clip (T).")
+    frame_stride: Count = Field(default=8, description="dense: distance between two frames of a clip.")
+    sampling: Literal["dense", "uniform"] = Field(
+        default="dense",
+        description="dense: a window of num_frames * frame_stride frames; uniform: one frame from each of T segments.",
+    )
+    augment: Literal["scale_jitter", "multi_scale_crop"] = Field(
+        default="scale_jitter",
+        description="scale_jitter: random short side, then a random crop; multi_scale_crop: crop of a random size.",
+    )
     short_side: tuple[Count, Count] = Field(
-        default=(256, 320), description="Short side in training: drawn from [low, high]."
+        default=(256, 320), description="scale_jitter: the short side is drawn from [low, high], pixels."
     )
     crop: Count = Field(default=224, description="Side of the training crop, pixels.")
     flip: bool = Field(
-        default=True, description="Mirror half of the clips; false where labels have a left and a right."
+        default=True, description="Mirror half of the clips. Use false where labels distinguish left from right."
     )
     quarantine: PathText | None = Field(
-        default=None, description="List of clips that are left out, as `data scan` writes it."
+        default=None, description="List of clips to leave out, as `data scan` writes it."
     )
     on_bad_clip: Literal["fail", "skip"] = Field(
-        default="fail", description="A clip that cannot be read ends the run, or is replaced, counted and named."
+        default="fail",
+        description="A clip that cannot be read ends the run (fail), or another clip replaces it (skip). "
+        "Replacements are counted and named; an unreadable validation video counts as wrong.",
     )
     max_bad_fraction: Fraction = Field(
-        default=0.01, description="skip: more bad clips than this part of an epoch, or of the test, end the run."
+        default=0.01, description="skip: the run ends if more than this fraction of an epoch or of a test is bad."
     )
-    clip_seconds: Positive = Field(default=120, description="A clip that is not read within so long is bad.")
+    clip_seconds: Positive = Field(default=120, description="A clip is bad if reading it takes longer, seconds.")
     stage: PathText | None = Field(
-        default=None, description="Packed sets are copied to this folder of each node; auto: the site's node_local."
+        default=None,
+        description="Folder on each node to copy packed sets to; auto: a job copies them to the site's node_local.",
     )
     workers: NonNegative = Field(
         default=4, description="Loader processes of each rank; 0 loads in the training process."
@@ -109,89 +134,116 @@ class DataSpec(Section):
 
 
 class ScaleSpec(Section):
-    """The batch: virtual GPUs times clips on each. The number of ranks is no part of the experiment."""
+    """The global batch: virtual GPUs times clips per GPU. The number of ranks does not change the experiment."""
 
-    gpus: Count | None = Field(default=None, description="Virtual GPUs; null: as many as there are ranks.")
-    clips_per_gpu: Count = 8
+    gpus: Count | None = Field(
+        default=None,
+        description="Virtual GPUs; the number of ranks must divide it. null: as many as ranks, "
+        "which makes the number of ranks part of the experiment.",
+    )
+    clips_per_gpu: Count = Field(
+        default=8, description="Clips of one virtual GPU in a step; the batch of batch normalisation."
+    )
 
 
 class OptimizerSpec(Section):
-    """SGD with momentum; peak LR = base_lr * global_batch / base_batch under linear scaling."""
+    """The solver. Peak LR = base_lr * (global_batch / base_batch) under linear scaling."""
 
-    name: Literal["sgd"] = "sgd"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
-    base_lr: Positive = 0.00125
-    base_batch: Count = 8
-    lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
+    name: Literal["sgd"] = Field(default="sgd", description="SGD with momentum.")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="Momentum.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        default=1e-4, description="Weight decay; not applied to biases and batch normalisation."
+    )
+    base_lr: Positive = Field(default=0.00125, description="LR at a global batch of base_batch clips.")
+    base_batch: Count = Field(default=8, description="Global batch that base_lr is given for, clips.")
+    lr_scaling: Literal["linear", "sqrt", "none"] = Field(
+        default="linear", description="Peak LR = base_lr * f, with f the ratio of the batches, its root, or 1."
+    )
     clip_norm: Positive | None = Field(
-        default=None, description="Global gradient norm is clipped to this; null: it is not."
+        default=None, description="Clip the global norm of the gradient to this; null: no clipping."
     )
     compression: Literal["none", "fp16"] = Field(
-        default="none", description="Number format of the gradients on the network."
+        default="none", description="Number format of the gradients on the network; none: that of the parameters."
     )
 
 
 class ScheduleSpec(Section):
-    """The length of the run and the shape of the LR."""
+    """The length of the run and the course of the LR."""
 
-    epochs: Count = 100
-    warmup_epochs: Annotated[float, Field(ge=0)] = 5
-    decay: Literal["cosine", "none"] = "cosine"
+    epochs: Count = Field(default=100, description="Length of the run.")
+    warmup_epochs: Annotated[float, Field(ge=0)] = Field(
+        default=5, description="The LR rises linearly to its peak over this many epochs, step by step."
+    )
+    decay: Literal["cosine", "none"] = Field(
+        default="cosine", description="After the warm-up: cosine to 0, or constant."
+    )
 
 
 class EvaluateSpec(Section):
-    """Validation in training (one clip, one crop) and the final one (`clips` x `crops` a video)."""
+    """Validation: one clip and one crop per video during training, `clips` x `crops` views in the final evaluation."""
 
-    every_epochs: NonNegative = Field(default=5, description="0: only at the end.")
-    clips: Count = 10
-    crops: Literal[1, 3, "full"] = Field(default=1, description="Squares of side short_side, or the full frame.")
-    short_side: Count = 256
-    last_checkpoints: Count = Field(default=5, description="The final accuracy is the mean and deviation over these.")
+    every_epochs: NonNegative = Field(default=5, description="Epochs between validations; 0: only the final one.")
+    clips: Count = Field(default=10, description="Clips per video in the final evaluation.")
+    crops: Literal[1, 3, "full"] = Field(
+        default=1, description="Squares of side short_side per clip, or full: the whole frame."
+    )
+    short_side: Count = Field(default=256, description="Short side of the scaled frame, pixels.")
+    last_checkpoints: Count = Field(
+        default=5,
+        description="The final accuracy is mean and deviation over this many checkpoints; at most checkpoint.keep.",
+    )
 
 
 class CheckpointSpec(Section):
-    """When the run is saved and how many saves stay."""
+    """When the run is saved, and how many checkpoints are kept."""
 
-    every_epochs: Count = 1
-    every_minutes: Positive | None = None
-    keep: Count = 5
+    every_epochs: Count = Field(default=1, description="Epochs between checkpoints; the last epoch is always saved.")
+    every_minutes: Positive | None = Field(
+        default=None, description="Also save within an epoch, this often; null: never."
+    )
+    keep: Count = Field(
+        default=5, description="Checkpoints of whole epochs to keep; the newest checkpoint always stays."
+    )
 
 
 class ExecutionSpec(Section):
-    """How a step is computed: memory against time. The numbers agree to rounding."""
+    """How a step is computed. Results agree to rounding."""
 
     recompute: bool = Field(
-        default=False, description="Keep the blocks' inputs only and compute the rest again in the backward pass."
+        default=False, description="Keep only the input of each block and recompute the rest in the backward pass."
     )
-    compile: bool = Field(default=False, description="torch.compile the body of the network; needs a C++ compiler.")
+    compile: bool = Field(default=False, description="Use torch.compile; needs a C++ compiler on the nodes.")
 
 
 class WatchSpec(Section):
     """When a run that goes wrong is ended."""
 
-    nonfinite_steps: Count = Field(default=2, description="Steps in a row with a loss or gradient that is not finite.")
+    nonfinite_steps: Count = Field(
+        default=2, description="This many consecutive steps with a NaN or infinity end the run."
+    )
     stall_seconds: Positive | None = Field(
-        default=900, description="A rank that makes no progress for this long ends the run."
+        default=900, description="A rank without progress for this long ends the run; null: never."
     )
 
 
 class Spec(Section):
     """One experiment."""
 
-    name: FolderName
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    name: FolderName = Field(description="Name of the run; its folder is run_dir/name.")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=0, description="Decides everything random.")
     model: ModelSpec
     data: DataSpec
     scale: ScaleSpec = ScaleSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
-    precision: Literal["fp32", "fp16", "bf16", "fp64"] = "fp32"
+    precision: Literal["fp32", "fp16", "bf16", "fp64"] = Field(
+        default="fp32", description="fp16 uses loss scaling; fp64 computes everything in double."
+    )
     evaluate: EvaluateSpec = EvaluateSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     watch: WatchSpec = WatchSpec()
     execution: ExecutionSpec = ExecutionSpec()
-    run_dir: PathText = "runs"
+    run_dir: PathText = Field(default="runs", description="Folder of the runs.")
 
     @property
     def run_path(self) -> Path:

@@ -1,51 +1,20 @@
-"""What README.md says against what there is: keys and defaults, commands, files."""
+"""What README.md says against what there is: commands, files."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from summit_train.__main__ import main
 from summit_train.commands import bench, data
-from summit_train.spec import Spec, load_spec
+from summit_train.spec import load_spec
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, field in section.model_fields.items():
-        kind: Any = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _keys(kind, f"{prefix}{name}.")
-        else:
-            yield prefix + name, field.default
-
-
-def _table() -> Iterator[tuple[str, Any]]:
-    """Rows of the table of keys; a row may have two keys of one section, the section written once."""
-    rows = README.split("## The keys of a spec")[1].split("\n## ")[0]
-    for line in re.findall(r"^\| `.*", rows, re.M):
-        first, second = line.split("|")[1:3]
-        names, defaults = re.findall(r"`([^`]*)`", first), re.findall(r"`([^`]*)`", second)
-        section = names[0].rpartition(".")[0]
-        for i, name in enumerate(names):
-            full = name if "." in name or not section else f"{section}.{name}"
-            yield full, yaml.safe_load(defaults[i]) if defaults else PydanticUndefined
-
-
-def test_the_table_has_every_key_with_its_default() -> None:
-    found = {name: list(value) if isinstance(value, tuple) else value for name, value in _keys(Spec)}
-    assert dict(_table()) == found
 
 
 def test_every_file_that_is_named_exists() -> None:

@@ -1,15 +1,18 @@
-"""`summit-train schema`: a JSON schema that knows every key and tells a right spec from a wrong one."""
+"""`summit-train schema`: a JSON schema that tells a right spec from a wrong one, and the page of all keys."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 
 from summit_train.commands.schema import run
 from summit_train.spec import Spec
@@ -67,7 +70,7 @@ def _valid(schema: dict[str, Any], value: Any, root: dict[str, Any]) -> bool:
 @pytest.fixture
 def schema(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """What the command prints, with "type" first: what follows it may then rely on the type."""
-    assert run(argparse.Namespace()) == 0
+    assert run(argparse.Namespace(markdown=False)) == 0
     found: dict[str, Any] = _type_first(json.loads(capsys.readouterr().out))
     return found
 
@@ -129,3 +132,52 @@ def test_shipped_specs_fit_the_schema(schema: dict[str, Any], path: Path) -> Non
 )
 def test_the_schema_tells_right_from_wrong(schema: dict[str, Any], text: str, fits: bool) -> None:
     assert _valid(schema, yaml.safe_load(text), schema) is fits
+
+
+REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+
+
+def test_the_reference_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    # After a change of the spec: summit-train schema --markdown > docs/reference.md
+    assert run(argparse.Namespace(markdown=True)) == 0
+    assert capsys.readouterr().out == REFERENCE
+
+
+def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, field in section.model_fields.items():
+        kind: Any = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _keys(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name, field
+
+
+def _rows() -> Iterator[list[str]]:
+    """Key, value, default and meaning of each row."""
+    for line in re.findall(r"^\| `.*", REFERENCE, re.M):
+        yield [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def test_the_reference_has_every_key_with_its_default() -> None:
+    shown = {key.strip(" `"): yaml.safe_load(default.strip("`")) for key, _, default, _ in _rows() if default}
+    required = {key.strip(" `") for key, _, default, _ in _rows() if not default}
+    fields = dict(_keys(Spec))
+    defaults = {name: field.default for name, field in fields.items() if field.default is not PydanticUndefined}
+    assert shown == {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
+    assert required == set(fields) - set(defaults)
+
+
+def test_the_reference_says_types_and_limits_in_words() -> None:
+    values = {key.strip(" `"): value for key, value, _, _ in _rows()}
+    assert values["seed"] == "integer, at least 0, below 2^63"
+    assert values["data.flip"] == "`true`, `false`"
+    assert values["data.root"] == "text, or `null`"
+    assert values["data.short_side"] == "[integer, at least 1; integer, at least 1]"
+    assert values["evaluate.crops"] == "`1`, `3`, `full`"
+    assert values["optimizer.momentum"] == "number, at least 0, below 1"
+
+
+def test_every_key_has_a_description_that_is_a_sentence() -> None:
+    for name, field in _keys(Spec):
+        assert field.description and field.description.endswith("."), name
+        assert "|" not in field.description, f"{name}: it would end the cell of the table"
