@@ -1,0 +1,177 @@
+"""README.md and docs/ against what there is: links, files, commands and their options, specs, keys of a sweep."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import shlex
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from pydantic_core import PydanticUndefined
+
+from summit_train.__main__ import _COMMANDS, main
+from summit_train.commands import bench
+from summit_train.spec import load_spec
+from summit_train.sweep import SweepFile, load_sweep
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
+ALL = "\n".join(TEXTS.values())
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
+# Command lines in blocks, with or without a launcher in front; continued lines are one.
+LINES = [
+    (page, line)
+    for page, text in TEXTS.items()
+    for _, block in _FENCE.findall(text)
+    for line in re.findall(r"^[^#\n]*?(summit-train .*)", block.replace("\\\n", ""), re.M)
+]
+
+each_page = pytest.mark.parametrize("page", TEXTS)
+
+
+def _prose(page: str) -> str:
+    """Return the page without its blocks of code."""
+    return _FENCE.sub("", TEXTS[page])
+
+
+def _anchors(page: str) -> set[str]:
+    """Return what GitHub makes of the page's headings."""
+    headings = re.findall(r"^#+ (.*)", _prose(page), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _links(page: str) -> list[tuple[str, str]]:
+    """Return (page or file that a relative link leads to, anchor or nothing), both from the repository's root."""
+    found = []
+    for target in re.findall(r"\]\(([^)]+)\)", _prose(page)):
+        if not re.match(r"\w+:", target):
+            path, _, anchor = target.partition("#")
+            file = (ROOT / page).parent / path if path else ROOT / page
+            found.append((str(file.resolve().relative_to(ROOT)), anchor))
+    return found
+
+
+def test_the_reader_of_links_sees_them() -> None:
+    assert ("docs/demo.svg", "") in _links("README.md")
+    assert ("docs/data.md", "what-a-packed-set-contains") in _links("docs/design.md")
+    assert "which-pytorch-supports-v100s" in _anchors("docs/install.md")
+
+
+@each_page
+def test_every_link_leads_somewhere(page: str) -> None:
+    for path, anchor in _links(page):
+        assert (ROOT / path).is_file(), path
+        assert not anchor or anchor in _anchors(path), f"{path}#{anchor}"
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, left = {"README.md"}, ["README.md"]
+    while left:
+        new = {path for path, _ in _links(left.pop()) if path in TEXTS} - reached
+        reached |= new
+        left += new
+    assert reached == set(TEXTS)
+
+
+@each_page
+def test_every_file_that_is_named_exists(page: str) -> None:
+    named = re.findall(r"`((?:tests|configs|jobs|docs|bench)/[\w./-]+)`", TEXTS[page])
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_files_are_named() -> None:
+    assert len(re.findall(r"`tests/[\w./-]+`", TEXTS["docs/guarantees.md"])) >= 20
+
+
+def test_the_readme_is_an_overview() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 180
+
+
+def test_the_code_to_read_is_there() -> None:
+    rows = re.findall(r"^\| `([\w/.]+\.py)` \| \w", TEXTS["README.md"], re.M)
+    assert len(rows) == 6
+    assert [row for row in rows if not (ROOT / "summit_train" / row).is_file()] == []
+
+
+def test_the_picture_is_small_and_draws_what_it_says() -> None:
+    picture = ROOT / "docs" / "demo.svg"
+    assert picture.stat().st_size < 8_000
+    tags = [element.tag.rpartition("}")[2] for element in ElementTree.parse(picture).iter()]
+    assert tags.count("polyline") == 2 and tags.count("circle") == 20
+
+
+def test_every_target_of_make_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert {"demo", "test", "setup"} <= set(re.findall(r"(?:^|`)make ([a-z]+)", ALL, re.M)) <= targets
+
+
+@pytest.mark.parametrize("words", sorted(set(re.findall(r"summit-train (data [a-z]+|[a-z]+)", ALL))))
+def test_every_command_exists(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*words.split(), "--help"])
+    assert ended.value.code == 0
+
+
+def test_the_readme_has_every_command() -> None:
+    assert set(re.findall(r"^\| `summit-train (\w+)", TEXTS["README.md"], re.M)) == set(_COMMANDS)
+
+
+def test_there_are_lines_of_every_command() -> None:
+    assert len(LINES) > 60 and len([page for page, _ in LINES if "clusters" in page]) > 20
+    assert {line.split()[1] for _, line in LINES} == set(_COMMANDS)
+
+
+@pytest.mark.parametrize(("page", "line"), LINES)
+def test_every_line_is_taken(page: str, line: str) -> None:
+    words = shlex.split(line.split(" > ")[0].split(" && ")[0], comments=True)
+    words = ["1" if word in ("N", "X") else word for word in words]
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"summit_train.commands.{_COMMANDS[words[1]][0]}").add_arguments(parser)
+    _, left = parser.parse_known_args(words[2:])
+    assert all("=" in word and not word.startswith("-") for word in left)
+    for word in words:
+        if word.startswith("configs/"):
+            assert (ROOT / word).is_file()
+
+
+# Quoted in a sentence, over the end of a line too.
+@pytest.mark.parametrize("line", re.findall(r"`summit-train (bench [^`]*--[^`]*)`", ALL))
+def test_the_benches_options_are_taken(line: str) -> None:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    _, left = parser.parse_known_args(shlex.split(line)[1:])
+    assert [word for word in left if word.startswith("-")] == []
+
+
+def _example(page: str) -> str:
+    """Return the first block of YAML on a page."""
+    return next(block for language, block in _FENCE.findall(TEXTS[page]) if language == "yaml")
+
+
+def test_the_example_is_a_spec(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(_example("README.md"))
+    assert load_spec(tmp_path / "mine.yaml").name == "mine"
+
+
+def test_the_sweeps_example_is_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(_example("README.md"))
+    (tmp_path / "sweep.yaml").write_text(_example("docs/sweeps.md"))
+    runs = load_sweep(tmp_path / "sweep.yaml").runs
+    assert [run.nodes for run in runs] == [2, 4, 2, 4, 1]
+    assert all(run.spec.schedule.epochs == 50 for run in runs)
+
+
+def test_the_table_of_a_sweeps_keys_has_every_key_with_its_default() -> None:
+    shown = {}
+    for line in re.findall(r"^\| `.*", TEXTS["docs/sweeps.md"], re.M):
+        name, default = (re.findall(r"`([^`]*)`", part) for part in line.split("|")[1:3])
+        shown[name[0]] = yaml.safe_load(default[0]) if default else PydanticUndefined
+    fields = {name: field.default for name, field in SweepFile.model_fields.items()}
+    assert shown == {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
