@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The README's Weizmann rows: jobs/weizmann.sh VIDEOS [RANKS] [OUT]
+# The Weizmann rows of docs/results.md: jobs/weizmann.sh VIDEOS [RANKS] [OUT]
 # VIDEOS holds a folder for each of the ten actions, the files named PERSON_ACTION.avi. Index, split by person into three
 # folds, pre-train on the embedded set, train every network on every fold, report. Started again, it goes on.
 set -euo pipefail
