@@ -8,13 +8,16 @@ import torch
 
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.count import Count, count
+from summit_train.models.freeze import freeze_norms
 from summit_train.models.recompute import recompute_blocks
 from summit_train.spec import ModelSpec, Spec
 
 
 def build_network(spec: Spec, generator: torch.Generator | None = None) -> VideoNetwork:
-    """Build the plain network that `spec` asks for, its weights drawn from `generator`."""
-    return _built(spec.model, spec.data.num_frames, generator)
+    """Build the plain network that `spec` asks for, with its frozen parts, its weights drawn from `generator`."""
+    network = _built(spec.model, spec.data.num_frames, generator)
+    freeze_norms(network, spec.model.freeze_bn)
+    return network
 
 
 def make_ready(network: VideoNetwork, spec: Spec) -> None:

@@ -14,14 +14,36 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from summit_train.models.catalog import Arch, Backbone, ShiftDirection, ShiftPlace, backbone_problem, frames_problem
+from summit_train.models.catalog import (
+    Arch,
+    Backbone,
+    FreezeBN,
+    ShiftDirection,
+    ShiftPlace,
+    backbone_problem,
+    frames_problem,
+)
 from summit_train.source import KeyPath, SpecError, Tree, read_tree, to_yaml
 from summit_train.typed import Section, validated
 
 __all__ = [
-    "CheckpointSpec", "DataSpec", "EvaluateSpec", "ModelSpec", "OptimizerSpec", "ScaleSpec", "ScheduleSpec", "Spec",
-    "SpecError", "WatchSpec", "dump_spec", "experiment_keys", "load_spec", "spec_from_tree", "spec_from_values",
-]  # fmt: skip
+    "CheckpointSpec",
+    "DataSpec",
+    "EvaluateSpec",
+    "ModelSpec",
+    "OptimizerSpec",
+    "ScaleSpec",
+    "ScheduleSpec",
+    "Spec",
+    "SpecError",
+    "WatchSpec",
+    "dump_spec",
+    "experiment_defaults",
+    "experiment_keys",
+    "load_spec",
+    "spec_from_tree",
+    "spec_from_values",
+]
 
 # Keys of the data section that change what is trained on; the others only say where it lies and how fast it comes.
 _DATA_IDENTITY = ("num_frames", "frame_stride", "sampling", "augment", "short_side", "crop", "flip")
@@ -60,9 +82,7 @@ class ModelSpec(Section):
         description="tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time. "
         "i3d_3x3x3 needs 16 frames or more; i3d_3x1x1 needs 8 or more and a backbone with bottleneck blocks."
     )
-    backbone: Backbone = Field(
-        default="resnet50", description="The 2D network that the architecture is built on."
-    )
+    backbone: Backbone = Field(default="resnet50", description="The 2D network that the architecture is built on.")
     width: Annotated[float, Field(gt=0, le=8)] = Field(default=1.0, description="Factor on every channel count.")
     num_classes: Count = Field(description="Labels are 0 to num_classes - 1.")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -76,6 +96,10 @@ class ModelSpec(Section):
     )
     shift_direction: ShiftDirection = Field(
         default="both", description="tsm: exchange features with both neighbouring frames, or read past frames only."
+    )
+    freeze_bn: FreezeBN = Field(
+        default="none",
+        description="Batch normalisations that keep their running statistics, weight and bias, for fine-tuning.",
     )
     pretrained: PathText | None = Field(
         default=None,
@@ -272,6 +296,22 @@ def experiment_keys(spec: Spec) -> dict[str, str | int | float | None]:
     for section in ("optimizer", "schedule", "scale"):
         same |= {f"{section}.{key}": value for key, value in values[section].items()}
     return same | {"seed": spec.seed, "precision": spec.precision}
+
+
+def experiment_defaults() -> dict[str, str | int | float | None]:
+    """Return the values of `experiment_keys` that have defaults: those of a checkpoint that is older than the key."""
+    sections: dict[str, type[Section]] = {
+        "model": ModelSpec,
+        "data": DataSpec,
+        "optimizer": OptimizerSpec,
+        "schedule": ScheduleSpec,
+    }
+    return {
+        f"{name}.{key}": str(field.default) if name == "data" else field.default
+        for name, section in sections.items()
+        for key, field in section.model_fields.items()
+        if not field.is_required()
+    }
 
 
 def dump_spec(spec: Spec) -> str:

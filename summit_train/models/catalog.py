@@ -8,6 +8,7 @@ Arch = Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1"]
 Backbone = Literal["resnet18", "resnet34", "resnet50", "resnet101"]
 ShiftPlace = Literal["residual", "in_place"]
 ShiftDirection = Literal["both", "past"]
+FreezeBN = Literal["none", "all", "all_but_first"]
 
 BACKBONES: tuple[str, ...] = get_args(Backbone)
 BOTTLENECK_BACKBONES: tuple[str, ...] = ("resnet50", "resnet101")

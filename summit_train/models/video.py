@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 
 from summit_train.models.dropout import Dropout
+from summit_train.models.freeze import keep_frozen
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class VideoNetwork(nn.Module):
@@ -47,6 +53,12 @@ class VideoNetwork(nn.Module):
     def classify(self, features: torch.Tensor) -> torch.Tensor:
         """Return logits (len(features), num_classes)."""
         raise NotImplementedError
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all modules but frozen normalisations, which stay in evaluation mode."""
+        super().train(mode)
+        keep_frozen(self)
+        return self
 
     def reseed_dropout(self, seed: int) -> None:
         """Make the dropout masks that follow a function of `seed` alone."""

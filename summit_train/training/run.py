@@ -21,7 +21,7 @@ from summit_train.models import VideoNetwork
 from summit_train.models.weights import load_pretrained
 from summit_train.optim.sgd import build_sgd, start_momentum
 from summit_train.plan import Plan
-from summit_train.spec import Spec, experiment_keys
+from summit_train.spec import Spec, experiment_defaults, experiment_keys
 from summit_train.training.bad_clips import BadClips
 from summit_train.training.checkpoint import (
     CheckpointError,
@@ -178,7 +178,8 @@ def _saved_state(
     notes.extend(f"passed over: {complaint}" for complaint in complaints)
     if path is None:
         return {}
-    differing = differences(state.get("experiment", {}), same)
+    older = {key: value for key, value in experiment_defaults().items() if key in same}
+    differing = differences(older | state.get("experiment", {}), same)
     if differing and not force_resume:
         raise CheckpointError(
             f"{path} is of another experiment: {'; '.join(differing)}. Give this run another name, or take it over "

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from summit_train.comm import World
+from summit_train.models.freeze import is_frozen
 
 
 class RunningStatistics:
@@ -25,7 +26,9 @@ class RunningStatistics:
     """
 
     def __init__(self, model: nn.Module, accumulation: int, world: World) -> None:
-        self._norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self._norms = [
+            m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and not is_frozen(m)
+        ]
         self._momenta = [norm.momentum for norm in self._norms]
         self._accumulation = accumulation
         self._world = world

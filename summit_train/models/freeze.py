@@ -1,0 +1,31 @@
+"""Frozen batch normalisation, for fine-tuning on small sets (Lin et al., "TSM", section 5.1; Wang et al., "TSN")."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from summit_train.models.catalog import FreezeBN
+
+
+def freeze_norms(network: nn.Module, which: FreezeBN) -> None:
+    """Freeze the normalisations of `network`: "all", "all_but_first", as TSN's partial BN, or "none".
+
+    A frozen one normalises by its running statistics and keeps them, and its weight and bias get no gradient.
+    """
+    norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+    for norm in {"none": [], "all": norms, "all_but_first": norms[1:]}[which]:
+        norm.requires_grad_(False)
+    keep_frozen(network)
+
+
+def keep_frozen(network: nn.Module) -> None:
+    """Put frozen normalisations into evaluation mode, whatever mode the network is in."""
+    for module in network.modules():
+        if is_frozen(module):
+            module.eval()
+
+
+def is_frozen(module: nn.Module) -> bool:
+    """Return whether `module` is a normalisation whose weight gets no gradient."""
+    return isinstance(module, _BatchNorm) and module.weight is not None and not module.weight.requires_grad
