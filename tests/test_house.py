@@ -29,7 +29,7 @@ ARROWS: dict[str, set[str]] = {
     "sweep": {"source", "typed", "spec"},
     "network": {"spec", "models"},
     "comm": set(),
-    "models": set(),
+    "models": {"errors"},
     "optim": set(),
     "plan": _GROUND,
     "data": _GROUND | {"memory"},

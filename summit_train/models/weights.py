@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from summit_train.errors import UserError
+
 # Keys that wrap a state dict in the files people have: our checkpoints ("model") and others' ("state_dict").
 _WRAPPERS: tuple[str, ...] = ("model", "state_dict")
 # Name prefixes that DistributedDataParallel and torch.compile leave behind.
 _PREFIXES: tuple[str, ...] = ("module.", "_orig_mod.")
 # BatchNorm's step counter: absent in old files, and read by no norm that has a momentum.
 _COUNTER = "num_batches_tracked"
+
+
+class WeightsError(UserError):
+    """A file of weights that cannot be read, or that does not fit the network."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ def load_pretrained(model: nn.Module, path: str | Path) -> LoadReport:
 
     `path` is a file of ResNet weights under torchvision's names, one of our checkpoints, or a run directory
     (its newest checkpoint). A 2D kernel is inflated for a 3D convolution (see `inflate`). A classifier for
-    another number of classes is left as initialised and reported. Raises ValueError, with the path, when
+    another number of classes is left as initialised and reported. Raises WeightsError, with the path, when
     there is no such file, it cannot be read, or nothing in it fits; the model is unchanged then.
     """
     file = weights_file(path)
@@ -79,7 +86,7 @@ def load_pretrained(model: nn.Module, path: str | Path) -> LoadReport:
         mismatched=tuple(sorted(mismatched, key=lambda mismatch: list(targets).index(mismatch.name))),
     )
     if not report.loaded:
-        raise ValueError(f"{file}: no tensor fits this model. {_first_names(found, targets)}")
+        raise WeightsError(f"{file}: no tensor fits this model. {_first_names(found, targets)}")
     with torch.no_grad():
         for name, value in fitting.items():
             targets[name].copy_(value)
@@ -96,36 +103,52 @@ def inflate(kernel: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def weights_file(path: str | Path) -> Path:
-    """The file that `path` stands for: itself, or the newest checkpoints/step_*.pt of a run directory."""
+    """Return the file that `path` stands for: itself, or the newest checkpoints/step_*.pt of a run directory."""
     path = Path(path)
     if path.is_file():
         return path
     if not path.is_dir():
-        raise ValueError(f"{path}: no such file or run directory")
+        raise WeightsError(f"{path}: no such file or run directory")
     checkpoints = [file for file in path.glob("checkpoints/step_*.pt") if file.stem[5:].isdigit()]
     if not checkpoints:
-        raise ValueError(f"{path}: this directory has no checkpoints/step_*.pt")
+        raise WeightsError(f"{path}: this directory has no checkpoints/step_*.pt")
     return max(checkpoints, key=lambda file: int(file.stem[5:]))
 
 
 def read_state_dict(file: Path) -> dict[str, torch.Tensor]:
-    """Name -> tensor, on the CPU, without wrappers and prefixes. Raises ValueError when unreadable."""
+    """Read tensors by name, onto the CPU, without wrappers and prefixes. Raises WeightsError when unreadable."""
     try:
         content: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # A damaged file can raise almost anything out of the unpickler.
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ValueError(f"{file}: not readable as weights ({reason})") from error
+        raise WeightsError(_why_unreadable(file, str(error).strip() or type(error).__name__)) from error
     while isinstance(content, Mapping):
         inner = [content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)]
         if not inner:
             break
         content = inner[0]
     if not isinstance(content, Mapping):
-        raise ValueError(f"{file}: holds a {type(content).__name__}, not tensors by name")
+        raise WeightsError(f"{file}: holds a {type(content).__name__}, not tensors by name")
     tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
     if not tensors:
-        raise ValueError(f"{file}: holds no tensors by name")
+        raise WeightsError(f"{file}: holds no tensors by name")
     return _without_prefixes(tensors)
+
+
+def _why_unreadable(file: Path, reason: str) -> str:
+    if "legacy .tar format" in reason:
+        problem = "is in torch's legacy tar format"
+    elif "Unsupported global" in reason or "Unsupported class" in reason or "Unsupported operand" in reason:
+        problem = "holds pickled objects besides tensors"
+    else:
+        return f"{file}: not readable as weights ({reason.splitlines()[0]})"
+    program = (
+        f"import torch; x = torch.load({str(file)!r}, map_location='cpu', weights_only=False); "
+        f"torch.save(getattr(x, 'state_dict', lambda: x)(), {str(file) + '.converted'!r})"
+    )
+    return (
+        f"{file} {problem}, which cannot be read without running what stands in it. If you trust where it comes from, "
+        f"convert it once: python -c {shlex.quote(program)}"
+    )
 
 
 def _without_prefixes(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

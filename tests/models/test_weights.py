@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
+import shlex
+import subprocess
+import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +17,7 @@ import torch
 from torch import nn
 
 from summit_train.models import VideoNetwork, build_model
-from summit_train.models.weights import Mismatch, inflate, load_pretrained
+from summit_train.models.weights import Mismatch, WeightsError, inflate, load_pretrained
 
 
 def network(arch: str = "tsn", backbone: str = "resnet18", classes: int = 5, seed: int = 0) -> VideoNetwork:
@@ -174,7 +179,7 @@ def test_what_is_no_weights_file_is_refused_by_name(tmp_path: Path, source: Vide
     model = network()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for path, reason in _bad_files(tmp_path, source.state_dict()).items():
-        with pytest.raises(ValueError, match=reason) as caught:
+        with pytest.raises(WeightsError, match=reason) as caught:
             load_pretrained(model, path)
         assert str(path) in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -185,5 +190,45 @@ def test_what_is_no_weights_file_is_refused_by_name(tmp_path: Path, source: Vide
 def test_nothing_fitting_is_an_error(tmp_path: Path) -> None:
     state = {"encoder.weight": torch.ones(3), "bn1.num_batches_tracked": torch.tensor(1)}
     torch.save(state, tmp_path / "w.pth")
-    with pytest.raises(ValueError, match=r"w\.pth: no tensor fits.*encoder\.weight.*conv1\.weight"):
+    with pytest.raises(WeightsError, match=r"w\.pth: no tensor fits.*encoder\.weight.*conv1\.weight"):
         load_pretrained(network(), tmp_path / "w.pth")
+
+
+def _legacy_tar(path: Path) -> None:
+    """The members of a file as torch wrote it before 2017; the reader looks at no more than that before it refuses."""
+    with tarfile.open(path, "w") as tar:
+        for name in ("sys_info", "pickle", "storages", "tensors"):
+            content = pickle.dumps({"protocol_version": 1000}, 2)
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def _pickled_module(path: Path) -> None:
+    torch.save(network(), path, _use_new_zipfile_serialization=False)
+
+
+@pytest.mark.parametrize(
+    ("write", "problem"),
+    [(_legacy_tar, "legacy tar format"), (_pickled_module, "pickled objects besides tensors")],
+)
+def test_formats_that_could_run_code_come_with_the_way_to_convert(
+    tmp_path: Path, write: Callable[[Path], None], problem: str
+) -> None:
+    path = tmp_path / "it's.pth"
+    write(path)
+    with pytest.raises(WeightsError, match=problem) as caught:
+        load_pretrained(network(), path)
+    message = str(caught.value)
+    assert "\n" not in message and "weights_only=False" in message
+    if write is _pickled_module:  # the command that it names does it
+        command = shlex.split(message.partition("convert it once: ")[2])
+        subprocess.run([sys.executable, *command[1:]], check=True)
+        assert len(load_pretrained(network(), f"{path}.converted").loaded) == 20 + 20 * 4 + 2
+
+
+def test_legacy_files_of_tensors_alone_are_read(tmp_path: Path, source: VideoNetwork) -> None:
+    torch.save(source.state_dict(), tmp_path / "legacy.pth", _use_new_zipfile_serialization=False)
+    model = network()
+    load_pretrained(model, tmp_path / "legacy.pth")
+    assert _same(model, source.state_dict())
