@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from torch import nn
 
@@ -12,10 +13,12 @@ from summit_train.models.fast.norm import FusedNorm
 from summit_train.models.fast.shifted_conv import ShiftedConv2d
 from summit_train.models.resnet import ResidualBlock, ResNet
 
-__all__ = ["accelerate", "compile_for_cluster", "execution"]
+__all__ = ["PARTS", "accelerate", "compile_for_cluster", "execution"]
+
+PARTS = ("shift", "norms")  # what can be left out, to measure each alone
 
 
-def accelerate(model: nn.Module) -> str:
+def accelerate(model: nn.Module, parts: Collection[str] = PARTS) -> str:
     """Replace the modules of `model` that run faster in another form, in place; return what was replaced.
 
     Parameters and buffers keep their names and stay the same objects. Shifted convolutions keep no copy of their input.
@@ -23,13 +26,13 @@ def accelerate(model: nn.Module) -> str:
     Networks without any of these run plain.
     """
     for block in model.modules():
-        if isinstance(block, ResidualBlock):
+        if isinstance(block, ResidualBlock) and "shift" in parts:
             join_shift(block)
     devices = {parameter.device.type for parameter in model.parameters()}
     where = f"on {', '.join(sorted(devices))}"
     if devices == {"cpu"}:
         where = f"C++ kernels: {execution()}"
-        if isinstance(kernels(), Kernels):
+        if isinstance(kernels(), Kernels) and "norms" in parts:
             _fuse_norms(model)
     kinds = Counter(type(module) for module in model.modules())
     counts = [f"{kinds[kind]} {kind.__name__}" for kind in (FusedNorm, FusedBlock, ShiftedConv2d) if kinds[kind]]
