@@ -18,9 +18,9 @@
         each(grad, result, x, shortcut_grad, x_grad, weight, bias, mean, inverse, weight_grad, bias_grad, *shape,      \
              train);                                                                                                   \
     }                                                                                                                  \
-    extern "C" void NAME##_shift(T* x, T* ends, const Clips* clips, int64_t pitch, int64_t begin, int64_t width,       \
-                                 int64_t step, int restore) {                                                          \
-        (restore ? shift_group<T, true> : shift_group<T, false>)(x, ends, pitch, begin, width, step, *clips);          \
+    extern "C" void NAME##_shift(T* x, T* ends, const Clips* clips, const Group* groups, int64_t num_groups,           \
+                                 int restore) {                                                                        \
+        (restore ? shift<T, true> : shift<T, false>)(x, ends, groups, num_groups, *clips);                             \
     }
 
 KERNELS(float32, float)

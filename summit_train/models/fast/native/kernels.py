@@ -25,6 +25,12 @@ class _Clips(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_int64) for name in ("clips", "frames", "pixels", "channels", "threads"))
 
 
+class _Group(ctypes.Structure):
+    """Group in shift.hpp."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("begin", "end", "step"))
+
+
 class Affine(NamedTuple):
     """Parameters of a batch normalisation, each (C,); the running statistics are updated in place."""
 
@@ -135,14 +141,10 @@ def _shift(
 ) -> None:
     frames, channels, height, width = x.shape
     clips = _Clips(frames // num_frames, num_frames, height * width, channels, torch.get_num_threads())
-    pitch = 0 if ends is None else ends.shape[-1]
-    done = 0
-    for group in groups:
-        num_channels, step = group.end - group.begin, -group.step if restore else group.step
-        numbers = map(ctypes.c_int64, (pitch, group.begin, num_channels, step))
-        part = None if ends is None else ends.flatten()[done:]
-        _call(f"{_NAMES[x.dtype]}_shift", [x, part], ctypes.byref(clips), *numbers, ctypes.c_int(restore))
-        done += num_channels
+    sign = -1 if restore else 1
+    array = (_Group * len(groups))(*(_Group(group.begin, group.end, sign * group.step) for group in groups))
+    numbers = (ctypes.c_int64(len(groups)), ctypes.c_int(restore))
+    _call(f"{_NAMES[x.dtype]}_shift", [x, ends], ctypes.byref(clips), array, *numbers)
 
 
 def _shape(x: torch.Tensor) -> object:
