@@ -20,6 +20,8 @@ TREE_EFFICIENCY = 0.92
 _NO_GROWTH = "the times do not grow with the message size: larger messages are wanted, or a quiet machine"
 # The bandwidth is fitted to messages that take so many latencies; it and the latency settle in a few rounds.
 _LARGE, _ROUNDS = 16, 6
+# Times that differ by so little differ by chance: among them the smallest message has the latency.
+_QUICK = 1.05
 
 Algorithm = Literal["ring", "tree", "hierarchical", "fastest"]
 
@@ -93,16 +95,17 @@ def bus_bandwidth(ranks: int, num_bytes: float, seconds: float) -> float:
 
 
 def fit_alpha_beta(num_bytes: Sequence[float], seconds: Sequence[float]) -> AlphaBeta:
-    """Latency from the quickest message, bandwidth from those that take 16 times as long, by least relative squares.
+    """Fit the latency to a small message, and the bandwidth to those that take 16 times as long, by relative squares.
 
     The latency is at least 0. Raises NoFit for fewer than two sizes, or times that do not grow with the size.
     """
     if len(set(num_bytes)) < 2:
         raise NoFit(f"two or more message sizes are wanted for a fit, got {len(set(num_bytes))}")
     # At the largest messages, which gradients are, the line must be right: that is where the bandwidth is read off,
-    # and the latency at the quickest. Between, a time that is a multiple of Horovod's cycle lies on no line.
+    # and the latency at the smallest of the quickest. Between, a multiple of Horovod's cycle lies on no line.
     largest = max(range(len(seconds)), key=lambda i: num_bytes[i])
-    first = min(range(len(seconds)), key=lambda i: (seconds[i], num_bytes[i]))
+    quick = (i for i in range(len(seconds)) if seconds[i] <= _QUICK * min(seconds))
+    first = min(quick, key=lambda i: num_bytes[i])
     if num_bytes[first] >= num_bytes[largest]:
         raise NoFit(_NO_GROWTH)
     alpha = beta = 0.0

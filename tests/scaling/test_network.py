@@ -109,6 +109,16 @@ def test_small_messages_that_wait_for_a_cycle_do_not_bend_the_bandwidth() -> Non
     assert fit.bytes_per_second == pytest.approx(1e7, rel=0.01) and fit.latency_s == pytest.approx(1e-3, rel=0.01)
 
 
+def test_a_large_message_that_is_quick_by_chance_does_not_set_the_latency() -> None:
+    """10 ms and 1 GB/s; the message of 1 MB takes 9.9 ms in place of 11."""
+    fit = fit_alpha_beta([4, 10**6, 10**9], [10e-3, 9.9e-3, 1.01])
+    assert fit.latency_s == pytest.approx(10e-3, rel=1e-6)  # 9.9 ms less 1 MB's 1 ms would be 8.9 ms
+    assert fit.bytes_per_second == pytest.approx(1e9, rel=1e-6)
+    # A small message that a cycle has held up for 2 ms is none of the quickest: 11 ms less 1 MB's 1 ms.
+    held_up = fit_alpha_beta([4, 10**6, 10**9], [12e-3, 11e-3, 1.01])
+    assert held_up.latency_s == pytest.approx(10e-3, rel=1e-6)
+
+
 @pytest.mark.parametrize(("num_bytes", "seconds"), [([4, 4], [1.0, 1.0]), ([4, 8], [2.0, 1.0])])
 def test_points_without_a_line_are_refused(num_bytes: list[int], seconds: list[float]) -> None:
     with pytest.raises(ValueError, match="wanted"):
