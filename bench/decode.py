@@ -38,7 +38,7 @@ from summit_train.data.shards.record import Packing
 from summit_train.data.shards.store import ShardStore
 from summit_train.data.store import FileStore
 from summit_train.memory import keep_freed_frames
-from summit_train.scaling.measure import Spread, in_turn, pair_ratios, spread
+from summit_train.scaling.measure import in_turn, pair_ratios, spread, spread_text
 
 Frames = NDArray[np.uint8]
 Reader = Callable[[int, int], Frames]  # of a video's number and the draw
@@ -132,14 +132,14 @@ def measured(folder: Path, contents: dict[str, list[VideoFrame]], gop: int, args
     num_clips = len(contents) * args.draws
     return {
         "gop": gop,
-        "clips_per_second": {name: spread([num_clips / second for second in wall[name]]).values() for name in wall},
-        "ratios": {name: ratio.values() for name, ratio in ratios.items()},
-        "cpu_ratios": {f"{a} / {b}": spread(pair_ratios(cpu[b], cpu[a])).values() for a, b in PAIRS},
+        "clips_per_second": {name: spread([num_clips / second for second in wall[name]]) for name in wall},
+        "ratios": ratios,
+        "cpu_ratios": {f"{a} / {b}": spread(pair_ratios(cpu[b], cpu[a])) for a, b in PAIRS},
         "pairs": args.pairs,
         "clips": num_clips,
         "same": same,
         "is_same": same["nearest_is_the_frame"] and all(same[name] <= TOLERANCE[name] for name in TOLERANCE),
-        "is_fast": gop != GOPS[0] or all(ratios[name].median >= wanted for name, wanted in WANTED.items()),
+        "is_fast": gop != GOPS[0] or all(ratios[name]["median"] >= wanted for name, wanted in WANTED.items()),
     }
 
 
@@ -218,10 +218,10 @@ def as_text(result: dict[str, Any]) -> str:
     same = result["same"]
     lines = [f"\nkey frame every {result['gop']} frames, {result['pairs']} rounds of {result['clips']} clips"]
     for name, values in result["clips_per_second"].items():
-        lines.append(f"  {name:22} {Spread(**values).text('.1f')} clips/s, median (min .. max)")
+        lines.append(f"  {name:22} {spread_text(values, '.1f')} clips/s, median (min .. max)")
     for name, values in result["ratios"].items():
-        by_cpu = Spread(**result["cpu_ratios"][name]).text(".2f")
-        lines.append(f"  {name:22} {Spread(**values).text('.2f')}; by CPU time {by_cpu}")
+        by_cpu = spread_text(result["cpu_ratios"][name], ".2f")
+        lines.append(f"  {name:22} {spread_text(values, '.2f')}; by CPU time {by_cpu}")
     levels = ", ".join(f"{name} {same[name]:.2f}" for name in ("raw", "JPEG"))
     lines.append(f"  mean difference from decord's pixels in levels, worst video: {levels}")
     lines.append(f"  packed bytes and raw differ by {same['packed bytes and raw']:g}")

@@ -19,18 +19,18 @@ from functools import partial
 from typing import Any
 
 import torch
+from summit_train.models.pointwise import Conv2d
+from summit_train.models.shifted_conv import ShiftedConv2d
 from torch import nn
 from torch.nn import functional
 
 from summit_train.comm import SerialWorld
-from summit_train.commands.bench.arguments import as_spread, machine_text, table
 from summit_train.commands.start import choose_device
 from summit_train.models import build_model
-from summit_train.models.pointwise import Conv2d
 from summit_train.models.resnet import Block
 from summit_train.models.shift import temporal_shift
-from summit_train.models.shifted_conv import ShiftedConv2d
-from summit_train.scaling.measure import in_turn, pair_ratios, spread
+from summit_train.report.text import machine_text, table
+from summit_train.scaling.measure import in_turn, pair_ratios, spread, spread_text
 from summit_train.training.environment import environment
 from summit_train.training.stopwatch import Mark
 
@@ -159,8 +159,8 @@ def measure(
     for part in ("forward", "step"):
         seconds = {name: [timed[part] for timed in rounds] for name, rounds in found.items()}
         result[part] = {
-            "seconds": {name: spread(times).values() for name, times in seconds.items()},
-            "ratios": {f"{a}/{b}": spread(pair_ratios(seconds[a], seconds[b])).values() for a, b in PAIRS},
+            "seconds": {name: spread(times) for name, times in seconds.items()},
+            "ratios": {f"{a}/{b}": spread(pair_ratios(seconds[a], seconds[b])) for a, b in PAIRS},
         }
     return result
 
@@ -175,8 +175,8 @@ def as_text(values: dict[str, Any]) -> str:
     ]
     for precision, result in values["results"].items():
         for part in ("forward", "step"):
-            seconds = [(name, as_spread(times) + " s") for name, times in result[part]["seconds"].items()]
-            ratios = [(name, as_spread(ratio) + " x") for name, ratio in result[part]["ratios"].items()]
+            seconds = [(name, spread_text(times) + " s") for name, times in result[part]["seconds"].items()]
+            ratios = [(name, spread_text(ratio) + " x") for name, ratio in result[part]["ratios"].items()]
             lines.append(f"\n{precision}, {part}:\n{table(seconds + ratios)}")
     return "\n".join(lines)
 

@@ -20,8 +20,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from summit_train.processes import mpi_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = ROOT / "configs" / "motion" / "tsm.yaml"
@@ -62,7 +65,7 @@ def main() -> int:
 
 
 def why_not() -> str | None:
-    """Why this machine cannot, or None."""
+    """Return why this machine cannot, or None."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for program in ("ip", "tc", "unshare"):
@@ -74,54 +77,38 @@ def why_not() -> str | None:
 
 @contextlib.contextmanager
 def namespaces() -> Iterator[tuple[str, str]]:
-    """Two namespaces with a cable between them, gone at the end."""
+    """Make two namespaces with a cable between them for the block."""
     names = (f"st{os.getpid()}a", f"st{os.getpid()}b")
     made: list[str] = []
     try:
         for name in names:
-            call("ip", "netns", "add", name)
+            call(f"ip netns add {name}")
             made.append(name)
-        call(
-            "ip", "link", "add", "veth0", "netns", names[0], "type", "veth", "peer", "name", "veth0", "netns", names[1]
-        )
+        call(f"ip link add veth0 netns {names[0]} type veth peer name veth0 netns {names[1]}")
         for name, address in zip(names, HOSTS, strict=True):
-            inside = ("ip", "-n", name)
-            call(*inside, "address", "add", f"{address}/24", "dev", "veth0")
-            call(*inside, "link", "set", "veth0", "up")
-            call(*inside, "link", "set", "lo", "up")
+            call(f"ip -n {name} address add {address}/24 dev veth0")
+            call(f"ip -n {name} link set veth0 up")
+            call(f"ip -n {name} link set lo up")
         yield names
     finally:
         for name in made:  # the cable goes with them
-            call("ip", "netns", "delete", name)
+            call(f"ip netns delete {name}")
 
 
 def limit(names: tuple[str, str], mbit: int) -> None:
-    """Set what each end sends; 0 takes the limit away."""
+    """Set the rate that each end sends with; 0 removes the limit."""
     for name in names:
-        tc = ("ip", "netns", "exec", name, "tc", "qdisc")
-        subprocess.run([*tc, "del", "dev", "veth0", "root"], capture_output=True)
+        tc = f"ip netns exec {name} tc qdisc"
+        subprocess.run([*tc.split(), "del", "dev", "veth0", "root"], capture_output=True)
         if mbit:
-            # The bucket holds 1 ms of the rate, or two packets: a larger one lets messages pass for nothing that are
-            # no larger than itself, and the fitted bandwidth comes out above the cable's.
+            # The bucket holds 1 ms of the rate, or two packets. Messages that fit into a larger one would pass for
+            # nothing, and the fitted bandwidth would come out above the cable's.
             burst = max(3_200, mbit * 125)
-            call(
-                *tc,
-                "add",
-                "dev",
-                "veth0",
-                "root",
-                "tbf",
-                "rate",
-                f"{mbit}mbit",
-                "burst",
-                str(burst),
-                "latency",
-                "100ms",
-            )
+            call(f"{tc} add dev veth0 root tbf rate {mbit}mbit burst {burst} latency 100ms")
 
 
 def measured(names: tuple[str, str], mbit: int, repeats: int) -> dict[str, Any]:
-    """Start two ranks, one in each namespace, at that rate; rank 0's row."""
+    """Start two ranks at that rate, one in each namespace; return rank 0's row."""
     limit(names, mbit)
     agent = Path(f"/tmp/{names[1]}.agent")
     agent.write_text(AGENT.format(namespace=names[1]))
@@ -135,14 +122,10 @@ def measured(names: tuple[str, str], mbit: int, repeats: int) -> dict[str, Any]:
         *("-x", "PATH", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS", "-x", "LD_LIBRARY_PATH"),
         *(sys.executable, __file__, "--as-rank", "--repeats", str(repeats)),
     ]
-    bin_folder = str(mpirun.parent)
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
+    environment = mpi_environment(os.environ) | {
         "PYTHONPATH": str(ROOT),
-        "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        "PATH": f"{mpirun.parent}:{os.environ['PATH']}",
         "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
     try:
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -154,38 +137,36 @@ def measured(names: tuple[str, str], mbit: int, repeats: int) -> dict[str, Any]:
 
 
 def rank(repeats: int) -> int:
-    """One rank: measure allreduces and steps; rank 0 prints the row."""
+    """Measure allreduces and steps as one rank; rank 0 prints the row."""
     import torch
 
-    from summit_train.comm import open_world
-    from summit_train.scaling.allreduce import LIBRARIES, fit_library, measure, message_sizes
-    from summit_train.scaling.cost import Job, step_time, structure_of
-    from summit_train.scaling.machines import Machine, with_rate
-    from summit_train.scaling.network import cores_are_shared, measured_network
-    from summit_train.spec import load_spec
+    from summit_train.comm import SerialWorld, open_world
+    from summit_train.commands.bench.arguments import read_experiment
+    from summit_train.commands.start import watched
+    from summit_train.scaling.allreduce import fits_of, machine_of, measure, message_sizes, setting_of
+    from summit_train.scaling.cost import Job, step_time
+    from summit_train.scaling.machines import with_rate
+    from summit_train.scaling.steps import StepBench
 
     torch.set_num_threads(1)
-    world = open_world(2)
-    spec = load_spec(SPEC)
-    sizes = message_sizes(structure_of(spec).gradient_bytes)
-    samples = list(measure(world, torch.device("cpu"), sizes, 6.0))
-    alone, together = Stepper(spec, None), Stepper(spec, world)
-    pairs = [(timed(world, alone.step), timed(world, together.step)) for _ in range(repeats + 2)][2:]
+    world, cpu = open_world(2), torch.device("cpu")
+    together, alone = (read_experiment(str(SPEC), ["scale.gpus=null"], ranks, synthetic=True) for ranks in (2, 1))
+    spec, gradient_bytes = together.spec, together.plan.gradient_bytes
+    # Both "machines" are this one: each has half of its cores.
+    setting = replace(setting_of(world, cpu, spec.name, gradient_bytes), cores=len(os.sched_getaffinity(0)) // 2)
+    fits = fits_of(list(measure(world, cpu, message_sizes(gradient_bytes), 6.0)))
+    with watched(world, None) as watchdog:
+        benches = [StepBench(alone, SerialWorld(), cpu, watchdog), StepBench(together, world, cpu, watchdog)]
+        pairs = [[timed(world, bench.repeat) for bench in benches] for _ in range(repeats + 2)][2:]
     compute_s, step_s = (statistics.median(column) for column in zip(*pairs, strict=True))
-    fits = {library: fit_library(samples, library) for library in LIBRARIES}
-    # Both "machines" are this one, so the ranks share its cores.
-    shared_cores = cores_are_shared(world.size, len(os.sched_getaffinity(0)))
-    source = Path(__file__).name
-    network = measured_network(
-        fits["horovod"], fits["mpi4py"], ranks=2, hosts=2, blocking=True, shared_cores=shared_cores, source=source
-    )
-    machine = Machine(name="veth", about="two namespaces", gpus_per_node=1, network=network)
-    machine = with_rate(machine, spec, spec.scale.clips_per_gpu / compute_s)
+    machine = with_rate(machine_of("veth", setting, fits), spec, spec.scale.clips_per_gpu / compute_s)
     predicted = step_time(Job(spec, machine, 2, 10**6, 1))
+    horovod = fits["horovod"]
+    assert horovod is not None, "machine_of raises NoFit without it"
     if world.rank == 0:
         row = {
-            "latency_s": fits["horovod"].latency_s,
-            "bytes_per_second": fits["horovod"].bytes_per_second,
+            "latency_s": horovod.latency_s,
+            "bytes_per_second": horovod.bytes_per_second,
             "compute_s": compute_s,
             "step_s": step_s,
             "low_s": min(pair[1] for pair in pairs),
@@ -193,54 +174,24 @@ def rank(repeats: int) -> int:
             "predicted_s": predicted.step_s,
             "exposed_s": predicted.communication_s,
             "error": predicted.step_s / step_s - 1,
-            "gradient_bytes": structure_of(spec).gradient_bytes,
+            "gradient_bytes": gradient_bytes,
         }
         print(json.dumps(row), flush=True)
     world.close()
     return 0
 
 
-class Stepper:
-    """The spec's network on random clips: forward, backward and update, with the world's gradients or without."""
-
-    def __init__(self, spec: Any, world: Any) -> None:
-        import torch
-
-        from summit_train.training.network import fresh_model
-
-        self._world = world
-        self._model = fresh_model(spec, torch.device("cpu"))
-        plain = torch.optim.SGD(self._model.parameters(), lr=0.0, momentum=0.9)
-        self._optimizer = world.wrap(plain, self._model.named_parameters(), 1, "none") if world else plain
-        side, clips = spec.data.crop, spec.scale.clips_per_gpu
-        self._clips = torch.rand(clips, spec.data.num_frames, 3, side, side)
-        self._labels = torch.zeros(clips, dtype=torch.long)
-
-    def step(self) -> None:
-        """One update."""
-        import torch
-        from torch.nn import functional
-
-        self._optimizer.zero_grad()
-        torch.autograd.backward(functional.cross_entropy(self._model(self._clips), self._labels))
-        if self._world is None:
-            self._optimizer.step()
-        else:
-            self._world.synchronize(self._optimizer)
-            self._world.update(self._optimizer)
-
-
-def timed(world: Any, step: Callable[[], None]) -> float:
-    """Seconds from when all ranks are ready to when the slowest is done."""
+def timed(world: Any, repeat: Callable[[int], object]) -> float:
+    """Return the seconds of one step, from when all ranks are ready to when the slowest is done."""
     world.barrier()
     began = time.perf_counter()
-    step()
+    repeat(1)
     times = world.gather(time.perf_counter() - began)
     return float(world.broadcast(None if times is None else max(times)))
 
 
 def print_rows(rows: list[dict[str, Any]], load: float) -> None:
-    """Predicted against measured, and whether the machine was quiet."""
+    """Print predicted beside measured, and whether the machine was quiet."""
     print(f"two ranks, one thread each, {rows[0]['gradient_bytes']:,} bytes of gradients; load before: {load:.2f}")
     print("   Mbit/s  fitted MB/s  latency ms  compute s  step s (least, most)   predicted s  exposed s    error")
     for row in rows:
@@ -254,11 +205,11 @@ def print_rows(rows: list[dict[str, Any]], load: float) -> None:
         print("other work ran: ratios of steps that were not taken in turn mean little")
 
 
-def call(*command: str) -> None:
-    """Run, or end with what the program said."""
-    done = subprocess.run(command, capture_output=True, text=True)
+def call(command: str) -> None:
+    """Run a command, or end with what it printed."""
+    done = subprocess.run(command.split(), capture_output=True, text=True)
     if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+        sys.exit(f"{command}: {done.stderr.strip() or done.stdout.strip()}")
 
 
 if __name__ == "__main__":

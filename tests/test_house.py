@@ -35,7 +35,7 @@ ARROWS: dict[str, set[str]] = {
     "data": _GROUND | {"memory"},
     "training": _GROUND | {"source", "comm", "models", "plan", "data", "optim"},
     "cluster": {"files", "source", "typed", "spec", "plan"},
-    "report": {"files", "spec", "plan", "sweep"},
+    "report": {"files", "spec", "plan", "sweep", "scaling.published"},
     # The cost model is integers and floats; the benches run what training runs.
     "scaling": _GROUND | {"source", "typed", "comm", "plan", "data", "models", "training", "processes"},
     "processes": set(),

@@ -12,6 +12,7 @@ from typing import Any
 from summit_train.models.catalog import BOTTLENECK_BACKBONES
 from summit_train.plan import PlanError
 from summit_train.report.tables import NONE, duration
+from summit_train.report.text import table
 from summit_train.scaling import published
 from summit_train.scaling.cost import Forecast, Job, forecast
 from summit_train.scaling.machines import Machine, MachineError, load_machine, machine_names, with_rate
@@ -121,7 +122,7 @@ def _count(given: int | None, option: str, spec: Spec, path: str, kinetics: int)
 
 def _row(job: Job, found: Forecast) -> dict[str, Any]:
     """The forecast beside what the paper published of the same network, batch and machine."""
-    ours = is_papers_network(job.spec)
+    ours = published.is_table_3_network(job.spec)
     seen = published.accuracy(found.global_batch) if ours else None
     known = published.row_of(found.global_batch, found.gpus) if ours and job.machine.name == "summit" else None
     published_s = None if known is None else known.seconds
@@ -130,13 +131,6 @@ def _row(job: Job, found: Forecast) -> dict[str, Any]:
         "projection": published_s is None,
         "accuracy": None if seen is None else asdict(seen) | {"source": "the paper's Table 3 and Figure 4"},
     }
-
-
-def is_papers_network(spec: Spec) -> bool:
-    """TSM with ResNet-50 on 8 frames of 224 x 224 and 400 classes: what Table 3 is of."""
-    model, data = spec.model, spec.data
-    found = (model.arch, model.backbone, model.width, model.num_classes, data.num_frames, data.crop)
-    return found == ("tsm", "resnet50", 1.0, 400, 8, 224)
 
 
 def _about(args: argparse.Namespace, job: Job, out: Path | None) -> dict[str, Any]:
@@ -160,19 +154,13 @@ def _print(job: Job, rows: Sequence[dict[str, Any]], out: Path | None) -> None:
     print(f"  {job.clips:,} clips, {spec.schedule.epochs} epochs; an epoch's last, partial batch: {machine.last_batch}")
     print(f"  rates: {machine.compute.source}\n")
     steps = ("nodes", "GPUs", "batch", "steps/epoch", "step s", "= compute", "+ allreduce", "+ stragglers", "+ data")
-    print(aligned([steps, *map(_step_cells, rows)]))
+    print(table([steps, *map(_step_cells, rows)], "", left=0))
     runs = ("nodes", "clips/s", "efficiency", "training", "node-hours", "+ evaluation", "published", "paper's top-1")
-    print("\n" + aligned([runs, *map(_run_cells, rows)]))
+    print("\n" + table([runs, *map(_run_cells, rows)], "", left=0))
     print("\npublished: training time in Table 3; a row without one is a projection. top-1: what the paper saw at that")
     print("batch, ~ interpolated. Efficiency: against one node's speed times the nodes. Evaluation comes on top.")
     if out is not None:
         print(f"drawn: {out}")
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Cells as columns, flush right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
 
 
 def _step_cells(row: dict[str, Any]) -> list[str]:

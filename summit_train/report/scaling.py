@@ -1,4 +1,4 @@
-"""Figures of the scaling study: training speed and time against nodes, and allreduces against message size."""
+"""Figures of the scaling study: training speed and time against nodes."""
 
 from __future__ import annotations
 
@@ -41,19 +41,6 @@ class Times:
     published: Sequence[tuple[int, float]] = ()
 
 
-@dataclass(frozen=True)
-class Messages:
-    """One library's allreduces by bytes: median, lowest and highest seconds, the fitted line or None, bus bytes/s."""
-
-    label: str
-    num_bytes: Sequence[int]
-    median_s: Sequence[float]
-    low_s: Sequence[float]
-    high_s: Sequence[float]
-    fitted_s: Sequence[float] | None
-    bus_bandwidth: Sequence[float]
-
-
 def draw_scaling(
     path: Path, speeds: Sequence[Speed], times: Times, caption: str, *, gpus_per_node: int, measured_nodes: int
 ) -> None:
@@ -70,30 +57,6 @@ def draw_scaling(
         for axes in (left, right):
             _node_axis(axes, times.nodes, gpus_per_node)
             axes.legend()
-        finish(figure, caption, path)
-
-
-def draw_messages(path: Path, curves: Sequence[Messages], caption: str, marked: tuple[str, int] | None = None) -> None:
-    """Time and bus bandwidth of an allreduce against its bytes; `marked`: a size worth a line, and its name."""
-    with house_style():
-        figure = Figure(figsize=(12.0, 5.0), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        for i, curve in enumerate(curves):
-            _message_curves(left, right, curve, i)
-        for axes in (left, right):
-            axes.set_xscale("log", base=2)
-            ticks = [4 * 16**i for i in range(8)]
-            axes.set_xticks(ticks, [size_text(size) for size in ticks])
-            axes.set_xlabel("message size")
-            if marked is not None:
-                axes.axvline(marked[1], color=GREY, linestyle=":", label=drawable(marked[0]))
-            axes.set_xlim(2, 2 * max(size for curve in curves for size in curve.num_bytes))
-        left.set_yscale("log")
-        left.set_ylabel("seconds of one allreduce")
-        right.set_ylim(bottom=0)
-        right.set_ylabel("bus bandwidth (GB/s)")
-        # Above both: among the points there is no place that is always free.
-        figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=5)
         finish(figure, caption, path)
 
 
@@ -141,19 +104,6 @@ def _node_axis(axes: Axes, nodes: Sequence[int], gpus_per_node: int) -> None:
     axes.set_xticks(shown, [str(count) for count in shown])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(f"nodes ({gpus_per_node} GPUs each)" if gpus_per_node > 1 else "nodes")
-
-
-def _message_curves(left: Axes, right: Axes, curve: Messages, i: int) -> None:
-    colour, marker, label = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)], drawable(curve.label)
-    below = [median - low for median, low in zip(curve.median_s, curve.low_s, strict=True)]
-    above = [high - median for median, high in zip(curve.median_s, curve.high_s, strict=True)]
-    left.errorbar(
-        curve.num_bytes, curve.median_s, yerr=[below, above], fmt=marker, color=colour, capsize=3, label=label
-    )
-    if curve.fitted_s is not None:
-        left.plot(curve.num_bytes, curve.fitted_s, "-", color=colour, linewidth=1.0, label=f"{label}: fitted")
-    bandwidth = [value / 1e9 for value in curve.bus_bandwidth]
-    right.plot(curve.num_bytes, bandwidth, "-", marker=marker, color=colour, label=label)
 
 
 def finish(figure: Figure, caption: str, path: Path) -> None:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
 from summit_train.comm import World
-from summit_train.scaling.network import AlphaBeta, fit_alpha_beta
+from summit_train.scaling.machines import Machine
+from summit_train.scaling.network import (
+    AlphaBeta,
+    NoFit,
+    bus_bandwidth,
+    cores_are_shared,
+    fit_alpha_beta,
+    measured_network,
+)
 
+Fits = Mapping[str, AlphaBeta | None]
 LIBRARIES = ("horovod", "mpi4py")
 _WARM_UP, _FEWEST, _MOST = 2, 5, 40  # repeats of one size
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One size by one library, in seconds: of each repeat the slowest rank's time; its median, least and most."""
+    """Seconds of one message size by one library: median, least and most of the repeats' slowest ranks."""
 
     library: str
     num_bytes: int
@@ -28,13 +40,59 @@ class Sample:
     high_s: float
 
 
+@dataclass(frozen=True)
+class Setting:
+    """Where allreduces are measured. `load`: of the machine when the measurement begins."""
+
+    ranks: int
+    ranks_per_host: int
+    cores: int
+    load: float
+    device: str
+    spec: str
+    gradient_bytes: int
+
+    @property
+    def hosts(self) -> int:
+        """Return the number of hosts."""
+        return self.ranks // self.ranks_per_host
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Return whether there are more ranks than cores, so that ranks also wait for a core."""
+        return self.device == "cpu" and self.ranks_per_host > self.cores
+
+    @property
+    def busy(self) -> bool:
+        """Return whether other work ran when the measurement began."""
+        return self.load > 0.5
+
+    def __str__(self) -> str:
+        """Describe the machine and the reasons to doubt the numbers."""
+        text = (
+            f"{self.ranks} ranks, {self.ranks_per_host} a host, with {self.cores} cores there; "
+            f"tensors on the {self.device}; gradients of {self.spec}: {self.gradient_bytes:,} bytes"
+        )
+        if self.oversubscribed:
+            text += "\nMore ranks than cores: the times hold waiting for a core, which no network would show."
+        if self.busy:
+            text += f"\nOther work ran (load {self.load}): the times are upper bounds."
+        return text
+
+
+def setting_of(world: World, device: torch.device, spec: str, gradient_bytes: int) -> Setting:
+    """Return the setting of a measurement that begins now."""
+    cores, load = len(os.sched_getaffinity(0)), round(os.getloadavg()[0], 2)
+    return Setting(world.size, world.local_size, cores, load, device.type, spec, gradient_bytes)
+
+
 def message_sizes(largest: int) -> list[int]:
-    """4 B, then every fourth power of 2 from 256 B up to `largest` bytes, and that one."""
+    """Return 4 B, every fourth power of 2 from 256 B up to `largest` bytes, and `largest`."""
     return sorted({4, largest // 4 * 4, *(4**i for i in range(4, 20) if 4**i < largest)})
 
 
 def measure(world: World, device: torch.device, sizes: Sequence[int], seconds: float) -> Iterator[Sample]:
-    """Time every size by both libraries, about `seconds` in all; the same samples on every rank.
+    """Time every size by both libraries, about `seconds` in all; yield the same samples on every rank.
 
     Collective: all ranks must take all samples. Tensors are fp32, Horovod's on `device`, MPI's on the CPU.
     """
@@ -45,10 +103,47 @@ def measure(world: World, device: torch.device, sizes: Sequence[int], seconds: f
             yield _sample(world, library, num_bytes, once, share)
 
 
-def fit_library(samples: Sequence[Sample], library: str) -> AlphaBeta:
-    """Latency and bandwidth of one library's medians. Raises NoFit where they are no line."""
-    mine = [sample for sample in samples if sample.library == library]
-    return fit_alpha_beta([sample.num_bytes for sample in mine], [sample.median_s for sample in mine])
+def fits_of(samples: Sequence[Sample]) -> dict[str, AlphaBeta | None]:
+    """Fit latency and bandwidth of each library; None where noise keeps the times from growing with the size."""
+    fits: dict[str, AlphaBeta | None] = {}
+    for library in LIBRARIES:
+        mine = [sample for sample in samples if sample.library == library]
+        try:
+            fits[library] = fit_alpha_beta([s.num_bytes for s in mine], [s.median_s for s in mine])
+        except NoFit:
+            fits[library] = None
+    return fits
+
+
+def machine_of(name: str, setting: Setting, fits: Fits) -> Machine:
+    """Return the machine with the measured network and no rates of computing. Raises NoFit where a fit is missing."""
+    horovod, mpi = fits["horovod"], fits["mpi4py"]
+    if horovod is None or mpi is None:
+        raise NoFit(
+            f"{name}: no machine can be written, as the times do not grow with the message size; measure longer "
+            "(--seconds), with larger messages (--max-bytes), or while nothing else runs"
+        )
+    on_cpu = setting.device == "cpu"
+    network = measured_network(
+        horovod,
+        mpi,
+        ranks=setting.ranks,
+        hosts=setting.hosts,
+        blocking=on_cpu,
+        shared_cores=on_cpu and cores_are_shared(setting.ranks_per_host, setting.cores),
+        source=f"bench allreduce, {setting.ranks} ranks, {setting.ranks_per_host} a host",
+    )
+    about = str(setting).replace("\n", " ")
+    return Machine(name=name, about=about, gpus_per_node=setting.ranks_per_host, network=network)
+
+
+def allreduce_values(setting: Setting, samples: Sequence[Sample], fits: Fits) -> dict[str, Any]:
+    """Return a measurement as a JSON object, with the bus bandwidth of each sample in bytes a second."""
+    flags = {"hosts": setting.hosts, "oversubscribed": setting.oversubscribed, "busy": setting.busy}
+    machine = {"processor": platform.machine(), "platform": platform.platform()}
+    rows = [asdict(s) | {"bus_bandwidth": bus_bandwidth(setting.ranks, s.num_bytes, s.median_s)} for s in samples]
+    lines = {name: None if fit is None else asdict(fit) for name, fit in fits.items()}
+    return asdict(setting) | flags | machine | {"rows": rows, "fits": lines}
 
 
 def _operation(world: World, device: torch.device, library: str, num_bytes: int) -> Callable[[], None]:

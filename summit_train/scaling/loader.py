@@ -129,8 +129,8 @@ def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int)
         {
             "kind": name,
             "clips": turn.subject.clips,
-            "clips_per_second_core": spread(core[name]).values(),
-            "clips_per_second_all": spread(together[name]).values(),
+            "clips_per_second_core": spread(core[name]),
+            "clips_per_second_all": spread(together[name]),
         }
         | turn.stages()
         for name, turn in turns.items()

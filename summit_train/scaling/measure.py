@@ -4,67 +4,71 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TypeVar
 
 from summit_train.models.count import Count
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
 class MeasureError(ValueError):
-    """What is to be measured makes no sense."""
+    """The options of a measurement make no sense."""
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The lowest, the middle and the highest of some repeats."""
+class Turns:
+    """How long to measure: `repeats` turns, each the mean over `steps` steps, after `warm_up` steps."""
 
-    min: float
-    median: float
-    max: float
-
-    def values(self) -> dict[str, float]:
-        """As a JSON object."""
-        return asdict(self)
-
-    def text(self, form: str = ".3g") -> str:
-        """For people: 1.02 (1.01 .. 1.05)."""
-        return f"{self.median:{form}} ({self.min:{form}} .. {self.max:{form}})"
+    repeats: int
+    steps: int
+    warm_up: int
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """The spread of at least one value."""
-    return Spread(min(values), statistics.median(values), max(values))
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return min, median and max of at least one value."""
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def spread_text(values: Mapping[str, float], form: str = ".3f") -> str:
+    """Write a spread for people: 1.02 (1.01 .. 1.05)."""
+    return f"{values['median']:{form}} ({values['min']:{form}} .. {values['max']:{form}})"
 
 
 def pair_ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:
-    """values[i] / others[i]: each pair was measured side by side, so what slowed both cancels out."""
+    """Return values[i] / others[i]. Each pair is measured side by side, so what slows both cancels out."""
     return [value / other for value, other in zip(values, others, strict=True)]
 
 
-def in_turn(measurements: Mapping[str, Callable[[], T]], repeats: int) -> Iterator[tuple[str, T]]:
-    """Each measurement once a round, `repeats` rounds: (its name, what it gave), as they come.
+def in_turn(measurements: Mapping[K, Callable[[], T]], repeats: int) -> Iterator[tuple[K, T]]:
+    """Take each measurement once a round; yield its key and its result.
 
-    Every second round goes backwards (AB BA AB ...), so that a machine that slowly warms up or fills favours none.
+    Every second round runs backwards (AB BA AB ...), so that a machine that slowly warms up or fills favours none.
     """
     for turn in range(repeats):
-        names = list(measurements) if turn % 2 == 0 else list(measurements)[::-1]
-        for name in names:
-            yield name, measurements[name]()
+        for key in list(measurements)[:: 1 if turn % 2 == 0 else -1]:
+            yield key, measurements[key]()
 
 
 def positive(value: int, option: str) -> int:
-    """The value of an option that counts. Raises MeasureError below 1."""
+    """Return the value of an option that counts. Raises MeasureError below 1."""
     if value < 1:
         raise MeasureError(f"{option} {value}: a number above 0 is wanted")
     return value
 
 
-def training_multiply_adds(network: Count) -> int:
-    """Of one clip, forward and backward.
+def checked_rate(value: float | None, option: str) -> float | None:
+    """Return the value of an option in units a second, or None. Raises MeasureError unless it is above 0 and finite."""
+    if value is not None and not 0 < value < float("inf"):
+        raise MeasureError(f"{option} {value:g}: a number above 0 is wanted")
+    return value
 
-    The backward pass takes every forward multiply-add twice, for the weights' gradient and for the input's; the first
-    convolution's input is the clip itself, whose gradient nobody computes.
+
+def training_multiply_adds(network: Count) -> int:
+    """Return the multiply-adds of one clip, forward and backward.
+
+    The backward pass repeats every forward multiply-add twice: for the gradient of the weights and for that of the
+    input. The first convolution's input is the clip, which needs no gradient.
     """
     return 3 * network.multiply_adds - network.layers[0].multiply_adds

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
+
+from summit_train.models.catalog import ARCHITECTURES
+from summit_train.spec import Spec
 
 TRAINING_VIDEOS = 240_000  # section 4.1, "roughly"
 VALIDATION_VIDEOS = 20_000
@@ -115,3 +119,24 @@ def accuracy(global_batch: int) -> Accuracy | None:
             top1 = below.top1 + part * (above.top1 - below.top1)
             return Accuracy(top1, below.std + part * (above.std - below.std), interpolated=True)
     return None
+
+
+def label_of(spec: Spec) -> str:
+    """Name a spec's network as the paper does: I3D 3x3x3, 16 frames."""
+    return f"{ARCHITECTURES[spec.model.arch].title}, {spec.data.num_frames} frames"
+
+
+def table_1_row(spec: Spec) -> dict[str, Any] | None:
+    """Return Table 1's row of the spec's network, with its throughput in multiples of the slowest's; else None."""
+    model, data, row = spec.model, spec.data, TABLE_1.get(spec.model.arch)
+    shape = (model.backbone, model.width, data.num_frames, data.crop)
+    if row is None or shape != ("resnet50", 1.0, row.frames, 224):
+        return None
+    return asdict(row) | {"relative_throughput": row.clips_per_second / TABLE_1[SLOWEST].clips_per_second}
+
+
+def is_table_3_network(spec: Spec) -> bool:
+    """Return whether the spec is Table 3's: TSM, ResNet-50, 8 frames of 224 x 224 pixels, 400 classes."""
+    model, data = spec.model, spec.data
+    found = (model.arch, model.backbone, model.width, model.num_classes, data.num_frames, data.crop)
+    return found == ("tsm", "resnet50", 1.0, 400, 8, 224)

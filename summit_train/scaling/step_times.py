@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from summit_train.plan import Plan
-from summit_train.scaling.measure import Spread, pair_ratios, spread
+from summit_train.scaling.measure import pair_ratios, spread
 
 Phases = Mapping[str, float]
 
@@ -42,7 +42,7 @@ class StepTimes:
         total = sum(sums.values())
         return {phase: seconds / total for phase, seconds in sums.items()}
 
-    def ratios(self, other: StepTimes) -> dict[str, Spread]:
+    def ratios(self, other: StepTimes) -> dict[str, dict[str, float]]:
         """This over the other, repeat by repeat: of the step, and of each phase that is 1 % of both steps or more."""
         shares = (self.shares, other.shares)
         both = {"step": (self.step_s, other.step_s)}
@@ -67,7 +67,7 @@ class Work:
         """Achieved over peak (the paper, section 3 a), without a peak None."""
         if self.peak_per_second is None or min(seconds) == 0:
             return None
-        return spread([multiply_adds / s / self.peak_per_second for s in seconds]).values()
+        return spread([multiply_adds / s / self.peak_per_second for s in seconds])
 
 
 def work_of(plan: Plan, training_multiply_adds: int, peak_per_second: float | None) -> Work:
@@ -81,12 +81,12 @@ def step_values(times: StepTimes, work: Work) -> dict[str, Any]:
     step_s, phases = times.step_s, times.phases_s
     backward = work.training - work.forward
     return {
-        "step_s": spread(step_s).values(),
-        "clips_per_second": spread([work.clips / seconds for seconds in step_s]).values(),
-        "phases_s": {phase: spread(seconds).values() for phase, seconds in phases.items()},
+        "step_s": spread(step_s),
+        "clips_per_second": spread([work.clips / seconds for seconds in step_s]),
+        "phases_s": {phase: spread(seconds) for phase, seconds in phases.items()},
         "shares": times.shares,
         "multiply_adds_per_step": work.training,
-        "multiply_adds_per_second": spread([work.training / seconds for seconds in step_s]).values(),
+        "multiply_adds_per_second": spread([work.training / seconds for seconds in step_s]),
         "mfu": work.utilisation(work.training, step_s),
         "forward_mfu": work.utilisation(work.forward, phases["forward"]),
         "backward_mfu": work.utilisation(backward, phases["backward"]),

@@ -1,10 +1,10 @@
-"""Weak scaling on this machine: the same clips a rank on more and more ranks, each start a run of `bench step`."""
+"""Weak scaling on this machine: the same clips a rank on more and more ranks. Each start is a `bench step`."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,21 +13,21 @@ from summit_train.scaling.measure import MeasureError, in_turn, pair_ratios, spr
 
 
 class RanksError(RuntimeError):
-    """Ranks were started and did not measure."""
+    """Ranks were started and measured nothing."""
 
 
 @dataclass(frozen=True)
 class Starts:
-    """How each measurement is started: `words` behind `bench step`, threads a rank, seconds until it is given up."""
+    """How each measurement starts: the arguments of `bench step`, threads a rank, and the limit in seconds."""
 
     words: tuple[str, ...]
     threads: int = 1
     timeout: float = 1800.0
 
     def on(self, ranks: int) -> Callable[[], Facts]:
-        """A function that starts `ranks` ranks and gives what they measured.
+        """Return a function that starts `ranks` ranks and returns what they measured.
 
-        One rank is a process without MPI and Horovod: ideal is what a user has who starts none.
+        One rank is a process without MPI and Horovod, as a user starts it.
         """
 
         def run() -> Facts:
@@ -42,14 +42,20 @@ class Starts:
         return run
 
 
-def measurements(starts: Starts, ranks: Sequence[int], repeats: int) -> Iterator[tuple[int, Facts]]:
-    """Each number of ranks once a round, as they come: (ranks, what `bench step` measured)."""
-    for name, facts in in_turn({str(count): starts.on(count) for count in ranks}, repeats):
-        yield int(name), facts
+def weak_scaling(starts: Starts, ranks: Sequence[int], repeats: int, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Measure every number of ranks once a round; return spec, environment and rows as JSON values."""
+    found: dict[int, list[Facts]] = {count: [] for count in ranks}
+    for count, facts in in_turn({count: starts.on(count) for count in ranks}, repeats):
+        found[count].append(facts)
+        speed = _only(facts)["clips_per_second"]["median"]
+        tell(f"round {len(found[count])} of {repeats}, {count} ranks: {speed:.3f} clips/s")
+    last = found[max(ranks)][-1]
+    spec = _only(last) | {"repeats_s": None}
+    return {"spec": spec, "environment": last["environment"], "rows": scaling_rows(found)}
 
 
 def parse_ranks(text: str) -> list[int]:
-    """'1,2,4': numbers that grow. Raises MeasureError for anything else, or where there is no mpirun for them."""
+    """Read '1,2,4' as sorted numbers. Raises MeasureError for anything else, and where there is no mpirun."""
     words = text.split(",")
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise MeasureError(f"--ranks {text}: numbers above 0 with commas are wanted, such as 1,2,4")
@@ -61,11 +67,11 @@ def parse_ranks(text: str) -> list[int]:
 
 
 def scaling_rows(found: Mapping[int, Sequence[Facts]]) -> list[dict[str, Any]]:
-    """One row a number of ranks; found[n]: what n ranks measured in each round.
+    """Return one row a number of ranks. found[n]: what n ranks measured in each round.
 
-    efficiency: speed over ideal, the speed of the smallest number of ranks times the ratio of the ranks, round by round
-    (the paper's "scalability", section 3 c). compute_ratio: forward and backward pass over those of the smallest
-    number: what ranks take from each other in cores and memory. exposed: ranks wait for the allreduce, or each other.
+    efficiency: speed over the speed of the fewest ranks times the ratio of the ranks, round by round (the paper's
+    "scalability", section 3 c). compute_ratio: forward and backward pass over those of the fewest ranks, which shows
+    how ranks share cores and memory. exposed: ranks wait for the allreduce, or for each other.
     """
     fewest = min(found)
     base = [_only(facts) for facts in found[fewest]]
@@ -78,12 +84,12 @@ def scaling_rows(found: Mapping[int, Sequence[Facts]]) -> list[dict[str, Any]]:
         rows.append(
             {
                 "ranks": ranks,
-                "clips_per_second": spread(speeds).values(),
-                "efficiency": spread(pair_ratios(speeds, ideal)).values(),
-                "step_s": spread(_medians(specs, "step_s")).values(),
-                "exposed_allreduce_s": spread(exposed).values(),
-                "exposed_share": spread([spec["shares"]["allreduce"] for spec in specs]).values(),
-                "compute_ratio": spread(pair_ratios(_compute(specs), _compute(base))).values(),
+                "clips_per_second": spread(speeds),
+                "efficiency": spread(pair_ratios(speeds, ideal)),
+                "step_s": spread(_medians(specs, "step_s")),
+                "exposed_allreduce_s": spread(exposed),
+                "exposed_share": spread([spec["shares"]["allreduce"] for spec in specs]),
+                "compute_ratio": spread(pair_ratios(_compute(specs), _compute(base))),
             }
         )
     return rows

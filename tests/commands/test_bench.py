@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from summit_train.__main__ import main
-from summit_train.commands.bench.networks import PAPERS, Subject
+from summit_train.commands.bench.compare import PAPERS
 from summit_train.scaling.measure import training_multiply_adds
+from summit_train.scaling.published import label_of, table_1_row
 from summit_train.spec import load_spec
 from summit_train.training.stopwatch import PHASES
 from tests.conftest import WriteSpec
@@ -124,10 +125,10 @@ def test_table_1_of_other_networks(write_spec: WriteSpec, capsys: pytest.Capture
 
 def test_the_papers_values_stand_beside_the_papers_networks_alone() -> None:
     paths = [f"configs/kinetics/{name}.yaml" for name in PAPERS]
-    published = [Subject(path, load_spec(path)).published for path in paths]
-    assert [row and row.clips_per_second for row in published] == [63.1, 41.9, 84.8]
-    assert Subject(paths[2], load_spec(paths[2], ["data.crop=112"])).published is None
-    assert Subject(paths[2], load_spec(paths[2])).label == "TSM, 8 frames"
+    published = [table_1_row(load_spec(path)) for path in paths]
+    assert [row and row["clips_per_second"] for row in published] == [63.1, 41.9, 84.8]
+    assert table_1_row(load_spec(paths[2], ["data.crop=112"])) is None
+    assert label_of(load_spec(paths[2])) == "TSM, 8 frames"
 
 
 @pytest.mark.parametrize("measured", [True, False])

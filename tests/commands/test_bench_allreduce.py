@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from summit_train.__main__ import main
-from summit_train.commands.bench.allreduce import Setting, fits_of, machine_text, report
-from summit_train.scaling.allreduce import Sample
+from summit_train.commands.bench.allreduce import report
+from summit_train.scaling.allreduce import Sample, Setting
 from summit_train.scaling.machines import load_machine
 from summit_train.scaling.network import NoFit
 from tests.worlds import lines, needs_ranks, succeed
@@ -49,8 +49,8 @@ def measured(seconds_of: Callable[[int], float]) -> list[Sample]:
 
 def test_a_machine_is_written_that_simulate_reads(tmp_path: Path) -> None:
     machine = tmp_path / "mine.yaml"
-    fits = fits_of(measured(lambda size: 1e-4 + size / 2e9))
-    machine.write_text(machine_text("mine", SETTING, fits))
+    args = argparse.Namespace(write=str(machine), json=False)
+    report(args, SETTING, measured(lambda size: 1e-4 + size / 2e9), None)
     written = load_machine(machine)
     assert (written.name, written.gpus_per_node, written.network.inter) == ("mine", 2, None)
     assert written.network.intra.bytes_per_second == pytest.approx(2e9)

@@ -5,16 +5,24 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from summit_train.models import build_model
-from summit_train.scaling.measure import MeasureError, in_turn, pair_ratios, positive, spread, training_multiply_adds
+from summit_train.scaling.measure import (
+    MeasureError,
+    in_turn,
+    pair_ratios,
+    positive,
+    spread,
+    spread_text,
+    training_multiply_adds,
+)
 from tests.networks import counted
 
 
 def test_spread_and_ratios_of_pairs() -> None:
-    assert spread([3.0, 1.0, 2.0]).values() == {"min": 1.0, "median": 2.0, "max": 3.0}
-    assert spread([1.0, 2.0]).median == 1.5
+    assert spread([3.0, 1.0, 2.0]) == {"min": 1.0, "median": 2.0, "max": 3.0}
+    assert spread([1.0, 2.0])["median"] == 1.5
     # Both slowed down in the second round: the ratio did not.
     assert pair_ratios([2.0, 4.0], [1.0, 2.0]) == [2.0, 2.0]
-    assert spread([1.0]).text(".1f") == "1.0 (1.0 .. 1.0)"
+    assert spread_text(spread([1.0]), ".1f") == "1.0 (1.0 .. 1.0)"
 
 
 def test_rounds_go_forwards_and_backwards() -> None:

@@ -32,8 +32,8 @@ def test_ratios_are_of_the_step_and_of_phases_that_matter() -> None:
     other = StepTimes(((_phases(0.0, 1.0, 4.0), _phases(0.0, 2.0, 4.0)),))
     ratios = one.ratios(other)
     assert set(ratios) == {"step", "forward", "backward"}
-    assert ratios["forward"].values() == {"min": 2.0, "median": 2.0, "max": 2.0}
-    assert ratios["backward"].values() == {"min": 1.0, "median": 1.5, "max": 2.0}
+    assert ratios["forward"] == {"min": 2.0, "median": 2.0, "max": 2.0}
+    assert ratios["backward"] == {"min": 1.0, "median": 1.5, "max": 2.0}
 
 
 def test_utilisation_is_work_over_seconds_over_peak(write_spec: WriteSpec) -> None:

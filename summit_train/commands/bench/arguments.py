@@ -1,83 +1,106 @@
-"""What the benches share: options, numbers as text, the machine in a caption, the files of a figure."""
+"""Options and output that the benches share."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from summit_train.report.tables import machine_of
-from summit_train.scaling.measure import MeasureError, Spread, positive
+from summit_train.comm import World
+from summit_train.commands.simulate import figure_path
+from summit_train.commands.start import choose_device, manifest_of
+from summit_train.data.quarantine import kept_clips
+from summit_train.files import write_json
+from summit_train.plan import make_plan
+from summit_train.scaling.measure import MeasureError, Turns, positive
+from summit_train.scaling.steps import Experiment, Place
+from summit_train.spec import Spec, load_spec
 
-REPEATS, STEPS, WARM_UP = 5, 2, 2
-_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+Values = dict[str, Any]
 
 
-def add_repeats(parser: argparse.ArgumentParser) -> None:
-    """The options that say how long to measure."""
-    parser.add_argument("--repeats", type=int, default=REPEATS, metavar="N", help=f"measured turns [{REPEATS}]")
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"steps of a turn, their mean [{STEPS}]")
-    parser.add_argument("--warm-up", type=int, default=WARM_UP, metavar="N", help=f"steps not counted [{WARM_UP}]")
+def add_spec(parser: argparse.ArgumentParser, overrides_help: str = "spec keys to override") -> None:
+    """Add the spec and its overrides."""
+    parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=overrides_help)
 
 
-def check_repeats(args: argparse.Namespace) -> None:
-    """Raise MeasureError where one of these options is not above 0."""
-    for option in ("repeats", "steps", "warm_up"):
-        positive(getattr(args, option), f"--{option.replace('_', '-')}")
+def add_turns(parser: argparse.ArgumentParser, steps: int = 2) -> None:
+    """Add the options that say how long to measure."""
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="measured turns [5]")
+    parser.add_argument("--steps", type=int, default=steps, metavar="N", help=f"steps of a turn, their mean [{steps}]")
+    parser.add_argument("--warm-up", type=int, default=2, metavar="N", help="steps not counted [2]")
+
+
+def turns_of(args: argparse.Namespace) -> Turns:
+    """Return how long to measure. Raises MeasureError where an option is not above 0."""
+    names = ("repeats", "steps", "warm_up")
+    return Turns(*(positive(getattr(args, name), f"--{name.replace('_', '-')}") for name in names))
 
 
 def add_peak(parser: argparse.ArgumentParser) -> None:
-    """The option that takes the place of measuring the peak."""
+    """Add the option that replaces the measurement of the peak."""
     parser.add_argument("--peak", type=float, metavar="X", help="multiply-adds/s of a rank at best; 0: no utilisation")
 
 
-def check_peak(args: argparse.Namespace) -> None:
-    """Raise MeasureError for a peak that is no number of multiply-adds a second."""
+def peak_of(args: argparse.Namespace) -> float | None:
+    """Return the given peak, or None. Raises MeasureError for a negative or infinite number."""
     if args.peak is not None and not 0 <= args.peak < float("inf"):
         raise MeasureError(f"--peak {args.peak:g}: multiply-adds a second are wanted, or 0 for no utilisation")
+    return None if args.peak is None else float(args.peak)
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """The options that say where the result goes."""
-    parser.add_argument("--out", metavar="FILE", help="draw it; the values go to FILE.json")
+def add_output(parser: argparse.ArgumentParser, *, figure: bool = True) -> None:
+    """Add the options that say where the result goes."""
+    if figure:
+        parser.add_argument("--out", metavar="FILE", help="draw it; the values go to FILE.json")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
-def machine_text(environment: Mapping[str, Any]) -> str:
-    """The machine in a caption: host, processor, cores, threads of a rank, torch."""
-    threads = environment["threads_per_rank"]
-    without = ", without kernels" if str(environment.get("kernels", "")).startswith("none") else ""
-    return f"{machine_of(environment)}, {counted(threads, 'thread')} a rank, torch {environment['torch']}{without}"
+def show(
+    args: argparse.Namespace,
+    measure: Callable[[argparse.Namespace], Values | None],
+    as_text: Callable[[Values], str],
+    draw: Callable[[Path, Values], None] | None = None,
+) -> int:
+    """Measure; draw if asked to, with the values as JSON beside the figure; print. Ranks without values are silent."""
+    out = figure_path(args.out) if draw is not None and args.out is not None else None
+    values = measure(args)
+    if values is None:
+        return 0
+    if draw is not None and out is not None:
+        draw(out, values)
+        write_json(out.with_suffix(".json"), values)
+    print(json.dumps(values) if args.json else as_text(values))
+    return 0
 
 
-def as_spread(values: Mapping[str, float], form: str = ".3f") -> str:
-    """A spread as it is in JSON, for people: median (min .. max)."""
-    return Spread(**values).text(form)
+def read_experiment(path: str, overrides: Sequence[str], ranks: int, *, synthetic: bool) -> Experiment:
+    """Read a spec and, without `synthetic`, its training manifest. Raises ValueError for a mistake in them."""
+    return experiment_of(load_spec(path, overrides), ranks, synthetic=synthetic)
 
 
-def counted(number: int, noun: str) -> str:
-    """1 clip, 2 clips."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def experiment_of(spec: Spec, ranks: int, *, synthetic: bool) -> Experiment:
+    """Plan a spec for so many ranks. Random clips fill one step."""
+    if synthetic:
+        return Experiment(spec, make_plan(spec, ranks, (spec.scale.gpus or ranks) * spec.scale.clips_per_gpu), None)
+    manifest = manifest_of(spec, "train")
+    return Experiment(spec, make_plan(spec, ranks, len(kept_clips(spec.data, manifest))), manifest)
 
 
-def share(part: float) -> str:
-    """0.123 as 12.3 %."""
-    return f"{100 * part:.1f} %"
+def place_of(world: World) -> Place:
+    """Return this rank's place; rank 0 tells progress on stderr."""
+
+    def tell(text: str) -> None:
+        if world.rank == 0:
+            print(text, file=sys.stderr, flush=True)
+
+    return Place(world, choose_device(world), tell)
 
 
-def with_unit(value: float, unit: str) -> str:
-    """4 significant digits and a prefix by powers of 1000: 83.85 G multiply-adds/s."""
-    for size, prefix in _UNITS:
-        if value >= size:
-            return f"{value / size:.4g} {prefix}{'' if unit.startswith('B') else ' '}{unit}"
-    return f"{value:.4g} {unit}"
-
-
-def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
-    """Cells as columns: the first flush left, the others right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]
-        lines.append(indent + "  ".join(cells).rstrip())
-    return "\n".join(lines)
+def percent(values: Mapping[str, float]) -> dict[str, float]:
+    """Return a spread of shares as a spread of percentages."""
+    return {part: 100 * value for part, value in values.items()}
