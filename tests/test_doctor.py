@@ -28,21 +28,21 @@ def program(folder: Path, name: str, text: str) -> Path:
 
 
 def test_torch_is_found_with_its_build() -> None:
-    check = doctor.check_torch()
+    check = doctor.check("torch")
     assert check.status == "ok"
     assert check.found.startswith("2.")
     assert "threads" in check.found
 
 
 def test_the_decoders_that_data_sets_need_are_there() -> None:
-    check = doctor.check_video()
+    check = doctor.check("video")
     assert check.status == "ok", check
     assert "decodes h264, mpeg4, vp9, hevc" in check.found
 
 
 def test_a_lost_decoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "DECODERS", ("h264", "nonesuch"))
-    check = doctor.check_video()
+    check = doctor.check("video")
     assert check.status == "warn"
     assert "nonesuch" in check.mend
 
@@ -50,7 +50,7 @@ def test_a_lost_decoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_package_that_cannot_be_imported_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: cannot open shared object file')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    check = doctor.check_torch()
+    check = doctor.check("torch")
     assert check.status == "fail"
     assert check.found == "ImportError: libtorch.so: cannot open shared object file"
     assert "make setup" in check.mend
@@ -59,19 +59,19 @@ def test_a_package_that_cannot_be_imported_is_a_finding(monkeypatch: pytest.Monk
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod here: make setup builds it")
 class TestWithHorovod:
     def test_it_was_built_with_mpi_for_this_torch(self) -> None:
-        check = doctor.check_horovod()
+        check = doctor.check("horovod")
         assert check.status in ("ok", "warn"), check
         assert "built with MPI" in check.found
 
     def test_a_horovod_for_another_torch_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor, "_torch_that_horovod_was_built_for", lambda: "1.13.1")
-        check = doctor.check_horovod()
+        check = doctor.check("horovod")
         assert check.status == "fail"
         assert "1.13.1" in check.found
         assert "builds Horovod anew" in check.mend
 
     def test_mpi4py_uses_the_same_mpi(self) -> None:
-        check = doctor.check_mpi4py()
+        check = doctor.check("mpi4py")
         assert check.status == "ok", check
 
     def test_two_ranks_allreduce(self) -> None:
@@ -162,7 +162,7 @@ def gpu_facts(archs: list[str], capability: list[int]) -> processes.Facts:
 
 def test_a_torch_without_code_for_the_gpu_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "probe", lambda *_: gpu_facts(["sm_75", "sm_80", "sm_90"], [7, 0]))
-    check = doctor.check_gpus()
+    check = doctor.check("gpus")
     assert check.status == "fail"
     assert "no code for Tesla V100" in check.mend
 
@@ -170,7 +170,7 @@ def test_a_torch_without_code_for_the_gpu_fails(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("archs", [["sm_70"], ["sm_90", "compute_60"]])
 def test_gpus_are_counted(monkeypatch: pytest.MonkeyPatch, archs: list[str]) -> None:
     monkeypatch.setattr(doctor, "probe", lambda *_: gpu_facts(archs, [7, 0]))
-    check = doctor.check_gpus()
+    check = doctor.check("gpus")
     assert check.status == "ok"
     assert check.found == "2 x Tesla V100 (16 GiB); CUDA 13.0, NCCL 2.29.7"
 
@@ -178,9 +178,9 @@ def test_gpus_are_counted(monkeypatch: pytest.MonkeyPatch, archs: list[str]) -> 
 def test_a_gpu_that_torch_does_not_see(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "probe", lambda *_: {"cuda": None, "archs": [], "nccl": None, "devices": []})
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.check_gpus() == Check("gpus", "ok", "none; training runs on the CPU")
+    assert doctor.check("gpus") == Check("gpus", "ok", "none; training runs on the CPU")
     program(tmp_path, "nvidia-smi", 'echo "GPU 0: NVIDIA H200 (UUID: GPU-1)"')
-    check = doctor.check_gpus()
+    check = doctor.check("gpus")
     assert check.status == "warn"
     assert check.found == "GPU 0: NVIDIA H200, which torch does not see"
     assert "built for the CPU" in check.mend

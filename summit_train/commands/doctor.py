@@ -12,14 +12,14 @@ from summit_train.doctor import Check, examine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments: [--json] [--run-dir DIR] [--timeout SECONDS]."""
+    """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--run-dir", type=Path, default=Path("runs"), help="where runs will be written [runs]")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for each check [120]")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the checks; 0 when all that is needed works (warnings are allowed), else 1."""
+    """Print the checks; return 0 when all that is needed works (warnings are allowed), else 1."""
     checks: list[Check] = []
     for check in examine(args.run_dir, args.timeout):
         checks.append(check)
@@ -31,11 +31,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def healthy(checks: Iterable[Check]) -> bool:
-    """Whether nothing that is needed failed."""
+    """Return whether nothing that is needed failed."""
     return all(check.status != "fail" for check in checks)
 
 
 def as_text(check: Check) -> str:
-    """One check for people: status, name, what was found and, below it, how to mend it."""
+    """Return a check for people: status, name, what was found and, below it, how to mend it."""
     line = f"{check.status:<5} {check.name:<19} {check.found}"
     return f"{line}\n{'':<25} -> {check.mend}" if check.mend else line
