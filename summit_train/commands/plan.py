@@ -18,7 +18,7 @@ from summit_train.spec import Spec, load_spec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks (default: one a virtual GPU)")
     parser.add_argument("--clips", type=int, metavar="N", help="training clips, where the manifest is not at hand")
@@ -35,23 +35,20 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan."""
     spec = load_spec(args.spec, args.overrides)
     site = None if args.site is None else load_site(args.site, args.set)
-    nodes = None if site is None else _nodes(args, site, spec)
-    ranks = _ranks(args, spec) if site is None or nodes is None else check_ranks(site, spec, nodes)
-    clips = count_clips(args.clips, spec)
-    left_out = 0
-    if args.clips is None and spec.data.quarantine is not None:
-        left_out = _num_listed(spec) - clips
+    nodes = 0 if site is None else _nodes(args, site, spec)
+    ranks = _ranks(args, spec) if site is None else check_ranks(site, spec, nodes)
+    clips, left_out = (args.clips, 0) if args.clips is not None else _listed_clips(spec)
     plan = make_plan(spec, ranks, clips)
     hours = None if args.speed is None else _hours(plan, args.speed)
-    cost = None
-    if site is not None and nodes is not None:
-        cost = estimate(site, spec, plan, nodes, args.walltime, args.speed)
+    cost = None if site is None else estimate(site, spec, plan, nodes, args.walltime, args.speed)
     if args.json:
         rates = [{"step": step, "lr": lr} for step, lr in sample_learning_rates(plan)]
-        times = {} if hours is None else {"training_hours": hours, "rank_hours": hours * plan.ranks}
-        costs = {} if cost is None else {"site": {"name": args.site, **cost.values()}}
-        more = {"quarantined_clips": left_out, "learning_rates": rates}
-        print(json.dumps(plan.values() | more | times | costs))
+        values = plan.values() | {"quarantined_clips": left_out, "learning_rates": rates}
+        if hours is not None:
+            values |= {"training_hours": hours, "rank_hours": hours * plan.ranks}
+        if cost is not None:
+            values["site"] = {"name": args.site, **cost.values()}
+        print(json.dumps(values))
     else:
         _print_tables(spec, plan, left_out, hours, cost)
     return 0
@@ -68,7 +65,7 @@ def _ranks(args: argparse.Namespace, spec: Spec) -> int:
 
 
 def _nodes(args: argparse.Namespace, site: Site, spec: Spec) -> int:
-    """--nodes, or as many as --ranks or the virtual GPUs fill."""
+    """Return --nodes, or as many as --ranks or the virtual GPUs fill."""
     ranks = args.ranks if args.ranks is not None else spec.scale.gpus or site.ranks
     nodes = int(args.nodes if args.nodes is not None else max(1, ranks // site.ranks))
     if args.ranks is not None and args.ranks != nodes * site.ranks:
@@ -78,26 +75,27 @@ def _nodes(args: argparse.Namespace, site: Site, spec: Spec) -> int:
 
 
 def count_clips(given: int | None, spec: Spec) -> int:
-    """The number of training clips: the one given, else the manifest's without those in data.quarantine.
+    """Return the number of training clips: the given one, else the manifest's without those in data.quarantine.
 
     Raises PlanError where there is no manifest.
     """
-    if given is not None:
-        return given
+    return _listed_clips(spec)[0] if given is None else given
+
+
+def _listed_clips(spec: Spec) -> tuple[int, int]:
+    """Count the clips of the training manifest that are trained on, and those that the quarantine leaves out."""
     # Imported here: with --clips the command needs no manifest, and so no numpy.
     from summit_train.data.manifest import num_clips, read_manifest
     from summit_train.data.quarantine import kept_clips
 
-    if not Path(spec.data.train).exists():
-        raise PlanError(f"data.train: there is no {spec.data.train}; give the number of its clips with --clips N")
+    path = spec.data.train
+    if not Path(path).exists():
+        raise PlanError(f"data.train: there is no {path}; give the number of its clips with --clips N")
     if spec.data.quarantine is None:
-        return num_clips(spec.data.train)
-    return len(kept_clips(spec.data, read_manifest(spec.data.train)))
-
-
-def _num_listed(spec: Spec) -> int:
-    """The clips of the training manifest, those in data.quarantine too."""
-    return count_clips(None, spec.model_copy(update={"data": spec.data.model_copy(update={"quarantine": None})}))
+        return num_clips(path), 0
+    manifest = read_manifest(path)
+    kept = len(kept_clips(spec.data, manifest))
+    return kept, len(manifest) - kept
 
 
 def _hours(plan: Plan, speed: float) -> float:

@@ -1,22 +1,22 @@
-"""The time of a step and of a run on a machine that is not at hand: pure numbers, no torch.
+"""The time of a step and of a run on a machine that is not at hand, without torch.
 
     step = compute + exposed communication + stragglers + waiting for data
 
 compute        A passes (accumulation), each a fixed part and n clips at the machine's rate (machine file)
-communication  what of the allreduces is left after the backward pass: `overlap` over `network`
+communication  the part of the allreduces that is left after the backward pass: `overlap` over `network`
 stragglers     all ranks wait for the slowest of p: the expected maximum of p normal deviations, times one rank's
                deviation (David and Nagaraja, "Order Statistics", section 4.5)
-data           frames of a step over the node's frames a second, as far as the loader, which works ahead under all of
-               the above, needs longer than that (the paper's Figure 3b counts only this, unhidden part)
+data           the frames of a step over the node's frames a second, less all of the above, under which the loader
+               works ahead (the paper's Figure 3b counts only this, unhidden part)
 
-A run is steps an epoch, rounded at the epoch's edge, times epochs; evaluation is counted apart, as the paper's
-"train time" has no word on it.
+A run is steps an epoch, rounded at the epoch's edge, times epochs. Evaluation is counted apart, because the paper does
+not say whether its "train time" has it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import NormalDist
 from typing import Any, Literal
@@ -30,13 +30,13 @@ from summit_train.spec import ModelSpec, Spec
 
 StorageKind = Literal["shared", "local"]
 
-# What a full frame has more than a square of the same short side: Kinetics' videos are 4:3 (340 x 256).
+# The area of a full frame over a square of the same short side: Kinetics' videos are 4:3 (340 x 256).
 _FULL_FRAME = 4 / 3
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked: the spec on so many nodes; `virtual_gpus` None: one a rank, the batch grows with the nodes."""
+    """A spec on so many nodes. virtual_gpus None: one a rank, so that the batch grows with the nodes."""
 
     spec: Spec
     machine: Machine
@@ -48,23 +48,23 @@ class Job:
 
     @property
     def gpus(self) -> int:
-        """Ranks, one a GPU."""
+        """Return the number of ranks, one a GPU."""
         return self.nodes * self.machine.gpus_per_node
 
     @property
     def accumulation(self) -> float:
-        """Virtual GPUs of a rank; a fraction only for the one node that the efficiency is measured against."""
+        """Return the virtual GPUs of a rank: a fraction only for the one node that the efficiency is relative to."""
         return 1.0 if self.virtual_gpus is None else self.virtual_gpus / self.gpus
 
     @property
     def global_batch(self) -> int:
-        """Clips of a step."""
+        """Return the clips of a step."""
         return (self.virtual_gpus or self.gpus) * self.spec.scale.clips_per_gpu
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step by part; `hidden_communication_s` ran under the backward pass and is no part of the sum."""
+    """Seconds of a step by part. hidden_communication_s runs under the backward pass and is no part of the sum."""
 
     compute_s: float
     communication_s: float
@@ -75,12 +75,13 @@ class StepTime:
 
     @property
     def step_s(self) -> float:
+        """Return the seconds of the step."""
         return self.compute_s + self.communication_s + self.stragglers_s + self.data_s
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """One row of `simulate`. Times in seconds; speed in clips a second; efficiency against one node times the nodes.
+    """One row of `simulate`. efficiency: speed over one node's speed times the nodes.
 
     run_s and node_hours are of the training alone; evaluation_s comes on top.
     """
@@ -100,22 +101,21 @@ class Forecast:
     node_hours: float
 
     def values(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return the row as a JSON object."""
         return asdict(self)
 
 
 def forecast(job: Job) -> Forecast:
-    """Work out the row of `job`.
+    """Compute the row of a job.
 
     Raises MachineError where the machine's file lacks a figure, PlanError where ranks, batch and clips do not fit.
     """
     _check(job)
-    step = step_time(job)
-    one = step_time(_one_node(job))
+    step, one_node = step_time(job), replace(job, nodes=1)
     per_epoch = steps_per_epoch(job.clips, job.global_batch, job.machine.last_batch)
     total = per_epoch * job.spec.schedule.epochs
     speed = job.global_batch / step.step_s
-    ideal = job.nodes * _one_node(job).global_batch / one.step_s
+    ideal = job.nodes * one_node.global_batch / step_time(one_node).step_s
     run_s = total * step.step_s
     return Forecast(
         nodes=job.nodes,
@@ -135,7 +135,7 @@ def forecast(job: Job) -> Forecast:
 
 
 def step_time(job: Job) -> StepTime:
-    """One training step by part. Raises MachineError where the machine's file lacks a figure."""
+    """Compute one training step by part. Raises MachineError where the machine's file lacks a figure."""
     clip_s, network_count = seconds_per_clip(job.spec, job.machine), count_network(job.spec)
     pass_s = job.machine.compute.step_overhead_s + job.spec.scale.clips_per_gpu * clip_s
     backward_s = BACKWARD_SHARE * job.spec.scale.clips_per_gpu * clip_s
@@ -151,7 +151,7 @@ def step_time(job: Job) -> StepTime:
     )
     exposed_s = reduced.exposed_s if job.gpus > 1 else 0.0
     compute_s = job.accumulation * pass_s
-    # Passes deviate each for itself, so the deviations of A passes add up as their squares.
+    # Passes deviate independently, so the deviations of A passes add up as their squares.
     deviation_s = job.machine.compute.straggler_cv * math.sqrt(job.accumulation) * pass_s
     stragglers_s = deviation_s * expected_maximum(job.gpus)
     busy_s = compute_s + exposed_s + stragglers_s
@@ -163,7 +163,7 @@ def step_time(job: Job) -> StepTime:
 
 
 def seconds_per_clip(spec: Spec, machine: Machine) -> float:
-    """Training seconds of one clip on one GPU: the machine's rate for that network, scaled by multiply-adds."""
+    """Return the training seconds of a clip on one GPU: the machine's rate for that network, by multiply-adds."""
     rate = find_rate(machine, spec.model.arch, spec.precision)
     measured = ModelSpec(arch=rate.arch, backbone=rate.backbone, width=rate.width, num_classes=rate.num_classes)
     known = count_model(measured, rate.num_frames, rate.crop)
@@ -171,16 +171,16 @@ def seconds_per_clip(spec: Spec, machine: Machine) -> float:
 
 
 def gradient_element_bytes(spec: Spec) -> int:
-    """Bytes of one gradient element on the network."""
+    """Return the bytes of one gradient element in an allreduce."""
     if spec.optimizer.compression == "fp16":
         return 2
     return 8 if spec.precision == "fp64" else 4
 
 
 def expected_maximum(count: int) -> float:
-    """The expected largest of `count` independent standard normal numbers: 0 for one, 3.4 for 2,304.
+    """Return the expected maximum of `count` independent standard normal numbers: 0 for one, 3.4 for 2,304.
 
-    The integral of 1 - F(x)^count - F(-x)^count over x > 0 (with F(-x)^count = P(the largest is below -x)).
+    It is the integral of 1 - F(x)^count - F(-x)^count over x > 0 (with F(-x)^count = P(the largest is below -x)).
     """
     if count == 1:
         return 0.0
@@ -194,14 +194,14 @@ def expected_maximum(count: int) -> float:
 
 
 def steps_per_epoch(clips: int, global_batch: int, last_batch: str) -> int:
-    """Steps of one epoch: without the last, partial batch ('drop', as `plan` and `train`), or with it ('keep')."""
+    """Return the steps of an epoch: without the last, partial batch ('drop', as `train`), or with it ('keep')."""
     if clips < global_batch:
         raise PlanError(f"{clips:,} clips do not fill one global batch of {global_batch:,}: fewer nodes, or more clips")
     return clips // global_batch if last_batch == "drop" else math.ceil(clips / global_batch)
 
 
 def frame_rate(job: Job) -> float:
-    """Frames a second that one node gets; infinite where the machine's file knows no limit."""
+    """Return the frames a second that one node gets; infinite where the machine's file has no limit."""
     storage: Storage | None = getattr(job.machine, job.storage)
     if storage is None:
         return math.inf
@@ -210,7 +210,7 @@ def frame_rate(job: Job) -> float:
 
 
 def evaluation_seconds(job: Job) -> float:
-    """Seconds of the validations in training and of the final evaluation; a rank takes whole videos."""
+    """Return the seconds of the validations in training and of the final evaluation. A rank takes whole videos."""
     evaluate, epochs = job.spec.evaluate, job.spec.schedule.epochs
     area = (evaluate.short_side / job.spec.data.crop) ** 2
     crops, shape = (1, _FULL_FRAME) if evaluate.crops == "full" else (evaluate.crops, 1.0)
@@ -221,13 +221,9 @@ def evaluation_seconds(job: Job) -> float:
 
 
 def _view_seconds(job: Job, area: float) -> float:
-    """One view on one GPU: a forward pass, or its share of the node's frames if that takes longer."""
+    """Return the seconds of a view on one GPU: a forward pass, or loading the frames if that takes longer."""
     forward_s = (1 - BACKWARD_SHARE) * seconds_per_clip(job.spec, job.machine) * area
     return max(forward_s, job.spec.data.num_frames * job.machine.gpus_per_node / frame_rate(job))
-
-
-def _one_node(job: Job) -> Job:
-    return Job(job.spec, job.machine, 1, job.clips, job.videos, job.virtual_gpus, job.storage)
 
 
 def _check(job: Job) -> None:
