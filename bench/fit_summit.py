@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def paper_specs() -> dict[str, Spec]:
-    """The paper's three networks with 8 clips a GPU."""
+    """Return the paper's three networks with 8 clips a GPU."""
     return {
         arch: load_spec(CONFIGS / "kinetics" / f"{name}.yaml", ["scale.clips_per_gpu=8"])
         for arch, name in SPECS.items()
@@ -72,7 +72,7 @@ def paper_specs() -> dict[str, Spec]:
 
 
 def rows_of(nodes: list[int] | tuple[int, ...]) -> list[published.Row]:
-    """The timed rows of Table 3 of these numbers of nodes."""
+    """Return the timed rows of Table 3 of these numbers of nodes."""
     rows = [row for row in published.timed_rows() if row.nodes in nodes]
     if len(rows) != len(nodes):
         known = ", ".join(str(row.nodes) for row in published.timed_rows())
@@ -81,7 +81,7 @@ def rows_of(nodes: list[int] | tuple[int, ...]) -> list[published.Row]:
 
 
 def fitted(base: Machine, specs: dict[str, Spec], fit: Fit) -> Machine:
-    """The machine with all fitted constants, to the four digits that its file has."""
+    """Return the machine with all fitted constants, to the four digits that its file has."""
     rounded = Fit(fit.rows, *map(four_digits, (fit.seconds_per_clip, fit.step_overhead_s, fit.straggler_cv)))
     machine = with_storage(with_constants(base, rounded), specs, "i3d_3x1x1")
     assert machine.shared is not None
@@ -99,12 +99,12 @@ def fitted(base: Machine, specs: dict[str, Spec], fit: Fit) -> Machine:
 
 
 def four_digits(value: float) -> float:
-    """To the digits that the published times can tell."""
+    """Round to the digits that the published times resolve."""
     return float(f"{value:.4g}")
 
 
 def machine_text(machine: Machine, specs: dict[str, Spec], fit: Fit) -> str:
-    """summit.yaml: the fitted sections, laid over the published ones."""
+    """Return summit.yaml: the fitted sections, over the published ones."""
     values = machine.model_dump(mode="json", include={"compute", "shared", "last_batch"}, exclude_defaults=True)
     worst = max(abs(row.error) for row in compare(machine, specs["tsm"], fit) if not row.fitted)
     header = HEADER.format(rows=", ".join(map(str, fit.rows)), worst=100 * worst)
@@ -112,7 +112,7 @@ def machine_text(machine: Machine, specs: dict[str, Spec], fit: Fit) -> str:
 
 
 def print_fit(machine: Machine, specs: dict[str, Spec], fit: Fit) -> None:
-    """Constants, Table 3 predicted against published, speed ratios."""
+    """Print the constants, Table 3 predicted and published, and the speed ratios."""
     assert machine.shared is not None
     print(f"fitted to the rows of {', '.join(map(str, fit.rows))} nodes of Table 3 (3 constants, 3 times):")
     print(f"  {fit.seconds_per_clip * 1e3:.2f} ms a clip and GPU, {fit.step_overhead_s * 1e3:.1f} ms a pass besides,")
@@ -133,7 +133,7 @@ def print_fit(machine: Machine, specs: dict[str, Spec], fit: Fit) -> None:
 
 
 def print_alternatives(base: Machine, spec: Spec) -> None:
-    """What every other choice of three rows gives: how far the constants are determined."""
+    """Print what every other choice of three rows gives, which shows how well the rows determine the constants."""
     print("\nother rows, the constants from them, and their largest error over all rows:")
     for rows in itertools.combinations(published.timed_rows(), 3):
         if rows[0].nodes != 1:

@@ -11,7 +11,7 @@ from summit_train.spec import Spec, load_spec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments: SPEC [--json] [key=value ...]."""
+    """Add the command's arguments."""
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. model.backbone=resnet18")

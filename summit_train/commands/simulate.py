@@ -23,7 +23,7 @@ NODES = "1,8,16,32,64,128,256,384,512,1024"  # those of the paper's Table 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     shipped = ", ".join(machine_names())
     parser.add_argument("--site", required=True, metavar="NAME", help=f"machine: {shipped}, or the path of a file")
@@ -59,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def figure_path(text: str) -> Path:
-    """The path of a figure. Raises MachineError for a suffix that nothing is drawn for."""
+    """Return the path of a figure. Raises MachineError for a suffix that nothing is drawn for."""
     if Path(text).suffix not in FORMATS:
         raise MachineError(f"--out {text}: the name of a figure ends in {', '.join(FORMATS)}")
     return Path(text)
 
 
 def parse_nodes(text: str) -> list[int]:
-    """'1,8,16' or '1,8,...,64': the numbers, in order; '...' doubles from the number before it up to the one behind.
+    """Read '1,8,16' or '1,8,...,64', in which '...' doubles from the number before it up to the one behind it.
 
     Raises MachineError for anything else.
     """
@@ -105,7 +105,7 @@ def _job(args: argparse.Namespace, spec: Spec, machine: Machine, nodes: int) -> 
 
 
 def _count(given: int | None, option: str, spec: Spec, path: str, kinetics: int) -> int:
-    """The number given, else the manifest's, else the paper's for a data set of 400 classes that is not at hand."""
+    """Return the number given, else the manifest's, else the paper's for 400 classes that are not at hand."""
     if given is None and not Path(path).exists() and spec.model.num_classes == 400:
         return kinetics
     if given is not None and given < 1:
@@ -121,7 +121,7 @@ def _count(given: int | None, option: str, spec: Spec, path: str, kinetics: int)
 
 
 def _row(job: Job, found: Forecast) -> dict[str, Any]:
-    """The forecast beside what the paper published of the same network, batch and machine."""
+    """Return the forecast with what the paper published of the same network, batch and machine."""
     ours = published.is_table_3_network(job.spec)
     seen = published.accuracy(found.global_batch) if ours else None
     known = published.row_of(found.global_batch, found.gpus) if ours and job.machine.name == "summit" else None
@@ -206,7 +206,7 @@ def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> Non
 
 
 def _variants(spec: Spec, machine: Machine) -> list[tuple[str, Spec]]:
-    """The spec as the paper's three networks, as far as the machine has rates for them; else the spec alone."""
+    """Return the spec as the paper's three networks, where the machine has rates for them, and the spec itself."""
     rates = {(rate.arch, rate.precision) for rate in machine.compute.rates}
     variants = []
     for arch, (frames, _) in published.THROUGHPUT.items():

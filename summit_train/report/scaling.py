@@ -44,7 +44,7 @@ class Times:
 def draw_scaling(
     path: Path, speeds: Sequence[Speed], times: Times, caption: str, *, gpus_per_node: int, measured_nodes: int
 ) -> None:
-    """The paper's Figure 6 beside the training times of its Table 3, into one file."""
+    """Draw the paper's Figure 6 beside the training times of its Table 3, into one file."""
     with house_style():
         figure = Figure(figsize=(12.0, 5.4), layout="constrained")
         left, right = figure.subplots(1, 2)
@@ -61,7 +61,7 @@ def draw_scaling(
 
 
 def size_text(num_bytes: float) -> str:
-    """4 B, 16 KB, 64 MB: powers of 1024, as messages are sized."""
+    """Write 4 B, 16 KB, 64 MB: powers of 1024, as messages are sized."""
     for unit, size in (("MB", 2**20), ("KB", 2**10)):
         if num_bytes >= size:
             return f"{num_bytes / size:.4g} {unit}"
@@ -107,7 +107,7 @@ def _node_axis(axes: Axes, nodes: Sequence[int], gpus_per_node: int) -> None:
 
 
 def finish(figure: Figure, caption: str, path: Path) -> None:
-    """The caption below the axes, then the file: whole, or not at all; without a date, so the same bytes each time."""
+    """Add the caption below the axes and write the file at once, without a date: equal figures have equal bytes."""
     figure.supxlabel(caption.replace("$", r"\$"), fontsize=9, color=GREY)
     kind = path.suffix[1:]
     date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})

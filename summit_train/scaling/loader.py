@@ -1,4 +1,4 @@
-"""What the loader gives: clips a second of one core and of all workers, and where the time of a clip goes."""
+"""The loader, measured: clips a second of one core and of all workers, and where the time of a clip goes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import pstats
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from summit_train.data.workers import Batches
 from summit_train.scaling.measure import in_turn, spread
 from summit_train.spec import DataSpec
 
-# A stage -> what stands in the profiler's name of a function, or in its file's, whose own time it is. First match.
+# A stage -> parts of the file and function names, as the profiler writes them, whose own time it is. The first match.
 STAGES: Mapping[str, tuple[str, ...]] = {
     "read": ("posix.", "_io.", "zlib.crc32", "sha256", "shards/", "genericpath"),
     "open": ("av.container", "av.codec.context.create", "context.py"),
@@ -35,12 +35,12 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 }
 OTHER, TRANSFER = "other", "transfer"
 _SHARD_BYTES = 1 << 30
-_WARM_UP = 3  # batches of each worker, which are there or under way before the clock starts
+_WARM_UP = 3  # batches of each worker before the clock starts
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Clips that are measured as they lie: raw, packed bytes or packed JPEG."""
+    """Clips to measure: raw, packed bytes or packed JPEG."""
 
     name: str
     data: DataSpec
@@ -49,11 +49,11 @@ class Subject:
 
     @property
     def clips(self) -> int:
-        """How many there are."""
+        """Return the number of clips."""
         return len(self.store.manifest)
 
     def batches(self, start: int, end: int, workers: int) -> Batches[MicroBatch]:
-        """Training batches of one clip each, in the order of training."""
+        """Return training batches of one clip each, in the order of training."""
         data = self.data.model_copy(update={"workers": workers, "on_bad_clip": "fail"})
         return training_batches(
             data,
@@ -70,14 +70,14 @@ class Subject:
 
 
 def subject_of(data: DataSpec, manifest: Manifest, seed: int) -> Subject:
-    """The clips of a manifest, or of a packed set. Raises PackError where that is damaged or does not fit."""
+    """Open the clips of a manifest or a packed set. Raises PackError where that is damaged or does not fit."""
     store = open_store(data, manifest)
     name = f"packed {store.pack.packing.kind}" if isinstance(store, ShardStore) else "raw"
     return Subject(name, data, store, seed)
 
 
 def sampled(subject: Subject, clips: int, folder: Path) -> Iterator[Subject]:
-    """Clips from all over a raw set, as they are, and packed into `folder` in both ways.
+    """Yield clips from all over a raw set, as they are, and packed into `folder` in both ways.
 
     Raises DecodeError for a clip that cannot be packed.
     """
@@ -112,9 +112,9 @@ def _row(store: FileStore, clip: int) -> ManifestRow:
 def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int) -> list[dict[str, Any]]:
     """Measure all subjects in turn, `clips` clips a turn. Raises DecodeError for a bad clip.
 
-    Of each: clips_per_second of one core (this process) and of `workers` processes, as spreads; stages_ms of a clip,
-    whose sum is `profiled_ms`: own times under a profiler, which itself takes a few percent; the hand-over from a
-    worker, and to the GPU where there is one, is timed by itself.
+    Each gets clips_per_second of one core (this process) and of `workers` processes, as spreads, and stages_ms of a
+    clip, whose sum is profiled_ms: own times under a profiler, which itself takes a few percent. The transfer from a
+    worker, and to the GPU where there is one, is timed apart.
     """
     for subject in subjects:
         _read(subject.batches(0, min(2, clips), 0))
@@ -149,11 +149,11 @@ class _Turns:
         return self.subject.batches(self._step - count, self._step, workers)
 
     def on_one_core(self) -> float:
-        """Seconds for all clips in this process."""
+        """Return the seconds for all clips in this process."""
         return _read(self._batches(self._clips, 0))
 
     def on_all_workers(self) -> float:
-        """Clips a second of all workers, once they are under way."""
+        """Return the clips a second of all workers, once they are under way."""
         warm_up = _WARM_UP * self._workers
         count = max(self._clips, 4 * self._workers)
         with self._batches(warm_up + count, self._workers) as batches:
@@ -162,7 +162,7 @@ class _Turns:
             return count / _read(batches)
 
     def stages(self) -> dict[str, Any]:
-        """Milliseconds of a clip by stage."""
+        """Return the milliseconds of a clip by stage."""
         batches = self._batches(self._clips, 0)
         profile = cProfile.Profile()
         profile.enable()
@@ -178,7 +178,7 @@ class _Turns:
 
 
 def stage_of(file: str, function: str) -> str:
-    """The stage that a function's own time belongs to; `file` and `function` as the profiler names them."""
+    """Return the stage of a function's own time; `file` and `function` as the profiler names them."""
     name = f"{file}:{function}"
     return next((stage for stage, parts in STAGES.items() if any(part in name for part in parts)), OTHER)
 
@@ -191,7 +191,7 @@ def _read(batches: Batches[MicroBatch]) -> float:
 
 
 def _handed_over(batch: MicroBatch) -> float:
-    """Seconds to put a clip into shared memory, as a worker does, and from there onto the GPU."""
+    """Return the seconds to put a clip into shared memory, as a worker does, and from there onto the GPU."""
     clips = batch.clips.clone()
     began = time.perf_counter()
     clips.share_memory_()  # type: ignore[no-untyped-call]
@@ -201,26 +201,16 @@ def _handed_over(batch: MicroBatch) -> float:
     return time.perf_counter() - began
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether the loader keeps up with a GPU.
+def verdict(core_clips_per_second: float, gpu_clips_per_second: float, cores_per_rank: int | None) -> dict[str, Any]:
+    """Return how many cores a GPU needs for the loader, and whether the site has them; None without a site.
 
-    gpu_clips_per_second: what a GPU takes; cores_per_gpu: cores it takes to read so many; cores_there: those that the
-    site has for a GPU beside the one of its training process, None without a site.
+    cores_per_rank: of the site, its training process included. gpu_clips_per_second: what a GPU trains on.
     """
-
-    gpu_clips_per_second: float
-    cores_per_gpu: int
-    cores_there: int | None
-    keeps_up: bool | None
-
-    def values(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
-
-
-def verdict(core_clips_per_second: float, gpu_clips_per_second: float, cores_per_rank: int | None) -> Verdict:
-    """How many cores a GPU needs. cores_per_rank: of the site, its training process included."""
     needed = math.ceil(gpu_clips_per_second / core_clips_per_second)
     there = None if cores_per_rank is None else cores_per_rank - 1
-    return Verdict(gpu_clips_per_second, needed, there, None if there is None else needed <= there)
+    return {
+        "gpu_clips_per_second": gpu_clips_per_second,
+        "cores_per_gpu": needed,
+        "cores_there": there,
+        "keeps_up": None if there is None else needed <= there,
+    }

@@ -1,4 +1,4 @@
-"""Machines as the cost model sees them, typed as a spec is: YAML -> frozen Machine. One's own is a file anywhere."""
+"""Machines for the cost model, typed as a spec is: YAML -> frozen Machine, shipped or from a file of one's own."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Precision = Literal["fp32", "fp16", "bf16", "fp64"]
 
 
 class MachineError(ValueError):
-    """A mistake in a machine's file, or a figure that the machine's file does not have."""
+    """A mistake in a machine's file, or a figure that the file lacks."""
 
 
 class Link(Section):
-    """One hop: the seconds that it takes whatever the size, and bytes a second in one direction."""
+    """One hop: its seconds at size 0, and bytes a second in one direction."""
 
     latency_s: Seconds
     bytes_per_second: Positive
@@ -33,7 +33,7 @@ class Link(Section):
 
 
 class Network(Section):
-    """How gradients travel. `intra` joins the ranks of a node, `inter` is what a whole node sends and receives."""
+    """How gradients travel: `intra` between the ranks of a node, `inter` to and from a whole node."""
 
     intra: Link
     inter: Link | None = Field(default=None, description="null: the machine is one node.")
@@ -54,7 +54,7 @@ class Network(Section):
 
 
 class Rate(Section):
-    """Clips a second that one GPU trains, its steps' fixed part left out; other sizes by their multiply-adds."""
+    """Clips a second that one GPU trains, without the steps' fixed part; other sizes by their multiply-adds."""
 
     arch: Arch
     backbone: Backbone = "resnet50"
@@ -79,7 +79,7 @@ class Compute(Section):
 
 
 class Storage(Section):
-    """Where frames come from: how many a node gets in a second, read and decoded, and all nodes together."""
+    """Where frames come from: the frames a second, read and decoded, of a node and of all nodes together."""
 
     frames_per_second_per_node: Positive
     frames_per_second_total: Positive | None = Field(default=None, description="null: nodes do not slow each other.")
@@ -104,7 +104,7 @@ class Machine(Section):
 
 
 def load_machine(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Machine:
-    """The shipped machine of that name, or the file at that path, with `section.key=value` overrides.
+    """Load the shipped machine of that name, or the file at that path, with `section.key=value` overrides.
 
     Raises MachineError for a name that is neither, and SpecError (file:line) for a mistake in the file.
     """
@@ -123,12 +123,12 @@ def load_machine(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Mac
 
 
 def machine_names() -> list[str]:
-    """The machines that are shipped."""
+    """Return the names of the shipped machines."""
     return sorted(path.stem for path in _shipped().glob("*.yaml"))
 
 
 def find_rate(machine: Machine, arch: str, precision: str) -> Rate:
-    """The machine's rate for a network and number format. Raises MachineError where it has none."""
+    """Return the machine's rate for a network and precision. Raises MachineError where it has none."""
     for rate in machine.compute.rates:
         if (rate.arch, rate.precision) == (arch, precision):
             return rate
@@ -140,9 +140,9 @@ def find_rate(machine: Machine, arch: str, precision: str) -> Rate:
 
 
 def with_rate(machine: Machine, spec: Spec, clips_per_second: float) -> Machine:
-    """The machine with one measured rate in place of all others; the steps' fixed part is in it.
+    """Return the machine with one rate in place of all others, which has the steps' fixed part in it.
 
-    Measured with `spec`'s own network, frames, crop and precision, on one GPU, without waiting for data.
+    It is measured with the spec's own network, frames, crop and precision, on one GPU, without waiting for data.
     """
     rate = Rate(
         arch=spec.model.arch,
@@ -161,7 +161,7 @@ def with_rate(machine: Machine, spec: Spec, clips_per_second: float) -> Machine:
 
 
 def _shipped() -> Path:
-    """configs/machines of the checkout that the package is installed from; pip does not copy it."""
+    """Return configs/machines of the checkout that the package is installed from; pip does not copy it."""
     path = Path(summit_train.__file__).resolve().parents[1] / "configs" / "machines"
     if not path.is_dir():
         raise MachineError(f"there is no {path}: install the checkout with `pip install -e`, or give a machine's path")

@@ -1,4 +1,4 @@
-"""Memory of a training step: what autograd keeps for the backward pass, and the most that the process has held."""
+"""Memory of a training step: what autograd keeps for the backward pass, and the peak of the process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 class Activations:
     """Counts the bytes that autograd holds between forward and backward pass; `most_bytes` is their peak.
 
-    Tensors that share memory count once, and the given parameters not at all: they would be there anyway.
+    Tensors that share memory count once. The given parameters do not count: they are in memory anyway.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -28,7 +28,7 @@ class Activations:
             yield
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """Autograd saves `tensor`."""
+        """Count a tensor that autograd saves."""
         storage = tensor.untyped_storage()
         key = storage.data_ptr()
         if key in self._ignored:
@@ -39,7 +39,7 @@ class Activations:
         self._holders[key] = self._holders.get(key, 0) + 1
 
     def release(self, tensor: torch.Tensor) -> None:
-        """Autograd lets go of it."""
+        """Discount a tensor that autograd releases."""
         storage = tensor.untyped_storage()
         key = storage.data_ptr()
         if key not in self._holders:
@@ -51,7 +51,7 @@ class Activations:
 
 
 class _Saved:
-    """A saved tensor that says when it is let go."""
+    """A saved tensor that tells its release."""
 
     def __init__(self, tensor: torch.Tensor, activations: Activations) -> None:
         self.tensor, self._activations = tensor, activations
@@ -62,7 +62,7 @@ class _Saved:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes at the highest: of the device's tensors on a GPU, of the whole process elsewhere."""
+    """Return the peak in bytes: of the device's tensors on a GPU, of the whole process elsewhere."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kilobytes on Linux

@@ -27,12 +27,12 @@ Algorithm = Literal["ring", "tree", "hierarchical", "fastest"]
 
 
 class NoFit(ValueError):
-    """Measured points that no latency and bandwidth describe."""
+    """No latency and bandwidth describe the measured points."""
 
 
 @dataclass(frozen=True)
 class AlphaBeta:
-    """seconds = latency_s + bytes / bytes_per_second of one whole allreduce, and how far its points lie from that."""
+    """A fit of one whole allreduce: seconds = latency_s + bytes / bytes_per_second."""
 
     latency_s: float
     bytes_per_second: float
@@ -40,7 +40,7 @@ class AlphaBeta:
 
 
 def allreduce_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
-    """Seconds of one allreduce of `num_bytes` over `nodes` x `per_node` ranks; 0 for one rank.
+    """Return the seconds of an allreduce of `num_bytes` over `nodes` x `per_node` ranks; 0 for one rank.
 
     Raises MachineError for several nodes where the machine has no link between nodes.
     """
@@ -56,7 +56,7 @@ def allreduce_seconds(network: Network, nodes: int, per_node: int, num_bytes: fl
 
 
 def ring_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
-    """One ring through all ranks: 2(p-1) hops, 2(N-1) of them between nodes, and 2(p-1)/p S bytes over each link."""
+    """Time one ring through all ranks: 2(p-1) hops, 2(N-1) of them between nodes, 2(p-1)/p S bytes on each link."""
     ranks = nodes * per_node
     hops, between = 2 * (ranks - 1), 2 * (nodes - 1)
     latency = (hops - between) * network.intra.latency_s
@@ -66,7 +66,7 @@ def ring_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) 
 
 
 def tree_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
-    """NCCL's double tree: chains inside the nodes, log2(N) hops between them, up and down; 2 S bytes over each link."""
+    """Time NCCL's double tree: chains in the nodes, log2(N) hops between them, up and down, 2 S bytes on each link."""
     latency = 2 * (per_node - 1) * network.intra.latency_s
     if nodes > 1:
         latency += 2 * math.ceil(math.log2(nodes)) * _inter(network).latency_s
@@ -74,7 +74,7 @@ def tree_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) 
 
 
 def hierarchical_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
-    """HOROVOD_HIERARCHICAL_ALLREDUCE: reduce-scatter in the nodes, rings between them, all-gather in the nodes.
+    """Time HOROVOD_HIERARCHICAL_ALLREDUCE: reduce-scatter in the nodes, rings between them, all-gather in the nodes.
 
     The g rings between the nodes each carry S/g bytes and share the node's link.
     """
@@ -87,7 +87,7 @@ def hierarchical_seconds(network: Network, nodes: int, per_node: int, num_bytes:
 
 
 def bus_bandwidth(ranks: int, num_bytes: float, seconds: float) -> float:
-    """Bytes a second that each link of a ring would carry: 2(p-1)/p S / t, comparable between numbers of ranks.
+    """Return the bytes a second that each link of a ring would carry, 2(p-1)/p S / t, for any number of ranks.
 
     As in nccl-tests (doc/PERFORMANCE.md).
     """
@@ -122,25 +122,25 @@ def fit_alpha_beta(num_bytes: Sequence[float], seconds: Sequence[float]) -> Alph
 
 
 def link_of(fit: AlphaBeta, ranks: int, source: str) -> Link:
-    """The hop of a ring of `ranks` equal links that would give this fit: `ring_seconds` inverted."""
+    """Return the hop of a ring of `ranks` equal links that gives this fit: `ring_seconds` inverted."""
     hops = 2 * (ranks - 1)
     return Link(latency_s=fit.latency_s / hops, bytes_per_second=hops / ranks * fit.bytes_per_second, source=source)
 
 
 def cores_are_shared(ranks: int, cores: int) -> bool:
-    """So many ranks of a host have less than two of its cores each, one to compute on and one for MPI to wait on."""
+    """Return whether ranks of a host have less than two cores each: one to compute, and one for MPI to wait."""
     return cores < 2 * ranks
 
 
 def measured_network(
     horovod: AlphaBeta, mpi: AlphaBeta, *, ranks: int, hosts: int, blocking: bool, shared_cores: bool, source: str
 ) -> Network:
-    """The network that ranks have measured, Horovod's whole allreduces and MPI's own.
+    """Return the network of measured allreduces, Horovod's whole ones and MPI's own.
 
-    A hop is MPI's latency (Horovod's where that is less, as it holds MPI's) and Horovod's bandwidth, which has its
-    copies in it. What Horovod adds to a message besides (negotiation) is the overhead, without the half cycle that a
-    gradient waits on average: `overlap` plays cycles. shared_cores: a rank's communication and its backward pass have
-    one core together.
+    A hop has MPI's latency (Horovod's where that is less, because it includes MPI's) and Horovod's bandwidth, which
+    includes its copies. The overhead is what else Horovod adds to a message (negotiation), without the half cycle that
+    a gradient waits on average: `overlap` simulates cycles. shared_cores: a rank's communication and its backward pass
+    share one core.
     """
     latency_s = min(mpi.latency_s, horovod.latency_s)
     link = link_of(AlphaBeta(latency_s, horovod.bytes_per_second, 0.0), ranks, source)
@@ -163,7 +163,7 @@ def _inter(network: Network) -> Link:
 
 
 def _slowest(network: Network, nodes: int, per_node: int) -> float:
-    """Bytes a second of the slowest link of a ring; a node's link to the others carries the ring once."""
+    """Return the bytes a second of a ring's slowest link; a node's link to the others carries the ring once."""
     links = [network.intra.bytes_per_second] if per_node > 1 else []
     if nodes > 1:
         links.append(_inter(network).bytes_per_second)

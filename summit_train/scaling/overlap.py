@@ -1,4 +1,4 @@
-"""Allreduces under the backward pass: when each gradient is ready, which go together, and what is left over at the end.
+"""Allreduces under the backward pass: when each gradient is ready, which are fused, and what remains after the pass.
 
 Horovod (docs/tensor-fusion.rst, operations.cc): every cycle the gradients that are ready are packed into fusion buffers
 in their order, and the buffers are reduced one after the other.
@@ -18,7 +18,7 @@ BACKWARD_SHARE = 2 / 3
 
 @dataclass(frozen=True)
 class Gradient:
-    """One layer's gradient: seconds after the start of the backward pass at which it is ready, and its bytes."""
+    """One layer's gradient: ready so many seconds after the start of the backward pass, and its bytes."""
 
     ready_s: float
     num_bytes: int
@@ -26,7 +26,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Communication of one step: seconds that it took in all, and that it went on after the backward pass."""
+    """Communication of one step: its seconds in all, and the seconds after the backward pass."""
 
     communication_s: float
     exposed_s: float
@@ -52,10 +52,10 @@ def overlap(
     blocking: bool,
     core_share: float = 0.0,
 ) -> Overlap:
-    """Play one step's cycles. `seconds_of(bytes)` is one allreduce; `gradients` are in the order they get ready.
+    """Simulate one step's cycles. seconds_of(bytes): one allreduce. gradients: in the order in which they get ready.
 
-    blocking: no cycle begins while a buffer is reduced, so what gets ready meanwhile goes together. core_share: the
-    part of the backward pass's core that an allreduce takes from it; what the pass loses by that is exposed too.
+    blocking: no cycle begins while a buffer is reduced, so gradients that get ready meanwhile are fused. core_share:
+    the part of the backward pass's core that an allreduce takes; the time that the pass loses is exposed too.
     """
     tick = free = total = lost = 0.0
     num_buffers, rest = 0, list(gradients)
@@ -75,7 +75,7 @@ def overlap(
 
 
 def fused(sizes: Sequence[int], fusion_bytes: int) -> Iterator[int]:
-    """Bytes of the buffers that gradients of these sizes are packed into; one larger than a buffer goes alone."""
+    """Yield the bytes of the buffers that hold gradients of these sizes; one larger than a buffer has its own."""
     buffer = 0
     for size in sizes:
         if buffer and buffer + size > fusion_bytes:

@@ -1,4 +1,4 @@
-"""What the machine can do at best: multiply-adds a second of large matrix products, as the paper's "peak FLOPs"."""
+"""The machine's peak: multiply-adds a second of large matrix products, as the paper's "peak FLOPs"."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Peak:
 
 
 def measure_peak(precision: str, device: torch.device, shapes: Sequence[Shape] = (), seconds: float = 1.0) -> Peak:
-    """The best of large square products and of products of `shapes`, each five times after one that is not counted.
+    """Measure large square products and products of `shapes`, each five times after one that does not count.
 
-    Squares grow until one run takes more than `seconds`. The threads are those that the process has, and on a GPU TF32
-    is used where convolutions use it: the peak is that of the arithmetic that the training does.
+    Squares grow until one run takes more than `seconds`. The threads are the process's, and a GPU uses TF32 where
+    convolutions do, so the peak is that of the training's arithmetic.
     """
     tried: list[Product] = []
     with _convolutions_arithmetic(device):
@@ -57,9 +57,9 @@ def measure_peak(precision: str, device: torch.device, shapes: Sequence[Shape] =
 
 
 def network_shapes(network: Count, clips: int, most: int = 6) -> list[Shape]:
-    """The network's heaviest convolutions on `clips` clips as matrix products: (pixels, inputs x kernel, outputs).
+    """Return the heaviest convolutions on `clips` clips as matrix products: (pixels, inputs x kernel, outputs).
 
-    Those of one shape count together; rows are cut so that no matrix takes more than 2^26 elements.
+    Those of one shape count together. Rows are cut so that no matrix has more than 2^26 elements.
     """
     weights: dict[Shape, int] = {}
     for layer in network.layers[:-1]:  # without the classifier
@@ -85,7 +85,7 @@ def _measure(shape: Shape, precision: str, device: torch.device) -> Product:
 
 @contextmanager
 def _convolutions_arithmetic(device: torch.device) -> Iterator[None]:
-    """Let matrix products on a GPU use TF32 where convolutions do, which is torch's default for those alone."""
+    """Use TF32 for matrix products on a GPU where convolutions do: torch's default has it for those alone."""
     before = torch.get_float32_matmul_precision()
     if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
         torch.set_float32_matmul_precision("high")

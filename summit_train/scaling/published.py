@@ -64,10 +64,12 @@ class Row:
 
     @property
     def gpus(self) -> int:
+        """Return the number of GPUs."""
         return GPUS_PER_NODE * self.nodes
 
     @property
     def global_batch(self) -> int:
+        """Return the clips of a step."""
         return self.gpus * self.clips_per_gpu
 
 
@@ -96,17 +98,17 @@ class Accuracy:
 
 
 def timed_rows() -> tuple[Row, ...]:
-    """The rows of Table 3 that have a training time."""
+    """Return the rows of Table 3 that have a training time."""
     return tuple(row for row in TABLE_3 if row.seconds is not None)
 
 
 def row_of(global_batch: int, gpus: int) -> Row | None:
-    """The row of Table 3 with that batch on that many GPUs."""
+    """Return the row of Table 3 with that batch on that many GPUs."""
     return next((row for row in TABLE_3 if (row.global_batch, row.gpus) == (global_batch, gpus)), None)
 
 
 def accuracy(global_batch: int) -> Accuracy | None:
-    """The paper's accuracy at a batch, between two of its batches by a straight line over log(batch).
+    """Return the paper's accuracy at a batch, interpolated over log(batch) between two of its batches.
 
     None outside of 96 to 49,152 clips: the paper trained nothing there.
     """

@@ -1,4 +1,4 @@
-"""The seconds of training steps over repeats and ranks, and what follows from them: clips a second, utilisation."""
+"""The seconds of training steps over repeats and ranks, and clips a second and utilisation from them."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ Phases = Mapping[str, float]
 
 
 def mean_phases(steps: Sequence[Phases]) -> dict[str, float]:
-    """Each phase's mean over some steps: one repeat."""
+    """Return each phase's mean over the steps of one repeat."""
     return {phase: fmean(step[phase] for step in steps) for phase in steps[0]}
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """ranks[r][i]: rank r's seconds of each phase in repeat i, the mean over the repeat's steps."""
+    """Seconds of each phase: ranks[r][i] are rank r's in repeat i, the mean over the repeat's steps."""
 
     ranks: tuple[tuple[Phases, ...], ...]
 
     @property
     def step_s(self) -> list[float]:
-        """A step in each repeat, on the slowest rank."""
+        """Return a step's seconds in each repeat, on the slowest rank."""
         return [max(sum(phases.values()) for phases in repeat) for repeat in zip(*self.ranks, strict=True)]
 
     @property
     def phases_s(self) -> dict[str, list[float]]:
-        """Each phase in each repeat, the mean over the ranks: the phases' sum is the mean step."""
+        """Return each phase's seconds in each repeat, the mean over the ranks. Their sum is the mean step."""
         repeats = [mean_phases(repeat) for repeat in zip(*self.ranks, strict=True)]
         return {phase: [repeat[phase] for repeat in repeats] for phase in repeats[0]}
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each phase's part of all the time; they sum to 1."""
+        """Return each phase's part of all the time. The parts sum to 1."""
         sums = {phase: sum(seconds) for phase, seconds in self.phases_s.items()}
         total = sum(sums.values())
         return {phase: seconds / total for phase, seconds in sums.items()}
 
     def ratios(self, other: StepTimes) -> dict[str, dict[str, float]]:
-        """This over the other, repeat by repeat: of the step, and of each phase that is 1 % of both steps or more."""
+        """Return this over the other, repeat by repeat: the step, and each phase of at least 1 % of both steps."""
         shares = (self.shares, other.shares)
         both = {"step": (self.step_s, other.step_s)}
         both |= {
@@ -56,7 +56,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Work:
-    """What one step computes over all ranks, in multiply-adds, and what the ranks could do at best in a second."""
+    """The multiply-adds of one step over all ranks, and the ranks' peak in a second."""
 
     clips: int
     forward: int
@@ -64,20 +64,20 @@ class Work:
     peak_per_second: float | None
 
     def utilisation(self, multiply_adds: int, seconds: Sequence[float]) -> dict[str, float] | None:
-        """Achieved over peak (the paper, section 3 a), without a peak None."""
+        """Return achieved over peak (the paper, section 3 a); None without a peak."""
         if self.peak_per_second is None or min(seconds) == 0:
             return None
         return spread([multiply_adds / s / self.peak_per_second for s in seconds])
 
 
 def work_of(plan: Plan, training_multiply_adds: int, peak_per_second: float | None) -> Work:
-    """The work of a step of `plan`; training_multiply_adds: of one clip, forward and backward."""
+    """Return the work of a step. training_multiply_adds: of one clip, forward and backward."""
     clips = plan.global_batch
     return Work(clips, clips * plan.multiply_adds, clips * training_multiply_adds, peak_per_second)
 
 
 def step_values(times: StepTimes, work: Work) -> dict[str, Any]:
-    """Times and work as a JSON object: seconds, clips and multiply-adds a second, utilisation (mfu), part by part."""
+    """Return a JSON object: seconds, clips and multiply-adds a second, and utilisation (mfu), by part."""
     step_s, phases = times.step_s, times.phases_s
     backward = work.training - work.forward
     return {

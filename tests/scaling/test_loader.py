@@ -25,13 +25,13 @@ def test_an_own_time_belongs_to_a_stage(file: str, function: str, stage: str) ->
 
 
 def test_cores_of_a_gpu() -> None:
-    assert verdict(20.0, 99.0, 7).values() == {
+    assert verdict(20.0, 99.0, 7) == {
         "gpu_clips_per_second": 99.0,
         "cores_per_gpu": 5,
         "cores_there": 6,
         "keeps_up": True,
     }
-    assert verdict(20.0, 100.0, 6).keeps_up is True
-    assert verdict(20.0, 100.1, 6).keeps_up is False
-    assert verdict(20.0, 0.1, None).values()["cores_per_gpu"] == 1
-    assert verdict(20.0, 0.1, None).keeps_up is None
+    assert verdict(20.0, 100.0, 6)["keeps_up"] is True
+    assert verdict(20.0, 100.1, 6)["keeps_up"] is False
+    assert verdict(20.0, 0.1, None)["cores_per_gpu"] == 1
+    assert verdict(20.0, 0.1, None)["keeps_up"] is None

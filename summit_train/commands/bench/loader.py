@@ -54,7 +54,7 @@ def _measure(args: argparse.Namespace) -> Values:
     for kind in kinds:
         core = kind["clips_per_second_core"]["median"]
         cores = None if site is None else site.cores_per_rank
-        kind["verdict"] = None if speed is None else verdict(core, speed, cores).values()
+        kind["verdict"] = None if speed is None else verdict(core, speed, cores)
     return {
         "bench": "loader",
         "settings": {"clips": clips, "repeats": repeats, "workers": workers, "cores": num_cpus()},
