@@ -84,18 +84,12 @@ def fitted(base: Machine, specs: dict[str, Spec], fit: Fit) -> Machine:
     """Return the machine with all fitted constants, to the four digits that its file has."""
     rounded = Fit(fit.rows, *map(four_digits, (fit.seconds_per_clip, fit.step_overhead_s, fit.straggler_cv)))
     machine = with_storage(with_constants(base, rounded), specs, "i3d_3x1x1")
-    assert machine.shared is not None
-    rates = [
-        rate.model_copy(update={"clips_per_second": four_digits(rate.clips_per_second)})
-        for rate in machine.compute.rates
-    ]
-    frames = four_digits(machine.shared.frames_per_second_per_node)
-    return machine.model_copy(
-        update={
-            "compute": machine.compute.model_copy(update={"rates": tuple(rates)}),
-            "shared": machine.shared.model_copy(update={"frames_per_second_per_node": frames}),
-        }
-    )
+    values = machine.model_dump()
+    for section, key in [(values["shared"], "frames_per_second_per_node")] + [
+        (rate, "clips_per_second") for rate in values["compute"]["rates"]
+    ]:
+        section[key] = four_digits(section[key])
+    return Machine.model_validate(values)
 
 
 def four_digits(value: float) -> float:

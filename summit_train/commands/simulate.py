@@ -14,8 +14,9 @@ from summit_train.plan import PlanError
 from summit_train.report.tables import NONE, duration
 from summit_train.report.text import table
 from summit_train.scaling import published
-from summit_train.scaling.cost import Forecast, Job, forecast
+from summit_train.scaling.cost import Job, forecast
 from summit_train.scaling.machines import Machine, MachineError, load_machine, machine_names, with_rate
+from summit_train.scaling.measure import checked_rate
 from summit_train.spec import Spec, load_spec
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -45,16 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the rows. Raises ValueError for a wrong spec, machine or number."""
     spec = load_spec(args.spec, args.overrides)
-    machine = _machine(args, spec)
+    job = _job(args, spec, _machine(args, spec))
     out = None if args.out is None else figure_path(args.out)
-    jobs = [_job(args, spec, machine, nodes) for nodes in parse_nodes(args.nodes)]
-    rows = [_row(job, forecast(job)) for job in jobs]
+    jobs = [replace(job, nodes=nodes) for nodes in parse_nodes(args.nodes)]
+    rows = [_row(job) for job in jobs]
     if out is not None:
         _draw(out, jobs, rows)
     if args.json:
-        print(json.dumps(_about(args, jobs[0], out) | {"rows": rows}))
+        print(json.dumps(_about(args, job, out) | {"rows": rows}))
     else:
-        _print(jobs[0], rows, out)
+        _print(job, rows, out)
     return 0
 
 
@@ -88,45 +89,44 @@ def _machine(args: argparse.Namespace, spec: Spec) -> Machine:
     machine = load_machine(args.site, args.set)
     if args.last_batch is not None:
         machine = machine.model_copy(update={"last_batch": args.last_batch})
-    if args.clips_per_second is None:
-        return machine
-    if not 0 < args.clips_per_second < float("inf"):
-        raise MachineError(f"--clips-per-second {args.clips_per_second:g}: a number above 0 is wanted")
-    return with_rate(machine, spec, args.clips_per_second)
+    rate = checked_rate(args.clips_per_second, "--clips-per-second")
+    return machine if rate is None else with_rate(machine, spec, rate)
 
 
-def _job(args: argparse.Namespace, spec: Spec, machine: Machine, nodes: int) -> Job:
+def _job(args: argparse.Namespace, spec: Spec, machine: Machine) -> Job:
+    """Return the job on one node."""
     gpus = spec.scale.gpus if args.fixed_batch else None
     if args.fixed_batch and gpus is None:
         raise PlanError("--fixed-batch: scale.gpus is null, so there is no batch to keep; set scale.gpus")
     clips = _count(args.clips, "--clips", spec, spec.data.train, published.TRAINING_VIDEOS)
     videos = _count(args.videos, "--videos", spec, spec.data.val, published.VALIDATION_VIDEOS)
-    return Job(spec, machine, nodes, clips, videos, gpus, args.storage)
+    return Job(spec, machine, 1, clips, videos, gpus, args.storage)
 
 
 def _count(given: int | None, option: str, spec: Spec, path: str, kinetics: int) -> int:
     """Return the number given, else the manifest's, else the paper's for 400 classes that are not at hand."""
-    if given is None and not Path(path).exists() and spec.model.num_classes == 400:
-        return kinetics
-    if given is not None and given < 1:
-        raise PlanError(f"{option} {given}: a number above 0 is wanted")
-    if given is None and not Path(path).exists():
-        raise PlanError(f"there is no {path} to count; give the number with {option} N")
     if given is not None:
+        if given < 1:
+            raise PlanError(f"{option} {given}: a number above 0 is wanted")
         return given
-    # Imported here: with the numbers given the command needs no manifest, and so no numpy.
-    from summit_train.data.manifest import num_clips
+    if Path(path).exists():
+        # Imported here: with the numbers given the command needs no manifest, and so no numpy.
+        from summit_train.data.manifest import num_clips
 
-    return num_clips(path)
+        return num_clips(path)
+    if spec.model.num_classes == 400:
+        return kinetics
+    raise PlanError(f"there is no {path} to count; give the number with {option} N")
 
 
-def _row(job: Job, found: Forecast) -> dict[str, Any]:
+def _row(job: Job) -> dict[str, Any]:
     """Return the forecast with what the paper published of the same network, batch and machine."""
+    found = forecast(job)
     ours = published.is_table_3_network(job.spec)
     seen = published.accuracy(found.global_batch) if ours else None
     known = published.row_of(found.global_batch, found.gpus) if ours and job.machine.name == "summit" else None
     published_s = None if known is None else known.seconds
-    return found.values() | {
+    return asdict(found) | {
         "published_run_s": published_s,
         "projection": published_s is None,
         "accuracy": None if seen is None else asdict(seen) | {"source": "the paper's Table 3 and Figure 4"},
@@ -209,11 +209,11 @@ def _variants(spec: Spec, machine: Machine) -> list[tuple[str, Spec]]:
     """Return the spec as the paper's three networks, where the machine has rates for them, and the spec itself."""
     rates = {(rate.arch, rate.precision) for rate in machine.compute.rates}
     variants = []
-    for arch, (frames, _) in published.THROUGHPUT.items():
+    for arch, row in published.TABLE_1.items():
         if (arch, spec.precision) in rates and spec.model.backbone in BOTTLENECK_BACKBONES:
             model = spec.model.model_copy(update={"arch": arch})
-            data = spec.data.model_copy(update={"num_frames": frames})
-            variants.append((f"{arch}, {frames} frames", spec.model_copy(update={"model": model, "data": data})))
+            data = spec.data.model_copy(update={"num_frames": row.frames})
+            variants.append((f"{arch}, {row.frames} frames", spec.model_copy(update={"model": model, "data": data})))
     own = (spec.model.arch, spec.data.num_frames)
     if own not in {(variant.model.arch, variant.data.num_frames) for _, variant in variants}:
         variants.append((f"{own[0]}, {own[1]} frames", spec))

@@ -15,7 +15,7 @@ from summit_train.scaling.measure import Turns, in_turn, pair_ratios, spread, tr
 from summit_train.scaling.memory import peak_memory
 from summit_train.scaling.peak import measure_peak, network_shapes
 from summit_train.scaling.published import SLOWEST, label_of, table_1_row
-from summit_train.scaling.step_times import StepTimes, step_values, work_of
+from summit_train.scaling.step_times import StepTimes, step_values
 from summit_train.scaling.steps import Experiment, Place, StepBench
 from summit_train.spec import Spec
 from summit_train.training.environment import environment
@@ -39,8 +39,8 @@ def measure_peaks(specs: Sequence[Spec], given: float | None, place: Place) -> P
             place.tell(f"measuring the peak of matrix products in {precision}")
             place.world.barrier()
             shapes = network_shapes(count_network(spec), spec.scale.clips_per_gpu)
-            peak = measure_peak(precision, place.device, shapes)
-            rate, shape, tried = peak.multiply_adds_per_second, peak.shape, [asdict(product) for product in peak.tried]
+            tried = [asdict(product) for product in measure_peak(precision, place.device, shapes)]
+            rate, shape = max((product["multiply_adds_per_second"], product["shape"]) for product in tried)
         total = sum(place.world.gather(rate) or [])
         peaks[precision] = {
             "precision": precision, "multiply_adds_per_second": total, "shape": shape, "tried": tried,
@@ -66,9 +66,9 @@ def measure_steps(
     for i, experiment in enumerate(experiments):
         times.append(StepTimes(tuple(tuple(repeats[i]) for repeats, *_ in ranks)))
         peak = peaks.get(experiment.spec.precision, {}).get("multiply_adds_per_second")
-        work = work_of(experiment.plan, training_multiply_adds(count_network(experiment.spec)), peak)
+        work = training_multiply_adds(count_network(experiment.spec))
         activations = {"activation_bytes": max(activations[i] for _, activations, *_ in ranks)}
-        specs.append(experiment.values() | step_values(times[i], work) | activations)
+        specs.append(experiment.values() | step_values(times[i], experiment.plan, work, peak) | activations)
     of = "tensors on the GPU" if device.type == "cuda" else "the whole process, Python and torch with it"
     return {
         "bench": "step",

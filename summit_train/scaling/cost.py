@@ -19,7 +19,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Literal
 
 from summit_train.network import count_model, count_network
 from summit_train.plan import PlanError
@@ -99,10 +99,6 @@ class Forecast:
     run_s: float
     evaluation_s: float
     node_hours: float
-
-    def values(self) -> dict[str, Any]:
-        """Return the row as a JSON object."""
-        return asdict(self)
 
 
 def forecast(job: Job) -> Forecast:

@@ -28,17 +28,10 @@ class Product:
     multiply_adds_per_second: float
 
 
-@dataclass(frozen=True)
-class Peak:
-    """The best product of all that were tried."""
-
-    multiply_adds_per_second: float
-    shape: Shape
-    tried: tuple[Product, ...]
-
-
-def measure_peak(precision: str, device: torch.device, shapes: Sequence[Shape] = (), seconds: float = 1.0) -> Peak:
-    """Measure large square products and products of `shapes`, each five times after one that does not count.
+def measure_peak(
+    precision: str, device: torch.device, shapes: Sequence[Shape] = (), seconds: float = 1.0
+) -> list[Product]:
+    """Measure large square products and products of `shapes`: each the best of five, after one that does not count.
 
     Squares grow until one run takes more than `seconds`. The threads are the process's, and a GPU uses TF32 where
     convolutions do, so the peak is that of the training's arithmetic.
@@ -52,8 +45,7 @@ def measure_peak(precision: str, device: torch.device, shapes: Sequence[Shape] =
         for shape in shapes:
             if prod(shape) / tried[-1].multiply_adds_per_second <= 10 * seconds:
                 tried.append(_measure(shape, precision, device))
-    best = max(tried, key=lambda product: product.multiply_adds_per_second)
-    return Peak(best.multiply_adds_per_second, best.shape, tuple(tried))
+    return tried
 
 
 def network_shapes(network: Count, clips: int, most: int = 6) -> list[Shape]:

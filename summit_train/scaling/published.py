@@ -43,9 +43,6 @@ SLOWEST = "i3d_3x1x1"  # Table 1 counts throughput and compute/IO in multiples o
 # Section 3 c, Figure 3c: speed over 8 nodes (4 P100s each) against 8 times one node's, as the text bounds it.
 SCALABILITY = {"tsm": "over 98 %", "i3d_3x3x3": "under 85 %"}
 
-# Table 1. arch -> (frames, videos a second)
-THROUGHPUT = {arch: (row.frames, row.clips_per_second) for arch, row in TABLE_1.items()}
-
 # Section 4.2 and abstract: at 256 nodes TSM trains so many times as fast.
 SPEED_RATIO = {"i3d_3x3x3": 1.6, "i3d_3x1x1": 2.9}
 RATIO_NODES = 256

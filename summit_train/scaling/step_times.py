@@ -54,41 +54,27 @@ class StepTimes:
         return {name: spread(pair_ratios(mine, others)) for name, (mine, others) in both.items()}
 
 
-@dataclass(frozen=True)
-class Work:
-    """The multiply-adds of one step over all ranks, and the ranks' peak in a second."""
+def step_values(times: StepTimes, plan: Plan, training_multiply_adds: int, peak: float | None) -> dict[str, Any]:
+    """Return a JSON object: seconds, clips and multiply-adds a second, and utilisation (mfu), by part.
 
-    clips: int
-    forward: int
-    training: int
-    peak_per_second: float | None
+    training_multiply_adds: of one clip, forward and backward. peak: of all ranks, in multiply-adds/s; None leaves the
+    utilisation out, which is achieved over peak (the paper, section 3 a).
+    """
+    step_s, phases, clips = times.step_s, times.phases_s, plan.global_batch
+    forward, training = clips * plan.multiply_adds, clips * training_multiply_adds
 
-    def utilisation(self, multiply_adds: int, seconds: Sequence[float]) -> dict[str, float] | None:
-        """Return achieved over peak (the paper, section 3 a); None without a peak."""
-        if self.peak_per_second is None or min(seconds) == 0:
-            return None
-        return spread([multiply_adds / s / self.peak_per_second for s in seconds])
+    def utilisation(multiply_adds: int, seconds: Sequence[float]) -> dict[str, float] | None:
+        return None if peak is None or min(seconds) == 0 else spread([multiply_adds / s / peak for s in seconds])
 
-
-def work_of(plan: Plan, training_multiply_adds: int, peak_per_second: float | None) -> Work:
-    """Return the work of a step. training_multiply_adds: of one clip, forward and backward."""
-    clips = plan.global_batch
-    return Work(clips, clips * plan.multiply_adds, clips * training_multiply_adds, peak_per_second)
-
-
-def step_values(times: StepTimes, work: Work) -> dict[str, Any]:
-    """Return a JSON object: seconds, clips and multiply-adds a second, and utilisation (mfu), by part."""
-    step_s, phases = times.step_s, times.phases_s
-    backward = work.training - work.forward
     return {
         "step_s": spread(step_s),
-        "clips_per_second": spread([work.clips / seconds for seconds in step_s]),
+        "clips_per_second": spread([clips / seconds for seconds in step_s]),
         "phases_s": {phase: spread(seconds) for phase, seconds in phases.items()},
         "shares": times.shares,
-        "multiply_adds_per_step": work.training,
-        "multiply_adds_per_second": spread([work.training / seconds for seconds in step_s]),
-        "mfu": work.utilisation(work.training, step_s),
-        "forward_mfu": work.utilisation(work.forward, phases["forward"]),
-        "backward_mfu": work.utilisation(backward, phases["backward"]),
+        "multiply_adds_per_step": training,
+        "multiply_adds_per_second": spread([training / seconds for seconds in step_s]),
+        "mfu": utilisation(training, step_s),
+        "forward_mfu": utilisation(forward, phases["forward"]),
+        "backward_mfu": utilisation(training - forward, phases["backward"]),
         "repeats_s": [list(map(dict, rank)) for rank in times.ranks],
     }

@@ -82,6 +82,8 @@ def test_the_peak_is_measured_in_the_same_run(write_spec: WriteSpec, capsys: pyt
     values = _bench(capsys, "step", str(write_spec(precision="bf16")), "--synthetic", *SHORT)
     (peak,) = values["peaks"]
     assert peak["precision"] == "bf16" and len(peak["tried"]) > 1 and len(peak["shape"]) == 3
+    best = max(peak["tried"], key=lambda product: product["multiply_adds_per_second"])
+    assert (peak["shape"], peak["multiply_adds_per_second"]) == (best["shape"], best["multiply_adds_per_second"])
     assert values["specs"][0]["mfu"]["max"] < 1
 
 

@@ -14,12 +14,10 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_peak_is_the_best_of_what_was_tried(precision: str) -> None:
     before = torch.get_float32_matmul_precision()
-    peak = measure_peak(precision, CPU, [(300, 20, 40)], seconds=1e-9)
-    assert [product.shape for product in peak.tried] == [(SQUARES[0],) * 3]  # all others would have taken too long
-    peak = measure_peak(precision, CPU, [(300, 20, 40)], seconds=1e-3)
-    assert (300, 20, 40) in [product.shape for product in peak.tried]
-    best = max(peak.tried, key=lambda product: product.multiply_adds_per_second)
-    assert (peak.shape, peak.multiply_adds_per_second) == (best.shape, best.multiply_adds_per_second)
+    tried = measure_peak(precision, CPU, [(300, 20, 40)], seconds=1e-9)
+    assert [product.shape for product in tried] == [(SQUARES[0],) * 3]  # all others would have taken too long
+    tried = measure_peak(precision, CPU, [(300, 20, 40)], seconds=1e-3)
+    assert (300, 20, 40) in [product.shape for product in tried]
     assert torch.get_float32_matmul_precision() == before
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from summit_train.plan import make_plan
-from summit_train.scaling.step_times import StepTimes, mean_phases, step_values, work_of
+from summit_train.scaling.step_times import StepTimes, mean_phases, step_values
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec
 
@@ -38,13 +38,12 @@ def test_ratios_are_of_the_step_and_of_phases_that_matter() -> None:
 
 def test_utilisation_is_work_over_seconds_over_peak(write_spec: WriteSpec) -> None:
     plan = make_plan(load_spec(write_spec()), 2, 80)
-    work = work_of(plan, 5 * plan.multiply_adds, peak_per_second=1e9)
     times = StepTimes(((_phases(1.0, 1.0, 2.0),), (_phases(1.0, 1.0, 2.0),)))
-    values = step_values(times, work)
+    values = step_values(times, plan, 5 * plan.multiply_adds, peak=1e9)
     forward = 8 * plan.multiply_adds
     assert values["multiply_adds_per_step"] == 5 * forward
     assert values["clips_per_second"]["median"] == 8 / 4
     assert values["mfu"]["median"] == pytest.approx(5 * forward / 4 / 1e9)
     assert values["forward_mfu"]["median"] == pytest.approx(forward / 1 / 1e9)
     assert values["backward_mfu"]["median"] == pytest.approx(4 * forward / 2 / 1e9)
-    assert step_values(times, work_of(plan, 1, None))["mfu"] is None
+    assert step_values(times, plan, 1, None)["mfu"] is None
