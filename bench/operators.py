@@ -1,7 +1,7 @@
 """Which operators a training step spends its time in, and what utilisation is left if all but convolutions took none.
 
     python bench/operators.py configs/kinetics/tsm_r50_8f.yaml scale.clips_per_gpu=4 precision=bf16
-    python bench/operators.py SPEC [--steps N] [--json] [key=value ...]
+    python bench/operators.py SPEC [key=value ...] [--steps N] [--json]
 
 The step is `train`'s own, in one process on random clips. torch's profiler gives each operator's own time on the CPU.
 """
@@ -9,14 +9,12 @@ The step is `train`'s own, in one process on random clips. torch's profiler give
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from summit_train.commands.bench.arguments import place_of, read_experiment
+from summit_train.commands.bench.arguments import Values, add_output, add_spec, place_of, read_experiment, show
 from summit_train.commands.start import session, this_launch, watched
 from summit_train.network import count_network
 from summit_train.report.text import machine_text, share, table
@@ -25,12 +23,11 @@ from summit_train.scaling.measure import training_multiply_adds
 from summit_train.scaling.steps import StepBench
 from summit_train.training.environment import environment
 
-# The first group with a part of the operator's name takes it.
+# The first group with a part of the operator's name takes it. A shift that is fused into its convolution counts there.
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "convolutions and products": ("conv", "addmm", "aten::mm"),
-    "normalisation, with sum and relu": ("batch_norm", "_Normalise", "relu", "clamp_min", "threshold", "_Join"),
+    "convolutions and products": ("conv", "Convolution", "addmm", "aten::mm"),
+    "normalisation, with sum and relu": ("batch_norm", "_Normalise", "relu", "clamp_min", "threshold"),
     "other sums": ("aten::add",),
-    "moves in time": ("_BesideProjection", "_OfPlain"),
     "copies": ("copy_", "clone", "fill_", "zero_", "_foreach_copy"),
 }
 OTHER = "other"
@@ -39,11 +36,14 @@ OTHER = "other"
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("spec")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    add_spec(parser)
     parser.add_argument("--steps", type=int, default=3, help="profiled steps [3]")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    args = parser.parse_args()
+    add_output(parser, figure=False)
+    return show(parser.parse_args(), measure, as_text)
+
+
+def measure(args: argparse.Namespace) -> Values:
+    """Profile steps of the spec on one rank; return the seconds of each group as JSON values."""
     experiment = read_experiment(args.spec, [*args.overrides, "scale.gpus=1"], 1, synthetic=True)
     with session(this_launch()) as world, watched(world, None) as watchdog:
         place = place_of(world)
@@ -59,7 +59,7 @@ def main() -> int:
     seconds = by_group((event.key, event.self_cpu_time_total / 1e6 / args.steps) for event in profiler.key_averages())
     work = experiment.plan.clips_per_gpu * training_multiply_adds(count_network(experiment.spec))
     rate = peak["multiply_adds_per_second"]
-    values = {
+    return {
         "environment": about,
         "spec": experiment.values(),
         "seconds": seconds,
@@ -67,8 +67,6 @@ def main() -> int:
         "utilisation": work / sum(seconds.values()) / rate,
         "utilisation_of_convolutions_alone": work / seconds["convolutions and products"] / rate,
     }
-    print(json.dumps(values) if args.json else as_text(values))
-    return 0
 
 
 def by_group(operators: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -79,7 +77,7 @@ def by_group(operators: Iterable[tuple[str, float]]) -> dict[str, float]:
     return seconds
 
 
-def as_text(values: Mapping[str, Any]) -> str:
+def as_text(values: Values) -> str:
     """Return the shares for people."""
     spec, seconds = values["spec"], values["seconds"]
     total = sum(seconds.values())

@@ -186,26 +186,25 @@ def _run_cells(row: dict[str, Any]) -> list[str]:
 
 def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> None:
     # Imported here: without --out the command draws nothing.
-    from summit_train.report.scaling import Speed, Times, draw_scaling
+    from summit_train.report.scaling import draw_scaling
 
-    machine, nodes = jobs[0].machine, [job.nodes for job in jobs]
-    speeds = []
-    for label, variant in _variants(jobs[0].spec, machine):
-        found = [forecast(replace(job, spec=variant)) for job in jobs]
-        reached = [row.clips_per_second for row in found]
-        speeds.append(Speed(label, nodes, reached, [row.clips_per_second / row.efficiency for row in found]))
-    known = [(row["nodes"], row["published_run_s"]) for row in rows if row["published_run_s"] is not None]
-    times = Times(jobs[0].spec.name, nodes, [row["run_s"] for row in rows], known)
-    largest = max((count for count, _ in known), default=0)
-    hollow = f" Hollow: no time was published there (beyond {largest} nodes)." if known else " Projections, all of it."
+    spec, machine = jobs[0].spec, jobs[0].machine
+    curves = {
+        f"{variant.model.arch}, {variant.data.num_frames} frames": [
+            asdict(forecast(replace(job, spec=variant))) for job in jobs
+        ]
+        for variant in _variants(spec, machine)
+    }
+    largest = max((row["nodes"] for row in rows if row["published_run_s"] is not None), default=0)
+    hollow = f"Hollow: no time was published there (beyond {largest} nodes)." if largest else "Projections, all of it."
     caption = (
-        f"Worked out, not measured: {machine.name} ({machine.about}), {jobs[0].spec.scale.clips_per_gpu} clips a GPU.\n"
-        f"Rates: {machine.compute.source}.{hollow}"
+        f"Worked out, not measured: {machine.name} ({machine.about}), {spec.scale.clips_per_gpu} clips a GPU.\n"
+        f"Rates: {machine.compute.source}. {hollow}"
     )
-    draw_scaling(out, speeds, times, caption, gpus_per_node=machine.gpus_per_node, measured_nodes=largest)
+    draw_scaling(out, curves, rows, spec.name, caption)
 
 
-def _variants(spec: Spec, machine: Machine) -> list[tuple[str, Spec]]:
+def _variants(spec: Spec, machine: Machine) -> list[Spec]:
     """Return the spec as the paper's three networks, where the machine has rates for them, and the spec itself."""
     rates = {(rate.arch, rate.precision) for rate in machine.compute.rates}
     variants = []
@@ -213,8 +212,6 @@ def _variants(spec: Spec, machine: Machine) -> list[tuple[str, Spec]]:
         if (arch, spec.precision) in rates and spec.model.backbone in BOTTLENECK_BACKBONES:
             model = spec.model.model_copy(update={"arch": arch})
             data = spec.data.model_copy(update={"num_frames": row.frames})
-            variants.append((f"{arch}, {row.frames} frames", spec.model_copy(update={"model": model, "data": data})))
+            variants.append(spec.model_copy(update={"model": model, "data": data}))
     own = (spec.model.arch, spec.data.num_frames)
-    if own not in {(variant.model.arch, variant.data.num_frames) for _, variant in variants}:
-        variants.append((f"{own[0]}, {own[1]} frames", spec))
-    return variants
+    return variants if own in {(v.model.arch, v.data.num_frames) for v in variants} else [*variants, spec]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,44 +18,43 @@ ROUND_TIMES = (1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10800, 36000, 108000, 360
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
-@dataclass(frozen=True)
-class Speed:
-    """One network's curve: clips a second at each number of nodes; `ideal`: one node's, times the nodes.
+Rows = Sequence[Mapping[str, Any]]  # as `simulate` prints them in JSON
 
-    The points beyond `measured_nodes` are drawn hollow: nobody has measured there.
+
+def draw_scaling(path: Path, curves: Mapping[str, Rows], rows: Rows, name: str, caption: str) -> None:
+    """Draw the paper's Figure 6 for networks beside the training times of `rows` and of Table 3, into one file.
+
+    curves: the rows of each network by its label. Points beyond the largest published row are hollow.
     """
-
-    label: str
-    nodes: Sequence[int]
-    clips_per_second: Sequence[float]
-    ideal: Sequence[float]
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds of a run at each number of nodes, predicted; and what was published, where it was."""
-
-    label: str
-    nodes: Sequence[int]
-    seconds: Sequence[float]
-    published: Sequence[tuple[int, float]] = ()
-
-
-def draw_scaling(
-    path: Path, speeds: Sequence[Speed], times: Times, caption: str, *, gpus_per_node: int, measured_nodes: int
-) -> None:
-    """Draw the paper's Figure 6 beside the training times of its Table 3, into one file."""
+    published = [row for row in rows if row["published_run_s"] is not None]
+    measured_nodes = max((row["nodes"] for row in published), default=0)
+    nodes = [row["nodes"] for row in rows]
     with house_style():
         figure = Figure(figsize=(12.0, 5.4), layout="constrained")
         left, right = figure.subplots(1, 2)
-        for i, speed in enumerate(speeds):
-            _speed_curve(left, speed, i, measured_nodes)
+        for i, (label, curve) in enumerate(curves.items()):
+            colour, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]
+            speeds = [row["clips_per_second"] for row in curve]
+            ideal = [row["clips_per_second"] / row["efficiency"] for row in curve]
+            left.plot(nodes, ideal, "--", color=colour, linewidth=1.0, alpha=0.7)
+            _hollow_beyond(measured_nodes, left, nodes, speeds, color=colour, marker=marker, label=label)
+            left.set_yscale("log")
+            if i == 0:
+                left.plot([], [], "--", color=GREY, linewidth=1.0, label="ideal: one node's speed times the nodes")
         left.set_ylabel("training speed (clips/s)")
-        _time_curve(right, times, measured_nodes)
-        right.set_ylabel("training time")
+        seconds = [row["run_s"] for row in rows]
+        _hollow_beyond(measured_nodes, right, nodes, seconds, color=PALETTE[0], marker="o", label=f"predicted: {name}")
+        if published:
+            style = {"markersize": 10, "markeredgewidth": 1.8, "color": PALETTE[1], "zorder": 3}
+            points = ([row["nodes"] for row in published], [row["published_run_s"] for row in published])
+            right.plot(*points, "+", label="published: Table 3", **style)
+        right.set_yscale("log")
+        right.yaxis.set_major_locator(FixedLocator(ROUND_TIMES))
+        right.yaxis.set_minor_locator(NullLocator())
         right.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: duration(seconds)))
+        right.set_ylabel("training time")
         for axes in (left, right):
-            _node_axis(axes, times.nodes, gpus_per_node)
+            _node_axis(axes, nodes, rows[0]["gpus"] // rows[0]["nodes"])
             axes.legend()
         finish(figure, caption, path)
 
@@ -68,34 +67,13 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes:.4g} B"
 
 
-def _speed_curve(axes: Axes, speed: Speed, i: int, measured_nodes: int) -> None:
-    colour, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]
-    axes.plot(speed.nodes, speed.ideal, "--", color=colour, linewidth=1.0, alpha=0.7)
-    _hollow_beyond(axes, speed.nodes, speed.clips_per_second, measured_nodes, colour, marker, speed.label)
-    axes.set_yscale("log")
-    if i == 0:
-        axes.plot([], [], "--", color=GREY, linewidth=1.0, label="ideal: one node's speed times the nodes")
-
-
-def _time_curve(axes: Axes, times: Times, measured_nodes: int) -> None:
-    label = f"predicted: {times.label}"
-    _hollow_beyond(axes, times.nodes, times.seconds, measured_nodes, PALETTE[0], "o", label)
-    if times.published:
-        nodes, seconds = zip(*times.published, strict=True)
-        style = {"markersize": 10, "markeredgewidth": 1.8, "color": PALETTE[1]}
-        axes.plot(nodes, seconds, "+", label="published: Table 3", zorder=3, **style)  # type: ignore[arg-type]
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(FixedLocator(ROUND_TIMES))
-    axes.yaxis.set_minor_locator(NullLocator())
-
-
 def _hollow_beyond(
-    axes: Axes, x: Sequence[int], y: Sequence[float], limit: int, colour: str, marker: str, label: str
+    limit: int, axes: Axes, x: Sequence[int], y: Sequence[float], *, color: str, marker: str, label: str
 ) -> None:
-    axes.plot(x, y, "-", color=colour, marker=marker, markersize=5, label=drawable(label))
+    axes.plot(x, y, "-", color=color, marker=marker, markersize=5, label=drawable(label))
     beyond = [(nodes, value) for nodes, value in zip(x, y, strict=True) if nodes > limit]
     if beyond:
-        axes.plot(*zip(*beyond, strict=True), marker, color=colour, markersize=5, markerfacecolor="white")
+        axes.plot(*zip(*beyond, strict=True), marker, color=color, markersize=5, markerfacecolor="white")
 
 
 def _node_axis(axes: Axes, nodes: Sequence[int], gpus_per_node: int) -> None:
