@@ -13,15 +13,8 @@ from typing import Any
 import torch
 
 from summit_train.comm import World
-from summit_train.scaling.machines import Machine
-from summit_train.scaling.network import (
-    AlphaBeta,
-    NoFit,
-    bus_bandwidth,
-    cores_are_shared,
-    fit_alpha_beta,
-    measured_network,
-)
+from summit_train.scaling.machines import Machine, Network
+from summit_train.scaling.network import AlphaBeta, NoFit, bus_bandwidth, fit_alpha_beta, link_of
 
 Fits = Mapping[str, AlphaBeta | None]
 LIBRARIES = ("horovod", "mpi4py")
@@ -116,23 +109,33 @@ def fits_of(samples: Sequence[Sample]) -> dict[str, AlphaBeta | None]:
 
 
 def machine_of(name: str, setting: Setting, fits: Fits) -> Machine:
-    """Return the machine with the measured network and no rates of computing. Raises NoFit where a fit is missing."""
+    """Return the machine with the measured network and no rates of computing. Raises NoFit where a fit is missing.
+
+    A hop has MPI's latency (Horovod's where that is less, because it includes MPI's) and Horovod's bandwidth, which
+    includes its copies. The overhead is what else Horovod adds to a message (negotiation), without the half cycle that
+    a gradient waits on average: `overlap` simulates cycles.
+    """
     horovod, mpi = fits["horovod"], fits["mpi4py"]
     if horovod is None or mpi is None:
         raise NoFit(
             f"{name}: no machine can be written, as the times do not grow with the message size; measure longer "
             "(--seconds), with larger messages (--max-bytes), or while nothing else runs"
         )
+    latency_s = min(mpi.latency_s, horovod.latency_s)
+    source = f"bench allreduce, {setting.ranks} ranks, {setting.ranks_per_host} a host"
+    link = link_of(AlphaBeta(latency_s, horovod.bytes_per_second, 0.0), setting.ranks, source)
     on_cpu = setting.device == "cpu"
-    network = measured_network(
-        horovod,
-        mpi,
-        ranks=setting.ranks,
-        hosts=setting.hosts,
+    # A rank wants two cores, one to compute on and one for MPI to wait on; else its backward pass shares one.
+    shares_core = on_cpu and setting.cores < 2 * setting.ranks_per_host
+    network = Network(
+        intra=link,
+        inter=link if setting.hosts > 1 else None,  # the slowest link decides, so nothing is known of those within
+        algorithm="ring",
         blocking=on_cpu,
-        shared_cores=on_cpu and cores_are_shared(setting.ranks_per_host, setting.cores),
-        source=f"bench allreduce, {setting.ranks} ranks, {setting.ranks_per_host} a host",
+        core_share=0.5 if shares_core else 0.0,
     )
+    overhead_s = max(0.0, horovod.latency_s - latency_s - network.cycle_s / 2)
+    network = network.model_copy(update={"overhead_s": overhead_s})
     about = str(setting).replace("\n", " ")
     return Machine(name=name, about=about, gpus_per_node=setting.ranks_per_host, network=network)
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
 
 from summit_train.scaling.machines import Link, MachineError, Network
 
@@ -22,8 +20,6 @@ _NO_GROWTH = "the times do not grow with the message size: larger messages are w
 _LARGE, _ROUNDS = 16, 6
 # Times that differ by so little differ by chance: among them the smallest message has the latency.
 _QUICK = 1.05
-
-Algorithm = Literal["ring", "tree", "hierarchical", "fastest"]
 
 
 class NoFit(ValueError):
@@ -46,13 +42,13 @@ def allreduce_seconds(network: Network, nodes: int, per_node: int, num_bytes: fl
     """
     if nodes * per_node == 1:
         return 0.0
-    seconds = {
-        "ring": ring_seconds,
-        "tree": tree_seconds,
-        "hierarchical": hierarchical_seconds,
-        "fastest": _fastest_seconds,
+    kinds = {
+        "ring": (ring_seconds,),
+        "tree": (tree_seconds,),
+        "hierarchical": (hierarchical_seconds,),
+        "fastest": (ring_seconds, tree_seconds),
     }[network.algorithm]
-    return network.overhead_s + seconds(network, nodes, per_node, num_bytes)
+    return network.overhead_s + min(kind(network, nodes, per_node, num_bytes) for kind in kinds)
 
 
 def ring_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
@@ -125,35 +121,6 @@ def link_of(fit: AlphaBeta, ranks: int, source: str) -> Link:
     """Return the hop of a ring of `ranks` equal links that gives this fit: `ring_seconds` inverted."""
     hops = 2 * (ranks - 1)
     return Link(latency_s=fit.latency_s / hops, bytes_per_second=hops / ranks * fit.bytes_per_second, source=source)
-
-
-def cores_are_shared(ranks: int, cores: int) -> bool:
-    """Return whether ranks of a host have less than two cores each: one to compute, and one for MPI to wait."""
-    return cores < 2 * ranks
-
-
-def measured_network(
-    horovod: AlphaBeta, mpi: AlphaBeta, *, ranks: int, hosts: int, blocking: bool, shared_cores: bool, source: str
-) -> Network:
-    """Return the network of measured allreduces, Horovod's whole ones and MPI's own.
-
-    A hop has MPI's latency (Horovod's where that is less, because it includes MPI's) and Horovod's bandwidth, which
-    includes its copies. The overhead is what else Horovod adds to a message (negotiation), without the half cycle that
-    a gradient waits on average: `overlap` simulates cycles. shared_cores: a rank's communication and its backward pass
-    share one core.
-    """
-    latency_s = min(mpi.latency_s, horovod.latency_s)
-    link = link_of(AlphaBeta(latency_s, horovod.bytes_per_second, 0.0), ranks, source)
-    inter, core_share = link if hosts > 1 else None, 0.5 if shared_cores else 0.0
-    plain = Network(intra=link, inter=inter, algorithm="ring", blocking=blocking, core_share=core_share)
-    # Between hosts a ring's slowest link decides, so nothing is known of the links within.
-    overhead_s = max(0.0, horovod.latency_s - latency_s - plain.cycle_s / 2)
-    return plain.model_copy(update={"overhead_s": overhead_s})
-
-
-def _fastest_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
-    each = (partial(kind, network, nodes, per_node) for kind in (ring_seconds, tree_seconds))
-    return min(seconds(num_bytes) for seconds in each)
 
 
 def _inter(network: Network) -> Link:

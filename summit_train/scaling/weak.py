@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from summit_train.processes import Facts, ProbeError, answer, find_mpirun, mpi_environment, mpirun_command
@@ -24,28 +25,24 @@ class Starts:
     threads: int = 1
     timeout: float = 1800.0
 
-    def on(self, ranks: int) -> Callable[[], Facts]:
-        """Return a function that starts `ranks` ranks and returns what they measured.
+    def measure(self, ranks: int) -> Facts:
+        """Start `ranks` ranks and return what they measured. Raises RanksError where they fail.
 
         One rank is a process without MPI and Horovod, as a user starts it.
         """
-
-        def run() -> Facts:
-            step = [sys.executable, "-m", "summit_train", "bench", "step", *self.words, f"scale.gpus={ranks}"]
-            launcher = [] if ranks == 1 else mpirun_command(_mpirun(), ranks)
-            environment = mpi_environment(os.environ) | {"OMP_NUM_THREADS": str(self.threads)}
-            try:
-                return answer([*launcher, *step, "--json"], self.timeout, environment)
-            except ProbeError as error:
-                raise RanksError(f"bench step on {ranks} ranks: {error}") from error
-
-        return run
+        step = [sys.executable, "-m", "summit_train", "bench", "step", *self.words, f"scale.gpus={ranks}"]
+        launcher = [] if ranks == 1 else mpirun_command(_mpirun(), ranks)
+        environment = mpi_environment(os.environ) | {"OMP_NUM_THREADS": str(self.threads)}
+        try:
+            return answer([*launcher, *step, "--json"], self.timeout, environment)
+        except ProbeError as error:
+            raise RanksError(f"bench step on {ranks} ranks: {error}") from error
 
 
 def weak_scaling(starts: Starts, ranks: Sequence[int], repeats: int, tell: Callable[[str], None]) -> dict[str, Any]:
     """Measure every number of ranks once a round; return spec, environment and rows as JSON values."""
     found: dict[int, list[Facts]] = {count: [] for count in ranks}
-    for count, facts in in_turn({count: starts.on(count) for count in ranks}, repeats):
+    for count, facts in in_turn({count: partial(starts.measure, count) for count in ranks}, repeats):
         found[count].append(facts)
         speed = _only(facts)["clips_per_second"]["median"]
         tell(f"round {len(found[count])} of {repeats}, {count} ranks: {speed:.3f} clips/s")

@@ -46,4 +46,4 @@ def test_ranks_are_numbers_and_two_at_least() -> None:
 
 def test_a_start_that_fails_says_why() -> None:
     with pytest.raises(RanksError, match=r"bench step on 1 ranks: summit-train: .*missing.yaml"):
-        Starts(("missing.yaml",)).on(1)()
+        Starts(("missing.yaml",)).measure(1)
