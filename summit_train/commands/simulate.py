@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the rows. Raises ValueError for a wrong spec, machine or number."""
+    """Print the rows. Raises UserError for a wrong spec, machine or number."""
     spec = load_spec(args.spec, args.overrides)
     job = _job(args, spec, _machine(args, spec))
     out = None if args.out is None else figure_path(args.out)

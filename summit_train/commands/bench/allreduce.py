@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; rank 0 prints. Raises ValueError for a wrong spec or option, or for one rank alone."""
+    """Measure; rank 0 prints. Raises UserError for a wrong spec or option, or for one rank alone."""
     spec, launch = load_spec(args.spec, args.overrides), this_launch()
     out = None if args.out is None else figure_path(args.out)
     if not 0 < args.seconds < float("inf") or args.max_bytes < 4096:

@@ -79,7 +79,7 @@ def show(
 
 
 def read_experiment(path: str, overrides: Sequence[str], ranks: int, *, synthetic: bool) -> Experiment:
-    """Read a spec and, without `synthetic`, its training manifest. Raises ValueError for a mistake in them."""
+    """Read a spec and, without `synthetic`, its training manifest. Raises UserError for a mistake in them."""
     return experiment_of(load_spec(path, overrides), ranks, synthetic=synthetic)
 
 

@@ -89,7 +89,7 @@ def _specs(args: argparse.Namespace) -> list[Spec]:
 
 
 def run_inference(args: argparse.Namespace) -> int:
-    """Measure and print Table 1, which is Figure 3a too. Raises ValueError for a wrong spec or option."""
+    """Measure and print Table 1, which is Figure 3a too. Raises UserError for a wrong spec or option."""
     return show(args, _inference, as_text, draw_compute)
 
 

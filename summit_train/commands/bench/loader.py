@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print. Raises ValueError for a wrong spec or option, and for a clip that cannot be read."""
+    """Measure and print. Raises UserError for a wrong spec or option, and for a clip that cannot be read."""
     return show(args, _measure, as_text)
 
 

@@ -41,7 +41,7 @@ def add_scaling(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print. Raises ValueError for a wrong spec or option, RanksError where ranks fail."""
+    """Measure and print. Raises UserError for a wrong spec or option, RanksError where ranks fail."""
     return show(args, _measure, as_text, draw_scalability)
 
 

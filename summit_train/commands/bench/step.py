@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print. Raises ValueError for a wrong spec or option."""
+    """Measure and print. Raises UserError for a wrong spec or option."""
     return show(args, _measure, as_text)
 
 
