@@ -64,6 +64,22 @@ def test_a_run_of_1_rank_goes_on_on_2_ranks(write_spec: WriteSpec, tmp_path: Pat
     assert _largest_difference(_checkpoint(tmp_path, "whole"), _checkpoint(tmp_path, "moved")) <= 1e-12
 
 
+def test_frozen_norms_stay_frozen_over_accumulation_ranks_and_a_resume(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """4 virtual GPUs on 1 rank; and on 2, continued from the middle. Frozen norms keep their first values to the bit."""
+    spec = write_spec("frozen", precision="fp64", model={"freeze_bn": "all_but_first"})
+    succeed(1, "train", str(spec))
+    whole = _checkpoint(tmp_path, "frozen")
+    for later in (tmp_path / "runs/frozen/checkpoints").glob("step_00000020*"):
+        later.unlink()
+    succeed(2, "train", str(spec))
+    assert _largest_difference(whole, _checkpoint(tmp_path, "frozen")) <= 1e-12
+    for name, value in whole.items():
+        if ".bn" in name or "downsample.1" in name:
+            first = 1.0 if name.endswith(("running_var", "weight")) else 0.0
+            assert torch.equal(value, torch.full_like(value, first)), name
+    assert int(whole["bn1.num_batches_tracked"]) == 20 and not torch.equal(whole["bn1.weight"], torch.ones(8).double())
+
+
 def test_every_video_is_scored_once_on_any_number_of_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
     """101 videos, which neither 2 nor 3 divides."""
     spec = str(write_spec(schedule={"epochs": 1}, scale={"gpus": 6, "clips_per_gpu": 4}))
