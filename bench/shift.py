@@ -61,6 +61,7 @@ class OfficialShift(nn.Module):
         self.num_frames = num_frames
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shift as the authors' code does."""
         frames, channels, height, width = x.size()
         x = x.view(frames // self.num_frames, self.num_frames, channels, height, width)
         fold = channels // 8

@@ -152,7 +152,7 @@ class _Walk:
                     block.register_forward_hook(self._leave)
         parameters = {_place(parameter) for parameter in self.network.parameters()}
 
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
+        def _keep(tensor: torch.Tensor) -> torch.Tensor:
             place = _place(tensor)
             self.alive.append(tensor)
             if tensor.dim() >= 2 and place not in parameters:
@@ -163,18 +163,18 @@ class _Walk:
                     self.floats.setdefault(place, (elements, self.block))
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(_keep, lambda tensor: tensor):
             yield
 
     def _layer(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        def _hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
             weight = module.weight
             assert isinstance(weight, torch.Tensor)
             parameters = sum(parameter.numel() for parameter in module.parameters())
             product = (output.numel() // len(weight), weight[0].numel(), len(weight))
             self.layers.append(Layer(name, parameters, product))
 
-        return hook
+        return _hook
 
     def _norm(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
         if self.layers:
@@ -183,19 +183,19 @@ class _Walk:
             self.layers[-1] = Layer(last.name, last.parameters + own, last.product)
 
     def _stage(self, title: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        def _hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
             # One clip: frames are the batch of a 2D network, and the third dimension of (N, C, T, H, W).
             self.stages[title] = output.shape[0] if output.dim() == 4 else output.shape[2]
 
-        return hook
+        return _hook
 
     def _enter(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        def _hook(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             self.block = name
             self.alive.append(inputs[0])
             self.block_inputs[_place(inputs[0])] = inputs[0].numel()
 
-        return hook
+        return _hook
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
         self.block = ""

@@ -31,6 +31,7 @@ class Dropout(nn.Module):
             self._generator.manual_seed(seed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x` with elements dropped in training, `x` itself otherwise."""
         if self.p == 0.0 or not self.training:
             return x
         # Drawn in fp32 whatever x is: under autocast the same elements fall as without it.
@@ -48,4 +49,5 @@ class Dropout(nn.Module):
         return {**self.__dict__, "_generator": None}
 
     def extra_repr(self) -> str:
+        """Return the settings for repr."""
         return f"p={self.p}"

@@ -40,9 +40,11 @@ class I3D(ResNet):
         _inflate_norms(self)
 
     def to_input(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
+        """Return clips as volumes (N, C, T, H, W), a view."""
         return clip_NTCHW.transpose(1, 2)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the features of volumes (N, C, T, H, W), averaged over T, H and W: (N, F)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.pool2(self.layer1(x))
         x = self.layer4(self.layer3(self.layer2(x)))

@@ -21,6 +21,7 @@ class RecomputedBlocks(nn.Sequential):
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the blocks one after the other."""
         for block in self:
             if torch.is_grad_enabled() and self.training:
                 contexts = partial(_contexts, block)

@@ -30,6 +30,7 @@ class ResidualBlock(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add the shortcut to the branch and rectify."""
         shifted = self.shift(x)
         shortcut = shifted if self.shift_in_place else x
         if self.downsample is not None:
@@ -52,6 +53,7 @@ class BasicBlock(ResidualBlock):
         self.downsample = projection(in_channels, channels, stride)
 
     def branch(self, x: torch.Tensor) -> torch.Tensor:
+        """Return 3x3, 3x3 of `x`."""
         x = self.relu(self.bn1(self.conv1(x)))
         out: torch.Tensor = self.bn2(self.conv2(x))
         return out
@@ -74,6 +76,7 @@ class Bottleneck(ResidualBlock):
         self.downsample = projection(in_channels, out_channels, stride)
 
     def branch(self, x: torch.Tensor) -> torch.Tensor:
+        """Return 1x1, 3x3, 1x1 of `x`."""
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.relu(self.bn2(self.conv2(x)))
         out: torch.Tensor = self.bn3(self.conv3(x))
@@ -128,12 +131,14 @@ class ResNet(VideoNetwork):
         self.fc = nn.Linear(channels, num_classes)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the stages' features of frames (M, C, H, W), averaged over H and W: (M, F)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         out: torch.Tensor = self.avgpool(x).flatten(1)
         return out
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:
+        """Return logits (M, num_classes)."""
         logits: torch.Tensor = self.fc(self.dropout(features))
         return logits
 

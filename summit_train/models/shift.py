@@ -58,11 +58,13 @@ class _Shift(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, num_frames: int, from_next: int, from_previous: int, step: int
     ) -> torch.Tensor:
+        """Shift."""
         ctx.settings = (num_frames, from_next, from_previous, step)
         return shifted_copy(x, num_frames, from_next, from_previous, step)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        """Shift back."""
         num_frames, from_next, from_previous, step = ctx.settings
         return _shift(grads[0], num_frames, from_next, from_previous, -step), None, None, None, None
 
@@ -91,7 +93,9 @@ class TemporalShift(nn.Module):
         self.direction = direction
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shift frames (N*T, C, H, W)."""
         return temporal_shift(x, self.num_frames, self.fraction, self.direction)
 
     def extra_repr(self) -> str:
+        """Return the settings for repr."""
         return f"num_frames={self.num_frames}, fraction={self.fraction}, direction={self.direction}"

@@ -34,6 +34,7 @@ class VideoNetwork(nn.Module):
         self.execution = "plain"  # how it runs, for people
 
     def forward(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
+        """Return logits (N, num_classes) of clips (N, T, C, H, W). Raises ValueError for an input of another shape."""
         shape = tuple(clip_NTCHW.shape)
         if len(shape) != 5 or shape[1:3] != (self.num_frames, self.in_channels):
             raise ValueError(f"the model takes (N, {self.num_frames}, {self.in_channels}, H, W); this input is {shape}")

@@ -43,6 +43,7 @@ class FusedBlock(nn.Module):
         self.training = block.training
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the plain block returns."""
         out = self._run("shift", x)
         shortcut = out if self.shift_in_place else x
         if self._modules.get("downsample") is not None:

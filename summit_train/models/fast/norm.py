@@ -24,6 +24,7 @@ class _Normalise(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, shortcut: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor,
         norm: FusedNorm,
     ) -> torch.Tensor:  # fmt: skip
+        """Normalise by the kernel."""
         mode = Mode(norm.by_batch, norm.relu)
         affine = Affine(weight, bias, norm.running_mean, norm.running_var)
         result, statistics = kernels.forward(x, shortcut, affine, mode, norm.count_batch(), norm.eps)
@@ -34,6 +35,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients by the kernel."""
         x, weight, bias, mean, inverse, result = ctx.saved_tensors
         # The gradient of the last activation comes out of the pooling in another memory format.
         grad = kernels.channels_last(grad.to(x.dtype))
@@ -61,6 +63,7 @@ class FusedNorm(_BatchNorm):
         self.training = norm.training
 
     def forward(self, x: torch.Tensor, shortcut: torch.Tensor | None = None) -> torch.Tensor:
+        """Return norm(x), rectified if `relu`; with a shortcut relu(norm(x) + shortcut)."""
         if self.by_batch and x.numel() == x.shape[1]:
             raise ValueError(f"batch normalisation needs more than 1 value per channel, got {tuple(x.shape)}")
         if not kernels.take(x):  # fp16
@@ -87,6 +90,7 @@ class FusedNorm(_BatchNorm):
         return 1.0 / float(cast(torch.Tensor, self.num_batches_tracked))
 
     def extra_repr(self) -> str:
+        """Return the settings for repr."""
         return f"{super().extra_repr()}, relu={self.relu}"  # type: ignore[no-untyped-call]
 
     def _check_input_dim(self, x: torch.Tensor) -> None:

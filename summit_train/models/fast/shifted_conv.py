@@ -22,8 +22,11 @@ from summit_train.models.shift import TemporalShift, num_shifted_channels, shift
 
 
 class _ShiftedConvolution(torch.autograd.Function):
+    """conv(shift(x))."""
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, conv: ShiftedConv2d) -> torch.Tensor:
+        """Convolve the shifted input."""
         ctx.save_for_backward(x, weight)
         ctx.conv = conv
         with conv.shifted(x) as shifted:
@@ -32,6 +35,7 @@ class _ShiftedConvolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients to the input and the weight."""
         x, weight = ctx.saved_tensors
         conv: ShiftedConv2d = ctx.conv
         wanted = [*ctx.needs_input_grad[:2], False]
@@ -60,6 +64,7 @@ class ShiftedConv2d(nn.Conv2d):
         self.from_next = self.from_previous if shift.direction == "both" else 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return conv(shift(x)). Raises ValueError where the batch does not hold whole clips."""
         if x.shape[0] % self.num_frames:
             raise ValueError(f"a batch of {x.shape[0]} frames does not divide into clips of {self.num_frames} frames")
         weight, device = self.weight, x.device.type
@@ -95,5 +100,6 @@ class ShiftedConv2d(nn.Conv2d):
         return [group for group in groups if group.end > group.begin]
 
     def extra_repr(self) -> str:
+        """Return the settings for repr."""
         shift = f"num_frames={self.num_frames}, fraction={self.fraction}, direction={self.direction}"
         return f"{super().extra_repr()}, {shift}"  # type: ignore[no-untyped-call]
