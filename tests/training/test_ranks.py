@@ -65,7 +65,7 @@ def test_a_run_of_1_rank_goes_on_on_2_ranks(write_spec: WriteSpec, tmp_path: Pat
 
 
 def test_frozen_norms_stay_frozen_over_accumulation_ranks_and_a_resume(write_spec: WriteSpec, tmp_path: Path) -> None:
-    """4 virtual GPUs on 1 rank; and on 2, continued from the middle. Frozen norms keep their first values to the bit."""
+    """4 virtual GPUs on 1 rank, and continued on 2. Frozen norms keep their first values to the bit."""
     spec = write_spec("frozen", precision="fp64", model={"freeze_bn": "all_but_first"})
     succeed(1, "train", str(spec))
     whole = _checkpoint(tmp_path, "frozen")
