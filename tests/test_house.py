@@ -26,16 +26,17 @@ ARROWS: dict[str, set[str]] = {
     "source": set(),
     "typed": {"source"},
     "spec": {"source", "typed", "models.catalog"},
-    "sweep": {"source", "typed", "spec"},
+    "text": set(),
     "network": {"spec", "models"},
     "comm": set(),
     "models": {"errors"},
     "optim": set(),
     "plan": _GROUND,
     "data": _GROUND | {"memory"},
-    "training": _GROUND | {"source", "comm", "models", "plan", "data", "optim"},
-    "cluster": {"files", "source", "typed", "spec", "plan"},
-    "report": {"files", "spec", "plan", "sweep", "scaling.published"},
+    "training": _GROUND | {"text", "source", "comm", "models", "plan", "data", "optim"},
+    "cluster": {"files", "source", "typed", "spec", "plan", "data"},
+    "report": {"files", "text", "scaling.published"},
+    "sweep": {"files", "text", "source", "typed", "spec", "plan", "cluster", "report"},
     # The cost model is integers and floats; the benches run what training runs.
     "scaling": _GROUND | {"source", "typed", "comm", "plan", "data", "models", "training", "processes"},
     "processes": set(),
@@ -49,7 +50,8 @@ OWNERS = {"horovod": {"comm"}, "mpi4py": {"comm"}, "av": {"data.decode"}, "PIL":
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
     r"comm|models\.(?!catalog).*|network|plan|training(\..*)?|optim\.sgd|data\.(loader|workers)|scaling\..*|"
-    r"cluster\.estimate|commands\.(bench(\..*)?|start|whole_run|evaluate|plan|model|simulate|submit|sweep(_start)?)"
+    r"cluster\.estimate|sweep\.(planning|start)|"
+    r"commands\.(bench(\..*)?|start|whole_run|evaluate|plan|model|simulate|submit|sweep)"
 )
 
 # Who may print: the commands, and the watchdog, which speaks when the main thread cannot.

@@ -1,1 +1,1 @@
-"""What the machine around the run says of itself, and the batch system that jobs are handed to."""
+"""Site profiles, job scripts, the batch system, and the launcher's environment variables."""

@@ -1,4 +1,4 @@
-"""What a run costs on a site, before it: hours, node-hours, the walltime to ask for, and how many jobs that makes."""
+"""Estimate the cost of a run on a site: hours, node-hours, walltime, number of jobs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from summit_train.cluster.site import Site, Speed, walltime_text
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 
-# A figure of training alone becomes a walltime: validation, checkpoints and nodes that are slower than others on top,
-# and in every job the start of Python on all nodes and the checkpoint at its end.
+# The walltime adds to the training time: validation, checkpoints and slow nodes (margin), and in each job the start of
+# Python on all nodes and the last checkpoint (minutes).
 _MARGIN = 1.2
 _MINUTES_A_JOB = 15
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """hours and node_hours are of training alone; None where nobody measured this network there.
+    """The cost of a run.
 
-    jobs: so many of walltime_minutes each, one after the other. most_node_hours: what they may use at most.
+    hours, node_hours: of training alone; None where the speed of this network is unknown.
+    jobs: number of jobs of walltime_minutes each, one after the other. most_node_hours: upper limit of all jobs.
     """
 
     nodes: int
@@ -36,11 +37,11 @@ class Estimate:
     scheduler: str
 
     def values(self) -> dict[str, Any]:
-        """The estimate as one JSON object."""
+        """Return the estimate as one JSON object."""
         return asdict(self)
 
     def rows(self) -> list[tuple[str, str]]:
-        """(name, value) for people."""
+        """Return (name, value) rows for people."""
         walltime = walltime_text(self.walltime_minutes)
         jobs = f"{self.jobs} jobs of {walltime}, one after the other" if self.jobs > 1 else f"{walltime}, one job"
         if self.hours is None:
@@ -49,11 +50,11 @@ class Estimate:
             speed = f"{self.clips_per_second:g} clips/s a rank ({self.source})"
             time = f"{walltime_text(math.ceil(self.hours * 60))}, {self.node_hours:,.1f} node-hours at {speed}"
         rows = [("training", time), ("walltime", f"{jobs}; at most {self.most_node_hours:,.1f} node-hours")]
-        return rows[:1] if self.scheduler == "local" else rows  # nobody ends a run on one's own machine
+        return rows[:1] if self.scheduler == "local" else rows  # this machine has no walltime
 
 
 def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
-    """The number of ranks on so many nodes. Raises JobError where they do not divide scale.gpus."""
+    """Return the number of ranks on `nodes` nodes. Raises JobError where they do not divide scale.gpus."""
     if nodes < 1:
         raise JobError(f"--nodes {nodes}: at least one node is wanted")
     ranks, gpus = nodes * site.ranks, spec.scale.gpus
@@ -71,11 +72,11 @@ def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
 def estimate(
     site: Site, spec: Spec, plan: Plan, nodes: int, walltime: int | None = None, speed: float | None = None
 ) -> Estimate:
-    """Work out what `plan` costs on `nodes` nodes.
+    """Return the cost of `plan` on `nodes` nodes.
 
-    walltime: the one asked for, in minutes; by default what the run needs, or the site's where that is not known. More
-    than the site's cap makes a chain of jobs. speed: clips a second of one rank instead of the site's own figure.
-    Raises SiteError for more nodes than the site has, JobError for a speed or a walltime that is none.
+    walltime: minutes asked for; by default what the run needs, or the site's default where that is unknown. A walltime
+    above the site's cap becomes a chain of jobs. speed: clips a second of one rank, in place of the site's figure.
+    Raises SiteError for more nodes than the site has, JobError for an invalid speed or walltime.
     """
     if speed is not None and not 0 < speed < math.inf:
         raise JobError(f"--speed {speed:g}: a number above 0 is wanted")
@@ -90,7 +91,7 @@ def estimate(
 
 
 def _measured(site: Site, spec: Spec, nodes: int) -> Speed | None:
-    """The site's figure for this network at the next larger number of nodes, as it falls with them; else the last."""
+    """Return the site's speed of this network at the next larger number of nodes, else at the largest."""
     model, data = spec.model, spec.data
     wanted = (model.arch, model.backbone, data.num_frames, data.crop, 1.0)
     found = [s for s in site.speeds if (s.arch, s.backbone, s.num_frames, s.crop, model.width) == wanted]
@@ -99,7 +100,7 @@ def _measured(site: Site, spec: Spec, nodes: int) -> Speed | None:
 
 
 def _chain(site: Site, nodes: int, walltime: int | None, hours: float | None) -> tuple[int, int]:
-    """(minutes of a job, number of jobs)."""
+    """Return (minutes of a job, number of jobs)."""
     if walltime is not None and walltime < 1:
         raise JobError(f"--walltime {walltime_text(walltime)}: at least a minute is wanted")
     cap = site.walltime_cap(nodes) or math.inf

@@ -1,10 +1,11 @@
-"""A job as text: (Site, Job) -> job script, pure. The templates are jobs/SCHEDULER_LAUNCHER.sh.j2."""
+"""A job as text: (Site, Job) -> job script, a pure function. The templates are jobs/SCHEDULER_LAUNCHER.sh.j2."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +15,28 @@ from summit_train.cluster.site import Site, shipped, walltime_text
 
 
 class JobError(ValueError):
-    """A job that cannot be as it was asked for."""
+    """A job that cannot run as asked for."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be run on a site.
+    """A job on a site.
 
-    runs: run directories, absolute; what is trained is RUN/job/spec.yaml. One: a plain job; several: an array.
-    workdir: where relative paths of the specs start. python: the interpreter with summit_train, at the same path on all
-    nodes. stage: packed folders to copy to the nodes' own disks. at_once: cap on an array's jobs that run together.
-    max_requeues: how often one run may be put back into the queue.
-    sweep: folder of the sweep that the runs are of; each one that is done brings the sweep's table up to date.
+    runs: run directories, absolute, each with the spec RUN/job/spec.yaml; several make a job array.
+    workdir: folder that relative paths of the specs start at.
+    python: interpreter with summit_train, at the same path on all nodes.
+    at_once: most jobs of an array that run at the same time.
+    max_requeues: how often one run may requeue itself.
+    stage: packed sets to copy to the nodes' own disks.
+    sweep: folder of the sweep; each run that ends updates the sweep's table.
     """
 
     name: str
     runs: tuple[Path, ...]
     nodes: int
     walltime_minutes: int
-    workdir: Path
-    python: str
+    workdir: Path = field(default_factory=Path.cwd)
+    python: str = sys.executable
     at_once: int | None = None
     max_requeues: int = 20
     stage: tuple[Path, ...] = ()
@@ -41,18 +44,18 @@ class Job:
 
     @property
     def is_array(self) -> bool:
-        """Several runs: one job array, its index chooses the run."""
+        """Return whether the job has several runs: an array whose index selects the run."""
         return len(self.runs) > 1
 
 
 class _Verbatim(str):
-    """Text that is shell already."""
+    """Text that is shell code and needs no quoting."""
 
 
 def _quote(value: Any) -> str:
-    """Every value that a template prints goes through here, so none can be forgotten.
+    """Quote a value for the shell. jinja2 applies this to every value that a template prints.
 
-    A line break never gets into the script: LSF reads a line that begins with #BSUB wherever it stands, quoted or not.
+    The result has no line break: LSF reads every line that begins with #BSUB, quoted or not.
     """
     text = str(value)
     if isinstance(value, _Verbatim) or text.isprintable():
@@ -62,7 +65,7 @@ def _quote(value: Any) -> str:
 
 
 def _with_variables(path: str) -> _Verbatim:
-    """A path with $NAMES for the shell to expand, and nothing else for it to read."""
+    """Quote a path, except for $NAMES, which the shell expands."""
     parts = re.split(r"(\$\w+|\$\{\w+\})", path)
     return _Verbatim("".join(f'"{part}"' if i % 2 else shlex.quote(part) for i, part in enumerate(parts) if part))
 
@@ -72,17 +75,20 @@ def _comment(text: Any) -> _Verbatim:
 
 
 def job_name(name: str) -> str:
-    """A name as schedulers take it on a line that no shell reads: letters, digits and ._-, 64 at most."""
+    """Return a name that schedulers accept in a directive: letters, digits and ._-, at most 64."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("-.")[:64] or "run"
 
 
 def render(site: Site, job: Job) -> str:
-    """The job script, which ends with a newline.
+    """Return the job script, which ends with a newline.
 
-    Raises JobError for a job without runs, and for staging on a site without node-local disks.
+    Raises JobError for a job without runs, an array on this machine, staging on a site without node-local disks, and a
+    negative number of requeues.
     """
     if not job.runs:
         raise JobError("a job without runs")
+    if job.max_requeues < 0:
+        raise JobError(f"--max-requeues {job.max_requeues}: 0 or more is wanted")
     if job.is_array and site.scheduler == "local":
         raise JobError(f"{site.name}: this machine has no job arrays; start the runs one after another")
     if job.stage and site.node_local is None:

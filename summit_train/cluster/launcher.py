@@ -1,12 +1,12 @@
-"""Which launcher started this process, read from its environment, before any MPI is touched."""
+"""Find the launcher of this process in its environment, before MPI is initialised."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# (launcher, variable with the rank, variable with the number of processes), as each launcher sets them. SLURM_NTASKS
-# is no sign of a launcher: it is set in a batch script too, where one process runs. SLURM_STEP_NUM_TASKS is srun's.
+# (launcher, variable with the rank, variable with the number of processes). SLURM_NTASKS is set in a batch script too,
+# where only one process runs; SLURM_STEP_NUM_TASKS is set by srun alone.
 _LAUNCHERS = (
     ("mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
@@ -19,10 +19,10 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Launch:
-    """The launcher's word on this process: who started it, as which of how many.
+    """The launcher of this process, with the process's rank and the number of processes.
 
-    interactive: a terminal on stdout is a person's. A launcher's own pseudo-terminal is not, unless TTY_COMPATIBLE=1
-    says so (the variable that rich reads).
+    interactive: a person watches stdout's terminal. A launcher's pseudo-terminal counts only with TTY_COMPATIBLE=1,
+    the variable that rich reads.
     """
 
     launcher: str
@@ -32,7 +32,7 @@ class Launch:
 
 
 def find_launch(environ: Mapping[str, str]) -> Launch | None:
-    """The launch that `environ` tells of, or None for a process started by hand.
+    """Return the launch that `environ` describes, or None for a process started by hand.
 
     Raises ValueError when a launcher's variables are there but are no numbers.
     """

@@ -1,4 +1,4 @@
-"""What a cluster is like, typed as a spec is: YAML -> frozen Site. A person's own profile is a file anywhere."""
+"""A site profile: YAML -> frozen, typed Site. Profiles are shipped in configs/sites; any other path works too."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LAUNCHERS = {"slurm": ("srun", "mpirun"), "lsf": ("jsrun", "mpirun"), "local": (
 
 
 class SiteError(ValueError):
-    """A mistake in a site profile, or a wish that the site does not fulfil."""
+    """A mistake in a site profile, or a request beyond the site's limits."""
 
 
 def parse_walltime(value: Any) -> Any:
-    """H:MM as minutes. A plain number is minutes already, as in YAML 1.1 `2:00` is the number 120."""
+    """Return H:MM as minutes. A number is minutes already: in YAML 1.1 `2:00` is the number 120."""
     if isinstance(value, str) and (match := re.fullmatch(r"(\d{1,4}):([0-5]\d)", value)):
         return 60 * int(match.group(1)) + int(match.group(2))
     if isinstance(value, str):
@@ -30,7 +30,7 @@ def parse_walltime(value: Any) -> Any:
 
 
 def walltime_text(minutes: int) -> str:
-    """Minutes as H:MM, which both schedulers read; Slurm wants seconds behind."""
+    """Return minutes as H:MM, as LSF reads it. Slurm needs :00 after it."""
     return f"{minutes // 60}:{minutes % 60:02}"
 
 
@@ -52,7 +52,7 @@ def _matching(pattern: str, wanted: str) -> AfterValidator:
 Minutes = Annotated[int, BeforeValidator(parse_walltime), Field(ge=1)]
 Count = Annotated[int, Field(ge=1)]
 Line = Annotated[str, AfterValidator(_one_line)]
-# Directives are read by the scheduler and not by a shell: what stands in them has no character that either would read.
+# The scheduler, not a shell, reads directives. These patterns allow no character that is special to either.
 Word = Annotated[str, _matching(r"[\w.@:+,=][\w.@:+,=/-]*", "one word of letters, digits and .@:+,=/_-")]
 Directive = Annotated[str, _matching(r"-[\w-][^\n#'\\$`;&|<>]*", "an option of the scheduler, such as --mem=0,")]
 Flag = Annotated[str, _matching(r"-[\w-][\w .:,=+/@%-]*", "an option without quotes, such as --mpi=pmix,")]
@@ -61,21 +61,21 @@ VariableName = Annotated[str, _matching(r"[A-Za-z_]\w*", "a variable's name")]
 
 
 class DirectiveLine(Section):
-    """An option of the scheduler, and why it is there: the reason is printed above it into the job script."""
+    """An option of the scheduler, and the reason, which the job script shows above it."""
 
     option: Directive
     why: Line
 
 
 class LauncherOption(Section):
-    """An option of the launcher, and why it is there."""
+    """An option of the launcher, and the reason."""
 
     option: Flag
     why: Line
 
 
 class Variable(Section):
-    """The value of an environment variable, taken as it is, and why it is set."""
+    """The value of an environment variable, not expanded, and the reason."""
 
     value: Line
     why: Line
@@ -89,7 +89,7 @@ class Cap(Section):
 
 
 class Speed(Section):
-    """Clips a second of one GPU in training, and where the figure is from. For any other network nothing is said."""
+    """Measured training speed of one network: clips a second of one GPU, and the source of the figure."""
 
     arch: Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1"]
     backbone: str = "resnet50"
@@ -108,35 +108,35 @@ class Site(Section):
     launcher: Literal["srun", "mpirun", "jsrun"]
     gpus_per_node: Annotated[int, Field(ge=0)]
     ranks_per_node: Count | None = Field(default=None, description="null: one a GPU.")
-    cores_per_node: Count = Field(description="Cores that jobs may use; shared out evenly to the ranks.")
-    bind: bool = Field(default=True, description="Tie each rank and its loader workers to its share of the cores.")
+    cores_per_node: Count = Field(description="Cores for jobs, divided evenly among the ranks.")
+    bind: bool = Field(default=True, description="Bind each rank and its loader workers to its cores.")
     walltime_caps: tuple[Cap, ...] = ()
     default_walltime: Minutes = 60
-    warning_seconds: Count = Field(default=300, description="The warning signal comes so long before the end.")
+    warning_seconds: Count = Field(default=300, description="Time of the warning signal before the walltime ends.")
     account: Word | None = None
     queue: Word | None = Field(default=None, description="Slurm's partition, LSF's queue.")
     directives: tuple[DirectiveLine, ...] = ()
     launcher_options: tuple[LauncherOption, ...] = ()
     modules: tuple[Word, ...] = ()
     environment: dict[VariableName, Variable] = Field(default={})
-    setup: tuple[Line, ...] = Field(default=(), description="Lines of bash, run as they are after the modules.")
+    setup: tuple[Line, ...] = Field(default=(), description="Lines of bash, run after the modules are loaded.")
     node_local: NodePath | None = Field(default=None, description="Folder on each node's own disk, for staging.")
     speeds: tuple[Speed, ...] = ()
 
     @property
     def ranks(self) -> int:
-        """Ranks of one node."""
+        """Return the number of ranks of one node."""
         return self.ranks_per_node or self.gpus_per_node
 
     @property
     def cores_per_rank(self) -> int:
-        """Cores that a rank and its loader workers share."""
+        """Return the number of cores that a rank and its loader workers share."""
         return max(1, self.cores_per_node // self.ranks)
 
     def walltime_cap(self, nodes: int) -> int | None:
-        """The longest walltime of a job of so many nodes, in minutes; None where the site has no caps.
+        """Return the longest walltime of a job of `nodes` nodes, in minutes; None where the site has no caps.
 
-        Raises SiteError for more nodes than the site gives to a job.
+        Raises SiteError for more nodes than a job may have.
         """
         for cap in self.walltime_caps:
             if nodes <= cap.nodes:
@@ -148,7 +148,7 @@ class Site(Section):
 
 
 def shipped(folder: str) -> Path:
-    """A folder of the checkout that the package is installed from: configs or jobs, which pip does not copy."""
+    """Return a folder of the checkout that pip does not install: configs or jobs."""
     path = Path(summit_train.__file__).resolve().parents[1] / folder
     if not path.is_dir():
         raise SiteError(f"there is no {path}: job scripts need the checkout; install it with `pip install -e CHECKOUT`")
@@ -156,9 +156,9 @@ def shipped(folder: str) -> Path:
 
 
 def load_site(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Site:
-    """The shipped profile of that name, or the file at that path, with `key=value` overrides.
+    """Read the shipped profile of that name, or the file at that path, with `key=value` overrides.
 
-    Raises SiteError; one line a mistake: `file:line: key: what is wrong and what would be right`.
+    Raises SiteError with one line for each mistake: `file:line: key: what is wrong and what would be right`.
     """
     try:
         site = validated(Site, read_tree(_profile(str(name_or_path)), overrides))
@@ -180,7 +180,7 @@ def _profile(name_or_path: str) -> Path:
 
 
 def _check(site: Site) -> None:
-    """Keys that are right one by one and impossible together."""
+    """Raise SiteError for keys that are valid one by one but not together."""
     if site.launcher not in LAUNCHERS[site.scheduler]:
         choices = ", ".join(LAUNCHERS[site.scheduler])
         raise SiteError(f"{site.name}: launcher: {site.launcher} is none of {site.scheduler}; valid: {choices}")

@@ -1,7 +1,7 @@
-"""From a job to the scheduler: the script into the run directory, sbatch or bsub, what became of it.
+"""Hand a job to the scheduler: write its script, call sbatch or bsub, ask for its state.
 
-In RUN/job/: spec.yaml (what is trained), job.sh, submitted.jsonl (a line a submission), what the script leaves: `done`,
-`requeues` (a line each), the job's output; and `last_job`, the last one of a chain.
+Files in RUN/job/: spec.yaml, job.sh, submitted.jsonl (a line for each submission), last_job (id of a chain's last job).
+The script adds `done`, `requeues` (a line for each) and the job's output.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ _RUNNING = {"RUNNING", "COMPLETING", "RUN", "UNKWN"}
 
 
 class SubmitError(ValueError):
-    """The job cannot be submitted as things are: no scheduler here, or the run is queued already."""
+    """The job cannot be submitted: there is no scheduler here, or the run is queued already."""
 
 
 class SchedulerError(RuntimeError):
-    """The scheduler refused, or its answer is not to be understood."""
+    """The scheduler refused, or its answer cannot be read."""
 
 
 def write_job(site: Site, job: Job, specs: Sequence[Spec], folder: Path | None = None) -> Path:
-    """Write every run's spec and the script; the script's path. Marks that earlier jobs left are cleared.
+    """Write every run's spec and the script, delete the marks of earlier jobs, and return the script's path.
 
-    specs: one a run, in the order of job.runs. folder: where the script goes, RUN/job of the first run by default; an
-    array's belongs to none of its runs.
+    specs: one for each run, in the order of job.runs. folder: of the script, by default RUN/job of the first run.
     """
     text = render(site, job)
     for run, spec in zip(job.runs, specs, strict=True):
@@ -49,20 +48,32 @@ def write_job(site: Site, job: Job, specs: Sequence[Spec], folder: Path | None =
     return script
 
 
+def prepare_job(site: Site, job: Job, spec: Spec) -> Path:
+    """Write the spec and the script of a job of one run; return the script's path.
+
+    Raises SubmitError without a scheduler, and where a job of this run is queued or running.
+    """
+    check_scheduler(site)
+    waiting = waiting_job(site, job.runs[0])
+    if waiting is not None:
+        raise SubmitError(f"{job.runs[0]}: job {waiting[0]} is {waiting[1]}; wait for it, or cancel it first")
+    return write_job(site, job, [spec])
+
+
 def check_scheduler(site: Site) -> None:
-    """Raises SubmitError where the site's scheduler cannot be reached from this machine."""
+    """Raise SubmitError where the site's scheduler cannot be reached from this machine."""
     command = _COMMANDS.get(site.scheduler)
     if command is not None and shutil.which(command) is None:
         raise SubmitError(f"{command} is not on PATH: submit from a machine of {site.name}, or only look: --dry-run")
 
 
 def submit(site: Site, script: Path, after: str | None = None) -> str:
-    """Hand a script to the scheduler; the job's id. `after`: it starts when that job has ended, however it ended.
+    """Hand a script to the scheduler and return the job's id. after: id of a job that has to end first, in any state.
 
-    The scheduler is started in the script's folder, where its output goes: so no path of the user's stands in a
-    directive. Slurm still reads %j and the like in the folder's own path, and cannot be kept from it.
-    Raises SubmitError without a scheduler and for such a folder, SchedulerError where it refuses.
+    Raises SubmitError without a scheduler and for a folder that Slurm misreads, SchedulerError where it refuses.
     """
+    # The scheduler runs in the script's folder, where the output goes: directives then need no path of the user's.
+    # Slurm expands %j and the like even in the folder's own path.
     check_scheduler(site)
     if site.scheduler == "slurm":
         if set(str(script.absolute())) & set("%\\"):
@@ -72,7 +83,7 @@ def submit(site: Site, script: Path, after: str | None = None) -> str:
         found = re.search(r"^(\d+)(;.*)?$", answer, re.M)
     else:
         words = ["bsub", *(["-w", f"ended({after})"] if after else [])]
-        # Only where LSF is told to (LSB_BSUB_PARSE_SCRIPT, as beside jsrun) does bsub read a script that it is named.
+        # bsub reads a script given as an argument only with LSB_BSUB_PARSE_SCRIPT, which sites with jsrun set.
         named = site.launcher == "jsrun"
         answer = _ask([*words, script.name] if named else words, script.parent, None if named else script)
         found = re.search(r"Job <(\d+)>", answer)
@@ -82,10 +93,10 @@ def submit(site: Site, script: Path, after: str | None = None) -> str:
 
 
 def chain(site: Site, job: Job, script: Path, jobs: int, after: str | None = None) -> list[str]:
-    """Submit a plain job's script `jobs` times, each to start when the one before has ended; their ids.
+    """Submit a plain job's script `jobs` times, each to start when the one before has ended; return their ids.
 
-    The first one waits for the job `after`, which may be another run's. Every one is recorded as soon as the
-    scheduler has it. The first one that ends the run makes the others end at once.
+    after: id of a job that the first one waits for. Each job is recorded as soon as the scheduler has it. When a job
+    has finished the run, the later ones end at once.
     """
     ids: list[str] = []
     for _ in range(jobs):
@@ -106,7 +117,7 @@ def _ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = 
 
 
 def member_ids(site: Site, job: Job, job_id: str) -> list[str]:
-    """The id of each run's own job: that of the job, or with its index in the array."""
+    """Return the id of each run's own job; in an array it has an index."""
     if not job.is_array:
         return [job_id]
     form = "{}_{}" if site.scheduler == "slurm" else "{}[{}]"
@@ -114,7 +125,7 @@ def member_ids(site: Site, job: Job, job_id: str) -> list[str]:
 
 
 def record(site: Site, job: Job, script: Path, job_id: str) -> None:
-    """Add the submission to every run's RUN/job/submitted.jsonl."""
+    """Append the submission to every run's RUN/job/submitted.jsonl."""
     for run, own_id in zip(job.runs, member_ids(site, job, job_id), strict=True):
         line = {
             "id": own_id,
@@ -131,7 +142,7 @@ def record(site: Site, job: Job, script: Path, job_id: str) -> None:
 
 
 def submissions(run: Path) -> list[dict[str, Any]]:
-    """What was submitted for this run, oldest first."""
+    """Return the submissions of this run, oldest first."""
     path = run / "job/submitted.jsonl"
     if not path.exists():
         return []
@@ -139,7 +150,7 @@ def submissions(run: Path) -> list[dict[str, Any]]:
 
 
 def job_states(site: Site, ids: Sequence[str]) -> dict[str, str]:
-    """queued, running or gone for each id, as the scheduler says. An array's own id runs while one of its jobs does.
+    """Return queued, running or gone for each id. An array's own id is running while one of its jobs is.
 
     Raises SubmitError without a scheduler, SchedulerError where it does not answer.
     """
@@ -158,7 +169,7 @@ def _state(job_id: str, states: Mapping[str, str]) -> str:
 
 
 def _squeue() -> dict[str, str]:
-    """All jobs of this user: asking for one that is gone would be an error."""
+    """Return id -> state of all jobs of this user. Asking for a job that is gone would be an error."""
     answer = _ask(["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %T"])
     return dict(line.split(maxsplit=1) for line in answer.splitlines() if line.strip())
 
@@ -179,7 +190,7 @@ def _bjobs() -> dict[str, str]:
 
 
 def waiting_job(site: Site, run: Path) -> tuple[str, str] | None:
-    """(id, state) of a job of this run that is queued or running, or None."""
+    """Return (id, state) of a job of this run that is queued or running, or None."""
     ids = [line["id"] for line in submissions(run) if line["scheduler"] == site.scheduler]
     for job_id, state in job_states(site, ids).items():
         if state != "gone":

@@ -1,4 +1,4 @@
-"""The options of commands that are about a cluster: which site, and what is asked of it."""
+"""Options of the commands that use a site: its name, overrides and walltime."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from summit_train.cluster.site import parse_walltime
 
 
 def add_site_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """The options that name a site and what is asked of it."""
+    """Add --site, --set and --walltime."""
     parser.add_argument("--site", required=required, metavar="NAME", help="a shipped site profile, or the path of one")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="key of the site to override: account=abc123"

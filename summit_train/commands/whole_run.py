@@ -14,10 +14,11 @@ from summit_train.commands.start import Inputs, choose_device, read_inputs, sess
 from summit_train.files import write_json, write_text
 from summit_train.report.page import write_report
 from summit_train.spec import Spec, dump_spec
+from summit_train.text import duration
 from summit_train.training.checkpoint import epoch_checkpoints
 from summit_train.training.environment import environment
 from summit_train.training.loop import train
-from summit_train.training.metrics import RunLog, duration
+from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run, locked_run, prepare_run
 from summit_train.training.staging import stage_sets
 from summit_train.training.watch import StopRequest, Watchdog

@@ -32,7 +32,8 @@ from summit_train.report.curves import (
     wait_share,
 )
 from summit_train.report.metrics import FinalEval, Run, StepRecord
-from summit_train.report.tables import machine_of, mean_std, views_of
+from summit_train.report.tables import machine_of, views_of
+from summit_train.text import mean_std
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")  # for more runs than colours

@@ -18,16 +18,13 @@ from summit_train.report.figures import Picture, pictures
 from summit_train.report.metrics import Run, read_runs
 from summit_train.report.tables import (
     SummaryRow,
-    duration,
-    mean_std,
     notes_of,
-    percent,
     rows,
-    show,
     start_rows,
     summary_row,
     views_of,
 )
+from summit_train.text import duration, mean_std, percent, show
 
 TEMPLATE = "page.html.j2"
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from summit_train.files import replacing
 from summit_train.report.figures import GREY, PALETTE, drawable, house_style
-from summit_train.report.tables import duration
+from summit_train.text import duration
 
 ROUND_TIMES = (1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10800, 36000, 108000, 360000, 1080000)  # seconds
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")

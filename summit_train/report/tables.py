@@ -8,9 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from summit_train.report.metrics import FinalEval, Run, StartRecord, number
-
-NONE = "\N{EM DASH}"
-MOST_ITEMS = 20
+from summit_train.text import MOST_ITEMS, NONE, duration, listed, mean_std, percent, show
 
 
 @dataclass(frozen=True)
@@ -119,49 +117,6 @@ def machine_of(environment: Mapping[str, Any]) -> str:
 def rows(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A nested mapping as (dotted key, value) rows; a long one inside (hundreds of hosts) in one row."""
     return [(key, show(value)) for key, value in _flat(mapping, "")]
-
-
-def show(value: object) -> str:
-    """A JSON value for people."""
-    if value is None:
-        return NONE
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, Mapping):
-        return listed([f"{key} {show(item)}" for key, item in value.items()])
-    return listed(value) if isinstance(value, (list, tuple)) else str(value)
-
-
-def listed(values: Sequence[object]) -> str:
-    """The first values, and how many there are if these are not all."""
-    shown = ", ".join(show(value) for value in values[:MOST_ITEMS])
-    return f"{shown}, \N{HORIZONTAL ELLIPSIS} ({len(values):,} in all)" if len(values) > MOST_ITEMS else shown
-
-
-def percent(value: float | None) -> str:
-    """An accuracy in percent with the digit that 20,000 videos can tell."""
-    return NONE if value is None else f"{value:.2f} %"
-
-
-def mean_std(mean: float | None, std: float | None) -> str:
-    """'73.81 +- 0.05 %'."""
-    if mean is None or std is None:
-        return percent(mean)
-    return f"{mean:.2f} \N{PLUS-MINUS SIGN} {std:.2f} %"
-
-
-def duration(seconds: float) -> str:
-    """'1 h 05 min', '4 min 09 s', '8.1 s'."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60:,} h {minutes % 60:02d} min"
 
 
 def _flat(mapping: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, object]]:

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
+from summit_train.text import duration
+
 _SECONDS_BETWEEN_LINES = 10.0
 _SCALARS = ("loss", "lr", "top1", "top5", "clips_per_second", "step_s", "data_wait_s")
 
@@ -106,16 +108,6 @@ class ProgressLine:
     def say(self, text: str) -> None:
         """A line that stays."""
         self._console.print(text)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people write them: 47 s, 3 min 20 s, 2 h 05 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def _json_number(value: Any) -> Any:

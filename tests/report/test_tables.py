@@ -1,18 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
 from summit_train.report.metrics import read_run
-from summit_train.report.tables import (
-    duration,
-    machine_of,
-    mean_std,
-    notes_of,
-    rows,
-    show,
-    start_rows,
-    summary_row,
-)
+from summit_train.report.tables import machine_of, notes_of, rows, start_rows, summary_row
+from summit_train.text import show
 
 
 def test_the_summary_of_a_whole_run(write_run):
@@ -61,26 +51,6 @@ def test_nested_values_become_dotted_rows():
         ("mpi", "—"),
         ("ok", "yes"),
         ("lr", "0.333333"),
-    ]
-
-
-def test_long_lists_say_how_long_they_are():
-    assert show(list(range(1000))).endswith("19, … (1,000 in all)")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(8.06, "8.1 s"), (60, "1 min 00 s"), (3599.6, "1 h 00 min"), (360_060, "100 h 01 min")],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
-
-
-def test_mean_and_deviation_as_far_as_known():
-    assert [mean_std(73.807, 0.049), mean_std(73.8, None), mean_std(None, None)] == [
-        "73.81 ± 0.05 %",
-        "73.80 %",
-        "—",
     ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from summit_train.training.metrics import RunLog, duration
+from summit_train.training.metrics import RunLog
 
 _STEP = {"epoch": 0, "loss": 1.25, "lr": 0.1, "clips_per_second": 8.0, "step_s": 1.0, "data_wait_s": 0.25, "top1": 50.0}
 
@@ -47,9 +47,3 @@ def test_plain_lines_where_the_output_is_no_terminal(tmp_path: Path, capsys: pyt
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "a b: step 4/4  epoch 0  loss 1.2500  lr 0.1  8.0 clips/s  data wait 25 %  0 s left"
     assert said[1] == "[bold]as it is[/bold]"
-
-
-def test_durations_as_people_write_them() -> None:
-    assert [duration(s) for s in (0.4, 59.6, 200, 3599.6, 7500)] == [
-        "0 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "2 h 05 min"
-    ]  # fmt: skip

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from summit_train.report.sweep import SweepRow, read_rows
-from summit_train.report.sweep_figure import draw_accuracy, write_sweep
-from summit_train.sweep import Reference, ReferencePoint, Sweep, load_sweep
+from summit_train.sweep.figure import draw_accuracy, write_sweep
+from summit_train.sweep.grid import Reference, ReferencePoint, Sweep, load_sweep
+from summit_train.sweep.status import SweepRow, read_rows
 
 
 def _sweep(folder: Path, axes: str) -> Sweep:

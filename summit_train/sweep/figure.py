@@ -13,8 +13,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from summit_train.files import locked, replacing, write_json, write_text
 from summit_train.report.curves import finite
 from summit_train.report.figures import GREY, PALETTE, drawable, house_style
-from summit_train.report.sweep import JobState, SweepRow, as_csv, as_values, read_rows, table
-from summit_train.sweep import Sweep
+from summit_train.sweep.grid import Sweep
+from summit_train.sweep.status import JobState, SweepRow, as_csv, as_values, read_rows, table
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 

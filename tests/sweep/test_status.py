@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from summit_train.report.sweep import JobState, as_csv, as_values, read_rows, table, text_table, to_start
 from summit_train.source import SpecError
 from summit_train.spec import dump_spec
-from summit_train.sweep import Reference, ReferencePoint, Sweep, load_sweep
+from summit_train.sweep.grid import Reference, ReferencePoint, Sweep, load_sweep
+from summit_train.sweep.status import JobState, as_csv, as_values, read_rows, table, to_start
 
 BASE = {
     "model": {"arch": "tsm", "backbone": "resnet18", "num_classes": 4},
@@ -163,8 +163,3 @@ def test_csv_and_json_have_all_columns(sweep, begin):
     values = json.loads(json.dumps(as_values(sweep, rows)))
     assert values["states"]["done"] == 1 and values["states"]["missing"] == 3
     assert values["runs"][0] == {field: getattr(rows[0], field) for field in read[0]}
-
-
-def test_columns_of_numbers_stand_to_the_right():
-    text = text_table(("a", "n", "none"), [("xyz", "1", "—"), ("b", "1,000", "")])
-    assert text == "a        n\nxyz      1\nb    1,000"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from summit_train.cluster.site import load_site
-from summit_train.commands.sweep_start import plan_runs
-from summit_train.sweep import load_sweep
+from summit_train.sweep.grid import load_sweep
+from summit_train.sweep.planning import plan_runs
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs/sweeps"
 FILES = sorted(FOLDER.glob("*.yaml"))
 CLIPS = 240_000
@@ -34,7 +34,7 @@ MOST_NODES = 384  # "due to quota limitation, the largest physical nodes we used
 
 
 def test_the_plan_of_each_row_is_the_papers() -> None:
-    planned = plan_runs(load_sweep(FOLDER / "table3.yaml"), load_site("summit"), CLIPS, None)
+    planned = plan_runs(load_sweep(FOLDER / "table3.yaml"), load_site("summit"), lambda spec: CLIPS, None)
     assert [(f"nodes-{nodes}", gpus, batch, frames) for nodes, gpus, batch, frames, _, _ in TABLE_3] == [
         (run.name, run.plan.virtual_gpus, run.plan.global_batch, run.plan.frames_per_batch) for run in planned
     ]
@@ -65,7 +65,7 @@ def test_the_published_figures_are_the_papers() -> None:
 
 def test_the_study_in_small_goes_up_to_batches_that_lose_accuracy_in_the_same_epochs() -> None:
     sweep = load_sweep(FOLDER / "batch_size_motion.yaml")
-    planned = plan_runs(sweep, load_site("local"), 512, None)
+    planned = plan_runs(sweep, load_site("local"), lambda spec: 512, None)
     assert [run.plan.global_batch for run in planned] == [8, 16, 32, 64, 128, 256]
     assert {run.plan.ranks for run in planned} == {2}
     assert {run.plan.peak_lr / run.plan.global_batch for run in planned} == {0.02 / 8}

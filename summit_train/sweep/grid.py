@@ -1,12 +1,12 @@
-"""A sweep file -> many specs, each named by what differs. Nothing is started here.
+"""Read a sweep file: one spec for each run, named by the keys in which the runs differ.
 
 name: batch_size
-base: ../kinetics/tsm_r50_8f.yaml     # the spec that all runs share, relative to this file
-set: {schedule.epochs: 50}            # keys of it that are other ones here
-grid: {model.arch: [tsm, tsn]}        # every one with every other
+base: ../kinetics/tsm_r50_8f.yaml     # spec that all runs share, relative to this file
+set: {schedule.epochs: 50}            # base keys that every run overrides
+grid: {model.arch: [tsm, tsn]}        # all combinations
 zip: {scale.gpus: [48, 96], nodes: [8, 16]}   # in step: 48 with 8, 96 with 16
-runs: [{name: baseline, scale.gpus: 6}]       # and these, beside grid and zip
-at_once: 4                            # so many at the same time, at most
+runs: [{name: baseline, scale.gpus: 6}]       # further runs
+at_once: 4                            # at most this many at the same time
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from summit_train.spec import Count, PathText, Spec, spec_from_tree
 from summit_train.typed import Section, validated
 
 MOST_RUNS = 1000  # an array's indices stay below Slurm's usual MaxArraySize, 1001
-_LONGEST_NAME = 80
+_LONGEST_NAME = 80  # characters
 _SAFE = "A-Za-z0-9.,+=@_-"
 
 
 def _safe_name(name: str) -> str:
-    """Names become folders that stand in job scripts, on command lines and in schedulers' lists."""
+    # The name becomes a folder. It appears in job scripts, on command lines and in schedulers' lists.
     if not re.fullmatch(rf"[A-Za-z0-9][{_SAFE}]*", name) or len(name) > _LONGEST_NAME:
         wanted = f"a letter or digit, then letters, digits and .,+=@_-, at most {_LONGEST_NAME}, are wanted"
         raise ValueError(f"the name becomes a folder: {wanted}")
@@ -56,14 +56,14 @@ class ReferencePoint(Section):
 
 
 class Reference(Section):
-    """Published figures that table and figure show beside the sweep's own."""
+    """Published accuracies, shown beside those of the sweep."""
 
     label: Annotated[str, Field(min_length=1, max_length=60)]
     points: Annotated[tuple[ReferencePoint, ...], Field(min_length=1)]
 
 
 class RunEntry(Section):
-    """An explicit run: keys of the spec, besides what is said of the run itself."""
+    """An explicit run. All further keys are keys of the spec."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -81,16 +81,18 @@ class SweepFile(Section):
     grid: dict[str, Axis] = Field(default={})
     zip: dict[str, Axis] = Field(default={})
     runs: tuple[RunEntry, ...] = ()
-    nodes: Count | None = Field(default=None, description="Of every run that gives no number of its own.")
-    at_once: Count | None = Field(default=None, description="So many runs at the same time, at most; null: all.")
+    nodes: Count | None = Field(default=None, description="Nodes of a run that names none.")
+    at_once: Count | None = Field(default=None, description="Most runs at the same time; null: all.")
     reference: Reference | None = None
 
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run. nodes: None where the sweep does not say. changes: dotted keys of the spec that it gives.
+    """One run.
 
-    curve: runs of one curve belong together in the figure; it names the values of the grid that are not the scale.
+    nodes: None where the sweep names none.
+    curve: the run's curve in the figure, named by its grid values other than the scale.
+    changes: dotted spec keys that the run overrides.
     """
 
     name: str
@@ -102,7 +104,7 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs in the file's order, and the folder that theirs are in: run_dir/name. base: values all runs share."""
+    """All runs in the file's order. folder: run_dir/name, the parent of every run. base: values that all runs share."""
 
     name: str
     folder: Path
@@ -114,7 +116,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class _Draft:
-    """A run that is being put together: keys with (value, where it was given), what its name is made of."""
+    """A run before its spec is built. values: key -> (value, place in the file). parts: (key, value) for the name."""
 
     place: str
     values: Mapping[str, tuple[Any, str]]
@@ -125,9 +127,9 @@ class _Draft:
 
 
 def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
-    """Read a sweep file, or the folder of a sweep that was started; `section.key=value` is laid over every run.
+    """Read a sweep file, or the folder of a started sweep, and apply `section.key=value` overrides to every run.
 
-    Raises SpecError; its message has one line a mistake: `file:line: key: what is wrong and what would be right`.
+    Raises SpecError with one line for each mistake: `file:line: key: what is wrong and what would be right`.
     """
     file = Path(path)
     tree = read_tree(file / "sweep.yaml" if file.is_dir() else file)
@@ -152,9 +154,9 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
 
 
 def sweep_texts(sweep: Sweep) -> dict[str, str]:
-    """File name -> text of what stands in the sweep's folder: `load_sweep` of the folder gives the same runs.
+    """Return file name -> text for the sweep's folder. `load_sweep(folder)` then gives the same runs.
 
-    It does not change when the sweep file does, and needs no overrides.
+    The folder needs neither the sweep file nor the overrides.
     """
     base = dict(sweep.base) | {"run_dir": str(sweep.folder.absolute().parent)}
     runs = [{"name": run.name, "nodes": run.nodes, "curve": run.curve, **run.changes} for run in sweep.runs]
@@ -164,7 +166,7 @@ def sweep_texts(sweep: Sweep) -> dict[str, str]:
 
 
 def _base(sweep: SweepFile, tree: Tree, overrides: Sequence[str], swept: set[str]) -> Tree:
-    """The values that all runs share: the base spec, `set`, the overrides."""
+    """Return the values that all runs share: the base spec, then `set`, then the overrides."""
     place = tree.place(("base",))
     path = Path(place.rpartition(":")[0]).parent / sweep.base
     if not path.is_file():
@@ -191,19 +193,19 @@ def _check(key: str, value: Any, place: str, reserved: Sequence[str] = ("name", 
 
 
 def _overlap(key: str, other: str) -> bool:
-    """One of the two is the other, or stands below it."""
+    """Return whether one key equals the other or is its parent section."""
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
 def _axes(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
-    """Every point of the grid with every row of zip."""
+    """Yield every point of the grid with every row of zip."""
     if not sweep.grid and not sweep.zip:
         return
     _check_axes(sweep, tree)
     rows = list(zip(*sweep.zip.values(), strict=True)) or [()]
     places = {key: tree.place((name, key)) for name in ("grid", "zip") for key in getattr(sweep, name)}
     place = tree.place(("zip" if sweep.zip else "grid",))
-    # In step: the first keys that tell the rows apart are enough for a name.
+    # The first zip keys that tell the rows apart are enough for a name.
     telling = next((n for n in range(1, len(sweep.zip)) if _distinct(row[:n] for row in rows)), len(sweep.zip))
     for point in itertools.product(*sweep.grid.values()):
         on_grid = tuple(zip(sweep.grid, point, strict=True))
@@ -246,7 +248,7 @@ def _explicit(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
 
 
 def _spec(draft: _Draft, base: Tree, folder: str) -> Spec:
-    """The run's spec, still without its name."""
+    """Return the run's spec, named `run` for now."""
     tree = Tree(copy.deepcopy(base.values), dict(base.places))
     put(tree, "name", "run", draft.place)
     for key, (value, place) in draft.values.items():
@@ -265,12 +267,12 @@ def _refuse_twins(drafts: Sequence[_Draft], specs: Sequence[Spec]) -> None:
 
 
 def _names(drafts: Sequence[_Draft]) -> list[str]:
-    """The runs' names: their own, else key-value for every key they are told apart by."""
+    """Return the runs' names: their own, else `key-value` for every key that distinguishes them."""
     keys = {key for draft in drafts for key, _ in draft.parts}
     last = Counter(key.rpartition(".")[2] for key in keys)
     in_full = frozenset(key for key in keys if last[key.rpartition(".")[2]] > 1)
     names = [draft.name or _joined(draft.parts, in_full) or "base" for draft in drafts]
-    # Folders may be on a disk that does not tell A from a.
+    # The file system may ignore case.
     count = Counter(name.casefold() for name in names)
     for i, draft in enumerate(drafts):
         if draft.name is None and count[names[i].casefold()] > 1:
@@ -283,14 +285,14 @@ def _names(drafts: Sequence[_Draft]) -> list[str]:
 
 
 def _joined(parts: Sequence[tuple[str, Any]], in_full: Set[str] = frozenset()) -> str:
-    """`gpus-48_base_lr-0.02`; long ones are cut, and end with a digest of all of it."""
+    """Return `gpus-48_base_lr-0.02`. A long name is cut and ends with a digest of all parts."""
     words = ((key if key in in_full else key.rpartition(".")[2], _text(value)) for key, value in parts)
     name = "_".join(f"{key}-{value}" for key, value in words)
     return name if len(name) <= _LONGEST_NAME else _cut(name, _digest(parts))
 
 
 def _text(value: Any) -> str:
-    """A value with nothing in it that a folder's name should not have."""
+    """Return a value as text that is safe in a folder's name."""
     if isinstance(value, str):
         return re.sub(rf"[^{_SAFE}]+", "-", value)
     if isinstance(value, list):

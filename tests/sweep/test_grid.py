@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from summit_train.source import SpecError
-from summit_train.sweep import MOST_RUNS, Sweep, load_sweep, sweep_texts
+from summit_train.sweep.grid import MOST_RUNS, Sweep, load_sweep, sweep_texts
 
 BASE = {
     "name": "base",

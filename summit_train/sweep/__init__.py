@@ -1,0 +1,1 @@
+"""A sweep: many runs from one file, planned, started and followed."""

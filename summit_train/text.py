@@ -1,0 +1,66 @@
+"""Numbers, times and tables as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+NONE = "\N{EM DASH}"
+MOST_ITEMS = 20
+
+
+def show(value: object) -> str:
+    """Return a JSON value for people: `1,536`, `0.005`, `yes`, a dash for null."""
+    if value is None:
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        return listed([f"{key} {show(item)}" for key, item in value.items()])
+    return listed(value) if isinstance(value, (list, tuple)) else str(value)
+
+
+def listed(values: Sequence[object], most: int = MOST_ITEMS) -> str:
+    """Return the first `most` values, and the number of all values if there are more."""
+    shown = ", ".join(show(value) for value in values[:most])
+    return f"{shown}, \N{HORIZONTAL ELLIPSIS} ({len(values):,} in all)" if len(values) > most else shown
+
+
+def percent(value: float | None) -> str:
+    """Return an accuracy in percent. 20,000 videos resolve two decimals."""
+    return NONE if value is None else f"{value:.2f} %"
+
+
+def mean_std(mean: float | None, std: float | None) -> str:
+    """Return `73.81 ± 0.05 %`."""
+    if mean is None or std is None:
+        return percent(mean)
+    return f"{mean:.2f} \N{PLUS-MINUS SIGN} {std:.2f} %"
+
+
+def duration(seconds: float) -> str:
+    """Return `8.1 s`, `47 s`, `4 min 09 s` or `1 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
+
+
+def text_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return rows of equal keys as aligned columns under a header.
+
+    Columns of numbers are aligned to the right. Columns in which every cell is empty or a dash are left out.
+    """
+    columns = [(name, *(row[name] for row in rows)) for name in rows[0]]
+    columns = [column for column in columns if any(cell not in ("", NONE) for cell in column[1:])]
+    padded = []
+    for column in columns:
+        is_number = all(cell in ("", NONE) or cell[0].isdigit() for cell in column[1:])
+        width = max(map(len, column))
+        padded.append([cell.rjust(width) if is_number else cell.ljust(width) for cell in column])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*padded, strict=True))
