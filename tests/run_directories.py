@@ -60,12 +60,12 @@ def records(
     return lines
 
 
-def spec_of(name: str, arch: str = "tsm", epochs: int = EPOCHS) -> Record:
+def spec_of(name: str, arch: str = "tsm", num_classes: int = 12) -> Record:
     return {
         "name": name,
-        "model": {"arch": arch, "backbone": "resnet18", "num_classes": 4},
+        "model": {"arch": arch, "backbone": "resnet18", "num_classes": num_classes},
         "data": {"num_frames": 8},
-        "schedule": {"epochs": epochs},
+        "schedule": {"epochs": EPOCHS},
     }
 
 
@@ -120,11 +120,14 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
         leave_out: tuple[str, ...] = (),
         arch: str = "tsm",
         top1: float = 96.875,
+        num_classes: int = 12,
+        clips_per_class: Record | None = None,
     ) -> Path:
         path = tmp_path / folder
         path.mkdir(parents=True)
-        (path / "spec.yaml").write_text(yaml.safe_dump(spec_of(name or folder, arch)))
-        (path / "plan.json").write_text(json.dumps(plan_of()))
+        (path / "spec.yaml").write_text(yaml.safe_dump(spec_of(name or folder, arch, num_classes)))
+        plan = plan_of() if clips_per_class is None else plan_of() | {"clips_per_class": clips_per_class}
+        (path / "plan.json").write_text(json.dumps(plan))
         (path / "eval.json").write_text(json.dumps(final_eval(top1)))
         (path / "environment.json").write_text(json.dumps(ENVIRONMENT))
         write_lines(path / "metrics.jsonl", records() if lines is None else lines)

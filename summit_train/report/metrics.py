@@ -1,7 +1,7 @@
-"""A run directory, read into plain dataclasses. Whatever a killed or running job left behind can be read.
+"""Read a run directory into plain records, also one that a killed or running job left behind.
 
-Units: losses in nats, learning rates as the optimizer gets them, accuracies in percent, times in seconds,
-throughput in clips per second over all ranks. `step_s` is the whole step, the wait for data included.
+Units: losses in nats, learning rates as the optimizer gets them, accuracies in percent, times in seconds, throughput in
+clips per second over all ranks. `step_s` is the whole step, including the wait for data.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
 
@@ -23,88 +24,112 @@ class RunError(ValueError):
     """The given directory holds no run."""
 
 
-@dataclass(frozen=True)
-class StepRecord:
-    """One update: `step` counts finished updates from 1, `epoch` from 0; `top1` is of the training batch.
+def number(value: object) -> float | None:
+    """Return the value as a finite float, or None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
 
-    bad_clips: clips of the run so far that could not be read, and were replaced.
+
+# JSON has no NaN: some writers put null for it.
+Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+Known = Annotated[float | None, BeforeValidator(number)]
+
+
+class Record(BaseModel):
+    """A JSON object of a run. Keys of later versions are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class StepRecord(Record):
+    """One update. step: finished updates, from 1. epoch: from 0. top1: of the training batch.
+
+    bad_clips: unreadable clips that the run has replaced so far.
     """
 
     step: int
     epoch: int
-    loss: float
-    lr: float
-    clips_per_second: float
-    step_s: float
-    data_wait_s: float
-    top1: float | None = None
+    loss: Measured
+    lr: Measured
+    clips_per_second: Measured
+    step_s: Measured
+    data_wait_s: Measured
+    top1: Known = None
     skipped: bool = False
     bad_clips: int = 0
 
 
-@dataclass(frozen=True)
-class EvalRecord:
-    """One validation during training, after `epoch` finished epochs; `seconds` where it was recorded."""
+class EvalRecord(Record):
+    """One validation during training, after `epoch` finished epochs."""
 
     epoch: float
     step: int
     top1: float
-    top5: float | None
-    videos: int | None
-    clips: int | None
-    seconds: float | None
+    top5: Known = None
+    videos: int | None = None
+    clips: int | None = None
+    seconds: Known = None
 
 
-@dataclass(frozen=True)
-class StartRecord:
-    """A start (step 0) or a resume (step > 0); `steps_again` updates of the process before were in vain."""
+class StartRecord(Record):
+    """A start (step 0) or a resume (step > 0). steps_again: updates of the process before that are done again."""
 
     step: int
-    ranks: int | None
-    time: float | str | None
+    ranks: int | None = None
+    time: float | str | None = None
     steps_again: int = 0
 
 
-@dataclass(frozen=True)
-class CheckpointRecord:
-    """A checkpoint written after `step` updates, in `seconds`."""
+class CheckpointRecord(Record):
+    """A checkpoint after `step` updates, written in `seconds`."""
 
     step: int
     seconds: float
 
 
-@dataclass(frozen=True)
-class CheckpointScore:
-    """One row of the final evaluation."""
+class CheckpointScore(Record):
+    """The accuracy of one checkpoint in the final evaluation."""
 
     path: str
-    step: int | None
+    step: int | None = None
     top1: float
-    top5: float | None
+    top5: Known = None
 
     @property
     def name(self) -> str:
-        """The checkpoint's file name."""
+        """Return the checkpoint's file name."""
         return Path(self.path).name or self.path
 
 
-@dataclass(frozen=True)
-class FinalEval:
-    """eval.json: many clips a video, mean and standard deviation over the last checkpoints."""
+class FinalEval(Record):
+    """eval.json: many clips of each video, mean and standard deviation over the last checkpoints."""
 
     top1_mean: float
-    top1_std: float | None
-    top5_mean: float | None
-    top5_std: float | None
-    videos: int | None
-    clips: int | None
-    crops: int | str | None
-    checkpoints: tuple[CheckpointScore, ...]
+    top1_std: Known = None
+    top5_mean: Known = None
+    top5_std: Known = None
+    videos: int | None = None
+    clips: int | None = None
+    crops: int | str | None = None
+    checkpoints: tuple[CheckpointScore, ...] = ()
+
+
+class ClipsPerClass(Record):
+    """Class name -> number of clips, of the training and the validation set."""
+
+    train: dict[str, int]
+    val: dict[str, int]
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all classes, those of the training set first."""
+        return list(dict.fromkeys((*self.train, *self.val)))
 
 
 @dataclass
 class Log:
-    """metrics.jsonl: a later record of a step replaces the earlier; a resume drops what it will do again."""
+    """metrics.jsonl. A later record of a step replaces the earlier one."""
 
     steps: dict[int, StepRecord] = field(default_factory=dict)
     evals: dict[int, EvalRecord] = field(default_factory=dict)
@@ -114,43 +139,44 @@ class Log:
     notes: list[str] = field(default_factory=list)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take one record in; kinds unknown to this version are left alone."""
-        match record["kind"]:
+        """Add one record. Unknown kinds are ignored. Raises ValueError for a record with missing or wrong values."""
+        match record.get("kind"):
+            case None:
+                raise ValueError("no 'kind'")
             case "step":
-                self._add_step(_step(record))
+                step = StepRecord.model_validate(record)
+                self.steps[step.step] = step
+                self._add_time(step.step_s)
             case "eval":
-                validation = _validation(record)
+                validation = EvalRecord.model_validate(record)
                 self.evals[validation.step] = validation
-                self.seconds += validation.seconds or 0.0
+                self._add_time(validation.seconds or 0.0)
             case "start":
-                self._add_start(record)
+                self._add_start(StartRecord.model_validate(record))
             case "checkpoint":
-                written = CheckpointRecord(int(record["step"]), float(record["seconds"]))
-                self.checkpoints.append(written)
-                self.seconds += _finite_or_zero(written.seconds)
+                self.checkpoints.append(CheckpointRecord.model_validate(record))
+                self._add_time(self.checkpoints[-1].seconds)
 
-    def _add_step(self, step: StepRecord) -> None:
-        self.steps[step.step] = step
-        self.seconds += _finite_or_zero(step.step_s)
+    def _add_time(self, seconds: float) -> None:
+        self.seconds += seconds if math.isfinite(seconds) else 0.0
 
-    def _add_start(self, record: Mapping[str, Any]) -> None:
-        # The process before this one may have gone past the checkpoint from which this one goes on: what it
-        # did there is no part of the weights any more, even while this process has not come as far yet.
-        at = int(record["step"])
-        lost = [step for step in self.steps if step > at]
+    def _add_start(self, start: StartRecord) -> None:
+        # Updates of the process before that lie beyond this checkpoint are not in the weights.
+        lost = [step for step in self.steps if step > start.step]
         for step in lost:
             del self.steps[step]
-        self.evals = {step: validation for step, validation in self.evals.items() if step <= at}
-        self.starts.append(StartRecord(at, _int(record.get("ranks")), record.get("time"), len(lost)))
+        self.evals = {step: validation for step, validation in self.evals.items() if step <= start.step}
+        self.starts.append(start.model_copy(update={"steps_again": len(lost)}))
 
 
 @dataclass(frozen=True)
 class Run:
-    """Everything a run directory says. `label` is the name, made unique among the runs of one report.
+    """The contents of a run directory.
 
-    `missing` names the files that are not there, `notes` what else the reader of the report should know.
-    `seconds` is the recorded time of all steps (those done twice count twice), checkpoints and, where it was
-    recorded, validations.
+    label: the run's name, unique among the runs of one report.
+    plan: plan.json without clips_per_class.
+    seconds: recorded time of all steps (repeated ones count again), checkpoints and timed validations.
+    missing: names of absent files. notes: what could not be read.
     """
 
     path: Path
@@ -158,6 +184,7 @@ class Run:
     spec: Mapping[str, Any]
     spec_text: str
     plan: Mapping[str, Any]
+    clips_per_class: ClipsPerClass | None
     environment: Mapping[str, Any]
     steps: tuple[StepRecord, ...]
     evals: tuple[EvalRecord, ...]
@@ -169,15 +196,22 @@ class Run:
     notes: tuple[str, ...]
 
     @property
+    def shows_top5(self) -> bool:
+        """Return whether top-5 means something: with five classes or fewer it is always 100 %."""
+        model = self.spec.get("model")
+        num_classes = number(model.get("num_classes")) if isinstance(model, Mapping) else None
+        return num_classes is None or num_classes > 5
+
+    @property
     def last_step(self) -> int:
-        """Finished updates."""
+        """Return the number of finished updates."""
         if self.steps:
             return self.steps[-1].step
         return self.starts[-1].step if self.starts else 0
 
     @property
     def steps_per_epoch(self) -> float | None:
-        """From the plan, else from the records: the first step of epoch e is e * steps_per_epoch + 1."""
+        """Return the plan's value, else that of the records: epoch e begins with step e * steps_per_epoch + 1."""
         planned = number(self.plan.get("steps_per_epoch"))
         if planned is not None and planned > 0:
             return planned
@@ -185,25 +219,25 @@ class Run:
 
     @property
     def skipped_steps(self) -> tuple[int, ...]:
-        """Updates that were not applied since a gradient was not finite."""
+        """Return the updates that were not applied because a gradient was not finite."""
         return tuple(step.step for step in self.steps if step.skipped)
 
     @property
     def clips_per_second(self) -> float | None:
-        """Median over the steps, so that start-up and a restart do not count."""
+        """Return the median over the steps, which start-up and restarts do not change."""
         rates = [s.clips_per_second for s in self.steps if math.isfinite(s.clips_per_second)]
         return median(rates) if rates else None
 
     @property
     def data_wait_share(self) -> float | None:
-        """Time spent waiting for data / time of the steps, in percent."""
+        """Return the time spent waiting for data / the time of the steps, in percent."""
         timed = [s for s in self.steps if math.isfinite(s.step_s) and math.isfinite(s.data_wait_s)]
         total = sum(s.step_s for s in timed)
         return 100 * sum(s.data_wait_s for s in timed) / total if total > 0 else None
 
 
 def read_runs(directories: Sequence[str | Path]) -> tuple[Run, ...]:
-    """Read each directory once, with labels that differ. Raises RunError for a directory that is no run."""
+    """Read each directory once and make the labels unique. Raises RunError for a directory that is no run."""
     paths: dict[Path, Path] = {}
     for directory in directories:
         paths.setdefault(Path(directory).resolve(), Path(directory))
@@ -219,19 +253,23 @@ def read_run(directory: str | Path) -> Run:
     notes: list[str] = []
     spec_text = _text(path / "spec.yaml", notes)
     spec = _yaml(spec_text, notes)
+    plan = _json(path / "plan.json", notes)
+    classes = plan.pop("clips_per_class", None)
+    result = _json(path / "eval.json", notes)
     log = read_log(path / "metrics.jsonl")
     return Run(
         path=path,
         label=str(spec.get("name") or path.resolve().name),
         spec=spec,
         spec_text=spec_text,
-        plan=_json(path / "plan.json", notes),
+        plan=plan,
+        clips_per_class=_parsed(ClipsPerClass, classes, "plan.json: clips_per_class", notes) if classes else None,
         environment=_json(path / "environment.json", notes),
         steps=tuple(log.steps[step] for step in sorted(log.steps)),
         evals=tuple(log.evals[step] for step in sorted(log.evals)),
         starts=tuple(log.starts),
         checkpoints=tuple(log.checkpoints),
-        final=_final(_json(path / "eval.json", notes), notes),
+        final=_parsed(FinalEval, result, "eval.json", notes) if result else None,
         seconds=log.seconds,
         missing=tuple(name for name in RUN_FILES if not (path / name).exists()),
         notes=(*notes, *log.notes),
@@ -239,7 +277,7 @@ def read_run(directory: str | Path) -> Run:
 
 
 def read_log(path: Path) -> Log:
-    """Read metrics.jsonl; an absent file is an empty log. Lines that cannot be read are noted."""
+    """Read metrics.jsonl and note the lines that cannot be read. An absent file is an empty log."""
     log = Log()
     if not path.is_file():
         return log
@@ -254,20 +292,13 @@ def read_log(path: Path) -> Log:
     return log
 
 
-def number(value: object) -> float | None:
-    """The value as a finite float, or None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
 def _add_line(log: Log, text: str, where: str) -> None:
     try:
         log.add(_object(text))
         return
-    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-    # A run killed while it wrote leaves half a line, and the next start may have appended its record to that.
+    except ValueError as error:
+        reason = _reason(error)
+    # A run killed while it wrote leaves half a line. The next start may have appended its record to it.
     tail = text.rfind('{"kind"')
     torn = tail > 0 or not text.rstrip().endswith("}")
     why = "torn, the run was killed while it wrote, or writes now" if torn else f"unreadable, {reason}"
@@ -283,69 +314,23 @@ def _object(text: str) -> dict[str, Any]:
     return value
 
 
-def _step(record: Mapping[str, Any]) -> StepRecord:
-    return StepRecord(
-        step=int(record["step"]),
-        epoch=int(record["epoch"]),
-        loss=_float(record["loss"]),
-        lr=_float(record["lr"]),
-        clips_per_second=_float(record["clips_per_second"]),
-        step_s=_float(record["step_s"]),
-        data_wait_s=_float(record["data_wait_s"]),
-        top1=number(record.get("top1")),
-        skipped=bool(record.get("skipped", False)),
-        bad_clips=int(record.get("bad_clips", 0)),
-    )
+RecordType = TypeVar("RecordType", bound=Record)
 
 
-def _validation(record: Mapping[str, Any]) -> EvalRecord:
-    return EvalRecord(
-        epoch=float(record["epoch"]),
-        step=int(record["step"]),
-        top1=float(record["top1"]),
-        top5=number(record.get("top5")),
-        videos=_int(record.get("videos")),
-        clips=_int(record.get("clips")),
-        seconds=number(record.get("seconds")),
-    )
-
-
-def _final(record: Mapping[str, Any], notes: list[str]) -> FinalEval | None:
-    if not record:
-        return None
+def _parsed(kind: type[RecordType], values: object, name: str, notes: list[str]) -> RecordType | None:
     try:
-        crops = record.get("crops")
-        return FinalEval(
-            top1_mean=float(record["top1_mean"]),
-            top1_std=number(record.get("top1_std")),
-            top5_mean=number(record.get("top5_mean")),
-            top5_std=number(record.get("top5_std")),
-            videos=_int(record.get("videos")),
-            clips=_int(record.get("clips")),
-            crops=crops if isinstance(crops, str) else _int(crops),
-            checkpoints=tuple(_score(score) for score in record.get("checkpoints", ())),
-        )
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        notes.append(f"eval.json: not as it should be, left out ({type(error).__name__}: {error})")
+        return kind.model_validate(values)
+    except ValidationError as error:
+        notes.append(f"{name}: not as it should be, left out ({_reason(error)})")
         return None
 
 
-def _score(record: Mapping[str, Any]) -> CheckpointScore:
-    step = _int(record.get("step"))
-    return CheckpointScore(str(record["path"]), step, float(record["top1"]), number(record.get("top5")))
-
-
-def _float(value: Any) -> float:
-    """JSON has no NaN: some writers put null for it."""
-    return math.nan if value is None else float(value)
-
-
-def _int(value: Any) -> int | None:
-    return None if value is None else int(value)
-
-
-def _finite_or_zero(value: float) -> float:
-    return value if math.isfinite(value) else 0.0
+def _reason(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    key = ".".join(map(str, first["loc"]))
+    return f"no {key!r}" if first["type"] == "missing" else f"{key}: {first['msg']}"
 
 
 def _text(path: Path, notes: list[str]) -> str:
@@ -381,10 +366,9 @@ def _is_run(path: Path) -> bool:
 
 
 def _require_run(path: Path) -> None:
-    if not path.exists():
-        raise RunError(f"{path}: no such directory; give the directory of a run, run_dir/name of its spec")
     if not path.is_dir():
-        raise RunError(f"{path}: not a directory; give the directory of a run, run_dir/name of its spec")
+        what = "not a directory" if path.exists() else "no such directory"
+        raise RunError(f"{path}: {what}; give the directory of a run, run_dir/name of its spec")
     if not _is_run(path):
         inside = [str(child) for child in sorted(path.iterdir()) if _is_run(child)][:8]
         hint = f"it has runs in it, give those: {' '.join(inside)}" if inside else "give run_dir/name of a spec"

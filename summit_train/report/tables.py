@@ -1,51 +1,38 @@
-"""The words and numbers of the report: plain rows of strings, made from a Run. Nothing is escaped here."""
+"""The text of the report: strings and rows of strings, made from a Run. The page escapes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
+from statistics import median
 from typing import Any
 
-from summit_train.report.metrics import FinalEval, Run, StartRecord, number
+from summit_train.report.metrics import ClipsPerClass, FinalEval, Run, StartRecord, number
 from summit_train.text import MOST_ITEMS, NONE, duration, listed, mean_std, percent, show
 
-
-@dataclass(frozen=True)
-class SummaryRow:
-    """One line of the summary table."""
-
-    label: str
-    model: str
-    scale: str
-    global_batch: str
-    epochs: str
-    top1: str
-    top5: str
-    clips_per_second: str
-    data_wait: str
-    seconds: str
+MOST_CLASSES = 30  # of a table with a row for each class
 
 
-def summary_row(run: Run) -> SummaryRow:
-    """The run in one line; a dash where it does not say."""
+def summary_row(run: Run) -> dict[str, str]:
+    """Return the run's row of the summary table: column -> text, a dash where the value is unknown."""
     top1, top5 = accuracy_cells(run)
-    return SummaryRow(
-        label=run.label,
-        model=_model(run),
-        scale=scale_of(run),
-        global_batch=show(run.plan.get("global_batch")),
-        epochs=_epochs(run),
-        top1=top1,
-        top5=top5,
-        clips_per_second=_rounded(run.clips_per_second, 4),
-        data_wait=NONE if run.data_wait_share is None else f"{run.data_wait_share:.1f} %",
-        seconds=duration(run.seconds) if run.seconds > 0 else NONE,
-    )
+    speed = run.clips_per_second
+    return {
+        "label": run.label,
+        "model": _model(run),
+        "scale": scale_of(run),
+        "global_batch": show(run.plan.get("global_batch")),
+        "epochs": _epochs(run),
+        "top1": top1,
+        "top5": top5 if run.shows_top5 else NONE,
+        "clips_per_second": NONE if speed is None else f"{speed:,.0f}" if speed >= 1000 else f"{speed:.4g}",
+        "data_wait": NONE if run.data_wait_share is None else f"{run.data_wait_share:.1f} %",
+        "seconds": duration(run.seconds) if run.seconds > 0 else NONE,
+    }
 
 
 def accuracy_cells(run: Run) -> tuple[str, str]:
-    """Top-1 and top-5: of the final evaluation, else of the last validation in training, with its epoch."""
+    """Return top-1 and top-5 of the final evaluation, else of the last validation in training, with its epoch."""
     if run.final is not None:
         final = run.final
         return mean_std(final.top1_mean, final.top1_std), mean_std(final.top5_mean, final.top5_std)
@@ -56,20 +43,20 @@ def accuracy_cells(run: Run) -> tuple[str, str]:
 
 
 def scale_of(run: Run) -> str:
-    """'ranks x accumulation = virtual GPUs', with every number of ranks that the run was played on."""
+    """Return `ranks x accumulation = virtual GPUs`, with every number of ranks that the run had."""
     virtual = _int(run.plan.get("virtual_gpus"))
     started = [start.ranks for start in run.starts if start.ranks]
-    played = list(dict.fromkeys(started)) or [count for count in [_int(run.plan.get("ranks"))] if count]
-    if not played:
+    ranks = list(dict.fromkeys(started)) or [count for count in [_int(run.plan.get("ranks"))] if count]
+    if not ranks:
         return NONE
     if virtual is None:
-        return " then ".join(f"{count:,} ranks" for count in played)
-    products = [f"{count:,} \N{MULTIPLICATION SIGN} {virtual // count:,}" for count in played]
+        return " then ".join(f"{count:,} ranks" for count in ranks)
+    products = [f"{count:,} \N{MULTIPLICATION SIGN} {virtual // count:,}" for count in ranks]
     return f"{' then '.join(products)} = {virtual:,}"
 
 
 def notes_of(run: Run) -> list[str]:
-    """What to know before believing the numbers: missing files, unread lines, a run not finished."""
+    """Return what limits the numbers: missing files, unread lines, an unfinished run, classes without clips."""
     notes = [f"{name} is missing{_consequence(name)}" for name in run.missing]
     notes += run.notes
     total = _int(run.plan.get("total_steps"))
@@ -85,23 +72,42 @@ def notes_of(run: Run) -> list[str]:
         again = sum(start.steps_again for start in run.starts)
         times = "once" if len(run.starts) == 2 else f"{len(run.starts) - 1:,} times"
         notes.append(f"Resumed {times}; {_steps(again)} done again")
+    if run.clips_per_class is not None:
+        for side, counts in _sides(run.clips_per_class):
+            lacking = [name for name, count in counts.items() if count == 0]
+            if lacking:
+                notes.append(f"Classes without {side} clips: {listed(lacking)}")
     return notes
 
 
+def class_rows(classes: ClipsPerClass) -> list[tuple[str, ...]]:
+    """Return (class, training clips, validation clips) for each class.
+
+    With more than 30 classes: rows for the smallest, the median and the largest class that has clips, and the number of
+    classes without clips. Both end with the sum.
+    """
+    sides = [counts for _, counts in _sides(classes)]
+    total = ("all", *(f"{sum(counts.values()):,}" for counts in sides))
+    if len(classes.names) <= MOST_CLASSES:
+        return [*((name, *(f"{counts[name]:,}" for counts in sides)) for name in classes.names), total]
+    columns = [_summarised(counts) for counts in sides]
+    return [*zip(("smallest", "median", "largest", "without clips"), *columns, strict=True), total]
+
+
 def start_rows(starts: Sequence[StartRecord]) -> list[tuple[str, str, str, str]]:
-    """One row a start: time, step, ranks, steps that were done again."""
+    """Return (time, step, ranks, repeated steps) for each start."""
     return [(_time(s.time), f"{s.step:,}", show(s.ranks), f"{s.steps_again:,}") for s in starts]
 
 
 def views_of(final: FinalEval) -> str:
-    """'10 clips x 3 crops', as far as it is known."""
+    """Return `10 clips x 3 crops`, as far as it is known."""
     clips = "" if final.clips is None else f"{final.clips} clips"
     crops = {None: "", "full": "the full frame", 1: "1 crop"}.get(final.crops, f"{final.crops} crops")
     return " \N{MULTIPLICATION SIGN} ".join(part for part in (clips, crops) if part)
 
 
 def machine_of(environment: Mapping[str, Any]) -> str:
-    """The machine in a few words for a caption; empty when the environment does not say."""
+    """Return the machine in a few words for a caption; empty if the environment names none."""
     hosts, device = environment.get("hosts"), environment.get("device")
     names = [str(host) for host in hosts] if isinstance(hosts, (Mapping, list)) else []
     on_cpu = device in (None, "cpu")
@@ -115,8 +121,22 @@ def machine_of(environment: Mapping[str, Any]) -> str:
 
 
 def rows(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A nested mapping as (dotted key, value) rows; a long one inside (hundreds of hosts) in one row."""
+    """Return a nested mapping as (dotted key, value) rows. A long inner mapping (hundreds of hosts) is one row."""
     return [(key, show(value)) for key, value in _flat(mapping, "")]
+
+
+def _sides(classes: ClipsPerClass) -> list[tuple[str, dict[str, int]]]:
+    """Return the clips of every class of either side, for the training and the validation set."""
+    pairs = (("training", classes.train), ("validation", classes.val))
+    return [(side, {name: counts.get(name, 0) for name in classes.names}) for side, counts in pairs]
+
+
+def _summarised(counts: Mapping[str, int]) -> list[str]:
+    """Return smallest, median and largest of the classes that have clips, and the number of the others."""
+    ranked = sorted((count, name) for name, count in counts.items() if count > 0)
+    ends = [f"{count:,} ({name})" for count, name in (ranked[0], ranked[-1])] if ranked else [NONE, NONE]
+    middle = f"{median(count for count, _ in ranked):,.4g}" if ranked else NONE
+    return [ends[0], middle, ends[1], f"{len(counts) - len(ranked):,} of {len(counts):,} classes"]
 
 
 def _flat(mapping: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, object]]:
@@ -130,8 +150,7 @@ def _flat(mapping: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, object
 def _model(run: Run) -> str:
     model, data = run.spec.get("model"), run.spec.get("data")
     known = {**(data if isinstance(data, Mapping) else {}), **(model if isinstance(model, Mapping) else {})}
-    parts: Iterable[object] = (known.get("arch"), known.get("backbone"))
-    text = " ".join(str(part) for part in parts if part)
+    text = " ".join(str(part) for part in (known.get("arch"), known.get("backbone")) if part)
     frames = known.get("num_frames")
     return (f"{text}, {frames} frames" if text and frames else text) or NONE
 
@@ -139,8 +158,7 @@ def _model(run: Run) -> str:
 def _epochs(run: Run) -> str:
     schedule = run.spec.get("schedule")
     planned = number(schedule.get("epochs")) if isinstance(schedule, Mapping) else None
-    per_epoch = run.steps_per_epoch
-    done = NONE if per_epoch is None else f"{run.last_step / per_epoch:.4g}"
+    done = NONE if run.steps_per_epoch is None else f"{run.last_step / run.steps_per_epoch:.4g}"
     return done if planned is None else f"{done} of {planned:g}"
 
 
@@ -155,7 +173,7 @@ def _consequence(name: str) -> str:
 def _time(value: float | str | None) -> str:
     seconds = number(value)
     if seconds is None:
-        return NONE if value is None else str(value)
+        return show(value)
     try:
         moment = datetime.fromtimestamp(seconds, tz=timezone.utc)
     except (OverflowError, OSError, ValueError):
@@ -170,10 +188,3 @@ def _steps(count: int) -> str:
 def _int(value: object) -> int | None:
     found = number(value)
     return None if found is None else int(found)
-
-
-def _rounded(value: float | None, digits: int) -> str:
-    """So many significant digits, but no exponent for large numbers."""
-    if value is None:
-        return NONE
-    return f"{value:,.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"

@@ -141,6 +141,13 @@ def test_an_eval_json_without_its_accuracy_is_named(write_run):
     assert run.final is None and "eval.json" in run.notes[0] and "top1_mean" in run.notes[0]
 
 
+@pytest.mark.parametrize("counts", [{"train": {"a": 1}}, {"train": {"a": "x"}, "val": {}}, [1], "x"])
+def test_clips_per_class_of_another_form_are_named_and_left_out(write_run, counts):
+    run = read_run(write_run(clips_per_class=counts))
+    assert run.clips_per_class is None and run.plan["ranks"] == 2
+    assert len(run.notes) == 1 and run.notes[0].startswith("plan.json: clips_per_class: not as it should be")
+
+
 def test_labels_differ_and_a_run_given_twice_counts_once(write_run):
     first, other, same_name = write_run("a", name="x"), write_run("b"), write_run("c", name="x")
     runs = read_runs([first, other, same_name, first / ".." / "a"])

@@ -66,6 +66,22 @@ def test_one_run_says_everything_about_it(write_run):
     assert len(page.values("img", "src")) == 5
 
 
+def test_top5_is_a_column_where_a_run_has_more_than_five_classes(write_run):
+    few, many = write_run("few", num_classes=5), write_run("many", num_classes=6)
+    assert "top-5" not in page_of(few).text and "100.00 %" not in page_of(few).text
+    assert page_of(many).text.count("top-5") == 3  # summary, final evaluation, validation in training
+    assert page_of(few, many).text.count("top-5") == 3
+
+
+def test_clips_per_class_and_classes_of_one_side_are_shown(write_run):
+    counts = {"train": {"<jump>": 7, "run": 31}, "val": {"<jump>": 23}}
+    text = page_of(write_run(clips_per_class=counts)).text
+    assert "Clips per class" in text and "Classes without validation clips: run" in text
+    table = "".join(text.split("Clips per class")[1].split())
+    assert table.startswith("classtrainingvalidation<jump>723run310all3823")
+    assert "Clips per class" not in page_of(write_run("old")).text
+
+
 def test_nothing_comes_from_outside(write_run):
     html = render(read_runs([write_run("a"), write_run("b", leave_out=("metrics.jsonl",))]))
     page = Page(html)

@@ -154,6 +154,13 @@ def test_the_table_leaves_out_what_nobody_knows(sweep, begin):
     assert "40 of 40" in lines[3] and "96.88 ± 0.50 %" in lines[3]
 
 
+def test_top5_is_in_the_table_of_more_than_five_classes_alone(sweep, begin):
+    begin(2)
+    rows = read_rows(sweep)
+    assert "top-5" not in table(rows) and rows[2].top5 == 100.0
+    assert "top-5" in table([dataclasses.replace(row, num_classes=6) for row in rows])
+
+
 def test_csv_and_json_have_all_columns(sweep, begin):
     begin(0)
     rows = read_rows(sweep)
