@@ -1,4 +1,4 @@
-"""The report of finished and unfinished runs: their records (metrics), tables, figures and one HTML page.
+"""The report of finished and unfinished runs: records (metrics), tables, figures, one HTML page.
 
-Nothing here imports torch, and `metrics` and `tables` not even matplotlib, so a script may read runs cheaply.
+This package needs no torch; `metrics` and `tables` need no matplotlib either.
 """

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import matplotlib
 import pytest
 
-from summit_train.report.figures import drawable, loss, pictures, throughput
+from summit_train.report.figures import drawable, pictures
 from summit_train.report.metrics import read_run, read_runs
 
 TITLES = ["Loss", "Accuracy", "Learning rate", "Throughput", "Data wait"]
@@ -50,8 +50,9 @@ def test_restarts_and_skipped_steps_are_explained(write_run, run_records):
     lines[3]["skipped"] = 1
     lines.append({"kind": "start", "step": 40, "ranks": 2, "time": 0})
     marked = read_run(write_run("marked", lines=lines))
-    assert "without an update" in loss([marked]).caption and "resumed there" in throughput([marked]).caption
-    assert "without an update" not in loss([plain]).caption and "resumed" not in throughput([plain]).caption
+    captions = {run.label: {picture.title: picture.caption for picture in pictures([run])} for run in (plain, marked)}
+    assert "without an update" in captions["marked"]["Loss"] and "resumed there" in captions["marked"]["Throughput"]
+    assert "without an update" not in captions["plain"]["Loss"] and "resumed" not in captions["plain"]["Throughput"]
 
 
 @pytest.mark.filterwarnings("error")
