@@ -93,7 +93,7 @@ def submit(site: Site, script: Path, after: str | None = None) -> str:
 
 
 def chain(site: Site, job: Job, script: Path, jobs: int, after: str | None = None) -> list[str]:
-    """Submit a plain job's script `jobs` times, each to start when the one before has ended; return their ids.
+    """Submit a script `jobs` times, each to start when the one before has ended; return their ids.
 
     after: id of a job that the first one waits for. Each job is recorded as soon as the scheduler has it. When a job
     has finished the run, the later ones end at once.

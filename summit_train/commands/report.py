@@ -1,4 +1,4 @@
-"""summit-train report: one HTML page of one run or of several compared."""
+"""`summit-train report`: one HTML page of one run or of several compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from summit_train.report.page import write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument("run_dir", nargs="+", type=Path, metavar="RUN_DIR", help="directory of a run")
     parser.add_argument(
         "--out", type=Path, metavar="FILE.html", help="the page (default: report.html in the first RUN_DIR)"

@@ -1,4 +1,4 @@
-"""The figure of a sweep over batch sizes, as the paper's Figure 4, and all that is written into a sweep's folder."""
+"""Write a sweep's table and its figure over batch sizes, as the paper's Figure 4, into its folder."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from summit_train.files import locked, replacing, write_json, write_text
 from summit_train.report.curves import finite
 from summit_train.report.figures import GREY, PALETTE, drawable, house_style
+from summit_train.report.scaling import MARKERS
 from summit_train.sweep.grid import Sweep
 from summit_train.sweep.status import JobState, SweepRow, as_csv, as_values, read_rows, table
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-
 
 def write_sweep(sweep: Sweep, jobs: Mapping[str, JobState]) -> list[SweepRow]:
-    """Write table.txt, table.csv, table.json, accuracy.png and .svg into the sweep's folder; the rows.
-
-    Several runs that end together all do this. Reading and writing is one step under a lock, so the last to get it has
-    seen all that ended before, and none writes older news over newer.
-    """
+    """Write table.txt, table.csv, table.json, accuracy.png and .svg into the sweep's folder; return the rows."""
+    # Several runs that end together all do this. One lock covers reading and writing, so that no run overwrites newer
+    # results by older ones.
     with locked(sweep.folder / "lock"):
         rows = read_rows(sweep, jobs)
         write_text(sweep.folder / "table.txt", table(rows) + "\n")
@@ -37,10 +34,10 @@ def write_sweep(sweep: Sweep, jobs: Mapping[str, JobState]) -> list[SweepRow]:
 
 
 def draw_accuracy(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, bytes]:
-    """Top-1 against the global batch: accuracy.png and .svg, or nothing where there are no two batches to compare.
+    """Draw top-1 of the finished runs against the global batch; return file name -> content, PNG and SVG.
 
-    Only runs that are done are drawn. Validation: the final evaluation with one standard deviation over the last
-    checkpoints. Training: the batches of the last epoch.
+    Validation: the final evaluation with one standard deviation over the last checkpoints. Training: the batches of the
+    last epoch. Without two batch sizes to compare nothing is drawn.
     """
     drawn = [row for row in rows if row.state == "done" and row.global_batch is not None]
     if not drawn or len({row.global_batch for row in rows}) < 2:
@@ -68,15 +65,12 @@ def _curves(axes: Axes, drawn: Sequence[SweepRow]) -> None:
         batches, top1 = finite(row.global_batch for row in rows), finite(row.top1 for row in rows)
         title = f", {drawable(name)}" if name else ""
         colour, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]
-        deviations = [row.top1_std or 0.0 for row in rows]
-        axes.errorbar(
-            batches, top1, deviations, marker=marker, color=colour, capsize=3, zorder=3, label=f"validation{title}"
-        )
+        style: dict[str, Any] = {"marker": marker, "color": colour, "capsize": 3, "zorder": 3}
+        axes.errorbar(batches, top1, [row.top1_std or 0.0 for row in rows], label=f"validation{title}", **style)
+        # A single curve has a colour for each of its two lines.
+        style = {"marker": marker, "markerfacecolor": "white", "color": PALETTE[1] if len(names) == 1 else colour}
         training = finite(row.training_top1 for row in rows)
-        hollow: dict[str, Any] = {"linestyle": "--", "marker": marker, "markerfacecolor": "white"}
-        # A curve that is alone has a colour for each of its two lines.
-        other = PALETTE[1] if len(names) == 1 else colour
-        axes.errorbar(batches, training, color=other, label=f"training, last epoch{title}", **hollow)
+        axes.plot(batches, training, linestyle="--", label=f"training, last epoch{title}", **style)
 
 
 def _published(axes: Axes, sweep: Sweep) -> None:
@@ -97,7 +91,7 @@ def _published(axes: Axes, sweep: Sweep) -> None:
 
 
 def _scale(axes: Axes, sweep: Sweep, drawn: Sequence[SweepRow]) -> None:
-    """log2, with every batch that is there as a tick."""
+    """Scale the horizontal axis by log2, with a tick at every batch size."""
     batches = {row.global_batch for row in drawn if row.global_batch}
     batches |= {point.global_batch for point in sweep.reference.points} if sweep.reference else set()
     axes.set_xscale("log", base=2)

@@ -140,17 +140,12 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     base = _base(sweep, tree, overrides, {key for draft in drafts for key in draft.values})
     specs = [_spec(draft, base, sweep.name) for draft in drafts]
     _refuse_twins(drafts, specs)
-    runs = tuple(
-        SweepRun(
-            name=name,
-            spec=spec.model_copy(update={"name": name}),
-            nodes=draft.nodes or sweep.nodes,
-            curve=draft.curve,
-            changes={key: value for key, (value, _) in draft.values.items()},
-        )
-        for draft, spec, name in zip(drafts, specs, _names(drafts), strict=True)
-    )
-    return Sweep(sweep.name, Path(specs[0].run_dir), runs, sweep.at_once, sweep.reference, base.values)
+    runs = []
+    for draft, spec, name in zip(drafts, specs, _names(drafts), strict=True):
+        changes = {key: value for key, (value, _) in draft.values.items()}
+        named = spec.model_copy(update={"name": name})
+        runs.append(SweepRun(name, named, draft.nodes or sweep.nodes, draft.curve, changes))
+    return Sweep(sweep.name, Path(specs[0].run_dir), tuple(runs), sweep.at_once, sweep.reference, base.values)
 
 
 def sweep_texts(sweep: Sweep) -> dict[str, str]:
@@ -240,9 +235,9 @@ def _explicit(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
     for i, entry in enumerate(sweep.runs):
         place = tree.place(("runs", str(i)))
         given = entry.model_extra or {}
-        for key, value in given.items():
-            _check(key, value, tree.place(("runs", str(i), key)))
         values = {key: (value, tree.place(("runs", str(i), key))) for key, value in given.items()}
+        for key, (value, where) in values.items():
+            _check(key, value, where)
         parts = tuple(given.items()) or ((("nodes", entry.nodes),) if entry.nodes else ())
         yield _Draft(place, values, parts, entry.nodes, entry.name, entry.curve)
 

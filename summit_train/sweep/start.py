@@ -12,7 +12,7 @@ from types import FrameType
 from summit_train.cluster.job import Job
 from summit_train.cluster.site import Site
 from summit_train.cluster.staging import folders_to_stage
-from summit_train.cluster.submit import chain, check_scheduler, record, submit, write_job
+from summit_train.cluster.submit import chain, check_scheduler, write_job
 from summit_train.files import locked, write_text
 from summit_train.source import to_yaml
 from summit_train.spec import dump_spec
@@ -38,10 +38,7 @@ def submit_runs(
         if not runs:
             return
         write_text(sweep.folder / "site.yaml", to_yaml(site.model_dump(mode="json")))
-        if len({run.nodes for run in runs}) == 1 and len(runs) > 1:
-            _submit_array(sweep, site, runs, say)
-        else:
-            _submit_each(sweep, site, runs, say)
+        _submit(sweep, site, [runs] if len({run.nodes for run in runs}) == 1 else [[run] for run in runs], say)
     say(f"summit-train sweep {sweep.folder} --status    shows them, and writes table and figure")
 
 
@@ -81,25 +78,24 @@ def _runs_to_start(
     return [run for run in planned if run.name in names]
 
 
-def _submit_array(sweep: Sweep, site: Site, runs: Sequence[PlannedRun], say: Say) -> None:
-    job = _job(sweep, site, runs)
-    script = write_job(site, job, [run.spec for run in runs], folder=sweep.folder.absolute() / "job")
-    job_id = submit(site, script)
-    record(site, job, script, job_id)
-    cap = f", {sweep.at_once} at once" if sweep.at_once else ""
-    say(f"{sweep.name}: job array {job_id} of {len(runs)} runs{cap}; the script is {script}")
-
-
-def _submit_each(sweep: Sweep, site: Site, runs: Sequence[PlannedRun], say: Say) -> None:
-    """Submit a job or a chain of jobs for each run. With a cap, run i waits for run i - at_once to end."""
+def _submit(sweep: Sweep, site: Site, groups: Sequence[Sequence[PlannedRun]], say: Say) -> None:
+    """Submit a job array, a job or a chain of jobs for each group. With a cap, group i waits for group i - at_once."""
     last: list[str] = []
-    for i, run in enumerate(runs):
-        job = _job(sweep, site, [run])
-        script = write_job(site, job, [run.spec])
+    for i, runs in enumerate(groups):
+        job = _job(sweep, site, runs)
+        folder = sweep.folder.absolute() / "job" if job.is_array else None
+        script = write_job(site, job, [run.spec for run in runs], folder)
         after = last[i - sweep.at_once] if sweep.at_once and i >= sweep.at_once else None
-        ids = chain(site, job, script, run.cost.jobs if run.cost else 1, after)
+        cost = runs[0].cost
+        ids = chain(site, job, script, cost.jobs if cost and not job.is_array else 1, after)
         last.append(ids[-1])
-        say(f"{run.name}: job {' '.join(ids)} on {run.nodes} nodes; the script is {script}")
+        cap = f", {sweep.at_once} at once" if sweep.at_once else ""
+        what = (
+            f"job array {ids[0]} of {len(runs)} runs{cap}"
+            if job.is_array
+            else f"job {' '.join(ids)} on {job.nodes} nodes"
+        )
+        say(f"{job.name}: {what}; the script is {script}")
 
 
 def _job(sweep: Sweep, site: Site, runs: Sequence[PlannedRun]) -> Job:
