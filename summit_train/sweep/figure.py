@@ -70,7 +70,7 @@ def _curves(axes: Axes, drawn: Sequence[SweepRow]) -> None:
         # A single curve has a colour for each of its two lines.
         style = {"marker": marker, "markerfacecolor": "white", "color": PALETTE[1] if len(names) == 1 else colour}
         training = finite(row.training_top1 for row in rows)
-        axes.plot(batches, training, linestyle="--", label=f"training, last epoch{title}", **style)
+        axes.errorbar(batches, training, linestyle="--", label=f"training, last epoch{title}", **style)
 
 
 def _published(axes: Axes, sweep: Sweep) -> None:
