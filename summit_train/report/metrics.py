@@ -31,8 +31,6 @@ def number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-# JSON has no NaN: some writers put null for it.
-Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 Known = Annotated[float | None, BeforeValidator(number)]
 
 
@@ -50,11 +48,11 @@ class StepRecord(Record):
 
     step: int
     epoch: int
-    loss: Measured
-    lr: Measured
-    clips_per_second: Measured
-    step_s: Measured
-    data_wait_s: Measured
+    loss: float = math.nan
+    lr: float = math.nan
+    clips_per_second: float = math.nan
+    step_s: float = math.nan
+    data_wait_s: float = math.nan
     top1: Known = None
     skipped: bool = False
     bad_clips: int = 0
@@ -144,7 +142,8 @@ class Log:
             case None:
                 raise ValueError("no 'kind'")
             case "step":
-                step = StepRecord.model_validate(record)
+                # JSON has no NaN: a null becomes the default, NaN.
+                step = StepRecord.model_validate({key: value for key, value in record.items() if value is not None})
                 self.steps[step.step] = step
                 self._add_time(step.step_s)
             case "eval":
