@@ -41,6 +41,11 @@ def mean_std(mean: float | None, std: float | None) -> str:
     return f"{mean:.2f} \N{PLUS-MINUS SIGN} {std:.2f} %"
 
 
+def has_top5(num_classes: float | None) -> bool:
+    """Return whether top-5 says anything: with five classes or fewer it is 100 %."""
+    return num_classes is None or num_classes > 5
+
+
 def duration(seconds: float) -> str:
     """Return `8.1 s`, `47 s`, `4 min 09 s` or `1 h 05 min`."""
     whole = round(seconds)

@@ -14,6 +14,7 @@ from torch import nn
 
 from summit_train.comm import World
 from summit_train.commands.start import Inputs, choose_device, read_inputs, session, this_launch, watched
+from summit_train.text import has_top5
 from summit_train.training.checkpoint import CheckpointError, epoch_checkpoints
 from summit_train.training.evaluation import Progress, evaluate_checkpoints
 from summit_train.training.network import fresh_model
@@ -65,16 +66,17 @@ def evaluate_paths(
 
     result = evaluate_checkpoints(model, inputs.spec, inputs.val_manifest, world, device, paths, progress)
     if result is not None and not quiet:
-        print(_sentence(result))
+        print(_sentence(result, inputs.spec.model.num_classes))
     return result
 
 
-def _sentence(result: dict[str, Any]) -> str:
+def _sentence(result: dict[str, Any], num_classes: int) -> str:
     views = f"{result['clips']} clips x {result['crops']} crops"
     bad = max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0)
     wrong = f", {bad} of them could not be read and count as wrong" if bad else ""
+    top5 = f"  top-5 {result['top5_mean']:.2f} %" if has_top5(num_classes) else ""
     return (
-        f"top-1 {result['top1_mean']:.2f} +- {result['top1_std']:.2f} %  top-5 {result['top5_mean']:.2f} %  "
+        f"top-1 {result['top1_mean']:.2f} +- {result['top1_std']:.2f} %{top5}  "
         f"({result['videos']} videos{wrong}, {views}, {len(result['checkpoints'])} checkpoints)"
     )
 

@@ -17,6 +17,8 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from summit_train.text import has_top5
+
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
 
 
@@ -196,10 +198,9 @@ class Run:
 
     @property
     def shows_top5(self) -> bool:
-        """Return whether top-5 means something: with five classes or fewer it is always 100 %."""
+        """Return whether the run has so many classes that top-5 is shown."""
         model = self.spec.get("model")
-        num_classes = number(model.get("num_classes")) if isinstance(model, Mapping) else None
-        return num_classes is None or num_classes > 5
+        return has_top5(number(model.get("num_classes")) if isinstance(model, Mapping) else None)
 
     @property
     def last_step(self) -> int:

@@ -17,7 +17,7 @@ from summit_train.report.metrics import Run, RunError, number, read_run
 from summit_train.report.tables import machine_of
 from summit_train.spec import SpecError, experiment_keys, spec_from_values
 from summit_train.sweep.grid import Sweep, SweepRun
-from summit_train.text import NONE, duration, mean_std, percent, show, text_table
+from summit_train.text import NONE, duration, has_top5, mean_std, percent, show, text_table
 
 STATES = ("done", "running", "queued", "failed", "missing", "unknown", "changed")
 
@@ -242,7 +242,7 @@ def _cells(row: SweepRow) -> dict[str, str]:
         "step": f"{row.step:,} of {row.total_steps:,}" if row.total_steps else NONE,
         "train top-1": percent(row.training_top1),
         "top-1": mean_std(row.top1, row.top1_std) + ("" if row.final or row.top1 is None else " (in training)"),
-        "top-5": NONE if row.num_classes <= 5 else percent(row.top5),
+        "top-5": percent(row.top5) if has_top5(row.num_classes) else NONE,
         "published": mean_std(row.reference_top1, row.reference_top1_std),
         "time": duration(row.seconds) if row.seconds else NONE,
         "job": row.job or NONE,

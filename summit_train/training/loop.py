@@ -17,6 +17,7 @@ from summit_train.data.store import open_store
 from summit_train.data.workers import Batches
 from summit_train.plan import Plan
 from summit_train.spec import Spec
+from summit_train.text import has_top5
 from summit_train.training.evaluation import evaluate
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
@@ -136,7 +137,8 @@ def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int, step:
         videos = len(scores.videos)
         bad = f"; {scores.num_bad} could not be read and count as wrong" if scores.num_bad else ""
         log.write("eval", epoch=epoch, step=step, top1=top1, top5=top5, videos=videos, clips=1, seconds=seconds)
-        log.say(f"epoch {epoch}: top-1 {top1:.2f} %  top-5 {top5:.2f} %  ({videos} videos, one clip each{bad})")
+        shown = f"top-1 {top1:.2f} %" + (f"  top-5 {top5:.2f} %" if has_top5(run.spec.model.num_classes) else "")
+        log.say(f"epoch {epoch}: {shown}  ({videos} videos, one clip each{bad})")
 
 
 @dataclass(frozen=True)

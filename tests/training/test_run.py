@@ -100,6 +100,8 @@ def test_a_run_leaves_what_the_contract_names(write_spec: WriteSpec, tmp_path: P
     result = json.loads((run / "eval.json").read_text())
     assert result["videos"] == 101 and len(result["checkpoints"]) == 2
     assert f"top-1 {result['top1_mean']:.2f}" in output
+    # 4 classes: the log and the last line leave top-5 out, the records keep it.
+    assert "top-5" not in output and "top5_mean" in result and "top5" in evals[0]
     assert list((run / "tensorboard").glob("events.*"))
     assert "Traceback" not in output and "0 s left" in output
 
