@@ -47,10 +47,10 @@ def has_top5(num_classes: float | None) -> bool:
 
 
 def duration(seconds: float) -> str:
-    """Return `8.1 s`, `47 s`, `4 min 09 s` or `1 h 05 min`."""
+    """Return `0 s`, `8.1 s`, `47 s`, `4 min 09 s` or `1 h 05 min`."""
     whole = round(seconds)
     if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{whole} s"
+        return f"{seconds:.1f}".removesuffix(".0") + " s" if seconds < 9.95 else f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
