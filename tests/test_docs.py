@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from summit_train.__main__ import _COMMANDS, main
 from summit_train.commands import bench
 from summit_train.spec import load_spec
-from summit_train.sweep import SweepFile, load_sweep
+from summit_train.sweep.grid import SweepFile, load_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
