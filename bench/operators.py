@@ -17,10 +17,11 @@ from torch.profiler import ProfilerActivity, profile
 from summit_train.commands.bench.arguments import Values, add_output, add_spec, place_of, read_experiment, show
 from summit_train.commands.start import session, this_launch, watched
 from summit_train.network import count_network
-from summit_train.report.text import machine_text, share, table
+from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_peaks
 from summit_train.scaling.measure import training_multiply_adds
 from summit_train.scaling.steps import StepBench
+from summit_train.text import share, table
 from summit_train.training.environment import environment
 
 # The first group with a part of the operator's name takes it. A shift that is fused into its convolution counts there.

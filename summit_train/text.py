@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 NONE = "\N{EM DASH}"
 MOST_ITEMS = 20
+_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def show(value: object) -> str:
@@ -54,6 +55,34 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return 1 clip, 2 clips."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def share(part: float) -> str:
+    """Return 0.123 as 12.3 %."""
+    return f"{100 * part:.1f} %"
+
+
+def with_unit(value: float, unit: str) -> str:
+    """Return 4 significant digits and a prefix by powers of 1000: 83.85 G multiply-adds/s."""
+    for size, prefix in _UNITS:
+        if value >= size:
+            return f"{value / size:.4g} {prefix}{'' if unit.startswith('B') else ' '}{unit}"
+    return f"{value:.4g} {unit}"
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "  ", left: int = 1) -> str:
+    """Align cells in columns: the first `left` columns flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [*map(str.ljust, row[:left], widths), *map(str.rjust, row[left:], widths[left:])]
+        lines.append(indent + "  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def text_table(rows: Sequence[Mapping[str, str]]) -> str:

@@ -11,13 +11,12 @@ from typing import Any
 
 from summit_train.models.catalog import BOTTLENECK_BACKBONES
 from summit_train.plan import PlanError
-from summit_train.report.text import table
 from summit_train.scaling import published
 from summit_train.scaling.cost import Job, forecast
 from summit_train.scaling.machines import Machine, MachineError, load_machine, machine_names, with_rate
 from summit_train.scaling.measure import checked_rate
 from summit_train.spec import Spec, load_spec
-from summit_train.text import NONE, duration
+from summit_train.text import NONE, duration, table
 
 FORMATS = (".png", ".svg", ".pdf")
 NODES = "1,8,16,32,64,128,256,384,512,1024"  # those of the paper's Table 3

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 
 from summit_train.report.figures import GREY, PALETTE, drawable, house_style
 from summit_train.report.scaling import MARKERS, finish, size_text
-from summit_train.report.text import counted, machine_text, share
+from summit_train.report.tables import machine_text
 from summit_train.scaling.published import SCALABILITY
+from summit_train.text import counted, share
 
 _CAPTION_LETTERS = 140  # of a line below a figure of 10 inches
 BOUNDS = " and ".join(

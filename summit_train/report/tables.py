@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from summit_train.report.metrics import ClipsPerClass, FinalEval, Run, StartRecord, number
-from summit_train.text import MOST_ITEMS, NONE, duration, listed, mean_std, percent, show
+from summit_train.text import MOST_ITEMS, NONE, counted, duration, listed, mean_std, percent, show
 
 MOST_CLASSES = 30  # of a table with a row for each class
 
@@ -63,7 +63,7 @@ def notes_of(run: Run) -> list[str]:
     if total is not None and run.last_step < total:
         notes.append(f"Unfinished: {run.last_step:,} of {total:,} steps are done")
     if run.skipped_steps:
-        count = _steps(len(run.skipped_steps))
+        count = counted(len(run.skipped_steps), "step")
         notes.append(f"{count} without an update, the gradient was not finite: {listed(run.skipped_steps)}")
     bad_clips = run.steps[-1].bad_clips if run.steps else 0
     if bad_clips:
@@ -71,7 +71,7 @@ def notes_of(run: Run) -> list[str]:
     if len(run.starts) > 1:
         again = sum(start.steps_again for start in run.starts)
         times = "once" if len(run.starts) == 2 else f"{len(run.starts) - 1:,} times"
-        notes.append(f"Resumed {times}; {_steps(again)} done again")
+        notes.append(f"Resumed {times}; {counted(again, 'step')} done again")
     if run.clips_per_class is not None:
         for side, counts in _sides(run.clips_per_class):
             lacking = [name for name, count in counts.items() if count == 0]
@@ -118,6 +118,13 @@ def machine_of(environment: Mapping[str, Any]) -> str:
         f"{cores} cores" if cores else "",
     )
     return ", ".join(str(part) for part in parts if part)
+
+
+def machine_text(environment: Mapping[str, Any]) -> str:
+    """Return the machine for a caption: host, processor, cores, threads of a rank, torch."""
+    threads = environment["threads_per_rank"]
+    without = ", without kernels" if str(environment.get("kernels", "")).startswith("none") else ""
+    return f"{machine_of(environment)}, {counted(threads, 'thread')} a rank, torch {environment['torch']}{without}"
 
 
 def rows(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -179,10 +186,6 @@ def _time(value: float | str | None) -> str:
     except (OverflowError, OSError, ValueError):
         return str(value)
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _steps(count: int) -> str:
-    return f"{count:,} step" if count == 1 else f"{count:,} steps"
 
 
 def _int(value: object) -> int | None:

@@ -15,7 +15,6 @@ from summit_train.files import write_text
 from summit_train.network import count_network
 from summit_train.report.bench import draw_messages
 from summit_train.report.scaling import size_text
-from summit_train.report.text import table
 from summit_train.scaling.allreduce import (
     Sample,
     Setting,
@@ -29,6 +28,7 @@ from summit_train.scaling.allreduce import (
 from summit_train.scaling.cost import gradient_element_bytes
 from summit_train.source import to_yaml
 from summit_train.spec import load_spec
+from summit_train.text import table
 
 _MACHINE_HEADER = (
     "# Written by `summit-train bench allreduce --write`. It has no rates of computing: give --clips-per-second\n"

@@ -21,12 +21,12 @@ from summit_train.commands.bench.arguments import (
 )
 from summit_train.commands.start import session, this_launch
 from summit_train.report.bench import BOUNDS, draw_compute, draw_scalability, draw_waits
-from summit_train.report.tables import NONE
-from summit_train.report.text import machine_text, share, table
+from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_inference, measure_peaks
 from summit_train.scaling.measure import MeasureError, checked_rate, positive, spread_text
 from summit_train.scaling.published import label_of
 from summit_train.spec import Spec, load_spec
+from summit_train.text import NONE, share, table
 
 PAPERS = ("i3d_3x3x3_r50_16f", "i3d_3x1x1_r50_32f", "tsm_r50_8f")  # configs/kinetics, in the order of Table 1
 PAPERS_BATCH, TRAINING_BATCH = 16, 4  # 16: section 3 a

@@ -15,10 +15,10 @@ from summit_train.commands.data.progress import num_cpus
 from summit_train.commands.start import manifest_of
 from summit_train.data.manifest import read_manifest
 from summit_train.plan import make_plan
-from summit_train.report.text import counted, table
 from summit_train.scaling.loader import Subject, measure, sampled, subject_of, verdict
 from summit_train.scaling.measure import MeasureError, checked_rate, positive, spread_text
 from summit_train.spec import Spec, load_spec
+from summit_train.text import counted, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

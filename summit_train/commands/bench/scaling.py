@@ -20,9 +20,10 @@ from summit_train.commands.bench.arguments import (
 )
 from summit_train.commands.start import this_launch
 from summit_train.report.bench import draw_scalability
-from summit_train.report.text import machine_text, share, table
+from summit_train.report.tables import machine_text
 from summit_train.scaling.measure import MeasureError, positive, spread_text
 from summit_train.scaling.weak import Starts, parse_ranks, weak_scaling
+from summit_train.text import share, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,10 +20,11 @@ from summit_train.commands.bench.arguments import (
     turns_of,
 )
 from summit_train.commands.start import session, this_launch, watched
-from summit_train.report.text import machine_text, share, table, with_unit
+from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_peaks, measure_steps
 from summit_train.scaling.measure import Turns, spread_text
 from summit_train.scaling.steps import Experiment
+from summit_train.text import share, table, with_unit
 
 _NAMES = {"data_wait": "data wait", "allreduce": "exposed allreduce"}
 
