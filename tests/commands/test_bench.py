@@ -178,7 +178,7 @@ def test_the_shift_bench_measures_networks_that_agree() -> None:
         assert result["logits_differ"] < 1e-5
         for part in ("forward", "step"):
             seconds = {name: times["median"] for name, times in result[part]["seconds"].items()}
-            assert set(seconds) == {"tsn", "tsm", "copy", "official"}
+            assert set(seconds) == {"2d", "2d plain", "tsm", "tsm +norms", "tsm +shift", "tsm plain", "official"}
             for pair, ratio in result[part]["ratios"].items():
-                above, below = pair.split("/")
+                above, below = pair.split(" / ")
                 assert ratio["median"] == pytest.approx(seconds[above] / seconds[below])
