@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import summit_train
 from summit_train.cluster.launcher import find_launch
+from summit_train.errors import RunFailed, UserError
 
 _SECONDS_FOR_RANK_0 = 3.0
 
@@ -54,15 +55,13 @@ def _run(arguments: Sequence[str]) -> int:
     args = _parse(parser, arguments)
     try:
         return command(args)
-    except ValueError as error:
+    except (UserError, ValueError) as error:
         return _failed(error, 2)
+    except RunFailed as error:
+        return _failed(error, 1)
     except BrokenPipeError:
         raise
     except OSError as error:
-        return _failed(error, 1)
-    except RuntimeError as error:
-        if not type(error).__module__.startswith("summit_train"):
-            raise  # a fault of ours or of a library: its traceback is what helps
         return _failed(error, 1)
     except KeyboardInterrupt:
         return 130
@@ -102,7 +101,7 @@ def _failed(error: Exception, status: int) -> int:
     """
     try:
         launch = find_launch(os.environ)
-    except ValueError:
+    except UserError:
         launch = None  # the broken environment is what is wrong, or will be said the next time
     if launch is None or launch.rank == 0:
         print(f"summit-train: {error}", file=sys.stderr)

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from summit_train.errors import UserError
+
 if TYPE_CHECKING:
     import torch  # for the types alone: commands that need no torch have worlds too
 
@@ -21,7 +23,7 @@ T = TypeVar("T")
 _WAIT_SECONDS = 0.1
 
 
-class WorldError(ValueError):
+class WorldError(UserError):
     """The world that the launcher promised cannot be opened."""
 
 

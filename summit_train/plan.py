@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from summit_train.errors import UserError
 from summit_train.models.count import Count
 from summit_train.network import count_network
 from summit_train.optim.schedule import learning_rate, peak_learning_rate
@@ -13,7 +14,7 @@ from summit_train.spec import Spec
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 
 
-class PlanError(ValueError):
+class PlanError(UserError):
     """The spec does not fit the number of ranks or of clips."""
 
 

@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from summit_train.errors import RunFailed
+
 Facts = dict[str, Any]
 
 
-class ProbeError(ValueError):
+class ProbeError(RunFailed):
     """A probing program failed; the message is the last line that it said."""
 
 

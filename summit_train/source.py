@@ -14,10 +14,12 @@ from typing import Any
 
 import yaml
 
+from summit_train.errors import UserError
+
 KeyPath = tuple[str, ...]
 
 
-class SpecError(ValueError):
+class SpecError(UserError):
     """A mistake in what the user wrote; the message says where it is and what would be right."""
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from summit_train.cluster.site import Site, shipped, walltime_text
+from summit_train.errors import UserError
 
 
-class JobError(ValueError):
+class JobError(UserError):
     """A job that cannot run as asked for."""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from summit_train.errors import UserError
+
 # (launcher, variable with the rank, variable with the number of processes). SLURM_NTASKS is set in a batch script too,
 # where only one process runs; SLURM_STEP_NUM_TASKS is set by srun alone.
 _LAUNCHERS = (
@@ -34,7 +36,7 @@ class Launch:
 def find_launch(environ: Mapping[str, str]) -> Launch | None:
     """Return the launch that `environ` describes, or None for a process started by hand.
 
-    Raises ValueError when a launcher's variables are there but are no numbers.
+    Raises UserError when a launcher's variables are there but are no numbers.
     """
     for launcher, rank_name, size_name in _LAUNCHERS:
         if rank_name in environ and size_name in environ:
@@ -43,5 +45,5 @@ def find_launch(environ: Mapping[str, str]) -> Launch | None:
                 return Launch(launcher, rank, size, environ.get("TTY_COMPATIBLE") == "1")
             except ValueError as error:
                 names = f"{rank_name}={environ[rank_name]!r}, {size_name}={environ[size_name]!r}"
-                raise ValueError(f"the environment of {launcher} is broken: {names}; numbers are wanted") from error
+                raise UserError(f"the environment of {launcher} is broken: {names}; numbers are wanted") from error
     return None

@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 import summit_train
+from summit_train.errors import UserError
 from summit_train.source import SpecError, read_tree
 from summit_train.typed import Section, validated
 
 LAUNCHERS = {"slurm": ("srun", "mpirun"), "lsf": ("jsrun", "mpirun"), "local": ("mpirun",)}
 
 
-class SiteError(ValueError):
+class SiteError(UserError):
     """A mistake in a site profile, or a request beyond the site's limits."""
 
 

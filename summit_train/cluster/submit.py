@@ -18,6 +18,7 @@ from typing import Any
 
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import Site
+from summit_train.errors import RunFailed, UserError
 from summit_train.files import write_text
 from summit_train.spec import Spec, dump_spec
 
@@ -25,11 +26,11 @@ _COMMANDS = {"slurm": "sbatch", "lsf": "bsub"}
 _RUNNING = {"RUNNING", "COMPLETING", "RUN", "UNKWN"}
 
 
-class SubmitError(ValueError):
+class SubmitError(UserError):
     """The job cannot be submitted: there is no scheduler here, or the run is queued already."""
 
 
-class SchedulerError(RuntimeError):
+class SchedulerError(RunFailed):
     """The scheduler refused, or its answer cannot be read."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from summit_train.errors import UserError
 from summit_train.report.page import write_report
 
 
@@ -17,11 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and print its path. Raises ValueError for what is no run or cannot be written."""
+    """Write the page and print its path. Raises UserError for what is no run or cannot be written."""
     out = args.out or args.run_dir[0] / "report.html"
     try:
         print(write_report(args.run_dir, out))
     except OSError as error:
         why = error.strerror or str(error)
-        raise ValueError(f"{out}: cannot be written ({why}); --out FILE.html puts it elsewhere") from error
+        raise UserError(f"{out}: cannot be written ({why}); --out FILE.html puts it elsewhere") from error
     return 0

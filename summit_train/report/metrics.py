@@ -17,12 +17,13 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from summit_train.errors import UserError
 from summit_train.text import has_top5
 
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
 
 
-class RunError(ValueError):
+class RunError(UserError):
     """The given directory holds no run."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import jinja2
 
+from summit_train.errors import UserError
 from summit_train.files import replacing
 from summit_train.report.figures import pictures
 from summit_train.report.metrics import Run, read_runs
@@ -23,11 +24,11 @@ from summit_train.text import duration, mean_std, percent, show
 def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     """Write the page of these run directories to `out`, whole or not at all, and return its path.
 
-    Raises RunError for a directory that is no run, ValueError if `out` is a directory, OSError if it cannot be written.
+    Raises RunError for a directory that is no run, UserError if `out` is a directory, OSError if it cannot be written.
     """
     path = Path(out)
     if path.is_dir():
-        raise ValueError(f"{path}: is a directory; give the name of an HTML file, {path / 'report.html'}")
+        raise UserError(f"{path}: is a directory; give the name of an HTML file, {path / 'report.html'}")
     page = render(read_runs(run_dirs)).encode("utf-8", "replace")
     with replacing(path) as file:
         file.write(page)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from summit_train.errors import RunFailed
 from summit_train.scaling import published
 from summit_train.scaling.cost import Job, expected_maximum, forecast, step_time, steps_per_epoch
 from summit_train.scaling.machines import Compute, Machine, Rate, Storage
@@ -22,7 +23,7 @@ Vector = NDArray[np.float64]
 _ROUNDS = 6  # of communication and constants in turn
 
 
-class FitError(RuntimeError):
+class FitError(RunFailed):
     """The rows do not determine the constants."""
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 import summit_train
+from summit_train.errors import UserError
 from summit_train.models.catalog import Arch, Backbone
 from summit_train.source import SpecError, read_tree
 from summit_train.spec import Spec
@@ -20,7 +21,7 @@ Seconds = Annotated[float, Field(ge=0)]
 Precision = Literal["fp32", "fp16", "bf16", "fp64"]
 
 
-class MachineError(ValueError):
+class MachineError(UserError):
     """A mistake in a machine's file, or a figure that the file lacks."""
 
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from summit_train.errors import UserError
 from summit_train.models.count import Count
 
 K = TypeVar("K")
 T = TypeVar("T")
 
 
-class MeasureError(ValueError):
+class MeasureError(UserError):
     """The options of a measurement make no sense."""
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from summit_train.errors import RunFailed
 from summit_train.scaling.machines import Link, MachineError, Network
 
 # NCCL takes a tree's bandwidth as 0.92 of the ring's (tuning.cc, "Various model refinements").
@@ -22,7 +23,7 @@ _LARGE, _ROUNDS = 16, 6
 _QUICK = 1.05
 
 
-class NoFit(ValueError):
+class NoFit(RunFailed):
     """No latency and bandwidth describe the measured points."""
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from summit_train.errors import RunFailed
 from summit_train.processes import Facts, ProbeError, answer, find_mpirun, mpi_environment, mpirun_command
 from summit_train.scaling.measure import MeasureError, in_turn, pair_ratios, spread
 
 
-class RanksError(RuntimeError):
+class RanksError(RunFailed):
     """Ranks were started and measured nothing."""
 
 

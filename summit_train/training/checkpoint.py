@@ -12,16 +12,17 @@ from typing import Any
 
 import torch
 
+from summit_train.errors import RunFailed, UserError
 from summit_train.files import replacing, write_text
 
 _NAME = re.compile(r"step_(\d{8})\.pt")
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A checkpoint cannot be read, or not be used for this run."""
 
 
-class CheckpointWriteError(RuntimeError):
+class CheckpointWriteError(RunFailed):
     """A checkpoint could not be written; the ones before it are as they were."""
 
 

@@ -17,6 +17,7 @@ from summit_train.comm import World
 from summit_train.data.loader import MicroBatch
 from summit_train.data.manifest import Manifest
 from summit_train.data.quarantine import Kept, kept_clips
+from summit_train.errors import UserError
 from summit_train.models import VideoNetwork
 from summit_train.models.weights import load_pretrained
 from summit_train.optim.sgd import build_sgd, start_momentum
@@ -145,7 +146,7 @@ def experiment(spec: Spec, plan: Plan, train_manifest: Manifest, kept: Kept) -> 
 
 @contextmanager
 def locked_run(run_path: Path) -> Iterator[None]:
-    """Hold the run directory for the block. Raises ValueError when another process has it.
+    """Hold the run directory for the block. Raises UserError when another process has it.
 
     The lock belongs to the process (POSIX record lock), so it ends with it, however it ends.
     """
@@ -155,7 +156,7 @@ def locked_run(run_path: Path) -> Iterator[None]:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             file.seek(0)
-            raise ValueError(
+            raise UserError(
                 f"{run_path}: another run is using this directory ({file.read().strip() or 'unknown'}); "
                 "wait for it, or give this one another name (name=...)"
             ) from error

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from summit_train.errors import RunFailed
+
 _STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 
 
-class TrainingError(RuntimeError):
+class TrainingError(RunFailed):
     """The run failed; the message names rank, host, step and clips."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from summit_train.cluster.launcher import Launch, find_launch
+from summit_train.errors import UserError
 
 # As set by each launcher for rank 3 of 8, with variables around them that decide nothing.
 ENVIRONMENTS = {
@@ -65,5 +66,5 @@ def test_a_launchers_terminal_is_a_persons_only_where_that_is_said(value: str, i
 
 @pytest.mark.parametrize("broken", ["", "three", "3.0"])
 def test_a_broken_environment_is_named(broken: str) -> None:
-    with pytest.raises(ValueError, match=f"of srun is broken: SLURM_PROCID={broken!r}, SLURM_STEP_NUM_TASKS='8'"):
+    with pytest.raises(UserError, match=f"of srun is broken: SLURM_PROCID={broken!r}, SLURM_STEP_NUM_TASKS='8'"):
         find_launch(ENVIRONMENTS["srun"] | {"SLURM_PROCID": broken})

@@ -69,5 +69,5 @@ def test_the_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_wrong_spec_is_the_users_error(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="resnet18"):
         _run(tmp_path, "model.backbone=resnet19")
-    with pytest.raises(ValueError, match="at least 16 frames"):
+    with pytest.raises(SpecError, match="at least 16 frames"):
         _run(tmp_path, "model.arch=i3d_3x3x3", "data.num_frames=8")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from summit_train.commands.report import add_arguments, run
+from summit_train.errors import UserError
 
 
 def arguments(*argv: object) -> argparse.Namespace:
@@ -37,12 +38,12 @@ def test_out_names_another_file(run_dir, tmp_path, capsys):
 
 
 def test_what_is_no_run_is_the_users_mistake(tmp_path):
-    with pytest.raises(ValueError, match="not a run"):
+    with pytest.raises(UserError, match="not a run"):
         run(arguments(tmp_path))
 
 
 def test_where_no_page_can_be_written_is_the_users_mistake(run_dir):
-    with pytest.raises(ValueError, match=r"spec\.yaml.*--out FILE\.html"):
+    with pytest.raises(UserError, match=r"spec\.yaml.*--out FILE\.html"):
         run(arguments(run_dir, "--out", run_dir / "spec.yaml" / "page.html"))
 
 

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from summit_train.errors import UserError
 from summit_train.report.metrics import RunError, read_runs
 from summit_train.report.page import render, write_report
 
@@ -147,7 +148,7 @@ def test_the_page_is_written_whole_or_not_at_all(write_run, tmp_path, monkeypatc
 
 
 def test_a_folder_as_the_file_is_refused(write_run, tmp_path):
-    with pytest.raises(ValueError, match="is a directory"):
+    with pytest.raises(UserError, match="is a directory"):
         write_report([write_run()], tmp_path)
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from summit_train.scaling.machines import Link, MachineError, Network
 from summit_train.scaling.network import (
+    NoFit,
     allreduce_seconds,
     bus_bandwidth,
     fit_alpha_beta,
@@ -121,7 +122,7 @@ def test_a_large_message_that_is_quick_by_chance_does_not_set_the_latency() -> N
 
 @pytest.mark.parametrize(("num_bytes", "seconds"), [([4, 4], [1.0, 1.0]), ([4, 8], [2.0, 1.0])])
 def test_points_without_a_line_are_refused(num_bytes: list[int], seconds: list[float]) -> None:
-    with pytest.raises(ValueError, match="wanted"):
+    with pytest.raises(NoFit, match="wanted"):
         fit_alpha_beta(num_bytes, seconds)
 
 

@@ -7,6 +7,7 @@ import errno
 
 from summit_train.commands.data import import_, index, motion, pack, scan, split, stage, verify
 from summit_train.data.manifest import ManifestError
+from summit_train.errors import RunFailed
 
 # WHAT -> (its module, what it does)
 _PARTS = {
@@ -21,7 +22,7 @@ _PARTS = {
 }
 
 
-class DiskError(RuntimeError):
+class DiskError(RunFailed):
     """The disk is full or broken: no fault of the input."""
 
 

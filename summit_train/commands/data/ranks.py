@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from summit_train.cluster.launcher import find_launch
+from summit_train.errors import UserError
 
 if TYPE_CHECKING:
     from summit_train.comm import World
@@ -26,6 +27,6 @@ def joined_ranks() -> Iterator[World]:
     except BaseException as error:
         if world.size > 1:
             print(f"rank {world.rank} on {world.host}: {error}", file=sys.stderr, flush=True)
-            world.abort(2 if isinstance(error, ValueError) else 1)
+            world.abort(2 if isinstance(error, (UserError, ValueError)) else 1)
         raise
     world.close()

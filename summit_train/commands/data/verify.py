@@ -11,9 +11,10 @@ from summit_train.commands.data.ranks import joined_ranks
 from summit_train.commands.data.sizes import size_text
 from summit_train.data.shards.record import Pack, PackError, read_pack
 from summit_train.data.shards.verify import stray_files, verify_files
+from summit_train.errors import RunFailed
 
 
-class DamagedError(RuntimeError):
+class DamagedError(RunFailed):
     """A packed set is not what was packed."""
 
 
