@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping
 from torch.profiler import ProfilerActivity, profile
 
 from summit_train.commands.bench.arguments import Values, add_output, add_spec, place_of, read_experiment, show
-from summit_train.commands.start import session, this_launch, watched
+from summit_train.commands.ranks import session, this_launch
+from summit_train.commands.start import watched
 from summit_train.network import count_network
 from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_peaks

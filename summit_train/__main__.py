@@ -5,16 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 
 import summit_train
-from summit_train.cluster.launcher import find_launch
-from summit_train.errors import RunFailed, UserError
-
-_SECONDS_FOR_RANK_0 = 3.0
+from summit_train.cluster.launcher import Launch
+from summit_train.commands.ranks import report_failure, this_launch
+from summit_train.errors import UserError, exit_status, is_bug
 
 # command -> (module, what it does)
 _COMMANDS = {
@@ -55,16 +52,19 @@ def _run(arguments: Sequence[str]) -> int:
     args = _parse(parser, arguments)
     try:
         return command(args)
-    except (UserError, ValueError) as error:
-        return _failed(error, 2)
-    except RunFailed as error:
-        return _failed(error, 1)
     except BrokenPipeError:
         raise
-    except OSError as error:
-        return _failed(error, 1)
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        try:
+            launch = this_launch()
+        except UserError:
+            launch = Launch("broken", 0, 1)  # which is what is wrong, or is said the next time
+        if launch.size == 1 and is_bug(error):
+            raise
+        report_failure(error, launch)
+        return exit_status(error)
 
 
 def _parser(arguments: Sequence[str]) -> tuple[argparse.ArgumentParser, Run]:
@@ -91,24 +91,6 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpars
     if left:
         args.overrides = [*args.overrides, *left]
     return args
-
-
-def _failed(error: Exception, status: int) -> int:
-    """Say what is wrong, once where all ranks see the same.
-
-    Rank 0 speaks at once; its exit makes the launcher end the others. A rank that is still there after a while has met
-    something that rank 0 has not, such as a file that its node lacks, and speaks for itself.
-    """
-    try:
-        launch = find_launch(os.environ)
-    except UserError:
-        launch = None  # the broken environment is what is wrong, or will be said the next time
-    if launch is None or launch.rank == 0:
-        print(f"summit-train: {error}", file=sys.stderr)
-    elif not getattr(error, "agreed", False):
-        time.sleep(_SECONDS_FOR_RANK_0)
-        print(f"summit-train, rank {launch.rank} on {socket.gethostname()}: {error}", file=sys.stderr)
-    return status
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 
 class UserError(Exception):
     """The user's input is wrong; exit status 2.
@@ -12,3 +14,27 @@ class UserError(Exception):
 
 class RunFailed(Exception):
     """The run cannot go on for a reason that is known, such as a lost rank or a full disk; exit status 1."""
+
+
+class AgreedError(RunFailed):
+    """All ranks raise it together, after a vote: no rank waits for another, and rank 0 has the whole message."""
+
+
+def is_bug(error: BaseException) -> bool:
+    """Return True unless the exception says what a person can mend.
+
+    An OSError that names its file is the machine's fault; without a name it could be anything.
+    """
+    return not isinstance(error, UserError | RunFailed) and getattr(error, "filename", None) is None
+
+
+def exit_status(error: BaseException) -> int:
+    """Return the status that a process ends with because of this exception."""
+    return 2 if isinstance(error, UserError) else 1
+
+
+def describe(error: BaseException) -> str:
+    """Return the one line of an error that is no bug, or the traceback of a bug."""
+    if is_bug(error):
+        return "".join(traceback.format_exception(error)).rstrip()
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -190,10 +192,31 @@ def test_a_failure_of_the_run_is_1(say: Callable[..., Said], monkeypatch: pytest
 
 
 def test_a_fault_of_ours_keeps_its_traceback(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
-    for fault in (RuntimeError("size mismatch"), KeyError("x"), AssertionError()):
+    for fault in (ValueError("bad axis"), RuntimeError("size mismatch"), KeyError("x"), OSError("?"), AssertionError()):
         _raising(monkeypatch, fault)
         with pytest.raises(type(fault)):
             say("schema")
+
+
+def test_a_file_that_the_machine_refuses_is_1_and_named(
+    say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _raising(monkeypatch, PermissionError(errno.EACCES, "Permission denied", str(tmp_path)))
+    assert say("schema") == (1, "", f"summit-train: {tmp_path}: Permission denied\n")
+
+
+def test_under_several_ranks_a_bug_has_its_traceback_with_rank_and_host(
+    say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    _raising(monkeypatch, ValueError("bad axis"))
+    for rank in ("0", "1"):
+        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
+        status, _, err = say("schema")
+        assert status == 1
+        assert err.startswith(f"summit-train, rank {rank} on {socket.gethostname()}:\nTraceback (most recent call ")
+        assert err.endswith("ValueError: bad axis\n")
 
 
 def test_interrupted_by_hand_is_130(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +255,7 @@ def test_rank_0_speaks_at_once_and_the_others_only_where_they_are_left_alone(
 def test_what_all_ranks_agreed_on_is_said_by_rank_0_alone(
     say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from summit_train.training.watch import AgreedError
+    from summit_train.errors import AgreedError
 
     def fail(args: object) -> int:
         raise AgreedError("two steps in a row")

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from summit_train.comm import World
-from summit_train.commands.start import Inputs, choose_device, read_inputs, session, this_launch, watched
+from summit_train.commands.ranks import session, this_launch
+from summit_train.commands.start import Inputs, choose_device, read_inputs, watched
 from summit_train.text import has_top5
 from summit_train.training.checkpoint import CheckpointError, epoch_checkpoints
 from summit_train.training.evaluation import Progress, evaluate_checkpoints

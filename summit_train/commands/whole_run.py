@@ -10,7 +10,8 @@ import torch
 
 from summit_train.comm import World
 from summit_train.commands.evaluate import evaluate_paths
-from summit_train.commands.start import Inputs, choose_device, read_inputs, session, this_launch, watched
+from summit_train.commands.ranks import session, this_launch
+from summit_train.commands.start import Inputs, choose_device, read_inputs, watched
 from summit_train.files import write_json, write_text
 from summit_train.report.page import write_report
 from summit_train.spec import Spec, dump_spec

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from summit_train.data.decode import write_video
 from summit_train.data.manifest import CLASSES_FILE, ManifestRow, write_manifest
+from summit_train.errors import UserError
 from summit_train.rng import key
 
 KINDS = ("direction", "order")
@@ -43,7 +44,7 @@ class MotionSet:
 
     size: pixels of a side; num_frames: frames of a video; num_classes: 2 to 8 directions, or 2 or 6 orders
     (of two or three colours); difficulty: 0 to 1, more of it means more noise, a stronger background, more
-    still objects in the way, a smaller object and a wider range of speeds. Raises ValueError for others.
+    still objects in the way, a smaller object and a wider range of speeds. Raises UserError for others.
     """
 
     size: int = 64
@@ -55,15 +56,15 @@ class MotionSet:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"kind is {self.kind!r}: choose one of {', '.join(KINDS)}")
+            raise UserError(f"kind is {self.kind!r}: choose one of {', '.join(KINDS)}")
         if self.kind == "direction" and not 2 <= self.num_classes <= MAX_DIRECTIONS:
-            raise ValueError(f"classes is {self.num_classes}: choose 2 to {MAX_DIRECTIONS} directions")
+            raise UserError(f"classes is {self.num_classes}: choose 2 to {MAX_DIRECTIONS} directions")
         if self.kind == "order" and self.num_classes not in (2, 6):
-            raise ValueError(f"classes is {self.num_classes}: choose 2 or 6, orders of two or three colours")
+            raise UserError(f"classes is {self.num_classes}: choose 2 or 6, orders of two or three colours")
         if self.size < 16 or self.num_frames < 4:
-            raise ValueError(f"size {self.size}, {self.num_frames} frames: needs 16 pixels and 4 frames or more")
+            raise UserError(f"size {self.size}, {self.num_frames} frames: needs 16 pixels and 4 frames or more")
         if not 0 <= self.difficulty <= 1:
-            raise ValueError(f"difficulty is {self.difficulty}: choose a number from 0 to 1")
+            raise UserError(f"difficulty is {self.difficulty}: choose a number from 0 to 1")
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -191,11 +192,11 @@ def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: Moti
     """Write out/videos/*.mp4, out/train.csv, out/val.csv, out/classes.txt; yields a row as its video stands.
 
     Paths in the manifests are relative to `out`; the classes' counts differ by one at most. The same
-    arguments write the same bytes. A manifest appears when all of its videos are there. Raises ValueError
+    arguments write the same bytes. A manifest appears when all of its videos are there. Raises UserError
     where a split gets fewer videos than there are classes.
     """
     if min(num_train, num_val) < videos.num_classes:
-        raise ValueError(
+        raise UserError(
             f"train {num_train}, val {num_val}: each needs one video a class at least, {videos.num_classes}"
         )
     folder = Path(out)

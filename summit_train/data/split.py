@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from summit_train.data.manifest import CLASSES_FILE, Manifest, ManifestRow, read_manifest, write_manifest
+from summit_train.errors import UserError
 
 
 def split_manifest(
@@ -26,14 +27,14 @@ def split_manifest(
     clip's group. The sorted groups are cut into `folds` parts as equal as can be, and fold k validates on part k.
     only: the classes that are taken (all where empty). both_directions: the classes become forwards and backwards, and
     every clip is there twice, once played backwards; a network that cannot see time then cannot beat chance.
-    Raises ValueError where the expression is no good, there are fewer groups than folds, or both directions are
+    Raises UserError where the expression is no good, there are fewer groups than folds, or both directions are
     wanted of clips of which some are reversed already.
     """
     source = read_manifest(manifest)
     rows = _chosen(source, only)
     backwards = next((row.path for row in rows if row.reversed), None)
     if both_directions and backwards is not None:
-        raise ValueError(f"{source.source}: {backwards} is reversed already; both directions want unreversed clips")
+        raise UserError(f"{source.source}: {backwards} is reversed already; both directions want unreversed clips")
     groups = [_group_of(row.path, group) for row in rows]
     parts = _parts(sorted(set(groups)), folds)
     classes = ("forwards", "backwards") if both_directions else source.classes
@@ -58,7 +59,7 @@ def _chosen(source: Manifest, only: Sequence[str]) -> list[ManifestRow]:
     names = source.classes or tuple(str(label) for label in range(source.num_classes))
     unknown = sorted(set(only) - set(names))
     if unknown:
-        raise ValueError(f"{source.source}: there is no class {unknown[0]!r}; valid: {', '.join(names)}")
+        raise UserError(f"{source.source}: there is no class {unknown[0]!r}; valid: {', '.join(names)}")
     return [
         ManifestRow(source.path(i), source.label(i), source.num_frames(i), reversed=source.is_reversed(i))
         for i in range(len(source))
@@ -70,14 +71,14 @@ def _group_of(path: str, pattern: str) -> str:
     try:
         match = re.search(pattern, Path(path).name)
     except re.error as error:
-        raise ValueError(f"the group {pattern!r} is no regular expression: {error}") from error
+        raise UserError(f"the group {pattern!r} is no regular expression: {error}") from error
     if match is None:
-        raise ValueError(f"{path}: the group {pattern!r} matches nothing in the file's name")
+        raise UserError(f"{path}: the group {pattern!r} matches nothing in the file's name")
     return match.group(1) if match.re.groups else match.group()
 
 
 def _parts(groups: Sequence[str], folds: int) -> list[set[str]]:
     if not 2 <= folds <= len(groups):
-        raise ValueError(f"{folds} folds of {len(groups)} groups ({', '.join(groups[:12])}): 2 to that many are wanted")
+        raise UserError(f"{folds} folds of {len(groups)} groups ({', '.join(groups[:12])}): 2 to that many are wanted")
     edges = [len(groups) * i // folds for i in range(folds + 1)]
     return [set(groups[low:high]) for low, high in pairwise(edges)]

@@ -11,6 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
+from summit_train.errors import UserError
+
 VIDEO_EXTENSIONS = (
     ".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4",
     ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv",
@@ -19,7 +21,7 @@ COLUMNS = ("path", "label", "num_frames", "fps", "width", "height", "group", "sh
 _ROWS_AT_ONCE = 65536
 
 
-class ManifestError(ValueError):
+class ManifestError(UserError, ValueError):
     """A manifest that cannot be used; the message says where, what is wrong and what would be right."""
 
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeAlias
 
+from summit_train.errors import UserError
 
-class DecodeError(ValueError):
+
+class DecodeError(UserError, ValueError):
     """A video that cannot be read; `path` and `reason` say which and why."""
 
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from summit_train.data.reader import prepare_reader
 from summit_train.data.video import DecodeError
+from summit_train.errors import RunFailed
 
 PREFETCHED_PER_WORKER = 2
 Batch = TypeVar("Batch")
@@ -142,7 +143,7 @@ class Batches(Generic[Batch]):
         raise StopIteration
 
     def _go_on_without(self, error: Exception) -> None:
-        """Replace the workers where some died of what they were reading. Raises RuntimeError where none did."""
+        """Replace the workers where some died of what they were reading. Raises RunFailed where none did."""
         dead = _dead(self._workers, wait=not isinstance(error, RuntimeError))
         reading = self._board.read()
         culprits = {reading[worker.pid]: worker.exitcode for worker in dead if worker.pid in reading}
@@ -150,7 +151,7 @@ class Batches(Generic[Batch]):
             self.close()
             if not dead and isinstance(error, RuntimeError):
                 raise error  # of our own making, in a worker that lives
-            raise RuntimeError("a loader worker has died: killed, or out of memory?") from error
+            raise RunFailed("a loader worker has died: killed, or out of memory?") from error
         for clip, status in culprits.items():
             hint = ": killed, or out of memory?" if status == -signal.SIGKILL else ""
             reason = f"kills the process that reads it (exit status {status}{hint})"

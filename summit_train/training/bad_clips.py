@@ -9,8 +9,8 @@ from typing import Any
 
 from summit_train.comm import World
 from summit_train.data.loader import BadClip, MicroBatch
+from summit_train.errors import AgreedError
 from summit_train.files import write_text
-from summit_train.training.watch import AgreedError
 
 FILE = "bad_clips.jsonl"
 

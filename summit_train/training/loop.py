@@ -15,7 +15,7 @@ from summit_train.data.manifest import Manifest
 from summit_train.data.quarantine import kept_clips
 from summit_train.data.store import open_store
 from summit_train.data.workers import Batches
-from summit_train.errors import UserError
+from summit_train.errors import AgreedError, describe, is_bug
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 from summit_train.text import has_top5
@@ -24,7 +24,7 @@ from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
 from summit_train.training.step import StepResult, Vote
 from summit_train.training.stopwatch import Mark
-from summit_train.training.watch import AgreedError, StopRequest, TrainingError, Watchdog
+from summit_train.training.watch import StopRequest, TrainingError, Watchdog
 
 
 def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> bool:
@@ -102,8 +102,10 @@ def take(batches: Iterator[MicroBatch], run: Run, step: int) -> tuple[list[Micro
     began = time.perf_counter()
     try:
         taken = [next(batches) for _ in range(run.plan.accumulation)]
-    except (UserError, ValueError, RuntimeError, OSError) as error:
-        raise TrainingError(f"{run.world.who}, step {step + 1}: {error}") from error
+    except Exception as error:
+        if is_bug(error):
+            raise
+        raise TrainingError(f"{run.world.who}, step {step + 1}: {describe(error)}") from error
     assert all(batch.step == step for batch in taken)
     return taken, time.perf_counter() - began
 

@@ -21,12 +21,6 @@ class TrainingError(RunFailed):
     """The run failed; the message names rank, host, step and clips."""
 
 
-class AgreedError(TrainingError):
-    """All ranks raise it together, after a vote: no rank waits for another, and rank 0 has the whole message."""
-
-    agreed = True
-
-
 class StopRequest:
     """Set by SIGUSR2 or SIGTERM: checkpoint at the next step that all ranks agree on, then leave."""
 

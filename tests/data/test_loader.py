@@ -23,6 +23,7 @@ from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, wri
 from summit_train.data.quarantine import Kept
 from summit_train.data.store import Store, open_store
 from summit_train.data.video import DecodeError
+from summit_train.errors import RunFailed
 from summit_train.spec import DataSpec, EvaluateSpec
 
 NUM_VIDEOS = 9
@@ -461,7 +462,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_an_error(manifest: Manifest) 
     (worker,) = set(multiprocessing.active_children()) - others
     assert _until(lambda: not any(_reads_at(batches, 0.02) for _ in range(20)))  # it has read ahead and waits
     worker.kill()
-    with pytest.raises(RuntimeError, match="worker"):
+    with pytest.raises(RunFailed, match="worker"):
         for _ in batches:
             pass
     assert list(batches) == []

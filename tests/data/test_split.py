@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from summit_train.__main__ import main
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.split import split_manifest
+from summit_train.errors import UserError
 
 PERSON = "^[^_]+"
 ACTIONS = ("bend", "run", "walk")
@@ -101,7 +102,7 @@ def test_reversed_clips_stay_reversed_and_cannot_be_reversed_again(tmp_path: Pat
     write_manifest(path, [ManifestRow(f"p{i}_a.avi", 0, reversed=i == 1) for i in range(2)])
     split_manifest(path, tmp_path / "out", folds=2, group=PERSON)
     assert _clips(_sides(tmp_path / "out", 2)[1]) == [("p1_a.avi", 0, True)]
-    with pytest.raises(ValueError, match=r"p1_a\.avi is reversed already"):
+    with pytest.raises(UserError, match=r"p1_a\.avi is reversed already"):
         split_manifest(path, tmp_path / "both", folds=2, group=PERSON, both_directions=True)
 
 

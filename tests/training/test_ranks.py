@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +152,34 @@ sys.exit(main(["train", sys.argv[1], *(["data.train=gone.csv"] if rank == "1" el
     status, output = run(2, "-c", program, str(write_spec()), timeout=60)
     assert status != 0
     assert "rank 1 on" in output and "data.train: there is no gone.csv" in output
+
+
+_BUG = """
+import os, sys
+from summit_train.__main__ import main
+from summit_train.cluster.launcher import find_launch
+from summit_train.training.step import TrainStep
+honest, launch = TrainStep.__call__, find_launch(os.environ)
+def call(self, batches, *arguments, **options):
+    batches = list(batches)
+    if batches[0].step == 2 and (sys.argv[2] == "all" or str(launch.rank) in sys.argv[2].split(",")):
+        raise ValueError("a bug put here on purpose")
+    return honest(self, batches, *arguments, **options)
+TrainStep.__call__ = call
+sys.exit(main(["train", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize(("ranks", "faulty"), [(0, "all"), (1, "all"), (2, "all"), (2, "0"), (2, "1"), (4, "1,3")])
+def test_a_bug_in_the_step_shows_its_traceback_once(write_spec: WriteSpec, ranks: int, faulty: str) -> None:
+    """A ValueError too, which Python's int() and torch raise, is no mistake of the user."""
+    status, output = run(ranks, "-c", _BUG, str(write_spec()), faulty, timeout=120)
+    assert status == 1
+    assert output.count("Traceback (most recent call last)") == 1, output
+    assert output.count("ValueError: a bug put here on purpose") == 1
+    if ranks > 1:
+        first = "0" if faulty == "all" else faulty[0]
+        assert f"summit-train, rank {first} on {socket.gethostname()}:\nTraceback" in output
 
 
 def test_a_launcher_without_a_usable_horovod_is_refused(write_spec: WriteSpec, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from summit_train.comm import WorldError
 from summit_train.commands.bench.arguments import add_spec
+from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.simulate import FORMATS, figure_path
-from summit_train.commands.start import choose_device, session, this_launch
+from summit_train.commands.start import choose_device
 from summit_train.files import write_text
 from summit_train.network import count_network
 from summit_train.report.bench import draw_messages

@@ -19,7 +19,7 @@ from summit_train.commands.bench.arguments import (
     show,
     turns_of,
 )
-from summit_train.commands.start import session, this_launch
+from summit_train.commands.ranks import session, this_launch
 from summit_train.report.bench import BOUNDS, draw_compute, draw_scalability, draw_waits
 from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_inference, measure_peaks

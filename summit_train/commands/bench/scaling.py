@@ -18,7 +18,7 @@ from summit_train.commands.bench.arguments import (
     show,
     turns_of,
 )
-from summit_train.commands.start import this_launch
+from summit_train.commands.ranks import this_launch
 from summit_train.report.bench import draw_scalability
 from summit_train.report.tables import machine_text
 from summit_train.scaling.measure import MeasureError, positive, spread_text

@@ -19,7 +19,8 @@ from summit_train.commands.bench.arguments import (
     show,
     turns_of,
 )
-from summit_train.commands.start import session, this_launch, watched
+from summit_train.commands.ranks import session, this_launch
+from summit_train.commands.start import watched
 from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_peaks, measure_steps
 from summit_train.scaling.measure import Turns, spread_text

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from summit_train.data.split import split_manifest
+from summit_train.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
             both_directions=args.both_directions,
         )
     except OSError as error:
-        raise ValueError(f"{args.out}: cannot be written ({error.strerror or error})") from error
+        raise UserError(f"{args.out}: cannot be written ({error.strerror or error})") from error
     for number, (train, val) in enumerate(sizes, 1):
         print(f"{args.out / f'fold{number}'}: {train:,} clips to train on, {val:,} to validate on")
     print(f"their paths start where those of {args.manifest} do: give data.root")

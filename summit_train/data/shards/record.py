@@ -11,6 +11,7 @@ from typing import Any
 
 from summit_train.data.manifest import PACK_FILE, PACKED_MANIFEST
 from summit_train.data.shards.layout import INDEX_FOLDER, shard_name
+from summit_train.errors import UserError
 from summit_train.files import write_text
 
 _FORMAT = 1
@@ -19,7 +20,7 @@ _READ_BYTES = 1 << 20
 _FILE_NAME = re.compile(rf"({PACKED_MANIFEST}|{INDEX_FOLDER})/[a-z_]+\.(npy|json)")
 
 
-class PackError(ValueError):
+class PackError(UserError, ValueError):
     """A packed set that cannot be made or used; the message says which, why, and what would be right."""
 
 

@@ -1,0 +1,61 @@
+"""The ranks that a command was started with, and the words of one that fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from summit_train.cluster.launcher import Launch, find_launch
+from summit_train.comm import World, open_world
+from summit_train.errors import AgreedError, UserError, describe, exit_status, is_bug
+
+_SECONDS_FOR_RANK_0 = 3.0
+_SECONDS_BETWEEN_FIRST_AND_LAST = 3.0
+
+
+def this_launch() -> Launch:
+    """Return how this process was started; a process started by hand is rank 0 of 1."""
+    return find_launch(os.environ) or Launch("hand", 0, 1, interactive=True)
+
+
+@contextmanager
+def session(launch: Launch) -> Iterator[World]:
+    """Open the world for the block. The first rank that fails says why, and ends all of them.
+
+    All ranks raise an AgreedError together, so they leave in order.
+    """
+    world = open_world(launch.size)
+    try:
+        yield world
+    except AgreedError:
+        world.close()
+        raise
+    except BaseException as error:
+        if world.size > 1:
+            report_failure(error, launch)
+            world.abort(exit_status(error))
+        raise
+    world.close()
+
+
+def report_failure(error: BaseException, launch: Launch) -> None:
+    """Print why this rank fails, once for all ranks that fail alike.
+
+    Rank 0 prints at once, and its end makes the launcher end the others. A rank that is still there some seconds later
+    has met something that rank 0 has not, such as a file that its node lacks. Of several such ranks the lowest prints.
+    """
+    if launch.rank > 0:
+        if isinstance(error, AgreedError):
+            return
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Training takes it for a request to stop.
+        time.sleep(_SECONDS_FOR_RANK_0 + _SECONDS_BETWEEN_FIRST_AND_LAST * launch.rank / launch.size)
+    text = describe(error)
+    is_common = launch.rank == 0 and isinstance(error, UserError | AgreedError)
+    is_named = launch.size > 1 and not is_common and not text.startswith("rank ")
+    name = f"summit-train, rank {launch.rank} on {socket.gethostname()}:" if is_named else "summit-train:"
+    print(name, text, sep="\n" if is_bug(error) else " ", file=sys.stderr, flush=True)
