@@ -1,7 +1,7 @@
-"""YAML files as a tree of plain values that remembers the file and line of every key.
+"""Read YAML files into a tree of plain values that remembers the file and line of every key.
 
 `read_tree` follows `extends`, applies dotted overrides and refuses what YAML would swallow: a key given twice, a
-document that is no mapping, a circle of `extends`. It knows nothing of what the keys mean.
+document that is no mapping, a circle of `extends`. This is the only importer of yaml.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from summit_train.errors import UserError
 
 KeyPath = tuple[str, ...]
 
+_MOST_VALUES = 100_000  # nine levels of nine aliases each would be 387 million
+
 
 class SpecError(UserError):
     """A mistake in what the user wrote; the message says where it is and what would be right."""
@@ -31,7 +33,7 @@ class Tree:
     places: dict[KeyPath, str] = field(default_factory=dict)
 
     def place(self, path: KeyPath) -> str:
-        """`file:line` of the key, or of the nearest section above it."""
+        """Return `file:line` of the key, or of the nearest section above it."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.places:
                 return self.places[path[:length]]
@@ -39,10 +41,30 @@ class Tree:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that takes every key as the text it is, refuses double keys, and says where a value is wrong."""
+    """Load every key as text, refuse double keys and boundless aliases, and say where a value is wrong."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._sizes: dict[yaml.Node, int] = {}  # values in a finished node, with aliases written out
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        assert node is not None
+        if not is_alias:
+            parts = node.value if isinstance(node, yaml.CollectionNode) else []
+            flat = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts
+            self._sizes[node] = 1 + sum(self._sizes[part] for part in flat)
+        elif node not in self._sizes:
+            raise yaml.composer.ComposerError(None, None, "an alias (*) stands within what it names", mark)
+        if self._sizes[node] > _MOST_VALUES:
+            problem = f"more than {_MOST_VALUES:,} values, with aliases (*) written out"
+            raise yaml.composer.ComposerError(None, None, problem, mark)
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Here and not where the mapping is constructed: by then `<<` may have put a second one of a key into it."""
+        # Keys are checked here because the constructor's `<<` may add a second one of a key.
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key_node, _ in node.value:
@@ -67,7 +89,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """The inverse of _Loader: quotes what it would take for a number, and what is no plain text."""
+    """Dump what _Loader reads back: quote what it would take for a number, and what is no plain text."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         # Left to itself, PyYAML writes the line break U+0085 so that it reads back as a space.
@@ -83,7 +105,7 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
-    """Plain values as the text of a YAML file; `read_tree` gives them back."""
+    """Return plain values as the text of a YAML file; `read_tree` gives them back."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -128,18 +150,26 @@ def _parse(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
         raise SpecError(f"{path}: cannot be read: {error.strerror}; give the path of a YAML spec") from error
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: is no text file in UTF-8; give the path of a YAML spec") from error
+    return parse_mapping(text, str(path))
+
+
+def parse_mapping(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, str]]:
+    """Return the mapping in a YAML text and the place of each key; `name` is the file's, for places and messages.
+
+    Raises SpecError for text that is no YAML mapping.
+    """
     try:
         node, values = _load(text)
     except _Mistake as mistake:
-        raise SpecError(f"{path}:{mistake.line}: not valid YAML: {mistake}") from mistake
+        raise SpecError(f"{name}:{mistake.line}: not valid YAML: {mistake}") from mistake
     if not isinstance(values, dict):
-        raise SpecError(f"{path}:1: a mapping of keys to values is wanted, got {type(values).__name__}")
+        raise SpecError(f"{name}:1: a mapping of keys to values is wanted, got {type(values).__name__}")
     assert node is not None
-    places = {key: f"{path}:{line}" for key, line in _lines(node, ())}
-    return values, {(): f"{path}:1", **places}
+    places = {key: f"{name}:{line}" for key, line in _lines(node, ())}
+    return values, {(): f"{name}:1", **places}
 
 
-class _Mistake(ValueError):
+class _Mistake(Exception):
     """Text that is no YAML, and the line of it that is wrong."""
 
     def __init__(self, problem: str, line: int) -> None:
@@ -148,7 +178,7 @@ class _Mistake(ValueError):
 
 
 def _load(text: str) -> tuple[yaml.Node | None, Any]:
-    """The one document in `text`: as nodes, which know their lines, and as values."""
+    """Return the one document in `text` as nodes, which know their lines, and as values."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -163,10 +193,8 @@ def _load(text: str) -> tuple[yaml.Node | None, Any]:
         raise _Mistake("it is nested too deeply", 1) from error
 
 
-def _lines(node: yaml.Node, prefix: KeyPath, depth: int = 0) -> Iterator[tuple[KeyPath, int]]:
-    """(path, line) of every key, and of every item of a list, whose part of the path is its number from 0."""
-    if depth > 20:
-        return
+def _lines(node: yaml.Node, prefix: KeyPath) -> Iterator[tuple[KeyPath, int]]:
+    """Yield (path, line) of every key and every item of a list; an item's part of the path is its number from 0."""
     children: list[tuple[str, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
         children = [(str(key.value), key, value) for key, value in node.value]
@@ -174,11 +202,11 @@ def _lines(node: yaml.Node, prefix: KeyPath, depth: int = 0) -> Iterator[tuple[K
         children = [(str(i), item, item) for i, item in enumerate(node.value)]
     for name, at, below in children:
         yield (*prefix, name), at.start_mark.line + 1
-        yield from _lines(below, (*prefix, name), depth + 1)
+        yield from _lines(below, (*prefix, name))
 
 
 def _merge(base: Tree, top: Tree) -> None:
-    """Lay `top` over `base`: sections are merged key by key, everything else (lists too) is replaced."""
+    """Lay `top` over `base`: merge sections key by key, replace everything else, lists too."""
     _merge_values(base.values, top.values)
     base.places.update(top.places)
 
@@ -192,7 +220,7 @@ def _merge_values(base: dict[str, Any], top: Mapping[str, Any]) -> None:
 
 
 def apply_override(tree: Tree, override: str) -> None:
-    """Apply one `section.key=value`. Raises SpecError where it is of another form."""
+    """Apply one `section.key=value`. Raises SpecError if it has another form."""
     dotted, equals, text = override.partition("=")
     place = f"override {override!r}"
     if not equals or not all(dotted.split(".")):
@@ -205,9 +233,9 @@ def apply_override(tree: Tree, override: str) -> None:
 
 
 def put(tree: Tree, dotted: str, value: Any, place: str) -> None:
-    """Give a key, as `section.key`, a plain value, which was found at `place`. Sections above it are made.
+    """Set the key `section.key` to a plain value found at `place`, and make the sections above it.
 
-    Raises SpecError where something above it is a value.
+    Raises SpecError if something above it is a value.
     """
     path = tuple(dotted.split("."))
     section = tree.values

@@ -1,4 +1,4 @@
-"""A tree of plain values -> a frozen, typed section, or one line a mistake: where it is and what would be right."""
+"""Turn a tree of plain values into a frozen, typed section, or name every mistake: where, and what would be right."""
 
 from __future__ import annotations
 
@@ -23,17 +23,13 @@ SectionType = TypeVar("SectionType", bound=Section)
 
 
 def validated(model: type[SectionType], tree: Tree) -> SectionType:
-    """The values of `tree` as a `model`.
+    """Return the values of `tree` as a `model`.
 
     Raises SpecError; its message has one line a mistake: `file:line: key: what is wrong and what would be right`.
     """
     try:
         # Through JSON, as strict mode then takes a YAML list for a tuple and still no string for a number.
-        values = json.dumps(tree.values, default=str)
-    except ValueError as error:  # json's word for a value that holds itself
-        raise SpecError(f"{tree.place(())}: an alias (*) stands within what it names") from error
-    try:
-        return model.model_validate_json(values)
+        return model.model_validate_json(json.dumps(tree.values, default=str))
     except ValidationError as error:
         raise SpecError("\n".join(_line(model, tree, details) for details in error.errors())) from None
 
@@ -63,10 +59,11 @@ def _unknown_key(model: type[Section], path: KeyPath) -> str:
 
 
 def _item(container: Any) -> Any:
-    """What a list or a mapping holds: its last type that is not `...`."""
+    """Return the type that a list or a mapping holds: its last one that is not `...`."""
     return [part for part in get_args(container) if part is not ...][-1]
 
 
 def _choices(given: str, choices: Sequence[str]) -> str:
-    near = difflib.get_close_matches(given, choices, 1)
+    near = difflib.get_close_matches(given, choices, len(choices))
+    near.sort(key=lambda choice: sorted(choice) != sorted(given))  # swapped letters are one slip, another letter is two
     return (f"did you mean {near[0]}? " if near else "") + f"valid: {', '.join(choices)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from summit_train.cluster.site import load_site
+from summit_train.errors import UserError
+from summit_train.scaling.machines import load_machine
 from summit_train.source import SpecError, Tree, put, read_tree, to_yaml
+from summit_train.spec import load_spec
+from summit_train.sweep import load_sweep
 
 # No deadline and no limit on drawing: how fast the machine is, is not the question.
 LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -167,6 +173,35 @@ def test_anchors_and_merges_work_and_a_key_may_stand_beside_a_merged_one(tmp_pat
     assert tree.values == {
         "a": {"deep": {"b": {"x": 2, "y": 1}}}, "d": {"x": 2, "y": 1, "z": 3}, "e": {"x": 1, "y": 1},
     }  # fmt: skip
+
+
+LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
+
+
+@pytest.mark.parametrize("read", [read_tree, load_spec, load_sweep, load_site, load_machine])
+def test_aliases_that_multiply_are_refused_with_their_line(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    """9^9 values in ten lines. a5 is 9^5 lists of one word (118,098 values) and the lists around them (7,381)."""
+    path = _write(tmp_path / "laughs.yaml", LAUGHS)
+    with pytest.raises(UserError) as caught:
+        read(path)
+    wanted = f"{path}:6: not valid YAML: more than 100,000 values, with aliases (*) written out"
+    assert wanted in str(caught.value)
+
+
+def test_aliases_that_multiply_are_refused_wherever_they_stand(tmp_path: Path) -> None:
+    lists = LAUGHS.replace("\n", ", ").rstrip(", ")
+    assert "spec.yaml:2: not valid YAML: more than 100,000" in _refused(tmp_path, f"a: 1\nb: {{{lists}}}\n")
+    assert "quote it: more than 100,000 values" in _refused(tmp_path, "a: 1\n", f"b={{{lists}}}")
+    merges = "a0: &a0 {k: x}\n" + "".join(
+        f"a{n}: &a{n} {{{', '.join(f'k{i}: *a{n - 1}' for i in range(9))}}}\n" for n in range(1, 10)
+    )
+    assert "spec.yaml:6: not valid YAML: more than 100,000" in _refused(tmp_path, merges)
+
+
+def test_an_alias_may_be_used_often(tmp_path: Path) -> None:
+    tree = _read(tmp_path, "one: &one [1, 2]\nall: [" + ", ".join(["*one"] * 1000) + "]\n")
+    assert tree.values["all"] == [[1, 2]] * 1000
+    assert _place(tree, tmp_path, "all.999.1") == "spec.yaml:1"
 
 
 @pytest.mark.parametrize(("name", "reason"), [("none.yaml", "No such file"), ("folder", "Is a directory")])

@@ -255,6 +255,25 @@ def test_every_section_is_frozen_and_strict(section: BaseModel) -> None:
         type(section).model_validate({**section.model_dump(), "something_new": 1})
 
 
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("model.arch=tms", "tsm"),
+        ("model.arch=stm", "tsm"),
+        ("model.arch=tns", "tsn"),
+        ("model.backbone=resnet110", "resnet101"),
+        ("optimizer.lr_scaling=sqtr", "sqrt"),
+        ("schedule.decay=noen", "none"),
+        ("precision=pf16", "fp16"),
+        ("precision=bf61", "bf16"),
+        ("optimizer.base_rl=1", "base_lr"),
+    ],
+)
+def test_a_swap_of_letters_is_the_nearest_slip(refused: Callable[..., list[str]], wrong: str, meant: str) -> None:
+    (message,) = refused("", wrong)
+    assert f"did you mean {meant}?" in message
+
+
 def test_values_of_a_checkpoint_are_checked_too() -> None:
     with pytest.raises(SpecError, match=r"^step_00000001\.pt: model\.arch: 'resnext' is no choice"):
         spec_from_values(_values(model={"arch": "resnext"}), "step_00000001.pt")

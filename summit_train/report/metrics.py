@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from summit_train.errors import UserError
+from summit_train.source import SpecError, parse_mapping
 from summit_train.text import has_top5
 
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
@@ -355,11 +355,10 @@ def _json(path: Path, notes: list[str]) -> dict[str, Any]:
 
 def _yaml(text: str, notes: list[str]) -> dict[str, Any]:
     try:
-        value = yaml.safe_load(text) if text else {}
-    except yaml.YAMLError as error:
-        notes.append(f"spec.yaml: no YAML, shown as it is ({str(error).splitlines()[0]})")
+        return parse_mapping(text, "spec.yaml")[0] if text else {}
+    except SpecError as error:
+        notes.append(f"{error}; shown as it is")
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _is_run(path: Path) -> bool:
