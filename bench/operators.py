@@ -16,7 +16,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from summit_train.commands.bench.arguments import Values, add_output, add_spec, place_of, read_experiment, show
 from summit_train.commands.ranks import session, this_launch
-from summit_train.commands.start import watched
 from summit_train.network import count_network
 from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_peaks
@@ -24,6 +23,7 @@ from summit_train.scaling.measure import training_multiply_adds
 from summit_train.scaling.steps import StepBench
 from summit_train.text import share, table
 from summit_train.training.environment import environment
+from summit_train.training.watch import Watchdog
 
 # The first group with a part of the operator's name takes it. A shift that is fused into its convolution counts there.
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -47,7 +47,7 @@ def main() -> int:
 def measure(args: argparse.Namespace) -> Values:
     """Profile steps of the spec on one rank; return the seconds of each group as JSON values."""
     experiment = read_experiment(args.spec, [*args.overrides, "scale.gpus=1"], 1, synthetic=True)
-    with session(this_launch()) as world, watched(world, None) as watchdog:
+    with session(this_launch()) as world, Watchdog(world, None) as watchdog:
         place = place_of(world)
         if place.device.type != "cpu":
             sys.exit("bench/operators.py: operators are timed on CPUs alone; hide the GPU (CUDA_VISIBLE_DEVICES=)")

@@ -142,11 +142,11 @@ def rank(repeats: int) -> int:
 
     from summit_train.comm import SerialWorld, open_world
     from summit_train.commands.bench.arguments import read_experiment
-    from summit_train.commands.start import watched
     from summit_train.scaling.allreduce import fits_of, machine_of, measure, message_sizes, setting_of
     from summit_train.scaling.cost import Job, step_time
     from summit_train.scaling.machines import with_rate
     from summit_train.scaling.steps import StepBench
+    from summit_train.training.watch import Watchdog
 
     torch.set_num_threads(1)
     world, cpu = open_world(2), torch.device("cpu")
@@ -155,7 +155,7 @@ def rank(repeats: int) -> int:
     # Both "machines" are this one: each has half of its cores.
     setting = replace(setting_of(world, cpu, spec.name, gradient_bytes), cores=len(os.sched_getaffinity(0)) // 2)
     fits = fits_of(list(measure(world, cpu, message_sizes(gradient_bytes), 6.0)))
-    with watched(world, None) as watchdog:
+    with Watchdog(world, None) as watchdog:
         benches = [StepBench(alone, SerialWorld(), cpu, watchdog), StepBench(together, world, cpu, watchdog)]
         pairs = [[timed(world, bench.repeat) for bench in benches] for _ in range(repeats + 2)][2:]
     compute_s, step_s = (statistics.median(column) for column in zip(*pairs, strict=True))

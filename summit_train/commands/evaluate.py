@@ -9,21 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from summit_train.comm import World
 from summit_train.commands.ranks import session, this_launch
-from summit_train.commands.start import Inputs, choose_device, read_inputs, watched
-from summit_train.text import has_top5
+from summit_train.commands.start import Inputs, choose_device, read_inputs
 from summit_train.training.checkpoint import CheckpointError, epoch_checkpoints
-from summit_train.training.evaluation import Progress, evaluate_checkpoints
+from summit_train.training.evaluation import Evaluation, Progress, show_accuracy
 from summit_train.training.network import fresh_model
 from summit_train.training.watch import Watchdog
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     parser.add_argument(
         "--checkpoints",
@@ -36,38 +33,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate; rank 0 writes predictions and eval.json into the run directory, and says the accuracy."""
+    """Evaluate; rank 0 writes predictions and eval.json into the run directory and prints the accuracy."""
     launch = this_launch()
     chosen, overrides = _split(args.checkpoints or [], args.overrides)
     inputs = read_inputs(args.spec, overrides, launch.size)
     paths = _paths(inputs, chosen)
-    with session(launch) as world, watched(world, inputs.spec.watch.stall_seconds) as watchdog:
+    with session(launch) as world, Watchdog(world, inputs.spec.watch.stall_seconds) as watchdog:
         device = choose_device(world)
         model = fresh_model(inputs.spec, device)
-        result = evaluate_paths(model, inputs, world, device, paths, watchdog, quiet=args.json)
+        evaluation = Evaluation(inputs.spec, inputs.val_manifest, world, device)
+        result = evaluate_paths(model, evaluation, paths, watchdog, quiet=args.json)
     if result is not None and args.json:
         print(json.dumps(result))
     return 0
 
 
 def evaluate_paths(
-    model: nn.Module,
-    inputs: Inputs,
-    world: World,
-    device: torch.device,
-    paths: Sequence[Path],
-    watchdog: Watchdog,
-    *,
-    quiet: bool,
+    model: nn.Module, evaluation: Evaluation, paths: Sequence[Path], watchdog: Watchdog, *, quiet: bool
 ) -> dict[str, Any] | None:
-    """Evaluate checkpoints on all ranks; what eval.json holds on rank 0, where the accuracy is printed too."""
+    """Evaluate checkpoints on all ranks. Rank 0 prints the accuracy and returns the content of eval.json."""
 
     def progress(path: Path) -> Progress:
-        return lambda done, total: watchdog.at(f"evaluating video {done} of {total} with {path}")
+        return lambda done, total: watchdog.at(f"evaluating video {done} of {total} with {path}", waits=done == total)
 
-    result = evaluate_checkpoints(model, inputs.spec, inputs.val_manifest, world, device, paths, progress)
+    result = evaluation.score_checkpoints(model, paths, progress)
     if result is not None and not quiet:
-        print(_sentence(result, inputs.spec.model.num_classes))
+        print(_sentence(result, evaluation.spec.model.num_classes))
     return result
 
 
@@ -75,11 +66,8 @@ def _sentence(result: dict[str, Any], num_classes: int) -> str:
     views = f"{result['clips']} clips x {result['crops']} crops"
     bad = max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0)
     wrong = f", {bad} of them could not be read and count as wrong" if bad else ""
-    top5 = f"  top-5 {result['top5_mean']:.2f} %" if has_top5(num_classes) else ""
-    return (
-        f"top-1 {result['top1_mean']:.2f} +- {result['top1_std']:.2f} %{top5}  "
-        f"({result['videos']} videos{wrong}, {views}, {len(result['checkpoints'])} checkpoints)"
-    )
+    accuracy = show_accuracy(f"{result['top1_mean']:.2f} +- {result['top1_std']:.2f}", result["top5_mean"], num_classes)
+    return f"{accuracy}  ({result['videos']} videos{wrong}, {views}, {len(result['checkpoints'])} checkpoints)"
 
 
 def _split(checkpoints: Sequence[str], overrides: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -91,7 +79,7 @@ def _split(checkpoints: Sequence[str], overrides: Sequence[str]) -> tuple[list[s
 
 
 def _paths(inputs: Inputs, chosen: Sequence[str]) -> list[Path]:
-    """The checkpoint files that are meant. Raises CheckpointError where there is none."""
+    """Return the checkpoint files that are meant. Raises CheckpointError if there is none."""
     spec = inputs.spec
     paths: list[Path] = []
     for text in chosen or [f"last:{spec.evaluate.last_checkpoints}"]:

@@ -16,7 +16,6 @@ from summit_train.data.store import open_store
 from summit_train.memory import keep_freed_memory
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, SpecError, load_spec
-from summit_train.training.watch import Watchdog
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,6 @@ def manifest_of(spec: Spec, which: str) -> Manifest:
     manifest.check_labels(spec.model.num_classes)
     open_store(spec.data, manifest)  # a packed set that is damaged or does not fit is refused before ranks meet
     return manifest
-
-
-def watched(world: World, stall_seconds: float | None) -> Watchdog:
-    """This rank's watchdog; one rank that stalls ends all of them."""
-    return Watchdog(world.who, stall_seconds, lambda: world.abort(1))
 
 
 def choose_device(world: World) -> torch.device:

@@ -11,13 +11,14 @@ import torch
 from summit_train.comm import World
 from summit_train.commands.evaluate import evaluate_paths
 from summit_train.commands.ranks import session, this_launch
-from summit_train.commands.start import Inputs, choose_device, read_inputs, watched
+from summit_train.commands.start import Inputs, choose_device, read_inputs
 from summit_train.files import write_json, write_text
 from summit_train.report.page import write_report
 from summit_train.spec import Spec, dump_spec
 from summit_train.text import duration
 from summit_train.training.checkpoint import epoch_checkpoints
 from summit_train.training.environment import environment
+from summit_train.training.evaluation import Evaluation
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run, locked_run, prepare_run
@@ -32,7 +33,7 @@ def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: 
     launch = this_launch()
     inputs = read_inputs(path, overrides, launch.size)
     with session(launch) as world, ExitStack() as held:
-        watchdog = held.enter_context(watched(world, inputs.spec.watch.stall_seconds))
+        watchdog = held.enter_context(Watchdog(world, inputs.spec.watch.stall_seconds))
         if world.rank == 0:
             held.enter_context(locked_run(inputs.spec.run_path))
         return _run(inputs, world, watchdog, stop, force=force, interactive=launch.interactive)
@@ -56,7 +57,8 @@ def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *,
         return _stopped(spec, world, stop)
     found = epoch_checkpoints(spec.run_path, plan.steps_per_epoch)
     paths = world.broadcast(found[-spec.evaluate.last_checkpoints :])
-    evaluate_paths(run.model, inputs, world, run.device, paths, watchdog, quiet=False)
+    evaluation = Evaluation(spec, inputs.val_manifest, world, run.device)
+    evaluate_paths(run.model, evaluation, paths, watchdog, quiet=False)
     if world.rank == 0:
         report = write_report([spec.run_path], spec.run_path / "report.html")
         print(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")

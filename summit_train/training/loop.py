@@ -15,22 +15,21 @@ from summit_train.data.manifest import Manifest
 from summit_train.data.quarantine import kept_clips
 from summit_train.data.store import open_store
 from summit_train.data.workers import Batches
-from summit_train.errors import AgreedError, describe, is_bug
+from summit_train.errors import AgreedError, RunFailed, describe, is_bug
 from summit_train.plan import Plan
 from summit_train.spec import Spec
-from summit_train.text import has_top5
-from summit_train.training.evaluation import evaluate
+from summit_train.training.evaluation import Evaluation, show_accuracy
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
-from summit_train.training.step import StepResult, Vote
-from summit_train.training.stopwatch import Mark
-from summit_train.training.watch import StopRequest, TrainingError, Watchdog
+from summit_train.training.step import StepResult, Vote, Wishes
+from summit_train.training.stopwatch import Mark, Stopwatch
+from summit_train.training.watch import StopRequest, Watchdog
 
 
 def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> bool:
     """Train from run.start_step to the end; True when done, False when stopped on request with a checkpoint.
 
-    Raises TrainingError, with rank, host, step and clips, when the data or the numbers fail.
+    Raises RunFailed, with rank, host, step and clips, when the data or the numbers fail.
     """
     with open_batches(run) as batches:
         return train_on(batches, run, log, watchdog, stop)
@@ -49,9 +48,11 @@ def train_on(batches: Batches[MicroBatch], run: Run, log: RunLog | None, watchdo
         micro_batches, data_wait_s = take(batches, run, step)
 
         # --- forward, backward, synchronise, vote, update
-        watchdog.at(f"in step {step + 1}", waits=world.size > 1)
+        watchdog.at(f"computing step {step + 1}")
         lr = plan.learning_rate(step)
-        result = run.step(micro_batches, lr, stop=bool(stop), checkpoint=timer.due(), data_wait_s=data_wait_s)
+        wishes = Wishes(stop=bool(stop), checkpoint=timer.due(), data_wait_s=data_wait_s)
+        notice = WaitNotice(watchdog, step + 1) if world.size > 1 else None
+        result = run.step(micro_batches, lr, wishes, notice)
 
         # --- the vote on the step before: the device has finished that one, so reading it holds nothing up
         vote = ledger.enter(Entry(step + 1, lr, micro_batches, result, start, Mark(run.device)))
@@ -105,7 +106,7 @@ def take(batches: Iterator[MicroBatch], run: Run, step: int) -> tuple[list[Micro
     except Exception as error:
         if is_bug(error):
             raise
-        raise TrainingError(f"{run.world.who}, step {step + 1}: {describe(error)}") from error
+        raise RunFailed(f"{run.world.who}, step {step + 1}: {describe(error)}") from error
     assert all(batch.step == step for batch in taken)
     return taken, time.perf_counter() - began
 
@@ -128,20 +129,30 @@ def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
 
 
 def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int, step: int) -> None:
-    """One clip and one crop of every video, as the curve in the paper's Figure 5 has it."""
+    """Score one clip and one crop of every video, as for the curve in the paper's Figure 5."""
     began = time.perf_counter()
 
     def progress(done: int, total: int) -> None:
-        watchdog.at(f"validating video {done} of {total} after epoch {epoch}")
+        watchdog.at(f"validating video {done} of {total} after epoch {epoch}", waits=done == total)
 
-    scores = evaluate(run.model, run.spec, run.val_manifest, run.world, run.device, clips=1, crops=1, progress=progress)
+    scores = Evaluation(run.spec, run.val_manifest, run.world, run.device).score(run.model, 1, 1, progress)
     if log is not None and scores is not None:
         top1, top5, seconds = scores.top(1), scores.top(5), time.perf_counter() - began
         videos = len(scores.videos)
         bad = f"; {scores.num_bad} could not be read and count as wrong" if scores.num_bad else ""
         log.write("eval", epoch=epoch, step=step, top1=top1, top5=top5, videos=videos, clips=1, seconds=seconds)
-        shown = f"top-1 {top1:.2f} %" + (f"  top-5 {top5:.2f} %" if has_top5(run.spec.model.num_classes) else "")
-        log.say(f"epoch {epoch}: {shown}  ({videos} videos, one clip each{bad})")
+        accuracy = show_accuracy(f"{top1:.2f}", top5, run.spec.model.num_classes)
+        log.say(f"epoch {epoch}: {accuracy}  ({videos} videos, one clip each{bad})")
+
+
+class WaitNotice(Stopwatch):
+    """Tell the watchdog when a step begins to wait for the other ranks."""
+
+    def __init__(self, watchdog: Watchdog, step: int) -> None:
+        self._watchdog, self._step = watchdog, step
+
+    def wait(self) -> None:
+        self._watchdog.at(f"waiting for the other ranks in step {self._step}", waits=True)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from summit_train.training.checkpoint import (
     save_checkpoint,
 )
 from summit_train.training.network import fresh_model
-from summit_train.training.step import TrainStep
+from summit_train.training.step import StepSettings, TrainStep
 
 
 @dataclass
@@ -120,17 +120,8 @@ def build_step(
     compression = spec.optimizer.compression
     optimizer = world.wrap(sgd, model.named_parameters(), plan.accumulation, compression)
     start_momentum(optimizer)
-    step = TrainStep(
-        model,
-        optimizer,
-        world,
-        seed=spec.seed,
-        accumulation=plan.accumulation,
-        precision=spec.precision,
-        clip_norm=spec.optimizer.clip_norm,
-        device=device,
-    )
-    return optimizer, step
+    settings = StepSettings(spec.seed, plan.accumulation, spec.precision, spec.optimizer.clip_norm)
+    return optimizer, TrainStep(model, optimizer, world, device, settings)
 
 
 def experiment(spec: Spec, plan: Plan, train_manifest: Manifest, kept: Kept) -> dict[str, str | int | float | None]:

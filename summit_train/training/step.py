@@ -25,12 +25,18 @@ AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def parameter_type(precision: str) -> torch.dtype:
-    """The weights' type: fp16 and bf16 are types of the activations only."""
+    """Return the type of the weights: fp16 and bf16 are types of the activations only."""
     return torch.float64 if precision == "fp64" else torch.float32
 
 
+def mixed_precision(precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Return the context in which a network computes its activations in `precision`."""
+    dtype = AUTOCAST.get(precision)
+    return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
+
+
 class Normalise:
-    """uint8 frames (N, T, H, W, 3) -> float (N, T, 3, H, W), normalised as ImageNet's, in channels-last memory.
+    """Turn uint8 frames (N, T, H, W, 3) into float (N, T, 3, H, W), normalised as ImageNet's, in channels-last memory.
 
     The bytes are permuted as a view: their order in memory is the channels-last order already. The constants stay on
     the device, as copying them there in every step would make the host wait.
@@ -59,7 +65,7 @@ class LossScale:
         self._good_steps = torch.zeros((), device=device)
 
     def update(self, skipped: torch.Tensor) -> None:
-        """`skipped`: 1 where the step was skipped, else 0 (float scalar)."""
+        """Adapt the scale to one step; `skipped`: a float scalar, 1 if the step was skipped, else 0."""
         if not self.enabled:
             return
         self._good_steps = (self._good_steps + 1) * (1 - skipped)
@@ -68,20 +74,33 @@ class LossScale:
         self._good_steps = self._good_steps * (1 - grow)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Scale and good steps since its last change."""
+        """Return the scale and the number of good steps since its last change."""
         return {"scale": self.scale.cpu(), "good_steps": self._good_steps.cpu()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` gave."""
+        """Take over what `state_dict` returned."""
         self.scale = state["scale"].to(self.scale)
         self._good_steps = state["good_steps"].to(self._good_steps)
 
 
 @dataclass(frozen=True)
-class Vote:
-    """What all ranks agree on after a step: sums over them, the same numbers on each.
+class Wishes:
+    """What one rank puts to the vote of a step: its wish to stop or to checkpoint, its wait for data."""
 
-    skipped: something was not finite and no weight changed. broken: and no loss scale explains it.
+    stop: bool = False
+    checkpoint: bool = False
+    data_wait_s: float = 0.0
+
+
+NO_WISHES = Wishes()
+
+
+@dataclass(frozen=True)
+class Vote:
+    """The sums over all ranks after a step, the same numbers on each.
+
+    loss: mean over the global batch. top1: of the training batch, in percent. skipped: something was not finite and no
+    weight changed. broken: and no loss scale explains it. data_wait_s: mean over the ranks, in seconds.
     """
 
     loss: float
@@ -102,11 +121,7 @@ class StepResult:
     local_loss: torch.Tensor
 
     def read(self, global_batch: int, virtual_gpus: int, ranks: int) -> Vote:
-        """Wait for the device and read the vote.
-
-        loss: mean over the global batch; top1: of the training batch, percent; data_wait_s: mean over the ranks;
-        bad_clips: how many could not be read.
-        """
+        """Wait for the device and read the vote."""
         loss, correct, nonfinite, broken, stop, checkpoint, data_wait_s, bad_clips = self.votes.tolist()
         return Vote(
             loss=loss / virtual_gpus,
@@ -120,6 +135,16 @@ class StepResult:
         )
 
 
+@dataclass(frozen=True)
+class StepSettings:
+    """The spec's part in a step. accumulation: micro-batches of a rank; clip_norm: L2 norm of the gradient, or None."""
+
+    seed: int
+    accumulation: int
+    precision: str
+    clip_norm: float | None = None
+
+
 class TrainStep:
     """A callable step: micro-batches of one rank in, weights updated on all ranks."""
 
@@ -128,51 +153,45 @@ class TrainStep:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         world: World,
-        *,
-        seed: int,
-        accumulation: int,
-        precision: str,
-        clip_norm: float | None,
         device: torch.device,
+        settings: StepSettings,
     ) -> None:
         self._model, self._optimizer, self._world = model, optimizer, world
-        self._seed, self._accumulation, self._clip_norm, self._device = seed, accumulation, clip_norm, device
-        self._autocast = AUTOCAST.get(precision)
-        self._dtype = parameter_type(precision)
+        self._device, self._settings = device, settings
+        self._dtype = parameter_type(settings.precision)
         self._normalise = Normalise(self._dtype, device)
-        self.statistics = RunningStatistics(model, accumulation, world)
-        self.loss_scale = LossScale(precision == "fp16", device)
+        self.statistics = RunningStatistics(model, settings.accumulation, world)
+        self.loss_scale = LossScale(settings.precision == "fp16", device)
 
     def __call__(
         self,
         micro_batches: Iterable[MicroBatch],
         lr: float,
-        *,
-        stop: bool = False,
-        checkpoint: bool = False,
-        data_wait_s: float = 0.0,
+        wishes: Wishes = NO_WISHES,
         stopwatch: Stopwatch | None = None,
     ) -> StepResult:
-        """Run one update. `stop` and `checkpoint` are this rank's wishes, put to the vote with its wait for data.
+        """Run one update, in which the ranks also vote on their wishes. Collective.
 
         The gradient is the mean over all virtual GPUs of the mean over the clips of each: every micro-batch's loss is
         divided by the accumulation, passes add up, Horovod divides by the ranks.
         """
         stopwatch = stopwatch or Stopwatch()
+        accumulation = self._settings.accumulation
         self._optimizer.zero_grad()
         self.statistics.begin_step()
         losses, corrects, num_bad = [], [], 0
         for index, batch in enumerate(micro_batches):
             loss, correct = self._forward(index, batch, stopwatch)
-            if index == self._accumulation - 1:
+            if index == accumulation - 1:
                 self.statistics.start_mean()
             stopwatch.lap("other")
-            torch.autograd.backward(loss * self.loss_scale.scale / self._accumulation)
+            torch.autograd.backward(loss * self.loss_scale.scale / accumulation)
             stopwatch.lap("backward")
             losses.append(loss.detach())
             corrects.append(correct)
             num_bad += len(batch.bad)
-        assert len(losses) == self._accumulation
+        assert len(losses) == accumulation
+        stopwatch.wait()
         self._world.synchronize(self._optimizer)
         stopwatch.lap("allreduce")
 
@@ -182,9 +201,9 @@ class TrainStep:
         # An fp16 gradient that overflows is the loss scale's business until the scale has come down to 1.
         broken = bad_loss | (bad_gradient & (self.loss_scale.scale <= 1))
         ballot = [local_loss, torch.stack(corrects).sum(), bad_loss | bad_gradient, broken]
-        wishes = (stop, checkpoint, data_wait_s, num_bad)
         # full() launches a kernel, where tensor() would copy from the host and wait.
-        ballot += [torch.full((), float(wish), device=self._device) for wish in wishes]
+        own = (wishes.stop, wishes.checkpoint, wishes.data_wait_s, num_bad)
+        ballot += [torch.full((), float(number), device=self._device) for number in own]
         stopwatch.lap("other")
         votes = self._world.sum(torch.stack([part.double() for part in ballot]), "votes")
         stopwatch.lap("allreduce")
@@ -196,13 +215,14 @@ class TrainStep:
         return StepResult(votes, local_loss)
 
     def _forward(self, index: int, batch: MicroBatch, stopwatch: Stopwatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean loss of the micro-batch and the number of its clips that are classified right."""
+        """Return the mean loss of the micro-batch and the number of its clips that are classified right."""
         self.statistics.begin_pass(index)
         clips = self._normalise(batch.clips)
         labels = batch.labels.to(self._device, non_blocking=True)
-        self._model.reseed_dropout(rng.seed_of(self._seed, "dropout", batch.step, batch.virtual_gpu))  # type: ignore[operator]
+        seed = self._settings.seed
+        self._model.reseed_dropout(rng.seed_of(seed, "dropout", batch.step, batch.virtual_gpu))  # type: ignore[operator]
         stopwatch.lap("other")
-        with self._mixed_precision():
+        with mixed_precision(self._settings.precision, self._device):
             logits = self._model(clips)
         logits = logits.to(self._dtype)
         correct = (logits.detach().argmax(1) == labels).sum()
@@ -210,22 +230,17 @@ class TrainStep:
         stopwatch.lap("forward")
         return loss, correct
 
-    def _mixed_precision(self) -> contextlib.AbstractContextManager[object]:
-        if self._autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.type, self._autocast)
-
     def _gradient_norm(self) -> torch.Tensor:
-        """Global L2 norm of the averaged gradient, still scaled; its finiteness is that of every entry."""
+        """Return the L2 norm of the averaged gradient, still scaled. It is finite if every entry is."""
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
         return torch.nn.utils.get_total_norm(gradients, foreach=True)
 
     def _update(self, lr: float, norm: torch.Tensor, skipped: torch.Tensor) -> None:
         """Unscale, clip and update in one pass of the fused kernel, which does nothing where `skipped` is 1."""
-        divisor = self.loss_scale.scale
-        if self._clip_norm is not None:
-            divisor = divisor * torch.clamp(norm / divisor / self._clip_norm, min=1.0)
-        unscaled = not self.loss_scale.enabled and self._clip_norm is None
+        divisor, clip_norm = self.loss_scale.scale, self._settings.clip_norm
+        if clip_norm is not None:
+            divisor = divisor * torch.clamp(norm / divisor / clip_norm, min=1.0)
+        unscaled = not self.loss_scale.enabled and clip_norm is None
         set_learning_rate(self._optimizer, lr)
         # The fused optimizers read both attributes; torch.amp.GradScaler hands them over in the same way.
         self._optimizer.grad_scale = None if unscaled else divisor.float()  # type: ignore[attr-defined]

@@ -31,10 +31,13 @@ class Mark:
 
 
 class Stopwatch:
-    """What a step tells its phases to. This one forgets them, for training that nobody measures."""
+    """Hear a step's phases. This one forgets them, for training that nobody measures."""
 
     def lap(self, phase: str) -> None:
-        """What happened since the lap before was `phase`, one of PHASES."""
+        """Note that what happened since the lap before was `phase`, one of PHASES."""
+
+    def wait(self) -> None:
+        """Note that the step now depends on the other ranks, up to its end."""
 
 
 class Recorder(Stopwatch):

@@ -1,24 +1,21 @@
-"""What ends a run that goes wrong, or is asked to stop: signals, stalls, numbers that are not finite."""
+"""End a run that stalls, or that a signal asks to stop."""
 
 from __future__ import annotations
 
 import faulthandler
 import os
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
-from summit_train.errors import RunFailed
+from summit_train.comm import World
 
 _STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
-
-
-class TrainingError(RunFailed):
-    """The run failed; the message names rank, host, step and clips."""
 
 
 class StopRequest:
@@ -32,11 +29,11 @@ class StopRequest:
         return self.signal is not None
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler."""
+        """Note the signal: this is its handler."""
         self.signal = signal.Signals(number).name
 
     def leave(self) -> None:
-        """The request is met and the process ends; the signals are ignored from here on.
+        """Ignore the signals from here on: the request is met and the process ends.
 
         srun --kill-on-bad-exit sends SIGTERM to the ranks that are still there when the first one has left with a
         status that is not 0. One that dies of it would hide the 85 of the others.
@@ -47,7 +44,7 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Handle the signals within the block; the former handlers come back after it, but not after `leave`."""
+        """Handle the signals within the block. The former handlers come back after it, but not after `leave`."""
         former = {number: signal.signal(number, self.receive) for number in _STOP_SIGNALS}
         try:
             yield self
@@ -57,38 +54,103 @@ class StopRequest:
                     signal.signal(number, handler)
 
 
-class Watchdog:
-    """Ends the run when this rank makes no progress, and says where it stands.
+class Neighbour:
+    """The rank before this one in a ring of all ranks, heard over UDP.
 
-    A rank that waits for the others in a collective is not the one at fault, so it waits half as long again: the rank
-    that hangs in its data or its computation speaks first.
+    Every watchdog sends a datagram to the next rank several times within the stall time. A rank that waits in a
+    collective goes on sending; one that is stopped or cut off falls silent. The cost does not grow with the ranks.
     """
 
-    def __init__(self, who: str, seconds: float | None, end: Callable[[], None]) -> None:
-        self._who, self._seconds, self._end = who, seconds, end
+    def __init__(self, world: World) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("", 0))
+        self._socket.setblocking(False)
+        self._key = os.urandom(8)  # tells this run's datagrams from anybody else's
+        ring = world.broadcast(world.gather((world.who, world.host, self._socket.getsockname()[1], self._key)))
+        assert ring is not None
+        self.who, _, _, self._key_before = ring[world.rank - 1]
+        _, host, port, _ = ring[(world.rank + 1) % world.size]
+        self._next = _address(host, world.host), port
+        self.where = ""
+        self._heard: float | None = None
+
+    def exchange(self, where: str) -> None:
+        """Send where this rank is, and take in what the rank before has sent."""
+        address, port = self._next
+        if address is not None:
+            with suppress(OSError):  # the next rank then says that it heard nothing
+                self._socket.sendto(self._key + where.encode()[:400], (address, port))
+        with suppress(BlockingIOError):
+            while True:
+                datagram = self._socket.recv(512)
+                if datagram[:8] == self._key_before:
+                    self.where, self._heard = datagram[8:].decode(errors="replace"), time.monotonic()
+
+    def silent_seconds(self) -> float | None:
+        """Return the seconds since the rank before was heard; None if it never was."""
+        return None if self._heard is None else time.monotonic() - self._heard
+
+
+def _address(host: str, own_host: str) -> str | None:
+    """Return the address of a host, None where its name is unknown."""
+    try:
+        return "127.0.0.1" if host == own_host else socket.gethostbyname(host)
+    except OSError:
+        return None
+
+
+class Watchdog:
+    """End the run when this rank makes no progress, and say which rank is at fault.
+
+    The most certain rank speaks first. After `seconds` without progress, a rank names the one before it if that is
+    silent. A quarter later, a rank that hangs in its own data or computation names itself. Another quarter later, so
+    does one that waits for the others. Without `seconds` nothing is watched. Opening it is collective.
+    """
+
+    def __init__(self, world: World, seconds: float | None) -> None:
+        self._world, self._seconds = world, seconds
         self._where, self._waits = "starting", False
         self._since = time.monotonic()
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
         if self._seconds is not None:
-            self._thread.start()
+            before = Neighbour(self._world) if self._world.size > 1 else None
+            threading.Thread(target=self._watch, args=(self._seconds, before), name="watchdog", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
 
     def at(self, where: str, *, waits: bool = False) -> None:
-        """This rank has just begun `where`; `waits`: it depends on the other ranks there."""
+        """Note that this rank has just begun `where`; `waits`: it depends on the other ranks there."""
         self._where, self._waits, self._since = where, waits, time.monotonic()
 
-    def _watch(self) -> None:
-        assert self._seconds is not None
-        while not self._done.wait(min(1.0, self._seconds / 4)):
-            stood = time.monotonic() - self._since
-            if stood > self._seconds * (1.5 if self._waits else 1):
-                print(f"{self._who}: no progress for {stood:.0f} s while {self._where}", file=sys.stderr, flush=True)
+    def _watch(self, seconds: float, before: Neighbour | None) -> None:
+        woke = time.monotonic()
+        while not self._done.wait(min(5.0, seconds / 8)):
+            if time.monotonic() - woke > seconds / 2:
+                self._since = time.monotonic()  # this process was stopped itself, and goes on
+            woke = time.monotonic()
+            if before is not None:
+                before.exchange(self._where)
+            if fault := self._fault(seconds, before):
+                print(f"{self._world.who}: {fault}", file=sys.stderr, flush=True)
                 faulthandler.dump_traceback(file=sys.stderr)
-                self._end()
+                self._world.abort(1)
                 os._exit(1)
+
+    def _fault(self, seconds: float, before: Neighbour | None) -> str | None:
+        """Return what is wrong, or None while nothing is."""
+        stood, where = time.monotonic() - self._since, self._where
+        text = f"no progress for {stood:.0f} s while {where}"
+        if before is None:
+            return text if stood > seconds else None
+        silent = before.silent_seconds()
+        if silent is not None and silent > seconds / 2:
+            who = f"{before.who} has been silent for {silent:.0f} s: stopped, or cut off?"
+            return f"{text}; {who} Its last word: {before.where}" if stood > seconds else None
+        # Lower ranks first: the one that speaks ends all.
+        patience = (1.5 if self._waits else 1.25) + 0.125 * self._world.rank / self._world.size
+        heard = "is alive" if silent is not None else "was never heard (is UDP blocked between the hosts?)"
+        return f"{text}; {before.who} {heard}" if stood > seconds * patience else None

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from summit_train.comm import SerialWorld
-from summit_train.data.manifest import read_manifest
-from summit_train.spec import load_spec
-from summit_train.training.evaluation import Scores, evaluate, summarise
+from summit_train.data.manifest import Manifest, read_manifest
+from summit_train.spec import Spec, load_spec
+from summit_train.training.evaluation import Evaluation, Scores, show_accuracy, summarise
 from summit_train.training.network import fresh_model
 from tests.conftest import WriteSpec
 
@@ -39,6 +40,11 @@ def test_mean_and_deviation_are_the_populations(write_spec: WriteSpec) -> None:
     assert (result["videos"], result["clips"], result["crops"], result["checkpoints"]) == (101, 1, 1, rows)
 
 
+@pytest.mark.parametrize(("classes", "text"), [(5, "top-1 61.00 %"), (6, "top-1 61.00 %  top-5 98.77 %")])
+def test_top_5_is_not_shown_where_it_says_nothing(classes: int, text: str) -> None:
+    assert show_accuracy("61.00", 98.765, classes) == text
+
+
 def test_saved_scores_open_without_pickle(tmp_path: Path) -> None:
     _scores([[1, 2], [4, 3]], [1, 1]).save(tmp_path / "predictions" / "a.npz")
     saved = np.load(tmp_path / "predictions" / "a.npz", allow_pickle=False)
@@ -50,7 +56,7 @@ def test_a_videos_score_is_the_mean_over_its_views_and_depends_on_no_other(write
     manifest = read_manifest(spec.data.val)
     model = fresh_model(spec, torch.device("cpu"))
     model.train()
-    whole = evaluate(model, spec, manifest, SerialWorld(), torch.device("cpu"), clips=3, crops=3)
+    whole = Evaluation(spec, manifest, SerialWorld(), torch.device("cpu")).score(model, 3, 3)
     assert whole is not None and model.training
     assert whole.scores.shape == (101, 4) and np.isfinite(whole.scores).all()
     second = SerialWorld()
@@ -63,12 +69,15 @@ def test_a_videos_score_is_the_mean_over_its_views_and_depends_on_no_other(write
 class _Half(list[tuple[int, np.ndarray]]):
     """What rank 1 of 2 would send to rank 0."""
 
-    def __init__(self, model: object, spec: object, manifest: object, world: SerialWorld) -> None:
+    def __init__(self, model: nn.Module, spec: Spec, manifest: Manifest, world: SerialWorld) -> None:
         def gather(value: tuple[list[int], list[np.ndarray]]) -> None:
             self.extend(zip(*value, strict=True))
 
         world.gather = gather  # type: ignore[method-assign, assignment]
-        evaluate(model, spec, manifest, world, torch.device("cpu"), clips=3, crops=3)  # type: ignore[arg-type]
+        done: list[tuple[int, int]] = []
+        evaluation = Evaluation(spec, manifest, world, torch.device("cpu"))
+        evaluation.score(model, 3, 3, lambda *progress: done.append(progress))
+        assert done == [(number, 50) for number in range(1, 51)]
         assert [video for video, _ in self] == list(range(1, 101, 2))
 
 
@@ -77,4 +86,4 @@ def test_a_video_that_cannot_be_read_is_named(write_spec: WriteSpec, tmp_path: P
     spec = load_spec(write_spec(data={"val": str(tmp_path / "val.csv")}))
     model = fresh_model(spec, torch.device("cpu"))
     with pytest.raises(ValueError, match=r"gone\.mp4"):
-        evaluate(model, spec, read_manifest(spec.data.val), SerialWorld(), torch.device("cpu"), clips=1, crops=1)
+        Evaluation(spec, read_manifest(spec.data.val), SerialWorld(), torch.device("cpu")).score(model, 1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 
@@ -180,6 +181,45 @@ def test_a_bug_in_the_step_shows_its_traceback_once(write_spec: WriteSpec, ranks
     if ranks > 1:
         first = "0" if faulty == "all" else faulty[0]
         assert f"summit-train, rank {first} on {socket.gethostname()}:\nTraceback" in output
+
+
+_STALL = """
+import os, signal, sys, time
+from summit_train.__main__ import main
+from summit_train.cluster.launcher import find_launch
+from summit_train.training.step import TrainStep
+mode, culprit = sys.argv[2:]
+honest, launch = TrainStep._forward, find_launch(os.environ)
+def forward(self, index, batch, stopwatch):
+    if batch.step == 3 and launch.rank == int(culprit):
+        os.kill(os.getpid(), signal.SIGSTOP) if mode == "stopped" else time.sleep(1000)
+    return honest(self, index, batch, stopwatch)
+TrainStep._forward = forward
+sys.exit(main(["train", sys.argv[1], "watch.stall_seconds=10"]))
+"""
+
+
+@pytest.mark.parametrize(("ranks", "culprit"), [(2, 0), (2, 1), (3, 1), (3, 2)])
+def test_a_rank_that_is_stopped_is_named_by_the_others(write_spec: WriteSpec, ranks: int, culprit: int) -> None:
+    """SIGSTOP, as when a node hangs. The rank after it hears nothing more, and says so; nobody else speaks."""
+    spec = str(write_spec(scale={"gpus": ranks, "clips_per_gpu": 2}))
+    status, output = run(ranks, "-c", _STALL, spec, "stopped", str(culprit), timeout=120)
+    assert status not in (0, 2)
+    (line,) = (line for line in lines(output) if "no progress" in line)
+    host = socket.gethostname()
+    assert line.startswith(f"rank {(culprit + 1) % ranks} on {host}: no progress for "), output
+    assert "while waiting for the other ranks in step 4" in line
+    assert f"rank {culprit} on {host} has been silent for " in line
+    assert re.search(r"Its last word: (starting|\w+ing .*step [1-4])$", line)  # it speaks every 1.25 s
+
+
+def test_a_rank_that_hangs_in_its_own_code_names_itself(write_spec: WriteSpec) -> None:
+    status, output = run(2, "-c", _STALL, str(write_spec()), "hung", "1", timeout=120)
+    assert status not in (0, 2)
+    (line,) = (line for line in lines(output) if "no progress" in line)
+    assert line.startswith(f"rank 1 on {socket.gethostname()}: no progress for "), output
+    assert "while computing step 4" in line and line.endswith(" is alive")
+    assert "in forward" in output  # where every thread stood
 
 
 def test_a_launcher_without_a_usable_horovod_is_refused(write_spec: WriteSpec, tmp_path: Path) -> None:

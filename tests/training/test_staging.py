@@ -127,7 +127,7 @@ def test_one_rank_of_a_node_copies_and_one_warning_is_for_all(
     dest = tmp_path / "no" / "disk"
     spec = write_spec("nodes", data=_data(packed, "bytes", stage=str(dest)))
     world = _Node([2, 3] if leads else None, lambda mine: [mine, [], mine, []])
-    with Watchdog("rank 1", None, lambda: None) as watchdog:
+    with Watchdog(world, None) as watchdog:
         said = stage_sets(_run(spec, world), watchdog)
     if leads:
         assert said[0].endswith("on 2 nodes: 0 bytes copied, 0 were there")
@@ -137,7 +137,7 @@ def test_one_rank_of_a_node_copies_and_one_warning_is_for_all(
 
 
 def test_what_cannot_be_staged_is_said(write_spec: WriteSpec, tmp_path: Path) -> None:
-    with Watchdog("rank 0", None, lambda: None) as watchdog:
+    with Watchdog(SerialWorld(), None) as watchdog:
         for stage, said in (("auto", "data.stage is auto: "), (str(tmp_path / "node"), "is no packed set")):
             run = _run(write_spec("raw", data={"stage": stage}), SerialWorld())
             assert said in stage_sets(run, watchdog)[0]

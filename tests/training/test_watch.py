@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from summit_train.training.watch import StopRequest
+from summit_train.comm import SerialWorld
+from summit_train.training.watch import Neighbour, StopRequest
 from tests.worlds import run
 
 _STALL = """
 import sys, time
+from summit_train.comm import SerialWorld
 from summit_train.training.watch import Watchdog
+class World(SerialWorld):
+    who = "rank 3 on node7"
+    def __init__(self):
+        pass
+    def abort(self, status):
+        print("ending all", status, time.monotonic() - began, flush=True)
 waits = sys.argv[1] == "waits"
 began = time.monotonic()
-with Watchdog("rank 3 on node7", 1.0, lambda: print("ending all", time.monotonic() - began, flush=True)) as watchdog:
+with Watchdog(World(), 1.0) as watchdog:
     watchdog.at("in step 1")
     time.sleep(0.5)
     watchdog.at("loading the clips of step 2", waits=waits)
@@ -28,22 +41,88 @@ def test_a_rank_that_stalls_says_where_and_ends_all(mode: str) -> None:
     status, output = run(0, "-c", _STALL, mode, timeout=30)
     assert status == 1
     assert "rank 3 on node7: no progress for" in output and "while loading the clips of step 2" in output
-    assert 'File "<string>", line 10 in <module>' in output  # where every thread stood
-    assert float(output.partition("ending all ")[2].split()[0]) > (1.5 if mode == "alone" else 2.0)
+    assert 'File "<string>", line 17 in <module>' in output  # where every thread stood
+    assert float(output.partition("ending all 1 ")[2].split()[0]) > 1.5
 
 
 def test_a_rank_that_goes_on_is_left_alone() -> None:
     program = """
 import time
+from summit_train.comm import SerialWorld
 from summit_train.training.watch import Watchdog
-with Watchdog("rank 0", 1.0, lambda: print("ended")) as watchdog:
+with Watchdog(SerialWorld(), 1.0) as watchdog:
     for step in range(8):
         watchdog.at(f"in step {step}")
         time.sleep(0.25)
-with Watchdog("rank 0", None, lambda: print("ended")):
+with Watchdog(SerialWorld(), None):
     time.sleep(0.1)
 """
     assert run(0, "-c", program, timeout=30) == (0, "")
+
+
+class _Rank(SerialWorld):
+    """A rank of a world that lives in threads of this process. Its hosts are two names of this machine."""
+
+    hosts = ("localhost", "127.0.0.1", "no-such-host.invalid")
+
+    def __init__(self, rank: int, size: int, table: list[Any], met: threading.Barrier) -> None:
+        self.rank, self.size, self.host = rank, size, self.hosts[rank]
+        self.who = f"rank {rank} on {self.host}"
+        self._table, self._met = table, met
+
+    def gather(self, value: Any) -> Any:
+        self._table[self.rank] = value
+        self._met.wait()
+        return self._table if self.rank == 0 else None
+
+    def broadcast(self, value: Any) -> Any:
+        self._met.wait()
+        return self._table
+
+
+def _neighbours(size: int) -> list[Neighbour]:
+    table, met = [None] * size, threading.Barrier(size)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: Neighbour(_Rank(rank, size, table, met)), range(size)))
+
+
+def _heard(neighbour: Neighbour) -> float | None:
+    for _ in range(200):
+        neighbour.exchange("in step 7")
+        if neighbour.silent_seconds() is not None:
+            break
+        time.sleep(0.02)
+    return neighbour.silent_seconds()
+
+
+def test_each_rank_hears_the_one_before_it_on_another_host() -> None:
+    first, second = _neighbours(2)
+    assert first.silent_seconds() is None and second.silent_seconds() is None
+    first.exchange("loading the clips of step 3")
+    assert _heard(second) is not None
+    assert (second.who, second.where) == ("rank 0 on localhost", "loading the clips of step 3")
+    assert _heard(first) is not None
+    assert (first.who, first.where) == ("rank 1 on 127.0.0.1", "in step 7")
+
+
+def test_a_rank_whose_next_one_cannot_be_reached_goes_on() -> None:
+    """Rank 1's next host has no address, so rank 2 hears nothing, and the ring is whole elsewhere."""
+    zero, one, two = _neighbours(3)
+    for neighbour in (zero, one, two):
+        neighbour.exchange("in step 1")
+    assert _heard(one) is not None and one.who == "rank 0 on localhost"
+    assert _heard(zero) is not None and zero.who == "rank 2 on no-such-host.invalid"
+    two.exchange("in step 2")
+    assert two.silent_seconds() is None
+
+
+def test_what_is_no_word_of_this_run_is_not_heard() -> None:
+    first, second = _neighbours(2)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        stranger.sendto(b"12345678in step 9", ("127.0.0.1", second._socket.getsockname()[1]))
+        stranger.sendto(b"", ("127.0.0.1", second._socket.getsockname()[1]))
+    first.exchange("in step 1")
+    assert _heard(second) is not None and second.where == "in step 1"
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])

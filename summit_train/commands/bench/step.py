@@ -20,12 +20,12 @@ from summit_train.commands.bench.arguments import (
     turns_of,
 )
 from summit_train.commands.ranks import session, this_launch
-from summit_train.commands.start import watched
 from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_peaks, measure_steps
 from summit_train.scaling.measure import Turns, spread_text
 from summit_train.scaling.steps import Experiment
 from summit_train.text import share, table, with_unit
+from summit_train.training.watch import Watchdog
 
 _NAMES = {"data_wait": "data wait", "allreduce": "exposed allreduce"}
 
@@ -57,7 +57,7 @@ def measure(experiments: Sequence[Experiment], turns: Turns, peak: float | None)
     with session(this_launch()) as world:
         place = place_of(world)
         peaks = measure_peaks([experiment.spec for experiment in experiments], peak, place)
-        with watched(world, experiments[0].spec.watch.stall_seconds) as watchdog:
+        with Watchdog(world, experiments[0].spec.watch.stall_seconds) as watchdog:
             return measure_steps(experiments, turns, peaks, place, watchdog)
 
 
