@@ -1,4 +1,4 @@
-"""`summit-train COMMAND ...`: argv to one command. A command's module is imported when it is called, no other."""
+"""Run one command of `summit-train COMMAND ...`, and import no other command's module."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Run = Callable[[argparse.Namespace], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status: 0 done, 1 the run failed, 2 the input is wrong, 85 stopped on request."""
+    """Run one command. Return the exit status: 0 done, 1 the run failed, 2 the input is wrong, 85 stopped."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         try:

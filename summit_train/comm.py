@@ -1,4 +1,4 @@
-"""The world of ranks: Horovod for gradients, MPI for objects, and a serial twin with the same functions.
+"""Open the world of ranks: Horovod for gradients, MPI for objects, or one rank alone.
 
 This is the only importer of horovod and mpi4py. Both are imported when a world is opened, never before: a process
 alone needs neither, and on some clusters merely importing MPI on a login node ends the process.
@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from summit_train.errors import UserError
 
@@ -27,16 +27,18 @@ class WorldError(UserError):
     """The world that the launcher promised cannot be opened."""
 
 
-class World(Protocol):
-    """What training and evaluation ask of the ranks. Every function but `abort` is collective: all ranks call it."""
+class World:
+    """The ranks of a run, and what one of them asks of the others. The methods here are those of a world of one.
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    host: str
-    backend: str
-    who: str  # this rank's name in messages
+    All ranks call every method but `abort` together.
+    """
+
+    backend = "serial"
+    rank, size, local_rank, local_size = 0, 1, 0, 1
+
+    def __init__(self) -> None:
+        self.host = socket.gethostname()
+        self.who = f"rank {self.rank} on {self.host}"  # this rank's name in messages
 
     def wrap(
         self,
@@ -45,116 +47,67 @@ class World(Protocol):
         accumulation: int,
         compression: str,
     ) -> torch.optim.Optimizer:
-        """An optimizer whose gradients are averaged over the ranks while the backward pass still runs."""
+        """Return an optimizer whose gradients are averaged over the ranks while the backward pass still runs."""
+        return optimizer
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Wait until every gradient of `optimizer` is the average over the ranks."""
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer's step, after `synchronize`: nothing is averaged a second time."""
+        """Make the optimizer's step after `synchronize`, without a second average."""
+        optimizer.step()
 
     def start_mean(self, tensor: torch.Tensor, name: str) -> int:
-        """Begin to average `tensor` over the ranks in place; `finish` waits for it."""
+        """Begin to average `tensor` over the ranks in place; return a handle for `finish`."""
+        return 0
 
     def finish(self, handle: int) -> None:
         """Wait for what `start_mean` began."""
 
     def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """The sum of `tensor` over the ranks, the same bits on each."""
+        """Return the sum of `tensor` over the ranks, the same bits on each."""
+        return tensor
 
     def sum_by_mpi(self, values: torch.Tensor) -> None:
         """Add up a tensor on the CPU over the ranks in place, by MPI alone: what Horovod is measured against."""
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's object on every rank."""
+        """Return rank 0's object on every rank."""
+        return value
 
     def gather(self, value: T) -> list[T] | None:
-        """The objects of all ranks in the order of ranks on rank 0, None elsewhere."""
+        """Return the objects of all ranks, in the order of ranks, on rank 0, None elsewhere."""
+        return [value]
 
     def gather_node(self, value: T) -> list[T] | None:
-        """The objects of the ranks that share this one's node on the first of them, None elsewhere."""
+        """Return the objects of the ranks that share this one's node on the first of them, None elsewhere."""
+        return [value]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
 
     def wait(self, tick: Callable[[], None]) -> None:
-        """Wait for all ranks, for long, without keeping a core busy; `tick` is called now and then."""
+        """Wait for all ranks, for long, without keeping a core busy; call `tick` now and then."""
 
     def abort(self, status: int) -> None:
-        """End every rank now; called by the one rank that has met an error the others don't know of."""
+        """End every rank now. The one rank calls it that has met an error the others don't know of."""
 
     def close(self) -> None:
         """Leave the world in order."""
 
 
-class SerialWorld:
+class SerialWorld(World):
     """A world of one, without MPI and Horovod."""
 
-    rank, size, local_rank, local_size = 0, 1, 0, 1
-    backend = "serial"
 
-    def __init__(self) -> None:
-        self.host = socket.gethostname()
-        self.who = f"rank 0 on {self.host}"
-
-    def wrap(
-        self,
-        optimizer: torch.optim.Optimizer,
-        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
-        accumulation: int,
-        compression: str,
-    ) -> torch.optim.Optimizer:
-        return optimizer
-
-    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        pass
-
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.step()
-
-    def start_mean(self, tensor: torch.Tensor, name: str) -> int:
-        return 0
-
-    def finish(self, handle: int) -> None:
-        pass
-
-    def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        return tensor
-
-    def sum_by_mpi(self, values: torch.Tensor) -> None:
-        pass
-
-    def broadcast(self, value: T) -> T:
-        return value
-
-    def gather(self, value: T) -> list[T] | None:
-        return [value]
-
-    def gather_node(self, value: T) -> list[T] | None:
-        return [value]
-
-    def barrier(self) -> None:
-        pass
-
-    def wait(self, tick: Callable[[], None]) -> None:
-        pass
-
-    def abort(self, status: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-# Where ranks compute on cores, Horovod's thread must not take one of them from its rank by waiting for the others
-# without a pause: two ranks on two cores then have 0.6 of their speed. Open MPI reads it when it starts; other MPIs do
-# not. The driver's file tells without a CUDA call, of which there may be none before MPI's start.
+# On cores that ranks compute on, Horovod's thread must not busy-wait: two ranks on two cores would have 0.6 of their
+# speed. Only Open MPI reads the variable, at its start, before which no CUDA call is allowed; so look for the driver.
 _GPU_DRIVER = "/dev/nvidiactl"
 _YIELD = ("OMPI_MCA_mpi_yield_when_idle", "1")
 
 
-class HorovodWorld:
-    """Ranks started by a launcher: gradients and sums through Horovod, objects through MPI."""
+class HorovodWorld(World):
+    """Ranks that a launcher started: gradients and sums go through Horovod, objects through MPI."""
 
     backend = "horovod"
 
@@ -170,8 +123,7 @@ class HorovodWorld:
         self._node = self._mpi.Split_type(MPI.COMM_TYPE_SHARED, key=self._mpi.Get_rank())
         self.rank, self.size = int(hvd.rank()), int(hvd.size())
         self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
-        self.host = socket.gethostname()
-        self.who = f"rank {self.rank} on {self.host}"
+        super().__init__()
         if (self.rank, self.size) != (self._mpi.Get_rank(), self._mpi.Get_size()):
             raise WorldError(
                 f"Horovod counts {self.size} ranks and mpi4py {self._mpi.Get_size()}: they were built for different "
@@ -242,10 +194,10 @@ class HorovodWorld:
 
 
 def open_world(launched: int) -> World:
-    """The world of `launched` processes (the launcher's word; 1 for a process started by hand).
+    """Open the world of `launched` processes, by the launcher's count; 1 for a process started by hand.
 
-    Raises WorldError when several processes were started and Horovod does not join them: N processes that each train
-    a model of their own would look like a run and be none.
+    Raises WorldError if several processes were started and Horovod does not join them: N processes that each train a
+    model of their own would look like a run.
     """
     if launched == 1:
         return SerialWorld()

@@ -1,8 +1,9 @@
-"""Files that are written whole or not at all, and locks that end with the process that holds them."""
+"""Write files whole or not at all, hash them, and hold locks that end with the process."""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import struct
@@ -14,14 +15,13 @@ from typing import IO, Any
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[IO[bytes]]:
-    """A binary file that takes the place of `path`, flushed to the disk, when the block ends.
+    """Yield a binary file that replaces `path`, flushed to the disk, when the block ends.
 
-    An error in the block leaves `path` as it was. The folder is made where it is missing. Raises OSError where the
-    disk does not take it.
+    An error in the block leaves `path` as it was. A missing folder is made. Raises OSError if the disk refuses.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # The process number: two commands that write one file then do not write into each other's.
+    # The process number keeps two commands that write one file apart.
     temporary = target.with_name(f".{target.name[:200]}.{os.getpid()}.writing")
     try:
         with open(temporary, "wb") as file:
@@ -35,7 +35,7 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file; what stands for a byte in a file's name that is no UTF-8 becomes that byte again."""
+    """Write a text file. A surrogate, which stands for a byte of a file name that is no UTF-8, becomes that byte."""
     with replacing(path) as file:
         file.write(text.encode("utf-8", "surrogateescape"))
 
@@ -45,9 +45,18 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
+def file_sha256(path: str | Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock on this file for the block; waits for who has it. The folder is made where it is missing."""
+    """Wait for the lock on this file and hold it for the block. A missing folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
@@ -55,7 +64,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Another process holds the lock on this file. It is only asked, so nobody is kept out meanwhile."""
+    """Return whether another process holds the lock on this file, without taking it."""
     if not path.exists():
         return False
     # struct flock of 64-bit Linux: type, whence, start, length (0: to the end), process, padded to its alignment.

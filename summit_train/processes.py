@@ -1,4 +1,4 @@
-"""Short programs in processes of their own: what a Python program answers, and how to start ranks on this host."""
+"""Run short programs in processes of their own, and start ranks on this host."""
 
 from __future__ import annotations
 
@@ -24,27 +24,18 @@ class ProbeError(RunFailed):
 def probe(
     program: str, timeout: float, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Facts:
-    """The JSON object that a Python program prints last, when started behind `prefix` (mpirun and its words).
+    """Return the JSON object that a Python program prints last, started by `prefix` (mpirun and its words).
 
-    timeout in seconds. ProbeError with the program's last words when it fails, hangs or cannot be started.
+    timeout in seconds. Raises ProbeError with the program's last words if it fails, hangs or cannot be started.
     """
     return answer([*prefix, sys.executable, "-c", f"import json\n{program}"], timeout, environment)
 
 
 def answer(command: Sequence[str], timeout: float, environment: Mapping[str, str] | None = None) -> Facts:
-    """The JSON object that a command prints last.
-
-    timeout in seconds. ProbeError with the command's last words when it fails, hangs or cannot be started.
-    """
+    """Return the JSON object that a command prints last; timeout and errors as in `probe`."""
     try:
         done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-            env=environment,
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, env=environment
         )
     except subprocess.TimeoutExpired:
         raise ProbeError(f"no answer within {timeout:g} s") from None
@@ -58,7 +49,7 @@ def answer(command: Sequence[str], timeout: float, environment: Mapping[str, str
 
 
 def _last_words(stderr: str) -> str:
-    """The line that says most in what a failed program wrote: the exception's, else the last one."""
+    """Return the line that says most in what a failed program wrote: the exception's, else the last one."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip(" -=*\n")]
     exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
     ours = [line for line in lines if line.startswith("summit-train")]  # mpirun speaks after our program has
@@ -66,7 +57,7 @@ def _last_words(stderr: str) -> str:
 
 
 def output(command: Sequence[str]) -> str:
-    """What a command prints; "" when it cannot be run."""
+    """Return what a command prints, "" if it cannot be run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -75,18 +66,18 @@ def output(command: Sequence[str]) -> str:
 
 
 def first_line(command: Sequence[str]) -> str:
-    """The first line that a command prints; "" when it cannot be run."""
+    """Return the first line that a command prints, "" if it cannot be run."""
     return next(iter(output(command).splitlines()), "")
 
 
 def find_mpirun() -> str | None:
-    """The environment's own mpirun (from PyPI) where it has one, because Horovod is built for it; else PATH's."""
+    """Return the environment's own mpirun (from PyPI), for which Horovod is built, else PATH's."""
     own = Path(sys.executable).parent / "mpirun"
     return str(own) if own.is_file() else shutil.which("mpirun")
 
 
 def mpirun_command(mpirun: str, ranks: int) -> list[str]:
-    """mpirun's words for `ranks` ranks on this host, which may have fewer cores."""
+    """Return the command line of mpirun for `ranks` ranks on this host, which may have fewer cores."""
     words = [mpirun, "-np", str(ranks)]
     if "Open MPI" in first_line([mpirun, "--version"]):
         words += ["--oversubscribe", "--bind-to", "none"]
@@ -94,7 +85,7 @@ def mpirun_command(mpirun: str, ranks: int) -> list[str]:
 
 
 def mpi_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a small multi-rank program: one thread a rank, root allowed, no scheduler in the way."""
+    """Return the environment of a small multi-rank program: one thread a rank, root allowed."""
     own = {"OMP_NUM_THREADS": "1"}
     if os.geteuid() == 0:
         own |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -20,6 +20,7 @@ def test_the_serial_twin_has_the_same_functions() -> None:
         wanted = inspect.signature(getattr(World, name))
         for twin in (SerialWorld, HorovodWorld):
             assert inspect.signature(getattr(twin, name)) == wanted, f"{twin.__name__}.{name}"
+        assert name in vars(HorovodWorld), f"{name} is the one of a single rank"
 
 
 def test_a_world_of_one_needs_no_mpi() -> None:

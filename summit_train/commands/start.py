@@ -1,4 +1,4 @@
-"""What `train` and `eval` begin with: the spec's inputs checked, then the world of ranks opened around the work."""
+"""Check the inputs of `train` and `eval`, and choose the device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from summit_train.spec import Spec, SpecError, load_spec
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the user gave, read and found to fit together, before any rank talks to another."""
+    """The user's input, read and found to fit together before any rank talks to another."""
 
     spec: Spec
     plan: Plan
@@ -29,7 +29,7 @@ class Inputs:
 
 
 def read_inputs(path: str, overrides: Sequence[str], ranks: int) -> Inputs:
-    """Read spec and manifests and work out the plan. Raises UserError for any mistake in them."""
+    """Read spec and manifests and make the plan. Raises UserError for any mistake in them."""
     spec = load_spec(path, overrides)
     train_manifest, val_manifest = (manifest_of(spec, which) for which in ("train", "val"))
     val_manifest.check_classes(train_manifest)
@@ -38,7 +38,7 @@ def read_inputs(path: str, overrides: Sequence[str], ranks: int) -> Inputs:
 
 
 def manifest_of(spec: Spec, which: str) -> Manifest:
-    """The spec's manifest, `which` is train or val. Raises UserError where it is missing or wrong."""
+    """Read the spec's manifest; `which` is train or val. Raises UserError if it is missing or wrong."""
     path = spec.data.train if which == "train" else spec.data.val
     if not Path(path).exists():
         raise SpecError(f"data.{which}: there is no {path} (relative paths start at {Path.cwd()})")
@@ -49,7 +49,7 @@ def manifest_of(spec: Spec, which: str) -> Manifest:
 
 
 def choose_device(world: World) -> torch.device:
-    """One GPU a rank by local rank, or the CPU with this rank's share of the cores.
+    """Return a GPU by local rank, or the CPU, and take this rank's share of the cores there.
 
     Where a launcher shows each rank one GPU only (jsrun -r6 -g1), every local rank's device is number 0.
     """

@@ -1,4 +1,4 @@
-"""A whole run on the ranks of this launch: trained, evaluated, reported; or stopped on request."""
+"""Train, evaluate and report a run on the ranks of this launch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STOPPED = 85
 
 
 def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: bool) -> int:
-    """Train, evaluate and report what a spec asks for; the exit status: 0 done, 85 stopped on request."""
+    """Train, evaluate and report a spec; return the exit status: 0 done, 85 stopped on request."""
     launch = this_launch()
     inputs = read_inputs(path, overrides, launch.size)
     with session(launch) as world, ExitStack() as held:
@@ -42,15 +42,8 @@ def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: 
 def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *, force: bool, interactive: bool) -> int:
     began = time.monotonic()
     spec, plan = inputs.spec, inputs.plan
-    run = prepare_run(
-        spec,
-        plan,
-        world,
-        choose_device(world),
-        inputs.train_manifest,
-        inputs.val_manifest,
-        force_resume=force,
-    )
+    device = choose_device(world)
+    run = prepare_run(spec, plan, world, device, inputs.train_manifest, inputs.val_manifest, force_resume=force)
     run.notes += stage_sets(run, watchdog)
     done = _train(run, watchdog, stop, interactive=interactive)
     if not done or _asked_to_stop(world, stop):  # a walltime that is near would cut the evaluation off
@@ -66,7 +59,7 @@ def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *,
 
 
 def _asked_to_stop(world: World, stop: StopRequest) -> bool:
-    """Whether any rank was, the same answer on each."""
+    """Return whether any rank was asked to, the same answer on each."""
     return bool(world.sum(torch.tensor([float(bool(stop))]), "stop").item() > 0)
 
 
@@ -82,7 +75,7 @@ def _stopped(spec: Spec, world: World, stop: StopRequest) -> int:
 
 
 def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> bool:
-    """The training itself; rank 0 writes what it has to say into the run directory."""
+    """Train; rank 0 writes the run's records."""
     spec, plan, world = run.spec, run.plan, run.world
     hosts = world.gather(world.host)
     if world.rank != 0 or hosts is None:

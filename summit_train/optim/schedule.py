@@ -6,7 +6,7 @@ import math
 
 
 def peak_learning_rate(base_lr: float, base_batch: int, global_batch: int, rule: str) -> float:
-    """The LR at the end of the warm-up.
+    """Return the LR at the end of the warm-up.
 
     linear: base_lr * global_batch / base_batch (paper, section 4.1: 0.00125 for every 8 clips); sqrt: the root of that
     factor (LEGW); none: base_lr. Raises ValueError for another rule.
@@ -22,9 +22,9 @@ def peak_learning_rate(base_lr: float, base_batch: int, global_batch: int, rule:
 
 
 def learning_rate(step: int, *, peak_lr: float, total_steps: int, warmup_steps: int, decay: str) -> float:
-    """The LR of update number `step`, counted from 0.
+    """Return the LR of update number `step`, counted from 0.
 
-    Warm-up (Goyal et al., section 2.2): linear, peak_lr * (step + 1) / warmup_steps, so the first update already moves
+    Warm-up (Goyal et al., section 2.2): linear, peak_lr * (step + 1) / warmup_steps, so the first update moves already
     and the last one of the warm-up has the peak. Then half a cosine to zero at `total_steps`, or the peak throughout.
     """
     if step < warmup_steps:

@@ -1,4 +1,4 @@
-"""The clips of a run that could not be read: counted by all ranks alike, named in RUN/bad_clips.jsonl, limited."""
+"""Count the clips of a run that cannot be read, the same on all ranks, name them in a file, and limit them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ FILE = "bad_clips.jsonl"
 
 
 class BadClips:
-    """The count, which is part of a checkpoint, so that a resumed run goes on with it.
-
-    A clip comes once an epoch, so the limit is one of each epoch: `fraction` of its `clips_per_epoch`.
-    """
+    """The count, which is part of a checkpoint. The limit is `fraction` of the `clips_per_epoch`, in each epoch."""
 
     def __init__(self, world: World, run_path: Path, clips_per_epoch: int, fraction: float) -> None:
         self._world, self._path = world, run_path / FILE
@@ -28,20 +25,20 @@ class BadClips:
         self.total = 0
 
     def state_dict(self) -> dict[str, int]:
-        """The counts."""
+        """Return the counts."""
         return {"total": self.total, "epoch": self._epoch, "in_epoch": self._in_epoch}
 
     def load_state_dict(self, state: dict[str, int], step: int) -> None:
-        """Go on from `step` with these counts; what was written down of later steps is done again."""
+        """Go on from `step` with these counts, and forget the records of later steps."""
         self.total, self._epoch, self._in_epoch = state["total"], state["epoch"], state["in_epoch"]
         if self._world.rank == 0 and self._path.exists():
             lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
             write_text(self._path, "".join(line for line in lines if _is_of(line, step)))
 
     def add(self, num_bad: int, micro_batches: Sequence[MicroBatch], step: int, epoch: int) -> None:
-        """Take in a step of all ranks: num_bad over all of them, and this rank's own micro-batches.
+        """Count a step's `num_bad` clips of all ranks and write them down, given this rank's own micro-batches.
 
-        Collective where num_bad is not 0. Raises AgreedError when the epoch has too many.
+        Collective unless num_bad is 0. Raises AgreedError if the epoch has too many.
         """
         if epoch != self._epoch:
             self._epoch, self._in_epoch = epoch, 0
@@ -64,9 +61,9 @@ class BadClips:
 
 
 def check_test(world: World, run_path: Path, bad: Sequence[BadClip], videos: int, fraction: float) -> int:
-    """The number of bad videos in a test, over all ranks, after they were written down. Collective.
+    """Write down the bad videos of a test and return their number over all ranks. Collective.
 
-    Raises AgreedError where they are more than `fraction` of all `videos`.
+    Raises AgreedError if they are more than `fraction` of all `videos`.
     """
     counts = world.gather(len(bad))
     total = world.broadcast(sum(counts or []))
@@ -81,7 +78,7 @@ def check_test(world: World, run_path: Path, bad: Sequence[BadClip], videos: int
 
 
 def gather_records(world: World, path: Path, mine: Sequence[dict[str, Any]]) -> None:
-    """Append the records of all ranks to a file, on rank 0, in the order of ranks. Collective."""
+    """Append the records of all ranks, in the order of ranks, to a file. Collective."""
     everyone = world.gather(list(mine))
     if everyone is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +91,7 @@ def _record(bad: BadClip) -> dict[str, Any]:
 
 
 def _is_of(line: str, step: int) -> bool:
-    """Whether a line tells of a test or of the updates up to `step`; half a line of a killed run tells of nothing."""
+    """Return whether a line is of a test or of the updates up to `step`; half a line of a killed run is of neither."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError:

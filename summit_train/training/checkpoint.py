@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, checked before they are read, refused when they are of another run."""
+"""Write checkpoints whole or not at all, and read the newest that is whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from summit_train.errors import RunFailed, UserError
-from summit_train.files import replacing, write_text
+from summit_train.files import file_sha256, replacing, write_text
 
 _NAME = re.compile(r"step_(\d{8})\.pt")
 
@@ -27,33 +27,26 @@ class CheckpointWriteError(RunFailed):
 
 
 def checkpoint_path(run_path: Path, step: int) -> Path:
-    """The file of the checkpoint after `step` updates."""
+    """Return the file of the checkpoint after `step` updates."""
     return run_path / "checkpoints" / f"step_{step:08d}.pt"
 
 
 def find_checkpoints(run_path: Path) -> list[Path]:
-    """The run's checkpoints, oldest first."""
-    folder = run_path / "checkpoints"
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    """Return the run's checkpoints, oldest first."""
+    return sorted(path for path in (run_path / "checkpoints").glob("step_*.pt") if _NAME.fullmatch(path.name))
 
 
 def step_of(path: Path) -> int:
-    """The number of updates in a checkpoint's name; ValueError for another name."""
-    match = _NAME.fullmatch(path.name)
-    if match is None:
-        raise ValueError(f"{path}: no checkpoint's name; step_XXXXXXXX.pt is wanted")
-    return int(match.group(1))
+    """Return the number of updates in the name of a checkpoint, step_XXXXXXXX.pt."""
+    return int(path.stem.removeprefix("step_"))
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     """Write `state` so that `path` is at no time a part of a file.
 
-    It is made in memory, so the digest is of what was meant and not of what a disk made of it. The bytes go to a
-    temporary name and to the disk; then the digest is put beside, then the file gets its name. A run that is killed in
-    between leaves a temporary file or a digest without a file, which nothing reads. Raises
-    CheckpointWriteError, with what was there before untouched, when the disk is full or fails.
+    The digest is taken in memory, so it is not of what a disk made of the bytes. They are flushed under a temporary
+    name, then the digest is written, then the file gets its name. A run that is killed in between leaves files that
+    nothing reads. Raises CheckpointWriteError if the disk is full or fails; earlier checkpoints are untouched.
     """
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
@@ -62,7 +55,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
         with replacing(path) as file:
             file.write(content)
             file.flush()
-            # Within the block: the file gets its name when its digest is there.
+            # Within the block, so that the file gets its name after its digest is there.
             write_text(digest_path(path), f"{hashlib.sha256(content).hexdigest()}  {path.name}\n")
         _sync_folder(path.parent)
     except OSError as error:
@@ -72,14 +65,14 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint on the CPU after its digest was found right.
+    """Check the digest of a checkpoint, then load it on the CPU.
 
-    Raises CheckpointError when the file is missing, torn, changed, or opens with anything but plain values.
+    Raises CheckpointError if the file is missing, torn, changed, or no checkpoint of plain values.
     """
     digest_file = digest_path(path)
     try:
         wanted = digest_file.read_text().split()[0]
-        found = _digest(path)
+        found = file_sha256(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: {error.filename} is missing") from error
     except (OSError, IndexError, UnicodeDecodeError) as error:
@@ -96,10 +89,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def load_newest(run_path: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
-    """The newest checkpoint that is whole: (path, state, complaints about newer ones that are not).
+    """Return the newest checkpoint that is whole: (path, state, complaints about newer ones that are not).
 
-    (None, {}, []) when there is none at all. Raises CheckpointError when there are some and none is whole: to begin
-    anew would throw the run away in silence.
+    (None, {}, []) without any checkpoint. Raises CheckpointError if there are some and none is whole: to begin anew
+    would throw the run away in silence.
     """
     paths = find_checkpoints(run_path)
     complaints: list[str] = []
@@ -117,25 +110,25 @@ def load_newest(run_path: Path) -> tuple[Path | None, dict[str, Any], list[str]]
 def prune_checkpoints(run_path: Path, keep: int, steps_per_epoch: int) -> None:
     """Keep the newest checkpoint and the `keep` newest of whole epochs, which the final accuracy is the mean over.
 
-    Digests go after their files. What a killed run left half written goes too.
+    What a killed run left half written is deleted too.
     """
     paths = find_checkpoints(run_path)
     kept = {*paths[-1:], *epoch_checkpoints(run_path, steps_per_epoch)[-keep:]}
     for path in paths:
         if path not in kept:
             path.unlink(missing_ok=True)
-            digest_path(path).unlink(missing_ok=True)
+            digest_path(path).unlink(missing_ok=True)  # after its file
     for leftover in (run_path / "checkpoints").glob(".step_*.writing"):
         leftover.unlink(missing_ok=True)
 
 
 def epoch_checkpoints(run_path: Path, steps_per_epoch: int) -> list[Path]:
-    """The checkpoints at the ends of epochs, oldest first."""
+    """Return the checkpoints at the ends of epochs, oldest first."""
     return [path for path in find_checkpoints(run_path) if step_of(path) % steps_per_epoch == 0]
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """What two experiments differ in: `key: the checkpoint has a, the spec b`, key by key."""
+    """Return what two experiments differ in, key by key: `key: the checkpoint has a, this run b`."""
     return [
         f"{key}: the checkpoint has {saved.get(key)!r}, this run {wanted.get(key)!r}"
         for key in sorted(saved.keys() | wanted.keys())
@@ -144,16 +137,8 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
 
 
 def digest_path(path: Path) -> Path:
-    """The file beside a checkpoint with its SHA-256, in sha256sum's format."""
+    """Return the file beside a checkpoint with its SHA-256, in sha256sum's format."""
     return path.with_name(path.name + ".sha256")
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The machine and the software of a run, as its report shows them."""
+"""Describe the machine and the software of a run for its report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGES = ("torch", "horovod", "mpi4py", "numpy", "av", "pydantic")
 
 
 def environment(world: World, device: torch.device, hosts: Sequence[str]) -> dict[str, Any]:
-    """What a person needs to know to trust or repeat the run's figures; `hosts`: every rank's host."""
+    """Return what a person needs to trust or repeat the run's figures; `hosts`: every rank's host."""
     return {
         "summit_train": summit_train.__version__,
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""The training loop."""
+"""Train: the loop, in the order in which a step happens."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from summit_train.training.watch import StopRequest, Watchdog
 
 
 def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> bool:
-    """Train from run.start_step to the end; True when done, False when stopped on request with a checkpoint.
+    """Train from run.start_step; return True at the end, False if stopped on request with a checkpoint.
 
-    Raises RunFailed, with rank, host, step and clips, when the data or the numbers fail.
+    Raises RunFailed, with rank, host, step and clips, if the data or the numbers fail.
     """
     with open_batches(run) as batches:
         return train_on(batches, run, log, watchdog, stop)
 
 
 def train_on(batches: Batches[MicroBatch], run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> bool:
-    """The loop itself, in the order in which a step happens."""
+    """Run the loop on open batches."""
     plan, spec, world = run.plan, run.spec, run.world
     ledger = Ledger(run, log)
     timer = CheckpointTimer(spec.checkpoint.every_minutes if world.rank == 0 else None)
@@ -68,21 +68,23 @@ def train_on(batches: Batches[MicroBatch], run: Run, log: RunLog | None, watchdo
             timer.restart()
         if inside == 0 and not stopping:
             ledger.settle()
-            validate_when_due(run, log, watchdog, epochs_done)
+            every = spec.evaluate.every_epochs  # 0: never
+            if every and (epochs_done % every == 0 or epochs_done == spec.schedule.epochs):
+                validate(run, log, watchdog, epochs_done)
         if stopping:
             return False
     return True
 
 
 def open_batches(run: Run) -> Batches[MicroBatch]:
-    """This rank's micro-batches from run.start_step to the end of the run."""
+    """Return this rank's micro-batches from run.start_step to the end of the run."""
     return batches_between(run.spec, run.plan, run.world, run.train_manifest, run.start_step, run.plan.total_steps)
 
 
 def batches_between(
     spec: Spec, plan: Plan, world: World, manifest: Manifest, start_step: int, end_step: int
 ) -> Batches[MicroBatch]:
-    """This rank's micro-batches of steps start_step .. end_step - 1, of the clips that data.quarantine leaves."""
+    """Return this rank's micro-batches of steps start_step .. end_step - 1, without the clips in data.quarantine."""
     return training_batches(
         spec.data,
         open_store(spec.data, manifest),
@@ -99,7 +101,7 @@ def batches_between(
 
 
 def take(batches: Iterator[MicroBatch], run: Run, step: int) -> tuple[list[MicroBatch], float]:
-    """The micro-batches of one step and the seconds that the step waited for them."""
+    """Return the micro-batches of one step and the seconds that the step waited for them."""
     began = time.perf_counter()
     try:
         taken = [next(batches) for _ in range(run.plan.accumulation)]
@@ -111,14 +113,6 @@ def take(batches: Iterator[MicroBatch], run: Run, step: int) -> tuple[list[Micro
     return taken, time.perf_counter() - began
 
 
-def validate_when_due(run: Run, log: RunLog | None, watchdog: Watchdog, epochs_done: int) -> None:
-    """Validate where the spec asks for it, and after the last epoch; never with evaluate.every_epochs 0."""
-    every = run.spec.evaluate.every_epochs
-    if every and (epochs_done == run.spec.schedule.epochs or epochs_done % every == 0):
-        watchdog.at(f"validating after epoch {epochs_done}")
-        validate(run, log, watchdog, epochs_done, epochs_done * run.plan.steps_per_epoch)
-
-
 def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
     """Write a checkpoint; the other ranks wait in their next collective."""
     watchdog.at(f"writing the checkpoint of step {step}", waits=run.world.rank > 0)
@@ -128,8 +122,9 @@ def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
         log.write("checkpoint", step=step, seconds=time.perf_counter() - began)
 
 
-def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int, step: int) -> None:
+def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int) -> None:
     """Score one clip and one crop of every video, as for the curve in the paper's Figure 5."""
+    watchdog.at(f"validating after epoch {epoch}")
     began = time.perf_counter()
 
     def progress(done: int, total: int) -> None:
@@ -138,7 +133,7 @@ def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int, step:
     scores = Evaluation(run.spec, run.val_manifest, run.world, run.device).score(run.model, 1, 1, progress)
     if log is not None and scores is not None:
         top1, top5, seconds = scores.top(1), scores.top(5), time.perf_counter() - began
-        videos = len(scores.videos)
+        step, videos = epoch * run.plan.steps_per_epoch, len(scores.videos)
         bad = f"; {scores.num_bad} could not be read and count as wrong" if scores.num_bad else ""
         log.write("eval", epoch=epoch, step=step, top1=top1, top5=top5, videos=videos, clips=1, seconds=seconds)
         accuracy = show_accuracy(f"{top1:.2f}", top5, run.spec.model.num_classes)
@@ -168,7 +163,7 @@ class Entry:
 
 
 class Ledger:
-    """Reads each step's vote one step late, writes it down, and ends the run when too many steps break."""
+    """Read each step's vote one step late, write it down, and end the run if too many steps break."""
 
     def __init__(self, run: Run, log: RunLog | None) -> None:
         self._run, self._log = run, log
@@ -176,13 +171,13 @@ class Ledger:
         self._broken: deque[Entry] = deque(maxlen=run.spec.watch.nonfinite_steps)
 
     def enter(self, entry: Entry) -> Vote | None:
-        """Take a launched step; the vote on the one before it."""
+        """Take a launched step; return the vote on the one before it."""
         vote = self.settle()
         self._pending = entry
         return vote
 
     def settle(self) -> Vote | None:
-        """Read and write down the step that is still open, if there is one."""
+        """Read and write down the step that is still open, if any; return its vote."""
         entry, self._pending = self._pending, None
         if entry is None:
             return None
@@ -218,7 +213,7 @@ class Ledger:
             self._fail()
 
     def _fail(self) -> None:
-        """All ranks come here together, so they can still talk: rank 0 names who brought the first bad number."""
+        """Raise AgreedError on all ranks together; rank 0's names the ranks with a bad loss."""
         run = self._run
         mine = [
             f"step {e.step}, loss {e.result.local_loss.item():g}, clips {', '.join(run.paths_of(e.micro_batches))}"
@@ -233,16 +228,16 @@ class Ledger:
 
 
 class CheckpointTimer:
-    """Says when `every_minutes` have passed since the last checkpoint; without minutes, never."""
+    """Tell when `minutes` have passed since the last checkpoint; without minutes, never."""
 
     def __init__(self, minutes: float | None) -> None:
         self._seconds = None if minutes is None else 60 * minutes
         self._since = time.monotonic()
 
     def due(self) -> bool:
-        """Whether it is time."""
+        """Return whether it is time."""
         return self._seconds is not None and time.monotonic() - self._since >= self._seconds
 
     def restart(self) -> None:
-        """A checkpoint was written."""
+        """Note that a checkpoint was written."""
         self._since = time.monotonic()

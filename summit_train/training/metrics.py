@@ -1,4 +1,4 @@
-"""What a run writes down while it goes on: metrics.jsonl, TensorBoard events, and a line for the person who looks."""
+"""Record a run while it goes on: metrics.jsonl, TensorBoard events, and a line for the person who looks."""
 
 from __future__ import annotations
 
@@ -55,15 +55,14 @@ class RunLog:
         self._line.show_step(values)
 
     def say(self, text: str) -> None:
-        """A line that stays on the screen."""
+        """Show a line that stays on the screen."""
         self._line.say(text)
 
 
 class ProgressLine:
-    """One line that moves on a terminal; plain lines, a few a minute, where the output is none.
+    """A line that moves on a terminal, or a few plain lines a minute elsewhere.
 
-    `interactive` false: never a moving line. A launcher gives its ranks a terminal of its own, whatever becomes of
-    their output.
+    `interactive` false: never a moving line. A launcher gives its ranks a terminal that may be nobody's.
     """
 
     def __init__(self, title: str, start_step: int, total_steps: int, interactive: bool) -> None:
@@ -78,7 +77,7 @@ class ProgressLine:
             self._task = self._bar.add_task(title, total=total_steps, completed=start_step, state="")
 
     def start(self) -> None:
-        """Begin to draw."""
+        """Start to draw."""
         if self._bar is not None:
             self._bar.start()
 
@@ -106,7 +105,7 @@ class ProgressLine:
             self.say(f"{self._title}: step {record['step']}/{self._total}  {state}  {duration(left)} left")
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Show a line that stays."""
         self._console.print(text)
 
 

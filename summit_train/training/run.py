@@ -1,4 +1,4 @@
-"""Everything a run is made of, put together: data, model, optimizer, and the checkpoint that it goes on from."""
+"""Put a run together: data, model, optimizer, and the checkpoint that it goes on from."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from summit_train.training.step import StepSettings, TrainStep
 
 @dataclass
 class Run:
-    """One run on one rank. start_step is the number of updates that the checkpoint already holds."""
+    """One run on one rank; start_step is the number of updates in its checkpoint, notes are lines for people."""
 
     spec: Spec
     plan: Plan
@@ -55,11 +55,11 @@ class Run:
     bad_clips: BadClips
 
     def paths_of(self, micro_batches: Sequence[MicroBatch]) -> list[str]:
-        """The paths of the clips of some micro-batches."""
+        """Return the paths of the clips of some micro-batches."""
         return [self.train_manifest.path(int(i)) for batch in micro_batches for i in batch.ids]
 
     def save(self, step: int) -> None:
-        """Write the checkpoint after `step` updates on rank 0 and delete those that need not stay."""
+        """Write the checkpoint after `step` updates on rank 0 and delete those that are not kept."""
         if self.world.rank != 0:
             return
         self.step.statistics.count(step)
@@ -88,9 +88,9 @@ def prepare_run(
     *,
     force_resume: bool = False,
 ) -> Run:
-    """Build the model and the optimizer, and take over the newest whole checkpoint, on all ranks.
+    """Build the model and the optimizer and load the newest whole checkpoint. Collective.
 
-    Raises CheckpointError when the checkpoint is of another experiment (unless `force_resume`) or none is whole.
+    Raises CheckpointError if the checkpoint is of another experiment (unless `force_resume`) or none is whole.
     """
     model = fresh_model(spec, device)
     kept = kept_clips(spec.data, train_manifest)
@@ -115,19 +115,18 @@ def prepare_run(
 def build_step(
     spec: Spec, plan: Plan, world: World, model: nn.Module, device: torch.device
 ) -> tuple[torch.optim.Optimizer, TrainStep]:
-    """The spec's optimizer over all ranks, without a step's memory yet, and the step that drives it."""
+    """Return the spec's optimizer over all ranks, with zero momentum, and the step that drives it."""
     sgd = build_sgd(model, momentum=spec.optimizer.momentum, weight_decay=spec.optimizer.weight_decay)
-    compression = spec.optimizer.compression
-    optimizer = world.wrap(sgd, model.named_parameters(), plan.accumulation, compression)
+    optimizer = world.wrap(sgd, model.named_parameters(), plan.accumulation, spec.optimizer.compression)
     start_momentum(optimizer)
     settings = StepSettings(spec.seed, plan.accumulation, spec.precision, spec.optimizer.clip_norm)
     return optimizer, TrainStep(model, optimizer, world, device, settings)
 
 
 def experiment(spec: Spec, plan: Plan, train_manifest: Manifest, kept: Kept) -> dict[str, str | int | float | None]:
-    """What must be equal for one run to go on from another's checkpoint, as flat `section.key: value`.
+    """Return what must be equal for one run to go on from another's checkpoint, as flat `section.key: value`.
 
-    The number of ranks is not among it, nor is anything that says only where or how fast.
+    The number of ranks is not part of it, nor where the data are, nor what only changes the speed.
     """
     same = experiment_keys(spec) | {"data.train (fingerprint)": train_manifest.fingerprint()}
     if kept.fingerprint() is not None:
@@ -137,9 +136,9 @@ def experiment(spec: Spec, plan: Plan, train_manifest: Manifest, kept: Kept) -> 
 
 @contextmanager
 def locked_run(run_path: Path) -> Iterator[None]:
-    """Hold the run directory for the block. Raises UserError when another process has it.
+    """Hold the run directory for the block. Raises UserError if another process has it.
 
-    The lock belongs to the process (POSIX record lock), so it ends with it, however it ends.
+    The lock is a POSIX record lock, so it ends with the process, however that ends.
     """
     run_path.mkdir(parents=True, exist_ok=True)
     with open(run_path / "lock", "a+", encoding="utf-8") as file:

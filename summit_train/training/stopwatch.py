@@ -1,14 +1,14 @@
-"""Where the time of a training step goes, without a wait for the device inside the step."""
+"""Measure the phases of a training step without waiting for the device inside the step."""
 
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import torch
 
-# In the order in which a step passes through them first. data_wait: until this rank's clips are there. allreduce: what
-# of it shows, the wait for the ranks' mean after the backward pass, and the vote. other: bytes to normalised floats,
-# the gradient's norm, BN's statistics.
+# In a step's order. data_wait: until this rank's clips are there. allreduce: the wait for the ranks' mean after the
+# backward pass, and the vote. other: normalising the clips, the gradient's norm, BN's statistics.
 PHASES = ("data_wait", "forward", "backward", "allreduce", "update", "other")
 
 
@@ -23,7 +23,7 @@ class Mark:
             self._event.record()
 
     def seconds_to(self, later: Mark) -> float:
-        """Seconds between two marks; waits until the device has passed the later one."""
+        """Return the seconds between two marks, once the device has passed the later one."""
         if self._event is not None and later._event is not None:
             later._event.synchronize()
             return float(self._event.elapsed_time(later._event)) / 1000
@@ -41,10 +41,10 @@ class Stopwatch:
 
 
 class Recorder(Stopwatch):
-    """Remembers the laps of some steps.
+    """Remember the laps of some steps.
 
-    On a GPU a lap is an event in the stream: the time between two is the device's, so a wait of the host that the
-    device does not notice, because it still has work, counts as nothing. That is the wait which costs something.
+    On a GPU a lap is an event in the stream, so the times are the device's: a wait of the host while the device still
+    has work costs nothing and counts as nothing.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -52,7 +52,7 @@ class Recorder(Stopwatch):
         self._steps: list[list[tuple[str, Mark]]] = []
 
     def begin_step(self) -> None:
-        """The next laps are those of a new step."""
+        """Begin a new step, which the next laps belong to."""
         self._steps.append([("", Mark(self._device))])
 
     def lap(self, phase: str) -> None:
@@ -60,14 +60,13 @@ class Recorder(Stopwatch):
         self._steps[-1].append((phase, Mark(self._device)))
 
     def read(self) -> list[dict[str, float]]:
-        """Seconds of each phase in each step since the last reading; waits for the device. A step is their sum."""
+        """Wait for the device; return the seconds of each phase in each step since the last reading."""
         steps, self._steps = self._steps, []
         return [_seconds(laps) for laps in steps]
 
 
 def _seconds(laps: list[tuple[str, Mark]]) -> dict[str, float]:
     seconds = dict.fromkeys(PHASES, 0.0)
-    for i in range(1, len(laps)):
-        phase, mark = laps[i]
-        seconds[phase] += laps[i - 1][1].seconds_to(mark)
+    for (_, before), (phase, mark) in pairwise(laps):
+        seconds[phase] += before.seconds_to(mark)
     return seconds
