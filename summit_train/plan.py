@@ -93,11 +93,11 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         peak_lr=peak_learning_rate(optimizer.base_lr, optimizer.base_batch, global_batch, optimizer.lr_scaling),
         dropped_clips_per_epoch=num_clips - steps_per_epoch * global_batch,
         parameters=network.parameters,
-        gradient_bytes=network.parameters * (8 if spec.precision == "fp64" else 4),
+        gradient_bytes=network.parameters * spec.weight_bytes,
         multiply_adds=network.multiply_adds,
         input_bytes_per_step_and_rank=accumulation * spec.scale.clips_per_gpu * _clip_bytes(spec),
         memory_bytes_per_rank=_memory(spec, network),
-        checkpoint_bytes=2 * network.parameters * (8 if spec.precision == "fp64" else 4),
+        checkpoint_bytes=2 * network.parameters * spec.weight_bytes,
         decay=spec.schedule.decay,
     )
 
@@ -121,7 +121,7 @@ def _clip_bytes(spec: Spec) -> int:
 
 
 def _memory(spec: Spec, network: Count) -> int:
-    weights = 3 * network.parameters * (8 if spec.precision == "fp64" else 4)
+    weights = 3 * network.parameters * spec.weight_bytes
     return weights + spec.scale.clips_per_gpu * network.activation_bytes(
         _BYTES[spec.precision], spec.execution.recompute
     )

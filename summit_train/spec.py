@@ -271,8 +271,13 @@ class Spec(Section):
 
     @property
     def run_path(self) -> Path:
-        """The run's own folder: run_dir/name."""
+        """Return the run's own folder, run_dir/name."""
         return Path(self.run_dir) / self.name
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of a weight and of its gradient: fp16 and bf16 are types of the activations only."""
+        return 8 if self.precision == "fp64" else 4
 
 
 def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
@@ -284,12 +289,12 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
 
 
 def spec_from_values(values: dict[str, Any], place: str) -> Spec:
-    """The spec of plain values, such as those saved in a checkpoint; `place` names their source in an error."""
+    """Return the spec of plain values, such as those saved in a checkpoint; `place` names their source in an error."""
     return spec_from_tree(Tree(values, {(): place}))
 
 
 def experiment_keys(spec: Spec) -> dict[str, str | int | float | None]:
-    """What makes a spec another experiment, as flat `section.key: value`: not where data are, nor how fast it goes."""
+    """Return what makes a spec another experiment, as flat `section.key: value`: no places of data, no speed."""
     values = spec.model_dump(mode="json")
     same = {f"model.{key}": value for key, value in values["model"].items() if key != "pretrained"}
     same |= {f"data.{key}": str(values["data"][key]) for key in _DATA_IDENTITY}
@@ -315,12 +320,12 @@ def experiment_defaults() -> dict[str, str | int | float | None]:
 
 
 def dump_spec(spec: Spec) -> str:
-    """The resolved spec as YAML; `load_spec` of it gives an equal spec."""
+    """Return the resolved spec as YAML; `load_spec` of it gives an equal spec."""
     return to_yaml(spec.model_dump(mode="json"))
 
 
 def spec_from_tree(tree: Tree) -> Spec:
-    """The spec of values that know their places. Raises SpecError as load_spec does."""
+    """Return the spec of values that know their places. Raises SpecError as load_spec does."""
     spec = validated(Spec, tree)
     conflicts = [f"{tree.place(path)}: {'.'.join(path)}: {message}" for path, message in _conflicts(spec)]
     if conflicts:

@@ -168,9 +168,7 @@ def seconds_per_clip(spec: Spec, machine: Machine) -> float:
 
 def gradient_element_bytes(spec: Spec) -> int:
     """Return the bytes of one gradient element in an allreduce."""
-    if spec.optimizer.compression == "fp16":
-        return 2
-    return 8 if spec.precision == "fp64" else 4
+    return 2 if spec.optimizer.compression == "fp16" else spec.weight_bytes
 
 
 def expected_maximum(count: int) -> float:
