@@ -25,7 +25,8 @@ def is_bug(error: BaseException) -> bool:
 
     An OSError that names its file is the machine's fault; without a name it could be anything.
     """
-    return not isinstance(error, UserError | RunFailed) and getattr(error, "filename", None) is None
+    names_file = isinstance(error, OSError) and error.filename is not None
+    return not names_file and not isinstance(error, UserError | RunFailed)
 
 
 def exit_status(error: BaseException) -> int:

@@ -192,7 +192,8 @@ def test_a_failure_of_the_run_is_1(say: Callable[..., Said], monkeypatch: pytest
 
 
 def test_a_fault_of_ours_keeps_its_traceback(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
-    for fault in (ValueError("bad axis"), RuntimeError("size mismatch"), KeyError("x"), OSError("?"), AssertionError()):
+    wrong_code = SyntaxError("bad", ("module.py", 1, 1, "x ="))  # it has a file name too
+    for fault in (ValueError("axis"), RuntimeError("size"), KeyError("x"), OSError("?"), AssertionError(), wrong_code):
         _raising(monkeypatch, fault)
         with pytest.raises(type(fault)):
             say("schema")
