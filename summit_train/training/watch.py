@@ -116,6 +116,8 @@ class Watchdog:
     def __enter__(self) -> Watchdog:
         if self._seconds is not None:
             before = Neighbour(self._world) if self._world.size > 1 else None
+            if before is not None:
+                before.exchange(self._where)  # heard once, a rank that is stopped at once is known to be silent
             threading.Thread(target=self._watch, args=(self._seconds, before), name="watchdog", daemon=True).start()
         return self
 
@@ -128,7 +130,7 @@ class Watchdog:
 
     def _watch(self, seconds: float, before: Neighbour | None) -> None:
         woke = time.monotonic()
-        while not self._done.wait(min(5.0, seconds / 8)):
+        while not self._done.wait(min(1.0, seconds / 8)):
             if time.monotonic() - woke > seconds / 2:
                 self._since = time.monotonic()  # this process was stopped itself, and goes on
             woke = time.monotonic()
