@@ -58,4 +58,5 @@ def report_failure(error: BaseException, launch: Launch) -> None:
     is_common = launch.rank == 0 and isinstance(error, UserError | AgreedError)
     is_named = launch.size > 1 and not is_common and not text.startswith("rank ")
     name = f"summit-train, rank {launch.rank} on {socket.gethostname()}:" if is_named else "summit-train:"
-    print(name, text, sep="\n" if is_bug(error) else " ", file=sys.stderr, flush=True)
+    # In one write, as launchers mix the ranks' output and their own.
+    print(f"{name}\n{text}\n" if is_bug(error) else f"{name} {text}\n", end="", file=sys.stderr, flush=True)

@@ -121,7 +121,7 @@ honest = VideoNetwork.forward
 calls = 0
 def forward(self, clips):
     global calls
-    calls += 1
+    calls += not clips.is_meta  # the plan counts the network on the meta device
     logits = honest(self, clips)
     bad = find_launch(os.environ).rank == 1 and calls >= 5
     return logits * float("nan") if bad else logits
