@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from summit_train.errors import RunFailed
+
 SOURCE = Path(__file__).with_name("kernels.cpp")
 _FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fPIC", "-shared")
 _COMPILERS = ("c++", "g++", "clang++")
@@ -28,7 +30,7 @@ _LEVELS = {
 }
 
 
-class KernelError(ValueError):
+class KernelError(RunFailed):
     """The kernels cannot be had on this machine."""
 
 
