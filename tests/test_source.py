@@ -17,7 +17,7 @@ from summit_train.errors import UserError
 from summit_train.scaling.machines import load_machine
 from summit_train.source import SpecError, Tree, put, read_tree, to_yaml
 from summit_train.spec import load_spec
-from summit_train.sweep import load_sweep
+from summit_train.sweep.grid import load_sweep
 
 # No deadline and no limit on drawing: how fast the machine is, is not the question.
 LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
