@@ -31,12 +31,12 @@ from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
 from summit_train import rng
-from summit_train.data import augment, sampling
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
-from summit_train.data.shards.pack import begin, finish, missing_shards, pack_shards
-from summit_train.data.shards.record import Packing
-from summit_train.data.shards.store import ShardStore
-from summit_train.data.store import FileStore
+from summit_train.data.manifest.files import FileStore
+from summit_train.data.packed.format import Packing
+from summit_train.data.packed.pack import pack_set
+from summit_train.data.packed.read import ShardStore
+from summit_train.data.video import augment, sampling
 from summit_train.memory import keep_freed_frames
 from summit_train.scaling.measure import in_turn, pair_ratios, spread, spread_text
 
@@ -145,10 +145,7 @@ def measured(folder: Path, contents: dict[str, list[VideoFrame]], gop: int, args
 
 def packed(store: FileStore, folder: Path, kind: str) -> ShardStore:
     """The same clips packed with the defaults of `data pack`."""
-    job = begin(store, folder, Packing(kind), 1 << 30, 0)
-    assert job is not None
-    assert not any(pack_shards(job, missing_shards(job), 0))
-    finish(job)
+    pack_set(store, folder, Packing(kind), 1 << 30)
     return ShardStore(read_manifest(folder))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import summit_train
 from summit_train.cluster.launcher import find_launch
+from summit_train.errors import RunFailed, UserError
 
 _SECONDS_FOR_RANK_0 = 3.0
 
@@ -54,8 +55,10 @@ def _run(arguments: Sequence[str]) -> int:
     args = _parse(parser, arguments)
     try:
         return command(args)
-    except ValueError as error:
+    except (ValueError, UserError) as error:
         return _failed(error, 2)
+    except RunFailed as error:
+        return _failed(error, 1)
     except BrokenPipeError:
         raise
     except OSError as error:

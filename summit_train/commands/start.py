@@ -14,9 +14,10 @@ import torch
 
 from summit_train.cluster.launcher import Launch, find_launch
 from summit_train.comm import World, open_world
+from summit_train.data.batches.store import open_store
 from summit_train.data.manifest import Manifest, read_manifest
-from summit_train.data.quarantine import kept_clips
-from summit_train.data.store import open_store
+from summit_train.data.manifest.quarantine import kept_clips
+from summit_train.errors import UserError
 from summit_train.memory import keep_freed_memory
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, SpecError, load_spec
@@ -73,7 +74,7 @@ def session(launch: Launch) -> Iterator[World]:
     except BaseException as error:
         if world.size > 1:
             print(f"{world.who}: {describe(error)}", file=sys.stderr, flush=True)
-            world.abort(2 if isinstance(error, ValueError) else 1)
+            world.abort(2 if isinstance(error, ValueError | UserError) else 1)
         raise
     world.close()
 
@@ -85,7 +86,7 @@ def watched(world: World, stall_seconds: float | None) -> Watchdog:
 
 def describe(error: BaseException) -> str:
     """An error of ours as its message, any other with its traceback."""
-    if isinstance(error, ValueError) or type(error).__module__.startswith("summit_train"):
+    if isinstance(error, ValueError | UserError) or type(error).__module__.startswith("summit_train"):
         return str(error)
     return "".join(traceback.format_exception(error))
 

@@ -100,7 +100,7 @@ class InferenceBench:
         self._device = device
         self._autocast = AUTOCAST.get(spec.precision)
         self._model = fresh_model(spec, device).eval()
-        shape = (spec.scale.clips_per_gpu, spec.data.num_frames, spec.data.crop, spec.data.crop, 3)
+        shape = (spec.scale.clips_per_gpu, *RGB.clip_shape(spec.data.num_frames, spec.data.crop))
         pixels = torch.randn(shape, device=device, dtype=parameter_type(spec.precision))
         self._clips = pixels.permute(0, 1, 4, 2, 3)  # channels-last in memory, as from the loader
 

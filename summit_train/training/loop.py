@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import torch
 
 from summit_train.comm import World
-from summit_train.data.loader import MicroBatch, training_batches
+from summit_train.data.batches.loader import MicroBatch, training_batches
+from summit_train.data.batches.order import Order
+from summit_train.data.batches.store import open_store
+from summit_train.data.batches.workers import Batches
 from summit_train.data.manifest import Manifest
-from summit_train.data.quarantine import kept_clips
-from summit_train.data.store import open_store
-from summit_train.data.workers import Batches
+from summit_train.data.manifest.quarantine import kept_clips
+from summit_train.errors import UserError
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 from summit_train.text import has_top5
@@ -81,18 +83,15 @@ def batches_between(
     spec: Spec, plan: Plan, world: World, manifest: Manifest, start_step: int, end_step: int
 ) -> Batches[MicroBatch]:
     """This rank's micro-batches of steps start_step .. end_step - 1, of the clips that data.quarantine leaves."""
+    kept = kept_clips(spec.data, manifest)
     return training_batches(
         spec.data,
         open_store(spec.data, manifest),
-        seed=spec.seed,
-        virtual_gpus=plan.virtual_gpus,
-        clips_per_gpu=plan.clips_per_gpu,
-        steps_per_epoch=plan.steps_per_epoch,
-        rank=world.rank,
-        ranks=world.size,
-        start_step=start_step,
-        end_step=end_step,
-        kept=kept_clips(spec.data, manifest),
+        Order(len(kept), spec.seed, plan.virtual_gpus, plan.clips_per_gpu, plan.steps_per_epoch),
+        world.rank,
+        world.size,
+        range(start_step, end_step),
+        kept,
     )
 
 
@@ -101,7 +100,7 @@ def take(batches: Iterator[MicroBatch], run: Run, step: int) -> tuple[list[Micro
     began = time.perf_counter()
     try:
         taken = [next(batches) for _ in range(run.plan.accumulation)]
-    except (ValueError, RuntimeError, OSError) as error:
+    except (UserError, RuntimeError, OSError) as error:
         raise TrainingError(f"{run.world.who}, step {step + 1}: {error}") from error
     assert all(batch.step == step for batch in taken)
     return taken, time.perf_counter() - began

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from summit_train.data.augment import View
-from summit_train.data.clips import read_clip
-from summit_train.data.decode import probe
 from summit_train.data.manifest import read_manifest
 from summit_train.data.motion import MotionSet, write_motion_set
+from summit_train.data.video.augment import View
+from summit_train.data.video.decode import probe
+from summit_train.errors import UserError
+from tests.data.clips import read_clip
 
 
 def _places(frames: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -132,11 +133,11 @@ def test_the_same_arguments_write_the_same_bytes(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_make_no_sense_are_refused(values: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         MotionSet(**values)  # type: ignore[arg-type]
 
 
 def test_a_split_without_a_video_of_each_class_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="train 4, val 3"):
+    with pytest.raises(UserError, match="train 4, val 3"):
         next(write_motion_set(tmp_path / "set", 4, 3, MotionSet()))
     assert not (tmp_path / "set").exists()

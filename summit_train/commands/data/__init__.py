@@ -7,6 +7,7 @@ import errno
 
 from summit_train.commands.data import import_, index, motion, pack, scan, split, stage, verify
 from summit_train.data.manifest import ManifestError
+from summit_train.errors import RunFailed
 
 # WHAT -> (its module, what it does)
 _PARTS = {
@@ -21,12 +22,12 @@ _PARTS = {
 }
 
 
-class DiskError(RuntimeError):
-    """The disk is full or broken: no fault of the input."""
+class DiskError(RunFailed):
+    """The disk is full or broken."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     commands = parser.add_subparsers(metavar="WHAT", required=True)
     for name, (part, help_text) in _PARTS.items():
         command = commands.add_parser(name, help=help_text, description=help_text)
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen part. Raises ValueError for what cannot be done, DiskError for a disk that gives up."""
+    """Run the chosen part. Raises UserError for what cannot be done, DiskError for a disk that is full or broken."""
     try:
         return int(args.run_part(args))
     except OSError as error:

@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from summit_train.commands.data.progress import followed, num_cpus
-from summit_train.commands.data.ranks import joined_ranks
+from summit_train.commands.data.progress import followed
+from summit_train.commands.data.ranks import joined_ranks, num_workers
 from summit_train.commands.data.sizes import parse_size, size_text
 from summit_train.data.manifest import read_manifest
-from summit_train.data.shards.pack import Job, begin, finish, missing_shards, pack_shards
-from summit_train.data.shards.record import Pack, PackError, Packing
-from summit_train.data.store import FileStore, located_root
-from summit_train.data.video import DecodeError
+from summit_train.data.manifest.files import FileStore, located_root
+from summit_train.data.packed.format import Pack, PackError, Packing
+from summit_train.data.packed.pack import Job, begin, finish, missing_shards, pack_shards
+from summit_train.data.video.source import DecodeError
 
 if TYPE_CHECKING:
     from summit_train.comm import World
@@ -22,7 +22,7 @@ _NAMED = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     usual = Packing("jpeg")
     parser.add_argument("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder to fill: new, or of a packing to go on with")
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     manifest = read_manifest(args.manifest)
     store = FileStore(manifest, located_root(args.root, manifest))
     with joined_ranks() as world:
-        workers = max(1, num_cpus() // world.local_size) if args.workers is None else max(0, args.workers)
+        workers = num_workers(args.workers, world, least=0)
         job = world.broadcast(begin(store, args.out, packing, args.shard_size, workers) if world.rank == 0 else None)
         bad = [] if job is None else _packed(job, world, workers)
         everyone = world.gather(bad)

@@ -1,14 +1,18 @@
-"""The ranks that a data command was started with: alone, or under mpirun, srun or jsrun."""
+"""The ranks that a data command was started with: alone, or under mpirun, srun or jsrun; and their shared work."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from summit_train.cluster.launcher import find_launch
+from summit_train.commands.data.progress import followed, num_cpus
+from summit_train.data.check.survey import Found, Journal, survey
+from summit_train.errors import UserError
 
 if TYPE_CHECKING:
     from summit_train.comm import World
@@ -16,8 +20,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def joined_ranks() -> Iterator[World]:
-    """The world of this command's ranks for the block; an error on one of them ends all."""
-    from summit_train.comm import open_world  # here, as most commands are none for ranks and need no torch
+    """Open the world of this command's ranks for the block; an error on one of them ends all."""
+    from summit_train.comm import open_world  # here, as most commands need no ranks and no torch
 
     launch = find_launch(os.environ)
     world = open_world(1 if launch is None else launch.size)
@@ -26,6 +30,37 @@ def joined_ranks() -> Iterator[World]:
     except BaseException as error:
         if world.size > 1:
             print(f"rank {world.rank} on {world.host}: {error}", file=sys.stderr, flush=True)
-            world.abort(2 if isinstance(error, ValueError) else 1)
+            world.abort(2 if isinstance(error, UserError) else 1)
         raise
     world.close()
+
+
+def num_workers(asked: int | None, world: World, least: int) -> int:
+    """Return the worker processes of each rank: as asked, or its share of the node's CPUs."""
+    return max(1, num_cpus() // world.local_size) if asked is None else max(least, asked)
+
+
+def surveyed(
+    world: World, root: str, paths: Sequence[str], out: Path, workers: int | None
+) -> tuple[dict[str, Found], Journal]:
+    """Decode all files by all ranks; return the findings on rank 0 (elsewhere nothing) and the journal.
+
+    Collective. The journal is to be removed when `out` is written. An interrupted survey for the same `out` is
+    continued: files that have not changed since are not decoded again.
+    """
+    journal = Journal(out.with_name(f".{out.name}.journal"), root)
+    left = world.broadcast(_left(journal, paths) if world.rank == 0 else [])
+    mine = left[world.rank :: world.size]
+    found = survey(root, mine, num_workers(workers, world, least=0))
+    with journal.part(world.rank) as part:
+        for path, what in zip(mine, followed(found, len(mine), "videos") if world.rank == 0 else found, strict=True):
+            part.add(path, what)
+    world.barrier()
+    return journal.read(paths) if world.rank == 0 else {}, journal
+
+
+def _left(journal: Journal, paths: Sequence[str]) -> list[str]:
+    known = journal.read(paths)
+    if known:
+        print(f"goes on: {len(known):,} of {len(paths):,} were done before", file=sys.stderr)
+    return [path for path in paths if path not in known]

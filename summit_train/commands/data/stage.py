@@ -8,11 +8,11 @@ from pathlib import Path
 
 from summit_train.commands.data.progress import followed
 from summit_train.commands.data.sizes import parse_size, size_text
-from summit_train.data.staging import Staging
+from summit_train.data.packed.stage import Staging
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     parser.add_argument("packed", metavar="OUT", type=Path, help="folder of a packed set")
     parser.add_argument(
         "dest", metavar="DEST", type=Path, help="folder on the node's disk; the copy gets one of its own in it"
