@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def real(path: Path) -> list[VideoFrame]:
-    """A video's frames scaled to the size that is wanted, forwards and backwards until there are enough."""
+    """Return a video's frames at the benchmark's size, forwards and backwards until there are enough."""
     with av.open(str(path)) as container:
         frames = [frame.reformat(WIDTH, HEIGHT, "yuv420p") for frame in container.decode(video=0)][:NUM_FRAMES]
     there_and_back = frames + frames[-2:0:-1]
@@ -85,7 +85,7 @@ def real(path: Path) -> list[VideoFrame]:
 
 
 def synthetic() -> list[VideoFrame]:
-    """Blurred noise that moves, with a little noise that does not last."""
+    """Return blurred noise that moves, with a little noise in each frame."""
     random = np.random.default_rng(0)
     coarse = random.integers(0, 256, (HEIGHT // 8, WIDTH // 4, 3)).astype(np.float32)
     wide = np.kron(coarse, np.ones((8, 8, 1), np.float32))
@@ -111,7 +111,7 @@ def encode(path: Path, frames: list[VideoFrame], gop: int) -> None:
 
 
 def measured(folder: Path, contents: dict[str, list[VideoFrame]], gop: int, args: argparse.Namespace) -> dict[str, Any]:
-    """All ratios of one distance of key frames."""
+    """Measure all ratios for one distance of key frames."""
     home = folder / f"gop_{gop}"
     home.mkdir()
     for name, frames in contents.items():
@@ -144,13 +144,13 @@ def measured(folder: Path, contents: dict[str, list[VideoFrame]], gop: int, args
 
 
 def packed(store: FileStore, folder: Path, kind: str) -> ShardStore:
-    """The same clips packed with the defaults of `data pack`."""
+    """Pack the clips with the defaults of `data pack`."""
     pack_set(store, folder, Packing(kind), 1 << 30)
     return ShardStore(read_manifest(folder))
 
 
 def drawn(clip: int, draw: int) -> tuple[Callable[[int], NDArray[np.int64]], Callable[[int, int], augment.View]]:
-    """The frames and the view of a training clip, as the loader draws them."""
+    """Return the frames and the view of a training clip, as the loader draws them."""
 
     def choose(num_frames: int) -> NDArray[np.int64]:
         return sampling.train_frames("dense", num_frames, *WINDOW, rng.key(0, "sampling", draw, clip))
@@ -163,7 +163,7 @@ def drawn(clip: int, draw: int) -> tuple[Callable[[int], NDArray[np.int64]], Cal
 
 
 def by_decord(path: str, clip: int, draw: int, shift: int = 0) -> Frames:
-    """The same clip as decord gives it; shift: that many frames later."""
+    """Return the same clip as decord gives it. shift: that many frames later."""
     choose, view_of = drawn(clip, draw)
     view = view_of(WIDTH, HEIGHT)
     reader = decord.VideoReader(path, num_threads=1, width=view.width, height=view.height)
@@ -174,7 +174,7 @@ def by_decord(path: str, clip: int, draw: int, shift: int = 0) -> Frames:
 
 
 def compared(readers: dict[str, Reader], path_of: Callable[[int], str], num_clips: int) -> dict[str, Any]:
-    """Mean absolute differences from decord's pixels, and whether decord's frames before and after are further off."""
+    """Return mean absolute differences from decord's pixels, and whether its frames before and after differ more."""
     found: dict[str, list[float]] = {"raw": [], "JPEG": [], "packed bytes and raw": []}
     nearest = True
     for clip in range(num_clips):
@@ -188,12 +188,12 @@ def compared(readers: dict[str, Reader], path_of: Callable[[int], str], num_clip
 
 
 def difference(one: Frames, other: Frames) -> float:
-    """Mean absolute, in levels."""
+    """Return the mean absolute difference in levels."""
     return float(np.abs(one.astype(np.int16) - other).mean())
 
 
 def timed(readers: dict[str, Reader], num_clips: int, draws: int, pairs: int) -> tuple[Seconds, Seconds]:
-    """Seconds of each round of each reader, on the clock and of the CPU; the draws differ from round to round."""
+    """Return wall and CPU seconds of each round of each reader; the draws differ from round to round."""
     wall: Seconds = {name: [] for name in readers}
     cpu: Seconds = {name: [] for name in readers}
 
@@ -211,7 +211,7 @@ def timed(readers: dict[str, Reader], num_clips: int, draws: int, pairs: int) ->
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """One distance of key frames, for people."""
+    """Format the results for one distance of key frames."""
     same = result["same"]
     lines = [f"\nkey frame every {result['gop']} frames, {result['pairs']} rounds of {result['clips']} clips"]
     for name, values in result["clips_per_second"].items():

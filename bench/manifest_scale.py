@@ -102,7 +102,7 @@ def _look_up(manifest: Manifest, seed: int) -> None:
 
 
 def _epochs(manifest: Manifest, rank: int) -> tuple[list[float], list[float]]:
-    """Seconds until the first micro-batch of each of two epochs, on the clock and of the processor."""
+    """Return wall and CPU seconds until the first micro-batch of each of two epochs."""
     steps = len(manifest) // (VIRTUAL_GPUS * CLIPS_PER_GPU)
     order = Order(len(manifest), 0, VIRTUAL_GPUS, CLIPS_PER_GPU, steps)
     keys = order.micro_batches(rank, VIRTUAL_GPUS, range(2 * steps))

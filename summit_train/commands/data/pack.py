@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Pack; 0 when the set is finished."""
+    """Pack; return 0 when the set is finished."""
     packing = _packing(args)
     manifest = read_manifest(args.manifest)
     store = FileStore(manifest, located_root(args.root, manifest))

@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stage; 0 also where a disk that is full or missing takes only a part, with one warning.
+    """Stage; return 0 also where a disk that is full or missing takes only a part, with one warning.
 
-    Started on each node once, or several times: the first process does it and the others wait, by a lock on the disk.
+    Of several processes on a node the first copies and the others wait, by a lock on the disk.
     """
     staging = Staging(args.packed, args.dest, max_bytes=args.limit)
     for _ in followed(staging.work(), staging.num_files, "files"):

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify; 0 when every byte is as it was packed. Raises DamagedError where one is not."""
+    """Verify; return 0 when every byte is as it was packed. Raises DamagedError where one is not."""
     if not args.out.is_dir():
         raise PackError(f"{args.out}: no such folder")
     try:

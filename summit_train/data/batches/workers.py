@@ -1,7 +1,7 @@
-"""Worker processes that make batches, one key each: started, watched, replaced when one dies, and ended for certain.
+"""Worker processes that make batches, one key each: started, watched, replaced when one dies, and always ended.
 
-What a worker is reading stands in memory that the main process sees, so that a video which kills its reader, or never
-comes to an end, has a name.
+Each worker notes in shared memory which clip it reads, so the main process can name a video that kills its reader or
+never ends.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _PATIENCE = 2.0  # times a clip's seconds
 
 @dataclass(frozen=True)
 class Failure:
-    """A worker's error on its way home; the DataLoader would make a RuntimeError of the exception itself."""
+    """A worker's error as a value; the DataLoader would turn the exception itself into a RuntimeError."""
 
     error: DecodeError
 
 
 class Board:
-    """What each worker is reading: one row a worker of (its process, the clip + 1 or 0 for none).
+    """The clip that each worker reads: one row a worker of (process, clip + 1, or 0 for none).
 
-    A clip gets `seconds`. The decoder looks at the clock itself; where it cannot, an alarm ends the worker: nobody
-    handles that signal, so it needs no help of a library that never returns.
+    A clip gets `seconds`. The decoder checks the time itself. Where it cannot, SIGALRM ends the worker: it has no
+    handler, so it works also in a library that never returns.
     """
 
     def __init__(self, num_workers: int, seconds: float) -> None:
@@ -55,7 +55,7 @@ class Board:
 
     @contextmanager
     def reading(self, clip: int) -> Iterator[None]:
-        """This process reads a clip within the block; in the main process nothing is noted."""
+        """Note the clip that this worker reads within the block; the main process notes nothing."""
         worker = get_worker_info()
         if worker is None:
             yield
@@ -70,33 +70,33 @@ class Board:
             row[1] = 0
 
     def clear(self) -> None:
-        """Nobody reads anything."""
+        """Delete all notes."""
         self._rows.zero_()
 
     def read(self) -> dict[int, int]:
-        """Process -> clip, for the workers that are reading one."""
+        """Return process -> clip, for the workers that are reading one."""
         return {process: clip - 1 for process, clip in self._rows.tolist() if clip}
 
 
 class Reads(Protocol):
-    """A dataset of whole batches; it notes on its board which clip it reads."""
+    """A dataset of whole batches, which notes on its board which clip it reads."""
 
     def __getitem__(self, key: Key) -> Any:
-        """The batch of a key, or a Failure."""
+        """Return the batch of a key, or a Failure."""
 
     def on_board(self, board: Board) -> Reads:
-        """The same, noting what is read there."""
+        """Return a copy that notes on this board what it reads."""
 
     def without(self, clip: int, reason: str) -> Reads:
-        """The same, for which this clip cannot be read."""
+        """Return a copy for which this clip is unreadable."""
 
 
 class Batches(Generic[Batch]):
-    """An iterator over batches in their order; it owns the workers, until its end, an error or `close()`.
+    """An iterator over batches in their order; it owns the workers until its end, an error or `close()`.
 
-    A worker that dies of a clip, also since it takes far longer than `seconds`, is replaced: to the dataset that clip
-    is bad from then on. Raises DecodeError, as it was raised in the worker, when it comes to the
-    batch with the bad video, and RuntimeError where a worker died at no clip or has an error that is no video's.
+    A worker that dies while it reads a clip, or takes far longer than `seconds`, is replaced, and the clip counts as
+    unreadable from then on. Raises DecodeError, as raised in the worker, at the batch with the bad video, and
+    RuntimeError where a worker died at no clip or has another error.
     """
 
     def __init__(self, dataset: Reads, keys: Iterable[Key], num_workers: int, seconds: float) -> None:
@@ -105,7 +105,7 @@ class Batches(Generic[Batch]):
         self._keys = iter(keys)
         self._asked = deque[Key]()  # keys of the batches that have not come yet
         self._workers: list[Worker] = []
-        # Also at the interpreter's exit: multiprocessing would send the workers a SIGTERM, and wait for ever.
+        # Also at exit: multiprocessing would send the workers a SIGTERM, which they block, and wait for ever.
         self._kill = weakref.finalize(self, _kill_all, self._workers)
         self._batches: Iterator[Any] | None = self._start(self._keys)
 
@@ -142,7 +142,7 @@ class Batches(Generic[Batch]):
         raise StopIteration
 
     def _go_on_without(self, error: Exception) -> None:
-        """Replace the workers where some died of what they were reading. Raises RuntimeError where none did."""
+        """Replace the workers where some died while they read a clip. Raises RuntimeError where none did."""
         dead = _dead(self._workers, wait=not isinstance(error, RuntimeError))
         reading = self._board.read()
         culprits = {reading[worker.pid]: worker.exitcode for worker in dead if worker.pid in reading}
@@ -171,9 +171,9 @@ class Batches(Generic[Batch]):
         self.close()
 
     def close(self) -> None:
-        """End the workers; batches that were read ahead are dropped. May be called again."""
-        self._batches = None  # the DataLoader's iterator asks its workers to end, and waits for some seconds
-        self._kill()  # those that are stuck in a file system or a decoder
+        """Kill the workers and drop batches that were read ahead. May be called again."""
+        self._batches = None  # the DataLoader's iterator asks its workers to end, and waits some seconds
+        self._kill()  # those that hang in a file system or a decoder
 
     def __del__(self) -> None:
         if hasattr(self, "_kill"):  # else it was never started
@@ -181,7 +181,7 @@ class Batches(Generic[Batch]):
 
 
 def _data_loader(dataset: Reads, keys: Iterable[Key], num_workers: int) -> DataLoader[Any]:
-    """A loader that asks the dataset for whole batches by key; batch_size=None: it collates nothing."""
+    """Return a loader that asks the dataset for whole batches by key (batch_size=None: no collation)."""
     parallel: dict[str, Any] = {}
     if num_workers:
         # Forking a process that has MPI, CUDA or threads is unsafe; workers are forked from a clean one.
@@ -205,10 +205,10 @@ def _data_loader(dataset: Reads, keys: Iterable[Key], num_workers: int) -> DataL
 
 @contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Start processes that only SIGKILL ends: they inherit what is blocked here, across fork and exec.
+    """Block signals in the block, so that processes started in it inherit that and only SIGKILL ends them.
 
-    A scheduler signals all processes of a job, the fork server and the workers too; the main one decides what
-    to do, and still wants its batches. A signal that comes meanwhile is delivered to it afterwards.
+    A scheduler signals all processes of a job, workers included; the main one decides what to do and still needs its
+    batches. It receives a signal of the meantime afterwards.
     """
     signals = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -221,7 +221,7 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def _dead(workers: Iterable[Worker], *, wait: bool) -> list[Worker]:
-    """The workers that are dead; `wait`: one is just dying."""
+    """Return the dead workers. wait: for a while, until there is one."""
     deadline = time.monotonic() + (_SECONDS_TO_DIE if wait else 0.0)
     while True:
         dead = [worker for worker in workers if not worker.is_alive()]

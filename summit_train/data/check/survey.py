@@ -49,7 +49,7 @@ Examine = Callable[[str, str], Found]
 
 
 def survey(root: str, paths: Sequence[str], workers: int) -> Iterator[Found]:
-    """Yield, for each path below `root` in order, what it holds or why it cannot be used, under the path as given.
+    """Yield what each path below `root` holds, in order, or why it cannot be used. Errors name the path as given.
 
     workers: processes that decode; 0 decodes in this one. A file that crashes its process, or blocks it for an hour, is
     reported like any other bad file.

@@ -1,8 +1,8 @@
-"""Folders of things that were worked out from a file: made by one process, then opened by all.
+"""Folders with data derived from a file: built by one process, then opened by all.
 
-A folder's name holds the key of what it was made from, and it appears under that name only when it is whole, so a
-folder that is there is right. It lies beside the file; where nothing can be written there, in the user's cache folder
-($XDG_CACHE_HOME or ~/.cache), or else in the node's temporary folder.
+A folder's name holds the key of its source, and the folder appears under that name only when it is complete. It lies
+beside the file; where that cannot be written, in the user's cache folder ($XDG_CACHE_HOME or ~/.cache), or else in the
+node's temporary folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from summit_train.data.manifest.columns import sync_folder, total_bytes
 
 Build = Callable[[Path], None]
 
-# A builder on another node that writes nothing for so long is taken for dead; NFS shows sizes up to a minute late.
+# A builder on another node that writes nothing for so long counts as dead; NFS shows sizes up to a minute late.
 _SILENT_SECONDS = 120.0
 _POLL_SECONDS = (0.1, 2.0)
 _OLD_SECONDS = 30 * 86400.0
@@ -33,7 +33,7 @@ _NO_PLACE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, err
 
 
 def file_key(path: str | Path, *more: str) -> str:
-    """32 hexadecimal digits that change with the file (size, time of change, samples of the bytes) and with `more`."""
+    """Return 32 hexadecimal digits of the file (size, modification time, samples of the bytes) and of `more`."""
     digest = hashlib.blake2b(digest_size=16)
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
@@ -47,10 +47,10 @@ def file_key(path: str | Path, *more: str) -> str:
 
 
 def cached_folder(source: Path, key: str, build: Build) -> Path | None:
-    """The folder that `build` fills for this file and key; None where there is no place for it.
+    """Return the folder that `build` fills for this file and key; None where no place can be written.
 
-    Where many processes ask at once, one builds and the others wait for it. `build` gets an empty folder; its errors
-    other than a place that cannot be written are passed on.
+    Of many processes that ask at once, one builds and the others wait. `build` gets an empty folder; its errors are
+    passed on.
     """
     places = [folder / f".{name}.{key}" for folder, name in _places(source)]
     for final in places:
@@ -60,7 +60,7 @@ def cached_folder(source: Path, key: str, build: Build) -> Path | None:
 
 
 def _places(source: Path) -> list[tuple[Path, str]]:
-    """The folders to look in, in their order, and the source's name there."""
+    """Return the folders to look in, in order, and the source's name there."""
     elsewhere = f"{hashlib.blake2b(os.fsencode(source.resolve()), digest_size=8).hexdigest()}.{source.name[:100]}"
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     temporary = Path(tempfile.gettempdir()) / f"summit_train-{os.getuid()}"
@@ -71,7 +71,7 @@ def _places(source: Path) -> list[tuple[Path, str]]:
 
 
 def _is_private(folder: Path) -> bool:
-    """Make a folder that only this user can write to. Anyone may have made one of that name in /tmp."""
+    """Make a folder that only this user can write to; False where another user made one of that name in /tmp."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
@@ -81,7 +81,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def _built(final: Path, build: Build) -> bool:
-    """Build, or wait for who builds; False where the place cannot be written."""
+    """Build, or wait for the process that builds; False where the place cannot be written."""
     building = final.with_name(f"{final.name}.building")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def _built(final: Path, build: Build) -> bool:
             elif not _wait(final, building):
                 _discard(building)
     except FileNotFoundError:
-        # Another process took this one for dead, and its folder away.
+        # Another process took this one for dead and removed its folder.
         return _built(final, build)
     except OSError as error:
         if error.errno not in _NO_PLACE:
@@ -121,13 +121,13 @@ def _build(final: Path, building: Path, build: Build) -> None:
         shutil.rmtree(building, ignore_errors=True)
         raise
     for old in glob.glob(f"{glob.escape(str(final.with_suffix('')))}.{'[0-9a-f]' * 32}"):
-        # Of an older state of the file. A run that began with it may still open it, so it stays for a while.
+        # Of an older version of the file. A running job may still open it, so it stays for a while.
         if time.time() - os.stat(old).st_mtime > _OLD_SECONDS:
             shutil.rmtree(old, ignore_errors=True)
 
 
 def _wait(final: Path, building: Path) -> bool:
-    """Wait until the builder has ended; False where it has died on the way."""
+    """Wait until the builder has ended; False where it died."""
     seen, since, pause = -1, time.monotonic(), _POLL_SECONDS[0]
     while building.is_dir() and not final.is_dir():
         size = total_bytes(building.glob("*"))
@@ -141,7 +141,7 @@ def _wait(final: Path, building: Path) -> bool:
 
 
 def _is_dead(building: Path) -> bool:
-    """Whether the builder was a process of this host that is no more."""
+    """Return whether the builder is a process of this host that has ended."""
     try:
         host, process = (building / "builder").read_text(encoding="utf-8").split()
         if host != socket.gethostname():
@@ -155,7 +155,7 @@ def _is_dead(building: Path) -> bool:
 
 
 def _discard(building: Path) -> None:
-    """Move what a dead builder left out of the way; of several that come to this, one succeeds."""
+    """Remove a dead builder's folder; of several processes that try, one succeeds."""
     left = building.with_name(f"{building.name}.{socket.gethostname()}.{os.getpid()}")
     try:
         building.rename(left)

@@ -1,7 +1,7 @@
-"""Columns of a table as plain .npy files: written as they come in, mapped by all processes of a node together.
+"""Columns of a table as plain .npy files, written piece by piece and mapped by all processes of a node.
 
-What is mapped lies once in the node's memory, however many processes read it. Long columns that are read here and
-there (paths) are read by `pread` instead, so that they never count as a process's own.
+Mapped pages are in the node's memory once. Long columns with random access (paths) are read by `pread` instead, so that
+they never count as a process's memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _AT_ONCE = 1 << 20
 
 
 class ColumnWriter:
-    """A .npy file of one dimension whose length is known when it is closed."""
+    """A one-dimensional .npy file; `close` writes its length."""
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
         self._dtype = np.dtype(dtype).newbyteorder("<")
@@ -28,7 +28,7 @@ class ColumnWriter:
         self._file.write(_header(self._dtype, 0))
 
     def append(self, values: NDArray[Any] | bytes) -> None:
-        """Add values to the end; bytes are uint8."""
+        """Append values; bytes are uint8."""
         array = np.frombuffer(values, np.uint8) if isinstance(values, bytes) else np.asarray(values)
         self._file.write(array.astype(self._dtype, copy=False).data)
         self._count += len(array)
@@ -50,16 +50,16 @@ class ColumnWriter:
 
 
 def _header(dtype: np.dtype[Any], count: int) -> bytes:
-    """The header of a .npy file, version 1.0, always of the same length (numpy.lib.format)."""
+    """Return the header of a .npy file, version 1.0, of a fixed length (numpy.lib.format)."""
     text = f"{{'descr': {np.lib.format.dtype_to_descr(dtype)!r}, 'fortran_order': False, 'shape': ({count},), }}"
     length = _HEADER_BYTES - 10
     return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + f"{text:<{length - 1}}\n".encode()
 
 
 def map_column(path: Path, *dtypes: DTypeLike) -> NDArray[Any]:
-    """A column of one of these types as a read-only array over the file's own pages.
+    """Map a column of one of these types as a read-only array.
 
-    Raises ValueError where the file is no such column: header and length have to be what `ColumnWriter` writes.
+    Raises ValueError where header or length are not what `ColumnWriter` writes.
     """
     try:
         with open(path, "rb") as file:
@@ -75,7 +75,7 @@ def map_column(path: Path, *dtypes: DTypeLike) -> NDArray[Any]:
 
 
 class StoredRows:
-    """A column that is read by `pread`, some rows at a time; nothing stays in memory. See map_column for errors."""
+    """A column that is read by `pread`, without keeping rows in memory. Raises ValueError as map_column does."""
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
         self._length = len(map_column(path, dtype))
@@ -89,7 +89,7 @@ class StoredRows:
         return np.frombuffer(self.read(part), self._dtype)
 
     def read(self, part: slice) -> bytes:
-        """The bytes of the rows."""
+        """Return the bytes of the rows."""
         start, stop, _ = part.indices(self._length)
         size = self._dtype.itemsize
         return os.pread(self._file.fileno(), max(0, stop - start) * size, _HEADER_BYTES + start * size)
@@ -106,19 +106,19 @@ class StoredBytes(StoredRows):
 
 
 def pieces(values: NDArray[Any] | bytes | StoredBytes, dtype: DTypeLike = np.uint8) -> Iterator[bytes]:
-    """The bytes of a column as `dtype`, a piece at a time, so that no copy of the whole is made."""
+    """Yield the bytes of a column as `dtype`, piece by piece, without a copy of the whole."""
     for start in range(0, len(values), _AT_ONCE):
         part = values[start : start + _AT_ONCE]
         yield part if isinstance(part, bytes) else part.astype(dtype).tobytes()
 
 
 def spread(lengths: NDArray[Any], dtype: DTypeLike = np.int64) -> NDArray[Any]:
-    """Where each of some things with these lengths begins, and where the last one ends: (N,) -> (N + 1,)."""
+    """Return the offsets of items with these lengths, and the end: (N,) -> (N + 1,)."""
     return np.concatenate([np.zeros(1, dtype), np.cumsum(lengths, dtype=dtype)])
 
 
 def sync_folder(folder: str | Path) -> None:
-    """Flush a folder's entries to the disk, so that a rename in it is there after a crash."""
+    """Write a folder's entries to the disk, so that a rename in it survives a crash."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -127,7 +127,7 @@ def sync_folder(folder: str | Path) -> None:
 
 
 def total_bytes(paths: Iterable[str | Path]) -> int:
-    """The sizes of some files together; files that are not there count nothing."""
+    """Return the total size of files in bytes, without those that do not exist."""
     total = 0
     for path in paths:
         try:

@@ -25,7 +25,7 @@ _NAMED_CLIPS = 5
 
 
 def verify_files(folder: Path, pack: Pack, files: Sequence[StoredFile], workers: int) -> Iterator[list[str]]:
-    """Yield, for each of some files of a set in order, a line for each complaint, or nothing.
+    """Yield the complaints about each of some files of a set, in order, a line each.
 
     workers: files that are read at a time, by threads: reading and hashing release Python's lock.
     """

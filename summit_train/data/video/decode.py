@@ -1,9 +1,8 @@
-"""Videos through PyAV: the wanted frames, and what a file holds.
+"""Decoding videos with PyAV: the wanted frames, or the facts of the whole file.
 
-A video is a file or the bytes of one in memory, and both are read in the same way. Frame i is the i-th decoded frame in
-presentation order, whatever the file says of times or counts. Sizes are upright: the rotation of the display matrix is
-applied. The sample aspect ratio is not (nor is it in decord and the TSM code): a picture keeps the pixels it was stored
-with.
+A video is a file, or the bytes of one in memory. Frame i is the i-th decoded frame in presentation order, whatever the
+file says of times or counts. Sizes are upright: the display matrix's rotation is applied. The sample aspect ratio is
+not, as in decord and the TSM code: a picture keeps its stored pixels.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ Render = Callable[[VideoFrame], list[Frames]]
 Pictures = dict[int, list[Frames]]
 Numbered = Iterator[tuple[int, VideoFrame]]
 
-# What is opened at all: FFmpeg also takes playlists that name other files, text and images for a video.
+# FFmpeg would also open playlists that name other files, text and images as videos.
 _FORMATS = (
     "3gp,asf,av1,avi,dv,flv,gif,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mp4,mpeg,mpegts,mpegvideo,mxf,nut,"
     "obu,ogg,rm,swf,webm,wtv"
 )
 _OPEN: dict[str, Any] = {
-    # Title, author and the like, in whatever encoding, are not needed.
+    # Titles and authors may be in any encoding and are not needed.
     "metadata_errors": "ignore",
     "container_options": {"format_whitelist": _FORMATS, "protocol_whitelist": "file"},
 }
-# These decoders can leave out a frame that no other frame needs; all other frames stay the same.
+# These decoders can skip frames that no other frame needs, without changing the others.
 _SKIPPING_CODECS = frozenset({"h264", "hevc"})
 
 
 class _InMemory(BytesIO):
-    """Bytes with a name, whose ending FFmpeg looks at where the bytes alone could be of several formats."""
+    """Bytes with a name: FFmpeg looks at its extension where the bytes could be of several formats."""
 
     def __init__(self, content: bytes, name: str) -> None:
         super().__init__(content)
@@ -56,7 +55,7 @@ class _InMemory(BytesIO):
 
 
 def _source(video: Encoded) -> AbstractContextManager[Any]:
-    """What PyAV opens: the bytes, or a URL of the file, or the file opened here where its name is not UTF-8."""
+    """Return what PyAV opens: the bytes, the file's URL, or the opened file where its name is not UTF-8."""
     # "file:" keeps a name such as "a:b.mp4" from being taken for a protocol.
     url = f"file:{video.name}"
     if video.content is not None:
@@ -70,7 +69,7 @@ def _source(video: Encoded) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _open(video: Encoded, budget: Budget) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open a video for decoding; whatever FFmpeg raises until it is closed becomes a DecodeError."""
+    """Open a video for decoding; errors of FFmpeg within the block become DecodeErrors."""
     video.check()
     try:
         with _source(video) as source, _container(video.name, source, budget) as container:
@@ -87,7 +86,7 @@ def _open(video: Encoded, budget: Budget) -> Iterator[tuple[InputContainer, Vide
 
 
 def codec_options(budget: Budget) -> dict[str, str]:
-    """Decoders refuse a larger frame before they allocate it, also one that comes late in a stream."""
+    """Return options with which a decoder refuses too large a frame before it allocates it."""
     return {"max_pixels": str(budget.limits.pixels)}
 
 
@@ -99,7 +98,7 @@ def _container(name: str, source: Any, budget: Budget) -> InputContainer:
 
 
 def _video_stream(name: str, container: InputContainer) -> VideoStream:
-    """The first video stream that is no cover picture, with one thread: loaders run many processes."""
+    """Return the first video stream that is no cover picture, with one thread: loaders run many processes."""
     for stream in container.streams.video:
         if stream.disposition & Disposition.attached_pic:
             continue
@@ -111,7 +110,7 @@ def _video_stream(name: str, container: InputContainer) -> VideoStream:
 
 
 def _demuxed(container: InputContainer, stream: VideoStream, budget: Budget) -> Iterator[Packet]:
-    """The video packets, without the empty ones by which PyAV marks the end."""
+    """Yield the video packets, without the empty ones by which PyAV marks the end."""
     for number, packet in enumerate(container.demux(stream)):
         budget.packet(number)
         if packet.size:
@@ -119,13 +118,13 @@ def _demuxed(container: InputContainer, stream: VideoStream, budget: Budget) -> 
 
 
 def count_packets(video: Encoded, budget: Budget) -> int:
-    """How many frames the packets promise; at least one, so that decoding decides whether there is any."""
+    """Count the frames that the packets promise; at least 1, because only decoding can tell that there is none."""
     with _open(video, budget) as (container, stream):
         return max(1, sum(not packet.is_discard for packet in _demuxed(container, stream, budget)))
 
 
 def read_from_start(video: Encoded, wanted: frozenset[int], render: Render, budget: Budget) -> tuple[Pictures, int]:
-    """The wanted frames' pictures, decoded from the start, and how many frames went by. Raises DecodeError."""
+    """Decode from the start; return the wanted frames' pictures and the number of frames seen. Raises DecodeError."""
     with _open(video, budget) as (container, stream):
         packets = chain(_demuxed(container, stream, budget), [None])
         frames = (frame for packet in packets for frame in stream.decode(packet))
@@ -138,7 +137,7 @@ def read_from_start(video: Encoded, wanted: frozenset[int], render: Render, budg
 def read_by_jumps(
     video: Encoded, wanted: frozenset[int], render: Renderer, num_frames: int, budget: Budget
 ) -> Pictures:
-    """The wanted frames' pictures from the nearest key frames; none where it is not certain to be right."""
+    """Decode from the nearest key frames; return the wanted pictures, or none where they might be wrong."""
     try:
         with _open(video, budget) as (container, stream):
             first_size = (stream.width, stream.height)
@@ -148,14 +147,14 @@ def read_by_jumps(
                 return {}
             pictures, _ = pick(video.name, _jumped(stream, packets, index, wanted), wanted, render)
     except DecodeError:
-        # Decoding from the start is the judge: it gives the frames, or the error with its right place.
+        # Decoding from the start decides: it gives the frames, or the error at its right place.
         return {}
-    # A video that changes its size on the way is scaled by what comes first, which a jump does not see.
+    # A video that changes its size is scaled by its first frame, which a jump does not see.
     return pictures if render.stored_size == first_size and len(pictures) == len(wanted) else {}
 
 
 def _held(packets: Iterable[Packet]) -> list[Packet]:
-    """The packets, or none where they are too many bytes to hold; a header may name one place many times."""
+    """Return the packets, or none where they are too many bytes: a header may name one place many times."""
     held, num_bytes = list[Packet](), 0
     for packet in packets:
         held.append(packet)
@@ -166,8 +165,8 @@ def _held(packets: Iterable[Packet]) -> list[Packet]:
 
 
 def _index(stream: VideoStream, packets: Sequence[Packet], num_frames: int) -> FrameIndex | None:
-    """An index where jumping to a key frame is certain to give the frame asked for, else None."""
-    # AVI stores no presentation times: with reordering those that FFmpeg makes up are not the frames' own.
+    """Return an index where jumps to key frames are certain to give the right frames, else None."""
+    # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong.
     if stream.container.format.name == "avi" and stream.codec_context.has_b_frames:
         return None
     try:
@@ -182,10 +181,10 @@ def _index(stream: VideoStream, packets: Sequence[Packet], num_frames: int) -> F
 
 
 def _jumped(stream: VideoStream, packets: Sequence[Packet], index: FrameIndex, wanted: frozenset[int]) -> Numbered:
-    """The wanted frames (and others) with their numbers, decoded from the nearest key frames."""
+    """Yield the wanted frames (and others) with their numbers, decoded from the nearest key frames."""
     context = stream.codec_context
     if context.name == "mpeg4":
-        # The encoder's name may stand in the first packet alone; the decoder mimics that encoder's rounding.
+        # The first packet may name the encoder, whose rounding the decoder imitates.
         stream.decode(packets[0])
         context.flush_buffers()
     for span in index.spans(wanted):
@@ -199,19 +198,19 @@ def _jumped(stream: VideoStream, packets: Sequence[Packet], index: FrameIndex, w
 
 
 def probe(video: AnyVideo, limits: Limits = NO_HURRY) -> VideoInfo:
-    """Decode every frame of a video and say what it holds.
+    """Decode every frame of a video and return its facts.
 
-    Raises DecodeError for anything that is no video, and for a video that is damaged or cut short anywhere.
+    Raises DecodeError for a file that is no video, and for a video that is damaged or cut short anywhere.
     """
     video = Encoded.of(video)
-    # The log from before the opening on: a short file is read to its end by it.
+    # The log starts before the opening, which reads a short file to its end.
     budget = Budget(video.name, limits)
     with _error_log() as log, _open(video, budget) as (container, stream):
         tally = Tally(stream.time_base)
         width, height, rotation = _tally_all(_demuxed(container, stream, budget), stream, tally)
         if any(entry.pos + entry.size > container.size for entry in stream.index_entries):
             tally.damaged("the file is cut short")
-        # Decoders' lines are often harmless; the container's are not, nor HEVC's, which marks no frame.
+        # Decoders' messages are often harmless; those of containers are not, nor of HEVC, which marks no frame.
         for _, speaker, line in log:
             if speaker in (container.format.name, "hevc"):
                 tally.damaged(f"{speaker}: {line.strip()}")
@@ -224,7 +223,7 @@ def probe(video: AnyVideo, limits: Limits = NO_HURRY) -> VideoInfo:
 
 
 class Tally:
-    """The facts of a full decode as they come in, and the first damage met."""
+    """Collects the facts of a full decode, and the first damage."""
 
     def __init__(self, time_base: Fraction | None) -> None:
         self._time_base = time_base
@@ -234,7 +233,7 @@ class Tally:
         self.damage: str | None = None
 
     def add(self, time: int | None, duration: int, is_damaged: bool) -> None:
-        """One decoded frame: its presentation time and duration in units of the time base."""
+        """Add a decoded frame: its presentation time and duration in units of the time base."""
         if is_damaged:
             self.damaged(f"frame {self.num_frames} is damaged")
         if time is not None:
@@ -243,12 +242,12 @@ class Tally:
         self.num_frames += 1
 
     def damaged(self, reason: str) -> None:
-        """Note damage; what comes first is what is told."""
+        """Note damage; only the first is kept."""
         self.damage = self.damage or reason
 
     @property
     def duration(self) -> float | None:
-        """Seconds from the first frame's start to the last one's end (where not said, a mean interval on)."""
+        """Return seconds from the first frame's start to the last one's end (where unknown, a mean interval on)."""
         if not self._times or not self._time_base:
             return None
         span = max(self._times) - min(self._times)
@@ -258,10 +257,10 @@ class Tally:
 
 @contextmanager
 def _error_log() -> Iterator[list[tuple[int, str, str]]]:
-    """What FFmpeg logs as an error meanwhile: (level, speaker, line); some damage shows nowhere else."""
+    """Collect FFmpeg's error messages (level, speaker, line); some damage shows nowhere else."""
     level, skip_repeated = av.logging.get_level(), av.logging.get_skip_repeated()
     av.logging.set_level(av.logging.ERROR)
-    # Else a line that the file before had too is held back.
+    # Else a message that the file before had too is dropped.
     av.logging.set_skip_repeated(False)
     try:
         with av.logging.Capture() as lines:
@@ -272,7 +271,7 @@ def _error_log() -> Iterator[list[tuple[int, str, str]]]:
 
 
 def _tally_all(packets: Iterable[Packet], stream: VideoStream, tally: Tally) -> tuple[int, int, int]:
-    """Decode to the end, over errors too; the first frame's upright width and height, and its rotation."""
+    """Decode to the end, past errors; return the first frame's upright width, height and rotation."""
     first = (0, 0, 0)
     for packet in chain(packets, [None]):
         if packet is not None and packet.is_corrupt:

@@ -1,8 +1,7 @@
-"""A part of a JPEG picture without decoding the rest: its bytes are cut at restart markers.
+"""Cutting a rectangle out of JPEG bytes at restart markers, so that the rest need not be decoded.
 
-Between two restart markers a picture's blocks can be decoded by themselves (ITU-T T.81, F.1.1.5.1). Where the markers
-stand often enough, as in pictures that `data pack` makes, the blocks around a rectangle make a smaller picture, whose
-pixels are the large one's to the bit.
+The blocks between two restart markers can be decoded alone (ITU-T T.81, F.1.1.5.1). Where there are enough markers, as
+in pictures that `data pack` makes, the blocks around a rectangle make a smaller picture with bit-identical pixels.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _RESTART = 0xD0  # .. 0xD7
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things stand in a picture's bytes. units: of one restart interval; size_at, scan_at: offsets."""
+    """The layout of a picture's bytes. units: of one restart interval; size_at, scan_at: offsets."""
 
     width: int
     height: int
@@ -51,13 +50,13 @@ class Stack:
 
 
 def restart_units(width: int) -> int:
-    """Units between restart markers so that they stand in columns: 2, 3 or 1, whichever divides a row of units."""
+    """Return the units between restart markers: 2, 3 or 1, whichever divides a row, so that markers form columns."""
     columns = -(-width // UNIT)
     return next(units for units in (2, 3, 1) if columns % units == 0)
 
 
 def layout_of(content: bytes) -> Layout | None:
-    """The layout of a picture that can be cut, and has all of its tables; None for all others, and for no picture."""
+    """Return the layout of a picture that can be cut and has all of its tables; None for anything else."""
     at, width, height, units, size_at = 2, 0, 0, 0, 0
     seen: list[int] = []
     while content[at : at + 1] == b"\xff" and at + 4 <= len(content):
@@ -83,7 +82,7 @@ def layout_of(content: bytes) -> Layout | None:
 
 
 def orientation_of(content: bytes) -> int:
-    """A picture's orientation as its EXIF has it, 1 to 8 (CIPA DC-008, 4.6.5); 1 where it says nothing."""
+    """Return a picture's EXIF orientation, 1 to 8 (CIPA DC-008, 4.6.5); 1 where it has none."""
     at = 2
     while content[at : at + 1] == b"\xff" and content[at + 1 : at + 2] not in (b"", b"\xda"):
         length = int.from_bytes(content[at + 2 : at + 4], "big")
@@ -108,10 +107,10 @@ def _orientation_in(tiff: bytes) -> int:
 
 
 def stack_of(contents: Sequence[bytes], layout: Layout, box: tuple[int, int, int, int]) -> Stack | None:
-    """The smallest parts that have the box (left, top, right, bottom), in pixels, of pictures that begin alike.
+    """Cut the smallest parts with the box (left, top, right, bottom), in pixels, out of pictures with one layout.
 
-    All have `layout`, and the same bytes up to the scan. None where the markers of one are not those that the header
-    promises: whoever decodes it by itself says what is wrong.
+    All have the same bytes up to the scan. None where one's markers do not match its header: decoding that picture
+    alone then raises the error.
     """
     units, columns, rows = layout.units, -(-layout.width // UNIT), -(-layout.height // UNIT)
     first, last = box[0] // (UNIT * units), -(-box[2] // (UNIT * units))
@@ -138,9 +137,9 @@ def stack_of(contents: Sequence[bytes], layout: Layout, box: tuple[int, int, int
 
 
 def _bounds(together: bytes, contents: Sequence[bytes], layout: Layout, intervals: int) -> NDArray[np.int64] | None:
-    """Where each picture's markers stand in all pictures' bytes: (picture, intervals + 1).
+    """Return the offsets of each picture's markers in all pictures' bytes: (picture, intervals + 1).
 
-    The first is two bytes in front of the scan, the last the picture's end.
+    The first is two bytes before the scan, the last the picture's end.
     """
     starts = np.cumsum([0, *map(len, contents)])
     scan: NDArray[np.uint8] = np.frombuffer(together, np.uint8)

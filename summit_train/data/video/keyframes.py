@@ -1,7 +1,4 @@
-"""Which packets are decoded for the wanted frames, and which decoded frames are they: a decoder's book-keeping.
-
-Jumps to key frames are planned on the packets' times.
-"""
+"""Planning jumps to key frames: the packets to decode for the wanted frames, and the numbers of decoded frames."""
 
 from __future__ import annotations
 
@@ -26,15 +23,15 @@ class Span:
 
 
 class Frame(Protocol):
-    """What is asked of a decoded frame."""
+    """The attributes of a decoded frame that are used here."""
 
     @property
     def pts(self) -> int | None:
-        """Its presentation time."""
+        """Return its presentation time."""
 
     @property
     def is_corrupt(self) -> bool:
-        """Whether the decoder found it damaged."""
+        """Return whether the decoder found it damaged."""
 
 
 FrameT = TypeVar("FrameT", bound=Frame)
@@ -44,9 +41,9 @@ Picture = TypeVar("Picture")
 def pick(
     name: str, numbered: Iterable[tuple[int, FrameT]], wanted: frozenset[int], render: Callable[[FrameT], Picture]
 ) -> tuple[dict[int, Picture], int]:
-    """Render the wanted frames; also the number of frames up to the last of them, or to the file's end.
+    """Render the wanted frames; return them and the number of frames up to the last of them, or to the file's end.
 
-    Raises DecodeError where a wanted one is damaged; `name` is the video's.
+    name: of the video. Raises DecodeError where a wanted frame is damaged.
     """
     pictures: dict[int, Picture] = {}
     num_seen = 0
@@ -62,11 +59,11 @@ def pick(
 
 
 class FrameIndex:
-    """Where in decoding order the packet of each frame stands; frame i is the i-th in presentation order.
+    """The place of each frame's packet in decoding order; frame i is the i-th in presentation order.
 
-    times: presentation time of each packet in decoding order; keys: whether it is a key frame; discarded:
-    whether the container says not to show it. Raises ValueError where the times do not name the frames
-    without doubt: not as many packets as frames, a packet without a time or with another one's, no key frame.
+    times: each packet's presentation time, in decoding order. keys: whether it is a key frame. discarded: whether it is
+    not to be shown. Raises ValueError where the times are ambiguous: not as many packets as frames, a packet without a
+    time or with another one's, no key frame.
     """
 
     def __init__(
@@ -86,10 +83,10 @@ class FrameIndex:
             raise ValueError("no key frame")
 
     def spans(self, wanted: Iterable[int]) -> Iterator[Span]:
-        """The stretches that are decoded without a jump, in rising order of their frames.
+        """Yield the spans that are decoded without a jump, in rising order of their frames.
 
-        A frame is decoded from the last key frame at or before it, or on from the wanted frame before it
-        where a jump would save too little. The first stretch may begin at the file's first packet.
+        A frame is decoded from the last key frame at or before it, or from the wanted frame before it where a jump
+        would save too little. The first span may begin at the file's first packet.
         """
         start, numbers = 0, list[int]()
         for number in sorted(wanted):
@@ -103,7 +100,7 @@ class FrameIndex:
         yield self._span(start, numbers)
 
     def numbered(self, frames: Iterable[FrameT]) -> Iterator[tuple[int, FrameT]]:
-        """Decoded frames with their numbers, without those that are not to be shown."""
+        """Yield decoded frames with their numbers, without those that are not to be shown."""
         for frame in frames:
             number = None if frame.pts is None else self.number_of.get(frame.pts)
             if number is not None:

@@ -1,4 +1,4 @@
-"""JPEG and PNG pictures through PyAV, whole or the parts of them that are needed."""
+"""Decoding JPEG and PNG pictures with PyAV, whole or only the parts that are needed."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _TRAILING_BYTES = 256  # that some programs leave behind a picture's end
 
 
 class PictureReader:
-    """Reads JPEG and PNG pictures in each of the renderer's views; one decoder for all that bring their tables."""
+    """Reads JPEG and PNG pictures in each of the renderer's views; JPEGs with their own tables share a decoder."""
 
     def __init__(self, render: Renderer, budget: Budget) -> None:
         self._render, self._budget = render, budget
         self._decoder: VideoCodecContext | None = None
 
     def read(self, pictures: Sequence[tuple[str, bytes]]) -> Iterator[list[Frames]]:
-        """The views of each picture, (name, content). Raises DecodeError, also for one that is cut short.
+        """Yield the views of each picture, (name, content). Raises DecodeError, also for one that is cut short.
 
-        Of JPEGs that allow it only the blocks are decoded that the views need, and of several that begin alike all
+        Of JPEGs with restart markers only the blocks that the views need are decoded, and several with one header
         together, as one picture; damage elsewhere in them is not seen.
         """
         while pictures:
@@ -45,9 +45,9 @@ class PictureReader:
             pictures = pictures[len(views) :]
 
     def _together(self, pictures: Sequence[tuple[str, bytes]]) -> list[list[Frames]]:
-        """The views of the first pictures that can be decoded as one.
+        """Return the views of the first pictures that can be decoded as one.
 
-        None where already the first one cannot be cut, or one is damaged: decoding each by itself tells which.
+        Empty where the first cannot be cut, or one is damaged: decoding each alone tells which.
         """
         name, content = pictures[0]
         layout = layout_of(content) if _ends(content, "mjpeg") else None
@@ -66,7 +66,7 @@ class PictureReader:
         return self._render.together(frame, stack, len(contents), (layout.width, layout.height))
 
     def _alike(self, pictures: Sequence[tuple[str, bytes]], layout: Layout) -> list[bytes]:
-        """The first pictures, as many as begin with the same bytes and make one picture of a size that is allowed."""
+        """Return the first pictures with the same header, as many as make one picture of a permitted size."""
         self._budget.size(layout.width, layout.height)
         # FFmpeg counts 128 pixels more on either side.
         most = self._budget.limits.pixels // (layout.width + 128) // (layout.height + 128)
@@ -84,14 +84,14 @@ def probe_picture(name: str, content: bytes, budget: Budget) -> tuple[str, int, 
 
 def _picture_decoder(codec: str, budget: Budget) -> VideoCodecContext:
     context = cast(VideoCodecContext, av.CodecContext.create(codec, "r"))
-    # Else what is missing of a picture would be grey.
+    # Else missing parts of a picture would be grey.
     context.options = {"err_detect": "explode", **codec_options(budget)}
     context.thread_count = 1
     return context
 
 
 def _picture(name: str, content: bytes, budget: Budget) -> tuple[str, VideoFrame, Turn]:
-    """A picture's codec, the decoded frame, and how that becomes upright."""
+    """Decode a picture: its codec, the frame, and the turn that makes it upright."""
     codec = next((codec for start, codec in _CODECS.items() if content.startswith(start)), None)
     if codec is None:
         raise DecodeError(name, "is no JPEG or PNG picture" if content else "is empty")
@@ -100,7 +100,7 @@ def _picture(name: str, content: bytes, budget: Budget) -> tuple[str, VideoFrame
         raise DecodeError(name, "is cut short")
     frame = _decoded(name, content, _picture_decoder(codec, budget))
     budget.size(frame.width, frame.height)
-    # FFmpeg knows of EXIF's angle too, but its mirroring PyAV does not hand on.
+    # PyAV passes on the angle of EXIF, but not its mirroring.
     return codec, frame, ORIENTATIONS[orientation_of(content) - 1] if codec == "mjpeg" else turn_in(frame)
 
 

@@ -1,7 +1,4 @@
-"""Decoded frames to pixels: upright, scaled, cut, RGB.
-
-A decoder's frame is scaled by swscale in its own colours, and only the crop of it becomes RGB.
-"""
+"""Decoded frames to pixels: upright, scaled, cropped, RGB."""
 
 from __future__ import annotations
 
@@ -29,22 +26,22 @@ _HALF_COLOUR = frozenset({"yuv420p", "yuvj420p"})
 
 
 def turn_in(frame: VideoFrame) -> Turn:
-    """How the frame becomes upright: by its display matrix."""
+    """Return the turn that makes a frame upright, by its display matrix."""
     # Not `frame.side_data`: frame and container would hold each other until the garbage collector comes by.
     try:
         side_data: Mapping[str, Buffer] = cast(Any, SideDataContainer)(frame)
     except ValueError:
-        # There is a kind that this PyAV does not know, such as EXIF. The angle it gives; of mirroring it says nothing.
+        # Side data that this PyAV does not know, such as EXIF: it gives the angle, but not the mirroring.
         return turn_by(frame.rotation)
     matrix = side_data.get("DISPLAYMATRIX")
     return Turn() if matrix is None else turn_of(bytes(matrix))
 
 
 class Renderer:
-    """Turns decoded frames into the crops of the asked views.
+    """Turns decoded frames into crops.
 
-    Swscale scales a frame in its own colours, where that takes a third of the time, and only the crop becomes RGB.
-    Straight to RGB it would besides shift colours by up to three levels at even widths and by none at odd ones.
+    Swscale scales a frame in its own colours, which takes a third of the time, and only the crop becomes RGB. Scaling
+    straight to RGB would also shift colours by up to three levels at even widths.
     """
 
     def __init__(self, views_of: ViewsOf) -> None:
@@ -56,9 +53,9 @@ class Renderer:
         self._canvas_planes: Sequence[Frames] = ()
 
     def __call__(self, frame: VideoFrame, turn: Turn | None = None) -> list[Frames]:
-        """One contiguous (crop_height, crop_width, 3) picture a view; the first frame's size counts.
+        """Return one contiguous (crop_height, crop_width, 3) picture a view; the first frame's size counts.
 
-        turn: how the frame becomes upright, by default as its display matrix says.
+        turn: makes the frame upright; by default the display matrix's.
         """
         turn = turn or turn_in(frame)
         self._look(*turn.size(frame.width, frame.height), (frame.width, frame.height))
@@ -67,9 +64,9 @@ class Renderer:
         return [self._crop(scaled[view.width, view.height], view, turn) for view in self._views]
 
     def together(self, frame: VideoFrame, stack: Stack, num_pictures: int, size: tuple[int, int]) -> list[list[Frames]]:
-        """What calling it gives for pictures of `size` of which a decoded stack, cut by `box`, has one part each.
+        """Return the crops of each picture of `size`, of which a decoded stack, cut by `box`, has one part each.
 
-        Their crops become RGB all at once. They are views of one array.
+        Their crops become RGB all at once, and are views of one array.
         """
         self._look(*size, size)
         sheets, planes = [_Sheet(view, num_pictures) for view in self._views], _planes(frame)
@@ -82,7 +79,7 @@ class Renderer:
         return [list(pictures) for pictures in zip(*rgb, strict=True)]
 
     def box(self, width: int, height: int) -> tuple[int, int, int, int]:
-        """(left, top, right, bottom) of what the views need of a picture that stands upright, in its pixels."""
+        """Return (left, top, right, bottom) of the part of an upright picture that the views need, in its pixels."""
         self._look(width, height, (width, height))
         across = [_needed(view.x, view.crop_width, view.width, width) for view in self._views]
         down = [_needed(view.y, view.crop_height, view.height, height) for view in self._views]
@@ -92,7 +89,7 @@ class Renderer:
     def _on_canvas(
         self, frame: VideoFrame, planes: Sequence[Frames], stack: Stack, number: int, size: tuple[int, int]
     ) -> VideoFrame:
-        """A picture of `size` of which the part is there that a stack has as `number`; it is overwritten next time."""
+        """Put part `number` of a stack onto a canvas of `size`, which the next call overwrites."""
         canvas = self._canvas
         if canvas is None or (canvas.width, canvas.height, canvas.format.name) != (*size, frame.format.name):
             canvas = self._canvas = VideoFrame(*size, frame.format.name)
@@ -126,7 +123,7 @@ class Renderer:
 
 
 class _Sheet:
-    """The same crop of several frames with half-resolution colour, one below the other, to be made RGB together."""
+    """The same crop of several frames with half-resolution colour, one below the other, converted to RGB together."""
 
     def __init__(self, view: View, num_frames: int) -> None:
         self._view, self._num_frames = view, num_frames
@@ -136,10 +133,10 @@ class _Sheet:
         self._planes: Sequence[Frames] = ()
 
     def put(self, number: int, scaled: VideoFrame) -> None:
-        """Take the crop of a scaled frame."""
+        """Copy the crop of a scaled frame."""
         rows = self._bottom - self._top
         if self._frame is None:
-            # Made wider for swscale's fast way, which takes 16 pixels at a time; what stands there is not set.
+            # Wider, for swscale's fast path of 16 pixels at a time; the padding is not set.
             width = -(-2 * (self._right - self._left) // 16) * 16
             self._frame = VideoFrame(width, 2 * rows * self._num_frames, scaled.format.name)
             self._frame.colorspace, self._frame.color_range = scaled.colorspace, scaled.color_range
@@ -151,7 +148,7 @@ class _Sheet:
             target[first : first + taken.shape[0], : taken.shape[1]] = taken
 
     def rgb(self, painter: VideoReformatter) -> list[Frames]:
-        """The crops, (crop_height, crop_width, 3) each; once."""
+        """Return the crops, (crop_height, crop_width, 3) each. May be called once."""
         view, frame = self._view, cast(VideoFrame, self._frame)
         x = view.x % 2
         if view.flip:
@@ -163,23 +160,23 @@ class _Sheet:
 
 
 def _needed(start: int, length: int, scaled: int, stored: int) -> tuple[int, int]:
-    """From where to where a side of the stored picture is needed for a stretch of it as scaled.
+    """Return the first and last pixel of a stored side that are needed for a part of the scaled side.
 
-    Two pixels of half-resolution colour more on either side, and as much again for each time it is scaled down.
+    The margin is two pixels of half-resolution colour, and as much again for each time it is scaled down.
     """
     margin = 2 * (1 + -(-stored // scaled))
     return max(0, start * stored // scaled - margin), min(stored, -(-(start + length) * stored // scaled) + margin)
 
 
 def _mirror(frame: VideoFrame) -> None:
-    """Mirror a frame whose width is a multiple of 16, in place: eight bytes at a time, ten times as fast as one."""
+    """Mirror a frame whose width is a multiple of 16, in place, eight bytes at a time: ten times as fast as one."""
     for plane in _planes(frame):
         eights = plane.view(np.uint64)
         eights[:] = eights[:, ::-1].byteswap()
 
 
 def _planes(frame: VideoFrame) -> list[Frames]:
-    """(height, width) of each of a frame's planes, in its own memory."""
+    """Return each plane of a frame, (height, width), as a view of its memory."""
     return [
         np.frombuffer(cast(Any, plane), np.uint8).reshape(plane.height, plane.line_size)[:, : plane.width]
         for plane in frame.planes
@@ -188,25 +185,25 @@ def _planes(frame: VideoFrame) -> list[Frames]:
 
 @dataclass(frozen=True)
 class Turn:
-    """How a stored picture becomes upright: transposed, then mirrored left to right, then top to bottom."""
+    """The steps from a stored picture to an upright one: transpose, mirror left to right, mirror top to bottom."""
 
     transpose: bool = False
     flip_x: bool = False
     flip_y: bool = False
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """The other side's (width, height): upright from stored, and stored from upright."""
+        """Return the (width, height) after the turn; its inverse has the same effect on sizes."""
         return (height, width) if self.transpose else (width, height)
 
     def __call__(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """(H, W, 3) as stored -> (H', W', 3) upright, without a copy."""
+        """Return the upright picture (H', W', C) of a stored one (H, W, C), without a copy."""
         if self.transpose:
             picture = picture.transpose(1, 0, 2)
         return picture[:: -1 if self.flip_y else 1, :: -1 if self.flip_x else 1]
 
 
 def turn_of(display_matrix: bytes) -> Turn:
-    """The quarter turn (and mirroring) of a display matrix; an angle in between goes to the nearest one.
+    """Return the quarter turn (and mirroring) nearest to a display matrix.
 
     The matrix is nine native 32-bit integers a b u, c d v, x y w; the stored pixel (p, q) is shown at
     (a p + c q + x, b p + d q + y) (FFmpeg, libavutil/display.h).
@@ -218,7 +215,7 @@ def turn_of(display_matrix: bytes) -> Turn:
 
 
 def turn_by(degrees: int) -> Turn:
-    """Quarter turns counterclockwise, without mirroring."""
+    """Return the quarter turn nearest to an angle counterclockwise, without mirroring."""
     return {
         90: Turn(True, False, True),
         180: Turn(False, True, True),
@@ -226,7 +223,7 @@ def turn_by(degrees: int) -> Turn:
     }.get(round(degrees / 90) * 90 % 360, Turn())
 
 
-# What EXIF's orientations 1 to 8 ask for.
+# For EXIF's orientations 1 to 8.
 ORIENTATIONS = (
     Turn(),
     Turn(False, True, False),

@@ -1,8 +1,8 @@
-"""Which frames of a video make a clip: pure functions of counts and a generator.
+"""Sampling: the frames of a video that make a clip, as pure functions of counts and a generator.
 
-Frame indices are 0-based positions in presentation order. A video with fewer frames than wanted repeats them
-in order. The rules are those of TSM (dense) and TSN (uniform), except that a dense training start may be any
-position, the last one too, and that test starts are never random.
+Frame numbers are 0-based, in presentation order. A video with too few frames repeats them in order. The rules are those
+of TSM (dense) and TSN (uniform), except that a dense training start may be any position, the last one too, and that
+test starts are never random.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 def train_frames(
     sampling: str, num_video_frames: int, num_frames: int, stride: int, generator: np.random.Generator
 ) -> NDArray[np.int64]:
-    """The frames of one training clip, int64 (num_frames,).
+    """Draw the frames of one training clip, int64 (num_frames,).
 
     sampling: 'dense' (`num_frames` frames, `stride` apart, from a random start) or 'uniform' (one random
     frame of each of `num_frames` equal segments; `stride` is not read).
@@ -30,7 +30,7 @@ def train_frames(
 def test_frames(
     sampling: str, num_video_frames: int, num_frames: int, stride: int, num_clips: int
 ) -> NDArray[np.int64]:
-    """The frames of a video's test clips, int64 (num_clips, num_frames); nothing is random.
+    """Return the frames of a video's test clips, int64 (num_clips, num_frames); nothing is random.
 
     dense: starts evenly spaced from the first to the last possible one (one clip: halfway between them).
     uniform: one clip takes the segments' centres; k clips stand at (c + 1/2)/k of a segment, c = 0..k-1.
@@ -53,17 +53,17 @@ def test_frames(
 
 
 def _num_starts(num_video_frames: int, num_frames: int, stride: int) -> int:
-    """P = max(1, 1 + N - window): how many starts keep the window of num_frames * stride inside the video."""
+    """Return max(1, 1 + N - window), the starts that keep the window of num_frames * stride inside the video."""
     return max(1, 1 + num_video_frames - num_frames * stride)
 
 
 def _dense(start: int | NDArray[np.int64], num_video_frames: int, num_frames: int, stride: int) -> NDArray[np.int64]:
-    """(start + i * stride) mod N, i = 0..T-1."""
+    """Return (start + i * stride) mod N, i = 0..T-1."""
     return (start + np.arange(num_frames, dtype=np.int64) * stride) % num_video_frames
 
 
 def _uniform_train(num_video_frames: int, num_frames: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """One frame of each segment i*N//T .. (i+1)*N//T - 1, so that every frame of the video can be drawn."""
+    """Draw one frame of each segment i*N//T .. (i+1)*N//T - 1, so that every frame of the video can be drawn."""
     edges = np.arange(num_frames + 1, dtype=np.int64) * num_video_frames // num_frames
     if num_video_frames < num_frames:
         return edges[:-1]
