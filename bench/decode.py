@@ -37,6 +37,7 @@ from summit_train.data.packed.format import Packing
 from summit_train.data.packed.pack import pack_set
 from summit_train.data.packed.read import ShardStore
 from summit_train.data.video import augment, sampling
+from summit_train.data.video.clips import single
 from summit_train.memory import keep_freed_frames
 from summit_train.scaling.measure import in_turn, pair_ratios, spread, spread_text
 
@@ -122,9 +123,9 @@ def measured(folder: Path, contents: dict[str, list[VideoFrame]], gop: int, args
     stores = {"raw": raw} | {kind: packed(raw, home / kind, kind) for kind in ("bytes", "jpeg")}
     readers: dict[str, Reader] = {
         "decord": lambda clip, draw: by_decord(raw.path(clip), clip, draw),
-        "raw": lambda clip, draw: stores["raw"].read_clip(clip, *drawn(clip, draw)),
-        "packed bytes": lambda clip, draw: stores["bytes"].read_clip(clip, *drawn(clip, draw)),
-        "JPEG": lambda clip, draw: stores["jpeg"].read_clip(clip, *drawn(clip, draw)),
+        "raw": lambda clip, draw: stores["raw"].read_views(clip, *single(*drawn(clip, draw)))[0],
+        "packed bytes": lambda clip, draw: stores["bytes"].read_views(clip, *single(*drawn(clip, draw)))[0],
+        "JPEG": lambda clip, draw: stores["jpeg"].read_views(clip, *single(*drawn(clip, draw)))[0],
     }
     same = compared(readers, raw.path, len(contents))  # which also warms up
     wall, cpu = timed(readers, len(contents), args.draws, args.pairs)

@@ -21,6 +21,7 @@ from summit_train.data.batches.store import Store
 from summit_train.data.batches.workers import Batches, Board, Failure
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video import augment, sampling
+from summit_train.data.video.clips import single
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec, EvaluateSpec
 
@@ -209,7 +210,8 @@ class _TrainingClips(_Reads):
             return augment.train_view(data.augment, data.short_side, data.crop, data.flip, width, height, generator)
 
         with self._reading(clip):
-            return self.store.read_clip(clip, choose, view_of)
+            one: NDArray[np.uint8] = self.store.read_views(clip, *single(choose, view_of))[0]
+        return one
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.format import PackError
 from summit_train.data.packed.read import ShardStore, staged_folder
-from summit_train.data.video.clips import Choose, Frames, ViewOf, ViewsOf
+from summit_train.data.video.clips import Choose, Frames, ViewsOf
 from summit_train.data.video.limits import Limits
 from summit_train.spec import DataSpec
 
@@ -20,11 +20,8 @@ class Store(Protocol):
     def manifest(self) -> Manifest:
         """Return the list of the clips."""
 
-    def read_clip(self, clip: int, choose: Choose, view_of: ViewOf) -> Frames:
-        """Read one clip in one view, uint8 RGB (T, height, width, 3). choose: gives (T,). Raises DecodeError."""
-
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
-        """Read K clips in C views, uint8 RGB (K * C, T, height, width, 3); see `clips.read_views`."""
+        """Read K clips in C views, uint8 RGB (K * C, T, height, width, 3), as `clips.read_views` does."""
 
 
 def open_store(data: DataSpec, manifest: Manifest) -> Store:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from summit_train.data.manifest.reading import Manifest
-from summit_train.data.video.clips import Choose, Frames, ViewOf, ViewsOf, read_folder_views, read_views, single
+from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_folder_views, read_views
 from summit_train.data.video.limits import LIMITS, Limits
 from summit_train.data.video.source import load_video
 
@@ -26,11 +26,6 @@ class FileStore:
     def path(self, clip: int) -> str:
         """Return the path of a clip's file or folder."""
         return os.path.join(self.root, self.manifest.path(clip))
-
-    def read_clip(self, clip: int, choose: Choose, view_of: ViewOf) -> Frames:
-        """Read one clip in one view, see Store."""
-        one: Frames = self.read_views(clip, *single(choose, view_of))[0]
-        return one
 
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
         """Read clips in several views, see Store."""

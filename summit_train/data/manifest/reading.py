@@ -38,7 +38,6 @@ from summit_train.data.manifest.tables import (
 )
 from summit_train.files import write_json, write_text
 
-Array = NDArray[Any]
 # Each process parses a smaller file itself: that is quick and leaves nothing beside the file.
 CACHED_BYTES = 8 << 20
 # A packed set: its record, the columns of its manifest, and the folder that exists until it is finished.
@@ -158,11 +157,6 @@ class Manifest:
             f"things: they differ in {', '.join(map(repr, differing[:5]))}"
         )
 
-    def num_duplicates(self) -> int:
-        """Count the clips that repeat an earlier one's path and direction."""
-        keys = (hash((self.path(index), self.is_reversed(index))) for index in range(len(self)))
-        return len(self) - len(np.unique(np.fromiter(keys, np.int64, len(self))))
-
     def fingerprint(self) -> str:
         """Return 32 hexadecimal digits of the clips' paths, labels and directions, in order.
 
@@ -203,7 +197,7 @@ def read_manifest(path: str | Path) -> Manifest:
         return open_columns(source / PACKED_MANIFEST, str(source))
     if source.is_dir():
         return _in_memory(source, os.path.abspath(source), class_folders(source), folder_tables(source))
-    if _is_large(source):
+    if source.is_file() and source.stat().st_size >= CACHED_BYTES:
         columns = _cached(source)
         if columns is not None:
             return open_columns(columns, str(source))
@@ -226,13 +220,6 @@ def _is_packed(source: Path) -> bool:
     if not is_finished and (source / PACKING_FOLDER).is_dir():
         raise ManifestError(f"{source}: its packing was not finished; `data pack` goes on with it")
     return is_finished
-
-
-def _is_large(source: Path) -> bool:
-    try:
-        return source.stat().st_size >= CACHED_BYTES
-    except OSError:
-        return False  # opening it raises the error
 
 
 def _cached(source: Path) -> Path | None:
@@ -346,9 +333,6 @@ def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([_cell(getattr(row, name)) for name in names] for row in rows)
+    cells = ([getattr(row, name) for name in names] for row in rows)
+    writer.writerows([int(cell) if isinstance(cell, bool) else cell for cell in row] for row in cells)
     write_text(path, text.getvalue())
-
-
-def _cell(value: object) -> object:
-    return int(value) if isinstance(value, bool) else value

@@ -29,7 +29,7 @@ from summit_train.data.packed.format import (
     shard_name,
 )
 from summit_train.data.video.augment import View
-from summit_train.data.video.clips import Choose, Frames, ViewOf, ViewsOf, read_picture_views, read_views, single
+from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_picture_views, read_views
 from summit_train.data.video.limits import LIMITS, Limits
 from summit_train.data.video.source import DecodeError, Encoded
 
@@ -110,11 +110,6 @@ class ShardStore:
     @cached_property
     def _files(self) -> OrderedDict[str, IO[bytes]]:
         return OrderedDict()
-
-    def read_clip(self, clip: int, choose: Choose, view_of: ViewOf) -> Frames:
-        """Read one clip in one view, see Store."""
-        one: Frames = self.read_views(clip, *single(choose, view_of))[0]
-        return one
 
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
         """Read clips in several views, see Store. Frame numbers are the video's, also where every n-th is packed."""

@@ -20,7 +20,7 @@ from summit_train.data.video.decode import count_packets, read_by_jumps, read_fr
 from summit_train.data.video.limits import LIMITS, NO_HURRY, Budget, Limits
 from summit_train.data.video.pictures import PictureReader, probe_picture
 from summit_train.data.video.render import Renderer
-from summit_train.data.video.source import AnyVideo, DecodeError, Encoded, VideoInfo, read_bytes
+from summit_train.data.video.source import DecodeError, Encoded, VideoInfo, read_bytes
 
 Frames: TypeAlias = NDArray[np.uint8]
 Choose = Callable[[int], NDArray[np.int64]]
@@ -32,7 +32,7 @@ _NUMBERED = re.compile(r"(.*?)(\d+)\.(jpe?g|png)", re.IGNORECASE)
 
 
 def read_views(
-    video: AnyVideo,
+    video: Encoded,
     choose: Choose,
     views_of: ViewsOf,
     num_frames: int | None = None,
@@ -50,17 +50,16 @@ def read_views(
     Raises DecodeError where the video cannot be read, something that the wanted frames need is damaged, or it takes
     more than `limits`.
     """
-    encoded = Encoded.of(video)
-    budget = Budget(encoded.name, limits)
-    chosen = _chosen(choose, num_frames or count_packets(encoded, budget))
+    budget = Budget(video.name, limits)
+    chosen = _chosen(choose, num_frames or count_packets(video, budget))
     pictures: dict[int, list[Frames]] = {}
     if seek and num_frames:
-        pictures = read_by_jumps(encoded, _wanted(chosen), Renderer(views_of), num_frames, budget)
+        pictures = read_by_jumps(video, _wanted(chosen), Renderer(views_of), num_frames, budget)
     if not pictures:
-        pictures, num_seen = read_from_start(encoded, _wanted(chosen), Renderer(views_of), budget)
+        pictures, num_seen = read_from_start(video, _wanted(chosen), Renderer(views_of), budget)
         if num_seen <= chosen.max():
             chosen = _chosen(choose, num_seen)
-            pictures, _ = read_from_start(encoded, _wanted(chosen), Renderer(views_of), budget)
+            pictures, _ = read_from_start(video, _wanted(chosen), Renderer(views_of), budget)
     return _clip_by_clip(chosen, pictures)
 
 

@@ -25,7 +25,7 @@ from av.video.stream import VideoStream
 from summit_train.data.video.keyframes import FrameIndex, pick
 from summit_train.data.video.limits import NO_HURRY, Budget, Limits
 from summit_train.data.video.render import Frames, Renderer, turn_in
-from summit_train.data.video.source import MAX_HELD_BYTES, AnyVideo, DecodeError, Encoded, VideoInfo
+from summit_train.data.video.source import MAX_HELD_BYTES, DecodeError, Encoded, VideoInfo
 
 Packet: TypeAlias = "AnyPacket[VideoStream]"
 Render = Callable[[VideoFrame], list[Frames]]
@@ -197,12 +197,11 @@ def _jumped(stream: VideoStream, packets: Sequence[Packet], index: FrameIndex, w
         context.flush_buffers()
 
 
-def probe(video: AnyVideo, limits: Limits = NO_HURRY) -> VideoInfo:
+def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
     """Decode every frame of a video and return its facts.
 
     Raises DecodeError for a file that is no video, and for a video that is damaged or cut short anywhere.
     """
-    video = Encoded.of(video)
     # The log starts before the opening, which reads a short file to its end.
     budget = Budget(video.name, limits)
     with _error_log() as log, _open(video, budget) as (container, stream):

@@ -5,12 +5,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
+
+from av.video.frame import VideoFrame
 
 from summit_train.data.video.source import DecodeError
 
 # A jump must save at least this many frames to be worth the decoder's flush.
 MIN_SAVED_FRAMES = 4
+
+Picture = TypeVar("Picture")
 
 
 @dataclass(frozen=True)
@@ -22,24 +26,11 @@ class Span:
     times: frozenset[int]
 
 
-class Frame(Protocol):
-    """The attributes of a decoded frame that are used here."""
-
-    @property
-    def pts(self) -> int | None:
-        """Return its presentation time."""
-
-    @property
-    def is_corrupt(self) -> bool:
-        """Return whether the decoder found it damaged."""
-
-
-FrameT = TypeVar("FrameT", bound=Frame)
-Picture = TypeVar("Picture")
-
-
 def pick(
-    name: str, numbered: Iterable[tuple[int, FrameT]], wanted: frozenset[int], render: Callable[[FrameT], Picture]
+    name: str,
+    numbered: Iterable[tuple[int, VideoFrame]],
+    wanted: frozenset[int],
+    render: Callable[[VideoFrame], Picture],
 ) -> tuple[dict[int, Picture], int]:
     """Render the wanted frames; return them and the number of frames up to the last of them, or to the file's end.
 
@@ -99,7 +90,7 @@ class FrameIndex:
             numbers.append(number)
         yield self._span(start, numbers)
 
-    def numbered(self, frames: Iterable[FrameT]) -> Iterator[tuple[int, FrameT]]:
+    def numbered(self, frames: Iterable[VideoFrame]) -> Iterator[tuple[int, VideoFrame]]:
         """Yield decoded frames with their numbers, without those that are not to be shown."""
         for frame in frames:
             number = None if frame.pts is None else self.number_of.get(frame.pts)

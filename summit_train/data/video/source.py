@@ -8,7 +8,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
 from summit_train.errors import UserError
 
@@ -42,20 +42,12 @@ class Encoded:
     name: str
     content: bytes | None = None
 
-    @classmethod
-    def of(cls, video: AnyVideo) -> Encoded:
-        """Return the video; a path becomes the file of that name."""
-        return video if isinstance(video, Encoded) else cls(os.fspath(video))
-
     def check(self) -> None:
         """Raise DecodeError where there is nothing to decode."""
         if self.content is None:
             check_regular_file(self.name)
         elif not self.content:
             raise DecodeError(self.name, "is empty")
-
-
-AnyVideo: TypeAlias = "Encoded | str | os.PathLike[str]"
 
 
 @dataclass(frozen=True)

@@ -138,13 +138,10 @@ class Trap:
     def manifest(self) -> Manifest:
         return self.store.manifest
 
-    def read_clip(self, clip: int, choose: Any, view_of: Any) -> Any:
+    def read_views(self, clip: int, choose: Any, views_of: Any) -> Any:
         if clip == 3:
             time.sleep(1000) if self.hangs else os.kill(os.getpid(), signal.SIGKILL)
-        return self.store.read_clip(clip, choose, view_of)
-
-    def read_views(self, clip: int, choose: Any, views_of: Any) -> Any:
-        raise NotImplementedError
+        return self.store.read_views(clip, choose, views_of)
 
 
 def _trapped(manifest: Manifest, hangs: bool, on_bad_clip: str) -> loader.Batches[loader.MicroBatch]:

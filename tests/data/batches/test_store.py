@@ -16,6 +16,7 @@ from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec
+from tests.data.clips import stored_clip
 
 
 def _manifest(folder: Path, *paths: str) -> Manifest:
@@ -73,7 +74,7 @@ def test_each_path_is_a_video_or_a_folder_of_pictures(folder: Path) -> None:
         views = store.read_views(clip, lambda n: np.array([[0, n - 1], [1, 2]]), lambda w, h: [_view(w, h)])
         assert views.shape == (2, 2, 16, 32, 3)
         np.testing.assert_allclose(views, 90, atol=5)
-        one = store.read_clip(clip, lambda n: np.array([n - 1]), _view)
+        one = stored_clip(store, clip, lambda n: np.array([n - 1]), _view)
         np.testing.assert_array_equal(one[0], views[0, 1])
 
 
@@ -85,8 +86,8 @@ def test_a_file_that_is_not_the_one_that_was_indexed_is_named(
     content = (folder / "a.mp4").read_bytes()
     write_manifest(folder / "list.csv", [ManifestRow("a.mp4", 0, 6, sha256=hashlib.sha256(content).hexdigest())])
     store = FileStore(read_manifest(folder / "list.csv"), str(folder))
-    assert store.read_clip(0, np.arange, _view).shape == (6, 16, 32, 3)
+    assert stored_clip(store, 0, np.arange, _view).shape == (6, 16, 32, 3)
     # A byte of the title, which no decoder looks at.
     (folder / "a.mp4").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(DecodeError, match=r"a\.mp4: has changed since it was indexed"):
-        store.read_clip(0, np.arange, _view)
+        stored_clip(store, 0, np.arange, _view)

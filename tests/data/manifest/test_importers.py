@@ -17,6 +17,7 @@ from summit_train.data.manifest.importers import Annotations, locate
 from summit_train.data.manifest.quarantine import read_quarantine
 from summit_train.data.video.augment import View
 from summit_train.spec import DataSpec
+from tests.data.clips import stored_clip
 
 
 @pytest.fixture
@@ -250,7 +251,7 @@ def test_a_set_is_imported_split_by_split_and_read(tmp_path: Path, capsys: pytes
     manifest = read_manifest(tmp_path / "train.csv")
     assert manifest.classes == ("Swiping Left", "Swiping Right")
     store = open_store(DataSpec(train="x", val="x", root=str(root)), manifest)
-    clip = store.read_clip(0, lambda n: np.arange(n), lambda w, h: View(w, h, 0, 0, w, h))
+    clip = stored_clip(store, 0, lambda n: np.arange(n), lambda w, h: View(w, h, 0, 0, w, h))
     assert [round(float(frame.mean()) / 10) for frame in clip] == [1, 2, 3, 4]
 
 

@@ -300,11 +300,6 @@ def test_check_classes(tmp_path: Path) -> None:
         first.check_classes(fewer)
 
 
-def test_duplicates_are_counted_by_path_and_direction(tmp_path: Path) -> None:
-    manifest = _read(tmp_path, "path,label,reversed\na,0,0\na,1,1\nb,0,0\na,0,0\nb,1,0\n")
-    assert manifest.num_duplicates() == 2
-
-
 def test_the_fingerprint_is_of_paths_labels_and_directions(tmp_path: Path) -> None:
     header = "path,label,reversed,num_frames\n"
     same = [_read(tmp_path, header + "ab,0,0,5\nc,1,0,6\n"), _read(tmp_path, header + "ab,0,,\n\nc,1,0,9\n")]

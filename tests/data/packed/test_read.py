@@ -20,6 +20,7 @@ from summit_train.data.video.clips import Frames
 from summit_train.data.video.source import DecodeError
 from summit_train.errors import UserError
 from summit_train.spec import DataSpec
+from tests.data.clips import stored_clip
 from tests.data.packed.conftest import NUM_FRAMES, NUM_VIDEOS, PackSet
 
 
@@ -35,7 +36,7 @@ def _training_clip(store: Store, clip: int, frame_stride: int = 2) -> Frames:
     def view_of(width: int, height: int) -> augment.View:
         return augment.train_view("scale_jitter", (24, 32), 24, True, width, height, rng.key(0, "augment", 0, clip))
 
-    return store.read_clip(clip, choose, view_of)
+    return stored_clip(store, clip, choose, view_of)
 
 
 def _test_views(store: Store, clip: int) -> Frames:

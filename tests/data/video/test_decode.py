@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from summit_train.data.video import decode
 from summit_train.data.video.augment import View
 from summit_train.data.video.clips import read_views
-from summit_train.data.video.decode import probe
 from summit_train.data.video.encode import Encoding, write_video
 from summit_train.data.video.render import Renderer
 from summit_train.data.video.source import DecodeError, Encoded
-from tests.data.clips import read_clip
+from tests.data.clips import probe, read_clip
 
 CLIPS = Path(__file__).parents[3].parent / "shared" / "clips"
 needs_clips = pytest.mark.skipif(not CLIPS.is_dir(), reason="the real clips in ../shared/clips are not here")
@@ -169,7 +168,9 @@ def test_a_choice_outside_the_video_is_the_callers_mistake(video: Path, wanted: 
 def test_views_are_crops_of_the_scaled_picture_clip_by_clip(video: Path) -> None:
     whole = read_clip(video, _these(5, 6, 7), lambda w, h: View(24, 16, 0, 0, 24, 16), NUM_FRAMES)
     left, right = View(24, 16, 0, 2, 10, 12), View(24, 16, 14, 2, 10, 12, flip=True)
-    views = read_views(video, lambda n: np.array([[5, 6], [7, 5]]), lambda w, h: [left, right], NUM_FRAMES)
+    views = read_views(
+        Encoded(str(video)), lambda n: np.array([[5, 6], [7, 5]]), lambda w, h: [left, right], NUM_FRAMES
+    )
     assert views.shape == (4, 2, 12, 10, 3) and views.flags.c_contiguous and views.dtype == np.uint8
     np.testing.assert_array_equal(views[0], whole[[0, 1], 2:14, :10])
     np.testing.assert_array_equal(views[1], whole[[0, 1], 2:14, 14:][:, :, ::-1])

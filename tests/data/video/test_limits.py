@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from summit_train.data.video.augment import View
-from summit_train.data.video.decode import probe
 from summit_train.data.video.encode import Encoding, write_video
 from summit_train.data.video.limits import Limits
 from summit_train.data.video.source import DecodeError
-from tests.data.clips import read_clip
+from tests.data.clips import probe, read_clip
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,10 @@ from summit_train.data.check.survey import spread
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.video.augment import View
-from summit_train.data.video.decode import probe
 from summit_train.data.video.encode import Encoding, write_video
 from summit_train.data.video.limits import Limits
 from summit_train.data.video.source import DecodeError
-from tests.data.clips import read_clip
+from tests.data.clips import probe, read_clip, stored_clip
 
 SEED = 20191
 NUM_FRAMES = 16
@@ -234,7 +233,7 @@ def test_none_passes_for_the_video_that_was_indexed(mutants: Mutants) -> None:
     outcomes = Counter[str]()
     for clip, name in enumerate(mutants.kinds):
         try:
-            frames = store.read_clip(clip, np.arange, _all_of)
+            frames = stored_clip(store, clip, np.arange, _all_of)
         except DecodeError as error:
             assert error.reason and "\n" not in str(error)
             outcomes["named"] += 1
