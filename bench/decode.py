@@ -117,7 +117,7 @@ def measured(folder: Path, contents: dict[str, list[VideoFrame]], gop: int, args
     home.mkdir()
     for name, frames in contents.items():
         encode(home / f"{name}.mp4", frames, gop)
-    rows = (ManifestRow(f"{name}.mp4", 0, NUM_FRAMES, False) for name in contents)
+    rows = (ManifestRow(f"{name}.mp4", 0, NUM_FRAMES) for name in contents)
     write_manifest(home / "clips.csv", rows)
     raw = FileStore(read_manifest(home / "clips.csv"), str(home))
     stores = {"raw": raw} | {kind: packed(raw, home / kind, kind) for kind in ("bytes", "jpeg")}

@@ -16,7 +16,7 @@ from summit_train.data.batches.store import open_store
 from summit_train.data.batches.workers import Batches
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import kept_clips
-from summit_train.errors import UserError
+from summit_train.errors import RunFailed, UserError
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 from summit_train.text import has_top5
@@ -100,7 +100,7 @@ def take(batches: Iterator[MicroBatch], run: Run, step: int) -> tuple[list[Micro
     began = time.perf_counter()
     try:
         taken = [next(batches) for _ in range(run.plan.accumulation)]
-    except (UserError, RuntimeError, OSError) as error:
+    except (UserError, RunFailed, RuntimeError, OSError) as error:
         raise TrainingError(f"{run.world.who}, step {step + 1}: {error}") from error
     assert all(batch.step == step for batch in taken)
     return taken, time.perf_counter() - began

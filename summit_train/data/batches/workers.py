@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from summit_train.data.video.limits import prepare_reader
 from summit_train.data.video.source import DecodeError
+from summit_train.errors import RunFailed
 
 PREFETCHED_PER_WORKER = 2
 Batch = TypeVar("Batch")
@@ -95,8 +96,8 @@ class Batches(Generic[Batch]):
     """An iterator over batches in their order; it owns the workers until its end, an error or `close()`.
 
     A worker that dies while it reads a clip, or takes far longer than `seconds`, is replaced, and the clip counts as
-    unreadable from then on. Raises DecodeError, as raised in the worker, at the batch with the bad video, and
-    RuntimeError where a worker died at no clip or has another error.
+    unreadable from then on. Raises DecodeError, as raised in the worker, at the batch with the bad video, and RunFailed
+    where a worker died at no clip.
     """
 
     def __init__(self, dataset: Reads, keys: Iterable[Key], num_workers: int, seconds: float) -> None:
@@ -142,7 +143,7 @@ class Batches(Generic[Batch]):
         raise StopIteration
 
     def _go_on_without(self, error: Exception) -> None:
-        """Replace the workers where some died while they read a clip. Raises RuntimeError where none did."""
+        """Replace the workers where some died while they read a clip. Raises RunFailed where none did."""
         dead = _dead(self._workers, wait=not isinstance(error, RuntimeError))
         reading = self._board.read()
         culprits = {reading[worker.pid]: worker.exitcode for worker in dead if worker.pid in reading}
@@ -150,7 +151,7 @@ class Batches(Generic[Batch]):
             self.close()
             if not dead and isinstance(error, RuntimeError):
                 raise error  # of our own making, in a worker that lives
-            raise RuntimeError("a loader worker has died: killed, or out of memory?") from error
+            raise RunFailed("a loader worker has died: killed, or out of memory?") from error
         for clip, status in culprits.items():
             hint = ": killed, or out of memory?" if status == -signal.SIGKILL else ""
             reason = f"kills the process that reads it (exit status {status}{hint})"

@@ -24,7 +24,8 @@ from typing import Any
 from summit_train.data.video.clips import probe_folder
 from summit_train.data.video.decode import probe
 from summit_train.data.video.limits import NO_HURRY, worker_pool
-from summit_train.data.video.source import DecodeError, file_sha256, load_video
+from summit_train.data.video.source import DecodeError, load_video
+from summit_train.files import file_sha256
 
 _PATHS_PER_WORKER = 16
 # The decoder checks the time itself; its process is killed only where it cannot.

@@ -27,9 +27,8 @@ from numpy.typing import NDArray
 
 from summit_train.data.manifest.columns import ColumnWriter, StoredRows
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST
-from summit_train.data.video.source import file_sha256
 from summit_train.errors import UserError
-from summit_train.files import write_text
+from summit_train.files import file_sha256, write_text
 
 INDEX_FOLDER, CLIPS, PICTURES = "index", "clips.npy", "pictures.npy"
 # The limit of ustar's size field.

@@ -33,8 +33,7 @@ from summit_train.data.packed.format import (
     shard_name,
 )
 from summit_train.data.packed.read import HAVE, PARTIAL_FOLDER, facts_of, staged_folder
-from summit_train.data.video.source import file_sha256
-from summit_train.files import locked, replacing
+from summit_train.files import file_sha256, locked, replacing
 
 Clips = NDArray[np.int64]
 Needed = Callable[[], Iterable[Clips]]

@@ -8,15 +8,14 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from summit_train.errors import UserError
+from summit_train.files import file_sha256
 
 # The bytes of a larger video are not held in memory: it is decoded from its start, packet by packet.
 MAX_HELD_BYTES = 64 << 20
 # The reason of the error for a file that does not exist.
 MISSING = os.strerror(errno.ENOENT)
-_READ_BYTES = 1 << 20
 
 
 class DecodeError(UserError):
@@ -87,11 +86,10 @@ def load_video(path: str, sha256: bytes | None) -> Encoded:
     """Read a file, or only name it where it is too large to hold. Raises DecodeError where its SHA-256 is another."""
     check_regular_file(path)
     try:
-        with open(path, "rb") as file:
-            content = file.read() if os.fstat(file.fileno()).st_size <= MAX_HELD_BYTES else None
-            if sha256 is not None and sha256 != (
-                _sha256(file) if content is None else hashlib.sha256(content).digest()
-            ):
+        content = Path(path).read_bytes() if os.path.getsize(path) <= MAX_HELD_BYTES else None
+        if sha256 is not None:
+            found = file_sha256(path) if content is None else hashlib.sha256(content).hexdigest()
+            if found != sha256.hex():
                 raise DecodeError(path, "has changed since it was indexed: its SHA-256 is not the manifest's")
     except OSError as error:
         raise DecodeError(path, error.strerror or str(error)) from error
@@ -104,16 +102,3 @@ def read_bytes(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise DecodeError(path, error.strerror or str(error)) from error
-
-
-def file_sha256(path: str | Path) -> str:
-    """Return a file's SHA-256 in hexadecimal digits. Raises OSError."""
-    with open(path, "rb") as file:
-        return _sha256(file).hex()
-
-
-def _sha256(file: BinaryIO) -> bytes:
-    digest = hashlib.sha256()
-    while block := file.read(_READ_BYTES):
-        digest.update(block)
-    return digest.digest()

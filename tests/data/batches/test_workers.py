@@ -16,6 +16,7 @@ import torch
 from summit_train.data.batches import loader
 from summit_train.data.batches.store import open_store
 from summit_train.data.manifest import Manifest
+from summit_train.errors import RunFailed
 from summit_train.spec import EvaluateSpec
 from tests.data.batches.conftest import (
     data_spec,
@@ -118,7 +119,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_an_error(manifest: Manifest) 
     (worker,) = set(multiprocessing.active_children()) - others
     assert until(lambda: not any(_reads_at(batches, 0.02) for _ in range(20)))  # it has read ahead and waits
     worker.kill()
-    with pytest.raises(RuntimeError, match="worker"):
+    with pytest.raises(RunFailed, match="worker"):
         for _ in batches:
             pass
     assert list(batches) == []
