@@ -29,6 +29,8 @@ KINDS = ("direction", "order")
 SPLITS = ("train", "val")
 MAX_DIRECTIONS = 8
 FPS = 25
+# All key frames, see above.
+_ENCODING = Encoding(quality=12, key_every=1, b_frames=0)
 _COMPASS: dict[float, str] = {
     0: "right", 45: "up-right", 90: "up", 135: "up-left",
     180: "left", 225: "down-left", 270: "down", 315: "down-right",
@@ -206,13 +208,9 @@ def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: Moti
     for split, count in zip(SPLITS, (num_train, num_val), strict=True):
         rows = []
         for number in range(count):
-            rows.append(_write_one(folder, split, number, videos))
+            frames, label = videos.video(split, number)
+            path = f"videos/{split}_{number:06d}.mp4"
+            write_video(folder / path, frames, FPS, _ENCODING)
+            rows.append(ManifestRow(path, label, num_frames=len(frames)))
             yield rows[-1]
         write_manifest(folder / f"{split}.csv", rows)
-
-
-def _write_one(folder: Path, split: str, number: int, videos: MotionSet) -> ManifestRow:
-    frames, label = videos.video(split, number)
-    path = f"videos/{split}_{number:06d}.mp4"
-    write_video(folder / path, frames, FPS, encoding=Encoding(quality=12, key_every=1, b_frames=0))
-    return ManifestRow(path=path, label=label, num_frames=len(frames))

@@ -30,8 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Index and report; 0 when done."""
     with joined_ranks() as world:
-        listing = world.broadcast(_listing(args) if world.rank == 0 else None)
+        listing = world.broadcast(list_videos(args.source, args.root) if world.rank == 0 else None)
         assert listing is not None
+        if world.rank == 0:
+            check_beside(args.out, listing.classes, listing.root)  # before the work, not after it
         paths = list(dict.fromkeys(row.path for row in listing.rows))
         found, journal = surveyed(world, str(listing.root), paths, args.out, args.workers)
         if world.rank == 0:
@@ -40,12 +42,6 @@ def run(args: argparse.Namespace) -> int:
             _write(args, listing, summary)
             journal.remove()
     return 0
-
-
-def _listing(args: argparse.Namespace) -> Listing:
-    listing = list_videos(args.source, args.root)
-    check_beside(args.out, listing.classes, listing.root)  # before the work, not after it
-    return listing
 
 
 def _write(args: argparse.Namespace, listing: Listing, summary: Summary) -> None:

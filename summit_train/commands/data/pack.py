@@ -11,7 +11,7 @@ from summit_train.commands.data.ranks import joined_ranks, num_workers
 from summit_train.commands.data.sizes import parse_size, size_text
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore, located_root
-from summit_train.data.packed.format import Pack, PackError, Packing
+from summit_train.data.packed.format import PackError, Packing
 from summit_train.data.packed.pack import Job, begin, finish, missing_shards, pack_shards
 from summit_train.data.video.source import DecodeError
 
@@ -53,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
             print(f"{args.out}: is packed already; `data verify` checks it")
         elif job is not None and everyone is not None:
             _check([error for errors in everyone for error in errors])
-            _report(job, finish(job))
+            pack = finish(job)
+            print(f"{job.folder}: {pack.clips:,} clips in {len(pack.shards):,} shards, {size_text(pack.shard_bytes)}")
+            print(f"name it in a spec: data.train={job.folder}")
     return 0
 
 
@@ -83,9 +85,3 @@ def _check(bad: list[DecodeError]) -> None:
             f"{len(bad):,} clips cannot be packed; leave them out of the manifest (`data index` does) and pack again "
             f"into another folder:\n{named}{more}"
         )
-
-
-def _report(job: Job, pack: Pack) -> None:
-    size = size_text(pack.shard_bytes)
-    print(f"{job.folder}: {pack.clips:,} clips in {len(pack.shards):,} shards, {size}")
-    print(f"name it in a spec: data.train={job.folder}")

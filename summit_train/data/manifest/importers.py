@@ -61,7 +61,8 @@ def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | Decode
     The frames of a folder are counted, those of a video are not. Raises ManifestError for an unknown class.
     """
     labels = {name: number for number, name in enumerate(annotations.classes)}
-    find = _by_stem(root) if annotations.by_stem else _by_path(root)
+    by_path: Find = lambda name: (name,) if os.path.exists(os.path.join(root, name)) else ()  # noqa: E731
+    find = _by_stem(root) if annotations.by_stem else by_path
     for clip in annotations.clips:
         if clip.label not in labels:
             raise ManifestError(f"{clip.names[0]}: its class {clip.label!r} is not among the {len(labels)} classes")
@@ -82,10 +83,6 @@ def _row(root: str, path: str, label: int, group: str | None) -> ManifestRow | D
         return ManifestRow(path, label, len(list_pictures(full)), group=group)
     except DecodeError as error:
         return DecodeError(path, error.reason)
-
-
-def _by_path(root: str) -> Find:
-    return lambda name: (name,) if os.path.exists(os.path.join(root, name)) else ()
 
 
 def _by_stem(root: str) -> Find:

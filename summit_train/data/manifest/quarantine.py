@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,9 @@ def kept_clips(data: DataSpec, manifest: Manifest) -> Kept:
     """
     excluded = np.zeros(0, np.int64)
     if data.quarantine is not None:
-        excluded = _places(manifest, {path for path, _ in read_quarantine(data.quarantine)})
+        bad = {path.encode("utf-8", "surrogateescape") for path, _ in read_quarantine(data.quarantine)}
+        # A path may stand in the manifest twice, once in each direction.
+        excluded = np.array([place for place, path in _all_paths(manifest) if path in bad], np.int64)
     if len(excluded) == len(manifest):
         raise ManifestError(f"{data.quarantine}: names every clip of {manifest.source}")
     return Kept(len(manifest), excluded)
@@ -78,12 +80,6 @@ def write_quarantine(path: str | Path, bad: Iterable[DecodeError]) -> None:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([COLUMNS, *((error.path, error.reason) for error in bad)])
     write_text(path, text.getvalue())
-
-
-def _places(manifest: Manifest, paths: Collection[str]) -> NDArray[np.int64]:
-    """Return the places of these paths in a manifest; a path may stand there twice, once in each direction."""
-    wanted = {path.encode("utf-8", "surrogateescape") for path in paths}
-    return np.array([place for place, path in _all_paths(manifest) if path in wanted], np.int64)
 
 
 def _all_paths(manifest: Manifest) -> Iterator[tuple[int, bytes]]:

@@ -207,7 +207,9 @@ class _ClipCopier:
             with _threads() as pool:
                 for start in range(0, len(chosen), _CLIPS_AT_ONCE):
                     # By their place in the shards: the shared file system then reads forwards.
-                    batch = sorted(chosen[start : start + _CLIPS_AT_ONCE], key=_position)
+                    batch = sorted(
+                        chosen[start : start + _CLIPS_AT_ONCE], key=lambda item: (item[1].shard, item[1].start)
+                    )
                     groups = [list(group) for _, group in groupby(batch, lambda item: item[1].shard)]
                     yield sum(pool.map(self._copy_clips, groups))
         finally:
@@ -265,10 +267,6 @@ class _ClipCopier:
 def room(size: int) -> int:
     """Return the bytes of a disk that a file of this size takes: whole blocks."""
     return -(-size // _BLOCK) * _BLOCK
-
-
-def _position(item: tuple[int, Place]) -> tuple[int, int]:
-    return item[1].shard, item[1].start
 
 
 def _mark(file: StoredFile) -> tuple[int, int]:
