@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from summit_train.modality import RGB
 from summit_train.network import count_network
 from summit_train.scaling.measure import Turns, in_turn, pair_ratios, spread, training_multiply_adds
 from summit_train.scaling.memory import peak_memory
