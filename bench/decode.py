@@ -31,12 +31,13 @@ from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
 from summit_train import rng
-from summit_train.data import augment, sampling
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
-from summit_train.data.shards.pack import begin, finish, missing_shards, pack_shards
-from summit_train.data.shards.record import Packing
-from summit_train.data.shards.store import ShardStore
-from summit_train.data.store import FileStore
+from summit_train.data.manifest.files import FileStore
+from summit_train.data.packed.format import Packing
+from summit_train.data.packed.pack import pack_set
+from summit_train.data.packed.read import ShardStore
+from summit_train.data.video import augment, sampling
+from summit_train.data.video.clips import single
 from summit_train.memory import keep_freed_frames
 from summit_train.scaling.measure import in_turn, pair_ratios, spread, spread_text
 
@@ -77,7 +78,7 @@ def main() -> int:
 
 
 def real(path: Path) -> list[VideoFrame]:
-    """A video's frames scaled to the size that is wanted, forwards and backwards until there are enough."""
+    """Return a video's frames at the benchmark's size, forwards and backwards until there are enough."""
     with av.open(str(path)) as container:
         frames = [frame.reformat(WIDTH, HEIGHT, "yuv420p") for frame in container.decode(video=0)][:NUM_FRAMES]
     there_and_back = frames + frames[-2:0:-1]
@@ -85,7 +86,7 @@ def real(path: Path) -> list[VideoFrame]:
 
 
 def synthetic() -> list[VideoFrame]:
-    """Blurred noise that moves, with a little noise that does not last."""
+    """Return blurred noise that moves, with a little noise in each frame."""
     random = np.random.default_rng(0)
     coarse = random.integers(0, 256, (HEIGHT // 8, WIDTH // 4, 3)).astype(np.float32)
     wide = np.kron(coarse, np.ones((8, 8, 1), np.float32))
@@ -111,20 +112,20 @@ def encode(path: Path, frames: list[VideoFrame], gop: int) -> None:
 
 
 def measured(folder: Path, contents: dict[str, list[VideoFrame]], gop: int, args: argparse.Namespace) -> dict[str, Any]:
-    """All ratios of one distance of key frames."""
+    """Measure all ratios for one distance of key frames."""
     home = folder / f"gop_{gop}"
     home.mkdir()
     for name, frames in contents.items():
         encode(home / f"{name}.mp4", frames, gop)
-    rows = (ManifestRow(f"{name}.mp4", 0, NUM_FRAMES, False) for name in contents)
+    rows = (ManifestRow(f"{name}.mp4", 0, NUM_FRAMES) for name in contents)
     write_manifest(home / "clips.csv", rows)
     raw = FileStore(read_manifest(home / "clips.csv"), str(home))
     stores = {"raw": raw} | {kind: packed(raw, home / kind, kind) for kind in ("bytes", "jpeg")}
     readers: dict[str, Reader] = {
         "decord": lambda clip, draw: by_decord(raw.path(clip), clip, draw),
-        "raw": lambda clip, draw: stores["raw"].read_clip(clip, *drawn(clip, draw)),
-        "packed bytes": lambda clip, draw: stores["bytes"].read_clip(clip, *drawn(clip, draw)),
-        "JPEG": lambda clip, draw: stores["jpeg"].read_clip(clip, *drawn(clip, draw)),
+        "raw": lambda clip, draw: stores["raw"].read_views(clip, *single(*drawn(clip, draw)))[0],
+        "packed bytes": lambda clip, draw: stores["bytes"].read_views(clip, *single(*drawn(clip, draw)))[0],
+        "JPEG": lambda clip, draw: stores["jpeg"].read_views(clip, *single(*drawn(clip, draw)))[0],
     }
     same = compared(readers, raw.path, len(contents))  # which also warms up
     wall, cpu = timed(readers, len(contents), args.draws, args.pairs)
@@ -144,16 +145,13 @@ def measured(folder: Path, contents: dict[str, list[VideoFrame]], gop: int, args
 
 
 def packed(store: FileStore, folder: Path, kind: str) -> ShardStore:
-    """The same clips packed with the defaults of `data pack`."""
-    job = begin(store, folder, Packing(kind), 1 << 30, 0)
-    assert job is not None
-    assert not any(pack_shards(job, missing_shards(job), 0))
-    finish(job)
+    """Pack the clips with the defaults of `data pack`."""
+    pack_set(store, folder, Packing(kind), 1 << 30)
     return ShardStore(read_manifest(folder))
 
 
 def drawn(clip: int, draw: int) -> tuple[Callable[[int], NDArray[np.int64]], Callable[[int, int], augment.View]]:
-    """The frames and the view of a training clip, as the loader draws them."""
+    """Return the frames and the view of a training clip, as the loader draws them."""
 
     def choose(num_frames: int) -> NDArray[np.int64]:
         return sampling.train_frames("dense", num_frames, *WINDOW, rng.key(0, "sampling", draw, clip))
@@ -166,7 +164,7 @@ def drawn(clip: int, draw: int) -> tuple[Callable[[int], NDArray[np.int64]], Cal
 
 
 def by_decord(path: str, clip: int, draw: int, shift: int = 0) -> Frames:
-    """The same clip as decord gives it; shift: that many frames later."""
+    """Return the same clip as decord gives it. shift: that many frames later."""
     choose, view_of = drawn(clip, draw)
     view = view_of(WIDTH, HEIGHT)
     reader = decord.VideoReader(path, num_threads=1, width=view.width, height=view.height)
@@ -177,7 +175,7 @@ def by_decord(path: str, clip: int, draw: int, shift: int = 0) -> Frames:
 
 
 def compared(readers: dict[str, Reader], path_of: Callable[[int], str], num_clips: int) -> dict[str, Any]:
-    """Mean absolute differences from decord's pixels, and whether decord's frames before and after are further off."""
+    """Return mean absolute differences from decord's pixels, and whether its frames before and after differ more."""
     found: dict[str, list[float]] = {"raw": [], "JPEG": [], "packed bytes and raw": []}
     nearest = True
     for clip in range(num_clips):
@@ -191,12 +189,12 @@ def compared(readers: dict[str, Reader], path_of: Callable[[int], str], num_clip
 
 
 def difference(one: Frames, other: Frames) -> float:
-    """Mean absolute, in levels."""
+    """Return the mean absolute difference in levels."""
     return float(np.abs(one.astype(np.int16) - other).mean())
 
 
 def timed(readers: dict[str, Reader], num_clips: int, draws: int, pairs: int) -> tuple[Seconds, Seconds]:
-    """Seconds of each round of each reader, on the clock and of the CPU; the draws differ from round to round."""
+    """Return wall and CPU seconds of each round of each reader; the draws differ from round to round."""
     wall: Seconds = {name: [] for name in readers}
     cpu: Seconds = {name: [] for name in readers}
 
@@ -214,7 +212,7 @@ def timed(readers: dict[str, Reader], num_clips: int, draws: int, pairs: int) ->
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """One distance of key frames, for people."""
+    """Format the results for one distance of key frames."""
     same = result["same"]
     lines = [f"\nkey frame every {result['gop']} frames, {result['pairs']} rounds of {result['clips']} clips"]
     for name, values in result["clips_per_second"].items():

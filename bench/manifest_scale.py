@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from summit_train.data import order
+from summit_train.data.batches.order import Order
 from summit_train.data.manifest import Manifest, read_manifest
 
 VIRTUAL_GPUS, CLIPS_PER_GPU = 6144, 8
@@ -102,11 +102,10 @@ def _look_up(manifest: Manifest, seed: int) -> None:
 
 
 def _epochs(manifest: Manifest, rank: int) -> tuple[list[float], list[float]]:
-    """Seconds until the first micro-batch of each of two epochs, on the clock and of the processor."""
+    """Return wall and CPU seconds until the first micro-batch of each of two epochs."""
     steps = len(manifest) // (VIRTUAL_GPUS * CLIPS_PER_GPU)
-    keys = order.micro_batches(
-        len(manifest), 0, VIRTUAL_GPUS, CLIPS_PER_GPU, steps, rank, VIRTUAL_GPUS, start_step=0, end_step=2 * steps
-    )
+    order = Order(len(manifest), 0, VIRTUAL_GPUS, CLIPS_PER_GPU, steps)
+    keys = order.micro_batches(rank, VIRTUAL_GPUS, range(2 * steps))
     clock, processor = [], []
     for _ in range(2):
         cpu = time.process_time()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from summit_train.errors import UserError
+from summit_train.modality import RGB
 from summit_train.models.count import Count
 from summit_train.network import count_network
 from summit_train.optim.schedule import learning_rate, peak_learning_rate
@@ -116,8 +118,8 @@ def _check_ranks(virtual_gpus: int, ranks: int) -> None:
 
 
 def _clip_bytes(spec: Spec) -> int:
-    """One clip as it travels: uint8, three channels."""
-    return spec.data.num_frames * spec.data.crop**2 * 3
+    """Return the bytes of a clip on its way to the device, uint8."""
+    return math.prod(RGB.clip_shape(spec.data.num_frames, spec.data.crop))
 
 
 def _memory(spec: Spec, network: Count) -> int:

@@ -17,11 +17,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "summit_train"
 
 # What a layer may import of ours besides itself. A layer is a module or a folder of the package.
-_GROUND = {"errors", "files", "spec", "rng", "models.catalog", "models.count", "network", "optim.schedule"}
+_GROUND = {"errors", "files", "modality", "spec", "rng", "models.catalog", "models.count", "network", "optim.schedule"}
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "files": set(),
     "memory": set(),
+    "modality": set(),
     "rng": set(),
     "source": {"errors"},
     "typed": {"source"},
@@ -42,6 +43,8 @@ ARROWS: dict[str, set[str]] = {
     "processes": {"errors"},
     "doctor": {"processes"},
 }
+# The rooms of data/, from the ground up: each may import those before it. `data.motion` stands beside them.
+DATA_ROOMS = ("video", "manifest", "check", "packed", "batches")
 TOP = {"commands", "__main__"}  # these may import everything below them
 
 # Libraries that only these modules may import.
@@ -49,13 +52,13 @@ OWNERS = {
     "yaml": {"source"},
     "horovod": {"comm"},
     "mpi4py": {"comm"},
-    "av": {"data.decode"},
-    "PIL": {"data.shards.payload"},
+    "av": {"data.video"},
+    "PIL": {"data.packed.payload"},
 }
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"comm|models\.(?!catalog).*|network|plan|training(\..*)?|optim\.sgd|data\.(loader|workers)|scaling\..*|"
+    r"comm|models\.(?!catalog).*|network|plan|training(\..*)?|optim\.sgd|data\.batches\.(loader|workers)|scaling\..*|"
     r"cluster\.estimate|sweep\.(planning|start)|"
     r"commands\.(bench(\..*)?|start|whole_run|evaluate|plan|model|simulate|submit|sweep)"
 )
@@ -114,7 +117,7 @@ def _ours(module: Module) -> Iterator[tuple[str, ast.AST]]:
 def test_the_reader_sees_the_imports() -> None:
     # The test of this test: modules, a name below a package, a lazy import, an import that only types need.
     assert len(MODULES) > 40
-    assert {"comm", "data.loader", "rng"} <= {name for name, _ in _ours(MODULES["training.step"])}
+    assert {"comm", "data.batches.loader", "rng"} <= {name for name, _ in _ours(MODULES["training.step"])}
     assert {"data.manifest"} <= {name for name, _ in _ours(MODULES["commands.plan"])}
     assert {"horovod.torch", "mpi4py"} <= {name for name, _ in _imports(MODULES["comm"])}
     assert {module.layer for module in MODULES.values() if module.name} == set(ARROWS) | TOP
@@ -128,6 +131,21 @@ def test_arrows_run_downward_only() -> None:
         allowed = ARROWS[module.layer] | {module.layer}
         for name, node in _ours(module):
             if not any(name == layer or name.startswith(f"{layer}.") for layer in allowed):
+                wrong.append(f"{module.at(node)}: {module.name} imports {name}")
+    assert wrong == []
+
+
+def test_arrows_within_data_run_downward_only() -> None:
+    floor = {room: number for number, room in enumerate(DATA_ROOMS)}
+    rooms = {module.name.split(".")[1] for module in MODULES.values() if module.name.startswith("data.")}
+    assert rooms == {*DATA_ROOMS, "motion"}
+    wrong = []
+    for module in MODULES.values():
+        if module.layer != "data" or module.name in ("data", "data.motion"):
+            continue
+        for name, node in _ours(module):
+            room = name.split(".")[1] if name.startswith("data.") else None
+            if room is not None and floor.get(room, len(floor)) > floor[module.name.split(".")[1]]:
                 wrong.append(f"{module.at(node)}: {module.name} imports {name}")
     assert wrong == []
 
@@ -170,7 +188,7 @@ def test_a_library_is_imported_in_one_place(library: str) -> None:
 
 def test_what_needs_no_torch_imports_without_it() -> None:
     names = [f"{PACKAGE}.{name}" for name in MODULES if name and not NEEDS_TORCH.fullmatch(name)]
-    torch_free = ("models.catalog", "spec", "sweep", "report.page", "__main__")
+    torch_free = ("models.catalog", "spec", "sweep", "data.video.decode", "report.page", "__main__")
     assert {f"{PACKAGE}.{name}" for name in torch_free} <= set(names)
     # None in sys.modules makes Python refuse the import.
     program = (
@@ -202,7 +220,7 @@ def test_only_commands_print_and_only_main_exits() -> None:
     assert [module.at(node) for module, node in _calls("print") if not MAY_PRINT.fullmatch(module.name)] == []
     assert {module.name for module, _ in _calls("sys.exit", "exit", "quit", "SystemExit")} == {"__main__"}
     # Threads that outlive the main one's patience have no other way to end the process.
-    assert {module.name for module, _ in _calls("os._exit")} == {"training.watch", "data.reader"}
+    assert {module.name for module, _ in _calls("os._exit")} == {"training.watch", "data.video.limits"}
 
 
 def test_untrusted_input_stays_data() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from summit_train.cluster.site import Site
-from summit_train.data.manifest import PACK_FILE
+from summit_train.data.manifest.reading import PACK_FILE
 from summit_train.spec import Spec
 
 

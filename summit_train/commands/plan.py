@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -39,11 +40,14 @@ def run(args: argparse.Namespace) -> int:
     ranks = _ranks(args, spec) if site is None else check_ranks(site, spec, nodes)
     clips, left_out = (args.clips, 0) if args.clips is not None else _listed_clips(spec)
     plan = make_plan(spec, ranks, clips)
+    warnings = [] if args.clips is not None else _class_warnings(spec)
+    for line in warnings:
+        print(f"warning: {line}", file=sys.stderr)
     hours = None if args.speed is None else _hours(plan, args.speed)
     cost = None if site is None else estimate(site, spec, plan, nodes, args.walltime, args.speed)
     if args.json:
         rates = [{"step": step, "lr": lr} for step, lr in sample_learning_rates(plan)]
-        values = plan.values() | {"quarantined_clips": left_out, "learning_rates": rates}
+        values = plan.values() | {"quarantined_clips": left_out, "learning_rates": rates, "warnings": warnings}
         if hours is not None:
             values |= {"training_hours": hours, "rank_hours": hours * plan.ranks}
         if cost is not None:
@@ -86,7 +90,7 @@ def _listed_clips(spec: Spec) -> tuple[int, int]:
     """Count the clips of the training manifest that are trained on, and those that the quarantine leaves out."""
     # Imported here: with --clips the command needs no manifest, and so no numpy.
     from summit_train.data.manifest import num_clips, read_manifest
-    from summit_train.data.quarantine import kept_clips
+    from summit_train.data.manifest.quarantine import kept_clips
 
     path = spec.data.train
     if not Path(path).exists():
@@ -96,6 +100,16 @@ def _listed_clips(spec: Spec) -> tuple[int, int]:
     manifest = read_manifest(path)
     kept = len(kept_clips(spec.data, manifest))
     return kept, len(manifest) - kept
+
+
+def _class_warnings(spec: Spec) -> list[str]:
+    """Return how the classes of training and validation differ, where both manifests are at hand."""
+    from summit_train.data.manifest import read_manifest
+    from summit_train.data.manifest.classes import class_warnings
+
+    if not Path(spec.data.val).exists():
+        return []
+    return class_warnings(read_manifest(spec.data.train), read_manifest(spec.data.val))
 
 
 def _hours(plan: Plan, speed: float) -> float:

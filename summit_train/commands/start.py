@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from summit_train.comm import World
+from summit_train.data.batches.store import open_store
 from summit_train.data.manifest import Manifest, read_manifest
-from summit_train.data.quarantine import kept_clips
-from summit_train.data.store import open_store
+from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.memory import keep_freed_memory
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, SpecError, load_spec

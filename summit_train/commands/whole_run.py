@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -12,6 +13,8 @@ from summit_train.comm import World
 from summit_train.commands.evaluate import evaluate_paths
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.start import Inputs, choose_device, read_inputs
+from summit_train.data.manifest.classes import class_warnings, clips_per_class
+from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.files import write_json, write_text
 from summit_train.report.page import write_report
 from summit_train.spec import Spec, dump_spec
@@ -82,7 +85,14 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool
         return train(run, None, watchdog, stop)
     (spec.run_path / "stopped").unlink(missing_ok=True)
     write_text(spec.run_path / "spec.yaml", dump_spec(spec))
-    write_json(spec.run_path / "plan.json", plan.values())
+    train_manifest, val_manifest = run.train_manifest, run.val_manifest
+    for line in class_warnings(train_manifest, val_manifest):
+        print(f"warning: {line}", file=sys.stderr)
+    counts = {
+        "train": clips_per_class(train_manifest, run.train_clips),
+        "val": clips_per_class(val_manifest, kept_clips(spec.data, val_manifest)),
+    }
+    write_json(spec.run_path / "plan.json", plan.values() | {"clips_per_class": counts})
     write_json(spec.run_path / "environment.json", environment(world, run.device, hosts))
     with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps, interactive=interactive) as log:
         log.write("start", step=run.start_step, ranks=world.size, time=time.time())

@@ -1,9 +1,9 @@
 """The embedded data set: small real videos whose class is the motion, so that a single frame tells nothing.
 
 Kind "direction": a textured object crosses a still background on a torus, in one of evenly spaced directions.
-It starts anywhere with the same probability and leaves one side to enter at the other, so it is anywhere with
-the same probability in every frame of every class. Kind "order": coloured objects flash one after the other;
-the class is the order of the colours. Whoever reads frames without their order sees the same in every class.
+It starts at a uniformly random place and wraps around, so its place is uniform in every frame of every class.
+Kind "order": coloured objects flash one after the other; the class is the order of the colours. Without the order of
+the frames all classes look the same.
 
 Every frame is a key frame: between key frames an encoder leaves traces of the motion in single frames.
 """
@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.data.decode import write_video
-from summit_train.data.manifest import CLASSES_FILE, ManifestRow, write_manifest
+from summit_train.data.manifest import ManifestRow, write_manifest
+from summit_train.data.manifest.classes import write_classes
+from summit_train.data.video.encode import Encoding, write_video
 from summit_train.errors import UserError
 from summit_train.rng import key
 
@@ -28,6 +29,8 @@ KINDS = ("direction", "order")
 SPLITS = ("train", "val")
 MAX_DIRECTIONS = 8
 FPS = 25
+# All key frames, see above.
+_ENCODING = Encoding(quality=12, key_every=1, b_frames=0)
 _COMPASS: dict[float, str] = {
     0: "right", 45: "up-right", 90: "up", 135: "up-left",
     180: "left", 225: "down-left", 270: "down", 315: "down-right",
@@ -40,7 +43,7 @@ Picture = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class MotionSet:
-    """What the videos are like.
+    """The settings of the set.
 
     size: pixels of a side; num_frames: frames of a video; num_classes: 2 to 8 directions, or 2 or 6 orders
     (of two or three colours); difficulty: 0 to 1, more of it means more noise, a stronger background, more
@@ -68,7 +71,7 @@ class MotionSet:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The classes' names, label by label."""
+        """Return the classes' names, label by label."""
         if self.kind == "order":
             return tuple("-".join(order) for order in self._orders())
         angles = [360 * label / self.num_classes for label in range(self.num_classes)]
@@ -79,7 +82,7 @@ class MotionSet:
         return list(permutations(colours))
 
     def video(self, split: str, number: int) -> tuple[NDArray[np.uint8], int]:
-        """Video `number` of a split: uint8 RGB (T, size, size, 3) and its label; labels take turns."""
+        """Return video `number` of a split: uint8 RGB (T, size, size, 3) and its label; labels take turns."""
         generator = key(self.seed, "motion", SPLITS.index(split), number)
         label = number % self.num_classes
         still = self._still(generator)
@@ -91,7 +94,7 @@ class MotionSet:
         return np.clip(np.rint(frames + noise), 0, 255).astype(np.uint8), label
 
     def _still(self, generator: np.random.Generator) -> Picture:
-        """A background of soft colour patches with still objects on it: (size, size, 3)."""
+        """Return a background of soft colour patches with still objects on it: (size, size, 3)."""
         picture = 110 + (12 + 70 * self.difficulty) * _patches(self.size, generator)
         for _ in range(generator.binomial(6, self.difficulty / 2)):
             radius = self.size * generator.uniform(0.05, 0.1)
@@ -103,7 +106,7 @@ class MotionSet:
         return self.size * generator.uniform(0.2, 0.26) * (1 - 0.4 * self.difficulty)
 
     def _moving(self, still: Picture, angle: float, generator: np.random.Generator) -> Picture:
-        """One object that moves evenly at `angle` (counterclockwise from the right): (T, size, size, 3)."""
+        """Return frames of one object that moves at `angle`, counterclockwise from the right: (T, size, size, 3)."""
         thing = _Thing.random(self._radius(generator), self.size, generator)
         x, y = generator.uniform(0, self.size, 2)
         # About half the picture in a video of 16 frames: 1.5 to 3 pixels a frame at 64 pixels.
@@ -114,7 +117,7 @@ class MotionSet:
         return np.stack([thing.over(still, *place) for place in places])
 
     def _flashing(self, still: Picture, order: tuple[str, ...], generator: np.random.Generator) -> Picture:
-        """One object after the other appears for a while, in the colours of `order`: (T, size, size, 3)."""
+        """Return frames in which objects appear in turn, in the colours of `order`: (T, size, size, 3)."""
         frames = np.repeat(still[None], self.num_frames, axis=0)
         slot = self.num_frames / len(order)
         for turn, colour in enumerate(order):
@@ -152,7 +155,7 @@ class _Thing:
         return cls(shape, radius, angle, (first, second))
 
     def over(self, picture: Picture, x: float, y: float) -> Picture:
-        """The picture with the thing at (x, y) on it, wrapped around at the sides."""
+        """Draw the thing at (x, y) onto a copy of the picture, wrapped around at the sides."""
         size = len(picture)
         rows, columns = np.mgrid[:size, :size]
         right, down = ((axis - at + size / 2) % size - size / 2 for axis, at in ((columns, x), (rows, y)))
@@ -166,7 +169,7 @@ class _Thing:
         return blend
 
     def _outside(self, along: Picture, across: Picture) -> Picture:
-        """Pixels from the shape's edge, negative within."""
+        """Return the distance from the shape's edge in pixels, negative inside."""
         radius, u, v = self.radius, np.abs(along), np.abs(across)
         if self.shape == "disc":
             return np.hypot(u, v) - radius
@@ -178,7 +181,7 @@ class _Thing:
 
 
 def _patches(size: int, generator: np.random.Generator, cells: int = 6) -> Picture:
-    """Random colours on a grid, blended between its points: (size, size, 3), -1 to 1."""
+    """Return random colours on a grid, interpolated between its points: (size, size, 3), -1 to 1."""
     grid = generator.uniform(-1, 1, (cells + 1, cells + 1, 3))
     at = np.linspace(0, cells, size, endpoint=False)
     low, part = at.astype(int), (at % 1)[:, None, None]
@@ -189,10 +192,10 @@ def _patches(size: int, generator: np.random.Generator, cells: int = 6) -> Pictu
 
 
 def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: MotionSet) -> Iterator[ManifestRow]:
-    """Write out/videos/*.mp4, out/train.csv, out/val.csv, out/classes.txt; yields a row as its video stands.
+    """Write out/videos/*.mp4, out/train.csv, out/val.csv, out/classes.txt; yield each row when its video exists.
 
     Paths in the manifests are relative to `out`; the classes' counts differ by one at most. The same
-    arguments write the same bytes. A manifest appears when all of its videos are there. Raises UserError
+    arguments write the same bytes. A manifest appears after all of its videos. Raises UserError
     where a split gets fewer videos than there are classes.
     """
     if min(num_train, num_val) < videos.num_classes:
@@ -201,17 +204,13 @@ def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: Moti
         )
     folder = Path(out)
     (folder / "videos").mkdir(parents=True, exist_ok=True)
-    (folder / CLASSES_FILE).write_text("".join(f"{name}\n" for name in videos.classes), encoding="utf-8")
+    write_classes(folder, videos.classes)
     for split, count in zip(SPLITS, (num_train, num_val), strict=True):
         rows = []
         for number in range(count):
-            rows.append(_write_one(folder, split, number, videos))
+            frames, label = videos.video(split, number)
+            path = f"videos/{split}_{number:06d}.mp4"
+            write_video(folder / path, frames, FPS, _ENCODING)
+            rows.append(ManifestRow(path, label, num_frames=len(frames)))
             yield rows[-1]
         write_manifest(folder / f"{split}.csv", rows)
-
-
-def _write_one(folder: Path, split: str, number: int, videos: MotionSet) -> ManifestRow:
-    frames, label = videos.video(split, number)
-    path = f"videos/{split}_{number:06d}.mp4"
-    write_video(folder / path, frames, FPS, quality=12, key_every=1, b_frames=0)
-    return ManifestRow(path=path, label=label, num_frames=len(frames))

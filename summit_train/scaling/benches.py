@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from summit_train.modality import RGB
 from summit_train.network import count_network
 from summit_train.scaling.measure import Turns, in_turn, pair_ratios, spread, training_multiply_adds
 from summit_train.scaling.memory import peak_memory
@@ -100,7 +101,7 @@ class InferenceBench:
         self._device = device
         self._autocast = AUTOCAST.get(spec.precision)
         self._model = fresh_model(spec, device).eval()
-        shape = (spec.scale.clips_per_gpu, spec.data.num_frames, spec.data.crop, spec.data.crop, 3)
+        shape = (spec.scale.clips_per_gpu, *RGB.clip_shape(spec.data.num_frames, spec.data.crop))
         pixels = torch.randn(shape, device=device, dtype=parameter_type(spec.precision))
         self._clips = pixels.permute(0, 1, 4, 2, 3)  # channels-last in memory, as from the loader
 

@@ -14,24 +14,26 @@ from typing import Any
 
 import torch
 
-from summit_train.data.loader import MicroBatch, training_batches
+from summit_train.data.batches.loader import MicroBatch, training_batches
+from summit_train.data.batches.order import Order
+from summit_train.data.batches.store import Store, open_store
+from summit_train.data.batches.workers import Batches
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
-from summit_train.data.shards.pack import begin, finish, missing_shards, pack_shards
-from summit_train.data.shards.record import Packing
-from summit_train.data.shards.store import ShardStore
-from summit_train.data.store import FileStore, Store, open_store
-from summit_train.data.workers import Batches
+from summit_train.data.manifest.files import FileStore
+from summit_train.data.packed.format import Packing
+from summit_train.data.packed.pack import pack_set
+from summit_train.data.packed.read import ShardStore
 from summit_train.scaling.measure import in_turn, spread
 from summit_train.spec import DataSpec
 
 # A stage -> parts of the file and function names, as the profiler writes them, whose own time it is. The first match.
 STAGES: Mapping[str, tuple[str, ...]] = {
-    "read": ("posix.", "_io.", "zlib.crc32", "sha256", "shards/", "genericpath"),
+    "read": ("posix.", "_io.", "zlib.crc32", "sha256", "data/packed/", "genericpath"),
     "open": ("av.container", "av.codec.context.create", "context.py"),
     "seek": ("_demuxed", "_held", "keyframes.py", "flush_buffers", "limits.py"),
-    "decode": ("'decode' of 'av.", "decode/videos.py", "decode/pictures.py", "jpeg.py"),
+    "decode": ("'decode' of 'av.", "video/decode.py", "video/pictures.py", "jpeg.py"),
     "resize": ("'reformat' of 'av.", "render.py", "to_ndarray"),
-    "augment": ("augment.py", "sampling.py", "rng.py", "upright.py"),
+    "augment": ("augment.py", "sampling.py", "rng.py"),
 }
 OTHER, TRANSFER = "other", "transfer"
 _SHARD_BYTES = 1 << 30
@@ -55,18 +57,8 @@ class Subject:
     def batches(self, start: int, end: int, workers: int) -> Batches[MicroBatch]:
         """Return training batches of one clip each, in the order of training."""
         data = self.data.model_copy(update={"workers": workers, "on_bad_clip": "fail"})
-        return training_batches(
-            data,
-            self.store,
-            seed=self.seed,
-            virtual_gpus=1,
-            clips_per_gpu=1,
-            steps_per_epoch=self.clips,
-            rank=0,
-            ranks=1,
-            start_step=start,
-            end_step=end,
-        )
+        order = Order(self.clips, self.seed, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=self.clips)
+        return training_batches(data, self.store, order, rank=0, ranks=1, steps=range(start, end))
 
 
 def subject_of(data: DataSpec, manifest: Manifest, seed: int) -> Subject:
@@ -89,12 +81,7 @@ def sampled(subject: Subject, clips: int, folder: Path) -> Iterator[Subject]:
     sample = FileStore(read_manifest(folder / "sample.csv"), "/", store.limits)
     yield Subject("raw", subject.data, sample, subject.seed)
     for kind in ("bytes", "jpeg"):
-        job = begin(sample, folder / kind, Packing(kind), _SHARD_BYTES, 0)
-        assert job is not None, "the folder is a new one"
-        for error in pack_shards(job, missing_shards(job), 0):
-            if error is not None:
-                raise error
-        finish(job)
+        pack_set(sample, folder / kind, Packing(kind), _SHARD_BYTES)
         yield subject_of(subject.data, read_manifest(folder / kind), subject.seed)
 
 

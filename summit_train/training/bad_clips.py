@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from summit_train.comm import World
-from summit_train.data.loader import BadClip, MicroBatch
+from summit_train.data.batches.loader import BadClip, MicroBatch
 from summit_train.errors import AgreedError
 from summit_train.files import write_text
 

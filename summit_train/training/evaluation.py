@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from summit_train.comm import World
-from summit_train.data.loader import BadClip, test_batches
+from summit_train.data.batches.loader import BadClip, test_batches
+from summit_train.data.batches.store import open_store
 from summit_train.data.manifest import Manifest
-from summit_train.data.quarantine import Kept, kept_clips
-from summit_train.data.store import open_store
+from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.files import replacing, write_json
 from summit_train.spec import Spec
 from summit_train.text import has_top5

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import torch
 
 from summit_train.comm import World
-from summit_train.data.loader import MicroBatch, training_batches
+from summit_train.data.batches.loader import MicroBatch, training_batches
+from summit_train.data.batches.order import Order
+from summit_train.data.batches.store import open_store
+from summit_train.data.batches.workers import Batches
 from summit_train.data.manifest import Manifest
-from summit_train.data.quarantine import kept_clips
-from summit_train.data.store import open_store
-from summit_train.data.workers import Batches
+from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.errors import AgreedError, RunFailed, describe, is_bug
 from summit_train.plan import Plan
 from summit_train.spec import Spec
@@ -85,18 +86,15 @@ def batches_between(
     spec: Spec, plan: Plan, world: World, manifest: Manifest, start_step: int, end_step: int
 ) -> Batches[MicroBatch]:
     """Return this rank's micro-batches of steps start_step .. end_step - 1, without the clips in data.quarantine."""
+    kept = kept_clips(spec.data, manifest)
     return training_batches(
         spec.data,
         open_store(spec.data, manifest),
-        seed=spec.seed,
-        virtual_gpus=plan.virtual_gpus,
-        clips_per_gpu=plan.clips_per_gpu,
-        steps_per_epoch=plan.steps_per_epoch,
-        rank=world.rank,
-        ranks=world.size,
-        start_step=start_step,
-        end_step=end_step,
-        kept=kept_clips(spec.data, manifest),
+        Order(len(kept), spec.seed, plan.virtual_gpus, plan.clips_per_gpu, plan.steps_per_epoch),
+        world.rank,
+        world.size,
+        range(start_step, end_step),
+        kept,
     )
 
 

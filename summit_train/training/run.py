@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from summit_train.comm import World
-from summit_train.data.loader import MicroBatch
+from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.manifest import Manifest
-from summit_train.data.quarantine import Kept, kept_clips
+from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.errors import UserError
 from summit_train.models import VideoNetwork
 from summit_train.models.weights import load_pretrained

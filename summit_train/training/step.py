@@ -12,14 +12,11 @@ from torch.nn import functional
 
 from summit_train import rng
 from summit_train.comm import World
-from summit_train.data.loader import MicroBatch
+from summit_train.data.batches.loader import MicroBatch
+from summit_train.modality import RGB, Modality
 from summit_train.optim.sgd import set_learning_rate
 from summit_train.training.statistics import RunningStatistics
 from summit_train.training.stopwatch import Stopwatch
-
-# ImageNet's channel means and deviations, in units of a byte, as in torchvision's weights.
-_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
-_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
 AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -36,15 +33,15 @@ def mixed_precision(precision: str, device: torch.device) -> contextlib.Abstract
 
 
 class Normalise:
-    """Turn uint8 frames (N, T, H, W, 3) into float (N, T, 3, H, W), normalised as ImageNet's, in channels-last memory.
+    """Turn uint8 frames (N, T, H, W, C) into float (N, T, C, H, W), normalised as `modality` says, channels last.
 
     The bytes are permuted as a view: their order in memory is the channels-last order already. The constants stay on
     the device, as copying them there in every step would make the host wait.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._mean = torch.tensor(_MEAN, dtype=dtype, device=device)
-        self._std = torch.tensor(_STD, dtype=dtype, device=device)
+    def __init__(self, dtype: torch.dtype, device: torch.device, modality: Modality = RGB) -> None:
+        self._mean = torch.tensor(modality.mean, dtype=dtype, device=device)
+        self._std = torch.tensor(modality.std, dtype=dtype, device=device)
 
     def __call__(self, frames_NTHWC: torch.Tensor) -> torch.Tensor:
         frames = frames_NTHWC.to(self._mean.device, non_blocking=True).to(self._mean.dtype)

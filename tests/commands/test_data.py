@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from summit_train.__main__ import main
-from summit_train.data.decode import write_video
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
-from summit_train.data.quarantine import read_quarantine
+from summit_train.data.manifest.quarantine import read_quarantine
+from summit_train.data.video.encode import write_video
 from tests.worlds import needs_ranks, start
 
 

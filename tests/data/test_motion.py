@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from summit_train.data.augment import View
-from summit_train.data.clips import read_clip
-from summit_train.data.decode import probe
 from summit_train.data.manifest import read_manifest
 from summit_train.data.motion import MotionSet, write_motion_set
+from summit_train.data.video.augment import View
 from summit_train.errors import UserError
+from tests.data.clips import probe, read_clip
 
 
 def _places(frames: NDArray[np.uint8]) -> NDArray[np.float64]:

@@ -8,15 +8,15 @@ from summit_train.scaling.loader import OTHER, stage_of, verdict
 @pytest.mark.parametrize(
     ("file", "function", "stage"),
     [
-        ("/x/summit_train/data/shards/store.py", "_read", "read"),
+        ("/x/summit_train/data/packed/read.py", "_read", "read"),
         ("~", "<built-in method posix.pread>", "read"),
         ("~", "<built-in method zlib.crc32>", "read"),
-        ("/x/summit_train/data/decode/videos.py", "_demuxed", "seek"),
-        ("/x/summit_train/data/decode/videos.py", "_jumped", "decode"),
-        ("/x/summit_train/data/decode/render.py", "put", "resize"),
+        ("/x/summit_train/data/video/decode.py", "_demuxed", "seek"),
+        ("/x/summit_train/data/video/decode.py", "_jumped", "decode"),
+        ("/x/summit_train/data/video/render.py", "put", "resize"),
         ("~", "<method 'decode' of 'av.video.stream.VideoStream' objects>", "decode"),
         ("~", "<method 'reformat' of 'av.video.reformatter.VideoReformatter' objects>", "resize"),
-        ("/x/summit_train/data/upright.py", "mirrored", "augment"),
+        ("/x/summit_train/data/video/augment.py", "mirrored", "augment"),
         ("~", "<built-in method numpy.array>", OTHER),
     ],
 )

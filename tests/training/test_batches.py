@@ -6,8 +6,8 @@ from pathlib import Path
 
 from summit_train.comm import SerialWorld
 from summit_train.data.manifest import read_manifest
-from summit_train.data.quarantine import kept_clips, write_quarantine
-from summit_train.data.video import DecodeError
+from summit_train.data.manifest.quarantine import kept_clips, write_quarantine
+from summit_train.data.video.source import DecodeError
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
 from summit_train.training.loop import batches_between

@@ -11,6 +11,7 @@ from torch import nn
 
 from summit_train.comm import SerialWorld
 from summit_train.data.manifest import Manifest, read_manifest
+from summit_train.data.video.source import DecodeError
 from summit_train.spec import Spec, load_spec
 from summit_train.training.evaluation import Evaluation, Scores, show_accuracy, summarise
 from summit_train.training.network import fresh_model
@@ -85,5 +86,5 @@ def test_a_video_that_cannot_be_read_is_named(write_spec: WriteSpec, tmp_path: P
     (tmp_path / "val.csv").write_text("path,label\ngone.mp4,0\n")
     spec = load_spec(write_spec(data={"val": str(tmp_path / "val.csv")}))
     model = fresh_model(spec, torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"gone\.mp4"):
+    with pytest.raises(DecodeError, match=r"gone\.mp4"):
         Evaluation(spec, read_manifest(spec.data.val), SerialWorld(), torch.device("cpu")).score(model, 1, 1)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from summit_train.comm import SerialWorld
-from summit_train.data.loader import MicroBatch
+from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
 from summit_train.optim.sgd import build_sgd, start_momentum
 from summit_train.training.step import LossScale, Normalise, StepSettings, TrainStep, Wishes

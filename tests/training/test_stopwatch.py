@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from summit_train.comm import SerialWorld
-from summit_train.data.loader import MicroBatch
+from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
 from summit_train.optim.sgd import build_sgd, start_momentum
 from summit_train.training.step import StepSettings, TrainStep

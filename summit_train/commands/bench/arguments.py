@@ -12,7 +12,7 @@ from typing import Any
 from summit_train.comm import World
 from summit_train.commands.simulate import figure_path
 from summit_train.commands.start import choose_device, manifest_of
-from summit_train.data.quarantine import kept_clips
+from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.files import write_json
 from summit_train.plan import make_plan
 from summit_train.scaling.measure import MeasureError, Turns, positive

@@ -23,11 +23,11 @@ _PARTS = {
 
 
 class DiskError(RunFailed):
-    """The disk is full or broken: no fault of the input."""
+    """The disk is full or broken."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     commands = parser.add_subparsers(metavar="WHAT", required=True)
     for name, (part, help_text) in _PARTS.items():
         command = commands.add_parser(name, help=help_text, description=help_text)
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen part. Raises ValueError for what cannot be done, DiskError for a disk that gives up."""
+    """Run the chosen part. Raises UserError for what cannot be done, DiskError for a disk that is full or broken."""
     try:
         return int(args.run_part(args))
     except OSError as error:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
-from summit_train.commands.data.ranks import joined_ranks
-from summit_train.commands.data.surveying import surveyed
-from summit_train.data.index import Listing, Summary, list_videos, summarise, with_facts
-from summit_train.data.manifest import CLASSES_FILE, ManifestError, read_classes, write_manifest
-from summit_train.data.quarantine import write_quarantine
-from summit_train.files import write_text
-
-_SHOWN = 20  # lines of each list on the screen; the file has them all
+from summit_train.commands.data.ranks import surveyed
+from summit_train.commands.data.reporting import show, write_left_out
+from summit_train.commands.ranks import session, this_launch
+from summit_train.data.check.index import Listing, Summary, list_videos, summarise, with_facts
+from summit_train.data.manifest import ManifestError, write_manifest
+from summit_train.data.manifest.classes import check_beside, write_classes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     parser.add_argument(
         "source",
         metavar="ROOT",
@@ -33,9 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Index and report; 0 when done."""
-    with joined_ranks() as world:
-        listing = world.broadcast(_listing(args) if world.rank == 0 else None)
+    with session(this_launch()) as world:
+        listing = world.broadcast(list_videos(args.source, args.root) if world.rank == 0 else None)
         assert listing is not None
+        if world.rank == 0:
+            check_beside(args.out, listing.classes, listing.root)  # before the work, not after it
         paths = list(dict.fromkeys(row.path for row in listing.rows))
         found, journal = surveyed(world, str(listing.root), paths, args.out, args.workers)
         if world.rank == 0:
@@ -46,36 +45,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _listing(args: argparse.Namespace) -> Listing:
-    listing = list_videos(args.source, args.root)
-    _check_classes(listing, args.out)
-    return listing
-
-
 def _write(args: argparse.Namespace, listing: Listing, summary: Summary) -> None:
-    """The list of what is left out first: whoever sees the manifest sees it too."""
-    left_out = args.out.with_name(f"{args.out.stem}.left_out.csv")
-    left_out.unlink(missing_ok=True)
-    if summary.left_out:
-        write_quarantine(left_out, summary.left_out)
-        print(f"wrote {left_out}")
+    # The list of what is left out first: where the manifest exists, the list does too.
+    write_left_out(args.out, summary.left_out)
     if not summary.rows:
         raise ManifestError(f"{args.source}: not one video in it can be used")
     if listing.classes is not None:
-        write_text(args.out.parent / CLASSES_FILE, "".join(f"{name}\n" for name in listing.classes))
+        write_classes(args.out.parent, listing.classes)
     write_manifest(args.out, summary.rows)
     print(f"wrote {args.out}; its paths start at data.root={listing.root}")
-
-
-def _check_classes(listing: Listing, out: Path) -> None:
-    """Raise before the work, not after it: where the manifest cannot be written or would be misread."""
-    if not out.parent.is_dir():
-        raise ManifestError(f"{out.parent}: no such folder; make it first")
-    present = read_classes(out.parent / CLASSES_FILE)
-    if present is not None and present != listing.classes:
-        raise ManifestError(
-            f"{out.parent / CLASSES_FILE}: has other classes than {listing.root}; write to another folder"
-        )
 
 
 def _report(listing: Listing, summary: Summary) -> None:
@@ -89,16 +67,7 @@ def _report(listing: Listing, summary: Summary) -> None:
     if listing.skipped:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(listing.skipped.items()))
         print(f"no videos by their names: {kinds}")
-    _show("missing", [str(error) for error in summary.missing])
-    _show("left out, unreadable", [str(error) for error in summary.unreadable])
-    _show("left out, too short", [str(error) for error in summary.short])
-    _show("the same bytes as another", [f"{path} = {first}" for path, first in summary.copies])
-
-
-def _show(what: str, lines: Sequence[str]) -> None:
-    if lines:
-        print(f"{what}: {len(lines):,}")
-    for line in lines[:_SHOWN]:
-        print(f"  {line}")
-    if len(lines) > _SHOWN:
-        print(f"  ... and {len(lines) - _SHOWN:,} more")
+    show("missing", summary.missing)
+    show("left out, unreadable", summary.unreadable)
+    show("left out, too short", summary.short)
+    show("the same bytes as another", [f"{path} = {first}" for path, first in summary.copies])

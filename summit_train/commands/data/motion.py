@@ -10,7 +10,7 @@ from summit_train.data.motion import KINDS, MotionSet, write_motion_set
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     usual = MotionSet()
     parser.add_argument("out", metavar="OUT", type=Path, help="folder that gets videos/, train.csv and val.csv")
     parser.add_argument("--train", type=int, metavar="N", required=True, help="training videos")

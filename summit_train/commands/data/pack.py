@@ -6,14 +6,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from summit_train.commands.data.progress import followed, num_cpus
-from summit_train.commands.data.ranks import joined_ranks
+from summit_train.commands.data.progress import followed
+from summit_train.commands.data.ranks import num_workers
 from summit_train.commands.data.sizes import parse_size, size_text
+from summit_train.commands.ranks import session, this_launch
 from summit_train.data.manifest import read_manifest
-from summit_train.data.shards.pack import Job, begin, finish, missing_shards, pack_shards
-from summit_train.data.shards.record import Pack, PackError, Packing
-from summit_train.data.store import FileStore, located_root
-from summit_train.data.video import DecodeError
+from summit_train.data.manifest.files import FileStore, located_root
+from summit_train.data.packed.format import PackError, Packing
+from summit_train.data.packed.pack import Job, begin, finish, missing_shards, pack_shards
+from summit_train.data.video.source import DecodeError
 
 if TYPE_CHECKING:
     from summit_train.comm import World
@@ -22,7 +23,7 @@ _NAMED = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     usual = Packing("jpeg")
     parser.add_argument("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder to fill: new, or of a packing to go on with")
@@ -40,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Pack; 0 when the set is finished."""
+    """Pack; return 0 when the set is finished."""
     packing = _packing(args)
     manifest = read_manifest(args.manifest)
     store = FileStore(manifest, located_root(args.root, manifest))
-    with joined_ranks() as world:
-        workers = max(1, num_cpus() // world.local_size) if args.workers is None else max(0, args.workers)
+    with session(this_launch()) as world:
+        workers = num_workers(args.workers, world, least=0)
         job = world.broadcast(begin(store, args.out, packing, args.shard_size, workers) if world.rank == 0 else None)
         bad = [] if job is None else _packed(job, world, workers)
         everyone = world.gather(bad)
@@ -53,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
             print(f"{args.out}: is packed already; `data verify` checks it")
         elif job is not None and everyone is not None:
             _check([error for errors in everyone for error in errors])
-            _report(job, finish(job))
+            pack = finish(job)
+            print(f"{job.folder}: {pack.clips:,} clips in {len(pack.shards):,} shards, {size_text(pack.shard_bytes)}")
+            print(f"name it in a spec: data.train={job.folder}")
     return 0
 
 
@@ -83,9 +86,3 @@ def _check(bad: list[DecodeError]) -> None:
             f"{len(bad):,} clips cannot be packed; leave them out of the manifest (`data index` does) and pack again "
             f"into another folder:\n{named}{more}"
         )
-
-
-def _report(job: Job, pack: Pack) -> None:
-    size = size_text(pack.shard_bytes)
-    print(f"{job.folder}: {pack.clips:,} clips in {len(pack.shards):,} shards, {size}")
-    print(f"name it in a spec: data.train={job.folder}")

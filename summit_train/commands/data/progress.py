@@ -1,4 +1,4 @@
-"""How far a long piece of work is, on stderr; shared by the data commands."""
+"""Progress of long work, on stderr."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _PLAIN_EVERY_SECONDS = 10.0
 
 
 def num_cpus() -> int:
-    """The CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def followed(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
-    """Pass items on and show on stderr how far it is: a bar on a terminal, a line now and then elsewhere."""
+    """Yield the items and show progress on stderr: a bar on a terminal, a line every ten seconds elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield from _followed_plainly(items, total, what)

@@ -1,13 +1,45 @@
-"""The ranks that a data command was started with: alone, or under mpirun, srun or jsrun."""
+"""The ranks that a data command was started with: alone, or under mpirun, srun or jsrun; and their shared work."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from summit_train.comm import World
-from summit_train.commands.ranks import session, this_launch
+from summit_train.commands.data.progress import followed, num_cpus
+from summit_train.data.check.survey import Found, Journal, survey
+
+if TYPE_CHECKING:
+    from summit_train.comm import World
 
 
-def joined_ranks() -> AbstractContextManager[World]:
-    """Return the world of this command's ranks as a context; an error on one of them ends all."""
-    return session(this_launch())
+def num_workers(asked: int | None, world: World, least: int) -> int:
+    """Return the worker processes of each rank: as asked, or its share of the node's CPUs."""
+    return max(1, num_cpus() // world.local_size) if asked is None else max(least, asked)
+
+
+def surveyed(
+    world: World, root: str, paths: Sequence[str], out: Path, workers: int | None
+) -> tuple[dict[str, Found], Journal]:
+    """Decode all files by all ranks; return the findings on rank 0 (elsewhere nothing) and the journal.
+
+    Collective. The journal is to be removed when `out` is written. An interrupted survey for the same `out` is
+    continued: files that have not changed since are not decoded again.
+    """
+    journal = Journal(out.with_name(f".{out.name}.journal"), root)
+    left = world.broadcast(_left(journal, paths) if world.rank == 0 else [])
+    mine = left[world.rank :: world.size]
+    found = survey(root, mine, num_workers(workers, world, least=0))
+    with journal.part(world.rank) as part:
+        for path, what in zip(mine, followed(found, len(mine), "videos") if world.rank == 0 else found, strict=True):
+            part.add(path, what)
+    world.barrier()
+    return journal.read(paths) if world.rank == 0 else {}, journal
+
+
+def _left(journal: Journal, paths: Sequence[str]) -> list[str]:
+    known = journal.read(paths)
+    if known:
+        print(f"goes on: {len(known):,} of {len(paths):,} were done before", file=sys.stderr)
+    return [path for path in paths if path not in known]

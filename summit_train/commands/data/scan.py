@@ -6,18 +6,18 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from summit_train.commands.data.ranks import joined_ranks
-from summit_train.commands.data.surveying import surveyed
-from summit_train.data.index import compare
-from summit_train.data.manifest import Manifest, ManifestError, read_manifest
-from summit_train.data.quarantine import write_quarantine
-from summit_train.data.store import located_root
-from summit_train.data.survey import Found
-from summit_train.data.video import DecodeError
+from summit_train.commands.data.ranks import surveyed
+from summit_train.commands.ranks import session, this_launch
+from summit_train.data.check.index import bad_clips
+from summit_train.data.manifest import read_manifest
+from summit_train.data.manifest.classes import classes_beside
+from summit_train.data.manifest.files import located_root
+from summit_train.data.manifest.quarantine import write_quarantine
+from summit_train.data.video.source import DecodeError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     parser.add_argument("manifest", metavar="MANIFEST", type=Path, help="manifest, or folder of class folders")
     parser.add_argument("--root", type=Path, help="where the manifest's paths start [its own folder]")
     parser.add_argument("--out", metavar="BAD.csv", type=Path, required=True, help="list for data.quarantine")
@@ -26,32 +26,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Scan and write the list; 0 when done, whatever was found."""
-    if not args.out.parent.is_dir():
-        raise ManifestError(f"{args.out.parent}: no such folder; make it first")
+    classes_beside(args.out)  # before the work: is there a folder to write to?
     manifest = read_manifest(args.manifest)
     root = located_root(None if args.root is None else str(args.root), manifest)
     paths = list(dict.fromkeys(manifest.path(clip) for clip in range(len(manifest))))
-    with joined_ranks() as world:
+    with session(this_launch()) as world:
         found, journal = surveyed(world, root, paths, args.out, args.workers)
         if world.rank == 0:
-            bad = _bad(manifest, found)
+            bad = bad_clips(manifest, found)
             write_quarantine(args.out, bad)
             journal.remove()
             _report(args.out, len(paths), bad)
     return 0
 
 
-def _bad(manifest: Manifest, found: dict[str, Found]) -> list[DecodeError]:
-    reasons = dict[str, DecodeError]()
-    for clip in range(len(manifest)):
-        error = compare(manifest, clip, found[manifest.path(clip)])
-        if error is not None:
-            reasons.setdefault(error.path, error)
-    return list(reasons.values())
-
-
 def _report(out: Path, num_paths: int, bad: list[DecodeError]) -> None:
-    """How many are bad, and the reasons, the most frequent first."""
+    """Print how many are bad, and the reasons, the most frequent first."""
     print(f"{num_paths:,} clips decoded, {len(bad):,} bad")
     for reason, count in Counter(error.reason for error in bad).most_common(20):
         print(f"  {count:>6,}  {reason}")

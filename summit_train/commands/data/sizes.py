@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes in bytes as people write them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_size(text: str) -> int:
-    """Bytes from 1G, 256M, 1.5T or a plain number; a unit is 1024 of the one below it."""
+    """Parse 1G, 256M, 1.5T or a plain number of bytes; each unit is 1024 of the one below it."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     size = int(float(match.group(1)) * _UNITS[match.group(2).upper()]) if match else 0
     if size < 1:
@@ -18,7 +18,7 @@ def parse_size(text: str) -> int:
 
 
 def size_text(size: float) -> str:
-    """Bytes as 1.5 GiB."""
+    """Format bytes as 1.5 GiB."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"

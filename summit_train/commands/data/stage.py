@@ -8,11 +8,11 @@ from pathlib import Path
 
 from summit_train.commands.data.progress import followed
 from summit_train.commands.data.sizes import parse_size, size_text
-from summit_train.data.staging import Staging
+from summit_train.data.packed.stage import Staging
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     parser.add_argument("packed", metavar="OUT", type=Path, help="folder of a packed set")
     parser.add_argument(
         "dest", metavar="DEST", type=Path, help="folder on the node's disk; the copy gets one of its own in it"
@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stage; 0 also where a disk that is full or missing takes only a part, with one warning.
+    """Stage; return 0 also where a disk that is full or missing takes only a part, with one warning.
 
-    Started on each node once, or several times: the first process does it and the others wait, by a lock on the disk.
+    Of several processes on a node the first copies and the others wait, by a lock on the disk.
     """
     staging = Staging(args.packed, args.dest, max_bytes=args.limit)
     for _ in followed(staging.work(), staging.num_files, "files"):

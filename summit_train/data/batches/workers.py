@@ -1,0 +1,237 @@
+"""Worker processes that make batches, one key each: started, watched, replaced when one dies, and always ended.
+
+Each worker notes in shared memory which clip it reads, so the main process can name a video that kills its reader or
+never ends.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.process
+import os
+import signal
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from multiprocessing import resource_tracker
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from summit_train.data.video.limits import prepare_reader
+from summit_train.data.video.source import DecodeError
+from summit_train.errors import RunFailed
+
+PREFETCHED_PER_WORKER = 2
+Batch = TypeVar("Batch")
+Key = Any
+Worker = multiprocessing.process.BaseProcess
+
+_SECONDS_TO_DIE = 5.0
+_PATIENCE = 2.0  # times a clip's seconds
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A worker's error as a value; the DataLoader would turn the exception itself into a RuntimeError."""
+
+    error: DecodeError
+
+
+class Board:
+    """The clip that each worker reads: one row a worker of (process, clip + 1, or 0 for none).
+
+    A clip gets `seconds`. The decoder checks the time itself. Where it cannot, SIGALRM ends the worker: it has no
+    handler, so it works also in a library that never returns.
+    """
+
+    def __init__(self, num_workers: int, seconds: float) -> None:
+        self._rows = torch.zeros((num_workers, 2), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._seconds = _PATIENCE * seconds
+
+    @contextmanager
+    def reading(self, clip: int) -> Iterator[None]:
+        """Note the clip that this worker reads within the block; the main process notes nothing."""
+        worker = get_worker_info()
+        if worker is None:
+            yield
+            return
+        row = self._rows[worker.id]
+        row[0], row[1] = os.getpid(), clip + 1
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            row[1] = 0
+
+    def clear(self) -> None:
+        """Delete all notes."""
+        self._rows.zero_()
+
+    def read(self) -> dict[int, int]:
+        """Return process -> clip, for the workers that are reading one."""
+        return {process: clip - 1 for process, clip in self._rows.tolist() if clip}
+
+
+class Reads(Protocol):
+    """A dataset of whole batches, which notes on its board which clip it reads."""
+
+    def __getitem__(self, key: Key) -> Any:
+        """Return the batch of a key, or a Failure."""
+
+    def on_board(self, board: Board) -> Reads:
+        """Return a copy that notes on this board what it reads."""
+
+    def without(self, clip: int, reason: str) -> Reads:
+        """Return a copy for which this clip is unreadable."""
+
+
+class Batches(Generic[Batch]):
+    """An iterator over batches in their order; it owns the workers until its end, an error or `close()`.
+
+    A worker that dies while it reads a clip, or takes far longer than `seconds`, is replaced, and the clip counts as
+    unreadable from then on. Raises DecodeError, as raised in the worker, at the batch with the bad video, and RunFailed
+    where a worker died at no clip.
+    """
+
+    def __init__(self, dataset: Reads, keys: Iterable[Key], num_workers: int, seconds: float) -> None:
+        self._board = Board(num_workers, seconds)
+        self._dataset, self._num_workers, self._seconds = dataset.on_board(self._board), num_workers, seconds
+        self._keys = iter(keys)
+        self._asked = deque[Key]()  # keys of the batches that have not come yet
+        self._workers: list[Worker] = []
+        # Also at exit: multiprocessing would send the workers a SIGTERM, which they block, and wait for ever.
+        self._kill = weakref.finalize(self, _kill_all, self._workers)
+        self._batches: Iterator[Any] | None = self._start(self._keys)
+
+    def _start(self, keys: Iterable[Key]) -> Iterator[Any]:
+        others = set(multiprocessing.active_children())
+        with _signals_held_back():
+            batches = iter(_data_loader(self._dataset, self._noted(keys), self._num_workers))
+        self._workers[:] = set(multiprocessing.active_children()) - others
+        return batches
+
+    def _noted(self, keys: Iterable[Key]) -> Iterator[Key]:
+        for key in keys:
+            self._asked.append(key)
+            yield key
+
+    def __iter__(self) -> Batches[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        while self._batches is not None:
+            try:
+                batch: Batch | Failure = next(self._batches)
+            except (RuntimeError, EOFError, ConnectionError, FileNotFoundError) as error:
+                self._go_on_without(error)
+                continue
+            except BaseException:
+                self.close()
+                raise
+            self._asked.popleft()
+            if isinstance(batch, Failure):
+                self.close()
+                raise batch.error
+            return batch
+        raise StopIteration
+
+    def _go_on_without(self, error: Exception) -> None:
+        """Replace the workers where some died while they read a clip. Raises RunFailed where none did."""
+        dead = _dead(self._workers, wait=not isinstance(error, RuntimeError))
+        reading = self._board.read()
+        culprits = {reading[worker.pid]: worker.exitcode for worker in dead if worker.pid in reading}
+        if not culprits:
+            self.close()
+            if not dead and isinstance(error, RuntimeError):
+                raise error  # of our own making, in a worker that lives
+            raise RunFailed("a loader worker has died: killed, or out of memory?") from error
+        for clip, status in culprits.items():
+            hint = ": killed, or out of memory?" if status == -signal.SIGKILL else ""
+            reason = f"kills the process that reads it (exit status {status}{hint})"
+            if status == -signal.SIGALRM:
+                reason = f"is not read within {self._seconds:g} s: its reader never came back"
+            self._dataset = self._dataset.without(clip, reason)
+        self._batches = None
+        _kill_all(self._workers)
+        self._board.clear()
+        asked = list(self._asked)
+        self._asked.clear()
+        self._batches = self._start(chain(asked, self._keys))
+
+    def __enter__(self) -> Batches[Batch]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the workers and drop batches that were read ahead. May be called again."""
+        self._batches = None  # the DataLoader's iterator asks its workers to end, and waits some seconds
+        self._kill()  # those that hang in a file system or a decoder
+
+    def __del__(self) -> None:
+        if hasattr(self, "_kill"):  # else it was never started
+            self.close()
+
+
+def _data_loader(dataset: Reads, keys: Iterable[Key], num_workers: int) -> DataLoader[Any]:
+    """Return a loader that asks the dataset for whole batches by key (batch_size=None: no collation)."""
+    parallel: dict[str, Any] = {}
+    if num_workers:
+        # Forking a process that has MPI, CUDA or threads is unsafe; workers are forked from a clean one.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["summit_train.data.batches.loader"])
+        parallel = {
+            "multiprocessing_context": context,
+            "prefetch_factor": PREFETCHED_PER_WORKER,
+            "worker_init_fn": prepare_reader,
+        }
+    return DataLoader(
+        cast(Dataset[Any], dataset),
+        batch_size=None,
+        sampler=keys,
+        num_workers=num_workers,
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator(),  # else it would draw from the global one
+        **parallel,
+    )
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Block signals in the block, so that processes started in it inherit that and only SIGKILL ends them.
+
+    A scheduler signals all processes of a job, workers included; the main one decides what to do and still needs its
+    batches. It receives a signal of the meantime afterwards.
+    """
+    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        resource_tracker.ensure_running()  # its start unblocks two of them; the fork server would do it later
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _dead(workers: Iterable[Worker], *, wait: bool) -> list[Worker]:
+    """Return the dead workers. wait: for a while, until there is one."""
+    deadline = time.monotonic() + (_SECONDS_TO_DIE if wait else 0.0)
+    while True:
+        dead = [worker for worker in workers if not worker.is_alive()]
+        if dead or time.monotonic() >= deadline:
+            return dead
+        time.sleep(0.01)
+
+
+def _kill_all(workers: Iterable[Worker]) -> None:
+    for worker in workers:
+        if worker.is_alive():
+            worker.kill()

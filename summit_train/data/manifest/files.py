@@ -1,0 +1,49 @@
+"""The clips of a manifest as files of their own: videos, or folders of pictures."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from summit_train.data.manifest.reading import Manifest
+from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_folder_views, read_views
+from summit_train.data.video.limits import LIMITS, Limits
+from summit_train.data.video.source import load_video
+
+
+@dataclass(frozen=True)
+class FileStore:
+    """Each clip is a video file or a folder of pictures; relative paths start at `root` (see batches.store.Store).
+
+    A file is read in one piece: parallel file systems prefer one large read to a decoder's many small ones. Where the
+    manifest has its SHA-256, it must match: a codec often decodes changed bytes without an error.
+    """
+
+    manifest: Manifest
+    root: str
+    limits: Limits = LIMITS
+
+    def path(self, clip: int) -> str:
+        """Return the path of a clip's file or folder."""
+        return os.path.join(self.root, self.manifest.path(clip))
+
+    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
+        """Read clips in several views, see Store."""
+        path, num_frames = self.path(clip), self.manifest.num_frames(clip)
+        if os.path.isdir(path):
+            return read_folder_views(path, choose, views_of, num_frames, self.limits)
+        video = load_video(path, self.manifest.sha256(clip))
+        return read_views(video, choose, views_of, num_frames, limits=self.limits)
+
+
+def located_root(root: str | None, manifest: Manifest) -> str:
+    """Return where relative paths start: `root` (data.root), or the manifest's folder where only that has clip 0.
+
+    Where neither has it, the result is data.root, and reading the first clip raises the error.
+    """
+    beside = os.path.dirname(manifest.source)
+    if root is None:
+        return beside
+    first = manifest.path(0)
+    is_beside = not os.path.exists(os.path.join(root, first)) and os.path.exists(os.path.join(beside, first))
+    return beside if is_beside else root

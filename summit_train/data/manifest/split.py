@@ -1,0 +1,149 @@
+"""Splitting a data set into folds by groups (persons, scenes), with every class on both sides of every fold."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from summit_train import rng
+from summit_train.data.manifest.classes import class_names, write_classes
+from summit_train.data.manifest.reading import Manifest, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest.tables import ManifestError
+
+# Shuffles that are tried where groups of several classes leave a part without a class.
+_ATTEMPTS = 32
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One fold that was written: its folder, and the clips of each class in train.csv and val.csv."""
+
+    folder: Path
+    train: dict[str, int]
+    val: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How to split. Fold k of `folds` validates on part k and trains on the others.
+
+    group: a regular expression; its first match in a file's name (the match's first parenthesis, if there is one) is
+    the clip's group, and a group is never on both sides. None: each file is a group. only: the classes to take (empty:
+    all). both_directions: the classes become forwards and backwards, and every clip appears twice, once played
+    backwards, so that a network that cannot see time is at chance.
+    """
+
+    folds: int
+    group: str | None = None
+    seed: int = 0
+    only: tuple[str, ...] = ()
+    both_directions: bool = False
+
+
+def split_manifest(manifest: str | Path, out: str | Path, how: Splitting) -> list[Fold]:
+    """Write out/fold1 .. out/foldN, each with train.csv, val.csv and classes.txt.
+
+    The parts have as equal shares of each class as the groups allow. They depend on the clips and the seed, not on the
+    manifest's order. Raises ManifestError where the expression is bad, there are fewer groups than folds, a class
+    cannot be on both sides of every fold, or both directions are wanted of clips that are reversed already.
+    """
+    source = read_manifest(manifest)
+    names = class_names(source)
+    rows = _chosen(source, names, how)
+    groups = [row.path if how.group is None else _group_of(row.path, how.group) for row in rows]
+    counts: dict[str, Counter[str]] = {name: Counter() for name in sorted(set(groups))}
+    for row, group in zip(rows, groups, strict=True):
+        counts[group][names[int(row.label)]] += 1
+    parts = _parts(counts, how)
+    if how.both_directions:
+        names = ("forwards", "backwards")
+    folds = []
+    for number in range(how.folds):
+        folder = Path(out) / f"fold{number + 1}"
+        sides: dict[str, list[ManifestRow]] = {"train": [], "val": []}
+        for row, group in zip(rows, groups, strict=True):
+            named = row if how.group is None else replace(row, group=group)
+            both = [replace(named, label=0), replace(named, label=1, reversed=True)]
+            sides["val" if parts[group] == number else "train"] += both if how.both_directions else [named]
+        for side, clips in sides.items():
+            write_manifest(folder / f"{side}.csv", clips)
+        if how.both_directions or source.classes is not None:
+            write_classes(folder, names)
+        train, val = (Counter(names[int(row.label)] for row in clips) for clips in sides.values())
+        folds.append(Fold(folder, *({name: side[name] for name in names if train[name]} for side in (train, val))))
+    return folds
+
+
+def _chosen(source: Manifest, names: Sequence[str], how: Splitting) -> list[ManifestRow]:
+    unknown = sorted(set(how.only) - set(names))
+    if unknown:
+        raise ManifestError(f"{source.source}: there is no class {unknown[0]!r}; valid: {', '.join(names)}")
+    rows = [
+        ManifestRow(source.path(i), source.label(i), source.num_frames(i), reversed=source.is_reversed(i))
+        for i in range(len(source))
+        if not how.only or names[source.label(i)] in how.only
+    ]
+    backwards = next((row.path for row in rows if row.reversed), None)
+    if how.both_directions and backwards is not None:
+        raise ManifestError(f"{source.source}: {backwards} is reversed already; both directions want unreversed clips")
+    return rows
+
+
+def _group_of(path: str, pattern: str) -> str:
+    try:
+        match = re.search(pattern, Path(path).name)
+    except re.error as error:
+        raise ManifestError(f"the group {pattern!r} is no regular expression: {error}") from error
+    if match is None:
+        raise ManifestError(f"{path}: the group {pattern!r} matches nothing in the file's name")
+    return match.group(1) if match.re.groups else match.group()
+
+
+def _parts(groups: Mapping[str, Counter[str]], how: Splitting) -> dict[str, int]:
+    """Return each group's part, 0 .. folds - 1. groups: the clips of each class, sorted by the groups' names."""
+    if not 2 <= how.folds <= len(groups):
+        shown = ", ".join(list(groups)[:12])
+        raise ManifestError(f"{how.folds} folds of {len(groups)} groups ({shown}): 2 to that many are wanted")
+    num_groups = Counter(name for counts in groups.values() for name in counts)
+    for name, number in sorted(num_groups.items()):
+        if number < how.folds:
+            fewer = f"--folds {number}, " if number > 1 else ""
+            raise ManifestError(
+                f"the class {name!r} has clips in {number} of {len(groups)} groups, so it cannot be on both sides of "
+                f"each of {how.folds} folds: wanted are {fewer}more groups (another --group), or other classes (--only)"
+            )
+    for attempt in range(_ATTEMPTS):
+        parts = _balanced(groups, how, attempt)
+        covered = {(part, name) for group, part in parts.items() for name in groups[group]}
+        lacking = [name for name in num_groups if any((part, name) not in covered for part in range(how.folds))]
+        if not lacking:
+            return parts
+    raise ManifestError(
+        f"no split into {how.folds} folds was found with the class {min(lacking)!r} on both sides of each: "
+        "its groups belong to other classes too; fewer --folds are wanted, or another --group or --seed"
+    )
+
+
+def _balanced(groups: Mapping[str, Counter[str]], how: Splitting, attempt: int) -> dict[str, int]:
+    """Put each group, the heaviest first, into the part where it adds least to the imbalance of the classes.
+
+    The imbalance is the sum over parts and classes of (clips in the part / clips in all)^2.
+    """
+    totals = sum(groups.values(), Counter())
+    order = rng.key(how.seed, "split", attempt).permutation(len(groups)).tolist()
+    names = list(groups)
+    weights = {group: sum(number / totals[name] for name, number in groups[group].items()) for group in names}
+    parts: dict[str, int] = {}
+    filled: list[Counter[str]] = [Counter() for _ in range(how.folds)]
+    for group in sorted((names[place] for place in order), key=lambda group: -weights[group]):
+        added = [
+            sum((2 * part[name] * number + number**2) / totals[name] ** 2 for name, number in groups[group].items())
+            for part in filled
+        ]
+        best = min(range(how.folds), key=lambda part: (added[part], filled[part].total()))
+        parts[group] = best
+        filled[best] += groups[group]
+    return parts

@@ -1,0 +1,1 @@
+"""Packed sets: clips in shards, with an index and checksums."""

@@ -1,0 +1,299 @@
+"""The format of a packed set: tar shards, the index of clips and pictures, and the record `pack.json`.
+
+A shard is a plain tar file with WebDataset's naming. A clip is a sample of three members with one key, its number in
+nine digits: KEY.mp4 (the video's own extension; KEY.mjpeg for JPEG pictures, one after the other), KEY.cls (the label)
+and KEY.json (the other facts). A shard holds no times and no owners, so packing twice gives the same bytes.
+
+The index has a row for each clip and a row for each picture: `np.load("packed/index/clips.npy", mmap_mode="r")`.
+pack.json lists every file of the set with its SHA-256. A set without it is not finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from summit_train.data.manifest.columns import ColumnWriter, StoredRows
+from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST
+from summit_train.errors import UserError
+from summit_train.files import file_sha256, write_text
+
+INDEX_FOLDER, CLIPS, PICTURES = "index", "clips.npy", "pictures.npy"
+# The limit of ustar's size field.
+MAX_MEMBER_BYTES = 8 << 30
+# The index stores a picture's end within its clip in 32 bits.
+MAX_PICTURES_BYTES = 1 << 32
+# start, length: of the clip's bytes in its shard. checksum: of facts and bytes; of a clip of pictures, of its facts
+# alone, because each picture has a checksum of its own. first: the row of the clip's first picture.
+CLIP_ROW = np.dtype(
+    [
+        ("shard", "<u4"), ("checksum", "<u4"), ("start", "<i8"), ("length", "<i8"), ("first", "<i8"),
+        ("width", "<u4"), ("height", "<u4"),
+    ]
+)  # fmt: skip
+# end: of the picture, counted from the clip's start.
+PICTURE_ROW = np.dtype([("end", "<u4"), ("checksum", "<u4")])
+_FORMAT = 1
+_BLOCK = 512
+# A record may come from a stranger, and its files are opened and copied: no name may lead out of the set's folder.
+_FILE_NAME = re.compile(rf"({PACKED_MANIFEST}|{INDEX_FOLDER})/[a-z_]+\.(npy|json)")
+
+
+class PackError(UserError):
+    """A packed set cannot be made or used; the message says which, why, and what would be right."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a clip besides its bytes. All of it enters the clip's checksums.
+
+    num_frames: of the video, -1 where unknown. width, height: of the upright frame before packing, 0 in a set of the
+    original bytes.
+    """
+
+    path: str
+    label: int
+    num_frames: int
+    reversed: bool
+    width: int = 0
+    height: int = 0
+
+    def checksum(self) -> int:
+        """Return the CRC-32 of the facts, with which the checksums of the clip's bytes start."""
+        fields = (self.label, self.num_frames, int(self.reversed), self.width, self.height)
+        return zlib.crc32(os.fsencode(self.path), zlib.crc32("{} {} {} {} {} ".format(*fields).encode()))
+
+
+def clip_checksum(facts: Facts, payload: bytes) -> int:
+    """Return the CRC-32 of a clip's facts and bytes.
+
+    It finds every burst of up to 32 changed bits, and any other change with probability 1 - 2^-32. Training checks it
+    in every read; a cryptographic hash would take several times as long.
+    """
+    return zlib.crc32(payload, facts.checksum())
+
+
+def picture_checksum(facts_checksum: int, number: int, payload: bytes) -> int:
+    """Return the CRC-32 of the clip's facts, the picture's number and its bytes."""
+    return zlib.crc32(payload, zlib.crc32(number.to_bytes(8, "little"), facts_checksum))
+
+
+def shard_name(number: int) -> str:
+    """Return the file name of a shard."""
+    return f"{number:06}.tar"
+
+
+def sample(clip: int, ending: str, payload: bytes, facts: Facts, more: dict[str, Any]) -> tuple[bytes, int]:
+    """Return a clip's bytes in its shard, and the payload's offset in them. more: further entries of KEY.json."""
+    key = f"{clip:09}"
+    about = json.dumps(asdict(facts) | more, sort_keys=True).encode()
+    label = str(facts.label).encode()
+    parts = [_member(f"{key}{ending}", payload), _member(f"{key}.cls", label), _member(f"{key}.json", about)]
+    return b"".join(parts), _BLOCK
+
+
+def _member(name: str, content: bytes) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(content), 0o644
+    return info.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % _BLOCK)
+
+
+def shard_end() -> bytes:
+    """Return the two empty blocks that end a tar file."""
+    return bytes(2 * _BLOCK)
+
+
+def ending_of(path: str) -> str:
+    """Return the extension of a video's member: the file's own where it is plain, else .video."""
+    ending = os.path.splitext(path)[1].lower()
+    is_plain = ending[1:].isascii() and ending[1:].isalnum() and len(ending) <= 16
+    return ending if is_plain and ending not in (".cls", ".json") else ".video"
+
+
+class Place(NamedTuple):
+    """A clip's row of the index. num_pictures is 0 in a set of the original bytes."""
+
+    shard: int
+    checksum: int
+    start: int
+    length: int
+    first: int
+    width: int
+    height: int
+    num_pictures: int
+
+
+def write_index(folder: Path, parts: Iterable[tuple[NDArray[Any], NDArray[Any]]]) -> None:
+    """Write the index. parts: each shard's rows of clips and of pictures, in order; `first` counts from 0 in each."""
+    num_pictures = 0
+    with ExitStack() as stack:
+        clips = stack.enter_context(ColumnWriter(folder / CLIPS, CLIP_ROW))
+        pictures = stack.enter_context(ColumnWriter(folder / PICTURES, PICTURE_ROW))
+        for clip_rows, picture_rows in parts:
+            moved = clip_rows.copy()
+            moved["first"] += num_pictures
+            clips.append(moved)
+            pictures.append(picture_rows)
+            num_pictures += len(picture_rows)
+
+
+class ShardIndex:
+    """The opened index of a packed set; it reads rows by `pread` and keeps none. Raises PackError where damaged."""
+
+    def __init__(self, folder: Path, num_clips: int) -> None:
+        try:
+            self._clips = StoredRows(folder / CLIPS, CLIP_ROW)
+            self._pictures = StoredRows(folder / PICTURES, PICTURE_ROW)
+        except (OSError, ValueError) as error:
+            raise PackError(f"{folder}: the index is damaged: {error}") from error
+        if len(self._clips) != num_clips:
+            raise PackError(f"{folder}: the index is damaged: {len(self._clips)} clips instead of {num_clips}")
+
+    def place(self, clip: int) -> Place:
+        """Return a clip's row."""
+        rows = self._clips[clip : clip + 2]
+        end = rows["first"][1] if len(rows) > 1 else len(self._pictures)
+        shard, checksum, start, length, first, width, height = (int(value) for value in rows[0])
+        return Place(shard, checksum, start, length, first, width, height, int(end) - first)
+
+    def pictures(self, place: Place) -> NDArray[Any]:
+        """Return the rows of a clip's pictures, PICTURE_ROW (num_pictures,)."""
+        return self._pictures[place.first : place.first + place.num_pictures]
+
+
+def is_whole(place: Place, pictures: NDArray[Any], facts: Facts, payload: bytes) -> bool:
+    """Return whether all of a clip's bytes are those that were packed."""
+    if len(payload) != place.length:
+        return False
+    if not place.num_pictures:
+        return clip_checksum(facts, payload) == place.checksum
+    base = facts.checksum()
+    ends = [0, *pictures["end"].tolist()]
+    sums = [picture_checksum(base, i, payload[ends[i] : ends[i + 1]]) for i in range(len(pictures))]
+    return base == place.checksum and ends[-1] == len(payload) and sums == pictures["checksum"].tolist()
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How clips are packed. Raises PackError for a value that is no choice.
+
+    kind: 'bytes' (the videos as they are) or 'jpeg' (every `every`-th frame as a JPEG of quality 1 to 95, scaled down
+    to `short_side` where it is larger).
+    """
+
+    kind: str
+    short_side: int = 256
+    every: int = 1
+    quality: int = 90
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("bytes", "jpeg"):
+            raise PackError(f"kind {self.kind!r} is no choice; valid: bytes, jpeg")
+        for name, low, high in (("short_side", 1, 8192), ("every", 1, 1 << 20), ("quality", 1, 95)):
+            if not low <= getattr(self, name) <= high:
+                raise PackError(f"{name} is {getattr(self, name)}: {low} to {high} is wanted")
+
+    @property
+    def pixels(self) -> str:
+        """Return what was done to the pixels; "" where the bytes are the videos' own."""
+        if self.kind == "bytes":
+            return ""
+        return f"jpeg short side {self.short_side}, every {self.every}, quality {self.quality}"
+
+    def num_packed(self, num_frames: int) -> int:
+        """Return how many of a video's frames are packed: number 0, `every`, 2 * `every`, ..."""
+        return -(-num_frames // self.every)
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One file of a set: its name below the set's folder, its size in bytes and SHA-256."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Pack:
+    """The record of a packed set: all of its files but pack.json. fingerprint: of its manifest."""
+
+    packing: Packing
+    clips: int
+    clips_per_shard: int
+    fingerprint: str
+    shards: tuple[StoredFile, ...]
+    files: tuple[StoredFile, ...]
+
+    @property
+    def shard_bytes(self) -> int:
+        """Return the sizes of all shards together."""
+        return sum(shard.size for shard in self.shards)
+
+    @property
+    def every_file(self) -> tuple[StoredFile, ...]:
+        """Return shards and other files."""
+        return (*self.shards, *self.files)
+
+    def text(self) -> str:
+        """Return pack.json: one line a file, and last the SHA-256 of all lines before it."""
+        values = asdict(self) | {"format": _FORMAT}
+        lists = {name: values.pop(name) for name in ("shards", "files")}
+        lines = [f" {json.dumps(name)}: {json.dumps(values[name])},\n" for name in sorted(values)]
+        for name in sorted(lists):
+            items = ",\n".join(f"  {json.dumps(item, sort_keys=True)}" for item in lists[name])
+            lines.append(f" {json.dumps(name)}: [\n{items}\n ],\n")
+        body = "{\n" + "".join(lines)
+        return f'{body} "sha256": "{hashlib.sha256(body.encode()).hexdigest()}"\n}}\n'
+
+    def write(self, folder: Path) -> None:
+        """Write pack.json, whole or not at all."""
+        write_text(folder / PACK_FILE, self.text())
+
+
+def read_pack(folder: str | Path) -> Pack:
+    """Read the record of a packed set. Raises PackError where there is none, or one byte of it is not as written."""
+    path = Path(folder) / PACK_FILE
+    try:
+        text = path.read_bytes().decode()
+        pack = _from_values(json.loads(text))
+    except FileNotFoundError as error:
+        raise PackError(f"{folder}: is no packed set, or not a finished one: it has no {PACK_FILE}") from error
+    except OSError as error:
+        raise PackError(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, PackError) as error:
+        raise PackError(f"{path}: is damaged: {error}") from error
+    if pack.text() != text:
+        raise PackError(f"{path}: is damaged: it is not what its own checksum says")
+    return pack
+
+
+def _from_values(values: dict[str, Any]) -> Pack:
+    if values["format"] != _FORMAT:
+        raise ValueError(f"its format is {values['format']!r}, and {_FORMAT} is what this version reads")
+    shards, files = (tuple(StoredFile(**item) for item in values[name]) for name in ("shards", "files"))
+    for number, shard in enumerate(shards):
+        if shard.name != shard_name(number):
+            raise ValueError(f"a shard is named {shard.name!r}")
+    for file in files:
+        if not _FILE_NAME.fullmatch(file.name):
+            raise ValueError(f"a file is named {file.name!r}")
+    numbers = {name: int(values[name]) for name in ("clips", "clips_per_shard")}
+    return Pack(Packing(**values["packing"]), **numbers, fingerprint=values["fingerprint"], shards=shards, files=files)
+
+
+def stored_file(folder: Path, name: str) -> StoredFile:
+    """Return the record of a set's file. Raises OSError."""
+    return StoredFile(name, (folder / name).stat().st_size, file_sha256(folder / name))

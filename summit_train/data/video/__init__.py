@@ -1,0 +1,1 @@
+"""The pixels of a clip: decoding, sampling, augmentation. Only this room imports PyAV."""

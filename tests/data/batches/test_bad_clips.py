@@ -1,0 +1,178 @@
+"""Clips that cannot be read, or bring their reader down."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from summit_train.data.batches import loader
+from summit_train.data.batches.order import Order, epoch_order
+from summit_train.data.batches.store import Store, open_store
+from summit_train.data.manifest import Manifest
+from summit_train.data.manifest.quarantine import Kept
+from summit_train.data.video.source import DecodeError
+from summit_train.spec import EvaluateSpec
+from tests.data.batches.conftest import (
+    NUM_VIDEOS,
+    all_keys,
+    data_spec,
+    open_batches,
+)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_bad_video_is_named_when_its_batch_is_asked_for(broken: Manifest, workers: int) -> None:
+    path = str(Path(broken.source).parent / "3.mp4")
+    good: list[float] = []
+    batches = open_batches(broken, data_spec(workers), end_step=6)
+    with pytest.raises(DecodeError) as caught:
+        good.extend(batch.ids.item() for batch in batches)
+    assert caught.value.path == path
+    assert caught.value.reason
+    assert str(caught.value).startswith(path)
+    assert "\n" not in str(caught.value)
+    asked = [ids.item() for *_, ids in all_keys(broken)]
+    assert good == asked[: asked.index(3)]
+    assert list(batches) == []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_video_is_named_in_the_test(broken: Manifest, workers: int) -> None:
+    store = open_store(data_spec(), broken)
+    batches = loader.test_batches(data_spec(workers), EvaluateSpec(clips=1, short_side=24), store, [2, 3, 4])
+    assert next(batches).video == 2
+    with pytest.raises(DecodeError, match=r"3\.mp4"):
+        next(batches)
+
+
+# Substitutes for what cannot be read.
+
+
+def _kept(*excluded: int) -> Kept:
+    return Kept(NUM_VIDEOS, np.array(excluded, np.int64))
+
+
+def test_clips_in_quarantine_are_left_out(manifest: Manifest) -> None:
+    data = data_spec()
+    run = Order(6, 5, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=6)
+    batches = loader.training_batches(data, open_store(data, manifest), run, 0, 1, range(6), _kept(2, 3, 8))
+    order_ = epoch_order(6, 5, 0)
+    assert [batch.ids.item() for batch in batches] == [[0, 1, 4, 5, 6, 7][place] for place in order_]
+
+
+def _substituted(broken: Manifest, workers: int, **changes: int) -> list[Any]:
+    with open_batches(broken, data_spec(workers, on_bad_clip="skip"), end_step=6, **changes) as batches:
+        return [
+            (b.step, b.virtual_gpu, b.ids.tolist(), b.labels.tolist(), b.clips.numpy().tobytes(), b.bad)
+            for b in batches
+        ]
+
+
+def test_a_bad_clip_is_replaced_and_named(broken: Manifest) -> None:
+    batches = _substituted(broken, 0)
+    for (*_, wanted), (_, _, ids, labels, _, bad) in zip(all_keys(broken), batches, strict=True):
+        if wanted.item() != 3:
+            assert (ids, bad) == (wanted.tolist(), ())
+            continue
+        assert len(bad) == 1
+        assert (bad[0].clip, bad[0].path, bad[0].substitute) == (3, str(Path(broken.source).parent / "3.mp4"), ids[0])
+        assert bad[0].reason and ids[0] != 3 and labels == [ids[0] % 4]
+    assert any(bad for *_, bad in batches)
+
+
+def test_substitutes_are_the_same_on_all_ranks_workers_and_from_any_step(broken: Manifest) -> None:
+    alone = _substituted(broken, 0)
+    assert _substituted(broken, 2) == alone
+    shares = [_substituted(broken, 0, rank=rank, ranks=2) for rank in range(2)]
+    assert sorted(batch for share in shares for batch in share) == alone
+    assert _substituted(broken, 0, start_step=3) == alone[12:]
+
+
+def test_a_substitute_that_is_bad_too_is_named_and_another_taken(broken: Manifest) -> None:
+    for video in range(NUM_VIDEOS):
+        if video not in (4, 5, 6):
+            os.truncate(Path(broken.source).parent / f"{video}.mp4", 300)
+    tried = set[int]()
+    for *_, ids, labels, _, bad in _substituted(broken, 0):
+        assert ids[0] in (4, 5, 6) and labels == [ids[0] % 4]
+        assert not bad or bad[0].substitute == ids[0]
+        tried |= {clip.clip for clip in bad[1:]}
+        assert all(clip.substitute is None for clip in bad[1:])
+    assert tried and not tried & {4, 5, 6}
+
+
+def test_a_set_without_one_good_clip_ends_the_run(broken: Manifest) -> None:
+    for video in range(NUM_VIDEOS):
+        os.truncate(Path(broken.source).parent / f"{video}.mp4", 300)
+    with pytest.raises(DecodeError, match="nor can 16 others be read in its place"):
+        _substituted(broken, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_video_of_the_test_has_no_substitute(broken: Manifest, workers: int) -> None:
+    data = data_spec(workers, on_bad_clip="skip")
+    evaluate = EvaluateSpec(clips=1, short_side=24)
+    batches = list(loader.test_batches(data, evaluate, open_store(data, broken), [2, 3, 4]))
+    assert [(batch.video, batch.bad and batch.bad.clip) for batch in batches] == [(2, None), (3, 3), (4, None)]
+    assert not len(batches[1].views) and len(batches[2].views)
+
+
+# Clips that bring their reader down.
+
+
+@dataclass(frozen=True)
+class Trap:
+    """A store whose clip 3 ends its reader, or holds it for ever."""
+
+    store: Store
+    hangs: bool
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.store.manifest
+
+    def read_views(self, clip: int, choose: Any, views_of: Any) -> Any:
+        if clip == 3:
+            time.sleep(1000) if self.hangs else os.kill(os.getpid(), signal.SIGKILL)
+        return self.store.read_views(clip, choose, views_of)
+
+
+def _trapped(manifest: Manifest, hangs: bool, on_bad_clip: str) -> loader.Batches[loader.MicroBatch]:
+    data = data_spec(workers=2, on_bad_clip=on_bad_clip, clip_seconds=2 if hangs else 120)
+    run = Order(len(manifest), 5, virtual_gpus=4, clips_per_gpu=1, steps_per_epoch=2)
+    return loader.training_batches(data, Trap(open_store(data, manifest), hangs), run, 0, 1, range(4))
+
+
+each_trap = pytest.mark.parametrize(
+    ("hangs", "reason"), [(False, "kills the process that reads it"), (True, "is not read within")]
+)
+
+
+@each_trap
+def test_a_clip_that_ends_or_holds_its_reader_is_named(manifest: Manifest, hangs: bool, reason: str) -> None:
+    good: list[int] = []
+    with pytest.raises(DecodeError, match=rf"3\.mp4: {reason}"):
+        good.extend(batch.ids.item() for batch in _trapped(manifest, hangs, "fail"))
+    asked = [ids.item() for *_, ids in all_keys(manifest)]
+    assert good == asked[: asked.index(3)]
+
+
+@each_trap
+def test_the_run_goes_on_without_a_clip_that_ends_or_holds_its_reader(
+    manifest: Manifest, hangs: bool, reason: str
+) -> None:
+    with _trapped(manifest, hangs, "skip") as batches:
+        found = list(batches)
+    assert [(b.step, b.virtual_gpu) for b in found] == [(step, gpu) for step in range(4) for gpu in range(4)]
+    bad = [clip for batch in found for clip in batch.bad]
+    assert {clip.clip for clip in bad} == {3}
+    assert all(clip.reason.startswith(reason) for clip in bad)
+    asked = [ids.item() for *_, ids in all_keys(manifest)][:16]
+    assert [b.ids.item() for b in found if not b.bad] == [clip for clip in asked if clip != 3]

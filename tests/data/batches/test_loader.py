@@ -1,0 +1,129 @@
+"""Which clips a batch holds, in training and in the test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from summit_train import rng
+from summit_train.data.batches import loader
+from summit_train.data.batches.store import open_store
+from summit_train.data.manifest import Manifest
+from summit_train.data.video import augment, sampling
+from summit_train.spec import EvaluateSpec
+from tests.data.batches.conftest import (
+    NUM_FRAMES,
+    NUM_VIDEOS,
+    data_spec,
+    grey,
+    open_batches,
+    plain,
+)
+from tests.data.clips import read_clip
+
+# Training.
+
+
+def test_a_micro_batch_holds_the_clips_that_the_keys_say(manifest: Manifest, videos: Path) -> None:
+    batches = list(open_batches(manifest, data_spec(), virtual_gpus=2, clips_per_gpu=2))
+    assert [(b.step, b.virtual_gpu) for b in batches[:4]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for batch in batches:
+        assert (batch.clips.dtype, batch.clips.shape) == (torch.uint8, (2, 4, 24, 24, 3))
+        assert (batch.labels.dtype, batch.ids.dtype) == (torch.int64, torch.int64)
+        assert batch.labels.tolist() == [video % 4 for video in batch.ids.tolist()]
+        for clip, video in zip(batch.clips.numpy(), batch.ids.tolist(), strict=True):
+            _check_clip(clip, videos, video, epoch=batch.step // 2)
+
+
+def _check_clip(clip: np.ndarray, videos: Path, video: int, epoch: int) -> None:
+    frames = sampling.train_frames("dense", NUM_FRAMES, 4, 2, rng.key(5, "sampling", epoch, video))
+    frames = NUM_FRAMES - 1 - frames if video % 3 == 2 else frames
+    assert grey(clip) == frames.tolist()
+    generator = rng.key(5, "augment", epoch, video)
+    view = augment.train_view("scale_jitter", (24, 32), 24, True, 48, 32, generator)
+    assert np.array_equal(clip, read_clip(videos / f"{video}.mp4", lambda _: frames, lambda *_: view))
+
+
+def test_each_epoch_shows_a_clip_anew(manifest: Manifest) -> None:
+    seen = [(b.ids.item(), b.clips.numpy().tobytes()) for b in open_batches(manifest, data_spec(), end_step=12)]
+    counts = {video: len({pixels for v, pixels in seen if v == video}) for video, _ in seen}
+    assert len(counts) == NUM_VIDEOS
+    assert min(counts.values()) > 1
+
+
+def test_workers_change_nothing(manifest: Manifest) -> None:
+    alone = plain(open_batches(manifest, data_spec(workers=0)))
+    assert len(alone) == 20
+    assert plain(open_batches(manifest, data_spec(workers=2))) == alone
+
+
+def test_ranks_share_the_same_batches(manifest: Manifest) -> None:
+    alone = plain(open_batches(manifest, data_spec()))
+    for ranks in (2, 4):
+        shares = [plain(open_batches(manifest, data_spec(), rank=rank, ranks=ranks)) for rank in range(ranks)]
+        assert sorted(batch for share in shares for batch in share) == alone
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_start_in_mid_epoch_gives_the_tail(manifest: Manifest, workers: int) -> None:
+    everything = plain(open_batches(manifest, data_spec()))
+    assert plain(open_batches(manifest, data_spec(workers), start_step=3)) == everything[12:]
+
+
+@pytest.mark.parametrize("root", [None, ".", "/else/where"])
+def test_paths_that_start_at_the_manifests_folder_are_found_whatever_root_says(
+    manifest: Manifest, root: str | None
+) -> None:
+    assert plain(open_batches(manifest, data_spec(root=root))) == plain(open_batches(manifest, data_spec()))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loading_draws_nothing_from_the_global_generators(manifest: Manifest, workers: int) -> None:
+    before, numpy_before = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].tolist()
+    plain(open_batches(manifest, data_spec(workers), end_step=1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert np.random.get_state(legacy=False)["state"]["key"].tolist() == numpy_before
+
+
+def test_impossible_runs_are_refused_at_once(manifest: Manifest) -> None:
+    with pytest.raises(ValueError, match="cannot be shared evenly by 3 ranks"):
+        open_batches(manifest, data_spec(), ranks=3)
+    with pytest.raises(ValueError, match="cannot be taken from 9 clips"):
+        open_batches(manifest, data_spec(), clips_per_gpu=2)
+
+
+# The test.
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_test_views_come_in_the_order_asked(manifest: Manifest, workers: int) -> None:
+    evaluate = EvaluateSpec(clips=3, crops=1, short_side=24)
+    batches = list(loader.test_batches(data_spec(workers), evaluate, open_store(data_spec(), manifest), [7, 2, 2, 0]))
+    assert [(b.video, b.label) for b in batches] == [(7, 3), (2, 2), (2, 2), (0, 0)]
+    # Window 8 of 12 frames: starts 0, 2, 4.
+    starts = [[0, 2, 4, 6], [2, 4, 6, 8], [4, 6, 8, 10]]
+    backwards = [[NUM_FRAMES - 1 - frame for frame in clip] for clip in starts]
+    for batch in batches:
+        assert (batch.views.dtype, batch.views.shape) == (torch.uint8, (3, 4, 24, 24, 3))
+        wanted = backwards if batch.video == 2 else starts
+        assert [grey(view) for view in batch.views.numpy()] == wanted
+
+
+def test_clips_and_crops_can_be_asked_for(manifest: Manifest) -> None:
+    evaluate = EvaluateSpec(clips=5, crops="full", short_side=32)
+    (full,) = loader.test_batches(data_spec(), evaluate, open_store(data_spec(), manifest), [1])
+    assert full.views.shape == (5, 4, 32, 48, 3)
+    (crops,) = loader.test_batches(data_spec(), evaluate, open_store(data_spec(), manifest), [1], clips=1, crops=3)
+    assert crops.views.shape == (3, 4, 32, 32, 3)
+    # Left, centre and right of 48 columns, of which the last 8 are white and the others the frame's own grey.
+    right_edges = crops.views[:, 0, 16, -4, 0].tolist()
+    assert right_edges[0] < 200
+    assert right_edges[1] < 200
+    assert right_edges[2] > 245
+
+
+def test_no_videos_no_batches(manifest: Manifest) -> None:
+    assert list(loader.test_batches(data_spec(2), EvaluateSpec(), open_store(data_spec(), manifest), [])) == []

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from summit_train import rng
+from summit_train.data.batches import order
+
+
+@st.composite
+def _runs(draw: st.DrawFn) -> dict[str, int]:
+    """A run's numbers, without a rank."""
+    virtual_gpus = draw(st.integers(1, 12))
+    clips_per_gpu = draw(st.integers(1, 5))
+    steps_per_epoch = draw(st.integers(1, 5))
+    left_over = draw(st.integers(0, virtual_gpus * clips_per_gpu - 1))
+    return {
+        "num_clips": steps_per_epoch * virtual_gpus * clips_per_gpu + left_over,
+        "seed": draw(st.integers(0, 2**63 - 1)),
+        "virtual_gpus": virtual_gpus,
+        "clips_per_gpu": clips_per_gpu,
+        "steps_per_epoch": steps_per_epoch,
+    }
+
+
+def _play(run: dict[str, int], rank: int = 0, ranks: int = 1, start: int = 0, end: int = 0) -> list[tuple[Any, ...]]:
+    played = order.Order(**run).micro_batches(rank, ranks, range(start, end))
+    return [(step, gpu, epoch, tuple(clips.tolist())) for step, gpu, epoch, clips in played]
+
+
+def _divisors(number: int) -> Iterator[int]:
+    return (divisor for divisor in range(1, number + 1) if number % divisor == 0)
+
+
+@given(num_clips=st.integers(1, 300), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 1000))
+def test_an_epoch_is_a_permutation(num_clips: int, seed: int, epoch: int) -> None:
+    played = order.epoch_order(num_clips, seed, epoch)
+    assert played.dtype == np.int32
+    assert sorted(played.tolist()) == list(range(num_clips))
+
+
+def test_seeds_and_epochs_have_orders_of_their_own() -> None:
+    orders = {tuple(order.epoch_order(50, seed, epoch).tolist()) for seed in (0, 1) for epoch in (0, 1, 2)}
+    assert len(orders) == 6
+
+
+def test_the_order_of_a_seed_stays_the_same_over_versions() -> None:
+    assert order.epoch_order(8, 0, 0).tolist() == [0, 5, 6, 4, 3, 2, 1, 7]
+    # Also where the order once was int64.
+    assert np.array_equal(order.epoch_order(70_000, 3, 1), rng.key(3, "order", 1).permutation(70_000))
+
+
+def test_the_order_is_cut_by_step_and_then_by_virtual_gpu() -> None:
+    batches = list(order.Order(30, 7, 3, 4, 2).micro_batches(0, 1, range(2)))
+    # 3 virtual GPUs of 4 clips: step 1 starts at 12, its virtual GPU 2 at 12 + 8.
+    step, virtual_gpu, epoch, clips = batches[-1]
+    assert (step, virtual_gpu, epoch) == (1, 2, 0)
+    assert clips.tolist() == order.epoch_order(30, 7, 0)[20:24].tolist()
+    assert clips.dtype == np.int64
+
+
+def test_a_kept_batch_does_not_keep_the_epochs_order_alive() -> None:
+    _, _, _, clips = next(order.Order(30, 7, 3, 4, 2).micro_batches(0, 1, range(2)))
+    assert clips.base is None
+
+
+@given(run=_runs(), epochs=st.integers(1, 3))
+def test_each_clip_at_most_once_an_epoch_and_as_many_as_the_steps_take(run: dict[str, int], epochs: int) -> None:
+    per_epoch = run["steps_per_epoch"]
+    played = _play(run, end=epochs * per_epoch)
+    for epoch in range(epochs):
+        clips = [clip for step, _, e, batch in played if e == epoch for clip in batch]
+        assert len(clips) == per_epoch * run["virtual_gpus"] * run["clips_per_gpu"]
+        assert len(set(clips)) == len(clips)
+        assert {step for step, _, e, _ in played if e == epoch} == set(
+            range(epoch * per_epoch, (epoch + 1) * per_epoch)
+        )
+
+
+@given(run=_runs())
+def test_together_the_ranks_play_the_same_whatever_their_number(run: dict[str, int]) -> None:
+    end = 2 * run["steps_per_epoch"]
+    alone = _play(run, end=end)
+    for ranks in _divisors(run["virtual_gpus"]):
+        shares = [_play(run, rank, ranks, end=end) for rank in range(ranks)]
+        assert sorted(batch for share in shares for batch in share) == alone
+        assert {len(share) for share in shares} == {len(alone) // ranks}
+
+
+def test_a_rank_plays_neighbouring_virtual_gpus_in_their_order() -> None:
+    run = {"num_clips": 6, "seed": 3, "virtual_gpus": 6, "clips_per_gpu": 1, "steps_per_epoch": 1}
+    assert [(step, gpu) for step, gpu, _, _ in _play(run, rank=1, ranks=3, end=2)] == [
+        (0, 2),
+        (0, 3),
+        (1, 2),
+        (1, 3),
+    ]
+
+
+@settings(max_examples=50)
+@given(run=_runs(), data=st.data())
+def test_a_start_at_any_step_gives_the_tail(run: dict[str, int], data: st.DataObject) -> None:
+    end = data.draw(st.integers(0, 3 * run["steps_per_epoch"]))
+    start = data.draw(st.integers(0, end))
+    assert _play(run, start=start, end=end) == [batch for batch in _play(run, end=end) if batch[0] >= start]
+
+
+def test_left_over_clips_have_their_turn_in_another_epoch() -> None:
+    run = {"num_clips": 11, "seed": 0, "virtual_gpus": 2, "clips_per_gpu": 2, "steps_per_epoch": 2}
+    played = {clip for *_, clips in _play(run, end=40) for clip in clips}
+    assert played == set(range(11))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ranks": 4}, "6 virtual GPUs cannot be shared evenly by 4 ranks"),
+        ({"ranks": 0}, "cannot be shared evenly by 0 ranks"),
+        ({"rank": 2}, "there is no rank 2 among 2"),
+        ({"num_clips": 11}, "1 steps of 6 x 2 clips cannot be taken from 11 clips"),
+        ({"steps_per_epoch": 0}, "0 steps"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_at_once(change: dict[str, int], message: str) -> None:
+    run = {"num_clips": 12, "seed": 0, "virtual_gpus": 6, "clips_per_gpu": 2, "steps_per_epoch": 1}
+    of = {"rank": 0, "ranks": 2} | change
+    with pytest.raises(ValueError, match=message):
+        order.Order(**{name: change.get(name, number) for name, number in run.items()}).micro_batches(
+            of["rank"], of["ranks"], range(1)
+        )
+
+
+def test_ten_million_clips_are_as_good() -> None:
+    played = order.epoch_order(10_000_000, 0, 7)
+    assert np.array_equal(np.bincount(played, minlength=10_000_000), np.ones(10_000_000, np.int64))

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import hashlib
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from av.video.frame import VideoFrame
+
+from summit_train.data.batches.store import open_store
+from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest.files import FileStore
+from summit_train.data.video.augment import View
+from summit_train.data.video.encode import write_video
+from summit_train.data.video.source import DecodeError
+from summit_train.spec import DataSpec
+from tests.data.clips import stored_clip
+
+
+def _manifest(folder: Path, *paths: str) -> Manifest:
+    write_manifest(folder / "list.csv", [ManifestRow(path, 0) for path in paths])
+    return read_manifest(folder / "list.csv")
+
+
+def _path(manifest: Manifest, clip: int, **data: Any) -> str:
+    store = open_store(DataSpec(train="x", val="x", **data), manifest)
+    assert isinstance(store, FileStore)
+    return store.path(clip)
+
+
+def test_a_video_lies_below_root_or_beside_the_manifest(tmp_path: Path) -> None:
+    manifest = _manifest(tmp_path, "a.mp4", "b.mp4")
+    assert _path(manifest, 1) == str(tmp_path / "b.mp4")
+    assert _path(manifest, 1, root="/else/where") == "/else/where/b.mp4"
+
+
+def test_beside_the_manifest_where_the_first_clip_lies_there_and_not_below_root(tmp_path: Path) -> None:
+    manifest = _manifest(tmp_path, "a.mp4", "b.mp4")
+    (tmp_path / "a.mp4").touch()
+    assert _path(manifest, 1, root="/else/where") == str(tmp_path / "b.mp4")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "a.mp4").touch()
+    assert _path(manifest, 1, root=str(tmp_path / "below")) == str(tmp_path / "below" / "b.mp4")
+
+
+def test_an_absolute_path_stays_as_it_is(tmp_path: Path) -> None:
+    assert _path(_manifest(tmp_path, "/abs/a.mp4"), 0, root="/else/where") == "/abs/a.mp4"
+
+
+# What is read.
+
+
+def _view(width: int, height: int) -> View:
+    return View(width, height, 0, 0, width, height)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A video and a folder of pictures of 6 frames each."""
+    frames = np.full((6, 16, 32, 3), 90, np.uint8)
+    write_video(tmp_path / "a.mp4", frames)
+    (tmp_path / "b").mkdir()
+    for number, frame in enumerate(frames):
+        VideoFrame.from_ndarray(frame, "rgb24").save(str(tmp_path / "b" / f"{number:05}.jpg"))
+    return tmp_path
+
+
+def test_each_path_is_a_video_or_a_folder_of_pictures(folder: Path) -> None:
+    store = FileStore(_manifest(folder, "a.mp4", "b"), str(folder))
+    assert pickle.loads(pickle.dumps(store)).path(1) == store.path(1)
+    for clip in range(2):
+        views = store.read_views(clip, lambda n: np.array([[0, n - 1], [1, 2]]), lambda w, h: [_view(w, h)])
+        assert views.shape == (2, 2, 16, 32, 3)
+        np.testing.assert_allclose(views, 90, atol=5)
+        one = stored_clip(store, clip, lambda n: np.array([n - 1]), _view)
+        np.testing.assert_array_equal(one[0], views[0, 1])
+
+
+@pytest.mark.parametrize("max_held", [0, 1 << 20])
+def test_a_file_that_is_not_the_one_that_was_indexed_is_named(
+    folder: Path, max_held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("summit_train.data.video.source.MAX_HELD_BYTES", max_held)
+    content = (folder / "a.mp4").read_bytes()
+    write_manifest(folder / "list.csv", [ManifestRow("a.mp4", 0, 6, sha256=hashlib.sha256(content).hexdigest())])
+    store = FileStore(read_manifest(folder / "list.csv"), str(folder))
+    assert stored_clip(store, 0, np.arange, _view).shape == (6, 16, 32, 3)
+    # A byte of the title, which no decoder looks at.
+    (folder / "a.mp4").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(DecodeError, match=r"a\.mp4: has changed since it was indexed"):
+        stored_clip(store, 0, np.arange, _view)

@@ -1,0 +1,156 @@
+"""Worker processes: they end, and do not change the batches."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from summit_train.data.batches import loader
+from summit_train.data.batches.store import open_store
+from summit_train.data.manifest import Manifest
+from summit_train.errors import RunFailed
+from summit_train.spec import EvaluateSpec
+from tests.data.batches.conftest import (
+    data_spec,
+    open_batches,
+    until,
+)
+
+# Workers.
+
+
+def test_close_ends_the_workers_and_the_batches(manifest: Manifest) -> None:
+    others = set(multiprocessing.active_children())
+    batches = open_batches(manifest, data_spec(workers=2), end_step=1000)
+    assert next(batches).step == 0
+    workers = set(multiprocessing.active_children()) - others
+    assert len(workers) == 2
+    batches.close()
+    assert until(lambda: not any(worker.is_alive() for worker in workers))
+    assert list(batches) == []
+    batches.close()
+
+
+def test_the_end_of_the_run_ends_the_workers(manifest: Manifest) -> None:
+    others = set(multiprocessing.active_children())
+    batches = open_batches(manifest, data_spec(workers=1))
+    workers = set(multiprocessing.active_children()) - others
+    assert len(list(batches)) == 20
+    assert until(lambda: not any(worker.is_alive() for worker in workers))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_to_the_job_leaves_the_workers_to_the_main_process(manifest: Manifest, number: signal.Signals) -> None:
+    with open_batches(manifest, data_spec(workers=1)) as batches:
+        first = next(batches)  # the worker is up
+        for pid in _descendants(os.getpid()):
+            os.kill(pid, number)
+        steps = [first.step, *(batch.step for batch in batches)]
+    assert steps == [step for step in range(5) for _ in range(4)]
+
+
+def _descendants(pid: int) -> list[int]:
+    """The processes below one: the fork server, its workers and the resource tracker."""
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [*children, *(below for child in children for below in _descendants(child))]
+
+
+def test_a_signal_to_the_main_process_is_not_lost(manifest: Manifest) -> None:
+    held: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: held.append(number))
+    try:
+        with open_batches(manifest, data_spec(workers=1)) as batches:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert len(list(batches)) == 20
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert held == [signal.SIGUSR1]
+
+
+@pytest.mark.parametrize("ending", ["raise SystemExit(7)", "os.kill(os.getpid(), 9)"])
+def test_a_process_that_ends_without_close_does_not_hang(videos: Path, tmp_path: Path, ending: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT.format(manifest=str(videos / "list.csv"), ending=ending))
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(loader.__file__).parents[3])},
+    )
+    assert done.returncode in (7, -9), done.stderr
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+_SCRIPT = """
+import multiprocessing, os
+from summit_train.data.batches import loader
+from summit_train.data.batches.order import Order
+from summit_train.data.batches.store import open_store
+from summit_train.data.manifest import read_manifest
+from summit_train.spec import DataSpec
+
+if __name__ == "__main__":
+    data = DataSpec(train="x", val="x", num_frames=4, frame_stride=2, short_side=(24, 32), crop=24, workers=2)
+    batches = loader.training_batches(
+        data, open_store(data, read_manifest({manifest!r})), Order(9, 0, 1, 1, 9), rank=0, ranks=1, steps=range(1000)
+    )
+    next(batches)
+    print(*[worker.pid for worker in multiprocessing.active_children()], flush=True)
+    {ending}
+"""
+
+
+def test_a_worker_that_is_killed_ends_the_run_with_an_error(manifest: Manifest) -> None:
+    others = set(multiprocessing.active_children())
+    batches = open_batches(manifest, data_spec(workers=1), end_step=100_000)
+    next(batches)
+    (worker,) = set(multiprocessing.active_children()) - others
+    assert until(lambda: not any(_reads_at(batches, 0.02) for _ in range(20)))  # it has read ahead and waits
+    worker.kill()
+    with pytest.raises(RunFailed, match="worker"):
+        for _ in batches:
+            pass
+    assert list(batches) == []
+
+
+def _reads_at(batches: loader.Batches[loader.MicroBatch], pause: float) -> bool:
+    """Whether a worker is reading a clip, a moment later."""
+    time.sleep(pause)
+    return bool(batches._board.read())
+
+
+def test_batches_are_pinned_whole(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[tuple[int, ...]] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tuple(tensor.shape))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    batch = next(open_batches(manifest, data_spec()))
+    assert batch.pin_memory() == batch
+    assert sorted(pinned) == [(1,), (1,), (1, 4, 24, 24, 3)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_arrive_in_pinned_memory(manifest: Manifest, workers: int) -> None:
+    for batch in open_batches(manifest, data_spec(workers), end_step=1):
+        assert batch.clips.is_pinned()
+        assert batch.labels.is_pinned()
+    evaluate = EvaluateSpec(clips=1, short_side=24)
+    for test_batch in loader.test_batches(data_spec(workers), evaluate, open_store(data_spec(), manifest), [0, 1]):
+        assert test_batch.views.is_pinned()

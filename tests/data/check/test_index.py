@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from summit_train.data.check.index import Listing, compare, list_videos, summarise, with_facts
+from summit_train.data.check.survey import Facts, survey
+from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest, write_manifest
+from summit_train.data.video.encode import write_video
+from summit_train.data.video.source import DecodeError
+
+CLIPS = Path(__file__).parents[3].parent / "shared" / "clips"
+needs_clips = pytest.mark.skipif(not CLIPS.is_dir(), reason="the real clips in ../shared/clips are not here")
+
+
+def index_videos(listing: Listing, workers: int) -> Iterator[ManifestRow | DecodeError]:
+    """Decode the listed videos, as `data index` does."""
+    paths = list(dict.fromkeys(row.path for row in listing.rows))
+    found = dict(zip(paths, survey(str(listing.root), paths, workers), strict=True))
+    return (with_facts(row, found[row.path]) for row in listing.rows)
+
+
+def _video(path: Path, num_frames: int = 3) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_video(path, np.full((num_frames, 16, 32, 3), 90, np.uint8), 10)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two class folders with three good videos and two that are none."""
+    _video(tmp_path / "set" / "walk" / "b.mp4", 5)
+    _video(tmp_path / "set" / "walk" / "a.mkv", 4)
+    _video(tmp_path / "set" / "run" / "deep" / "c.avi")
+    (tmp_path / "set" / "run" / "bad.mp4").write_text("no video at all")
+    (tmp_path / "set" / "run" / "empty.mp4").touch()
+    (tmp_path / "set" / "notes.txt").write_text("x")
+    return tmp_path / "set"
+
+
+def test_class_folders_become_rows_with_what_decoding_found(folder: Path) -> None:
+    listing = list_videos(folder)
+    found = list(index_videos(listing, workers=0))
+    assert listing.classes == ("run", "walk")
+    assert listing.skipped == Counter({".txt": 1})
+    digest = hashlib.sha256((folder / "walk/b.mp4").read_bytes()).hexdigest()
+    rows = [row for row in found if isinstance(row, ManifestRow)]
+    assert [(row.path, row.label, row.num_frames) for row in rows] == [
+        ("run/deep/c.avi", 0, 3),
+        ("walk/a.mkv", 1, 4),
+        ("walk/b.mp4", 1, 5),
+    ]
+    assert rows[2] == ManifestRow("walk/b.mp4", 1, 5, 10.0, 32, 16, sha256=digest, duration=0.5, codec="h264")
+
+
+def test_files_that_are_no_videos_are_named_with_the_reason(folder: Path) -> None:
+    bad = [error for error in index_videos(list_videos(folder), workers=0) if isinstance(error, DecodeError)]
+    assert [error.path for error in bad] == ["run/bad.mp4", "run/empty.mp4"]
+    assert bad[1].reason == "is empty"
+
+
+def test_worker_processes_find_the_same_in_the_same_order(folder: Path) -> None:
+    listing = list_videos(folder)
+    alone, spread = (list(map(str, index_videos(listing, workers))) for workers in (0, 2))
+    assert spread == alone
+
+
+def test_a_folder_of_videos_is_one_class_with_its_name(tmp_path: Path) -> None:
+    _video(tmp_path / "clips" / "b.mp4")
+    _video(tmp_path / "clips" / "A.MP4")
+    (tmp_path / "clips" / "thumbnails").mkdir()
+    listing = list_videos(tmp_path / "clips")
+    assert listing.classes == ("clips",)
+    assert [(row.path, row.label) for row in listing.rows] == [("A.MP4", 0), ("b.mp4", 0)]
+
+
+def test_a_manifest_keeps_its_labels_groups_and_directions(tmp_path: Path, folder: Path) -> None:
+    old = [
+        ManifestRow("walk/b.mp4", "stroll", group="ann", reversed=True),
+        ManifestRow("run/deep/c.avi", "dash", num_frames=99),
+    ]
+    write_manifest(tmp_path / "old.csv", old)
+    (tmp_path / "classes.txt").write_text("dash\nstroll\n")
+    listing = list_videos(tmp_path / "old.csv", root=folder)
+    assert listing.classes == ("dash", "stroll")
+    first, second = index_videos(listing, workers=0)
+    assert isinstance(first, ManifestRow) and isinstance(second, ManifestRow)
+    assert (first.label, first.group, first.reversed, first.num_frames) == (1, "ann", True, 5)
+    assert (second.label, second.group, second.reversed, second.num_frames) == (0, None, False, 3)
+
+
+def test_an_index_can_be_read_as_a_manifest(tmp_path: Path, folder: Path) -> None:
+    found = index_videos(list_videos(folder), workers=0)
+    write_manifest(tmp_path / "list.csv", (row for row in found if isinstance(row, ManifestRow)))
+    manifest = read_manifest(tmp_path / "list.csv")
+    assert [manifest.num_frames(index) for index in range(len(manifest))] == [3, 4, 5]
+
+
+def test_videos_beside_class_folders_are_refused(folder: Path) -> None:
+    _video(folder / "stray.mp4")
+    with pytest.raises(ManifestError, match=r"stray\.mp4: stands beside class folders"):
+        list_videos(folder)
+
+
+def test_a_folder_without_videos_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(ManifestError, match="no video in it"):
+        list_videos(tmp_path)
+
+
+# What becomes of them.
+
+
+def _rows(*rows: tuple[str, int, str]) -> list[ManifestRow | DecodeError]:
+    return [ManifestRow(path, 0, num_frames, sha256=digest) for path, num_frames, digest in rows]
+
+
+def test_the_summary_sorts_out_what_is_left_out_and_why() -> None:
+    rows = _rows(("a", 9, "1"), ("b", 3, "2"), ("c", 9, "1"), ("d", 9, "1"))
+    bad = [DecodeError("e", "No such file or directory"), DecodeError("f", "is empty")]
+    summary = summarise([*bad, *rows], min_frames=4)
+    assert [row.path for row in summary.rows] == ["a", "c", "d"]
+    assert [str(error) for error in summary.left_out] == [
+        "e: No such file or directory",
+        "f: is empty",
+        "b: has 3 frames, fewer than 4",
+    ]
+    assert summary.copies == (("c", "a"), ("d", "a"))
+
+
+def test_a_video_in_both_directions_is_no_copy_of_itself() -> None:
+    assert summarise([*_rows(("a", 9, "1")), replace(ManifestRow("a", 1, 9, sha256="1"), reversed=True)]).copies == ()
+
+
+def test_a_scan_holds_the_files_to_the_manifest(tmp_path: Path) -> None:
+    facts = Facts(9, 25.0, 32, 16, 0.36, "h264", "ab" * 32)
+    write_manifest(tmp_path / "list.csv", [ManifestRow("a", 0, 9, sha256="ab" * 32), ManifestRow("b", 0)])
+    manifest = read_manifest(tmp_path / "list.csv")
+    assert compare(manifest, 0, facts) is None and compare(manifest, 1, facts) is None
+    for found, reason in (
+        (replace(facts, sha256="cd" * 32), "has changed since it was indexed: its SHA-256 is not the manifest's"),
+        (replace(facts, num_frames=8), "has 8 frames, but the manifest says 9"),
+        (DecodeError("elsewhere", "is empty"), "is empty"),
+    ):
+        error = compare(manifest, 0, found)
+        assert error is not None and (error.path, error.reason) == ("a", reason)
+
+
+@needs_clips
+def test_every_codec_clip_is_indexed_as_ffprobe_found_it() -> None:
+    listing = list_videos(CLIPS / "codecs")
+    with open(CLIPS / "codecs" / "codecs.csv", newline="") as file:
+        wanted = {row["file"]: row for row in csv.DictReader(file)}
+    found = list(index_videos(listing, workers=0))
+    bad = {error.path: error.reason for error in found if isinstance(error, DecodeError)}
+    assert list(bad) == ["40_corrupted.mp4"]
+    assert "49 frames decoded" in bad["40_corrupted.mp4"]
+    rows = {row.path: row for row in found if isinstance(row, ManifestRow)}
+    assert rows.keys() | bad.keys() == wanted.keys()
+    for path, row in rows.items():
+        stored = int(wanted[path]["w"]), int(wanted[path]["h"])
+        upright = stored[::-1] if wanted[path]["rot"] in ("90", "-90") else stored
+        numerator, denominator = map(int, wanted[path]["avg_fps"].split("/"))
+        assert (row.num_frames, row.width, row.height) == (int(wanted[path]["decoded"]), *upright), path
+        assert row.fps == pytest.approx(numerator / denominator, abs=1e-6), path
+
+
+@needs_clips
+def test_the_weizmann_clips_have_the_frames_and_hashes_that_are_known() -> None:
+    with open(CLIPS / "weizmann" / "clips.csv", newline="") as file:
+        wanted = {row["path"]: (int(row["num_frames"]), row["sha256"]) for row in csv.DictReader(file)}
+    listing = list_videos(CLIPS / "weizmann")
+    assert listing.classes is not None and len(listing.classes) == 10
+    rows = [row for row in index_videos(listing, workers=0) if isinstance(row, ManifestRow)]
+    assert {row.path: (row.num_frames, row.sha256) for row in rows} == wanted

@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from summit_train.data.manifest import (
+    Manifest,
+    ManifestError,
+    ManifestRow,
+    num_clips,
+    read_classes,
+    read_manifest,
+    write_manifest,
+)
+
+
+def _written(folder: Path, text: str, classes: str | None = None) -> Path:
+    path = folder / "list.csv"
+    path.write_text(text)
+    if classes is not None:
+        (folder / "classes.txt").write_text(classes)
+    return path
+
+
+def _read(folder: Path, text: str, classes: str | None = None) -> Manifest:
+    return read_manifest(_written(folder, text, classes))
+
+
+def _clips(manifest: Manifest) -> list[tuple[str, int]]:
+    return [(manifest.path(index), manifest.label(index)) for index in range(len(manifest))]
+
+
+# The three forms.
+
+
+def test_a_csv_with_all_columns(tmp_path: Path) -> None:
+    manifest = _read(
+        tmp_path,
+        "path,label,num_frames,fps,width,height,group,sha256,reversed\n"
+        f"a/1.mp4,2,84,25,180,144,daria,{'78' * 32},0\n"
+        '"a/2, b.mp4",0,,,,,,,1\n'
+        "/abs/3.mp4,1,-1,,,,,,\n",
+    )
+    assert _clips(manifest) == [("a/1.mp4", 2), ("a/2, b.mp4", 0), ("/abs/3.mp4", 1)]
+    assert [manifest.num_frames(index) for index in range(3)] == [84, None, None]
+    assert [manifest.is_reversed(index) for index in range(3)] == [False, True, False]
+    assert (len(manifest), manifest.classes, manifest.num_classes) == (3, None, 3)
+    assert manifest.labels.dtype == np.int32
+
+
+def test_a_csv_with_columns_in_another_order_and_strange_ones(tmp_path: Path) -> None:
+    manifest = _read(tmp_path, "person, label ,path\ndaria,1,x.avi\n\nido,0,y z.avi\n")
+    assert _clips(manifest) == [("x.avi", 1), ("y z.avi", 0)]
+
+
+def test_a_csv_as_a_spreadsheet_leaves_it(tmp_path: Path) -> None:
+    path = tmp_path / "list.csv"
+    path.write_bytes(b"\xef\xbb\xbfpath,label,num_frames\r\nx.avi,1,7\r\ny.avi,0,\r\n")
+    manifest = read_manifest(path)
+    assert _clips(manifest) == [("x.avi", 1), ("y.avi", 0)]
+    assert [manifest.num_frames(0), manifest.num_frames(1)] == [7, None]
+
+
+def test_a_csv_with_everything_in_quotes(tmp_path: Path) -> None:
+    manifest = _read(tmp_path, '"path","label","num_frames"\n"a ""b"".mp4","1","7"\n')
+    assert _clips(manifest) == [('a "b".mp4', 1)]
+    assert manifest.num_frames(0) == 7
+
+
+def test_names_are_labels_by_their_place_in_classes_txt(tmp_path: Path) -> None:
+    manifest = _read(tmp_path, "path,label\na,jump high\nb,run\nc,2\n", "run\njump high\nwalk\n")
+    assert manifest.labels.tolist() == [1, 0, 2]
+    assert manifest.classes == ("run", "jump high", "walk")
+    assert manifest.num_classes == 3
+
+
+def test_a_list_without_a_header_parts_at_the_last_blank(tmp_path: Path) -> None:
+    manifest = _read(tmp_path, "abseiling/a b c.mp4 3\n\nno_extension\t0\nx, y.webm  12\n")
+    assert _clips(manifest) == [("abseiling/a b c.mp4", 3), ("no_extension", 0), ("x, y.webm", 12)]
+    assert manifest.num_frames(0) is None
+
+
+def test_a_list_with_frame_counts(tmp_path: Path) -> None:
+    manifest = _read(tmp_path, "a b.mp4 300 5\nepisode 7.mp4 1\nfolder of/frames 48 2\n")
+    assert _clips(manifest) == [("a b.mp4", 5), ("episode 7.mp4", 1), ("folder of/frames", 2)]
+    assert [manifest.num_frames(index) for index in range(3)] == [300, None, 48]
+
+
+def test_class_folders(tmp_path: Path) -> None:
+    for name in (
+        "walk/b.mp4",
+        "walk/a.AVI",
+        "run/deep/c.webm",
+        "run/notes.txt",
+        "jump/.hidden.mp4",
+        ".git/x.mp4",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    manifest = read_manifest(tmp_path)
+    assert manifest.classes == ("jump", "run", "walk")
+    root = str(tmp_path)
+    assert _clips(manifest) == [
+        (os.path.join(root, "run/deep/c.webm"), 1),
+        (os.path.join(root, "walk/a.AVI"), 2),
+        (os.path.join(root, "walk/b.mp4"), 2),
+    ]
+    assert num_clips(tmp_path) == 3
+
+
+# Writing.
+
+_TEXT = st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"]), min_size=1, max_size=12)
+_ROWS = st.lists(
+    st.builds(
+        ManifestRow,
+        path=_TEXT,
+        label=st.integers(0, 400),
+        num_frames=st.none() | st.integers(1, 10**6),
+        group=st.none() | _TEXT,
+        reversed=st.booleans(),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=_ROWS)
+def test_what_is_written_is_read(tmp_path: Path, rows: list[ManifestRow]) -> None:
+    path = tmp_path / "m.csv"
+    write_manifest(path, iter(rows))
+    manifest = read_manifest(path)
+    assert _clips(manifest) == [(row.path, row.label) for row in rows]
+    assert [manifest.num_frames(index) for index in range(len(rows))] == [row.num_frames for row in rows]
+    assert manifest.reversed_flags.tolist() == [row.reversed for row in rows]
+    assert num_clips(path) == len(rows)
+
+
+def test_columns_that_no_row_fills_are_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    write_manifest(path, [ManifestRow("a.mp4", "run", num_frames=7), ManifestRow("b, c.mp4", 3, reversed=True)])
+    assert path.read_text() == 'path,label,num_frames,reversed\na.mp4,run,7,0\n"b, c.mp4",3,,1\n'
+
+
+def test_a_path_of_any_bytes_survives(tmp_path: Path) -> None:
+    name = os.fsdecode(b"clip \xff\xe9.mp4")
+    write_manifest(tmp_path / "m.csv", [ManifestRow(name, 0)])
+    assert os.fsencode(read_manifest(tmp_path / "m.csv").path(0)) == b"clip \xff\xe9.mp4"
+
+
+def test_a_write_that_fails_leaves_the_old_manifest_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    write_manifest(path, [ManifestRow("old.mp4", 0)])
+
+    class Unwritable:
+        def __str__(self) -> str:
+            raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        write_manifest(path, [ManifestRow("new.mp4", 0), ManifestRow(Unwritable(), 1)])  # type: ignore[arg-type]
+    assert _clips(read_manifest(path)) == [("old.mp4", 0)]
+    assert os.listdir(tmp_path) == ["m.csv"]
+
+
+# What is wrong, where, and what would be right.
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "list.csv: there is not one clip in it"),
+        ("\n \n", "list.csv: there is not one clip in it"),
+        ("path,label\n", "list.csv: there is not one clip in it"),
+        ("path,label\n\n\n", "list.csv: there is not one clip in it"),
+        ("path,class\na,1\n", "list.csv:1: wanted one column 'label' in the header; it has path, class"),
+        ("\nlabel,youtube_id\n", "list.csv:2: wanted one column 'path' in the header"),
+        ("path,label,path\n", "list.csv:1: wanted one column 'path'"),
+        (
+            "path,label,num_frame\na,0,1\n",
+            "list.csv:1: unknown column 'num_frame': did you mean 'num_frames'",
+        ),
+        ("path,label,reverse\na,0,1\n", "list.csv:1: unknown column 'reverse': did you mean 'reversed'"),
+        ("path,label\na,0\n\nb,1,2\n", "list.csv:4: 3 fields where the header has 2"),
+        ('path,label\na,0\n"b,1\nc,2\n', "list.csv:3: a double quote is not closed"),
+        ("path,label\na,0\n,1\n", "list.csv:3: the path is empty"),
+        ("path,label\na,0\nb,-1\n", "list.csv:3: label -1 is out of range: labels start from 0"),
+        ("path,label\na,99999999999999999999\n", "list.csv:2: label 99999999999999999999 is out of range"),
+        ("path,label\na,0\nb,\n", "list.csv:3: the label is empty"),
+        ("path,label\na,1.0\n", "list.csv:2: label '1.0' is a name, but there is no classes.txt"),
+        ("path,label,num_frames\na,0,12\nb,0,12.5\n", "list.csv:3: num_frames is '12.5': wanted a positive"),
+        ("path,label,num_frames\na,0,0\n", "list.csv:2: num_frames is '0'"),
+        ("path,label,num_frames\na,0,many\n", "list.csv:2: num_frames is 'many'"),
+        ("path,label,num_frames\na,0,99999999999999999999\n", "list.csv:2: num_frames is '9999999"),
+        ("path,label,reversed\na,0,1\nb,0,maybe\n", "list.csv:3: reversed is 'maybe': wanted 0 or 1"),
+        ("a.mp4,3\n", "list.csv:1: 'a.mp4,3' is neither `path label` nor below a header"),
+        ("a.mp4 1\nb.mp4\n", "list.csv:2: 'b.mp4' is neither"),
+        ("a.mp4 jump\n", "list.csv:1: label 'jump' is a name, but there is no classes.txt"),
+    ],
+)
+def test_mistakes_are_named_with_their_place(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        _read(tmp_path, text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistake_far_down_is_named_by_its_line(tmp_path: Path) -> None:
+    rows = [f"{index}.mp4,{index % 7}\n" for index in range(70_000)]
+    rows[68_000] = "68000.mp4,seven\n"
+    with pytest.raises(ManifestError, match=r"list.csv:68002: label 'seven'"):
+        _read(tmp_path, "path,label\n" + "".join(rows))
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("jmup", "list.csv:3: the class 'jmup' does not stand in classes.txt: did you mean 'jump'?"),
+        ("zzz", "list.csv:3: the class 'zzz' does not stand in classes.txt with its 2 classes"),
+        ("2", "list.csv:3: label 2 is out of range: classes.txt has 2 classes"),
+    ],
+)
+def test_labels_that_classes_txt_does_not_have(tmp_path: Path, label: str, message: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        _read(tmp_path, f"path,label\na,run\nb,{label}\n", "jump\nrun\n")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        ("run\njump\nrun\n", "classes.txt:3: the class 'run' stands there twice"),
+        ("run\n\njump\n", "classes.txt:2: an empty line among the classes"),
+    ],
+)
+def test_bad_classes(tmp_path: Path, classes: str, message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        _read(tmp_path, "path,label\na,run\n", classes)
+
+
+def test_classes_that_are_not_there(tmp_path: Path) -> None:
+    assert read_classes(tmp_path / "classes.txt") is None
+
+
+def test_manifests_that_are_not_there(tmp_path: Path) -> None:
+    for function in (read_manifest, num_clips):
+        with pytest.raises(ManifestError, match=r"absent.csv: the manifest cannot be read: No such file"):
+            function(tmp_path / "absent.csv")
+        with pytest.raises(ManifestError, match="a folder without sub-folders"):
+            function(tmp_path)
+    (tmp_path / "run").mkdir()
+    for function in (read_manifest, num_clips):
+        with pytest.raises(ManifestError, match="there is not one clip in it"):
+            function(tmp_path)
+
+
+def test_a_video_is_no_manifest(tmp_path: Path) -> None:
+    path = tmp_path / "list.csv"
+    path.write_bytes(bytes(range(256)) * 40)
+    with pytest.raises(ManifestError, match=r"list.csv:1: "):
+        read_manifest(path)
+
+
+# What a manifest can say of itself.
+
+
+def test_check_labels_names_the_first_that_is_too_large(tmp_path: Path) -> None:
+    manifest = _read(tmp_path, "path,label\na,0\n\nb,4\nc,7\n")
+    manifest.check_labels(8)
+    with pytest.raises(ManifestError) as caught:
+        manifest.check_labels(4)
+    assert "list.csv:4: label 4 is out of range: model.num_classes is 4" in str(caught.value)
+    assert "this manifest needs 8" in str(caught.value)
+
+
+def test_check_classes(tmp_path: Path) -> None:
+    manifests = []
+    for name, classes in (
+        ("a", "run\nwalk\n"),
+        ("b", "run\nwalk\n"),
+        ("c", "walk\nrun\n"),
+        ("d", "run\n"),
+        ("e", None),
+    ):
+        (tmp_path / name).mkdir()
+        manifests.append(_read(tmp_path / name, "path,label\nx,0\n", classes))
+    first, same, swapped, fewer, nameless = manifests
+    first.check_classes(same)
+    first.check_classes(nameless)
+    nameless.check_classes(first)
+    with pytest.raises(ManifestError, match="only in their order"):
+        first.check_classes(swapped)
+    with pytest.raises(ManifestError, match="they differ in 'walk'"):
+        first.check_classes(fewer)
+
+
+def test_the_fingerprint_is_of_paths_labels_and_directions(tmp_path: Path) -> None:
+    header = "path,label,reversed,num_frames\n"
+    same = [_read(tmp_path, header + "ab,0,0,5\nc,1,0,6\n"), _read(tmp_path, header + "ab,0,,\n\nc,1,0,9\n")]
+    others = [
+        _read(tmp_path, header + rows)
+        for rows in (
+            "a,0,0,5\nbc,1,0,6\n",
+            "ab,1,0,5\nc,1,0,6\n",
+            "ab,0,1,5\nc,1,0,6\n",
+            "c,1,0,6\nab,0,0,5\n",
+        )
+    ]
+    fingerprints = [manifest.fingerprint() for manifest in [*same, *others]]
+    assert fingerprints[0] == fingerprints[1]
+    assert len(set(fingerprints)) == 5
+    assert len(bytes.fromhex(fingerprints[0])) == 16
+
+
+def test_class_folders_have_the_same_fingerprint_wherever_they_lie(tmp_path: Path) -> None:
+    for root in ("here", "there/deeper"):
+        (tmp_path / root / "run").mkdir(parents=True)
+        (tmp_path / root / "run" / "a.mp4").touch()
+    here, there = (read_manifest(tmp_path / root) for root in ("here", "there/deeper"))
+    assert here.fingerprint() == there.fingerprint()
+    assert here.path(0) != there.path(0)
+
+
+def test_a_manifest_travels_to_a_worker_small(tmp_path: Path) -> None:
+    text = "path,label\n" + "".join(f"class_{i % 10}/video_{i:06}.mp4,{i % 10}\n" for i in range(20_000))
+    manifest = _read(tmp_path, text)
+    pickled = pickle.dumps(manifest)
+    assert len(pickled) < 20_000 * (len("class_0/video_000000.mp4") + 22)
+    assert _clips(pickle.loads(pickled)) == _clips(manifest)

@@ -1,0 +1,237 @@
+"""Splitting by groups: no group on both sides, every clip validated once, both directions of every clip."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from summit_train.__main__ import main
+from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest.split import Fold, Splitting, split_manifest
+
+PERSON = "^[^_]+"
+ACTIONS = ("bend", "run", "walk")
+
+
+def _manifest(folder: Path, persons: int = 4, classes: tuple[str, ...] | None = ACTIONS) -> Path:
+    """One clip of every person and action, in folders by action: bend/p0_bend.avi ..."""
+    path = folder / "clips.csv"
+    rows = [
+        ManifestRow(f"{action}/p{person}_{action}.avi", label, 20 + person)
+        for label, action in enumerate(ACTIONS)
+        for person in range(persons)
+    ]
+    write_manifest(path, rows)
+    if classes is not None:
+        (folder / "classes.txt").write_text("".join(f"{name}\n" for name in classes))
+    return path
+
+
+def _clips(manifest: Manifest) -> list[tuple[str, int, bool]]:
+    return [(manifest.path(i), manifest.label(i), manifest.is_reversed(i)) for i in range(len(manifest))]
+
+
+def _sides(out: Path, fold: int) -> tuple[Manifest, Manifest]:
+    return read_manifest(out / f"fold{fold}/train.csv"), read_manifest(out / f"fold{fold}/val.csv")
+
+
+def _persons(manifest: Manifest) -> set[str]:
+    return {Path(path).name.split("_")[0] for path, _, _ in _clips(manifest)}
+
+
+def _split(folder: Path | str, folds: int, group: str | None = PERSON, **how: Any) -> list[Fold]:
+    return split_manifest(f"{folder}/clips.csv", f"{folder}/out", Splitting(folds, group, **how))
+
+
+def _on_both_sides(fold: Fold) -> bool:
+    return fold.train.keys() == fold.val.keys()
+
+
+@settings(max_examples=40, deadline=None)
+@given(clips_of=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=2, max_size=9), data=st.data())
+def test_groups_stay_together_and_every_clip_is_validated_once(clips_of: list[list[int]], data: st.DataObject) -> None:
+    """clips_of: the classes of each group's clips."""
+    folds = data.draw(st.integers(2, len(clips_of)))
+    rows = [
+        ManifestRow(f"v/g{group}_{i}.mp4", label) for group, of in enumerate(clips_of) for i, label in enumerate(of)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        write_manifest(Path(folder) / "clips.csv", data.draw(st.permutations(rows)))
+        try:
+            done = _split(folder, folds)
+        except ManifestError:
+            assert not (Path(folder) / "out").exists()
+            return
+        source = Counter(_clips(read_manifest(f"{folder}/clips.csv")))
+        validated: Counter[tuple[str, int, bool]] = Counter()
+        for number, fold in enumerate(done, 1):
+            train, val = _sides(Path(folder) / "out", number)
+            assert (len(train), len(val)) == (sum(fold.train.values()), sum(fold.val.values()))
+            assert _on_both_sides(fold) and set(fold.train) == {str(row.label) for row in rows}
+            assert _persons(train).isdisjoint(_persons(val))
+            assert Counter(_clips(train)) + Counter(_clips(val)) == source
+            validated += Counter(_clips(val))
+        assert len(done) == folds and validated == source
+
+
+@settings(max_examples=30, deadline=None)
+@given(groups=st.lists(st.lists(st.integers(1, 5), min_size=4, max_size=9), min_size=1, max_size=4), data=st.data())
+def test_classes_are_shared_out_as_evenly_as_their_groups_allow(groups: list[list[int]], data: st.DataObject) -> None:
+    """groups: for each class the clips of each of its groups."""
+    folds = data.draw(st.integers(2, 4))
+    rows = [
+        ManifestRow(f"c{label}g{group}_{i}.mp4", label)
+        for label, sizes in enumerate(groups)
+        for group, size in enumerate(sizes)
+        for i in range(size)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        write_manifest(Path(folder) / "clips.csv", rows)
+        done = _split(folder, folds, seed=data.draw(st.integers(0, 99)))
+    for label, sizes in enumerate(groups):
+        validated = [fold.val[str(label)] for fold in done]
+        assert max(validated) - min(validated) <= max(sizes)
+
+
+@settings(max_examples=20, deadline=None)
+@given(order=st.permutations(range(30)), seed=st.integers(0, 2**63 - 1))
+def test_a_seed_gives_one_split_whatever_the_manifests_order(order: list[int], seed: int) -> None:
+    rows = [ManifestRow(f"v{i:02}.mp4", i % 3) for i in range(30)]
+    found = []
+    for shuffled in (rows, [rows[i] for i in order]):
+        with tempfile.TemporaryDirectory() as folder:
+            write_manifest(Path(folder) / "clips.csv", shuffled)
+            _split(folder, 3, None, seed=seed)
+            found.append([{path for path, _, _ in _clips(_sides(Path(folder) / "out", k)[1])} for k in (1, 2, 3)])
+    assert found[0] == found[1]
+
+
+def test_another_seed_gives_another_split(tmp_path: Path) -> None:
+    write_manifest(tmp_path / "clips.csv", [ManifestRow(f"v{i:02}.mp4", i % 3) for i in range(30)])
+    texts = set()
+    for seed in (0, 1, 2):
+        _split(tmp_path, 2, None, seed=seed)
+        texts.add((tmp_path / "out/fold1/val.csv").read_text())
+    assert len(texts) == 3
+
+
+def test_files_that_sort_by_class_are_split_within_their_classes(tmp_path: Path) -> None:
+    counts = {"bend": 200, "run": 120, "walk": 80}
+    names = [(f"{name}_{i:03}.mp4", label) for label, (name, n) in enumerate(counts.items()) for i in range(n)]
+    write_manifest(tmp_path / "clips.csv", [ManifestRow(name, label) for name, label in names])
+    (tmp_path / "classes.txt").write_text("bend\nrun\nwalk\n")
+    done = _split(tmp_path, 4, None)
+    assert [fold.val for fold in done] == [{"bend": 50, "run": 30, "walk": 20}] * 4
+    assert [fold.train for fold in done] == [{"bend": 150, "run": 90, "walk": 60}] * 4
+    assert (tmp_path / "out/fold1/val.csv").read_text().startswith("path,label\n")  # no group of one file each
+
+
+def test_a_class_that_cannot_be_on_both_sides_is_named(tmp_path: Path) -> None:
+    rows = [ManifestRow(f"p{i}_a.mp4", 0) for i in range(6)] + [ManifestRow(f"p{i}_b.mp4", 1) for i in (0, 0, 1)]
+    write_manifest(tmp_path / "clips.csv", rows)
+    with pytest.raises(
+        ManifestError, match=r"the class '1' has clips in 2 of 6 groups.* 3 folds: wanted are --folds 2,"
+    ):
+        _split(tmp_path, 3)
+    assert all(map(_on_both_sides, _split(tmp_path, 2)))
+    with pytest.raises(ManifestError, match=r"the class '0' has clips in 1 of .* wanted are more groups"):
+        write_manifest(tmp_path / "clips.csv", [ManifestRow("p0_a.mp4", 0), *rows[-3:]])
+        _split(tmp_path, 2)
+
+
+def test_a_rare_class_within_mixed_groups_comes_on_both_sides(tmp_path: Path) -> None:
+    # Of ten persons two have the rare class: they must not come into one part.
+    rows = [ManifestRow(f"p{i}_{n}.mp4", 0) for i in range(10) for n in range(i + 1)]
+    write_manifest(tmp_path / "clips.csv", [*rows, ManifestRow("p0_x.mp4", 1), ManifestRow("p9_x.mp4", 1)])
+    for seed in range(10):
+        assert [fold.val["1"] for fold in _split(tmp_path, 2, seed=seed)] == [1, 1]
+
+
+def test_parts_are_as_equal_as_can_be(tmp_path: Path) -> None:
+    _manifest(tmp_path, persons=9)
+    assert sorted(sum(fold.val.values()) // 3 for fold in _split(tmp_path, 4)) == [2, 2, 2, 3]
+
+
+def test_frame_counts_groups_and_classes_are_kept(tmp_path: Path) -> None:
+    _manifest(tmp_path)
+    _split(tmp_path, 2, "p([0-9])")
+    _, val = _sides(tmp_path / "out", 2)
+    assert val.classes == ACTIONS
+    persons = [int(val.path(i)[6]) for i in (0, 1)]
+    assert [(val.path(i), val.num_frames(i)) for i in (0, 1)] == [(f"bend/p{p}_bend.avi", 20 + p) for p in persons]
+    text = (tmp_path / "out/fold2/val.csv").read_text().splitlines()
+    person = persons[0]
+    assert text[:2] == ["path,label,num_frames,group", f"bend/p{person}_bend.avi,0,{20 + person},{person}"]
+
+
+def test_labels_without_names_need_no_classes_file(tmp_path: Path) -> None:
+    _manifest(tmp_path, classes=None)
+    _split(tmp_path, 2, only=("2",))
+    train, val = _sides(tmp_path / "out", 1)
+    assert {label for _, label, _ in _clips(train) + _clips(val)} == {2}
+    assert not (tmp_path / "out/fold1/classes.txt").exists()
+
+
+def test_both_directions_give_each_clip_twice_on_the_same_side(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    _manifest(tmp_path)
+    _split(tmp_path, 2, only=("run", "walk"), both_directions=True)
+    for side in _sides(out, 1):
+        assert side.classes == ("forwards", "backwards")
+        clips = _clips(side)
+        assert len(clips) == 8 and {path.split("/")[0] for path, _, _ in clips} == {"run", "walk"}
+        assert all(label == int(backwards) for _, label, backwards in clips)
+        assert set(Counter(path for path, _, _ in clips).values()) == {2}
+
+
+def test_reversed_clips_stay_reversed_and_cannot_be_reversed_again(tmp_path: Path) -> None:
+    path = tmp_path / "clips.csv"
+    write_manifest(path, [ManifestRow(f"p{i}_a.avi", 0, reversed=i == 1) for i in range(2)])
+    _split(tmp_path, 2)
+    validated = [clip for fold in (1, 2) for clip in _clips(_sides(tmp_path / "out", fold)[1])]
+    assert sorted(validated) == [("p0_a.avi", 0, False), ("p1_a.avi", 0, True)]
+    with pytest.raises(ManifestError, match=r"p1_a\.avi is reversed already"):
+        _split(tmp_path, 2, both_directions=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--folds", "2", "--group", "(p"], "the group '(p' is no regular expression"),
+        (["--folds", "2", "--group", "q[0-9]"], "bend/p0_bend.avi: the group 'q[0-9]' matches nothing"),
+        (["--folds", "5", "--group", PERSON], "5 folds of 4 groups (p0, p1, p2, p3)"),
+        (["--folds", "1", "--group", PERSON], "1 folds of 4 groups"),
+        (["--folds", "2", "--group", PERSON, "--only", "runn"], "no class 'runn'; valid: bend, run, walk"),
+    ],
+)
+def test_mistakes_exit_2_say_what_is_right_and_write_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    status = main(["data", "split", str(_manifest(tmp_path)), str(tmp_path / "out"), *words])
+    assert status == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    way = ("forwards", "backwards")
+    words = ["--folds", "2", "--group", PERSON, "--only", "run", "--both-directions"]
+    assert main(["data", "split", str(_manifest(tmp_path)), str(tmp_path / "out"), *words]) == 0
+    output = capsys.readouterr().out
+    assert f"{tmp_path}/out/fold2: 4 clips to train on, 4 to validate on" in output
+    table = ["class      fold1 train/val  fold2 train/val", *(f"{n:<9}              2/2              2/2" for n in way)]
+    assert "\n".join(table) in output
+    assert "data.root" in output
+
+
+def test_an_output_that_is_a_file_is_the_users_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out").write_text("")
+    words = ["--folds", "2", "--group", PERSON]
+    assert main(["data", "split", str(_manifest(tmp_path)), str(tmp_path / "out"), *words]) == 2
+    assert "out: cannot be written (Not a directory)" in capsys.readouterr().err

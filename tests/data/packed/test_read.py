@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from summit_train import rng
+from summit_train.data.batches.store import Store, open_store
+from summit_train.data.manifest import read_manifest
+from summit_train.data.manifest.files import FileStore
+from summit_train.data.packed import read as store_module
+from summit_train.data.packed.format import PackError
+from summit_train.data.packed.read import ShardStore
+from summit_train.data.video import augment, sampling
+from summit_train.data.video.clips import Frames
+from summit_train.data.video.source import DecodeError
+from summit_train.errors import UserError
+from summit_train.spec import DataSpec
+from tests.data.clips import stored_clip
+from tests.data.packed.conftest import NUM_FRAMES, NUM_VIDEOS, PackSet
+
+
+def _open(folder: Path, **changes: Any) -> Store:
+    return open_store(DataSpec(train=str(folder), val=str(folder), **changes), read_manifest(folder))
+
+
+def _training_clip(store: Store, clip: int, frame_stride: int = 2) -> Frames:
+    def choose(num_frames: int) -> np.ndarray:
+        generator = rng.key(0, "sampling", 0, clip)
+        return sampling.train_frames("dense", num_frames, 4, frame_stride, generator)
+
+    def view_of(width: int, height: int) -> augment.View:
+        return augment.train_view("scale_jitter", (24, 32), 24, True, width, height, rng.key(0, "augment", 0, clip))
+
+    return stored_clip(store, clip, choose, view_of)
+
+
+def _test_views(store: Store, clip: int) -> Frames:
+    def choose(num_frames: int) -> np.ndarray:
+        return sampling.test_frames("uniform", num_frames, 4, 1, 3)
+
+    return store.read_views(clip, choose, lambda w, h: augment.test_views(24, 3, w, h))
+
+
+READ: list[Callable[[Store, int], Frames]] = [_training_clip, _test_views]
+
+
+def test_packed_bytes_give_the_same_pixels_as_the_files(raw: FileStore, pack_set: PackSet) -> None:
+    packed = _open(pack_set())
+    assert isinstance(packed, ShardStore)
+    for clip in range(NUM_VIDEOS):
+        for read in READ:
+            assert np.array_equal(read(packed, clip), read(raw, clip))
+
+
+def test_jpeg_gives_nearly_the_same_pixels_in_the_same_views(raw: FileStore, pack_set: PackSet) -> None:
+    packed = _open(pack_set(kind="jpeg", quality=95))
+    for clip in range(NUM_VIDEOS):
+        for read in READ:
+            ours, wanted = read(packed, clip), read(raw, clip)
+            assert ours.shape == wanted.shape
+            # Of random blocks of colour: another frame or another crop differs by 60 and more.
+            assert np.abs(ours.astype(int) - wanted).mean() < 12
+
+
+def test_of_every_nth_frame_the_one_before_is_taken(raw: FileStore, pack_set: PackSet) -> None:
+    packed = _open(pack_set(kind="jpeg", every=3, quality=95), frame_stride=3)
+    for frame in range(NUM_FRAMES):
+        ours, wanted = (
+            store.read_views(1, lambda n, f=f: np.array([[f]]), lambda w, h: augment.test_views(40, "full", w, h))
+            for store, f in ((packed, frame), (raw, frame // 3 * 3))
+        )
+        assert np.abs(ours.astype(int) - wanted).mean() < 12
+    with pytest.raises(PackError, match=r"has one frame in 3, and data\.frame_stride is 4: a multiple of 3"):
+        _open(Path(packed.manifest.source), frame_stride=4)
+    _open(Path(packed.manifest.source), frame_stride=4, sampling="uniform")
+
+
+def test_a_store_travels_small_and_reads_the_same(pack_set: PackSet) -> None:
+    for kind in ("bytes", "jpeg"):
+        store = _open(pack_set(name=kind, kind=kind))
+        wanted = _training_clip(store, 3)
+        sent = pickle.dumps(store)
+        assert len(sent) < 1000
+        assert np.array_equal(_training_clip(pickle.loads(sent), 3), wanted)
+
+
+def test_files_are_closed_when_there_are_many(pack_set: PackSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_MAX_OPEN_FILES", 2)
+    store = _open(pack_set())
+    assert isinstance(store, ShardStore)
+    for clip in (*range(NUM_VIDEOS), *reversed(range(NUM_VIDEOS))):
+        _training_clip(store, clip)
+        assert len(store._files) <= 2
+
+
+@pytest.mark.parametrize("joined", [0, 1 << 20])
+def test_the_pictures_of_a_clip_are_read_together_where_they_lie_near(
+    pack_set: PackSet, monkeypatch: pytest.MonkeyPatch, joined: int
+) -> None:
+    monkeypatch.setattr(store_module, "_JOINED_BYTES", joined)
+    store, reads = _open(pack_set(kind="jpeg")), []
+    whole = ShardStore._read
+
+    def counted(self: ShardStore, name: str, path: str, place: Any, start: int, end: int) -> bytes:
+        reads.append((start, end))
+        return whole(self, name, path, place, start, end)
+
+    monkeypatch.setattr(ShardStore, "_read", counted)
+    clip = _training_clip(store, 0)
+    assert len(reads) == (1 if joined else 4)
+    assert clip.shape == (4, 24, 24, 3)
+
+
+# Damage.
+
+
+@pytest.mark.parametrize("kind", ["bytes", "jpeg"])
+def test_every_flip_in_a_clips_bytes_is_an_error_with_its_name(pack_set: PackSet, kind: str) -> None:
+    out = pack_set(kind=kind)
+    store = _open(out)
+    clips = np.load(out / "index" / "clips.npy")
+    generator, found = np.random.default_rng(7), 0
+    for _ in range(300):
+        clip = int(generator.integers(NUM_VIDEOS))
+        shard = out / f"{clips[clip]['shard']:06}.tar"
+        whole = shard.read_bytes()
+        place = int(clips[clip]["start"] + generator.integers(clips[clip]["length"]))
+        _write_in_place(shard, place, whole[place] ^ 1 << int(generator.integers(8)))
+        try:
+            frames = _all_frames(store, clip)
+        except DecodeError as error:
+            assert error.path.startswith(f"{shard}:{store.manifest.path(clip)}")
+            assert "is not what was packed" in error.reason
+            found += 1
+        else:
+            pytest.fail(f"a flip at {place} of {shard} went unseen: {frames.shape}")
+        _write_in_place(shard, place, whole[place])
+    assert found == 300
+
+
+def _write_in_place(path: Path, place: int, value: int) -> None:
+    """Change a byte of a file that is open elsewhere."""
+    with open(path, "r+b") as file:
+        file.seek(place)
+        file.write(bytes([value]))
+
+
+def _all_frames(store: Store, clip: int) -> Frames:
+    return store.read_views(clip, lambda n: np.arange(n)[None], lambda w, h: augment.test_views(24, 1, w, h))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "jpeg"])
+def test_every_flip_in_the_index_is_an_error_or_changes_nothing(pack_set: PackSet, kind: str) -> None:
+    out = pack_set(kind=kind)
+    wanted = [_all_frames(_open(out), clip) for clip in range(NUM_VIDEOS)]
+    generator, found = np.random.default_rng(8), 0
+    for number in range(160):
+        paths = sorted([*(out / "index").iterdir(), *(out / "manifest").glob("*.npy")])
+        path = paths[number % len(paths)]
+        whole = path.read_bytes()
+        place = int(generator.integers(len(whole)))
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << int(generator.integers(8))]) + whole[place + 1 :])
+        try:
+            store = _open(out)
+            for clip in range(NUM_VIDEOS):
+                assert np.array_equal(_all_frames(store, clip), wanted[clip]), f"a flip at {place} of {path}"
+                assert store.manifest.label(clip) == clip % 2
+                assert store.manifest.is_reversed(clip) == (clip % 3 == 2)
+        except UserError as error:  # DecodeError, PackError or ManifestError
+            assert type(error) is not UserError and str(out) in str(error)
+            found += 1
+        path.write_bytes(whole)
+    assert found > 60  # the rest are flips in the padding of headers, the line numbers, the digests
+
+
+def test_a_shard_that_is_cut_short_or_gone(pack_set: PackSet) -> None:
+    out = pack_set()
+    shard = out / "000000.tar"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:600])
+    with pytest.raises(DecodeError, match="does not lie in its shard: the shard was cut short"):
+        _training_clip(_open(out), 0)
+    shard.unlink()
+    with pytest.raises(DecodeError, match=r"000000\.tar:walk/clip 0\.mp4: No such file"):
+        _training_clip(_open(out), 0)
+
+
+def test_a_manifest_that_is_not_the_records_is_refused(pack_set: PackSet) -> None:
+    one, other = pack_set(), pack_set(name="other", kind="jpeg")
+    (one / "pack.json").write_bytes((other / "pack.json").read_bytes())
+    with pytest.raises(PackError, match="its manifest is not the one that its record names"):
+        _open(one)

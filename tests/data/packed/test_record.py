@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from summit_train.data.packed.format import Pack, PackError, Packing, StoredFile, read_pack
+
+PACK = Pack(
+    Packing("jpeg", every=2),
+    clips=10,
+    clips_per_shard=4,
+    fingerprint="ab" * 16,
+    shards=tuple(StoredFile(f"{number:06}.tar", 512 * number, "cd" * 32) for number in range(3)),
+    files=(StoredFile("index/clips.npy", 3, "ef" * 32),),
+)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    PACK.write(tmp_path)
+    assert read_pack(tmp_path) == PACK
+    assert PACK.shard_bytes == 512 * 3
+
+
+def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
+    PACK.write(tmp_path)
+    path = tmp_path / "pack.json"
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for bit in range(8):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+            with pytest.raises(PackError, match=r"pack\.json: is damaged"):
+                read_pack(tmp_path)
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, -1])
+def test_a_torn_record_is_found(tmp_path: Path, length: int) -> None:
+    (tmp_path / "pack.json").write_text(PACK.text()[:length])
+    with pytest.raises(PackError, match="is damaged"):
+        read_pack(tmp_path)
+
+
+def test_a_folder_without_one_is_not_finished(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="is no packed set, or not a finished one"):
+        read_pack(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(PACK, shards=(StoredFile("../000000.tar", 0, ""),)),
+        replace(PACK, shards=(StoredFile("000001.tar", 0, ""),)),
+        replace(PACK, files=(StoredFile("/etc/passwd", 0, ""),)),
+        replace(PACK, files=(StoredFile("index/../../x.npy", 0, ""),)),
+        replace(PACK, files=(StoredFile("manifest/x.sh", 0, ""),)),
+    ],
+)
+def test_no_name_leads_out_of_the_folder(tmp_path: Path, wrong: Pack) -> None:
+    wrong.write(tmp_path)  # with a checksum that is right
+    with pytest.raises(PackError, match=r"is damaged: a (shard|file) is named"):
+        read_pack(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "png"}, "kind 'png' is no choice; valid: bytes, jpeg"),
+        ({"kind": "jpeg", "quality": 96}, "quality is 96: 1 to 95 is wanted"),
+        ({"kind": "jpeg", "every": 0}, "every is 0"),
+        ({"kind": "jpeg", "short_side": 0}, "short_side is 0"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(PackError, match=message):
+        Packing(**values)  # type: ignore[arg-type]
+
+
+def test_how_many_frames_are_packed() -> None:
+    assert [Packing("jpeg", every=3).num_packed(count) for count in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]

@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+import csv
+import gc
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from av.video.frame import VideoFrame
+from numpy.typing import NDArray
+
+from summit_train.data.video import decode
+from summit_train.data.video.augment import View
+from summit_train.data.video.clips import read_views
+from summit_train.data.video.encode import Encoding, write_video
+from summit_train.data.video.render import Renderer
+from summit_train.data.video.source import DecodeError, Encoded
+from tests.data.clips import probe, read_clip
+
+CLIPS = Path(__file__).parents[3].parent / "shared" / "clips"
+needs_clips = pytest.mark.skipif(not CLIPS.is_dir(), reason="the real clips in ../shared/clips are not here")
+
+Frames = NDArray[np.uint8]
+NUM_FRAMES = 40
+BITS = 6  # a frame's number is drawn in it: 2 x 3 blocks of 16 pixels
+
+
+def _numbered(num_frames: int = NUM_FRAMES) -> Frames:
+    """Frames (T, 32, 48, 3) whose six blocks are the bits of their number, row by row from the top left."""
+    bits = (np.arange(num_frames)[:, None] >> np.arange(BITS)) & 1
+    return np.repeat((40 + 170 * bits).reshape(-1, 2, 3).repeat(16, 1).repeat(16, 2)[..., None], 3, 3).astype(np.uint8)
+
+
+def _numbers(frames: Frames) -> list[int]:
+    """What is drawn in frames (..., T, 32, 48, 3)."""
+    bits = frames[..., 8::16, 8::16, 0].reshape(*frames.shape[:-3], BITS) > 125
+    return (bits << np.arange(BITS)).sum(-1).tolist()  # type: ignore[no-any-return]
+
+
+def _all_of(width: int, height: int) -> View:
+    return View(width, height, 0, 0, width, height)
+
+
+def _these(*numbers: int) -> Callable[[int], NDArray[np.int64]]:
+    return lambda num_frames: np.array(numbers)
+
+
+def _every(num_frames: int) -> NDArray[np.int64]:
+    return np.arange(num_frames)
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 numbered frames, a key frame every 12, B-frames between."""
+    path = tmp_path_factory.mktemp("decode") / "numbered.mp4"
+    write_video(path, _numbered(), encoding=Encoding(b_frames=3))
+    return path
+
+
+def _damaged(video: Path, target: Path, place: float) -> Path:
+    """A copy with 40 bytes of the compressed pictures changed at a fraction of the file."""
+    data = bytearray(video.read_bytes())
+    start = int(len(data) * place)
+    data[start : start + 40] = bytes(byte ^ 0x5A for byte in data[start : start + 40])
+    target.write_bytes(data)
+    return target
+
+
+# Which frame is which.
+
+
+@pytest.mark.parametrize("seek", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("a.mp4", {"b_frames": 3}),
+        ("a.mp4", {"b_frames": 0, "key_every": 7}),
+        ("a.mp4", {"b_frames": 0, "key_every": 1}),
+        ("a.mp4", {"b_frames": 2, "key_every": 250}),
+        ("a.mkv", {"b_frames": 3, "key_every": 9}),
+        ("a.mov", {"codec": "mpeg4", "b_frames": 2}),
+        ("a.avi", {"codec": "mpeg4", "b_frames": 0}),
+        ("a.avi", {"codec": "mpeg4", "b_frames": 2}),  # AVI has no presentation times
+        ("a.ts", {"b_frames": 2}),
+        ("a.mpg", {"codec": "mpeg2video", "b_frames": 2}),
+        ("a.webm", {"codec": "libvpx-vp9", "b_frames": 0}),
+        ("a.mkv", {"times": [number * number for number in range(NUM_FRAMES)]}),  # variable frame rate
+    ],
+)
+def test_frame_i_is_the_ith_in_presentation_order(
+    tmp_path: Path, name: str, options: dict[str, object], seek: bool
+) -> None:
+    options = dict(options)
+    codec = options.get("codec", "mpeg4")
+    if codec not in av.codecs_available:
+        pytest.skip(f"this PyAV has no {codec}")
+    times = options.pop("times", None)
+    write_video(tmp_path / name, _numbered(), encoding=Encoding(**options), times=times)  # type: ignore[arg-type]
+    for wanted in [*([number] for number in range(NUM_FRAMES)), [0, 39], [38, 1, 20, 20], [11, 12, 13], [24]]:
+        clip = read_clip(tmp_path / name, _these(*wanted), _all_of, NUM_FRAMES, seek=seek)
+        assert _numbers(clip) == wanted
+        in_memory = Encoded(name, (tmp_path / name).read_bytes())
+        np.testing.assert_array_equal(read_clip(in_memory, _these(*wanted), _all_of, NUM_FRAMES, seek=seek), clip)
+
+
+def test_all_frames_are_the_same_pixels_by_jumps_and_from_the_start(video: Path) -> None:
+    whole = read_clip(video, _every, _all_of, seek=False)
+    assert _numbers(whole) == list(range(NUM_FRAMES))
+    for number in range(NUM_FRAMES):
+        clip = read_clip(video, _these(number), _all_of, NUM_FRAMES)
+        np.testing.assert_array_equal(clip[0], whole[number])
+
+
+def test_a_jump_passes_over_damage_that_the_frames_do_not_need(video: Path, tmp_path: Path) -> None:
+    damaged = _damaged(video, tmp_path / "damaged.mp4", 0.35)  # in the first 12 frames
+    last = _these(30, 39)
+    assert _numbers(read_clip(damaged, last, _all_of, NUM_FRAMES)) == [30, 39]
+    with pytest.raises(DecodeError, match=r"damaged\.mp4"):
+        read_clip(damaged, _every, _all_of, NUM_FRAMES)
+
+
+def test_a_large_file_is_decoded_from_its_start(video: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "MAX_HELD_BYTES", 100)
+    assert _numbers(read_clip(video, _these(30, 2), _all_of, NUM_FRAMES)) == [30, 2]
+
+
+# Counts that are wrong or not known.
+
+
+def test_more_frames_in_the_manifest_than_in_the_file(video: Path) -> None:
+    asked: list[int] = []
+
+    def last_of(num_frames: int) -> NDArray[np.int64]:
+        asked.append(num_frames)
+        return np.array([0, num_frames - 1])
+
+    assert _numbers(read_clip(video, last_of, _all_of, num_frames=55)) == [0, 39]
+    assert asked == [55, 40]
+
+
+def test_fewer_frames_in_the_manifest_than_in_the_file(video: Path) -> None:
+    assert _numbers(read_clip(video, _every, _all_of, num_frames=20)) == list(range(20))
+
+
+def test_without_a_count_the_file_is_asked(video: Path) -> None:
+    assert _numbers(read_clip(video, _every, _all_of)) == list(range(NUM_FRAMES))
+
+
+def test_few_frames_repeat_as_they_are_chosen(tmp_path: Path) -> None:
+    write_video(tmp_path / "two.mp4", _numbered(2))
+    clip = read_clip(tmp_path / "two.mp4", lambda n: np.arange(6) % n, _all_of, 2)
+    assert _numbers(clip) == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("wanted", [[-1], [40], []])
+def test_a_choice_outside_the_video_is_the_callers_mistake(video: Path, wanted: list[int]) -> None:
+    with pytest.raises(ValueError, match="the frames chosen of 40"):
+        read_clip(video, _these(*wanted), _all_of, NUM_FRAMES)
+
+
+# Pictures.
+
+
+def test_views_are_crops_of_the_scaled_picture_clip_by_clip(video: Path) -> None:
+    whole = read_clip(video, _these(5, 6, 7), lambda w, h: View(24, 16, 0, 0, 24, 16), NUM_FRAMES)
+    left, right = View(24, 16, 0, 2, 10, 12), View(24, 16, 14, 2, 10, 12, flip=True)
+    views = read_views(
+        Encoded(str(video)), lambda n: np.array([[5, 6], [7, 5]]), lambda w, h: [left, right], NUM_FRAMES
+    )
+    assert views.shape == (4, 2, 12, 10, 3) and views.flags.c_contiguous and views.dtype == np.uint8
+    np.testing.assert_array_equal(views[0], whole[[0, 1], 2:14, :10])
+    np.testing.assert_array_equal(views[1], whole[[0, 1], 2:14, 14:][:, :, ::-1])
+    np.testing.assert_array_equal(views[2], whole[[2, 0], 2:14, :10])
+    np.testing.assert_array_equal(views[3], whole[[2, 0], 2:14, 14:][:, :, ::-1])
+
+
+def test_a_picture_keeps_its_colours(tmp_path: Path) -> None:
+    colours = np.array([[200, 30, 40], [30, 180, 60], [40, 50, 190], [128, 128, 128]], np.uint8)
+    write_video(tmp_path / "colours.mp4", colours.repeat(256, 0).reshape(4, 16, 16, 3), encoding=Encoding(quality=1))
+    clip = read_clip(tmp_path / "colours.mp4", _every, _all_of)
+    np.testing.assert_allclose(clip.mean((1, 2)), colours, atol=4)
+
+
+@pytest.mark.parametrize(("degrees", "turns"), [(90, 1), (180, 2), (-90, 3)])
+def test_the_display_matrix_turns_pictures_upright(tmp_path: Path, degrees: int, turns: int) -> None:
+    write_video(tmp_path / "stored.mp4", _numbered(14))
+    write_video(tmp_path / "turned.mp4", _numbered(14), encoding=Encoding(rotation=degrees))
+    stored = read_clip(tmp_path / "stored.mp4", _every, _all_of, 14)
+    upright = read_clip(tmp_path / "turned.mp4", _every, _all_of, 14)
+    np.testing.assert_array_equal(upright, np.rot90(stored, turns, (1, 2)))  # counterclockwise
+    info = probe(tmp_path / "turned.mp4")
+    assert abs(info.rotation) == abs(degrees)
+    assert (info.width, info.height) == upright.shape[2:0:-1]
+
+
+def test_a_view_of_a_turned_picture_is_a_view_of_the_upright_one(tmp_path: Path) -> None:
+    write_video(tmp_path / "turned.mp4", _numbered(3), encoding=Encoding(rotation=90))
+    sizes: list[tuple[int, int]] = []
+
+    def view_of(width: int, height: int) -> View:
+        sizes.append((width, height))
+        return View(16, 24, 2, 3, 10, 20)
+
+    clip = read_clip(tmp_path / "turned.mp4", _every, view_of, 3)
+    assert sizes == [(32, 48)] and clip.shape == (3, 20, 10, 3)
+    # Turned left, what was stored on the right is on top: bit 2 of the number, and below it bits 1 and 0.
+    assert clip[2, 17, 1, 0] < 90 < 160 < clip[2, 9, 1, 0]
+
+
+def test_odd_sides(tmp_path: Path) -> None:
+    frames = np.full((3, 31, 47, 3), 70, np.uint8)
+    write_video(tmp_path / "odd.mp4", frames)
+    clip = read_clip(tmp_path / "odd.mp4", _every, lambda w, h: View(w, h, 1, 1, w - 2, h - 2), 3)
+    assert clip.shape == (3, 29, 45, 3)
+    np.testing.assert_allclose(clip, 70, atol=2)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "black", "white", "neutral"),
+    [("yuv420p", 16, 235, 128), ("yuvj420p", 0, 255, 128), ("yuv420p10le", 64, 940, 512)],
+)
+def test_limited_and_full_range_and_ten_bits_give_the_same_grey(
+    pixels: str, black: int, white: int, neutral: int
+) -> None:
+    frame = VideoFrame(16, 16, pixels)
+    levels = [black + 3 * (white - black) // 4, neutral, neutral]
+    for plane, level in zip(frame.planes, levels, strict=True):
+        sample = np.dtype(np.uint16 if pixels.endswith("le") else np.uint8)
+        plane.update(np.full(plane.buffer_size // sample.itemsize, level, sample).tobytes())
+    [picture] = Renderer(lambda w, h: [_all_of(w, h)])(frame)
+    np.testing.assert_allclose(picture, 191, atol=3)  # swscale's fast path is off by 2
+
+
+# What a file holds.
+
+
+def test_probe_says_what_was_decoded(video: Path) -> None:
+    info = probe(video)
+    assert (info.num_frames, info.width, info.height, info.codec, info.rotation) == (40, 48, 32, "h264", 0)
+    assert info.fps == pytest.approx(25) and info.duration == pytest.approx(40 / 25)
+
+
+def test_the_duration_follows_the_frames_times(tmp_path: Path) -> None:
+    write_video(tmp_path / "a.mkv", _numbered(4), 10, times=[0, 10, 30, 31])
+    assert probe(tmp_path / "a.mkv").duration == pytest.approx(3.2, abs=0.11)
+
+
+# Files that are no whole videos.
+
+
+def _write_sound(path: Path) -> None:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("aac", rate=16000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 16000), np.float32), "fltp", "mono")
+        frame.sample_rate = 16000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+
+
+def _make_bad(kind: str, path: Path, video: Path) -> None:
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "sound":
+        _write_sound(path)
+    elif kind == "picture":
+        VideoFrame(16, 16, "rgb24").save(str(path.with_suffix(".png")))
+        path.with_suffix(".png").rename(path)
+    elif kind != "missing":
+        playlist = "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nnumbered.mp4\n#EXT-X-ENDLIST\n"
+        script = f"ffconcat version 1.0\nfile '{video}'\n"
+        text = {
+            "empty": "",
+            "text": "words " * 200,
+            "zeros": "\0" * 5000,
+            "playlist": playlist,
+            "script": script,
+        }
+        path.write_text(text[kind])
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("missing", "No such file"),
+        ("directory", "is a directory"),
+        ("fifo", "is not a regular file"),
+        ("empty", "is empty"),
+        ("sound", "has no video stream"),
+        *((kind, "is no video of a kind") for kind in ("text", "zeros", "picture", "playlist", "script")),
+    ],
+)
+def test_what_is_no_video_says_why(tmp_path: Path, video: Path, kind: str, reason: str) -> None:
+    path = tmp_path / "thing.mp4"
+    _make_bad(kind, path, video)
+    for read in (
+        probe,
+        lambda path: read_clip(path, _every, _all_of),
+        lambda path: read_clip(path, _every, _all_of, 9),
+    ):
+        with pytest.raises(DecodeError, match=reason) as caught:
+            read(path)
+        assert caught.value.path == str(path) and str(path) in str(caught.value)
+
+
+def test_damage_in_the_middle_is_found(video: Path, tmp_path: Path) -> None:
+    damaged = _damaged(video, tmp_path / "damaged.mp4", 0.5)
+    with pytest.raises(DecodeError, match=r"damaged\.mp4: .*frames decoded"):
+        probe(damaged)
+
+
+@pytest.mark.parametrize("name", ["a.mkv", "a.avi", "a.webm"])
+def test_a_file_that_was_cut_short_is_found(tmp_path: Path, name: str) -> None:
+    codec = "libvpx-vp9" if name.endswith("webm") else "mpeg4"
+    if codec not in av.codecs_available:
+        pytest.skip(f"this PyAV has no {codec}")
+    write_video(tmp_path / name, _numbered(), encoding=Encoding(codec=codec, b_frames=0))
+    data = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(data[: int(len(data) * 0.6)])
+    with pytest.raises(DecodeError):
+        probe(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a:b.mp4", "http:x%03d.mp4", "-i.mp4", "ä 視.mp4", os.fsdecode(b"n\xff.mp4")])
+def test_names_are_names(tmp_path: Path, video: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / name).write_bytes(video.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    assert probe(name).num_frames == NUM_FRAMES
+    assert _numbers(read_clip(name, _these(30), _all_of, NUM_FRAMES)) == [30]
+
+
+def test_an_error_comes_home_from_a_worker_process() -> None:
+    error = pickle.loads(pickle.dumps(DecodeError("a.mp4", "is empty")))
+    assert (error.path, error.reason, str(error)) == ("a.mp4", "is empty", "a.mp4: is empty")
+
+
+# Memory.
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc to read the memory from")
+def test_memory_stays_flat_also_without_the_garbage_collector(tmp_path: Path) -> None:
+    write_video(tmp_path / "a.mp4", _numbered(8), encoding=Encoding(rotation=90))
+
+    def read(times: int) -> int:
+        for _ in range(times):
+            read_clip(tmp_path / "a.mp4", _these(1, 6), _all_of, 8)
+            read_clip(tmp_path / "a.mp4", lambda n: np.array([n - 1]), _all_of, 9)
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    gc.disable()
+    try:
+        grown = read(400) - read(100)
+    finally:
+        gc.enable()
+    assert grown < 4e6
+
+
+# The real clips.
+
+
+def _codec_clips() -> list[tuple[str, int]]:
+    if not CLIPS.is_dir():
+        return []
+    with open(CLIPS / "codecs" / "codecs.csv", newline="") as file:
+        rows = [(row["file"], int(row["decoded"])) for row in csv.DictReader(file)]
+    return [(name, count) for name, count in rows if not name.startswith("40_")]
+
+
+def _small(width: int, height: int) -> View:
+    return _all_of(width // 8, height // 8)
+
+
+@needs_clips
+@pytest.mark.parametrize(("name", "num_frames"), _codec_clips())
+def test_real_clips_by_jumps_and_from_the_start(name: str, num_frames: int) -> None:
+    path = CLIPS / "codecs" / name
+    whole = read_clip(path, _every, _small, seek=False)
+    assert len(whole) == num_frames
+    in_memory = Encoded(str(path), path.read_bytes())
+    assert probe(in_memory) == probe(path)
+    generator = np.random.default_rng(0)
+    for size in (1, 1, 4):
+        wanted = generator.integers(0, num_frames, size)
+        clip = read_clip(path, lambda n, wanted=wanted: wanted, _small, num_frames)  # type: ignore[misc]
+        np.testing.assert_array_equal(clip, whole[wanted])
+        clip = read_clip(in_memory, lambda n, wanted=wanted: wanted, _small, num_frames)  # type: ignore[misc]
+        np.testing.assert_array_equal(clip, whole[wanted])
+
+
+@needs_clips
+def test_the_truncated_clip_is_named() -> None:
+    with pytest.raises(DecodeError, match=r"40_corrupted\.mp4"):
+        read_clip(CLIPS / "codecs" / "40_corrupted.mp4", _every, _small)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from summit_train.data.video.augment import View
+from summit_train.data.video.encode import Encoding, write_video
+from summit_train.data.video.limits import Limits
+from summit_train.data.video.source import DecodeError
+from tests.data.clips import probe, read_clip
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("limits") / "a.mp4"
+    write_video(path, np.zeros((20, 32, 48, 3), np.uint8), encoding=Encoding(b_frames=0))
+    return path
+
+
+def _refused(video: Path, limits: Limits, reason: str) -> None:
+    def view_of(width: int, height: int) -> View:
+        return View(width, height, 0, 0, width, height)
+
+    for count in (None, 20):
+        with pytest.raises(DecodeError, match=reason):
+            read_clip(video, lambda n: np.array([n - 1]), view_of, count, limits=limits)
+    with pytest.raises(DecodeError, match=reason):
+        probe(video, limits)
+
+
+def test_large_frames_are_refused(video: Path) -> None:
+    _refused(video, Limits(pixels=32 * 48 - 1), "a frame of 48 x 32 pixels is not read")
+
+
+def test_a_video_without_end_is_refused(video: Path) -> None:
+    _refused(video, Limits(packets=19), "does not end after 19 packets")
+
+
+def test_a_video_that_takes_too_long_is_refused(video: Path) -> None:
+    _refused(video, Limits(seconds=0), "is not read within 0 s")
+
+
+def test_the_decoder_itself_refuses_a_size_that_only_comes_later(tmp_path: Path) -> None:
+    # Two raw streams in one: the header's size is the first one's.
+    small, large = np.zeros((3, 32, 32, 3), np.uint8), np.zeros((3, 64, 64, 3), np.uint8)
+    for name, frames in (("small.mpg", small), ("large.mpg", large)):
+        write_video(tmp_path / name, frames, encoding=Encoding(codec="mpeg1video", b_frames=0))
+    both = (tmp_path / "small.mpg").read_bytes()[:-4] + (tmp_path / "large.mpg").read_bytes()
+    (tmp_path / "both.mpg").write_bytes(both)
+    with pytest.raises(DecodeError):
+        probe(tmp_path / "both.mpg", Limits(pixels=33 * 33))
+
+
+_HOARD = """
+import numpy as np
+from summit_train.data.video.limits import bound_memory
+bound_memory()
+np.ones(1 << 28, np.uint8)
+try:
+    np.ones(1 << 33, np.uint8)
+except MemoryError:
+    print("refused")
+"""
+
+
+def test_a_bounded_process_is_refused_gigabytes_and_lives_on() -> None:
+    done = subprocess.run([sys.executable, "-c", _HOARD], capture_output=True, text=True, check=True)
+    assert done.stdout == "refused\n"

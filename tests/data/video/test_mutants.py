@@ -1,0 +1,293 @@
+"""Hundreds of damaged videos, from a seed: none crashes or holds its reader, none passes for what was indexed.
+
+"Accepted in silence" means: no DecodeError, and frames that differ from the original's. In a set with the manifest
+that `data index` writes that never happens, as it holds the SHA-256 of each file. The decoder alone, which is all
+there is for a set that was damaged before it was indexed, must neither crash, hang nor take memory without end, and
+finds what the format allows: VP9 decodes almost any bits to some picture. How much it misses is counted, not promised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from summit_train.data.check.survey import spread
+from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest.files import FileStore
+from summit_train.data.video.augment import View
+from summit_train.data.video.encode import Encoding, write_video
+from summit_train.data.video.limits import Limits
+from summit_train.data.video.source import DecodeError
+from tests.data.clips import probe, read_clip, stored_clip
+
+SEED = 20191
+NUM_FRAMES = 16
+SECONDS = 20.0  # that one file may hold its reader before an alarm ends it
+MEGABYTES = 2500  # that a reader may come to
+FORMATS = {
+    "a.mp4": {"key_every": 6},
+    "b.mkv": {"key_every": 5, "b_frames": 0},
+    "c.webm": {"codec": "libvpx-vp9", "b_frames": 0},
+    "d.avi": {"codec": "mpeg4", "b_frames": 0},
+    "e.mov": {"b_frames": 3},
+}
+Mutate = Callable[[bytearray, np.random.Generator], bytes]
+
+
+def _flip_byte(content: bytearray, generator: np.random.Generator) -> bytes:
+    content[int(generator.integers(len(content)))] ^= int(generator.integers(1, 256))
+    return bytes(content)
+
+
+def _flip_bits(content: bytearray, generator: np.random.Generator) -> bytes:
+    for place in generator.integers(len(content), size=20):
+        content[int(place)] ^= 1 << int(generator.integers(8))
+    return bytes(content)
+
+
+def _zero(content: bytearray, generator: np.random.Generator) -> bytes:
+    start, count = int(generator.integers(len(content))), int(2 ** generator.integers(3, 13))
+    content[start : start + count] = bytes(len(content[start : start + count]))
+    return bytes(content)
+
+
+def _zero_tail(content: bytearray, generator: np.random.Generator) -> bytes:
+    start = int(generator.integers(len(content)))
+    return bytes(content[:start]) + bytes(len(content) - start)
+
+
+def _cut(content: bytearray, generator: np.random.Generator) -> bytes:
+    return bytes(content[: int(generator.integers(1, len(content)))])
+
+
+def _hole(content: bytearray, generator: np.random.Generator) -> bytes:
+    start = int(generator.integers(len(content)))
+    return bytes(content[:start] + content[start + int(generator.integers(1, 600)) :])
+
+
+def _header(content: bytearray, generator: np.random.Generator) -> bytes:
+    for place in generator.integers(min(400, len(content)), size=4):
+        content[int(place)] = int(generator.choice([0, 0xFF, 0x7F, 0x80]))
+    return bytes(content)
+
+
+KINDS: dict[str, tuple[Mutate, int]] = {
+    "byte": (_flip_byte, 14),
+    "bits": (_flip_bits, 12),
+    "zeros": (_zero, 12),
+    "zero tail": (_zero_tail, 8),
+    "cut": (_cut, 16),
+    "hole": (_hole, 8),
+    "header": (_header, 10),
+}
+
+
+# Headers that ask for too much.
+
+
+def _patched(content: bytes, mark: bytes, offset: int, new: bytes) -> bytes:
+    """`new` in the place that lies `offset` bytes behind the first `mark`."""
+    place = content.index(mark) + offset
+    return content[:place] + new + content[place + len(new) :]
+
+
+def _absurd(originals: dict[str, bytes], folder: Path) -> Iterator[tuple[str, bytes]]:
+    mp4, mkv, avi = originals["a.mp4"], originals["b.mkv"], originals["d.avi"]
+    yield "size.mp4", _patched(mp4, b"avc1", 28, b"\xff\xff\xff\xff")
+    for mark, element in ((b"\xb0\x81", b"\xb0\x81\xff"), (b"\xba\x81", b"\xba\x81\xff")):
+        yield f"size{element[0]}.mkv", _patched(mkv, mark, 0, element)
+    header = avi.index(b"strf") + 12
+    for number, size in enumerate((0x7FFFFFFF, 0x40000000, 0xFFFFFFFF, 0)):
+        yield f"size{number}.avi", avi[:header] + 2 * size.to_bytes(4, "little") + avi[header + 8 :]
+    # Samples: 2^28 of one byte each, and one of 2 GB.
+    yield "count.mp4", _patched(mp4, b"stsz", 8, (1).to_bytes(4, "big") + (1 << 28).to_bytes(4, "big"))
+    many = _patched(mp4, b"stsz", 8, (1).to_bytes(4, "big") + (1 << 28).to_bytes(4, "big"))
+    yield "chunk.mp4", _patched(many, b"stsc", 16, (1 << 28).to_bytes(4, "big"))
+    yield "sample.mp4", _patched(mp4, b"stsz", 16, (0x7FFFFFFF).to_bytes(4, "big"))
+    for box in (b"stts", b"ctts", b"stsc", b"stco", b"stss"):
+        if box in mp4:
+            yield f"{box.decode()}.mp4", _patched(mp4, box, 8, (0x7FFFFFF0).to_bytes(4, "big"))
+    # A picture size in the codec's own header, which no container can deny.
+    write_video(folder / "raw.h264", _frames(), encoding=Encoding(b_frames=0))
+    for number, blocks in enumerate((4095, 65535, 1 << 20)):
+        yield f"sps{number}.h264", _with_sps((folder / "raw.h264").read_bytes(), blocks)
+
+
+def _with_sps(content: bytes, blocks: int) -> bytes:
+    """An H.264 stream whose sequence header says `blocks` x `blocks` macroblocks of 16 pixels (H.264, 7.3.2.1.1)."""
+    bits = "".join(_exp_golomb(value) for value in (0, 0, 2, 1)) + "0"
+    bits += _exp_golomb(blocks - 1) * 2 + "1" + "1" + "0" + "0" + "1"
+    bits += "0" * (-len(bits) % 8)
+    payload = bytes([0x67, 66, 0, 51]) + int(bits, 2).to_bytes(len(bits) // 8, "big")
+    units = content.split(b"\0\0\1")
+    kept = [unit for unit in units[1:] if unit[0] & 31 != 7]
+    return b"\0\0\0\1" + payload + b"".join(b"\0\0\1" + unit for unit in kept)
+
+
+def _exp_golomb(value: int) -> str:
+    digits = f"{value + 1:b}"
+    return "0" * (len(digits) - 1) + digits
+
+
+# The files.
+
+
+def _frames() -> np.ndarray:
+    generator = np.random.default_rng(SEED)
+    y, x = np.mgrid[:48, :64]
+    frames = np.stack([np.stack([3 * x + 9 * t, 5 * y + 4 * t, x + y + t], -1) % 256 for t in range(NUM_FRAMES)])
+    frames[:, 10:30, 20:44] = generator.integers(0, 255, (NUM_FRAMES, 20, 24, 3))
+    return frames.astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Mutants:
+    """Files by name, the original that each stands for, and what was done to it; the originals' frames as digests."""
+
+    folder: Path
+    kinds: dict[str, str]
+    originals: dict[str, str]
+    frames: dict[str, str]
+
+
+def _write_others(folder: Path, originals: dict[str, bytes]) -> Iterator[tuple[str, str]]:
+    """Files that are no videos at all, by name and kind."""
+    text = "not a video\n" * 500
+    contents = {"text.mp4": text.encode(), "text.mkv": b"\0", "empty.avi": b"", "zeros.webm": bytes(20_000)}
+    contents["noise.mp4"] = np.random.default_rng(SEED).bytes(20_000)
+    contents["playlist.mp4"] = b"#EXTM3U\n#EXTINF:9,\na.mp4\n#EXT-X-ENDLIST\n"
+    contents["page.webm"] = b"<!DOCTYPE html><html><body>404</body></html>"
+    contents["start.mp4"] = originals["a.mp4"][:8]
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+        yield name, "no video"
+    (folder / "directory.mp4").mkdir()
+    os.mkfifo(folder / "pipe.mp4")
+    (folder / "loop.mp4").symlink_to("loop.mp4")
+    with av.open(str(folder / "sound.mp4"), "w") as container:
+        stream = container.add_stream("aac", rate=16000)
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 16000), np.float32), "fltp", "mono")
+        sound.sample_rate = 16000
+        container.mux(stream.encode(sound))
+        container.mux(stream.encode(None))
+    for name in ("directory.mp4", "pipe.mp4", "loop.mp4", "sound.mp4"):
+        yield name, "no video"
+
+
+@pytest.fixture(scope="module")
+def mutants(tmp_path_factory: pytest.TempPathFactory) -> Mutants:
+    folder = tmp_path_factory.mktemp("mutants")
+    originals, kinds, sources = dict[str, bytes](), dict[str, str](), dict[str, str]()
+    for name, options in FORMATS.items():
+        if options.get("codec", "libx264") not in av.codecs_available:
+            pytest.skip(f"this PyAV has no {options.get('codec', 'libx264')}")
+        write_video(folder / name, _frames(), encoding=Encoding(**options))  # type: ignore[arg-type]
+        originals[name] = (folder / name).read_bytes()
+    generator = np.random.default_rng(SEED)
+    for name, content in originals.items():
+        for kind, (mutate, count) in KINDS.items():
+            for number in range(count):
+                mutant = f"{kind.replace(' ', '_')}{number}_{name}"
+                (folder / mutant).write_bytes(mutate(bytearray(content), generator))
+                kinds[mutant], sources[mutant] = kind, name
+        wrong = f"wrong_ending_{name}.{'mkv' if name != 'b.mkv' else 'avi'}"
+        (folder / wrong).write_bytes(content)
+        kinds[wrong], sources[wrong] = "wrong ending", name
+    for name, content in _absurd(originals, folder):
+        (folder / name).write_bytes(content)
+        same_ending = [source for source in FORMATS if Path(source).suffix == Path(name).suffix]
+        kinds[name], sources[name] = "absurd header", next(iter(same_ending), "a.mp4")
+    for name, kind in _write_others(folder, originals):
+        kinds[name], sources[name] = kind, "a.mp4"
+    return Mutants(folder, kinds, sources, {name: _digest(folder / name) for name in originals})
+
+
+def _all_of(width: int, height: int) -> View:
+    return View(width, height, 0, 0, width, height)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(read_clip(path, np.arange, _all_of, NUM_FRAMES).tobytes()).hexdigest()
+
+
+def test_there_are_enough_of_them(mutants: Mutants) -> None:
+    assert len(mutants.kinds) >= 300
+    assert {*KINDS, "wrong ending", "absurd header", "no video"} == set(mutants.kinds.values())
+
+
+def test_none_passes_for_the_video_that_was_indexed(mutants: Mutants) -> None:
+    """The training path: the manifest has each original's frame count and SHA-256; the file is damaged afterwards."""
+    digests = {name: hashlib.sha256((mutants.folder / name).read_bytes()).hexdigest() for name in FORMATS}
+    rows = [ManifestRow(name, 0, NUM_FRAMES, sha256=digests[mutants.originals[name]]) for name in mutants.kinds]
+    write_manifest(mutants.folder / "list.csv", rows)
+    store = FileStore(read_manifest(mutants.folder / "list.csv"), str(mutants.folder))
+    outcomes = Counter[str]()
+    for clip, name in enumerate(mutants.kinds):
+        try:
+            frames = stored_clip(store, clip, np.arange, _all_of)
+        except DecodeError as error:
+            assert error.reason and "\n" not in str(error)
+            outcomes["named"] += 1
+            continue
+        equal = hashlib.sha256(frames.tobytes()).hexdigest() == mutants.frames[mutants.originals[name]]
+        outcomes["the same frames" if equal else f"accepted in silence: {name}"] += 1
+        assert mutants.kinds[name] == "wrong ending" or not equal or _is_unchanged(mutants, name), name
+    assert set(outcomes) == {"named", "the same frames"}, outcomes
+    assert outcomes["the same frames"] >= len(FORMATS)  # those whose name alone is wrong
+
+
+def _is_unchanged(mutants: Mutants, name: str) -> bool:
+    """Zeros may have been written over zeros."""
+    return (mutants.folder / name).read_bytes() == (mutants.folder / mutants.originals[name]).read_bytes()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the decoder alone made of a file: an error, or a digest of its frames; the reader's memory in MB."""
+
+    probed: str | None
+    read: str | None
+    megabytes: int
+
+
+def _look(root: str, path: str) -> Seen:
+    def tried(read: Callable[[], object]) -> str | None:
+        try:
+            return str(read())
+        except DecodeError:
+            return None
+
+    def frames() -> str:
+        clip = read_clip(full, np.arange, _all_of, NUM_FRAMES, limits=Limits(seconds=SECONDS / 4))
+        return hashlib.sha256(clip.tobytes()).hexdigest()
+
+    full = os.path.join(root, path)
+    probed = tried(lambda: probe(full, Limits(seconds=SECONDS / 4)))
+    read = tried(frames)
+    return Seen(probed, read, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+
+
+def test_the_decoder_alone_survives_all_of_them(mutants: Mutants) -> None:
+    """Run in a reader of its own, which an alarm would end: a crash and a hang would both come back as errors."""
+    names = list(mutants.kinds)
+    found = dict(zip(names, spread(_look, str(mutants.folder), names, workers=1, seconds=SECONDS), strict=True))  # type: ignore[arg-type]
+    fallen = {name: str(seen) for name, seen in found.items() if isinstance(seen, DecodeError)}
+    assert fallen == {}
+    missed = Counter[str]()
+    for name, seen in found.items():
+        assert isinstance(seen, Seen)
+        assert seen.megabytes < MEGABYTES, (name, seen)
+        if seen.read not in (None, mutants.frames[mutants.originals[name]]) and seen.probed is not None:
+            missed[f"{mutants.kinds[name]}, {Path(name).suffix}"] += 1
+    print(f"{len(names)} files; other frames without an error, by the decoder alone: {dict(missed)}")
+    # What is cut short, empty, or no video is found by an index without knowing any hash.
+    assert not [what for what in missed if what.startswith(("cut", "no video", "wrong"))]

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from av.video.frame import VideoFrame
+from av.video.reformatter import Interpolation, VideoReformatter
+from numpy.typing import NDArray
+
+from summit_train.data.video.augment import View
+from summit_train.data.video.render import Renderer
+
+WIDTH, HEIGHT = 61, 47
+
+
+def _frame(kind: str, width: int = WIDTH, height: int = HEIGHT) -> VideoFrame:
+    """A smooth picture whose colours differ from place to place, as a decoder would give it."""
+    y, x = np.mgrid[:height, :width]
+    picture = np.stack([40 + 2 * x, 50 + 3 * y, 200 - x - y], -1)
+    return VideoFrame.from_ndarray(picture.astype(np.uint8), "rgb24").reformat(format=kind)
+
+
+def _pictures(frame: VideoFrame, *views: View) -> list[NDArray[np.uint8]]:
+    return Renderer(lambda width, height: views)(frame)
+
+
+@pytest.mark.parametrize("kind", ["yuv420p", "yuvj420p", "yuv422p", "yuv444p", "yuv420p10le", "gray", "rgb24"])
+@pytest.mark.parametrize("size", [(80, 60), (81, 63), (61, 47), (30, 23)])
+def test_a_crop_is_the_cut_of_the_whole_wherever_it_lies(kind: str, size: tuple[int, int]) -> None:
+    width, height = size
+    frame = _frame(kind)
+    (whole,) = _pictures(frame, View(width, height, 0, 0, width, height))
+    assert whole.shape == (height, width, 3)
+    for x, y in ((0, 0), (1, 0), (0, 1), (3, 5), (4, 2)):
+        for crop_width in (*range(1, 20), width - x):
+            view = View(width, height, x, y, crop_width, height - y)
+            plain, flipped = _pictures(frame, view, replace(view, flip=True))
+            assert plain.flags.c_contiguous and flipped.flags.c_contiguous
+            np.testing.assert_array_equal(plain, whole[y:, x : x + crop_width])
+            np.testing.assert_array_equal(flipped, plain[:, ::-1])
+
+
+@pytest.mark.parametrize("kind", ["yuv420p", "yuvj420p", "yuv444p"])
+@pytest.mark.parametrize("size", [(80, 60), (81, 63), (61, 47)])
+def test_colours_are_those_of_an_exact_conversion(kind: str, size: tuple[int, int]) -> None:
+    frame = _frame(kind)
+    exact = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+    reference = VideoReformatter().reformat(frame, *size, "rgb24", interpolation=exact).to_ndarray()
+    (picture,) = _pictures(frame, View(*size, 0, 0, *size))
+    difference = np.abs(picture.astype(int) - reference)
+    assert difference.mean() < 2.5 and difference.max() <= 8
+
+
+def test_the_first_frames_size_counts_for_all() -> None:
+    render = Renderer(lambda width, height: [View(width, height, 0, 0, width, height)])
+    assert render(_frame("yuv420p"))[0].shape == (HEIGHT, WIDTH, 3)
+    assert render(_frame("yuv420p", 24, 18))[0].shape == (HEIGHT, WIDTH, 3)
+    assert render.stored_size == (WIDTH, HEIGHT)
