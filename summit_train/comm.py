@@ -137,6 +137,7 @@ class HorovodWorld(World):
         accumulation: int,
         compression: str,
     ) -> torch.optim.Optimizer:
+        """Wrap by Horovod, which averages each gradient as soon as it is ready."""
         wrapped = self._hvd.DistributedOptimizer(
             optimizer,
             named_parameters=named_parameters,
@@ -147,48 +148,61 @@ class HorovodWorld(World):
         return cast("torch.optim.Optimizer", wrapped)
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
+        """Wait for Horovod."""
         cast(Any, optimizer).synchronize()
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the step without a second average."""
         with cast(Any, optimizer).skip_synchronize():
             optimizer.step()
 
     def start_mean(self, tensor: torch.Tensor, name: str) -> int:
+        """Begin a mean by Horovod."""
         return int(self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Average))
 
     def finish(self, handle: int) -> None:
+        """Wait for Horovod's handle."""
         self._hvd.synchronize(handle)
 
     def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Sum by Horovod."""
         return cast("torch.Tensor", self._hvd.allreduce(tensor, name=name, op=self._hvd.Sum))
 
     def sum_by_mpi(self, values: torch.Tensor) -> None:
+        """Sum by MPI."""
         self._mpi.Allreduce(self._in_place, values.numpy())
 
     def broadcast(self, value: T) -> T:
+        """Broadcast by MPI."""
         return cast(T, self._mpi.bcast(value, root=0))
 
     def gather(self, value: T) -> list[T] | None:
+        """Gather by MPI."""
         return cast("list[T] | None", self._mpi.gather(value, root=0))
 
     def gather_node(self, value: T) -> list[T] | None:
+        """Gather by the node's own communicator."""
         return cast("list[T] | None", self._node.gather(value, root=0))
 
     def barrier(self) -> None:
+        """Wait by MPI."""
         self._mpi.Barrier()
 
     def wait(self, tick: Callable[[], None]) -> None:
+        """Poll MPI's barrier."""
         request = self._mpi.Ibarrier()
         while not request.Test():
             tick()
             time.sleep(_WAIT_SECONDS)
 
     def abort(self, status: int) -> None:
+        """Abort by MPI."""
         sys.stdout.flush()
         sys.stderr.flush()
         self._mpi.Abort(status)
 
     def close(self) -> None:
+        """Shut Horovod down."""
         self._mpi.Barrier()
         self._hvd.shutdown()
 

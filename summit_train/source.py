@@ -48,6 +48,7 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[yaml.Node, int] = {}  # values in a finished node, with aliases written out
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        """Compose a node, and count what it holds."""
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
@@ -64,6 +65,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose a mapping whose keys are words, each given once."""
         # Keys are checked here because the constructor's `<<` may add a second one of a key.
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
@@ -80,6 +82,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Construct a value; raise PyYAML's own error, which knows the line, where that fails."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -92,6 +95,7 @@ class _Dumper(yaml.SafeDumper):
     """Dump what _Loader reads back: quote what it would take for a number, and what is no plain text."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Represent a text, quoted unless it is plain."""
         # Left to itself, PyYAML writes the line break U+0085 so that it reads back as a space.
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 

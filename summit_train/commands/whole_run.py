@@ -93,7 +93,9 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool
         "val": clips_per_class(val_manifest, kept_clips(spec.data, val_manifest)),
     }
     write_json(spec.run_path / "plan.json", plan.values() | {"clips_per_class": counts})
-    write_json(spec.run_path / "environment.json", environment(world, run.device, hosts))
+    write_json(
+        spec.run_path / "environment.json", environment(world, run.device, hosts) | {"network": run.model.execution}
+    )
     with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps, interactive=interactive) as log:
         log.write("start", step=run.start_step, ranks=world.size, time=time.time())
         for note in run.notes:

@@ -147,6 +147,7 @@ class _Thing:
         generator: np.random.Generator,
         colour: tuple[int, int, int] | None = None,
     ) -> _Thing:
+        """Draw a thing at a random place."""
         shape = _SHAPES[generator.integers(len(_SHAPES))]
         angle = generator.uniform(0, 2 * math.pi)
         first, second = generator.uniform(0, 255, (2, 3))

@@ -145,6 +145,7 @@ class WaitNotice(Stopwatch):
         self._watchdog, self._step = watchdog, step
 
     def wait(self) -> None:
+        """Tell it."""
         self._watchdog.at(f"waiting for the other ranks in step {self._step}", waits=True)
 
 

@@ -56,6 +56,7 @@ class Recorder(Stopwatch):
         self._steps.append([("", Mark(self._device))])
 
     def lap(self, phase: str) -> None:
+        """Mark the end of a phase of PHASES."""
         assert phase in PHASES, phase
         self._steps[-1].append((phase, Mark(self._device)))
 

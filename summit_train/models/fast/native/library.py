@@ -57,7 +57,7 @@ def kernels() -> Kernels | KernelError:
 
 
 def targets() -> list[str]:
-    """What to compile for, the best that this processor knows first."""
+    """Return what to compile for, the best that this processor knows first."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return [platform.machine()]
     known = _processor_flags()
