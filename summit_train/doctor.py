@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import platform
 import re
 import shutil
 import sys
@@ -63,7 +64,7 @@ def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
 
     run_dir: where runs will be written. timeout: seconds for each program that a check starts.
     """
-    yield check_python()
+    yield Check("python", "ok", f"{platform.python_version()} at {sys.executable}")
     for name in ("torch", "horovod", "kernels"):
         yield check(name, timeout)
     yield check_mpi()
@@ -84,14 +85,6 @@ def check(name: str, timeout: float = 120.0, mpirun: Sequence[str] = ()) -> Chec
     except ProbeError as error:
         return Check(name, "fail", str(error), mend)
     return Check(name, *judge(facts))
-
-
-# ------------------------------------------------------------------------------------------------ the software
-
-
-def check_python() -> Check:
-    """Report the interpreter's version and path."""
-    return Check("python", "ok", f"{'.'.join(map(str, sys.version_info[:3]))} at {sys.executable}")
 
 
 def check_mpi() -> Check:
@@ -177,10 +170,10 @@ def _judge_mpi4py(facts: Facts) -> Finding:
     """Want one MPI library for mpi4py and Horovod."""
     library = facts["library"].split(",")[0].strip().rstrip("\0")
     found = f"{facts['version']} on {library}" + (f" at {facts['own'][0]}" if facts["own"] else "")
-    if len(facts["both"]) > 1:
-        found += f"; Horovod uses another MPI: {', '.join(facts['both'])}"
-        return "fail", found, f"remove .venv with that MPI loaded and {SET_UP}"
-    return "ok", found, ""
+    if len(facts["both"]) <= 1:
+        return "ok", found, ""
+    found += f"; Horovod uses another MPI: {', '.join(facts['both'])}"
+    return "fail", found, f"remove .venv with that MPI loaded and {SET_UP}"
 
 
 _VIDEO = f"""
@@ -211,9 +204,6 @@ def _judge_video(facts: Facts) -> Finding:
     return "ok", found, ""
 
 
-# ------------------------------------------------------------------------------------------------- the machine
-
-
 _GPUS = """
 import torch
 devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -226,8 +216,13 @@ print(json.dumps(dict(cuda=torch.version.cuda, archs=torch.cuda.get_arch_list(),
 def _judge_gpus(facts: Facts) -> Finding:
     """Want code for every GPU that torch sees, and torch to see every GPU. No GPU at all is fine."""
     devices = facts["devices"]
+    if not devices and not (listed := _listed_gpus()):
+        return "ok", "none; training runs on the CPU", ""
     if not devices:
-        return _judge_no_gpus(facts)
+        mend = f"update the driver to one for CUDA {facts['cuda']}; see CUDA_VISIBLE_DEVICES"
+        if facts["cuda"] is None:
+            mend = "this torch is built for the CPU: install one for CUDA (make setup TORCH=...)"
+        return "warn", f"{listed[0].split(' (UUID')[0]}, which torch does not see", mend
     names = [f"{device['name']} ({device['memory'] / GIB:.0f} GiB)" for device in devices]
     nccl = ".".join(map(str, facts["nccl"])) if facts["nccl"] else "none"
     counted = "; ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
@@ -239,35 +234,27 @@ def _judge_gpus(facts: Facts) -> Finding:
     return "ok", found, ""
 
 
-def _judge_no_gpus(facts: Facts) -> Finding:
-    listed = first_line(["nvidia-smi", "--list-gpus"])
-    if not listed.startswith("GPU "):
-        return "ok", "none; training runs on the CPU", ""
-    mend = f"update the driver to one for CUDA {facts['cuda']}; see CUDA_VISIBLE_DEVICES"
-    if facts["cuda"] is None:
-        mend = "this torch is built for the CPU: install one for CUDA (make setup TORCH=...)"
-    return "warn", f"{listed.split(' (UUID')[0]}, which torch does not see", mend
+def _listed_gpus() -> list[str]:
+    """Return the driver's own list of GPUs, a line each; empty without a driver."""
+    return [line for line in output(["nvidia-smi", "--list-gpus"]).splitlines() if line.startswith("GPU ")]
 
 
 def _serves(archs: Sequence[str], capability: tuple[int, ...]) -> bool:
     """Return whether code for `archs` runs on a device: binaries of its major version, or older intermediate code."""
-    for arch in archs:
-        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", arch)
-        have = (int(match[2]), int(match[3])) if match else (0, 0)
-        if match and have <= capability and (match[1] == "compute" or have[0] == capability[0]):
+    for kind, major, minor in re.findall(r"\b(sm|compute)_(\d+)(\d)[af]?\b", " ".join(archs)):
+        if (int(major), int(minor)) <= capability and (kind == "compute" or int(major) == capability[0]):
             return True
     return False
 
 
 def check_cpus() -> Check:
     """Check the CPUs that this process may use, and each rank's share (one rank a GPU, else two ranks)."""
-    gpus = sum(line.startswith("GPU ") for line in output(["nvidia-smi", "--list-gpus"]).splitlines())
-    cpus, ranks = available_cpus(), max(gpus, 2)
+    cpus, ranks = available_cpus(), max(len(_listed_gpus()), 2)
     found = f"{cpus:g} for this process: {cpus / ranks:g} a rank with {ranks} ranks"
-    if cpus < ranks:
-        mend = "ranks will share a CPU (mpirun --oversubscribe): ask the scheduler for more, or run fewer ranks"
-        return Check("cpus", "warn", found, mend)
-    return Check("cpus", "ok", found)
+    if cpus >= ranks:
+        return Check("cpus", "ok", found)
+    mend = "ranks will share a CPU (mpirun --oversubscribe): ask the scheduler for more, or run fewer ranks"
+    return Check("cpus", "warn", found, mend)
 
 
 def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
@@ -288,10 +275,8 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> Check:
     if not folder.is_dir():
         return Check("shared memory", "warn", f"no {folder}", "run with data.workers=0")
     free = shutil.disk_usage(folder).free / GIB
-    found = f"{free:.1f} GiB free in {folder}"
-    if free < 1:
-        return Check("shared memory", "warn", found, "give the container more (docker run --shm-size=8g)")
-    return Check("shared memory", "ok", found)
+    mend = "give the container more (docker run --shm-size=8g)" if free < 1 else ""
+    return Check("shared memory", "warn" if mend else "ok", f"{free:.1f} GiB free in {folder}", mend)
 
 
 def check_disk(name: str, folder: Path) -> Check:
@@ -309,9 +294,6 @@ def check_disk(name: str, folder: Path) -> Check:
 def cache_folder() -> Path:
     """Return where set-up keeps the wheels it built: ${XDG_CACHE_HOME:-~/.cache}/summit_train."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "summit_train"
-
-
-# --------------------------------------------------------------------------------------------------- two ranks
 
 
 _ALLREDUCE = """

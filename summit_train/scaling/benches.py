@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -94,35 +93,34 @@ def _turns(benches: Sequence[StepBench], turns: Turns) -> Iterator[tuple[int, di
     benches[0].close()
 
 
-class InferenceBench:
-    """A network with random weights and one batch of the spec's clips_per_gpu random clips, on the device."""
+def forward_passes(spec: Spec, device: torch.device) -> Callable[[int], float]:
+    """Return a function of a number of forward passes that returns their mean seconds.
 
-    def __init__(self, spec: Spec, device: torch.device) -> None:
-        self._device = device
-        self._autocast = AUTOCAST.get(spec.precision)
-        self._model = fresh_model(spec, device).eval()
-        shape = (spec.scale.clips_per_gpu, *RGB.clip_shape(spec.data.num_frames, spec.data.crop))
-        pixels = torch.randn(shape, device=device, dtype=parameter_type(spec.precision))
-        self._clips = pixels.permute(0, 1, 4, 2, 3)  # channels-last in memory, as from the loader
+    The network has random weights; the passes share one batch of the spec's clips_per_gpu random clips.
+    """
+    model, autocast = fresh_model(spec, device).eval(), AUTOCAST.get(spec.precision)
+    shape = (spec.scale.clips_per_gpu, *RGB.clip_shape(spec.data.num_frames, spec.data.crop))
+    pixels = torch.randn(shape, device=device, dtype=parameter_type(spec.precision))
+    clips = pixels.permute(0, 1, 4, 2, 3)  # channels-last in memory, as from the loader
 
-    def repeat(self, passes: int) -> float:
-        """Return the seconds of a forward pass, the mean over `passes` of them."""
-        context = torch.autocast(self._device.type, self._autocast) if self._autocast else contextlib.nullcontext()
-        with torch.inference_mode(), context:
-            start = Mark(self._device)
+    def seconds(passes: int) -> float:
+        with torch.inference_mode(), torch.autocast(device.type, autocast, enabled=autocast is not None):
+            start = Mark(device)
             for _ in range(passes):
-                self._model(self._clips)
-            return start.seconds_to(Mark(self._device)) / passes
+                model(clips)
+            return start.seconds_to(Mark(device)) / passes
+
+    return seconds
 
 
 def measure_inference(specs: Sequence[Spec], turns: Turns, peaks: Peaks, place: Place) -> dict[str, Any]:
     """Measure the forward passes of networks in turn: the paper's Table 1 and Figure 3a, as JSON values."""
     batch = specs[0].scale.clips_per_gpu
-    benches = [InferenceBench(spec, place.device) for spec in specs]
+    benches = [forward_passes(spec, place.device) for spec in specs]
     for bench in benches:
-        bench.repeat(turns.warm_up)
+        bench(turns.warm_up)
     seconds: list[list[float]] = [[] for _ in specs]
-    for i, found in in_turn({i: partial(b.repeat, turns.steps) for i, b in enumerate(benches)}, turns.repeats):
+    for i, found in in_turn({i: partial(bench, turns.steps) for i, bench in enumerate(benches)}, turns.repeats):
         seconds[i].append(found)
         place.tell(f"{label_of(specs[i])}: {found:.3f} s a forward pass of {batch} clips")
     rows = [_inference_row(spec, times, peaks.get(spec.precision)) for spec, times in zip(specs, seconds, strict=True)]

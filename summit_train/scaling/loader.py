@@ -9,6 +9,7 @@ import pstats
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,15 @@ _SHARD_BYTES = 1 << 30
 _WARM_UP = 3  # batches of each worker before the clock starts
 
 
-@dataclass(frozen=True)
+@dataclass
 class Subject:
-    """Clips to measure: raw, packed bytes or packed JPEG."""
+    """Clips to measure: raw, packed bytes or packed JPEG. `step` counts the clips taken by `next_batches`."""
 
     name: str
     data: DataSpec
     store: Store
     seed: int
+    step: int = 0
 
     @property
     def clips(self) -> int:
@@ -59,6 +61,11 @@ class Subject:
         data = self.data.model_copy(update={"workers": workers, "on_bad_clip": "fail"})
         order = Order(self.clips, self.seed, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=self.clips)
         return training_batches(data, self.store, order, rank=0, ranks=1, steps=range(start, end))
+
+    def next_batches(self, count: int, workers: int) -> Batches[MicroBatch]:
+        """Return the next `count` batches, with clips and draws of their own."""
+        self.step += count
+        return self.batches(self.step - count, self.step, workers)
 
 
 def subject_of(data: DataSpec, manifest: Manifest, seed: int) -> Subject:
@@ -105,63 +112,50 @@ def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int)
     """
     for subject in subjects:
         _read(subject.batches(0, min(2, clips), 0))
-    turns = {subject.name: _Turns(subject, clips, workers) for subject in subjects}
-    core: dict[str, list[float]] = {name: [] for name in turns}
-    together: dict[str, list[float]] = {name: [] for name in turns}
-    for name, seconds in in_turn({name: turn.on_one_core for name, turn in turns.items()}, repeats):
-        core[name].append(clips / seconds)
-    for name, rate in in_turn({name: turn.on_all_workers for name, turn in turns.items()}, repeats):
-        together[name].append(rate)
+    core: list[list[float]] = [[] for _ in subjects]
+    together: list[list[float]] = [[] for _ in subjects]
+    for i, rate in in_turn({i: partial(_one_core, s, clips) for i, s in enumerate(subjects)}, repeats):
+        core[i].append(rate)
+    for i, rate in in_turn({i: partial(_all_workers, s, clips, workers) for i, s in enumerate(subjects)}, repeats):
+        together[i].append(rate)
     return [
         {
-            "kind": name,
-            "clips": turn.subject.clips,
-            "clips_per_second_core": spread(core[name]),
-            "clips_per_second_all": spread(together[name]),
+            "kind": subject.name,
+            "clips": subject.clips,
+            "clips_per_second_core": spread(core[i]),
+            "clips_per_second_all": spread(together[i]),
         }
-        | turn.stages()
-        for name, turn in turns.items()
+        | _stages(subject, clips)
+        for i, subject in enumerate(subjects)
     ]
 
 
-class _Turns:
-    """Turns at one subject, each with clips and draws of its own."""
+def _one_core(subject: Subject, clips: int) -> float:
+    """Return the clips a second of this process."""
+    return clips / _read(subject.next_batches(clips, 0))
 
-    def __init__(self, subject: Subject, clips: int, workers: int) -> None:
-        self.subject, self._clips, self._workers = subject, clips, workers
-        self._step = 0
 
-    def _batches(self, count: int, workers: int) -> Batches[MicroBatch]:
-        self._step += count
-        return self.subject.batches(self._step - count, self._step, workers)
+def _all_workers(subject: Subject, clips: int, workers: int) -> float:
+    """Return the clips a second of all workers, once they are under way."""
+    warm_up, count = _WARM_UP * workers, max(clips, 4 * workers)
+    with subject.next_batches(warm_up + count, workers) as batches:
+        for _ in range(warm_up):
+            next(batches)
+        return count / _read(batches)
 
-    def on_one_core(self) -> float:
-        """Return the seconds for all clips in this process."""
-        return _read(self._batches(self._clips, 0))
 
-    def on_all_workers(self) -> float:
-        """Return the clips a second of all workers, once they are under way."""
-        warm_up = _WARM_UP * self._workers
-        count = max(self._clips, 4 * self._workers)
-        with self._batches(warm_up + count, self._workers) as batches:
-            for _ in range(warm_up):
-                next(batches)
-            return count / _read(batches)
-
-    def stages(self) -> dict[str, Any]:
-        """Return the milliseconds of a clip by stage."""
-        batches = self._batches(self._clips, 0)
-        profile = cProfile.Profile()
-        profile.enable()
+def _stages(subject: Subject, clips: int) -> dict[str, Any]:
+    """Return the milliseconds of a clip by stage."""
+    batches = subject.next_batches(clips, 0)
+    with cProfile.Profile() as profile:
         taken = list(batches)
-        profile.disable()
-        found = dict.fromkeys((*STAGES, OTHER, TRANSFER), 0.0)
-        # pstats knows the functions; each value begins with (calls, calls not from itself, own seconds).
-        for (file, _, function), values in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
-            found[stage_of(file, function)] += values[2]
-        found[TRANSFER] = sum(_handed_over(batch) for batch in taken)
-        stages = {stage: 1000 * seconds / self._clips for stage, seconds in found.items()}
-        return {"stages_ms": stages, "profiled_ms": sum(stages.values())}
+    found = dict.fromkeys((*STAGES, OTHER, TRANSFER), 0.0)
+    # pstats knows the functions; each value begins with (calls, calls not from itself, own seconds).
+    for (file, _, function), values in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        found[stage_of(file, function)] += values[2]
+    found[TRANSFER] = sum(_handed_over(batch) for batch in taken)
+    stages = {stage: 1000 * seconds / clips for stage, seconds in found.items()}
+    return {"stages_ms": stages, "profiled_ms": sum(stages.values())}
 
 
 def stage_of(file: str, function: str) -> str:

@@ -32,9 +32,10 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
-def spread_text(values: Mapping[str, float], form: str = ".3f") -> str:
-    """Write a spread for people: 1.02 (1.01 .. 1.05)."""
-    return f"{values['median']:{form}} ({values['min']:{form}} .. {values['max']:{form}})"
+def spread_text(values: Mapping[str, float], form: str = ".3f", scale: float = 1) -> str:
+    """Write a spread for people, times `scale`: 1.02 (1.01 .. 1.05)."""
+    median, least, most = (f"{scale * values[name]:{form}}" for name in ("median", "min", "max"))
+    return f"{median} ({least} .. {most})"
 
 
 def pair_ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import resource
+import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -17,48 +20,36 @@ class Activations:
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         self._ignored = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-        self._holders: dict[int, int] = {}
+        self._holders: Counter[int] = Counter()  # by address
         self._bytes = 0
         self.most_bytes = 0
 
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Count what is saved within the block."""
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: _Saved(tensor, self), lambda saved: saved.tensor):
+        with torch.autograd.graph.saved_tensors_hooks(self._hold, lambda saved: saved.tensor):
             yield
 
-    def hold(self, tensor: torch.Tensor) -> None:
-        """Count a tensor that autograd saves."""
+    def _hold(self, tensor: torch.Tensor) -> _Saved:
         storage = tensor.untyped_storage()
-        key = storage.data_ptr()
-        if key in self._ignored:
-            return
-        if key not in self._holders:
-            self._bytes += storage.nbytes()
+        saved, key = _Saved(tensor), storage.data_ptr()
+        if key not in self._ignored:
+            self._bytes += 0 if self._holders[key] else storage.nbytes()
             self.most_bytes = max(self.most_bytes, self._bytes)
-        self._holders[key] = self._holders.get(key, 0) + 1
+            self._holders[key] += 1
+            weakref.finalize(saved, self._release, key, storage.nbytes()).atexit = False
+        return saved
 
-    def release(self, tensor: torch.Tensor) -> None:
-        """Discount a tensor that autograd releases."""
-        storage = tensor.untyped_storage()
-        key = storage.data_ptr()
-        if key not in self._holders:
-            return
+    def _release(self, key: int, num_bytes: int) -> None:
         self._holders[key] -= 1
-        if self._holders[key] == 0:
-            del self._holders[key]
-            self._bytes -= storage.nbytes()
+        self._bytes -= 0 if self._holders[key] else num_bytes
 
 
+@dataclass(eq=False)
 class _Saved:
     """A saved tensor that tells its release."""
 
-    def __init__(self, tensor: torch.Tensor, activations: Activations) -> None:
-        self.tensor, self._activations = tensor, activations
-        activations.hold(tensor)
-
-    def __del__(self) -> None:
-        self._activations.release(self.tensor)
+    tensor: torch.Tensor
 
 
 def peak_memory(device: torch.device) -> int:

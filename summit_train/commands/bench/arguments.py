@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from summit_train.comm import World
 from summit_train.commands.simulate import figure_path
+from summit_train.commands.ranks import this_launch
 from summit_train.commands.start import choose_device, manifest_of
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.files import write_json
@@ -101,6 +102,7 @@ def place_of(world: World) -> Place:
     return Place(world, choose_device(world), tell)
 
 
-def percent(values: Mapping[str, float]) -> dict[str, float]:
-    """Return a spread of shares as a spread of percentages."""
-    return {part: 100 * value for part, value in values.items()}
+def alone(why: str) -> None:
+    """Raise MeasureError if several ranks were started."""
+    if this_launch().size > 1:
+        raise MeasureError(f"{this_launch().size} ranks were started: {why} alone")

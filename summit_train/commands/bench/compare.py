@@ -7,23 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from summit_train.cluster.site import shipped
-from summit_train.commands.bench import scaling, step
-from summit_train.commands.bench.arguments import (
-    Values,
-    add_output,
-    add_peak,
-    add_turns,
-    experiment_of,
-    peak_of,
-    place_of,
-    show,
-    turns_of,
-)
+from summit_train.commands.bench import arguments, scaling, step
+from summit_train.commands.bench.arguments import Values
 from summit_train.commands.ranks import session, this_launch
 from summit_train.report.bench import BOUNDS, draw_compute, draw_scalability, draw_waits
 from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_inference, measure_peaks
-from summit_train.scaling.measure import MeasureError, checked_rate, positive, spread_text
+from summit_train.scaling.measure import checked_rate, positive, spread_text
 from summit_train.scaling.published import label_of
 from summit_train.spec import Spec, load_spec
 from summit_train.text import NONE, share, table
@@ -35,9 +25,9 @@ PAPERS_BATCH, TRAINING_BATCH = 16, 4  # 16: section 3 a
 def add_table_1(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `table1` and of `fig3 a`."""
     _add_networks(parser, PAPERS_BATCH, "clips of a forward pass")
-    add_turns(parser)
-    add_peak(parser)
-    add_output(parser)
+    arguments.add_turns(parser)
+    arguments.add_peak(parser)
+    arguments.add_output(parser)
 
 
 def add_fig3(parser: argparse.ArgumentParser) -> None:
@@ -64,14 +54,14 @@ def _add_b(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--frames-per-second", type=float, metavar="X", help="frames that the loader gives; the wait is then computed"
     )
-    add_turns(parser)
-    add_output(parser)
+    arguments.add_turns(parser)
+    arguments.add_output(parser)
 
 
 def _add_c(parser: argparse.ArgumentParser) -> None:
     _add_networks(parser, TRAINING_BATCH, "clips a rank and step")
     scaling.add_scaling(parser)
-    add_output(parser)
+    arguments.add_output(parser)
 
 
 def _paths(args: argparse.Namespace) -> list[str]:
@@ -90,20 +80,15 @@ def _specs(args: argparse.Namespace) -> list[Spec]:
 
 def run_inference(args: argparse.Namespace) -> int:
     """Measure and print Table 1, which is Figure 3a too. Raises UserError for a wrong spec or option."""
-    return show(args, _inference, as_text, draw_compute)
+    return arguments.show(args, _inference, as_text, draw_compute)
 
 
 def _inference(args: argparse.Namespace) -> Values:
-    turns, peak, specs = turns_of(args), peak_of(args), _specs(args)
-    _alone("this bench measures one device")
+    turns, peak, specs = arguments.turns_of(args), arguments.peak_of(args), _specs(args)
+    arguments.alone("this bench measures one device, start it")
     with session(this_launch()) as world:
-        place = place_of(world)
+        place = arguments.place_of(world)
         return {"bench": args.bench} | measure_inference(specs, turns, measure_peaks(specs, peak, place), place)
-
-
-def _alone(why: str) -> None:
-    if this_launch().size > 1:
-        raise MeasureError(f"{this_launch().size} ranks were started: {why}, start it alone")
 
 
 def as_text(values: Values) -> str:
@@ -141,14 +126,14 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _run_b(args: argparse.Namespace) -> int:
-    return show(args, _waits, _waits_text, draw_waits)
+    return arguments.show(args, _waits, _waits_text, draw_waits)
 
 
 def _waits(args: argparse.Namespace) -> Values:
-    turns, rate = turns_of(args), checked_rate(args.frames_per_second, "--frames-per-second")
-    _alone("communication is left out here")
+    turns, rate = arguments.turns_of(args), checked_rate(args.frames_per_second, "--frames-per-second")
+    arguments.alone("communication is left out here, start it")
     specs = _specs(args)
-    experiments = [experiment_of(spec, 1, synthetic=rate is not None) for spec in specs]
+    experiments = [arguments.experiment_of(spec, 1, synthetic=rate is not None) for spec in specs]
     measured = step.measure(experiments, turns, 0.0)
     assert measured is not None, "this is the only rank"
     source = f"Clips of {measured['specs'][0]['clips']}, {measured['specs'][0]['workers']} workers"
@@ -199,7 +184,7 @@ def _run_c(args: argparse.Namespace) -> int:
     def as_text(values: Values) -> str:
         return f"{scaling.as_text(values)}\npaper, 8 nodes of 4 Tesla P100s: {BOUNDS}"
 
-    return show(args, _scalability, as_text, draw_scalability)
+    return arguments.show(args, _scalability, as_text, draw_scalability)
 
 
 def _scalability(args: argparse.Namespace) -> Values:

@@ -10,7 +10,8 @@ import torch
 
 from summit_train.cluster.estimate import estimate
 from summit_train.cluster.site import Site, load_site
-from summit_train.commands.bench.arguments import Values, add_output, add_spec, show
+from summit_train.commands.bench import arguments
+from summit_train.commands.bench.arguments import Values
 from summit_train.commands.data.progress import num_cpus
 from summit_train.commands.start import manifest_of
 from summit_train.data.manifest import read_manifest
@@ -23,7 +24,7 @@ from summit_train.text import counted, table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_spec(parser)
+    arguments.add_spec(parser)
     parser.add_argument(
         "--packed", action="append", default=[], metavar="FOLDER", help="a packed set to measure [a sample is packed]"
     )
@@ -34,12 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     demand.add_argument("--step-ms", type=float, metavar="X", help="a GPU's step of clips_per_gpu clips takes X ms")
     demand.add_argument("--speed", type=float, metavar="X", help="a GPU trains on X clips/s [the site's figure]")
     parser.add_argument("--site", metavar="NAME", help="site (name or YAML file): its cores, its GPUs' speed")
-    add_output(parser, figure=False)
+    arguments.add_output(parser, figure=False)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Raises UserError for a wrong spec or option, and for a clip that cannot be read."""
-    return show(args, _measure, as_text)
+    return arguments.show(args, _measure, as_text)
 
 
 def _measure(args: argparse.Namespace) -> Values:

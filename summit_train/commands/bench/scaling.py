@@ -6,31 +6,24 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from summit_train.commands.bench.arguments import (
-    Values,
-    add_output,
-    add_spec,
-    add_turns,
-    percent,
-    read_experiment,
-    show,
-    turns_of,
-)
-from summit_train.commands.ranks import this_launch
+from summit_train.commands.bench import arguments
+from summit_train.commands.bench.arguments import Values
 from summit_train.report.bench import draw_scalability
 from summit_train.report.tables import machine_text
-from summit_train.scaling.measure import MeasureError, positive, spread_text
-from summit_train.scaling.weak import Starts, parse_ranks, weak_scaling
+from summit_train.scaling.measure import positive, spread_text
+from summit_train.scaling.weak import measure_ranks, parse_ranks, weak_scaling
+from summit_train.spec import load_spec
 from summit_train.text import share, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_spec(parser)
+    arguments.add_spec(parser)
     add_scaling(parser)
-    add_output(parser)
+    arguments.add_output(parser)
 
 
 def add_scaling(parser: argparse.ArgumentParser) -> None:
@@ -38,12 +31,12 @@ def add_scaling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", default="1,2", metavar="N,...", help="numbers of ranks [1,2]")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each rank [1]")
     parser.add_argument("--synthetic", action="store_true", help="random clips, no loader")
-    add_turns(parser, steps=5)
+    arguments.add_turns(parser, steps=5)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Raises UserError for a wrong spec or option, RanksError where ranks fail."""
-    return show(args, _measure, as_text, draw_scalability)
+    return arguments.show(args, _measure, as_text, draw_scalability)
 
 
 def _measure(args: argparse.Namespace) -> Values:
@@ -53,25 +46,24 @@ def _measure(args: argparse.Namespace) -> Values:
 
 def measure_network(path: str, overrides: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
     """Measure one spec on each number of ranks. Mistakes are refused before anything is measured."""
-    if this_launch().size > 1:
-        raise MeasureError(f"{this_launch().size} ranks were started: this bench starts its ranks itself, alone")
-    turns, ranks = turns_of(args), parse_ranks(args.ranks)
+    arguments.alone("this bench starts its ranks itself,")
+    turns, ranks = arguments.turns_of(args), parse_ranks(args.ranks)
     for count in ranks:
-        experiment = read_experiment(path, [*overrides, f"scale.gpus={count}"], count, synthetic=args.synthetic)
+        spec = load_spec(path, [*overrides, f"scale.gpus={count}"])
+        arguments.experiment_of(spec, count, synthetic=args.synthetic)
     words = [path, *overrides, "--peak", "0", "--repeats", "1", "--steps", str(turns.steps)]
     words += ["--warm-up", str(turns.warm_up), *["--synthetic"] * args.synthetic]
-    starts = Starts(tuple(words), positive(args.threads, "--threads"))
-    name = experiment.spec.name
-    return weak_scaling(
-        starts, ranks, turns.repeats, lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True)
-    )
+    start = partial(measure_ranks, words, positive(args.threads, "--threads"))
+    tell = partial(print, f"{spec.name}:", file=sys.stderr, flush=True)
+    return weak_scaling(start, ranks, turns.repeats, tell)
 
 
 def values_of(bench: str, networks: Sequence[tuple[str, dict[str, Any]]], args: argparse.Namespace) -> Values:
     """Return the JSON values of measured networks, each with its label."""
     first = networks[0][1]
-    settings = asdict(turns_of(args)) | {"threads": args.threads, "clips_per_rank": first["spec"]["clips_per_gpu"]}
-    settings["clips"] = "random clips" if args.synthetic else f"clips of {first['spec']['clips']}"
+    clips = "random clips" if args.synthetic else f"clips of {first['spec']['clips']}"
+    settings = asdict(arguments.turns_of(args)) | {"threads": args.threads}
+    settings |= {"clips_per_rank": first["spec"]["clips_per_gpu"], "clips": clips}
     labelled = [{"label": label, **network} for label, network in networks]
     return {"bench": bench, "environment": first["environment"], "settings": settings, "networks": labelled}
 
@@ -95,7 +87,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [
         str(row["ranks"]),
         spread_text(row["clips_per_second"]),
-        spread_text(percent(row["efficiency"]), ".1f"),
+        spread_text(row["efficiency"], ".1f", 100),
         spread_text(row["step_s"]),
         spread_text(row["exposed_allreduce_s"]),
         share(row["exposed_share"]["median"]),

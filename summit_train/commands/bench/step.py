@@ -6,19 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from summit_train.commands.bench.arguments import (
-    Values,
-    add_output,
-    add_peak,
-    add_spec,
-    add_turns,
-    peak_of,
-    percent,
-    place_of,
-    read_experiment,
-    show,
-    turns_of,
-)
+from summit_train.commands.bench import arguments
+from summit_train.commands.bench.arguments import Values
 from summit_train.commands.ranks import session, this_launch
 from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_peaks, measure_steps
@@ -32,30 +21,30 @@ _NAMES = {"data_wait": "data wait", "allreduce": "exposed allreduce"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_spec(parser, "spec keys to override, in both specs")
+    arguments.add_spec(parser, "spec keys to override, in both specs")
     parser.add_argument("--compare", metavar="SPEC2", help="measure both in turn and print SPEC over SPEC2")
     parser.add_argument("--synthetic", action="store_true", help="random clips, no loader")
-    add_turns(parser)
-    add_peak(parser)
-    add_output(parser, figure=False)
+    arguments.add_turns(parser)
+    arguments.add_peak(parser)
+    arguments.add_output(parser, figure=False)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Raises UserError for a wrong spec or option."""
-    return show(args, _measure, as_text)
+    return arguments.show(args, _measure, as_text)
 
 
 def _measure(args: argparse.Namespace) -> Values | None:
-    turns, peak, ranks = turns_of(args), peak_of(args), this_launch().size
+    turns, peak, ranks = arguments.turns_of(args), arguments.peak_of(args), this_launch().size
     paths = [args.spec] if args.compare is None else [args.spec, args.compare]
-    experiments = [read_experiment(path, args.overrides, ranks, synthetic=args.synthetic) for path in paths]
+    experiments = [arguments.read_experiment(path, args.overrides, ranks, synthetic=args.synthetic) for path in paths]
     return measure(experiments, turns, peak)
 
 
 def measure(experiments: Sequence[Experiment], turns: Turns, peak: float | None) -> Values | None:
     """Measure training steps on the ranks of this launch. Return the values on rank 0, None elsewhere."""
     with session(this_launch()) as world:
-        place = place_of(world)
+        place = arguments.place_of(world)
         peaks = measure_peaks([experiment.spec for experiment in experiments], peak, place)
         with Watchdog(world, experiments[0].spec.watch.stall_seconds) as watchdog:
             return measure_steps(experiments, turns, peaks, place, watchdog)
@@ -92,7 +81,7 @@ def _rates(values: Values) -> list[tuple[str, str]]:
     titles = {"mfu": "utilisation (MFU)", "forward_mfu": "  forward alone", "backward_mfu": "  backward alone"}
     for name, title in titles.items():
         if values[name] is not None:
-            rows.append((title, spread_text(percent(values[name]), ".1f") + " %"))
+            rows.append((title, spread_text(values[name], ".1f", 100) + " %"))
     return [*rows, ("activations a rank", with_unit(values["activation_bytes"], "B"))]
 
 
