@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import statistics
@@ -90,10 +91,9 @@ def measure(world: World, device: torch.device, sizes: Sequence[int], seconds: f
     Collective: all ranks must take all samples. Tensors are fp32, Horovod's on `device`, MPI's on the CPU.
     """
     share = seconds / (len(LIBRARIES) * len(sizes))
-    for library in LIBRARIES:
-        for num_bytes in sizes:
-            once = _operation(world, device, library, num_bytes)
-            yield _sample(world, library, num_bytes, once, share)
+    for library, num_bytes in itertools.product(LIBRARIES, sizes):
+        once = _operation(world, device, library, num_bytes)
+        yield _sample(world, library, num_bytes, once, share)
 
 
 def fits_of(samples: Sequence[Sample]) -> dict[str, AlphaBeta | None]:

@@ -15,8 +15,7 @@ from summit_train.scaling.measure import Turns, in_turn, pair_ratios, spread, tr
 from summit_train.scaling.memory import peak_memory
 from summit_train.scaling.peak import measure_peak, network_shapes
 from summit_train.scaling.published import SLOWEST, label_of, table_1_row
-from summit_train.scaling.step_times import StepTimes, step_values
-from summit_train.scaling.steps import Experiment, Place, StepBench
+from summit_train.scaling.steps import Experiment, Place, StepBench, StepTimes, network_values, step_values
 from summit_train.spec import Spec
 from summit_train.training.environment import environment
 from summit_train.training.network import fresh_model
@@ -136,18 +135,9 @@ def measure_inference(specs: Sequence[Spec], turns: Turns, peaks: Peaks, place: 
 def _inference_row(spec: Spec, seconds: Sequence[float], peak: dict[str, Any] | None) -> dict[str, Any]:
     network, batch = count_network(spec), spec.scale.clips_per_gpu
     rates = [batch * network.multiply_adds / s for s in seconds]
-    return {
-        "label": label_of(spec),
-        "name": spec.name,
-        "arch": spec.model.arch,
-        "backbone": spec.model.backbone,
-        "precision": spec.precision,
-        "frames": spec.data.num_frames,
-        "crop": spec.data.crop,
-        "parameters": network.parameters,
-        "multiply_adds": network.multiply_adds,
-        "input_bytes": network.input_bytes,
-        "compute_io": network.compute_io,
+    counts = ("parameters", "multiply_adds", "input_bytes", "compute_io")
+    return {"label": label_of(spec), **network_values(spec)} | {
+        **{name: getattr(network, name) for name in counts},
         "pass_s": spread(seconds),
         "clips_per_second": spread([batch / s for s in seconds]),
         "multiply_adds_per_second": spread(rates),
@@ -158,8 +148,7 @@ def _inference_row(spec: Spec, seconds: Sequence[float], peak: dict[str, Any] | 
 
 def _relate(rows: Sequence[dict[str, Any]], seconds: Sequence[Sequence[float]]) -> None:
     """Add throughput and multiply-adds/s in multiples of I3D 3x1x1's, else of the last network's."""
-    archs = [row["arch"] for row in rows]
-    base = archs.index(SLOWEST) if SLOWEST in archs else len(archs) - 1
+    base = next((i for i, row in enumerate(rows) if row["arch"] == SLOWEST), len(rows) - 1)
     for row, times in zip(rows, seconds, strict=True):
         faster = pair_ratios(seconds[base], times)
         work = row["multiply_adds"] / rows[base]["multiply_adds"]

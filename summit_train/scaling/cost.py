@@ -113,55 +113,36 @@ def forecast(job: Job) -> Forecast:
     speed = job.global_batch / step.step_s
     ideal = job.nodes * one_node.global_batch / step_time(one_node).step_s
     run_s = total * step.step_s
-    return Forecast(
-        nodes=job.nodes,
-        gpus=job.gpus,
-        accumulation=job.accumulation,
-        global_batch=job.global_batch,
-        steps_per_epoch=per_epoch,
-        total_steps=total,
-        step_s=step.step_s,
-        parts={name: value for name, value in asdict(step).items() if name.endswith("_s")},
-        clips_per_second=speed,
-        efficiency=speed / ideal,
-        run_s=run_s,
-        evaluation_s=evaluation_seconds(job),
-        node_hours=job.nodes * run_s / 3600,
-    )
+    sizes = (job.nodes, job.gpus, job.accumulation, job.global_batch, per_epoch, total)
+    parts = {name: value for name, value in asdict(step).items() if name.endswith("_s")}
+    node_hours = job.nodes * run_s / 3600
+    return Forecast(*sizes, step.step_s, parts, speed, speed / ideal, run_s, evaluation_seconds(job), node_hours)
 
 
 def step_time(job: Job) -> StepTime:
     """Compute one training step by part. Raises MachineError where the machine's file lacks a figure."""
-    clip_s, network_count = seconds_per_clip(job.spec, job.machine), count_network(job.spec)
-    pass_s = job.machine.compute.step_overhead_s + job.spec.scale.clips_per_gpu * clip_s
-    backward_s = BACKWARD_SHARE * job.spec.scale.clips_per_gpu * clip_s
-    network = job.machine.network
-    reduced = overlap(
-        layer_gradients(network_count, backward_s, gradient_element_bytes(job.spec)),
-        backward_s,
-        partial(allreduce_seconds, network, job.nodes, job.machine.gpus_per_node),
-        fusion_bytes=network.fusion_bytes,
-        cycle_s=network.cycle_s,
-        blocking=network.blocking,
-        core_share=network.core_share,
-    )
+    machine, clips = job.machine, job.spec.scale.clips_per_gpu
+    clips_s = clips * seconds_per_clip(job.spec, machine)
+    pass_s, backward_s = machine.compute.step_overhead_s + clips_s, BACKWARD_SHARE * clips_s
+    gradients = layer_gradients(count_network(job.spec), backward_s, gradient_element_bytes(job.spec))
+    seconds_of = partial(allreduce_seconds, machine.network, job.nodes, machine.gpus_per_node)
+    horovod = machine.network.model_dump(include={"fusion_bytes", "cycle_s", "blocking", "core_share"})
+    reduced = overlap(gradients, backward_s, seconds_of, **horovod)
     exposed_s = reduced.exposed_s if job.gpus > 1 else 0.0
     compute_s = job.accumulation * pass_s
     # Passes deviate independently, so the deviations of A passes add up as their squares.
-    deviation_s = job.machine.compute.straggler_cv * math.sqrt(job.accumulation) * pass_s
+    deviation_s = machine.compute.straggler_cv * math.sqrt(job.accumulation) * pass_s
     stragglers_s = deviation_s * expected_maximum(job.gpus)
-    busy_s = compute_s + exposed_s + stragglers_s
-    frames = job.accumulation * job.machine.gpus_per_node * job.spec.scale.clips_per_gpu * job.spec.data.num_frames
-    data_s = max(0.0, frames / frame_rate(job) - busy_s)
-    return StepTime(
-        compute_s, exposed_s, stragglers_s, data_s, max(0.0, reduced.communication_s - exposed_s), reduced.num_buffers
-    )
+    frames = job.accumulation * machine.gpus_per_node * clips * job.spec.data.num_frames
+    data_s = max(0.0, frames / frame_rate(job) - (compute_s + exposed_s + stragglers_s))
+    hidden_s = max(0.0, reduced.communication_s - exposed_s)
+    return StepTime(compute_s, exposed_s, stragglers_s, data_s, hidden_s, reduced.num_buffers)
 
 
 def seconds_per_clip(spec: Spec, machine: Machine) -> float:
     """Return the training seconds of a clip on one GPU: the machine's rate for that network, by multiply-adds."""
     rate = find_rate(machine, spec.model.arch, spec.precision)
-    measured = ModelSpec(arch=rate.arch, backbone=rate.backbone, width=rate.width, num_classes=rate.num_classes)
+    measured = ModelSpec(**rate.model_dump(include={"arch", "backbone", "width", "num_classes"}))
     known = count_model(measured, rate.num_frames, rate.crop)
     return count_network(spec).multiply_adds / known.multiply_adds / rate.clips_per_second
 
@@ -178,13 +159,9 @@ def expected_maximum(count: int) -> float:
     """
     if count == 1:
         return 0.0
-    cdf, width, points = NormalDist().cdf, 1 / 64, 64 * 9
-    total = 0.0
-    for i in range(points + 1):
-        x = i * width
-        above, below = 1 - cdf(x) ** count, cdf(-x) ** count
-        total += (above - below) * (0.5 if i in (0, points) else 1.0)
-    return total * width
+    cdf, per_unit = NormalDist().cdf, 64
+    heights = [1 - cdf(i / per_unit) ** count - cdf(-i / per_unit) ** count for i in range(9 * per_unit + 1)]
+    return (sum(heights) - (heights[0] + heights[-1]) / 2) / per_unit  # by the trapezoidal rule
 
 
 def steps_per_epoch(clips: int, global_batch: int, last_batch: str) -> int:
@@ -199,8 +176,7 @@ def frame_rate(job: Job) -> float:
     storage: Storage | None = getattr(job.machine, job.storage)
     if storage is None:
         return math.inf
-    total = storage.frames_per_second_total or math.inf
-    return min(storage.frames_per_second_per_node, total / job.nodes)
+    return min(storage.frames_per_second_per_node, (storage.frames_per_second_total or math.inf) / job.nodes)
 
 
 def evaluation_seconds(job: Job) -> float:

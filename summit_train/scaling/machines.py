@@ -145,17 +145,9 @@ def with_rate(machine: Machine, spec: Spec, clips_per_second: float) -> Machine:
 
     It is measured with the spec's own network, frames, crop and precision, on one GPU, without waiting for data.
     """
-    rate = Rate(
-        arch=spec.model.arch,
-        backbone=spec.model.backbone,
-        width=spec.model.width,
-        num_classes=spec.model.num_classes,
-        num_frames=spec.data.num_frames,
-        crop=spec.data.crop,
-        precision=spec.precision,
-        clips_per_second=clips_per_second,
-        source="given",
-    )
+    network = spec.model.model_dump(include={"arch", "backbone", "width", "num_classes"})
+    network |= spec.data.model_dump(include={"num_frames", "crop"})
+    rate = Rate(**network, precision=spec.precision, clips_per_second=clips_per_second, source="given")
     source = f"{clips_per_second:g} clips a second of one GPU, given"
     updates = {"rates": (rate,), "step_overhead_s": 0.0, "source": source}
     return machine.model_copy(update={"compute": machine.compute.model_copy(update=updates)})

@@ -43,31 +43,22 @@ def allreduce_seconds(network: Network, nodes: int, per_node: int, num_bytes: fl
     """
     if nodes * per_node == 1:
         return 0.0
-    kinds = {
-        "ring": (ring_seconds,),
-        "tree": (tree_seconds,),
-        "hierarchical": (hierarchical_seconds,),
-        "fastest": (ring_seconds, tree_seconds),
-    }[network.algorithm]
-    return network.overhead_s + min(kind(network, nodes, per_node, num_bytes) for kind in kinds)
+    by = {"ring": ring_seconds, "tree": tree_seconds, "hierarchical": hierarchical_seconds}
+    kinds = ("ring", "tree") if network.algorithm == "fastest" else (network.algorithm,)
+    return network.overhead_s + min(by[kind](network, nodes, per_node, num_bytes) for kind in kinds)
 
 
 def ring_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
     """Time one ring through all ranks: 2(p-1) hops, 2(N-1) of them between nodes, 2(p-1)/p S bytes on each link."""
     ranks = nodes * per_node
-    hops, between = 2 * (ranks - 1), 2 * (nodes - 1)
-    latency = (hops - between) * network.intra.latency_s
-    if nodes > 1:
-        latency += between * _inter(network).latency_s
-    return latency + hops / ranks * num_bytes / _slowest(network, nodes, per_node)
+    latency_s, slowest = _path(network, 2 * (ranks - nodes), 2 * (nodes - 1))
+    return latency_s + 2 * (ranks - 1) / ranks * num_bytes / slowest
 
 
 def tree_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
     """Time NCCL's double tree: chains in the nodes, log2(N) hops between them, up and down, 2 S bytes on each link."""
-    latency = 2 * (per_node - 1) * network.intra.latency_s
-    if nodes > 1:
-        latency += 2 * math.ceil(math.log2(nodes)) * _inter(network).latency_s
-    return latency + 2 * num_bytes / (TREE_EFFICIENCY * _slowest(network, nodes, per_node))
+    latency_s, slowest = _path(network, 2 * (per_node - 1), 2 * math.ceil(math.log2(nodes)))
+    return latency_s + 2 * num_bytes / (TREE_EFFICIENCY * slowest)
 
 
 def hierarchical_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
@@ -75,12 +66,9 @@ def hierarchical_seconds(network: Network, nodes: int, per_node: int, num_bytes:
 
     The g rings between the nodes each carry S/g bytes and share the node's link.
     """
-    inside = Network(intra=network.intra)
-    seconds = ring_seconds(inside, 1, per_node, num_bytes)
-    if nodes > 1:
-        inter = _inter(network)
-        seconds += 2 * (nodes - 1) * (inter.latency_s + num_bytes / nodes / inter.bytes_per_second)
-    return seconds
+    latency_s, slowest = _path(network, 0, 2 * (nodes - 1))
+    between_s = latency_s + 2 * (nodes - 1) / nodes * num_bytes / slowest
+    return ring_seconds(network, 1, per_node, num_bytes) + between_s
 
 
 def bus_bandwidth(ranks: int, num_bytes: float, seconds: float) -> float:
@@ -124,15 +112,10 @@ def link_of(fit: AlphaBeta, ranks: int, source: str) -> Link:
     return Link(latency_s=fit.latency_s / hops, bytes_per_second=hops / ranks * fit.bytes_per_second, source=source)
 
 
-def _inter(network: Network) -> Link:
-    if network.inter is None:
+def _path(network: Network, inside: int, between: int) -> tuple[float, float]:
+    """Return the latency of so many hops inside and between nodes, and the bytes a second of the slowest link."""
+    if between and network.inter is None:
         raise MachineError("several nodes, but the machine has no network.inter, a link between nodes")
-    return network.inter
-
-
-def _slowest(network: Network, nodes: int, per_node: int) -> float:
-    """Return the bytes a second of a ring's slowest link; a node's link to the others carries the ring once."""
-    links = [network.intra.bytes_per_second] if per_node > 1 else []
-    if nodes > 1:
-        links.append(_inter(network).bytes_per_second)
-    return min(links, default=math.inf)
+    hops = [(count, link) for count, link in ((inside, network.intra), (between, network.inter)) if count and link]
+    slowest = min((link.bytes_per_second for _, link in hops), default=math.inf)
+    return sum(count * link.latency_s for count, link in hops), slowest

@@ -1,9 +1,10 @@
-"""A spec's own training step, run and timed. Step, optimizer and loader are those of `train`."""
+"""A spec's own training step, run and timed: step, optimizer and loader of `train`; seconds over repeats and ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -15,9 +16,8 @@ from summit_train.data.batches.workers import PREFETCHED_PER_WORKER, Batches
 from summit_train.data.manifest import Manifest
 from summit_train.modality import RGB
 from summit_train.plan import Plan
-from summit_train.scaling.measure import Turns
+from summit_train.scaling.measure import Turns, pair_ratios, spread
 from summit_train.scaling.memory import Activations
-from summit_train.scaling.step_times import mean_phases
 from summit_train.spec import Spec
 from summit_train.training.loop import batches_between
 from summit_train.training.network import fresh_model
@@ -25,6 +25,8 @@ from summit_train.training.run import build_step
 from summit_train.training.step import StepResult
 from summit_train.training.stopwatch import Recorder
 from summit_train.training.watch import Watchdog
+
+Phases = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -46,23 +48,18 @@ class Experiment:
 
     def values(self) -> dict[str, Any]:
         """Return what is measured as a JSON object."""
-        model, data, plan = self.spec.model, self.spec.data, self.plan
-        return {
-            "name": self.spec.name,
-            "arch": model.arch,
-            "backbone": model.backbone,
-            "frames": data.num_frames,
-            "crop": data.crop,
-            "precision": self.spec.precision,
-            "ranks": plan.ranks,
-            "accumulation": plan.accumulation,
-            "clips_per_gpu": plan.clips_per_gpu,
-            "global_batch": plan.global_batch,
-            "gradient_bytes": plan.gradient_bytes,
-            "synthetic": self.manifest is None,
-            "clips": None if self.manifest is None else data.train,
-            "workers": 0 if self.manifest is None else data.workers,
-        }
+        synthetic, data = self.manifest is None, self.spec.data
+        of_plan = ("ranks", "accumulation", "clips_per_gpu", "global_batch", "gradient_bytes")
+        clips = {"clips": None, "workers": 0} if synthetic else {"clips": data.train, "workers": data.workers}
+        sizes = {name: getattr(self.plan, name) for name in of_plan}
+        return network_values(self.spec) | sizes | {"synthetic": synthetic} | clips
+
+
+def network_values(spec: Spec) -> dict[str, Any]:
+    """Return the spec's name, network and clip as a JSON object."""
+    model, data = spec.model, spec.data
+    network = {"name": spec.name, "arch": model.arch, "backbone": model.backbone}
+    return network | {"frames": data.num_frames, "crop": data.crop, "precision": spec.precision}
 
 
 class StepBench:
@@ -94,8 +91,7 @@ class StepBench:
         ahead = 0 if self._experiment.manifest is None else PREFETCHED_PER_WORKER * self._spec.data.workers
         with self._activations.counted():
             self.repeat(1)
-        rest = max(at_least, -(-ahead // self._plan.accumulation)) - 1
-        if rest:
+        if rest := max(at_least, -(-ahead // self._plan.accumulation)) - 1:
             self.repeat(rest)
 
     def repeat(self, steps: int) -> dict[str, float]:
@@ -151,3 +147,70 @@ def random_batches(spec: Spec, plan: Plan, world: World) -> list[MicroBatch]:
         batch = MicroBatch(0, virtual_gpu, frames, labels, torch.arange(clips))
         batches.append(batch.pin_memory() if torch.cuda.is_available() else batch)
     return batches
+
+
+def mean_phases(steps: Sequence[Phases]) -> dict[str, float]:
+    """Return each phase's mean over the steps of one repeat."""
+    return {phase: fmean(step[phase] for step in steps) for phase in steps[0]}
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of each phase: ranks[r][i] are rank r's in repeat i, the mean over the repeat's steps."""
+
+    ranks: tuple[tuple[Phases, ...], ...]
+
+    @property
+    def step_s(self) -> list[float]:
+        """Return a step's seconds in each repeat, on the slowest rank."""
+        return [max(sum(phases.values()) for phases in repeat) for repeat in zip(*self.ranks, strict=True)]
+
+    @property
+    def phases_s(self) -> dict[str, list[float]]:
+        """Return each phase's seconds in each repeat, the mean over the ranks. Their sum is the mean step."""
+        repeats = [mean_phases(repeat) for repeat in zip(*self.ranks, strict=True)]
+        return {phase: [repeat[phase] for repeat in repeats] for phase in repeats[0]}
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Return each phase's part of all the time. The parts sum to 1."""
+        sums = {phase: sum(seconds) for phase, seconds in self.phases_s.items()}
+        total = sum(sums.values())
+        return {phase: seconds / total for phase, seconds in sums.items()}
+
+    def ratios(self, other: StepTimes) -> dict[str, dict[str, float]]:
+        """Return this over the other, repeat by repeat: the step, and each phase of at least 1 % of both steps."""
+        shares = (self.shares, other.shares)
+        both = {"step": (self.step_s, other.step_s)}
+        both |= {
+            phase: (seconds, other.phases_s[phase])
+            for phase, seconds in self.phases_s.items()
+            if min(part[phase] for part in shares) >= 0.01
+        }
+        return {name: spread(pair_ratios(mine, others)) for name, (mine, others) in both.items()}
+
+
+def step_values(times: StepTimes, plan: Plan, training_multiply_adds: int, peak: float | None) -> dict[str, Any]:
+    """Return a JSON object: seconds, clips and multiply-adds a second, and utilisation (mfu), by part.
+
+    training_multiply_adds: of one clip, forward and backward. peak: of all ranks, in multiply-adds/s; None leaves the
+    utilisation out, which is achieved over peak (the paper, section 3 a).
+    """
+    step_s, phases, clips = times.step_s, times.phases_s, plan.global_batch
+    forward, training = clips * plan.multiply_adds, clips * training_multiply_adds
+
+    def utilisation(multiply_adds: int, seconds: Sequence[float]) -> dict[str, float] | None:
+        return None if peak is None or min(seconds) == 0 else spread([multiply_adds / s / peak for s in seconds])
+
+    return {
+        "step_s": spread(step_s),
+        "clips_per_second": spread([clips / seconds for seconds in step_s]),
+        "phases_s": {phase: spread(seconds) for phase, seconds in phases.items()},
+        "shares": times.shares,
+        "multiply_adds_per_step": training,
+        "multiply_adds_per_second": spread([training / seconds for seconds in step_s]),
+        "mfu": utilisation(training, step_s),
+        "forward_mfu": utilisation(forward, phases["forward"]),
+        "backward_mfu": utilisation(training - forward, phases["backward"]),
+        "repeats_s": [list(map(dict, rank)) for rank in times.ranks],
+    }

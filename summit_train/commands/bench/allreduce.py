@@ -16,16 +16,8 @@ from summit_train.files import write_text
 from summit_train.network import count_network
 from summit_train.report.bench import draw_messages
 from summit_train.report.scaling import size_text
-from summit_train.scaling.allreduce import (
-    Sample,
-    Setting,
-    allreduce_values,
-    fits_of,
-    machine_of,
-    measure,
-    message_sizes,
-    setting_of,
-)
+from summit_train.scaling import allreduce
+from summit_train.scaling.allreduce import Sample, Setting
 from summit_train.scaling.cost import gradient_element_bytes
 from summit_train.source import to_yaml
 from summit_train.spec import load_spec
@@ -41,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_spec(parser)
     parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="about how long (default 30)")
-    parser.add_argument(
-        "--max-bytes", type=int, default=64 * 2**20, metavar="N", help="largest message (default 64 MB)"
-    )
+    parser.add_argument("--max-bytes", type=int, default=2**26, metavar="N", help="largest message (default 64 MB)")
     parser.add_argument("--write", metavar="FILE.yaml", help="write this machine for `simulate --site FILE.yaml`")
     parser.add_argument("--out", metavar="FILE", help=f"draw it: {', '.join(FORMATS)}")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
@@ -62,8 +52,12 @@ def run(args: argparse.Namespace) -> int:
     num_bytes = gradient_element_bytes(spec) * count_network(spec).parameters
     with session(launch) as world:
         device = choose_device(world)
-        setting = setting_of(world, device, spec.name, num_bytes)
-        samples = list(measure(world, device, sorted({*message_sizes(args.max_bytes), num_bytes}), args.seconds))
+        setting = allreduce.setting_of(world, device, spec.name, num_bytes)
+        samples = list(
+            allreduce.measure(
+                world, device, sorted({*allreduce.message_sizes(args.max_bytes), num_bytes}), args.seconds
+            )
+        )
     if launch.rank == 0:
         report(args, setting, samples, out)
     return 0
@@ -71,15 +65,15 @@ def run(args: argparse.Namespace) -> int:
 
 def report(args: argparse.Namespace, setting: Setting, samples: list[Sample], out: Path | None) -> None:
     """Show what was measured, then write the machine. Raises NoFit where the times give no machine."""
-    fits = fits_of(samples)
-    values = allreduce_values(setting, samples, fits)
+    fits = allreduce.fits_of(samples)
+    values = allreduce.allreduce_values(setting, samples, fits)
     if out is not None:
         points = "Points: medians; bars: least and most of the repeats; lines: latency + size / bandwidth."
         draw_messages(out, values, f"{setting}\n{points}")
     print(json.dumps(values) if args.json else as_text(setting, values))
     # Last, as it can be refused: what was measured is shown all the same.
     if args.write is not None:
-        machine = machine_of(Path(args.write).stem, setting, fits)
+        machine = allreduce.machine_of(Path(args.write).stem, setting, fits)
         write_text(args.write, _MACHINE_HEADER + to_yaml(machine.model_dump(mode="json", exclude_defaults=True)))
     if not args.json:
         for path in (args.write, out):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from summit_train.plan import make_plan
-from summit_train.scaling.step_times import StepTimes, mean_phases, step_values
+from summit_train.scaling.steps import StepTimes, mean_phases, step_values
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec
 
