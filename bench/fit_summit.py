@@ -16,18 +16,10 @@ import sys
 from pathlib import Path
 
 from summit_train.files import write_text
+from summit_train.scaling import fit as table_3
 from summit_train.scaling import published
 from summit_train.scaling.cost import expected_maximum
-from summit_train.scaling.fit import (
-    Fit,
-    FitError,
-    compare,
-    fit_table_3,
-    published_step_seconds,
-    speed_ratios,
-    with_constants,
-    with_storage,
-)
+from summit_train.scaling.fit import Fit, FitError, fit_table_3
 from summit_train.scaling.machines import Machine, load_machine
 from summit_train.source import to_yaml
 from summit_train.spec import Spec, load_spec
@@ -65,10 +57,8 @@ def main() -> int:
 
 def paper_specs() -> dict[str, Spec]:
     """Return the paper's three networks with 8 clips a GPU."""
-    return {
-        arch: load_spec(CONFIGS / "kinetics" / f"{name}.yaml", ["scale.clips_per_gpu=8"])
-        for arch, name in SPECS.items()
-    }
+    folder = CONFIGS / "kinetics"
+    return {arch: load_spec(folder / f"{name}.yaml", ["scale.clips_per_gpu=8"]) for arch, name in SPECS.items()}
 
 
 def rows_of(nodes: list[int] | tuple[int, ...]) -> list[published.Row]:
@@ -83,12 +73,10 @@ def rows_of(nodes: list[int] | tuple[int, ...]) -> list[published.Row]:
 def fitted(base: Machine, specs: dict[str, Spec], fit: Fit) -> Machine:
     """Return the machine with all fitted constants, to the four digits that its file has."""
     rounded = Fit(fit.rows, *map(four_digits, (fit.seconds_per_clip, fit.step_overhead_s, fit.straggler_cv)))
-    machine = with_storage(with_constants(base, rounded), specs, "i3d_3x1x1")
+    machine = table_3.with_storage(table_3.with_constants(base, rounded), specs, "i3d_3x1x1")
     values = machine.model_dump()
-    for section, key in [(values["shared"], "frames_per_second_per_node")] + [
-        (rate, "clips_per_second") for rate in values["compute"]["rates"]
-    ]:
-        section[key] = four_digits(section[key])
+    for section in (values["shared"], *values["compute"]["rates"]):
+        section |= {key: four_digits(value) for key, value in section.items() if "per_second" in key and value}
     return Machine.model_validate(values)
 
 
@@ -100,7 +88,7 @@ def four_digits(value: float) -> float:
 def machine_text(machine: Machine, specs: dict[str, Spec], fit: Fit) -> str:
     """Return summit.yaml: the fitted sections, over the published ones."""
     values = machine.model_dump(mode="json", include={"compute", "shared", "last_batch"}, exclude_defaults=True)
-    worst = max(abs(row.error) for row in compare(machine, specs["tsm"], fit) if not row.fitted)
+    worst = max(abs(row.error) for row in table_3.compare(machine, specs["tsm"], fit) if not row.fitted)
     header = HEADER.format(rows=", ".join(map(str, fit.rows)), worst=100 * worst)
     return header + to_yaml({"extends": "summit_published.yaml", **values})
 
@@ -112,17 +100,17 @@ def print_fit(machine: Machine, specs: dict[str, Spec], fit: Fit) -> None:
     print(f"  {fit.seconds_per_clip * 1e3:.2f} ms a clip and GPU, {fit.step_overhead_s * 1e3:.1f} ms a pass besides,")
     print(f"  a rank's pass deviates by {100 * fit.straggler_cv:.2f} % of its time")
     print("\nnodes  published s  predicted s   error  step s, published times / (100 x ceil(240000 / batch))")
-    for row, source in zip(compare(machine, specs["tsm"], fit), published.timed_rows(), strict=True):
+    for row, source in zip(table_3.compare(machine, specs["tsm"], fit), published.timed_rows(), strict=True):
         note = "  fitted" if row.fitted else f"  (printed to {source.resolution_s} s)"
-        step = published_step_seconds(source)
+        step = table_3.published_step_seconds(source)
         times = f"{row.published_s:11,.0f}  {row.predicted_s:11,.0f}  {100 * row.error:+5.2f} %"
         print(f"{row.nodes:5}  {times}  {step:.4f}{note}")
-    ratios = speed_ratios(machine, specs, published.RATIO_NODES)
+    ratios = table_3.speed_ratios(machine, specs, published.RATIO_NODES)
     print(f"\nTSM's speed over the I3Ds' at {published.RATIO_NODES} nodes, predicted (published):")
     for arch, ratio in ratios.items():
         print(f"  {arch}: {ratio:.2f} ({published.SPEED_RATIO[arch]})")
     print(f"  fitted to the second: {machine.shared.frames_per_second_per_node:,.0f} frames a second and node")
-    alone = speed_ratios(machine.model_copy(update={"shared": None}), specs, published.RATIO_NODES)
+    alone = table_3.speed_ratios(machine.model_copy(update={"shared": None}), specs, published.RATIO_NODES)
     print("  without a file system to wait for: " + ", ".join(f"{arch} {ratio:.2f}" for arch, ratio in alone.items()))
 
 
@@ -138,7 +126,7 @@ def print_alternatives(base: Machine, spec: Spec) -> None:
         except FitError:
             print(f"  {name:>12}: no positive constants")
             continue
-        worst = max(abs(row.error) for row in compare(with_constants(base, fit), spec, fit))
+        worst = max(abs(row.error) for row in table_3.compare(table_3.with_constants(base, fit), spec, fit))
         times = f"{fit.seconds_per_clip * 1e3:.1f} ms, {fit.step_overhead_s * 1e3:4.0f} ms"
         print(f"  {name:>12}: {times}, {100 * fit.straggler_cv:4.1f} %; {100 * worst:.1f} %")
     spread = expected_maximum(2304) - expected_maximum(48)

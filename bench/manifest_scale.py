@@ -13,7 +13,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -42,18 +41,9 @@ def main() -> None:
             first = pool.apply(_first, (source,))
         with context.Pool(args.processes, maxtasksperchild=1) as pool:
             later = pool.map(_later, [(source, seed) for seed in range(args.processes)], chunksize=1)
-        json.dump(
-            {
-                "rows": args.rows,
-                "csv_bytes": source.stat().st_size,
-                "csv_write_s": round(write_seconds, 1),
-                "first_process": first,
-                "later_processes": later,
-            },
-            sys.stdout,
-            indent=1,
-        )
-        print()
+        written = {"csv_bytes": source.stat().st_size, "csv_write_s": round(write_seconds, 1)}
+        processes = {"first_process": first, "later_processes": later}
+        print(json.dumps({"rows": args.rows} | written | processes, indent=1))
 
 
 def _write(path: Path, rows: int) -> None:
@@ -77,20 +67,15 @@ def _later(task: tuple[Path, int]) -> dict[str, Any]:
     source, seed = task
     before = _memory()
     read_s, manifest = _timed(lambda: read_manifest(source))
-    fingerprint_s, _ = _timed(manifest.fingerprint)
-    check_s, _ = _timed(lambda: manifest.check_labels(400))
-    lookups_s, _ = _timed(lambda: _look_up(manifest, seed))
-    keys_s, epochs = _epochs(manifest, rank=seed)
-    return {
+    seconds = {
         "read_s": read_s,
-        "fingerprint_s": fingerprint_s,
-        "check_labels_s": check_s,
-        "lookups_200000_s": lookups_s,
-        "order_s": keys_s,
-        "order_cpu_s": epochs,
-        "pickled_bytes": len(pickle.dumps(manifest)),
-        "memory_mb": _grown(before),
+        "fingerprint_s": _timed(manifest.fingerprint)[0],
+        "check_labels_s": _timed(lambda: manifest.check_labels(400))[0],
+        "lookups_200000_s": _timed(lambda: _look_up(manifest, seed))[0],
     }
+    order_s, order_cpu_s = _epochs(manifest, rank=seed)
+    order = {"order_s": order_s, "order_cpu_s": order_cpu_s}
+    return seconds | order | {"pickled_bytes": len(pickle.dumps(manifest)), "memory_mb": _grown(before)}
 
 
 def _look_up(manifest: Manifest, seed: int) -> None:

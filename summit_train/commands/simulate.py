@@ -34,9 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--videos", type=int, metavar="N", help="validation videos, likewise")
     parser.add_argument("--clips-per-second", type=float, metavar="X", help="of one GPU, measured with this spec")
     parser.add_argument("--storage", choices=("shared", "local"), default="shared", help="where the frames lie")
-    parser.add_argument(
-        "--last-batch", choices=("drop", "keep"), help="an epoch's partial batch (default: the machine's)"
-    )
+    last_batch = "an epoch's partial batch (default: the machine's)"
+    parser.add_argument("--last-batch", choices=("drop", "keep"), help=last_batch)
     parser.add_argument("--out", metavar="FILE", help="draw Figure 6 and the times of Table 3: .png, .svg or .pdf")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
@@ -124,27 +123,18 @@ def _row(job: Job) -> dict[str, Any]:
     ours = published.is_table_3_network(job.spec)
     seen = published.accuracy(found.global_batch) if ours else None
     known = published.row_of(found.global_batch, found.gpus) if ours and job.machine.name == "summit" else None
-    published_s = None if known is None else known.seconds
-    return asdict(found) | {
-        "published_run_s": published_s,
-        "projection": published_s is None,
-        "accuracy": None if seen is None else asdict(seen) | {"source": "the paper's Table 3 and Figure 4"},
-    }
+    seconds = known and known.seconds
+    accuracy = seen and asdict(seen) | {"source": "the paper's Table 3 and Figure 4"}
+    return asdict(found) | {"published_run_s": seconds, "projection": seconds is None, "accuracy": accuracy}
 
 
 def _about(args: argparse.Namespace, job: Job, out: Path | None) -> dict[str, Any]:
-    return {
-        "site": job.machine.name,
-        "about": job.machine.about,
-        "spec": job.spec.name,
-        "clips": job.clips,
-        "videos": job.videos,
-        "manifest_counted": args.clips is None and Path(job.spec.data.train).exists(),
-        "last_batch": job.machine.last_batch,
-        "storage": job.storage,
-        "compute_source": job.machine.compute.source,
-        "figure": None if out is None else str(out),
-    }
+    machine = job.machine
+    about: dict[str, Any] = {"site": machine.name, "about": machine.about, "spec": job.spec.name}
+    counted = args.clips is None and Path(job.spec.data.train).exists()
+    about |= {"clips": job.clips, "videos": job.videos, "manifest_counted": counted}
+    about |= {"last_batch": machine.last_batch, "storage": job.storage, "compute_source": machine.compute.source}
+    return about | {"figure": None if out is None else str(out)}
 
 
 def _print(job: Job, rows: Sequence[dict[str, Any]], out: Path | None) -> None:
@@ -187,13 +177,10 @@ def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> Non
     # Imported here: without --out the command draws nothing.
     from summit_train.report.scaling import draw_scaling
 
-    spec, machine = jobs[0].spec, jobs[0].machine
-    curves = {
-        f"{variant.model.arch}, {variant.data.num_frames} frames": [
-            asdict(forecast(replace(job, spec=variant))) for job in jobs
-        ]
-        for variant in _variants(spec, machine)
-    }
+    spec, machine, curves = jobs[0].spec, jobs[0].machine, {}
+    for variant in _variants(spec, machine):
+        forecasts = [asdict(forecast(replace(job, spec=variant))) for job in jobs]
+        curves[f"{variant.model.arch}, {variant.data.num_frames} frames"] = forecasts
     largest = max((row["nodes"] for row in rows if row["published_run_s"] is not None), default=0)
     hollow = f"Hollow: no time was published there (beyond {largest} nodes)." if largest else "Projections, all of it."
     caption = (

@@ -89,21 +89,17 @@ def published_step_seconds(row: published.Row) -> float:
 
 def with_constants(machine: Machine, fit: Fit) -> Machine:
     """Return the machine with the fitted constants. The I3Ds' rates are TSM's by the ratio of Table 1's throughputs."""
-    tsm = 1 / fit.seconds_per_clip
+    tsm, table = 1 / fit.seconds_per_clip, published.TABLE_1
     tsn = "as tsm: the shift is taken to cost nothing"
     rates = [Rate(arch="tsn", num_frames=8, clips_per_second=tsm, source=tsn)]
-    for arch, row in published.TABLE_1.items():
+    for arch, row in table.items():
         by_ratio = "tsm's times the ratio of throughputs in Table 1 (P100, inference)"
         source = "fitted to Table 3" if arch == "tsm" else by_ratio
-        speed = tsm * row.clips_per_second / published.TABLE_1["tsm"].clips_per_second
-        rate = {"arch": arch, "num_frames": row.frames, "clips_per_second": speed, "source": source}
-        rates.append(Rate.model_validate(rate))
-    compute = Compute(
-        step_overhead_s=fit.step_overhead_s,
-        straggler_cv=fit.straggler_cv,
-        rates=tuple(rates),
-        source=f"fitted to the rows of {', '.join(map(str, fit.rows))} nodes of Table 3",
-    )
+        speed = tsm * row.clips_per_second / table["tsm"].clips_per_second
+        rates.append(Rate(arch=arch, num_frames=row.frames, clips_per_second=speed, source=source))
+    source = f"fitted to the rows of {', '.join(map(str, fit.rows))} nodes of Table 3"
+    constants = {"step_overhead_s": fit.step_overhead_s, "straggler_cv": fit.straggler_cv}
+    compute = Compute(**constants, rates=tuple(rates), source=source)
     return machine.model_copy(update={"compute": compute, "last_batch": "keep"})
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from summit_train.models.catalog import ARCHITECTURES
+from summit_train.models.catalog import ARCHITECTURES, Arch
 from summit_train.spec import Spec
 
 TRAINING_VIDEOS = 240_000  # section 4.1, "roughly"
@@ -33,12 +33,12 @@ class Network:
     utilisation: float
 
 
-TABLE_1 = {
+TABLE_1: dict[Arch, Network] = {
     "i3d_3x3x3": Network(68.0, 40e9, 47.0e6, 16, 63.1, 16.6e3, 1.8),
     "i3d_3x1x1": Network(73.3, 33e9, 29.3e6, 32, 41.9, 6.85e3, 1.0),
     "tsm": Network(74.1, 33e9, 24.3e6, 8, 84.8, 27.4e3, 2.0),
 }
-SLOWEST = "i3d_3x1x1"  # Table 1 counts throughput and compute/IO in multiples of it
+SLOWEST: Arch = "i3d_3x1x1"  # Table 1 counts throughput and compute/IO in multiples of it
 
 # Section 3 c, Figure 3c: speed over 8 nodes (4 P100s each) against 8 times one node's, as the text bounds it.
 SCALABILITY = {"tsm": "over 98 %", "i3d_3x3x3": "under 85 %"}

@@ -75,10 +75,8 @@ def report(args: argparse.Namespace, setting: Setting, samples: list[Sample], ou
     if args.write is not None:
         machine = allreduce.machine_of(Path(args.write).stem, setting, fits)
         write_text(args.write, _MACHINE_HEADER + to_yaml(machine.model_dump(mode="json", exclude_defaults=True)))
-    if not args.json:
-        for path in (args.write, out):
-            if path is not None:
-                print(f"written: {path}")
+    for path in () if args.json else filter(None, (args.write, out)):
+        print(f"written: {path}")
 
 
 def as_text(setting: Setting, values: dict[str, Any]) -> str:

@@ -139,34 +139,20 @@ def _waits(args: argparse.Namespace) -> Values:
     source = f"Clips of {measured['specs'][0]['clips']}, {measured['specs'][0]['workers']} workers"
     if rate is not None:
         source = f"PROJECTION: the wait is computed from a loader of {rate:g} frames/s, the rest is measured"
-    return {
-        "bench": args.bench,
-        "environment": measured["environment"],
-        "settings": measured["settings"],
-        "projection": rate is not None,
-        "frames_per_second": rate,
-        "source": source,
-        "rows": [_wait_row(label_of(spec), found, rate) for spec, found in zip(specs, measured["specs"], strict=True)],
-        "steps": measured["specs"],
-    }
+    rows = [_wait_row(label_of(spec), found, rate) for spec, found in zip(specs, measured["specs"], strict=True)]
+    about = {"bench": args.bench, "environment": measured["environment"], "settings": measured["settings"]}
+    about |= {"projection": rate is not None, "frames_per_second": rate, "source": source}
+    return about | {"rows": rows, "steps": measured["specs"]}
 
 
 def _wait_row(label: str, spec: dict[str, Any], rate: float | None) -> dict[str, Any]:
     """Return the seconds of a network's step. With a rate, the wait is the part of loading that exceeds the rest."""
-    waited = spec["phases_s"]["data_wait"]["median"]
-    busy = spec["step_s"]["median"] - waited
-    frames = spec["global_batch"] * spec["frames"]
+    clips, waited = spec["global_batch"], spec["phases_s"]["data_wait"]["median"]
+    busy, frames = spec["step_s"]["median"] - waited, clips * spec["frames"]
     wait = waited if rate is None else max(0.0, frames / rate - busy)
-    return {
-        "label": label,
-        "name": spec["name"],
-        "clips_per_step": spec["global_batch"],
-        "frames_per_step": frames,
-        "busy_s": busy,
-        "data_wait_s": wait,
-        "step_s": busy + wait,
-        "clips_per_second": spec["global_batch"] / (busy + wait),
-    }
+    row = {"label": label, "name": spec["name"], "clips_per_step": clips, "frames_per_step": frames}
+    step_s = busy + wait
+    return row | {"busy_s": busy, "data_wait_s": wait, "step_s": step_s, "clips_per_second": clips / step_s}
 
 
 def _waits_text(values: Values) -> str:
