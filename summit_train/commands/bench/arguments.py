@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from summit_train.comm import World
-from summit_train.commands.simulate import figure_path
 from summit_train.commands.ranks import this_launch
+from summit_train.commands.simulate import figure_path
 from summit_train.commands.start import choose_device, manifest_of
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.files import write_json
