@@ -31,6 +31,7 @@ from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
 from summit_train import rng
+from summit_train.data.batches.store import Store
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed.format import Packing
@@ -117,16 +118,11 @@ def measured(folder: Path, contents: dict[str, list[VideoFrame]], gop: int, args
     home.mkdir()
     for name, frames in contents.items():
         encode(home / f"{name}.mp4", frames, gop)
-    rows = (ManifestRow(f"{name}.mp4", 0, NUM_FRAMES) for name in contents)
-    write_manifest(home / "clips.csv", rows)
+    write_manifest(home / "clips.csv", (ManifestRow(f"{name}.mp4", 0, NUM_FRAMES) for name in contents))
     raw = FileStore(read_manifest(home / "clips.csv"), str(home))
-    stores = {"raw": raw} | {kind: packed(raw, home / kind, kind) for kind in ("bytes", "jpeg")}
-    readers: dict[str, Reader] = {
-        "decord": lambda clip, draw: by_decord(raw.path(clip), clip, draw),
-        "raw": lambda clip, draw: stores["raw"].read_views(clip, *single(*drawn(clip, draw)))[0],
-        "packed bytes": lambda clip, draw: stores["bytes"].read_views(clip, *single(*drawn(clip, draw)))[0],
-        "JPEG": lambda clip, draw: stores["jpeg"].read_views(clip, *single(*drawn(clip, draw)))[0],
-    }
+    stores: dict[str, Store] = {"raw": raw, "packed bytes": packed(raw, home, "bytes"), "JPEG": packed(raw, home, "jpeg")}
+    readers: dict[str, Reader] = {"decord": lambda clip, draw: by_decord(raw.path(clip), clip, draw)}
+    readers |= {name: partial(by_store, store) for name, store in stores.items()}
     same = compared(readers, raw.path, len(contents))  # which also warms up
     wall, cpu = timed(readers, len(contents), args.draws, args.pairs)
     ratios = {f"{a} / {b}": spread(pair_ratios(wall[b], wall[a])) for a, b in PAIRS}
@@ -145,9 +141,14 @@ def measured(folder: Path, contents: dict[str, list[VideoFrame]], gop: int, args
 
 
 def packed(store: FileStore, folder: Path, kind: str) -> ShardStore:
-    """Pack the clips with the defaults of `data pack`."""
-    pack_set(store, folder, Packing(kind), 1 << 30)
-    return ShardStore(read_manifest(folder))
+    """Pack the clips in folder/kind with the defaults of `data pack`."""
+    pack_set(store, folder / kind, Packing(kind), 1 << 30)
+    return ShardStore(read_manifest(folder / kind))
+
+
+def by_store(store: Store, clip: int, draw: int) -> Frames:
+    """Return a training clip from a store."""
+    return store.read_views(clip, *single(*drawn(clip, draw)))[0]
 
 
 def drawn(clip: int, draw: int) -> tuple[Callable[[int], NDArray[np.int64]], Callable[[int, int], augment.View]]:
@@ -176,16 +177,14 @@ def by_decord(path: str, clip: int, draw: int, shift: int = 0) -> Frames:
 
 def compared(readers: dict[str, Reader], path_of: Callable[[int], str], num_clips: int) -> dict[str, Any]:
     """Return mean absolute differences from decord's pixels, and whether its frames before and after differ more."""
-    found: dict[str, list[float]] = {"raw": [], "JPEG": [], "packed bytes and raw": []}
-    nearest = True
+    rows, nearest = [], True
     for clip in range(num_clips):
         reference, raw, bytes_, jpeg = (read(clip, 0) for read in readers.values())
-        found["raw"].append(difference(raw, reference))
-        found["JPEG"].append(difference(jpeg, reference))
-        found["packed bytes and raw"].append(difference(bytes_, raw))
+        rows.append((difference(raw, reference), difference(jpeg, reference), difference(bytes_, raw)))
         others = [by_decord(path_of(clip), clip, 0, shift) for shift in (-1, 1)]
-        nearest &= all(found["raw"][-1] < difference(raw, other) for other in others)
-    return {name: max(values) for name, values in found.items()} | {"nearest_is_the_frame": nearest}
+        nearest &= all(rows[-1][0] < difference(raw, other) for other in others)
+    worst = zip(("raw", "JPEG", "packed bytes and raw"), map(max, zip(*rows, strict=True)), strict=True)
+    return dict(worst) | {"nearest_is_the_frame": nearest}
 
 
 def difference(one: Frames, other: Frames) -> float:

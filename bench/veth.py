@@ -158,24 +158,17 @@ def rank(repeats: int) -> int:
     with Watchdog(world, None) as watchdog:
         benches = [StepBench(alone, SerialWorld(), cpu, watchdog), StepBench(together, world, cpu, watchdog)]
         pairs = [[timed(world, bench.repeat) for bench in benches] for _ in range(repeats + 2)][2:]
-    compute_s, step_s = (statistics.median(column) for column in zip(*pairs, strict=True))
+    alones, steps = zip(*pairs, strict=True)
+    compute_s, step_s = statistics.median(alones), statistics.median(steps)
     machine = with_rate(machine_of("veth", setting, fits), spec, spec.scale.clips_per_gpu / compute_s)
     predicted = step_time(Job(spec, machine, 2, 10**6, 1))
     horovod = fits["horovod"]
     assert horovod is not None, "machine_of raises NoFit without it"
     if world.rank == 0:
-        row = {
-            "latency_s": horovod.latency_s,
-            "bytes_per_second": horovod.bytes_per_second,
-            "compute_s": compute_s,
-            "step_s": step_s,
-            "low_s": min(pair[1] for pair in pairs),
-            "high_s": max(pair[1] for pair in pairs),
-            "predicted_s": predicted.step_s,
-            "exposed_s": predicted.communication_s,
-            "error": predicted.step_s / step_s - 1,
-            "gradient_bytes": gradient_bytes,
-        }
+        row = {"latency_s": horovod.latency_s, "bytes_per_second": horovod.bytes_per_second}
+        row |= {"compute_s": compute_s, "step_s": step_s, "low_s": min(steps), "high_s": max(steps)}
+        row |= {"predicted_s": predicted.step_s, "exposed_s": predicted.communication_s}
+        row |= {"error": predicted.step_s / step_s - 1, "gradient_bytes": gradient_bytes}
         print(json.dumps(row), flush=True)
     world.close()
     return 0

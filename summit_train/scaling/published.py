@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from summit_train.models.catalog import ARCHITECTURES, Arch
 from summit_train.spec import Spec
@@ -109,15 +110,12 @@ def accuracy(global_batch: int) -> Accuracy | None:
 
     None outside of 96 to 49,152 clips: the paper trained nothing there.
     """
-    for row in TABLE_3:
-        if row.global_batch == global_batch:
-            return Accuracy(row.top1, row.std, interpolated=False)
-    for below, above in pairwise(TABLE_3):
-        if below.global_batch < global_batch < above.global_batch:
-            part = math.log(global_batch / below.global_batch) / math.log(above.global_batch / below.global_batch)
-            top1 = below.top1 + part * (above.top1 - below.top1)
-            return Accuracy(top1, below.std + part * (above.std - below.std), interpolated=True)
-    return None
+    batches = [row.global_batch for row in TABLE_3]
+    if not batches[0] <= global_batch <= batches[-1]:
+        return None
+    at, logs = math.log(global_batch), [math.log(batch) for batch in batches]
+    top1, std = (float(np.interp(at, logs, [getattr(row, name) for row in TABLE_3])) for name in ("top1", "std"))
+    return Accuracy(top1, std, interpolated=global_batch not in batches)
 
 
 def label_of(spec: Spec) -> str:
