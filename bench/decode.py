@@ -120,7 +120,11 @@ def measured(folder: Path, contents: dict[str, list[VideoFrame]], gop: int, args
         encode(home / f"{name}.mp4", frames, gop)
     write_manifest(home / "clips.csv", (ManifestRow(f"{name}.mp4", 0, NUM_FRAMES) for name in contents))
     raw = FileStore(read_manifest(home / "clips.csv"), str(home))
-    stores: dict[str, Store] = {"raw": raw, "packed bytes": packed(raw, home, "bytes"), "JPEG": packed(raw, home, "jpeg")}
+    stores: dict[str, Store] = {
+        "raw": raw,
+        "packed bytes": packed(raw, home, "bytes"),
+        "JPEG": packed(raw, home, "jpeg"),
+    }
     readers: dict[str, Reader] = {"decord": lambda clip, draw: by_decord(raw.path(clip), clip, draw)}
     readers |= {name: partial(by_store, store) for name, store in stores.items()}
     same = compared(readers, raw.path, len(contents))  # which also warms up

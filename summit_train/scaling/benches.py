@@ -12,10 +12,9 @@ import torch
 from summit_train.modality import RGB
 from summit_train.network import count_network
 from summit_train.scaling.measure import Turns, in_turn, pair_ratios, spread, training_multiply_adds
-from summit_train.scaling.memory import peak_memory
 from summit_train.scaling.peak import measure_peak, network_shapes
 from summit_train.scaling.published import SLOWEST, label_of, table_1_row
-from summit_train.scaling.steps import Experiment, Place, StepBench, StepTimes, network_values, step_values
+from summit_train.scaling.steps import Experiment, Place, StepBench, StepTimes, network_values, peak_memory, step_values
 from summit_train.spec import Spec
 from summit_train.training.environment import environment
 from summit_train.training.network import fresh_model

@@ -24,8 +24,7 @@ from typing import Literal
 from summit_train.network import count_model, count_network
 from summit_train.plan import PlanError
 from summit_train.scaling.machines import Machine, MachineError, Storage, find_rate
-from summit_train.scaling.network import allreduce_seconds
-from summit_train.scaling.overlap import BACKWARD_SHARE, layer_gradients, overlap
+from summit_train.scaling.network import BACKWARD_SHARE, allreduce_seconds, layer_gradients, overlap
 from summit_train.spec import ModelSpec, Spec
 
 StorageKind = Literal["shared", "local"]
