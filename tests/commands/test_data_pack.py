@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from summit_train.__main__ import main
-from summit_train.commands.data.sizes import parse_size, size_text
+from summit_train.commands.data.packs import parse_size, size_text
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.video.encode import write_video
 

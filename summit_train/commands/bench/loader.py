@@ -12,7 +12,7 @@ from summit_train.cluster.estimate import estimate
 from summit_train.cluster.site import Site, load_site
 from summit_train.commands.bench import arguments
 from summit_train.commands.bench.arguments import Values
-from summit_train.commands.data.progress import num_cpus
+from summit_train.commands.data.ranks import num_cpus
 from summit_train.commands.start import manifest_of
 from summit_train.data.manifest import read_manifest
 from summit_train.plan import make_plan

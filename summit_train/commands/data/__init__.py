@@ -1,25 +1,13 @@
-"""`summit-train data WHAT`: make, import, index and check data sets; one module a WHAT."""
+"""`summit-train data WHAT`: make, import, index and check data sets."""
 
 from __future__ import annotations
 
 import argparse
 import errno
 
-from summit_train.commands.data import import_, index, motion, pack, scan, split, stage, verify
+from summit_train.commands.data import manifests, packs
 from summit_train.data.manifest import ManifestError
 from summit_train.errors import RunFailed
-
-# WHAT -> (its module, what it does)
-_PARTS = {
-    "motion": (motion, "write the embedded data set: the class is the motion"),
-    "import": (import_, "write a manifest from the files that a public data set comes with"),
-    "index": (index, "decode every video and write a manifest of the whole ones"),
-    "scan": (scan, "decode every clip of a manifest and list the bad ones for data.quarantine"),
-    "split": (split, "cut a manifest into training and validation by groups"),
-    "pack": (pack, "pack clips into shards: tar files with an index and checksums"),
-    "verify": (verify, "check every byte of a packed set"),
-    "stage": (stage, "copy a packed set to this node's own disk"),
-}
 
 
 class DiskError(RunFailed):
@@ -29,10 +17,10 @@ class DiskError(RunFailed):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     commands = parser.add_subparsers(metavar="WHAT", required=True)
-    for name, (part, help_text) in _PARTS.items():
+    for name, (add_part_arguments, run_part, help_text) in (manifests.PARTS | packs.PARTS).items():
         command = commands.add_parser(name, help=help_text, description=help_text)
-        part.add_arguments(command)
-        command.set_defaults(run_part=part.run)
+        add_part_arguments(command)
+        command.set_defaults(run_part=run_part)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,17 +1,54 @@
-"""The ranks that a data command was started with: alone, or under mpirun, srun or jsrun; and their shared work."""
+"""The ranks that a data command was started with (alone, or under mpirun, srun or jsrun), their work and progress."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from summit_train.commands.data.progress import followed, num_cpus
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
 from summit_train.data.check.survey import Found, Journal, survey
 
 if TYPE_CHECKING:
     from summit_train.comm import World
+
+Item = TypeVar("Item")
+_PLAIN_EVERY_SECONDS = 10.0
+
+
+def num_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def followed(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
+    """Yield the items and show progress on stderr: a bar on a terminal, a line every ten seconds elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield from _followed_plainly(items, total, what)
+        return
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(what, total=total)
+        for item in items:
+            yield item
+            progress.advance(task)
+
+
+def _followed_plainly(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
+    start = last = time.monotonic()
+    for count, item in enumerate(items, 1):
+        yield item
+        now = time.monotonic()
+        if now - last >= _PLAIN_EVERY_SECONDS:
+            last = now
+            left = (now - start) / count * (total - count)
+            print(f"{count}/{total} {what}, {left:.0f} s left", file=sys.stderr, flush=True)
 
 
 def num_workers(asked: int | None, world: World, least: int) -> int:
@@ -31,9 +68,9 @@ def surveyed(
     left = world.broadcast(_left(journal, paths) if world.rank == 0 else [])
     mine = left[world.rank :: world.size]
     found = survey(root, mine, num_workers(workers, world, least=0))
-    with journal.part(world.rank) as part:
+    with journal.part(world.rank) as add:
         for path, what in zip(mine, followed(found, len(mine), "videos") if world.rank == 0 else found, strict=True):
-            part.add(path, what)
+            add(path, what)
     world.barrier()
     return journal.read(paths) if world.rank == 0 else {}, journal
 

@@ -41,7 +41,12 @@ def list_videos(source: str | Path, root: str | Path | None = None) -> Listing:
         return _listed_in_manifest(source, root)
     names = sorted(entry.name for entry in os.scandir(source) if entry.is_file())
     beside = tuple(ManifestRow(name, 0) for name in names if _is_video(name))
-    rows = tuple(_in_class_folders(source))
+    has_folders = any(entry.is_dir() and not entry.name.startswith(".") for entry in os.scandir(source))
+    rows = tuple(
+        ManifestRow(path, int(label))
+        for table in (folder_tables(source) if has_folders else ())
+        for path, label in zip(table.cells["path"], table.cells["label"], strict=True)
+    )
     if rows and beside:
         raise ManifestError(
             f"{source / beside[0].path}: stands beside class folders; move it into the one of its class"
@@ -49,7 +54,9 @@ def list_videos(source: str | Path, root: str | Path | None = None) -> Listing:
     if not rows and not beside:
         raise ManifestError(f"{source}: no video in it, no name with {', '.join(VIDEO_EXTENSIONS)}")
     classes = class_folders(source) if rows else (source.resolve().name,)
-    return Listing(source, rows or beside, classes, _no_videos(source))
+    others = (file for _, _, files in os.walk(source) for file in files if not _is_video(file))
+    skipped = Counter(os.path.splitext(file)[1].lower() or "none" for file in others)
+    return Listing(source, rows or beside, classes, skipped)
 
 
 def _listed_in_manifest(source: Path, root: str | Path | None) -> Listing:
@@ -57,29 +64,10 @@ def _listed_in_manifest(source: Path, root: str | Path | None) -> Listing:
     tables = file_tables(source)
     groups = [group for table in tables for group in table.cells.get("group", [""] * len(table.lines))]
     rows = tuple(
-        ManifestRow(
-            manifest.path(index),
-            manifest.label(index),
-            group=groups[index] or None,
-            reversed=manifest.is_reversed(index),
-        )
-        for index in range(len(manifest))
+        ManifestRow(manifest.path(i), manifest.label(i), group=group or None, reversed=manifest.is_reversed(i))
+        for i, group in enumerate(groups)
     )
     return Listing(Path(root or source.parent), rows, manifest.classes, Counter())
-
-
-def _in_class_folders(source: Path) -> Iterator[ManifestRow]:
-    if not any(entry.is_dir() and not entry.name.startswith(".") for entry in os.scandir(source)):
-        return
-    for table in folder_tables(source):
-        for path, label in zip(table.cells["path"], table.cells["label"], strict=True):
-            yield ManifestRow(path, int(label))
-
-
-def _no_videos(source: Path) -> Counter[str]:
-    """Count the files below a folder whose extension is no video's, by extension."""
-    files = (file for _, _, files in os.walk(source) for file in files if not _is_video(file))
-    return Counter(os.path.splitext(file)[1].lower() or "none" for file in files)
 
 
 def with_facts(row: ManifestRow, found: Found) -> ManifestRow | DecodeError:

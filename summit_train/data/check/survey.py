@@ -15,11 +15,11 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from summit_train.data.video.clips import probe_folder
 from summit_train.data.video.decode import probe
@@ -131,52 +131,35 @@ class Journal:
         """Return the known findings for these paths."""
         wanted = set(paths)
         found: dict[str, Found] = {}
-        for record in self._records():
+        for line in chain.from_iterable(f.read_bytes().splitlines() for f in sorted(self._folder.glob("*.jsonl"))):
+            try:
+                record = json.loads(line)
+            except ValueError:  # the process was killed while it wrote this line
+                continue
             path = record["path"]
             if path in wanted and record["state"] == _state(self._root, path):
                 found[path] = DecodeError(path, record["error"]) if "error" in record else Facts(**record["facts"])
         return found
 
-    def _records(self) -> Iterator[dict[str, Any]]:
-        for file in sorted(self._folder.glob("*.jsonl")):
-            with open(file, "rb") as lines:
-                for line in lines:
-                    try:
-                        yield json.loads(line)
-                    except ValueError:  # the process was killed while it wrote this line
-                        continue
-
-    def part(self, rank: int) -> Part:
-        """Open the file that this rank appends to."""
+    @contextmanager
+    def part(self, rank: int) -> Iterator[Callable[[str, Found], None]]:
+        """Open the file that this rank appends to; give the function that appends the finding for a path."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        return Part(self._folder / f"{rank:06}.jsonl", self._root)
+        with open(self._folder / f"{rank:06}.jsonl", "ab") as file:
+            if file.tell():
+                file.write(b"\n")  # the line before may be incomplete
+
+            def add(path: str, found: Found) -> None:
+                what = {"error": found.reason} if isinstance(found, DecodeError) else {"facts": asdict(found)}
+                record = {"path": path, "state": _state(self._root, path), **what}
+                file.write(json.dumps(record).encode() + b"\n")
+                file.flush()
+
+            yield add
 
     def remove(self) -> None:
         """Delete the journal, when the result is written."""
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-class Part:
-    """One rank's file of a journal."""
-
-    def __init__(self, path: Path, root: str) -> None:
-        self._root = root
-        self._file = open(path, "ab")  # noqa: SIM115  (closed in __exit__)
-        if self._file.tell():
-            self._file.write(b"\n")  # the line before may be incomplete
-
-    def add(self, path: str, found: Found) -> None:
-        """Append the finding for a path, and hand it to the operating system."""
-        what = {"error": found.reason} if isinstance(found, DecodeError) else {"facts": asdict(found)}
-        record = {"path": path, "state": _state(self._root, path), **what}
-        self._file.write(json.dumps(record).encode() + b"\n")
-        self._file.flush()
-
-    def __enter__(self) -> Part:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
 
 
 def _state(root: str, path: str) -> list[int] | None:

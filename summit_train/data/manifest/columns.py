@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,6 @@ def total_bytes(paths: Iterable[str | Path]) -> int:
     """Return the total size of files in bytes, without those that do not exist."""
     total = 0
     for path in paths:
-        try:
+        with suppress(FileNotFoundError):
             total += os.path.getsize(path)
-        except FileNotFoundError:
-            continue
     return total

@@ -72,17 +72,12 @@ def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | Decode
         elif len(found) > 1:
             yield DecodeError(clip.names[0], f"is there more than once: {', '.join(found[:5])}")
         else:
-            yield _row(root, found[0], labels[clip.label], clip.group)
-
-
-def _row(root: str, path: str, label: int, group: str | None) -> ManifestRow | DecodeError:
-    full = os.path.join(root, path)
-    if not os.path.isdir(full):
-        return ManifestRow(path, label, group=group)
-    try:
-        return ManifestRow(path, label, len(list_pictures(full)), group=group)
-    except DecodeError as error:
-        return DecodeError(path, error.reason)
+            full = os.path.join(root, found[0])
+            try:
+                num_frames = len(list_pictures(full)) if os.path.isdir(full) else None
+                yield ManifestRow(found[0], labels[clip.label], num_frames, group=clip.group)
+            except DecodeError as error:
+                yield DecodeError(found[0], error.reason)
 
 
 def _by_stem(root: str) -> Find:
@@ -182,11 +177,8 @@ def read_hmdb51(source: Path, split: int, part: str) -> Annotations:
 
     part: 'train' or 'test'. Raises ManifestError.
     """
-    lists = {}
-    for path in sorted(source.glob(f"*_test_split{split}.txt")):
-        match = re.fullmatch(r"(.+)_test_split\d+", path.stem)
-        assert match is not None
-        lists[match[1]] = path
+    ending = f"_test_split{split}.txt"
+    lists = {path.name.removesuffix(ending): path for path in sorted(source.glob(f"?*{ending}"))}
     if not lists:
         raise ManifestError(f"{source}: there is no CLASS_test_split{split}.txt in it")
     clips = []
@@ -227,8 +219,11 @@ def read_something_v2(source: Path, labels: Path | None) -> Annotations:
     if labels is None:
         raise ManifestError(f"{source}: name the labels' numbers (something-something-v2-labels.json) by --labels")
     classes = _numbered_labels(labels)
+    listed = _json(source)
+    if not isinstance(listed, list):
+        raise ManifestError(f"{source}: wanted a JSON list of clips")
     clips = []
-    for place, clip in enumerate(_json_list(source)):
+    for place, clip in enumerate(listed):
         try:
             identity, template = str(clip["id"]), str(clip["template"])
         except (KeyError, TypeError):
@@ -239,13 +234,6 @@ def read_something_v2(source: Path, labels: Path | None) -> Annotations:
             raise ManifestError(f"{source}: entry {place}: the label {label!r} does not stand in {labels}")
         clips.append(Listed((f"{identity}.webm", f"{identity}.mp4"), label))
     return Annotations(tuple(clips), classes)
-
-
-def _json_list(path: Path) -> list[dict[str, Any]]:
-    value = _json(path)
-    if not isinstance(value, list):
-        raise ManifestError(f"{path}: wanted a JSON list of clips")
-    return value
 
 
 def _numbered_labels(path: Path) -> tuple[str, ...]:
@@ -319,21 +307,16 @@ def read_annotations(
     labels: the data set's list of labels. classes: those of the other split, where that was imported before. split,
     part: of HMDB51.
     """
-    match kind:
-        case "kinetics":
-            return read_kinetics(source, classes)
-        case "ucf101":
-            return read_ucf101(source, labels)
-        case "hmdb51":
-            if part is None:
-                raise ManifestError(f"{source}: say --part train or --part test")
-            return read_hmdb51(source, split, part)
-        case "something_v1" | "jester":
-            return read_something_v1(source, labels)
-        case "something_v2":
-            return read_something_v2(source, labels)
-        case "folders":
-            return read_folders(source)
-        case "list":
-            return read_list(source, classes)
-    raise ValueError(f"unknown kind {kind!r}: choose one of {', '.join(KINDS)}")
+    if kind == "hmdb51" and part is None:
+        raise ManifestError(f"{source}: say --part train or --part test")
+    readers: dict[str, Callable[[], Annotations]] = {
+        "kinetics": lambda: read_kinetics(source, classes),
+        "ucf101": lambda: read_ucf101(source, labels),
+        "hmdb51": lambda: read_hmdb51(source, split, str(part)),
+        "something_v1": lambda: read_something_v1(source, labels),
+        "something_v2": lambda: read_something_v2(source, labels),
+        "jester": lambda: read_something_v1(source, labels),
+        "folders": lambda: read_folders(source),
+        "list": lambda: read_list(source, classes),
+    }
+    return readers[kind]()

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.data.manifest.columns import ColumnWriter, StoredRows
-from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST
+from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, Manifest
 from summit_train.errors import UserError
 from summit_train.files import file_sha256, write_text
 
@@ -74,6 +74,12 @@ class Facts:
         """Return the CRC-32 of the facts, with which the checksums of the clip's bytes start."""
         fields = (self.label, self.num_frames, int(self.reversed), self.width, self.height)
         return zlib.crc32(os.fsencode(self.path), zlib.crc32("{} {} {} {} {} ".format(*fields).encode()))
+
+
+def facts_of(manifest: Manifest, clip: int, width: int = 0, height: int = 0) -> Facts:
+    """Return the facts of a manifest's clip. width, height: see Facts."""
+    count, is_reversed = int(manifest.frame_counts[clip]), manifest.is_reversed(clip)
+    return Facts(manifest.stored_path(clip), manifest.label(clip), count, is_reversed, width, height)
 
 
 def clip_checksum(facts: Facts, payload: bytes) -> int:

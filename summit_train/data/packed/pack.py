@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.columns import sync_folder
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER, open_columns, write_columns
@@ -33,12 +32,12 @@ from summit_train.data.packed.format import (
     MAX_MEMBER_BYTES,
     MAX_PICTURES_BYTES,
     PICTURE_ROW,
-    Facts,
     Pack,
     PackError,
     Packing,
     StoredFile,
     clip_checksum,
+    facts_of,
     picture_checksum,
     read_pack,
     sample,
@@ -80,14 +79,7 @@ class Job:
     def source(self, clip: int) -> Source:
         """Return a clip's source."""
         manifest = self.store.manifest
-        num_frames = manifest.num_frames(clip)
-        facts = Facts(
-            manifest.stored_path(clip),
-            manifest.label(clip),
-            -1 if num_frames is None else num_frames,
-            manifest.is_reversed(clip),
-        )
-        return Source(self.store.path(clip), facts, manifest.sha256(clip))
+        return Source(self.store.path(clip), facts_of(manifest, clip), manifest.sha256(clip))
 
     def part(self, shard: int) -> Path:
         """Return the path of a finished shard's part of the index."""
@@ -105,7 +97,10 @@ def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, wo
         raise PackError(f"{manifest.source}: is packed already; pack from the manifest that it was made from")
     asked = {"packing": asdict(packing), "fingerprint": manifest.fingerprint(), "shard_bytes": shard_bytes}
     if (folder / PACK_FILE).exists():
-        _check_finished(read_pack(folder), folder, manifest, packing)
+        pack = read_pack(folder)
+        wanted = replace(manifest, stored=None, pixels=packing.pixels) if packing.pixels else manifest
+        if (pack.packing, pack.fingerprint) != (packing, wanted.fingerprint()):
+            raise PackError(f"{folder}: another set lies there; delete it, or pack elsewhere")
         _drop_work(folder)  # where it was killed just before
         return None
     plan_path = folder / PACKING_FOLDER / "plan.json"
@@ -122,12 +117,6 @@ def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, wo
     for left in folder.rglob(".*.writing"):  # by a process that was killed
         left.unlink()
     return Job(store, folder, packing, plan["clips_per_shard"])
-
-
-def _check_finished(pack: Pack, folder: Path, manifest: Manifest, packing: Packing) -> None:
-    pixels = replace(manifest, stored=None, pixels=packing.pixels).fingerprint()
-    if pack.packing != packing or pack.fingerprint != (pixels if packing.pixels else manifest.fingerprint()):
-        raise PackError(f"{folder}: another set lies there; delete it, or pack elsewhere")
 
 
 def _mean_bytes(job: Job, workers: int) -> float:

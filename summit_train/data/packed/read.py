@@ -24,6 +24,7 @@ from summit_train.data.packed.format import (
     Place,
     ShardIndex,
     clip_checksum,
+    facts_of,
     picture_checksum,
     read_pack,
     shard_name,
@@ -116,7 +117,7 @@ class ShardStore:
         place = self._index.place(clip)
         path = self._path(clip, place)
         name = f"{path}:{self.manifest.path(clip)}"
-        facts = facts_of(self.manifest, clip, place)
+        facts = facts_of(self.manifest, clip, place.width, place.height)
         if place.num_pictures:
             return self._read_pictures(name, path, place, facts, choose, views_of)
         content = self._read(name, path, place, 0, place.length)
@@ -177,18 +178,6 @@ class ShardStore:
                 self._files.popitem(last=False)[1].close()
             self._files[path] = open(path, "rb", buffering=0)  # noqa: SIM115  (closed when it is the oldest, or at exit)
         return self._files[path]
-
-
-def facts_of(manifest: Manifest, clip: int, place: Place) -> Facts:
-    """Return the facts of a packed clip, as they entered its checksums."""
-    return Facts(
-        manifest.stored_path(clip),
-        manifest.label(clip),
-        int(manifest.frame_counts[clip]),
-        manifest.is_reversed(clip),
-        place.width,
-        place.height,
-    )
 
 
 def _spans(

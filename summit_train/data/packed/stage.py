@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import filterfalse, groupby
+from itertools import accumulate, compress, filterfalse, groupby
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +28,12 @@ from summit_train.data.packed.format import (
     Place,
     ShardIndex,
     StoredFile,
+    facts_of,
     is_whole,
     read_pack,
     shard_name,
 )
-from summit_train.data.packed.read import HAVE, PARTIAL_FOLDER, facts_of, staged_folder
+from summit_train.data.packed.read import HAVE, PARTIAL_FOLDER, staged_folder
 from summit_train.files import file_sha256, locked, replacing
 
 Clips = NDArray[np.int64]
@@ -110,12 +111,16 @@ class Staging:
         budget = self._budget(everything - missing)
         if missing <= budget:
             yield from self._copy_files([*small, *shards])
-            self._finish()
+            # The complete folder is a packed set of its own.
+            self._pack.write(self.folder)
+            if (self.folder / PARTIAL_FOLDER).exists():
+                shutil.rmtree(self.folder / PARTIAL_FOLDER)
             return
         yield from self._copy_files(small)
         budget -= _total(small)
         if self._needed is None:
-            yield from self._copy_files(_fitting(shards, budget))
+            taken = accumulate(room(shard.size) for shard in shards)
+            yield from self._copy_files(compress(shards, (total <= budget for total in taken)))
         else:
             for size in _ClipCopier(self._packed, self.folder, self._pack).copy(self._needed(), budget):
                 self._copied += size
@@ -164,12 +169,6 @@ class Staging:
             return free
         pieces = sum(path.stat().st_blocks * 512 for path in self.folder.glob(f"{PARTIAL_FOLDER}/*"))
         return min(free, self._max_bytes - present - pieces)
-
-    def _finish(self) -> None:
-        """Make the complete folder a packed set of its own."""
-        self._pack.write(self.folder)
-        if (self.folder / PARTIAL_FOLDER).exists():
-            shutil.rmtree(self.folder / PARTIAL_FOLDER)
 
     def _warn(self, reason: str) -> None:
         total = sum(file.size for file in self._pack.every_file)
@@ -258,7 +257,9 @@ class _ClipCopier:
                 content = file.read(place.length)
         except OSError as error:
             raise PackError(f"{path}: {error.strerror}") from error
-        if not is_whole(place, self._index.pictures(place), facts_of(self._manifest, clip, place), content):
+        if not is_whole(
+            place, self._index.pictures(place), facts_of(self._manifest, clip, place.width, place.height), content
+        ):
             named = self._manifest.path(clip)
             raise PackError(f"{path}: {named} is not what was packed; `data verify` says more")
         return content
@@ -277,14 +278,6 @@ def _mark(file: StoredFile) -> tuple[int, int]:
 
 def _total(files: Iterable[StoredFile]) -> int:
     return sum(room(file.size) for file in files)
-
-
-def _fitting(files: Iterable[StoredFile], budget: int) -> Iterator[StoredFile]:
-    for file in files:
-        budget -= room(file.size)
-        if budget < 0:
-            return
-        yield file
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

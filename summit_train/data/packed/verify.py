@@ -15,11 +15,11 @@ from summit_train.data.packed.format import (
     PackError,
     ShardIndex,
     StoredFile,
+    facts_of,
     is_whole,
     shard_name,
     stored_file,
 )
-from summit_train.data.packed.read import facts_of
 
 _NAMED_CLIPS = 5
 
@@ -63,7 +63,7 @@ def _damaged_clips(folder: Path, pack: Pack, file: StoredFile) -> str:
         index = ShardIndex(folder / INDEX_FOLDER, pack.clips)
         first = shards.index(file.name) * pack.clips_per_shard
         clips = range(first, min(first + pack.clips_per_shard, pack.clips))
-        bad = [clip for clip in clips if not is_clip_whole(folder / file.name, manifest, index, clip)]
+        bad = [clip for clip in clips if not _is_clip_whole(folder / file.name, manifest, index, clip)]
     except (ManifestError, PackError):
         return ""
     if not bad:
@@ -72,11 +72,11 @@ def _damaged_clips(folder: Path, pack: Pack, file: StoredFile) -> str:
     return f"; damaged: {named}" + (f" and {len(bad) - _NAMED_CLIPS} more clips" if len(bad) > _NAMED_CLIPS else "")
 
 
-def is_clip_whole(path: Path, manifest: Manifest, index: ShardIndex, clip: int) -> bool:
+def _is_clip_whole(path: Path, manifest: Manifest, index: ShardIndex, clip: int) -> bool:
     """Return whether a clip's bytes in this shard's file are those that were packed."""
     place = index.place(clip)
     if path.name != shard_name(place.shard) or place.start < 0 or not 0 <= place.length <= path.stat().st_size:
         return False
     with open(path, "rb") as file:
         content = os.pread(file.fileno(), place.length, place.start)
-    return is_whole(place, index.pictures(place), facts_of(manifest, clip, place), content)
+    return is_whole(place, index.pictures(place), facts_of(manifest, clip, place.width, place.height), content)

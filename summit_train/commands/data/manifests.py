@@ -1,0 +1,241 @@
+"""`summit-train data motion`, `import`, `index`, `scan` and `split`: make and check lists of clips."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from summit_train.commands.data.ranks import followed, surveyed
+from summit_train.commands.ranks import session, this_launch
+from summit_train.data.check.index import Listing, Summary, bad_clips, list_videos, summarise, with_facts
+from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest.classes import check_beside, classes_beside, write_classes
+from summit_train.data.manifest.files import located_root
+from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, locate, read_annotations
+from summit_train.data.manifest.quarantine import write_quarantine
+from summit_train.data.manifest.split import Splitting, split_manifest
+from summit_train.data.motion import KINDS as MOTION_KINDS
+from summit_train.data.motion import MotionSet, write_motion_set
+from summit_train.data.video.source import MISSING, DecodeError
+
+_SHOWN = 20  # lines of each list on the screen; the file has them all
+
+
+def _motion_arguments(parser: argparse.ArgumentParser) -> None:
+    usual = MotionSet()
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder that gets videos/, train.csv and val.csv")
+    parser.add_argument("--train", type=int, metavar="N", required=True, help="training videos")
+    parser.add_argument("--val", type=int, metavar="N", required=True, help="validation videos")
+    parser.add_argument("--size", type=int, default=usual.size, help="pixels of a side [%(default)s]")
+    parser.add_argument("--frames", type=int, default=usual.num_frames, help="frames a video [%(default)s]")
+    parser.add_argument("--classes", type=int, default=usual.num_classes, help="how many [%(default)s]")
+    parser.add_argument("--seed", type=int, default=usual.seed, help="[%(default)s]")
+    parser.add_argument("--kind", choices=MOTION_KINDS, default=usual.kind, help="what tells the classes [%(default)s]")
+    parser.add_argument("--difficulty", type=float, default=usual.difficulty, help="0 to 1 [%(default)s]")
+
+
+def _motion(args: argparse.Namespace) -> int:
+    """Write the set; 0 when done."""
+    videos = MotionSet(args.size, args.frames, args.classes, args.seed, args.kind, args.difficulty)
+    total = args.train + args.val
+    rows = list(followed(write_motion_set(args.out, args.train, args.val, videos), total, "videos"))
+    print(f"{len(rows)} videos of {videos.num_classes} classes: {', '.join(videos.classes)}")
+    print(f"data.train={args.out / 'train.csv'} data.val={args.out / 'val.csv'} data.root={args.out}")
+    return 0
+
+
+def _import_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "SOURCE:\n" + "\n".join(f"  {kind:<13} {what}" for kind, what in KINDS.items())
+    parser.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("source", metavar="SOURCE", type=Path, help="the list of one split, see below")
+    parser.add_argument("--root", type=Path, help="folder of the videos or of the folders of pictures [SOURCE's own]")
+    parser.add_argument("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")
+    parser.add_argument("--labels", type=Path, metavar="FILE", help="the data set's list of labels")
+    parser.add_argument("--split", type=int, default=1, metavar="N", help="hmdb51: which split [%(default)s]")
+    parser.add_argument("--part", choices=HMDB51_PARTS, help="hmdb51: which part of it")
+
+
+def _import(args: argparse.Namespace) -> int:
+    """Import and report; 0 when done, also where clips are missing."""
+    beside = classes_beside(args.out)
+    root = args.root or (args.source if args.source.is_dir() else args.source.parent)
+    if not root.is_dir():
+        raise ManifestError(f"{root}: no such folder")
+    annotations = read_annotations(args.kind, args.source, args.labels, beside, args.split, args.part)
+    check_beside(args.out, annotations.classes, args.source)
+    found = list(followed(locate(annotations, str(root)), len(annotations.clips), "clips"))
+    rows = [row for row in found if isinstance(row, ManifestRow)]
+    left_out = [error for error in found if isinstance(error, DecodeError)]
+    missing = sum(error.reason == MISSING for error in left_out)
+    classes = annotations.classes
+    print(f"{len(found):,} clips listed, {len(classes):,} classes: {len(rows):,} found, {missing:,} missing")
+    for error in left_out[:_SHOWN]:
+        print(f"  {error}")
+    _write_left_out(args.out, left_out)
+    if not rows:
+        raise ManifestError(f"{root}: not one of the {len(found):,} clips is there: is --root right?")
+    write_classes(args.out.parent, classes)
+    write_manifest(args.out, rows)
+    print(f"wrote {args.out}; its paths start at data.root={root}")
+    print(f"next: summit-train data index {args.out} --root {root} --out INDEXED.csv")
+    return 0
+
+
+def _index_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        metavar="ROOT",
+        type=Path,
+        help="folder with a folder for each class, folder of videos (one class), or a manifest",
+    )
+    parser.add_argument("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")
+    parser.add_argument("--root", type=Path, help="where a manifest's paths start [its own folder]")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
+    parser.add_argument("--min-frames", type=int, default=1, metavar="N", help="leave out shorter ones [%(default)s]")
+
+
+def _index(args: argparse.Namespace) -> int:
+    """Index and report; 0 when done."""
+    with session(this_launch()) as world:
+        listing = world.broadcast(list_videos(args.source, args.root) if world.rank == 0 else None)
+        assert listing is not None
+        if world.rank == 0:
+            check_beside(args.out, listing.classes, listing.root)  # before the work, not after it
+        paths = list(dict.fromkeys(row.path for row in listing.rows))
+        found, journal = surveyed(world, str(listing.root), paths, args.out, args.workers)
+        if world.rank == 0:
+            summary = summarise([with_facts(row, found[row.path]) for row in listing.rows], args.min_frames)
+            _report_index(listing, summary)
+            _write_index(args, listing, summary)
+            journal.remove()
+    return 0
+
+
+def _write_index(args: argparse.Namespace, listing: Listing, summary: Summary) -> None:
+    # The list of what is left out first: where the manifest exists, the list does too.
+    _write_left_out(args.out, summary.left_out)
+    if not summary.rows:
+        raise ManifestError(f"{args.source}: not one video in it can be used")
+    if listing.classes is not None:
+        write_classes(args.out.parent, listing.classes)
+    write_manifest(args.out, summary.rows)
+    print(f"wrote {args.out}; its paths start at data.root={listing.root}")
+
+
+def _report_index(listing: Listing, summary: Summary) -> None:
+    counts = Counter(int(row.label) for row in summary.rows)
+    names = listing.classes or tuple(map(str, range(max(counts, default=-1) + 1)))
+    width = max(map(len, names), default=0)
+    for label, name in enumerate(names):
+        print(f"{label:>4} {name:<{width}} {counts[label]:>8,}")
+    frames = sum(row.num_frames or 0 for row in summary.rows)
+    print(f"{len(summary.rows):,} videos, {frames:,} frames, {len(names)} classes")
+    if listing.skipped:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(listing.skipped.items()))
+        print(f"no videos by their names: {kinds}")
+    _show("missing", summary.missing)
+    _show("left out, unreadable", summary.unreadable)
+    _show("left out, too short", summary.short)
+    _show("the same bytes as another", [f"{path} = {first}" for path, first in summary.copies])
+
+
+def _scan_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("manifest", metavar="MANIFEST", type=Path, help="manifest, or folder of class folders")
+    parser.add_argument("--root", type=Path, help="where the manifest's paths start [its own folder]")
+    parser.add_argument("--out", metavar="BAD.csv", type=Path, required=True, help="list for data.quarantine")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
+
+
+def _scan(args: argparse.Namespace) -> int:
+    """Scan and write the list; 0 when done, whatever was found."""
+    classes_beside(args.out)  # before the work: is there a folder to write to?
+    manifest = read_manifest(args.manifest)
+    root = located_root(None if args.root is None else str(args.root), manifest)
+    paths = list(dict.fromkeys(manifest.path(clip) for clip in range(len(manifest))))
+    with session(this_launch()) as world:
+        found, journal = surveyed(world, root, paths, args.out, args.workers)
+        if world.rank == 0:
+            bad = bad_clips(manifest, found)
+            write_quarantine(args.out, bad)
+            journal.remove()
+            _report_scan(args.out, len(paths), bad)
+    return 0
+
+
+def _report_scan(out: Path, num_paths: int, bad: list[DecodeError]) -> None:
+    """Print how many are bad, and the reasons, the most frequent first."""
+    print(f"{num_paths:,} clips decoded, {len(bad):,} bad")
+    for reason, count in Counter(error.reason for error in bad).most_common(20):
+        print(f"  {count:>6,}  {reason}")
+    print(f"wrote {out}" + (f"; train without them: data.quarantine={out}" if bad else ""))
+
+
+def _split_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder that gets fold1 .. foldN")
+    parser.add_argument("--folds", type=int, metavar="N", required=True, help="fold k validates on part k of N")
+    parser.add_argument(
+        "--group",
+        metavar="REGEX",
+        help="what it matches in a file's name (its first parenthesis, if any) is never on both sides [each file]",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the shuffle [%(default)s]")
+    parser.add_argument("--only", nargs="+", default=[], metavar="CLASS", help="take these classes; labels stay")
+    parser.add_argument(
+        "--both-directions",
+        action="store_true",
+        help="two classes instead: each clip as it is (forwards) and played backwards",
+    )
+
+
+def _split(args: argparse.Namespace) -> int:
+    """Write the folds and print the clips of each class and part; 0 when done."""
+    how = Splitting(args.folds, args.group, args.seed, tuple(args.only), args.both_directions)
+    try:
+        folds = split_manifest(args.manifest, args.out, how)
+    except OSError as error:
+        raise ManifestError(f"{args.out}: cannot be written ({error.strerror or error})") from error
+    columns = [f"{fold.folder.name} train/val" for fold in folds]
+    width = max(map(len, ("class", *folds[0].train)))
+    print(f"{'class':<{width}}  {'  '.join(columns)}")
+    for name in folds[0].train:
+        cells = (
+            f"{f'{fold.train[name]:,}/{fold.val[name]:,}':>{len(c)}}" for fold, c in zip(folds, columns, strict=True)
+        )
+        print(f"{name:<{width}}  {'  '.join(cells)}")
+    for fold in folds:
+        train, val = sum(fold.train.values()), sum(fold.val.values())
+        print(f"{fold.folder}: {train:,} clips to train on, {val:,} to validate on")
+    print(f"their paths start where those of {args.manifest} do: give data.root")
+    return 0
+
+
+def _write_left_out(manifest: Path, left_out: Sequence[DecodeError]) -> None:
+    """Write MANIFEST.left_out.csv, or delete an old one where nothing is left out."""
+    path = manifest.with_name(f"{manifest.stem}.left_out.csv")
+    path.unlink(missing_ok=True)
+    if left_out:
+        write_quarantine(path, left_out)
+        print(f"wrote {path}: all {len(left_out):,} that are left out")
+
+
+def _show(what: str, lines: Sequence[object]) -> None:
+    """Print a heading with the number of lines, and the first of them; nothing where there is none."""
+    if lines:
+        print(f"{what}: {len(lines):,}")
+    for line in lines[:_SHOWN]:
+        print(f"  {line}")
+    if len(lines) > _SHOWN:
+        print(f"  ... and {len(lines) - _SHOWN:,} more")
+
+
+PARTS = {
+    "motion": (_motion_arguments, _motion, "write the embedded data set: the class is the motion"),
+    "import": (_import_arguments, _import, "write a manifest from the files that a public data set comes with"),
+    "index": (_index_arguments, _index, "decode every video and write a manifest of the whole ones"),
+    "scan": (_scan_arguments, _scan, "decode every clip of a manifest and list the bad ones for data.quarantine"),
+    "split": (_split_arguments, _split, "cut a manifest into training and validation by groups"),
+}

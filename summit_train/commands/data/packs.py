@@ -1,0 +1,178 @@
+"""`summit-train data pack`, `verify` and `stage`: make, check and copy packed sets."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from summit_train.commands.data.ranks import followed, num_workers
+from summit_train.commands.ranks import session, this_launch
+from summit_train.data.manifest import read_manifest
+from summit_train.data.manifest.files import FileStore, located_root
+from summit_train.data.packed.format import Pack, PackError, Packing, read_pack
+from summit_train.data.packed.pack import Job, begin, finish, missing_shards, pack_shards
+from summit_train.data.packed.stage import Staging
+from summit_train.data.packed.verify import stray_files, verify_files
+from summit_train.data.video.source import DecodeError
+from summit_train.errors import RunFailed
+
+if TYPE_CHECKING:
+    from summit_train.comm import World
+
+_NAMED = 20
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class DamagedError(RunFailed):
+    """A packed set is not what was packed."""
+
+
+def parse_size(text: str) -> int:
+    """Parse 1G, 256M, 1.5T or a plain number of bytes; each unit is 1024 of the one below it."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = int(float(match.group(1)) * _UNITS[match.group(2).upper()]) if match else 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a size such as 1G or 256M is wanted")
+    return size
+
+
+def size_text(size: float) -> str:
+    """Format bytes as 1.5 GiB."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _pack_arguments(parser: argparse.ArgumentParser) -> None:
+    usual = Packing("jpeg")
+    parser.add_argument("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder to fill: new, or of a packing to go on with")
+    parser.add_argument("--root", metavar="DIR", help="where the manifest's paths start [its own folder]")
+    parser.add_argument(
+        "--kind", choices=("bytes", "jpeg"), required=True, help="the files as they are, or their frames as JPEG"
+    )
+    parser.add_argument("--short-side", type=int, metavar="PIXELS", help=f"jpeg: of a picture [{usual.short_side}]")
+    parser.add_argument("--every", type=int, metavar="N", help=f"jpeg: pack every N-th frame [{usual.every}]")
+    parser.add_argument("--quality", type=int, metavar="Q", help=f"jpeg: 1 to 95 [{usual.quality}]")
+    parser.add_argument(
+        "--shard-size", type=parse_size, default="1G", metavar="SIZE", help="about what a shard has [%(default)s]"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="processes of each rank [one a CPU]")
+
+
+def _pack(args: argparse.Namespace) -> int:
+    """Pack; return 0 when the set is finished."""
+    packing = _packing(args)
+    manifest = read_manifest(args.manifest)
+    store = FileStore(manifest, located_root(args.root, manifest))
+    with session(this_launch()) as world:
+        workers = num_workers(args.workers, world, least=0)
+        job = world.broadcast(begin(store, args.out, packing, args.shard_size, workers) if world.rank == 0 else None)
+        bad = [] if job is None else _packed(job, world, workers)
+        everyone = world.gather(bad)
+        if job is None and world.rank == 0:
+            print(f"{args.out}: is packed already; `data verify` checks it")
+        elif job is not None and everyone is not None:
+            _check_packed([error for errors in everyone for error in errors])
+            pack = finish(job)
+            print(f"{job.folder}: {pack.clips:,} clips in {len(pack.shards):,} shards, {size_text(pack.shard_bytes)}")
+            print(f"name it in a spec: data.train={job.folder}")
+    return 0
+
+
+def _packed(job: Job, world: World, workers: int) -> list[DecodeError]:
+    """Pack this rank's share of the shards; the clips that cannot be packed."""
+    mine = world.broadcast(missing_shards(job))[world.rank :: world.size]
+    clips = sum(len(job.clips(shard)) for shard in mine)
+    what = "clips" if world.size == 1 else f"clips of rank 0 of {world.size}"
+    done = pack_shards(job, mine, workers)
+    return [error for error in (followed(done, clips, what) if world.rank == 0 else done) if error is not None]
+
+
+def _packing(args: argparse.Namespace) -> Packing:
+    asked = {name: getattr(args, name) for name in ("short_side", "every", "quality")}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if given and args.kind == "bytes":
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise PackError(f"{names}: for --kind jpeg; with bytes the files stay as they are")
+    return Packing(args.kind, **given)
+
+
+def _check_packed(bad: list[DecodeError]) -> None:
+    if bad:
+        named = "\n".join(f"  {error}" for error in bad[:_NAMED])
+        more = f"\n  and {len(bad) - _NAMED:,} more" if len(bad) > _NAMED else ""
+        raise PackError(
+            f"{len(bad):,} clips cannot be packed; leave them out of the manifest (`data index` does) and pack again "
+            f"into another folder:\n{named}{more}"
+        )
+
+
+def _verify_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder of a packed set")
+    parser.add_argument("--workers", type=int, metavar="N", help="files of each rank read at a time [one a CPU]")
+
+
+def _verify(args: argparse.Namespace) -> int:
+    """Verify; return 0 when every byte is as it was packed. Raises DamagedError where one is not."""
+    if not args.out.is_dir():
+        raise PackError(f"{args.out}: no such folder")
+    try:
+        pack = read_pack(args.out)
+    except PackError as error:
+        raise DamagedError(str(error)) from error
+    files = pack.every_file
+    with session(this_launch()) as world:
+        workers = num_workers(args.workers, world, least=1)
+        mine = files[world.rank :: world.size]
+        checked = verify_files(args.out, pack, mine, workers)
+        what = "files" if world.size == 1 else f"files of rank 0 of {world.size}"
+        lines = list(chain.from_iterable(followed(checked, len(mine), what) if world.rank == 0 else checked))
+        everyone = world.gather(lines)
+        if everyone is not None:
+            _report_verified(args.out, pack, [*chain.from_iterable(everyone), *stray_files(args.out, pack)])
+    return 0
+
+
+def _report_verified(folder: Path, pack: Pack, found: list[str]) -> None:
+    if found:
+        raise DamagedError("\n".join([f"{folder}: {len(found)} of its files are not as they were packed:", *found]))
+    size = size_text(sum(file.size for file in pack.every_file))
+    print(f"{folder}: {pack.clips:,} clips in {len(pack.every_file):,} files, {size}: every byte is as it was packed")
+
+
+def _stage_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("packed", metavar="OUT", type=Path, help="folder of a packed set")
+    parser.add_argument(
+        "dest", metavar="DEST", type=Path, help="folder on the node's disk; the copy gets one of its own in it"
+    )
+    parser.add_argument("--limit", type=parse_size, metavar="SIZE", help="take at most this [what the disk has]")
+
+
+def _stage(args: argparse.Namespace) -> int:
+    """Stage; return 0 also where a disk that is full or missing takes only a part, with one warning.
+
+    Of several processes on a node the first copies and the others wait, by a lock on the disk.
+    """
+    staging = Staging(args.packed, args.dest, max_bytes=args.limit)
+    for _ in followed(staging.work(), staging.num_files, "files"):
+        pass
+    done = staging.result
+    print(f"{staging.folder}: {size_text(done.copied)} copied and checked, {size_text(done.present)} were there")
+    if done.warning:
+        print(f"warning: {done.warning}", file=sys.stderr)
+    print(f"read it with data.stage={args.dest} data.train={args.packed}")
+    return 0
+
+
+PARTS = {
+    "pack": (_pack_arguments, _pack, "pack clips into shards: tar files with an index and checksums"),
+    "verify": (_verify_arguments, _verify, "check every byte of a packed set"),
+    "stage": (_stage_arguments, _stage, "copy a packed set to this node's own disk"),
+}
