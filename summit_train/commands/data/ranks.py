@@ -1,4 +1,4 @@
-"""The ranks that a data command was started with (alone, or under mpirun, srun or jsrun), their work and progress."""
+"""Work that a data command shares among its ranks, and its progress on stderr."""
 
 from __future__ import annotations
 
