@@ -350,11 +350,11 @@ compile_kernels() {
 ranks_work() {
     logged "$py" -c '
 import sys
-from summit_train.doctor import check_allreduce, check_mpi4py
-checks = [check_mpi4py(), check_allreduce()]
-for check in checks:
-    print(check.status, check.name, check.found, check.mend)
-sys.exit(any(check.status != "ok" for check in checks))'
+from summit_train.doctor import check, check_allreduce
+checks = [check("mpi4py"), check_allreduce()]
+for done in checks:
+    print(done.status, done.name, done.found, done.mend)
+sys.exit(any(done.status != "ok" for done in checks))'
 }
 
 # PyPI's mpi4py finds the MPIs that the loader finds; for others it is built, once.

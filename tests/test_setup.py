@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -165,3 +167,15 @@ def test_nothing_to_do_once_it_is_done(checkout: Path, changed: str) -> None:
     with (checkout / changed).open("a") as file:
         file.write("# changed\n")
     assert set_up(checkout).returncode == 2  # it begins, and finds no Python
+
+
+def test_what_the_scripts_import_is_there() -> None:
+    imports = [
+        (module, name.strip())
+        for script in sorted((ROOT / "jobs").glob("*.sh"))
+        for module, names in re.findall(r"from (summit_train[\w.]*) import ([\w, ]+)", script.read_text())
+        for name in names.split(",")
+    ]
+    assert ("summit_train.doctor", "check_allreduce") in imports
+    for module, name in imports:
+        assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
