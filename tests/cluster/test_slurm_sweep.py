@@ -62,11 +62,11 @@ def test_an_array_with_one_run_killed_and_then_that_one_alone(
     array = ids[2][0].removesuffix("_1")
     assert ids == {2: [f"{array}_1"], 4: [f"{array}_2"], 8: [f"{array}_3"]}
 
-    # One run is killed in the middle; meanwhile the sweep is asked for again, and starts nothing.
-    slurm.wait_until(lambda: bool(steps_of(runs[4])), "a step of the second run", 240)
+    # While the array runs the sweep is asked for again, and starts nothing. One run is killed in the middle.
     again = _sweep(slurm, *words)
     assert "not started again: " in again and "job" not in again.split("not started again")[1].split("\n")[1]
     assert {len(submissions(run)) for run in runs.values()} == {1}
+    slurm.wait_until(lambda: bool(steps_of(runs[4])), "a step of the second run", 240)
     slurm.run("scancel", "--signal=KILL", "--full", f"{array}_2")
     slurm.wait_until(lambda: _ended(slurm, sweep), "the array", 400)
     assert _states(slurm, sweep) == {"gpus-2": "done", "gpus-4": "failed", "gpus-8": "done"}
