@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import get_args
 
 import torch
 
@@ -43,7 +44,7 @@ def build_model(
     """
     _check_choice("arch", arch, ARCHITECTURES)
     _check_choice("backbone", backbone, BACKBONES)
-    _check_choice("shift_place", shift_place, ("residual", "in_place"))
+    _check_choice("shift_place", shift_place, get_args(ShiftPlace))
     for problem in (backbone_problem(arch, backbone), frames_problem(arch, num_frames)):
         if problem is not None:
             raise ValueError(problem)

@@ -94,7 +94,7 @@ def load_pretrained(model: nn.Module, path: str | Path) -> LoadReport:
 
 
 def inflate(kernel: torch.Tensor, length: int) -> torch.Tensor:
-    """2D kernel (O, I, h, w) -> (O, I, length, h, w): repeated over time and divided by the temporal length.
+    """Inflate a 2D kernel (O, I, h, w) to (O, I, length, h, w): repeat it over time and divide by `length`.
 
     On an image repeated in time the inflated convolution then returns what the 2D one does (Carreira and
     Zisserman, "Quo vadis", Section 2.4.1), away from the clip's ends where it sees its zero padding.

@@ -10,6 +10,14 @@ from summit_train.models.shift import TemporalShift, num_shifted_channels, tempo
 
 # Two clips of T frames with C channels: odd channels, T = 1, no channel shifted, all of them shifted.
 SHAPES = [(1, 8, 0.125), (2, 5, 0.2), (3, 7, 0.25), (4, 9, 0.5), (4, 16, 0.125), (8, 3, 0.1), (5, 6, 0.5)]
+# Views of (8, 16, 4, 6) that are not contiguous.
+VIEWS = {
+    "channel step": lambda x: x[:, ::2],
+    "crop": lambda x: x[..., 1:],
+    "transposed": lambda x: x.transpose(2, 3),
+    "expanded": lambda x: x[:, :1].expand(-1, 8, -1, -1),
+    "frame step": lambda x: x[::2],
+}
 
 
 def plain(x: torch.Tensor, num_frames: int, fold: int, direction: str) -> torch.Tensor:
@@ -86,17 +94,7 @@ def test_a_gradient_of_another_format_is_still_right() -> None:
     assert torch.equal(returned, expected)
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda x: x[:, ::2],
-        lambda x: x[..., 1:],
-        lambda x: x.transpose(2, 3),
-        lambda x: x[:, :1].expand(-1, 8, -1, -1),
-        lambda x: x[::2],
-    ],
-    ids=["channel step", "crop", "transposed", "expanded", "frame step"],
-)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 def test_non_contiguous_input(view: object) -> None:
     x = view(torch.randn(8, 16, 4, 6))  # type: ignore[operator]
     before = x.clone()

@@ -14,7 +14,7 @@ from summit_train.models import build_model
 from summit_train.models.fast import accelerate
 from summit_train.models.fast.shifted_conv import ShiftedConv2d
 from summit_train.models.shift import TemporalShift, num_shifted_channels
-from tests.models.test_shift import SHAPES, plain
+from tests.models.test_shift import SHAPES, VIEWS, plain
 
 FORMATS = [torch.contiguous_format, torch.channels_last]
 
@@ -69,7 +69,7 @@ def _with(layer: ShiftedConv2d, weight: torch.Tensor, x: torch.Tensor) -> torch.
 
 
 def test_nan_and_infinity_come_back_where_they_were() -> None:
-    x = torch.randn(4, 8, 3, 3)
+    x = torch.randn(4, 8, 3, 3).to(memory_format=torch.channels_last)  # lent itself, not a copy
     x[1, 0], x[2, 3], x[0, 5] = float("nan"), float("inf"), -0.0
     before = x.clone().view(torch.int32)
     convolution(8, 4)(x)
@@ -78,7 +78,7 @@ def test_nan_and_infinity_come_back_where_they_were() -> None:
 
 def test_a_convolution_that_fails_leaves_its_input() -> None:
     layer = convolution(8, 4)
-    x = torch.randn(4, 8, 3, 3)
+    x = torch.randn(4, 8, 3, 3).to(memory_format=torch.channels_last)  # lent itself, not a copy
     before = x.clone()
     with pytest.raises(RuntimeError, match="weight"):
         _with(layer, torch.zeros(4, 7, 1, 1), x)
@@ -88,7 +88,7 @@ def test_a_convolution_that_fails_leaves_its_input() -> None:
 def test_what_others_saved_of_the_input_is_still_accepted() -> None:
     """relu saves its result, which the convolution borrows; a shortcut reads it too."""
     layer = convolution(8, 4).double()
-    x = torch.randn(8, 8, 3, 3, dtype=torch.double)
+    x = torch.randn(8, 8, 3, 3, dtype=torch.double).to(memory_format=torch.channels_last)
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     active, expected_active = torch.relu(ours), torch.relu(theirs)
     (layer(active).sum() + active.square().sum()).backward()
@@ -96,17 +96,7 @@ def test_what_others_saved_of_the_input_is_still_accepted() -> None:
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda x: x[:, ::2],
-        lambda x: x[..., 1:],
-        lambda x: x.transpose(2, 3),
-        lambda x: x[:, :1].expand(-1, 8, -1, -1),
-        lambda x: x[::2],
-    ],
-    ids=["channel step", "crop", "transposed", "expanded", "frame step"],
-)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 def test_non_contiguous_input(view: object) -> None:
     x = view(torch.randn(8, 16, 4, 6))  # type: ignore[operator]
     before = x.clone()
