@@ -89,14 +89,12 @@ def count_clips(given: int | None, spec: Spec) -> int:
 def _listed_clips(spec: Spec) -> tuple[int, int]:
     """Count the clips of the training manifest that are trained on, and those that the quarantine leaves out."""
     # Imported here: with --clips the command needs no manifest, and so no numpy.
-    from summit_train.data.manifest import num_clips, read_manifest
+    from summit_train.data.manifest import read_manifest
     from summit_train.data.manifest.quarantine import kept_clips
 
     path = spec.data.train
     if not Path(path).exists():
         raise PlanError(f"data.train: there is no {path}; give the number of its clips with --clips N")
-    if spec.data.quarantine is None:
-        return num_clips(path), 0
     manifest = read_manifest(path)
     kept = len(kept_clips(spec.data, manifest))
     return kept, len(manifest) - kept
@@ -105,7 +103,7 @@ def _listed_clips(spec: Spec) -> tuple[int, int]:
 def _class_warnings(spec: Spec) -> list[str]:
     """Return how the classes of training and validation differ, where both manifests are at hand."""
     from summit_train.data.manifest import read_manifest
-    from summit_train.data.manifest.classes import class_warnings
+    from summit_train.data.manifest.quarantine import class_warnings
 
     if not Path(spec.data.val).exists():
         return []

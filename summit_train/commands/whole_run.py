@@ -13,8 +13,7 @@ from summit_train.comm import World
 from summit_train.commands.evaluate import evaluate_paths
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.start import Inputs, choose_device, read_inputs
-from summit_train.data.manifest.classes import class_warnings, clips_per_class
-from summit_train.data.manifest.quarantine import kept_clips
+from summit_train.data.manifest.quarantine import class_warnings, clips_per_class, kept_clips
 from summit_train.files import write_json, write_text
 from summit_train.report.page import write_report
 from summit_train.spec import Spec, dump_spec

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.data.manifest import ManifestRow, write_manifest
-from summit_train.data.manifest.classes import write_classes
+from summit_train.data.manifest.reading import write_classes
 from summit_train.data.video.encode import Encoding, write_video
 from summit_train.errors import UserError
 from summit_train.rng import key

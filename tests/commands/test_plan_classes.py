@@ -9,7 +9,7 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
-from summit_train.data.manifest.classes import write_classes
+from summit_train.data.manifest.reading import write_classes
 from tests.conftest import WriteSpec
 
 

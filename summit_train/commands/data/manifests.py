@@ -9,12 +9,12 @@ from pathlib import Path
 
 from summit_train.commands.data.ranks import followed, surveyed
 from summit_train.commands.ranks import session, this_launch
-from summit_train.data.check.index import Listing, Summary, bad_clips, list_videos, summarise, with_facts
+from summit_train.data.check import Listing, Summary, bad_clips, list_videos, summarise, with_facts
 from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest, write_manifest
-from summit_train.data.manifest.classes import check_beside, classes_beside, write_classes
 from summit_train.data.manifest.files import located_root
-from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, locate, read_annotations
+from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request, locate
 from summit_train.data.manifest.quarantine import write_quarantine
+from summit_train.data.manifest.reading import check_beside, classes_beside, write_classes
 from summit_train.data.manifest.split import Splitting, split_manifest
 from summit_train.data.motion import KINDS as MOTION_KINDS
 from summit_train.data.motion import MotionSet, write_motion_set
@@ -48,7 +48,7 @@ def _motion(args: argparse.Namespace) -> int:
 
 def _import_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "SOURCE:\n" + "\n".join(f"  {kind:<13} {what}" for kind, what in KINDS.items())
+    parser.epilog = "SOURCE:\n" + "\n".join(f"  {kind:<13} {what}" for kind, (_, what) in KINDS.items())
     parser.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("source", metavar="SOURCE", type=Path, help="the list of one split, see below")
     parser.add_argument("--root", type=Path, help="folder of the videos or of the folders of pictures [SOURCE's own]")
@@ -60,11 +60,11 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _import(args: argparse.Namespace) -> int:
     """Import and report; 0 when done, also where clips are missing."""
-    beside = classes_beside(args.out)
+    request = Request(args.source, args.labels, classes_beside(args.out), args.split, args.part)
     root = args.root or (args.source if args.source.is_dir() else args.source.parent)
     if not root.is_dir():
         raise ManifestError(f"{root}: no such folder")
-    annotations = read_annotations(args.kind, args.source, args.labels, beside, args.split, args.part)
+    annotations = KINDS[args.kind][0](request)
     check_beside(args.out, annotations.classes, args.source)
     found = list(followed(locate(annotations, str(root)), len(annotations.clips), "clips"))
     rows = [row for row in found if isinstance(row, ManifestRow)]

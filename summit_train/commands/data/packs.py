@@ -90,9 +90,8 @@ def _packed(job: Job, world: World, workers: int) -> list[DecodeError]:
     """Pack this rank's share of the shards; the clips that cannot be packed."""
     mine = world.broadcast(missing_shards(job))[world.rank :: world.size]
     clips = sum(len(job.clips(shard)) for shard in mine)
-    what = "clips" if world.size == 1 else f"clips of rank 0 of {world.size}"
-    done = pack_shards(job, mine, workers)
-    return [error for error in (followed(done, clips, what) if world.rank == 0 else done) if error is not None]
+    done = followed(pack_shards(job, mine, workers), clips, "clips", world)
+    return [error for error in done if error is not None]
 
 
 def _packing(args: argparse.Namespace) -> Packing:
@@ -131,10 +130,8 @@ def _verify(args: argparse.Namespace) -> int:
     with session(this_launch()) as world:
         workers = num_workers(args.workers, world, least=1)
         mine = files[world.rank :: world.size]
-        checked = verify_files(args.out, pack, mine, workers)
-        what = "files" if world.size == 1 else f"files of rank 0 of {world.size}"
-        lines = list(chain.from_iterable(followed(checked, len(mine), what) if world.rank == 0 else checked))
-        everyone = world.gather(lines)
+        checked = followed(verify_files(args.out, pack, mine, workers), len(mine), "files", world)
+        everyone = world.gather(list(chain.from_iterable(checked)))
         if everyone is not None:
             _report_verified(args.out, pack, [*chain.from_iterable(everyone), *stray_files(args.out, pack)])
     return 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from summit_train.data.check.survey import Found, Journal, survey
+from summit_train.data.check import Found, Journal, survey
 
 if TYPE_CHECKING:
     from summit_train.comm import World
@@ -26,29 +26,29 @@ def num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def followed(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
-    """Yield the items and show progress on stderr: a bar on a terminal, a line every ten seconds elsewhere."""
+def followed(items: Iterable[Item], total: int, what: str, world: World | None = None) -> Iterator[Item]:
+    """Yield the items and show progress on stderr: a bar on a terminal, a line every ten seconds elsewhere.
+
+    Of several ranks, rank 0 shows its own progress.
+    """
+    if world is not None and world.size > 1:
+        what = f"{what} of rank 0 of {world.size}"
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield from _followed_plainly(items, total, what)
-        return
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(what, total=total)
-        for item in items:
+    if world is not None and world.rank:
+        yield from items
+    elif console.is_terminal:
+        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console) as progress:
+            yield from progress.track(items, total=total)
+    else:
+        start = last = time.monotonic()
+        for count, item in enumerate(items, 1):
             yield item
-            progress.advance(task)
-
-
-def _followed_plainly(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
-    start = last = time.monotonic()
-    for count, item in enumerate(items, 1):
-        yield item
-        now = time.monotonic()
-        if now - last >= _PLAIN_EVERY_SECONDS:
-            last = now
-            left = (now - start) / count * (total - count)
-            print(f"{count}/{total} {what}, {left:.0f} s left", file=sys.stderr, flush=True)
+            now = time.monotonic()
+            if now - last >= _PLAIN_EVERY_SECONDS:
+                last = now
+                left = (now - start) / count * (total - count)
+                print(f"{count}/{total} {what}, {left:.0f} s left", file=sys.stderr, flush=True)
 
 
 def num_workers(asked: int | None, world: World, least: int) -> int:
@@ -65,18 +65,14 @@ def surveyed(
     continued: files that have not changed since are not decoded again.
     """
     journal = Journal(out.with_name(f".{out.name}.journal"), root)
-    left = world.broadcast(_left(journal, paths) if world.rank == 0 else [])
+    known = journal.read(paths) if world.rank == 0 else {}
+    if known:
+        print(f"goes on: {len(known):,} of {len(paths):,} were done before", file=sys.stderr)
+    left = world.broadcast([path for path in paths if path not in known])
     mine = left[world.rank :: world.size]
     found = survey(root, mine, num_workers(workers, world, least=0))
     with journal.part(world.rank) as add:
-        for path, what in zip(mine, followed(found, len(mine), "videos") if world.rank == 0 else found, strict=True):
+        for path, what in zip(mine, followed(found, len(mine), "videos", world), strict=True):
             add(path, what)
     world.barrier()
     return journal.read(paths) if world.rank == 0 else {}, journal
-
-
-def _left(journal: Journal, paths: Sequence[str]) -> list[str]:
-    known = journal.read(paths)
-    if known:
-        print(f"goes on: {len(known):,} of {len(paths):,} were done before", file=sys.stderr)
-    return [path for path in paths if path not in known]

@@ -1,53 +1,62 @@
-"""Columns of a table as plain .npy files, written piece by piece and mapped by all processes of a node.
+"""Tables on the disk: folders of columns as plain .npy files, built by one process, then opened by all.
 
 Mapped pages are in the node's memory once. Long columns with random access (paths) are read by `pread` instead, so that
 they never count as a process's memory.
+
+The folder of a file's columns has the file's key in its name, and appears under that name only when it is complete. It
+lies beside the file; where that cannot be written, in the user's cache folder ($XDG_CACHE_HOME or ~/.cache), or else in
+the node's temporary folder.
 """
 
 from __future__ import annotations
 
+import errno
+import glob
+import hashlib
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from summit_train.files import locked
+
+Build = Callable[[Path], None]
+
 _HEADER_BYTES = 512
-_AT_ONCE = 1 << 20
+_OLD_SECONDS = 30 * 86400.0
+_SAMPLES = 16
+_SAMPLE_BYTES = 4096
+# A file system that cannot be written, or that has no locks.
+_NO_PLACE = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.ENOLCK, errno.ENOSYS}
+)
 
 
-class ColumnWriter:
-    """A one-dimensional .npy file; `close` writes its length."""
-
-    def __init__(self, path: Path, dtype: DTypeLike) -> None:
-        self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._count = 0
-        self._file = open(path, "wb")  # noqa: SIM115  (closed by `close`)
-        self._file.write(_header(self._dtype, 0))
-
-    def append(self, values: NDArray[Any] | bytes) -> None:
-        """Append values; bytes are uint8."""
-        array = np.frombuffer(values, np.uint8) if isinstance(values, bytes) else np.asarray(values)
-        self._file.write(array.astype(self._dtype, copy=False).data)
-        self._count += len(array)
-
-    def close(self) -> None:
-        """Write the length into the header and flush the file to the disk."""
-        if not self._file.closed:
-            self._file.seek(0)
-            self._file.write(_header(self._dtype, self._count))
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-
-    def __enter__(self) -> ColumnWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def write_table(folder: Path, dtypes: Mapping[str, DTypeLike], parts: Iterable[Mapping[str, NDArray[Any]]]) -> None:
+    """Write the columns of a table, each to NAME.npy, with one part at a time in memory. A part may lack columns."""
+    types = {name: np.dtype(dtype).newbyteorder("<") for name, dtype in dtypes.items()}
+    counts = dict.fromkeys(types, 0)
+    with ExitStack() as stack:
+        files = {name: stack.enter_context(open(folder / f"{name}.npy", "wb")) for name in types}
+        for name, file in files.items():
+            file.write(_header(types[name], 0))
+        for part in parts:
+            for name in types.keys() & part.keys():
+                files[name].write(part[name].astype(types[name], copy=False).data)
+                counts[name] += len(part[name])
+        for name, file in files.items():
+            file.seek(0)
+            file.write(_header(types[name], counts[name]))
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _header(dtype: np.dtype[Any], count: int) -> bytes:
@@ -60,7 +69,7 @@ def _header(dtype: np.dtype[Any], count: int) -> bytes:
 def map_column(path: Path, *dtypes: DTypeLike) -> NDArray[Any]:
     """Map a column of one of these types as a read-only array.
 
-    Raises ValueError where header or length are not what `ColumnWriter` writes.
+    Raises ValueError where header or length are not what `write_table` writes.
     """
     try:
         with open(path, "rb") as file:
@@ -87,35 +96,10 @@ class StoredRows:
         return self._length
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
-        return np.frombuffer(self.read(part), self._dtype)
-
-    def read(self, part: slice) -> bytes:
-        """Return the bytes of the rows."""
         start, stop, _ = part.indices(self._length)
         size = self._dtype.itemsize
-        return os.pread(self._file.fileno(), max(0, stop - start) * size, _HEADER_BYTES + start * size)
-
-
-class StoredBytes(StoredRows):
-    """A column of bytes, whose slices are bytes."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, np.uint8)
-
-    def __getitem__(self, part: slice) -> bytes:  # type: ignore[override]
-        return self.read(part)
-
-
-def pieces(values: NDArray[Any] | bytes | StoredBytes, dtype: DTypeLike = np.uint8) -> Iterator[bytes]:
-    """Yield the bytes of a column as `dtype`, piece by piece, without a copy of the whole."""
-    for start in range(0, len(values), _AT_ONCE):
-        part = values[start : start + _AT_ONCE]
-        yield part if isinstance(part, bytes) else part.astype(dtype).tobytes()
-
-
-def spread(lengths: NDArray[Any], dtype: DTypeLike = np.int64) -> NDArray[Any]:
-    """Return the offsets of items with these lengths, and the end: (N,) -> (N + 1,)."""
-    return np.concatenate([np.zeros(1, dtype), np.cumsum(lengths, dtype=dtype)])
+        content = os.pread(self._file.fileno(), max(0, stop - start) * size, _HEADER_BYTES + start * size)
+        return np.frombuffer(content, self._dtype)
 
 
 def sync_folder(folder: str | Path) -> None:
@@ -127,10 +111,88 @@ def sync_folder(folder: str | Path) -> None:
         os.close(descriptor)
 
 
-def total_bytes(paths: Iterable[str | Path]) -> int:
-    """Return the total size of files in bytes, without those that do not exist."""
-    total = 0
-    for path in paths:
-        with suppress(FileNotFoundError):
-            total += os.path.getsize(path)
-    return total
+def file_key(path: str | Path, *more: str) -> str:
+    """Return 32 hexadecimal digits of the file (size, modification time, samples of the bytes) and of `more`."""
+    digest = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        digest.update(f"{status.st_size} {status.st_mtime_ns} {len(more)}".encode())
+        for sample in range(_SAMPLES):
+            file.seek(max(0, status.st_size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))
+    for text in more:
+        digest.update(hashlib.blake2b(text.encode("utf-8", "surrogateescape")).digest())
+    return digest.hexdigest()
+
+
+def cached_folder(source: Path, key: str, build: Build) -> Path | None:
+    """Return the folder that `build` fills for this file and key; None where no place can be written.
+
+    Of many processes that ask at once, one builds and the others wait. `build` gets an empty folder; its errors are
+    passed on.
+    """
+    places = [place.with_name(f"{place.name}.{key}") for place in _places(source)]
+    for final in places:
+        if final.is_dir():
+            return final
+    for final in places:
+        try:
+            _build_once(final, build)
+        except OSError as error:
+            if error.errno not in _NO_PLACE:
+                raise
+        else:
+            return final
+    return None
+
+
+def _places(source: Path) -> list[Path]:
+    """Return the paths that a key is added to, the preferred one first."""
+    path = hashlib.blake2b(os.fsencode(source.resolve()), digest_size=8).hexdigest()
+    folders = [
+        Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "summit_train",
+        Path(tempfile.gettempdir()) / f"summit_train-{os.getuid()}",
+    ]
+    elsewhere = [folder / f".{path}.{source.name[:100]}" for folder in folders if folder.is_absolute()]
+    return [source.with_name(f".{source.name[:150]}"), *(elsewhere if _is_private(folders[1]) else elsewhere[:-1])]
+
+
+def _is_private(folder: Path) -> bool:
+    """Make a folder that only this user can write to; False where another user made one of that name in /tmp."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def _build_once(final: Path, build: Build) -> None:
+    """Build under a lock, which ends with the process that holds it."""
+    building = final.with_name(f"{final.name}.building")
+    # Where locks do not reach other nodes, each of those builds in a folder of its own, and the first rename wins.
+    own = building / os.urandom(8).hex()
+    while not final.is_dir():
+        try:
+            with locked(building / "lock"):
+                try:
+                    if not final.is_dir():
+                        own.mkdir()
+                        build(own)
+                        sync_folder(own)
+                        own.rename(final)
+                        sync_folder(final.parent)
+                        _remove_old(final)
+                finally:
+                    shutil.rmtree(building, ignore_errors=True)
+        except OSError as error:
+            # Another process was first, or has failed and removed the folder.
+            if not (final.is_dir() or error.errno in (errno.ENOENT, errno.ESTALE)):
+                raise
+
+
+def _remove_old(final: Path) -> None:
+    """Remove folders of older versions of the file. A running job may still open one, so they stay for a while."""
+    for old in glob.glob(f"{glob.escape(str(final.with_suffix('')))}.{'[0-9a-f]' * 32}"):
+        if time.time() - os.stat(old).st_mtime > _OLD_SECONDS:
+            shutil.rmtree(old, ignore_errors=True)

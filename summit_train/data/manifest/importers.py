@@ -1,4 +1,4 @@
-"""The files that public data sets come with, read into annotations: one function a format.
+"""The files that public data sets come with, read into annotations: one function a format, see `KINDS`.
 
 `locate` then finds the listed clips on the disk.
 """
@@ -13,31 +13,39 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from summit_train.data.manifest.reading import ManifestRow
-from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, ManifestError, class_folders, open_text
+from summit_train.data.manifest.tables import (
+    VIDEO_EXTENSIONS,
+    ManifestError,
+    class_folders,
+    file_tables,
+    is_video,
+    opened,
+)
 from summit_train.data.video.clips import list_pictures
 from summit_train.data.video.source import MISSING, DecodeError
 
-# kind -> what its source is
-KINDS = {
-    "kinetics": "CSV of Kinetics-400, -600 or -700: label,youtube_id,time_start,time_end,split",
-    "ucf101": "trainlist01.txt or testlist01.txt; --labels classInd.txt [beside it]",
-    "hmdb51": "folder of CLASS_test_split1.txt; --split and --part",
-    "something_v1": "CSV ID;label; --labels something-something-v1-labels.csv",
-    "something_v2": "JSON; --labels something-something-v2-labels.json",
-    "jester": "CSV ID;label; --labels jester-v1-labels.csv",
-    "folders": "folder with a folder for each class, of videos or of folders of pictures",
-    "list": "lines `path label` or `path num_frames label`",
-}
 HMDB51_PARTS = {"train": "1", "test": "2"}
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A clip as a data set's own files list it. names: on the disk, the likeliest first. label: its class."""
+class Request:
+    """The split to import. labels: the data set's list of labels. classes: those of the other split, where that was
+    imported before. split, part: of HMDB51."""
 
+    source: Path
+    labels: Path | None = None
+    classes: tuple[str, ...] | None = None
+    split: int = 1
+    part: str | None = None
+
+
+class Listed(NamedTuple):
+    """A clip as a data set's own files list it. place: there. names: on the disk, the likeliest first."""
+
+    place: str
     names: tuple[str, ...]
     label: str
     group: str | None = None
@@ -45,28 +53,37 @@ class Listed:
 
 @dataclass(frozen=True)
 class Annotations:
-    """All clips of one list. classes: in the order of their labels. by_stem: names have no folder and no extension."""
+    """All clips of one list. classes: in the order of their labels. by_stem: names have no folder and no extension.
+
+    Raises ManifestError for a clip of another class.
+    """
 
     clips: tuple[Listed, ...]
     classes: tuple[str, ...]
     by_stem: bool = False
 
-
-Find = Callable[[str], Sequence[str]]
+    def __post_init__(self) -> None:
+        known = set(self.classes)
+        for clip in self.clips:
+            if clip.label not in known:
+                raise ManifestError(
+                    f"{clip.place}: the label {clip.label!r} does not stand in the list of {len(known)} classes"
+                )
 
 
 def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | DecodeError]:
     """Yield each clip's row, with its path below `root`, or why it is left out (usually because it is missing).
 
-    The frames of a folder are counted, those of a video are not. Raises ManifestError for an unknown class.
+    The frames of a folder are counted, those of a video are not.
     """
     labels = {name: number for number, name in enumerate(annotations.classes)}
-    by_path: Find = lambda name: (name,) if os.path.exists(os.path.join(root, name)) else ()  # noqa: E731
-    find = _by_stem(root) if annotations.by_stem else by_path
+    by_stem = _paths_by_stem(root) if annotations.by_stem else None
     for clip in annotations.clips:
-        if clip.label not in labels:
-            raise ManifestError(f"{clip.names[0]}: its class {clip.label!r} is not among the {len(labels)} classes")
-        found = next((paths for name in clip.names if (paths := find(name))), ())
+        found: Sequence[str]
+        if by_stem is None:
+            found = [name for name in clip.names if os.path.exists(os.path.join(root, name))][:1]
+        else:
+            found = next((by_stem[name] for name in clip.names if name in by_stem), [])
         if not found:
             yield DecodeError(clip.names[0], MISSING)
         elif len(found) > 1:
@@ -80,30 +97,50 @@ def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | Decode
                 yield DecodeError(found[0], error.reason)
 
 
-def _by_stem(root: str) -> Find:
-    """Find videos by their names without folder and extension; the folders are read once."""
+def _paths_by_stem(root: str) -> dict[str, list[str]]:
+    """Find all videos, by their names without folder and extension."""
     paths = defaultdict[str, list[str]](list)
     for folder, _, files in os.walk(root):
         for file in sorted(files):
             stem, ending = os.path.splitext(file)
             if ending.lower() in VIDEO_EXTENSIONS:
                 paths[stem].append(os.path.relpath(os.path.join(folder, file), root))
-    return lambda name: paths.get(name, ())
+    return paths
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (number, text) of a file's lines that are not blank. Raises ManifestError."""
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (file:line, text) of a file's lines that are not blank. Raises ManifestError."""
+    with opened(path) as file:
+        yield from ((f"{path}:{number}", line.strip()) for number, line in enumerate(file, 1) if line.strip())
+
+
+def _kinetics(ask: Request) -> Annotations:
+    """Read a split of Kinetics-400, -600 or -700: a CSV with label,youtube_id,time_start,time_end,split.
+
+    The usual downloaders cut the clip out and call it ID_000010_000020.mp4, in seconds, or keep ID.mp4; in one folder,
+    or in a folder for each class. Labels are the class names' places in alphabetical order; one split may lack some.
+    """
+    rows = list(_kinetics_rows(ask.source))
+    counts = Counter(row["youtube_id"] for _, row in rows)
+    clips: list[Listed] = []
+    for place, row in rows:
+        identity, label = row["youtube_id"].strip(), row["label"].strip()
+        if not identity or not label:
+            raise ManifestError(f"{place}: a youtube_id and a label are wanted (a test list has no labels)")
+        try:
+            start, end = (int(float(row[name])) for name in ("time_start", "time_end"))
+        except ValueError:
+            raise ManifestError(f"{place}: time_start and time_end are seconds, not {row!r}") from None
+        # A file ID.mp4 is ambiguous where several clips of the video are listed.
+        whole = (identity,) if counts[row["youtube_id"]] == 1 else ()
+        clips.append(Listed(place, (f"{identity}_{start:06}_{end:06}", *whole), label))
+    return Annotations(tuple(clips), ask.classes or tuple(sorted({clip.label for clip in clips})), by_stem=True)
+
+
+def _kinetics_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    columns = ("label", "youtube_id", "time_start", "time_end")
     try:
-        with open_text(path) as file:
-            yield from ((number, line.strip()) for number, line in enumerate(file, 1) if line.strip())
-    except OSError as error:
-        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield (line, cells by column) of a CSV whose header has at least these columns. Raises ManifestError."""
-    try:
-        with open_text(path) as file:
+        with opened(path) as file:
             rows = csv.DictReader(file)
             lacking = [name for name in columns if name not in (rows.fieldnames or ())]
             if lacking:
@@ -111,212 +148,149 @@ def _csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[st
             for row in rows:
                 if any(row[name] is None for name in columns):
                     raise ManifestError(f"{path}:{rows.line_num}: fewer fields than the header has")
-                yield rows.line_num, row
-    except (OSError, csv.Error) as error:
+                yield f"{path}:{rows.line_num}", row
+    except csv.Error as error:
         raise ManifestError(f"{path}: cannot be read: {error}") from error
 
 
-def read_kinetics(source: Path, classes: tuple[str, ...] | None) -> Annotations:
-    """Read a split of Kinetics-400, -600 or -700: a CSV with label,youtube_id,time_start,time_end,split.
-
-    The usual downloaders cut the clip out and call it ID_000010_000020.mp4, in seconds, or keep ID.mp4; in one folder,
-    or in a folder for each class. Labels are the class names' places in alphabetical order. classes: those of the
-    other split, as one list may lack some. Raises ManifestError.
-    """
-    clips: list[Listed] = []
-    rows = list(_csv_rows(source, ("label", "youtube_id", "time_start", "time_end")))
-    counts = Counter(row["youtube_id"] for _, row in rows)
-    for line, row in rows:
-        identity, label = row["youtube_id"].strip(), row["label"].strip()
-        if not identity or not label:
-            raise ManifestError(f"{source}:{line}: a youtube_id and a label are wanted (a test list has no labels)")
-        try:
-            start, end = (int(float(row[name])) for name in ("time_start", "time_end"))
-        except ValueError:
-            raise ManifestError(f"{source}:{line}: time_start and time_end are seconds, not {row!r}") from None
-        names = [f"{identity}_{start:06}_{end:06}"]
-        # A file ID.mp4 is ambiguous where several clips of the video are listed.
-        if counts[row["youtube_id"]] == 1:
-            names.append(identity)
-        clips.append(Listed(tuple(names), label))
-    return Annotations(tuple(clips), classes or tuple(sorted({clip.label for clip in clips})), by_stem=True)
-
-
-def read_ucf101(source: Path, labels: Path | None) -> Annotations:
+def _ucf101(ask: Request) -> Annotations:
     """Read a split of UCF101: trainlist01.txt (`Class/v_Class_g08_c01.avi 1`) or testlist01.txt (without the number).
 
-    labels: classInd.txt, by default beside the list. Raises ManifestError.
+    labels: classInd.txt, by default beside the list, of lines `1 ApplyEyeMakeup` and so on, without a gap.
     """
-    classes = _ucf101_classes(labels or source.parent / "classInd.txt")
+    classes: list[str] = []
+    for place, text in _lines(ask.labels or ask.source.parent / "classInd.txt"):
+        number, _, name = text.partition(" ")
+        if number != str(len(classes) + 1) or not name:
+            raise ManifestError(f"{place}: wanted `{len(classes) + 1} ClassName`, got {text!r}")
+        classes.append(name.strip())
     clips = []
-    for line, text in _lines(source):
+    for place, text in _lines(ask.source):
         path, _, number = text.partition(" ")
         name, slash, _ = path.partition("/")
         if not slash:
-            raise ManifestError(f"{source}:{line}: wanted Class/video.avi, got {text!r}")
-        if number and (not number.isdecimal() or classes[int(number) - 1 : int(number)] != (name,)):
-            raise ManifestError(f"{source}:{line}: {number} is not the number of {name} in the list of classes")
+            raise ManifestError(f"{place}: wanted Class/video.avi, got {text!r}")
+        if number and (not number.isdecimal() or classes[int(number) - 1 : int(number)] != [name]):
+            raise ManifestError(f"{place}: {number} is not the number of {name} in the list of classes")
         group = re.search(r"_(g\d+)_", path)
-        clips.append(Listed((path,), name, group and f"{name}_{group[1]}"))
-    return Annotations(tuple(clips), classes)
+        clips.append(Listed(place, (path,), name, group and f"{name}_{group[1]}"))
+    return Annotations(tuple(clips), tuple(classes))
 
 
-def _ucf101_classes(path: Path) -> tuple[str, ...]:
-    """Return the names of classInd.txt: `1 ApplyEyeMakeup` and so on, without a gap."""
-    names: list[str] = []
-    for line, text in _lines(path):
-        number, _, name = text.partition(" ")
-        if number != str(len(names) + 1) or not name:
-            raise ManifestError(f"{path}:{line}: wanted `{len(names) + 1} ClassName`, got {text!r}")
-        names.append(name.strip())
-    return tuple(names)
-
-
-def read_hmdb51(source: Path, split: int, part: str) -> Annotations:
+def _hmdb51(ask: Request) -> Annotations:
     """Read a split of HMDB51: CLASS_test_split1.txt for each class, of lines `video.avi 1`: 1 train, 2 test, 0 neither.
 
-    part: 'train' or 'test'. Raises ManifestError.
+    part: 'train' or 'test'.
     """
-    ending = f"_test_split{split}.txt"
-    lists = {path.name.removesuffix(ending): path for path in sorted(source.glob(f"?*{ending}"))}
+    if ask.part is None:
+        raise ManifestError(f"{ask.source}: say --part train or --part test")
+    ending = f"_test_split{ask.split}.txt"
+    lists = {path.name.removesuffix(ending): path for path in sorted(ask.source.glob(f"?*{ending}"))}
     if not lists:
-        raise ManifestError(f"{source}: there is no CLASS_test_split{split}.txt in it")
+        raise ManifestError(f"{ask.source}: there is no CLASS_test_split{ask.split}.txt in it")
     clips = []
     for name, path in lists.items():
-        for line, text in _lines(path):
+        for place, text in _lines(path):
             video, _, number = text.rpartition(" ")
             if number not in ("0", "1", "2") or not video:
-                raise ManifestError(f"{path}:{line}: wanted a video and 0, 1 or 2, got {text!r}")
-            if number == HMDB51_PARTS[part]:
-                clips.append(Listed((f"{name}/{video.strip()}", video.strip()), name))
+                raise ManifestError(f"{place}: wanted a video and 0, 1 or 2, got {text!r}")
+            if number == HMDB51_PARTS[ask.part]:
+                clips.append(Listed(place, (f"{name}/{video.strip()}", video.strip()), name))
     return Annotations(tuple(clips), tuple(lists))
 
 
-def read_something_v1(source: Path, labels: Path | None) -> Annotations:
-    """Read a split of Something-Something V1 or Jester: a CSV `ID;label text`, and a folder ID of pictures a clip.
-
-    labels: the list of labels. Raises ManifestError.
-    """
-    if labels is None:
-        raise ManifestError(f"{source}: name the list of labels (something-something-v1-labels.csv) by --labels")
-    classes = tuple(text for _, text in _lines(labels))
+def _something_v1(ask: Request) -> Annotations:
+    """Read a split of Something-Something V1 or Jester: a CSV `ID;label text`, and a folder ID of pictures a clip."""
+    if ask.labels is None:
+        raise ManifestError(f"{ask.source}: name the list of labels (something-something-v1-labels.csv) by --labels")
     clips = []
-    for line, text in _lines(source):
+    for place, text in _lines(ask.source):
         identity, semicolon, label = text.partition(";")
         if not semicolon:
-            raise ManifestError(f"{source}:{line}: wanted ID;label, got {text!r} (a test list has no labels)")
-        if label not in classes:
-            raise ManifestError(f"{source}:{line}: the label {label!r} does not stand in {labels}")
-        clips.append(Listed((identity,), label))
-    return Annotations(tuple(clips), classes)
+            raise ManifestError(f"{place}: wanted ID;label, got {text!r} (a test list has no labels)")
+        clips.append(Listed(place, (identity,), label))
+    return Annotations(tuple(clips), tuple(text for _, text in _lines(ask.labels)))
 
 
-def read_something_v2(source: Path, labels: Path | None) -> Annotations:
+def _something_v2(ask: Request) -> Annotations:
     """Read a split of Something-Something V2: a JSON list of objects with id and template, and ID.webm a clip.
 
-    labels: the JSON object from label to number. Raises ManifestError.
+    labels: a JSON object from label to number: {"Approaching something with your camera": "0", ...}.
     """
-    if labels is None:
-        raise ManifestError(f"{source}: name the labels' numbers (something-something-v2-labels.json) by --labels")
-    classes = _numbered_labels(labels)
-    listed = _json(source)
+    if ask.labels is None:
+        raise ManifestError(f"{ask.source}: name the labels' numbers (something-something-v2-labels.json) by --labels")
+    numbers, listed = _json(ask.labels), _json(ask.source)
+    try:
+        names = {int(number): str(name) for name, number in numbers.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise ManifestError(f"{ask.labels}: wanted a JSON object from each label to its number") from None
+    if sorted(names) != list(range(len(numbers))):
+        raise ManifestError(f"{ask.labels}: wanted the numbers 0 to {len(numbers) - 1}, each once")
     if not isinstance(listed, list):
-        raise ManifestError(f"{source}: wanted a JSON list of clips")
+        raise ManifestError(f"{ask.source}: wanted a JSON list of clips")
     clips = []
-    for place, clip in enumerate(listed):
+    for number, clip in enumerate(listed):
+        place = f"{ask.source}: entry {number}"
         try:
             identity, template = str(clip["id"]), str(clip["template"])
         except (KeyError, TypeError):
-            raise ManifestError(f"{source}: entry {place} has no id and template (a test list has no labels)") from None
+            raise ManifestError(f"{place} has no id and template (a test list has no labels)") from None
         # "Holding [something] next to [something]" is the label "Holding something next to something".
         label = template.replace("[", "").replace("]", "")
-        if label not in classes:
-            raise ManifestError(f"{source}: entry {place}: the label {label!r} does not stand in {labels}")
-        clips.append(Listed((f"{identity}.webm", f"{identity}.mp4"), label))
-    return Annotations(tuple(clips), classes)
-
-
-def _numbered_labels(path: Path) -> tuple[str, ...]:
-    """Return the labels in the order of their numbers: {"Approaching something with your camera": "0", ...}."""
-    value = _json(path)
-    try:
-        names = {int(number): str(name) for name, number in value.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise ManifestError(f"{path}: wanted a JSON object from each label to its number") from None
-    if sorted(names) != list(range(len(value))):
-        raise ManifestError(f"{path}: wanted the numbers 0 to {len(value) - 1}, each once")
-    return tuple(names[number] for number in range(len(names)))
+        clips.append(Listed(place, (f"{identity}.webm", f"{identity}.mp4"), label))
+    return Annotations(tuple(clips), tuple(names[number] for number in range(len(names))))
 
 
 def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ManifestError(f"{path}: is no JSON: {error}") from error
+    with opened(path) as file:
+        try:
+            return json.load(file)
+        except ValueError as error:
+            raise ManifestError(f"{path}: is no JSON: {error}") from error
 
 
-def read_folders(source: Path) -> Annotations:
-    """Read CLASS/clip below a folder; a clip is a video or a folder of pictures. Raises ManifestError."""
-    classes = class_folders(source)
+def _folders(ask: Request) -> Annotations:
+    """Read CLASS/clip below a folder; a clip is a video or a folder of pictures."""
+    classes = class_folders(ask.source)
     clips = [
-        Listed((f"{name}/{entry}",), name)
+        Listed(f"{ask.source / name / entry}", (f"{name}/{entry}",), name)
         for name in classes
-        for entry in sorted(os.listdir(source / name))
-        if not entry.startswith(".") and (entry.lower().endswith(VIDEO_EXTENSIONS) or (source / name / entry).is_dir())
+        for entry in sorted(os.listdir(ask.source / name))
+        if is_video(entry) or ((ask.source / name / entry).is_dir() and not entry.startswith("."))
     ]
     if not clips:
-        raise ManifestError(f"{source}: no video and no folder of pictures in its class folders")
+        raise ManifestError(f"{ask.source}: no video and no folder of pictures in its class folders")
     return Annotations(tuple(clips), classes)
 
 
-def read_list(source: Path, classes: tuple[str, ...] | None) -> Annotations:
+def _list(ask: Request) -> Annotations:
     """Read lines `path label` or `path num_frames label`; a label is a number, or a name of `classes`.
 
-    num_frames is ignored: `locate` counts the frames. Raises ManifestError.
+    num_frames is ignored: `locate` counts the frames.
     """
-    found = []
-    for line, text in _lines(source):
-        path, *label = text.rsplit(None, 1)
-        if not label:
-            raise ManifestError(f"{source}:{line}: wanted `path label`, got {text!r}")
-        shorter, *count = path.rsplit(None, 1)
-        if count and count[0].isdecimal() and not path.lower().endswith(VIDEO_EXTENSIONS):
-            path = shorter
-        found.append((line, path, label[0]))
+    found = [
+        (f"{ask.source}:{line}", path, label)
+        for table in file_tables(ask.source)
+        for line, path, label in zip(table.lines, table.cells["path"], table.cells["label"], strict=True)
+    ]
+    classes = ask.classes
     if classes is None:
-        wrong = next(((line, label) for line, _, label in found if not label.isdecimal()), None)
-        if wrong is not None:
-            raise ManifestError(f"{source}:{wrong[0]}: label {wrong[1]!r} is no number, and there is no classes.txt")
+        for place, _, label in found:
+            if not label.isdecimal():
+                raise ManifestError(f"{place}: label {label!r} is no number, and there is no classes.txt")
         classes = tuple(map(str, range(1 + max((int(label) for *_, label in found), default=0))))
     names = dict(zip(map(str, range(len(classes))), classes, strict=True))
-    return Annotations(tuple(Listed((path,), names.get(label, label)) for _, path, label in found), classes)
+    return Annotations(tuple(Listed(place, (path,), names.get(label, label)) for place, path, label in found), classes)
 
 
-def read_annotations(
-    kind: str,
-    source: Path,
-    labels: Path | None = None,
-    classes: tuple[str, ...] | None = None,
-    split: int = 1,
-    part: str | None = None,
-) -> Annotations:
-    """Read one split of a data set of this kind, one of KINDS. Raises ManifestError.
-
-    labels: the data set's list of labels. classes: those of the other split, where that was imported before. split,
-    part: of HMDB51.
-    """
-    if kind == "hmdb51" and part is None:
-        raise ManifestError(f"{source}: say --part train or --part test")
-    readers: dict[str, Callable[[], Annotations]] = {
-        "kinetics": lambda: read_kinetics(source, classes),
-        "ucf101": lambda: read_ucf101(source, labels),
-        "hmdb51": lambda: read_hmdb51(source, split, str(part)),
-        "something_v1": lambda: read_something_v1(source, labels),
-        "something_v2": lambda: read_something_v2(source, labels),
-        "jester": lambda: read_something_v1(source, labels),
-        "folders": lambda: read_folders(source),
-        "list": lambda: read_list(source, classes),
-    }
-    return readers[kind]()
+# kind -> its reader, which raises ManifestError, and what its source is
+KINDS: dict[str, tuple[Callable[[Request], Annotations], str]] = {
+    "kinetics": (_kinetics, "CSV of Kinetics-400, -600 or -700: label,youtube_id,time_start,time_end,split"),
+    "ucf101": (_ucf101, "trainlist01.txt or testlist01.txt; --labels classInd.txt [beside it]"),
+    "hmdb51": (_hmdb51, "folder of CLASS_test_split1.txt; --split and --part"),
+    "something_v1": (_something_v1, "CSV ID;label; --labels something-something-v1-labels.csv"),
+    "something_v2": (_something_v2, "JSON; --labels something-something-v2-labels.json"),
+    "jester": (_something_v1, "CSV ID;label; --labels jester-v1-labels.csv"),
+    "folders": (_folders, "folder with a folder for each class, of videos or of folders of pictures"),
+    "list": (_list, "lines `path label` or `path num_frames label`"),
+}

@@ -1,25 +1,28 @@
-"""Quarantine: the list of bad clips that `data scan` writes, and the clips of a manifest without them."""
+"""The clips of a manifest that are used: without those in the list of bad clips that `data scan` writes; by class."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import io
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.data.manifest.reading import Manifest
-from summit_train.data.manifest.tables import ManifestError, open_text
+from summit_train.data.manifest.tables import ManifestError, opened
 from summit_train.data.video.source import DecodeError
 from summit_train.files import write_text
 from summit_train.spec import DataSpec
 
 COLUMNS = ("path", "reason")
 _AT_ONCE = 1 << 16
+_NAMED = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,22 +53,30 @@ def kept_clips(data: DataSpec, manifest: Manifest) -> Kept:
 
     Raises ManifestError where the list cannot be read or names every clip.
     """
-    excluded = np.zeros(0, np.int64)
+    excluded: list[int] = []
     if data.quarantine is not None:
-        bad = {path.encode("utf-8", "surrogateescape") for path, _ in read_quarantine(data.quarantine)}
         # A path may stand in the manifest twice, once in each direction.
-        excluded = np.array([place for place, path in _all_paths(manifest) if path in bad], np.int64)
+        prefix = os.path.join(manifest.folder, "")
+        bad = {
+            path.removeprefix(prefix).encode("utf-8", "surrogateescape") for path, _ in read_quarantine(data.quarantine)
+        }
+        # In blocks: a call for each of millions of clips takes long.
+        for start in range(0, len(manifest), _AT_ONCE):
+            edges = manifest.offsets[start : start + _AT_ONCE + 1].astype(np.int64)
+            block = manifest.paths[edges[0] : edges[-1]].tobytes()
+            ends = (edges - edges[0]).tolist()
+            excluded += [start + n for n, (a, b) in enumerate(pairwise(ends)) if block[a:b] in bad]
     if len(excluded) == len(manifest):
         raise ManifestError(f"{data.quarantine}: names every clip of {manifest.source}")
-    return Kept(len(manifest), excluded)
+    return Kept(len(manifest), np.array(excluded, np.int64))
 
 
 def read_quarantine(path: str | Path) -> list[tuple[str, str]]:
     """Read (path as the manifest has it, reason) of each clip. Raises ManifestError."""
     try:
-        with open_text(path) as file:
+        with opened(path, "the quarantine list ") as file:
             rows = list(csv.reader(file))
-    except (OSError, csv.Error) as error:
+    except csv.Error as error:
         raise ManifestError(f"{path}: the quarantine list cannot be read: {error}") from error
     if not rows or tuple(rows[0]) != COLUMNS:
         raise ManifestError(f"{path}:1: wanted the header {','.join(COLUMNS)}, as `data scan` writes it")
@@ -82,13 +93,29 @@ def write_quarantine(path: str | Path, bad: Iterable[DecodeError]) -> None:
     write_text(path, text.getvalue())
 
 
-def _all_paths(manifest: Manifest) -> Iterator[tuple[int, bytes]]:
-    """Yield (place, path's bytes) of every clip, read in blocks: a call for each of millions takes long."""
-    if manifest.folder:
-        yield from ((n, manifest.path(n).encode("utf-8", "surrogateescape")) for n in range(len(manifest)))
-        return
-    for start in range(0, len(manifest), _AT_ONCE):
-        edges = manifest.offsets[start : start + _AT_ONCE + 1].tolist()
-        block = manifest.paths[edges[0] : edges[-1]]
-        for n in range(len(edges) - 1):
-            yield start + n, block[edges[n] - edges[0] : edges[n + 1] - edges[0]]
+def clips_per_class(manifest: Manifest, kept: Kept | None = None) -> dict[str, int]:
+    """Return the number of (kept) clips of each class, label by label."""
+    labels = manifest.labels if kept is None else np.delete(manifest.labels, kept.excluded)
+    names = manifest.class_names
+    return dict(zip(names, np.bincount(labels, minlength=len(names)).tolist(), strict=True))
+
+
+def class_warnings(train: Manifest, val: Manifest) -> list[str]:
+    """Return a line for each way in which training and validation differ in their classes, and for empty folders."""
+    sides = {"data.train": clips_per_class(train), "data.val": clips_per_class(val)}
+    present = {side: {name: None for name, count in counts.items() if count} for side, counts in sides.items()}
+    lines = [
+        f"{_named(only)} in {other} and not in {side}"
+        for side, other in (("data.train", "data.val"), ("data.val", "data.train"))
+        if (only := [name for name in present[other] if name not in present[side]])
+    ]
+    for side, manifest in (("data.train", train), ("data.val", val)):
+        empty = [name for name, count in sides[side].items() if not count]
+        if manifest.folder and empty:
+            lines.append(f"{_named(empty)} without a video in {side}: the class folders in {manifest.source} are empty")
+    return lines
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{len(names)} class{'es' if len(names) > 1 else ''} ({', '.join(names[:_NAMED])}{more})"

@@ -1,6 +1,6 @@
 """A data set's list of clips, read from a CSV, a header-less list, class folders or a packed set, as compact columns.
 
-A large file is parsed once, into columns on the disk that all processes of a node map (see `cache.py`). Ten million
+A large file is parsed once, into columns on the disk that all processes of a node map (see `columns.py`). Ten million
 clips then cost a process only the pages that it touches, and a loader worker receives the folder's name, not a copy.
 """
 
@@ -11,29 +11,27 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from summit_train.data.manifest.cache import cached_folder, file_key
-from summit_train.data.manifest.columns import ColumnWriter, StoredBytes, StoredRows, map_column, pieces, spread
+from summit_train.data.manifest.columns import StoredRows, cached_folder, file_key, map_column, write_table
 from summit_train.data.manifest.tables import (
     CLASSES_FILE,
     COLUMNS,
-    Cells,
+    DTYPES,
+    Columns,
     ManifestError,
     Table,
     class_folders,
-    count_rows,
     file_tables,
     folder_tables,
-    open_text,
+    opened,
     parse_table,
 )
 from summit_train.files import write_json, write_text
@@ -46,9 +44,8 @@ _FORMAT = "columns 2"
 _ABOUT = "columns.json"
 # For people, not read back: lists from elsewhere may use these names for other things.
 _ONLY_WRITTEN = ("duration", "codec")
-_COLUMNS: dict[str, DTypeLike] = {
-    "labels": np.int32, "frame_counts": np.int32, "reversed_flags": np.bool_, "lines": np.int32, "digests": "V32",
-}  # fmt: skip
+# Columns are hashed in pieces of this many rows, without a copy of the whole.
+_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -73,17 +70,18 @@ class Manifest:
     """The N clips of a data set, from `read_manifest`. A stored manifest is pickled as its folder's name.
 
     source: the file or folder it came from. folder: of class folders, to which the stored paths are relative ("" for
-    lists, whose paths are relative to `data.root`). paths: all paths' bytes; path i is
+    lists, whose paths are relative to `data.root`). paths: all paths' bytes, uint8; path i is
     paths[offsets[i]:offsets[i + 1]]. offsets: uint32 or int64 (N + 1,). labels: int32 (N,). frame_counts: int32 (N,),
     -1 where unknown. reversed_flags: bool (N,). lines: int32 (N,), in the source, 0 in class folders. digests: V32
     (N,), the files' SHA-256, zeros where unknown, or (0,) where none is known. stored: the folder of these columns,
-    None where they are in memory. pixels: what packing did to the pixels ("": nothing).
+    None where they are in memory. stored_fingerprint: as noted there. pixels: what packing did to the pixels ("":
+    nothing).
     """
 
     source: str
     folder: str
     classes: tuple[str, ...] | None
-    paths: bytes | StoredBytes
+    paths: NDArray[np.uint8] | StoredRows
     offsets: NDArray[np.uint32] | NDArray[np.int64]
     labels: NDArray[np.int32]
     frame_counts: NDArray[np.int32]
@@ -91,6 +89,7 @@ class Manifest:
     lines: NDArray[np.int32]
     digests: NDArray[np.void] | StoredRows
     stored: Path | None = None
+    stored_fingerprint: str = ""
     pixels: str = ""
 
     def __len__(self) -> int:
@@ -102,7 +101,8 @@ class Manifest:
 
     def stored_path(self, index: int) -> str:
         """Return a clip's path as it enters the fingerprint: in class folders relative to them."""
-        return self.paths[self.offsets[index] : self.offsets[index + 1]].decode("utf-8", "surrogateescape")
+        content = self.paths[self.offsets[index] : self.offsets[index + 1]].tobytes()
+        return content.decode("utf-8", "surrogateescape")
 
     @property
     def is_packed(self) -> bool:
@@ -127,10 +127,21 @@ class Manifest:
         """Return whether the clip is the video played backwards."""
         return bool(self.reversed_flags[index])
 
+    def row(self, index: int) -> ManifestRow:
+        """Return a clip as it is written."""
+        return ManifestRow(
+            self.path(index), self.label(index), self.num_frames(index), reversed=self.is_reversed(index)
+        )
+
     @property
     def num_classes(self) -> int:
         """Return the number of named classes, or the largest label plus one where there are no names."""
         return len(self.classes) if self.classes is not None else int(self.labels.max()) + 1
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Return the names of the classes, label by label: numbers where there are no names."""
+        return self.classes or tuple(map(str, range(self.num_classes)))
 
     def place(self, index: int) -> str:
         """Return a clip's place as file:line (in class folders, its path)."""
@@ -163,19 +174,14 @@ class Manifest:
         A set of packed bytes has the fingerprint of its videos; packing that changes the pixels changes it.
         """
         # Hashing ten million clips takes seconds, and every process would have to read all columns.
-        known = "" if self.stored is None else _about(self.stored)["fingerprint"]
-        return known or self._fingerprint()
-
-    def _fingerprint(self) -> str:
+        if self.stored_fingerprint:
+            return self.stored_fingerprint
         digest = hashlib.blake2b(digest_size=16, person=b"manifest")
-        for piece in chain(
-            pieces(self.offsets, "<i8"),
-            pieces(self.paths),
-            pieces(self.labels, "<i4"),
-            pieces(self.reversed_flags, "u1"),
-            [self.pixels.encode()],
-        ):
-            digest.update(piece)
+        columns = ((self.offsets, "<i8"), (self.paths, "u1"), (self.labels, "<i4"), (self.reversed_flags, "u1"))
+        for column, dtype in columns:
+            for start in range(0, len(column), _AT_ONCE):
+                digest.update(column[start : start + _AT_ONCE].astype(dtype).tobytes())
+        digest.update(self.pixels.encode())
         return digest.hexdigest()
 
     def __reduce__(self) -> str | tuple[Any, ...]:
@@ -193,45 +199,45 @@ def read_manifest(path: str | Path) -> Manifest:
     path is a folder of pictures. Raises ManifestError, naming file and line.
     """
     source = Path(path)
-    if _is_packed(source):
+    if (source / PACK_FILE).is_file():
         return open_columns(source / PACKED_MANIFEST, str(source))
+    if (source / PACKING_FOLDER).is_dir():
+        raise ManifestError(f"{source}: its packing was not finished; `data pack` goes on with it")
     if source.is_dir():
         return _in_memory(source, os.path.abspath(source), class_folders(source), folder_tables(source))
+    classes = read_classes(source.parent / CLASSES_FILE)
     if source.is_file() and source.stat().st_size >= CACHED_BYTES:
-        columns = _cached(source)
+        columns = _cached(source, classes)
         if columns is not None:
             return open_columns(columns, str(source))
-    return _in_memory(source, "", read_classes(source.parent / CLASSES_FILE), file_tables(source))
+    return _in_memory(source, "", classes, file_tables(source))
 
 
 def _in_memory(source: Path, folder: str, classes: tuple[str, ...] | None, tables: Iterable[Table]) -> Manifest:
-    parts = [parse_table(source, table, classes) for table in tables]
-    if not any(len(part.lengths) for part in parts):
+    parts = list(_parsed(source, classes, tables))
+    columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    columns["offsets"] = np.concatenate([[0], columns["offsets"]])
+    return Manifest(str(source), folder, classes, **columns)
+
+
+def _parsed(source: Path, classes: tuple[str, ...] | None, tables: Iterable[Table]) -> Iterator[Columns]:
+    """Yield the columns of each table; "offsets" are the ends of its paths. Raises ManifestError."""
+    end = np.int64(0)
+    for table in tables:
+        columns = parse_table(source, table, classes)
+        columns["offsets"] = end + np.cumsum(columns.pop("lengths"))
+        end = columns["offsets"][-1]
+        yield columns
+    if not end:
         raise ManifestError(f"{source}: there is not one clip in it")
-    paths = b"".join(part.paths for part in parts)
-    offsets = spread(np.concatenate([part.lengths for part in parts]))
-    arrays: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
-    return Manifest(str(source), folder, classes, paths, offsets, **arrays)
 
 
-def _is_packed(source: Path) -> bool:
-    """Return whether it is the folder of a packed set. Raises ManifestError for one that is not finished."""
-    is_finished = (source / PACK_FILE).is_file()
-    if not is_finished and (source / PACKING_FOLDER).is_dir():
-        raise ManifestError(f"{source}: its packing was not finished; `data pack` goes on with it")
-    return is_finished
-
-
-def _cached(source: Path) -> Path | None:
+def _cached(source: Path, classes: tuple[str, ...] | None) -> Path | None:
     """Return the folder of a file's columns, made now if need be; None where none can be written."""
-    classes_path = source.parent / CLASSES_FILE
-    classes = read_classes(classes_path)
 
     def build(folder: Path) -> None:
-        parts = (parse_table(source, table, classes) for table in file_tables(source))
-        write_columns(folder, parts, classes, wide=source.stat().st_size >= 1 << 32)
-        if not len(map_column(folder / "labels.npy", np.int32)):
-            raise ManifestError(f"{source}: there is not one clip in it")
+        wide = source.stat().st_size >= 1 << 32
+        write_columns(folder, _parsed(source, classes, file_tables(source)), classes, wide=wide)
         if key != file_key(source, _FORMAT, *(classes or ())):
             raise ManifestError(f"{source}: is being written while it is read; wait for its writer")
 
@@ -245,21 +251,27 @@ def _cached(source: Path) -> Path | None:
 def open_columns(folder: Path, source: str) -> Manifest:
     """Open the manifest in a folder that `write_columns` filled. Raises ManifestError where it is damaged."""
     try:
-        about = _about(folder)
-        offsets = map_column(folder / "offsets.npy", np.uint32, np.int64)
-        arrays: dict[str, Any] = {name: map_column(folder / f"{name}.npy", dtype) for name, dtype in _COLUMNS.items()}
-        if len(arrays["digests"]):
-            arrays["digests"] = StoredRows(folder / "digests.npy", _COLUMNS["digests"])
-        paths = StoredBytes(folder / "paths.npy")
-        lengths = {len(array) for name, array in arrays.items() if name != "digests" or len(array)}
-        if lengths != {len(offsets) - 1} or offsets[-1] != len(paths):
-            raise ValueError(f"{folder}: its columns are not of one length")
+        about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
         classes = None if about["classes"] is None else tuple(about["classes"])
-        return Manifest(source, "", classes, paths, offsets, **arrays, stored=folder, pixels=about["pixels"])
+        more = {"stored": folder, "stored_fingerprint": about["fingerprint"], "pixels": about["pixels"]}
+        return Manifest(source, "", classes, **_mapped(folder), **more)
     except (OSError, ValueError, KeyError, TypeError) as error:
         if folder == Path(source) / PACKED_MANIFEST:
             raise ManifestError(f"{source}: is damaged ({error}); `data verify` says what else is") from error
         raise ManifestError(f"{folder}: what was worked out from {source} is damaged ({error}); delete it") from error
+
+
+def _mapped(folder: Path) -> dict[str, Any]:
+    """Map the columns of a folder. Raises ValueError where they do not fit together."""
+    columns: dict[str, Any] = {name: map_column(folder / f"{name}.npy", dtype) for name, dtype in DTYPES.items()}
+    lengths = {len(column) for name, column in columns.items() if name != "digests" or len(column)}
+    if len(columns["digests"]):
+        columns["digests"] = StoredRows(folder / "digests.npy", DTYPES["digests"])
+    columns["offsets"] = map_column(folder / "offsets.npy", np.uint32, np.int64)
+    columns["paths"] = StoredRows(folder / "paths.npy", np.uint8)
+    if lengths != {len(columns["offsets"]) - 1} or columns["offsets"][-1] != len(columns["paths"]):
+        raise ValueError(f"{folder}: its columns are not of one length")
+    return columns
 
 
 def _reopen(folder: Path, source: str, fingerprint: str) -> Manifest:
@@ -270,59 +282,54 @@ def _reopen(folder: Path, source: str, fingerprint: str) -> Manifest:
     return manifest
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
-    return values
-
-
 def write_columns(
-    folder: Path, parts: Iterable[Cells], classes: tuple[str, ...] | None, *, wide: bool, pixels: str = ""
-) -> None:
-    """Write the columns that `open_columns` opens, with one part at a time in memory.
+    folder: Path, parts: Iterable[Columns], classes: tuple[str, ...] | None, *, wide: bool, pixels: str = ""
+) -> str:
+    """Write the columns that `open_columns` opens, with one part at a time in memory; return their fingerprint.
 
-    wide: the paths may have more than 4 GiB together.
+    parts: their "offsets" are the ends of the paths. wide: the paths may have more than 4 GiB together.
     """
-    with ExitStack() as stack:
-        written = {name: stack.enter_context(ColumnWriter(folder / f"{name}.npy", t)) for name, t in _COLUMNS.items()}
-        paths = stack.enter_context(ColumnWriter(folder / "paths.npy", np.uint8))
-        ends = stack.enter_context(ColumnWriter(folder / "offsets.npy", np.int64 if wide else np.uint32))
-        end = 0
-        ends.append(np.zeros(1, np.int64))
-        for part in parts:
-            paths.append(part.paths)
-            ends.append(end + np.cumsum(part.lengths))
-            end += len(part.paths)
-            for name, writer in written.items():
-                writer.append(getattr(part, name))
-    about = {"classes": classes, "pixels": pixels, "fingerprint": ""}
-    write_json(folder / _ABOUT, about)
-    write_json(folder / _ABOUT, about | {"fingerprint": open_columns(folder, str(folder)).fingerprint()})
-
-
-def num_clips(path: str | Path) -> int:
-    """Count a manifest's clips without parsing them. Raises ManifestError where it cannot be read."""
-    source = Path(path)
-    if _is_packed(source):
-        return len(open_columns(source / PACKED_MANIFEST, str(source)))
-    count = sum(len(t.lines) for t in folder_tables(source)) if source.is_dir() else count_rows(source)
-    if not count:
-        raise ManifestError(f"{source}: there is not one clip in it")
-    return count
+    dtypes = DTYPES | {"paths": np.uint8, "offsets": np.int64 if wide else np.uint32}
+    write_table(folder, dtypes, chain([{"offsets": np.zeros(1, np.int64)}], parts))
+    fingerprint = Manifest("", "", classes, **_mapped(folder), pixels=pixels).fingerprint()
+    write_json(folder / _ABOUT, {"classes": classes, "pixels": pixels, "fingerprint": fingerprint})
+    return fingerprint
 
 
 def read_classes(path: str | Path) -> tuple[str, ...] | None:
     """Return the class names of a `classes.txt`, label 0 first, or None where there is none. Raises ManifestError."""
-    try:
-        with open_text(path) as file:
-            names = tuple(line.strip() for line in file.read().rstrip().splitlines())
-    except FileNotFoundError:
+    if not Path(path).exists():
         return None
+    with opened(path) as file:
+        names = tuple(line.strip() for line in file.read().rstrip().splitlines())
     first = dict(zip(reversed(names), range(len(names), 0, -1), strict=True))
     for line, name in enumerate(names, 1):
         if not name or first[name] < line:
             what = f"the class {name!r} stands there twice" if name else "an empty line among the classes"
             raise ManifestError(f"{path}:{line}: {what}; one name a line, each once")
     return names or None
+
+
+def write_classes(folder: Path, classes: Iterable[str]) -> None:
+    """Write the names of the classes, label 0 first, into a folder's classes.txt."""
+    write_text(folder / CLASSES_FILE, "".join(f"{name}\n" for name in classes))
+
+
+def classes_beside(manifest: Path) -> tuple[str, ...] | None:
+    """Return the class names that a new manifest at this path will be read with.
+
+    Raises ManifestError where its folder is missing.
+    """
+    if not manifest.parent.is_dir():
+        raise ManifestError(f"{manifest.parent}: no such folder; make it first")
+    return read_classes(manifest.parent / CLASSES_FILE)
+
+
+def check_beside(manifest: Path, classes: tuple[str, ...] | None, source: Path) -> None:
+    """Raise ManifestError where a new manifest of these classes would be misread, or its folder is missing."""
+    if classes_beside(manifest) not in (None, classes):
+        names = manifest.parent / CLASSES_FILE
+        raise ManifestError(f"{names}: has other classes than {source}; write to another folder")
 
 
 def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:

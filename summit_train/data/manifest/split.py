@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from summit_train import rng
-from summit_train.data.manifest.classes import class_names, write_classes
-from summit_train.data.manifest.reading import Manifest, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest.reading import Manifest, ManifestRow, read_manifest, write_classes, write_manifest
 from summit_train.data.manifest.tables import ManifestError
 
 # Shuffles that are tried where groups of several classes leave a part without a class.
@@ -51,7 +50,7 @@ def split_manifest(manifest: str | Path, out: str | Path, how: Splitting) -> lis
     cannot be on both sides of every fold, or both directions are wanted of clips that are reversed already.
     """
     source = read_manifest(manifest)
-    names = class_names(source)
+    names = source.class_names
     rows = _chosen(source, names, how)
     groups = [row.path if how.group is None else _group_of(row.path, how.group) for row in rows]
     counts: dict[str, Counter[str]] = {name: Counter() for name in sorted(set(groups))}
@@ -81,11 +80,7 @@ def _chosen(source: Manifest, names: Sequence[str], how: Splitting) -> list[Mani
     unknown = sorted(set(how.only) - set(names))
     if unknown:
         raise ManifestError(f"{source.source}: there is no class {unknown[0]!r}; valid: {', '.join(names)}")
-    rows = [
-        ManifestRow(source.path(i), source.label(i), source.num_frames(i), reversed=source.is_reversed(i))
-        for i in range(len(source))
-        if not how.only or names[source.label(i)] in how.only
-    ]
+    rows = [source.row(i) for i in range(len(source)) if not how.only or names[source.label(i)] in how.only]
     backwards = next((row.path for row in rows if row.reversed), None)
     if how.both_directions and backwards is not None:
         raise ManifestError(f"{source.source}: {backwards} is reversed already; both directions want unreversed clips")

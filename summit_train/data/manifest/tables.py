@@ -6,14 +6,15 @@ import csv
 import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, TextIO
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from summit_train.errors import UserError
 
@@ -25,8 +26,17 @@ COLUMNS = ("path", "label", "num_frames", "fps", "width", "height", "group", "sh
 CLASSES_FILE = "classes.txt"
 _ROWS_AT_ONCE = 65536
 _INT32_MAX = 2**31 - 1
+_INTEGER = re.compile(r"[+-]?\d+")
+_LIST_COLUMNS = ("path", "num_frames", "label")
 _FLAGS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+
+# Columns of some clips by name: those of DTYPES, "paths" (all paths' bytes, concatenated) and their lengths or offsets.
+Columns = dict[str, NDArray[Any]]
+# The columns with a row for each clip, see `reading.Manifest`.
+DTYPES: dict[str, DTypeLike] = {
+    "labels": np.int32, "frame_counts": np.int32, "reversed_flags": np.bool_, "lines": np.int32, "digests": "V32",
+}  # fmt: skip
 
 
 class ManifestError(UserError):
@@ -41,29 +51,27 @@ class Table:
     cells: dict[str, Sequence[str]]
 
 
-def open_text(path: str | Path) -> TextIO:
-    """Open a text file for reading; bytes that are no UTF-8 survive as surrogates, because paths may hold any bytes."""
-    return open(path, newline="", encoding="utf-8-sig", errors="surrogateescape")
+@contextmanager
+def opened(path: str | Path, what: str = "") -> Iterator[TextIO]:
+    """Open a text file for reading. Raises ManifestError where it, `what` in the message, cannot be read.
+
+    Bytes that are no UTF-8 survive as surrogates, because paths may hold any bytes.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            yield file
+    except OSError as error:
+        raise ManifestError(f"{path}: {what}cannot be read: {error.strerror}") from error
 
 
 def file_tables(source: Path) -> Iterator[Table]:
     """Yield a file's rows, of either form, some at a time. Raises ManifestError."""
-    try:
-        with open_text(source) as file:
-            header, line = _header(source, file)
-            yield from _csv_tables(source, file, header, line) if header else _list_tables(source, file)
-    except OSError as error:
-        raise ManifestError(f"{source}: the manifest cannot be read: {error.strerror}") from error
-
-
-def count_rows(source: Path) -> int:
-    """Count a file's rows; only the header is checked. Raises ManifestError."""
-    try:
-        with open_text(source) as file:
-            _header(source, file)
-            return sum(not line.isspace() for line in file)
-    except OSError as error:
-        raise ManifestError(f"{source}: the manifest cannot be read: {error.strerror}") from error
+    with opened(source, "the manifest ") as file:
+        header, line = _header(source, file)
+        rows = _csv_rows(source, file, len(header), line) if header else _list_rows(source, file)
+        while chunk := list(islice(rows, _ROWS_AT_ONCE)):
+            lines, *columns = zip(*chunk, strict=True)
+            yield Table(lines, dict(zip(header or _LIST_COLUMNS, columns, strict=True)))
 
 
 def class_folders(source: Path) -> tuple[str, ...]:
@@ -84,14 +92,15 @@ def folder_tables(source: Path) -> Iterator[Table]:
             os.path.relpath(os.path.join(folder, file), source)
             for folder, _, files in os.walk(source / name)
             for file in files
-            if _is_video(file) and not file.startswith(".")
+            if is_video(file)
         )
         if paths:
             yield Table([0] * len(paths), {"path": paths, "label": [str(label)] * len(paths)})
 
 
-def _is_video(path: str) -> bool:
-    return path.lower().endswith(VIDEO_EXTENSIONS)
+def is_video(name: str) -> bool:
+    """Return whether a file's name is a video's, and not hidden."""
+    return name.lower().endswith(VIDEO_EXTENSIONS) and not name.startswith(".")
 
 
 def _header(source: Path, file: TextIO) -> tuple[list[str], int]:
@@ -117,49 +126,27 @@ def _check_header(where: str, header: list[str]) -> None:
             raise ManifestError(f"{where}: unknown column {name!r}: did you mean {near[0]!r}?")
 
 
-def _csv_tables(source: Path, file: TextIO, header: list[str], line: int) -> Iterator[Table]:
+def _csv_rows(source: Path, file: TextIO, width: int, line: int) -> Iterator[tuple[Any, ...]]:
+    """Yield (line, cells) of the rows below the header, which ends with `line`."""
     rows = csv.reader(file)
-    while True:
-        try:
-            chunk = list(islice(rows, _ROWS_AT_ONCE))
-        except csv.Error as error:
-            raise ManifestError(f"{source}:{line + rows.line_num}: not a CSV: {error}") from error
-        if not chunk:
-            return
+    try:
         # One row is one line, blank lines being empty rows, so a row's place is its line number.
-        lines = range(line + 1, line + 1 + len(chunk))
-        _check_rows(source, chunk, lines, len(header))
-        line += len(chunk)
-        yield _table(header, lines, chunk)
+        for number, row in enumerate(rows, line + 1):
+            if len(row) == width:
+                yield number, *row
+            elif any("\n" in cell for cell in row):
+                raise ManifestError(f"{source}:{number}: a double quote is not closed on its line")
+            elif row:
+                raise ManifestError(
+                    f"{source}:{number}: {len(row)} fields where the header has {width}; a path with a comma "
+                    'in it wants double quotes: "a, b.mp4",3'
+                )
+    except csv.Error as error:
+        raise ManifestError(f"{source}:{line + rows.line_num}: not a CSV: {error}") from error
 
 
-def _table(header: list[str], lines: Sequence[int], rows: Sequence[list[str]]) -> Table:
-    """Transpose rows to columns, without the blank lines."""
-    if [] in rows:
-        lines = [line for line, row in zip(lines, rows, strict=True) if row]
-        rows = [row for row in rows if row]
-    columns = zip(*rows, strict=True) if rows else [()] * len(header)
-    return Table(lines, dict(zip(header, columns, strict=True)))
-
-
-def _check_rows(source: Path, rows: list[list[str]], lines: Sequence[int], width: int) -> None:
-    if set(map(len, rows)) <= {width, 0}:
-        return
-    for line, row in zip(lines, rows, strict=True):
-        if any("\n" in cell for cell in row):
-            raise ManifestError(f"{source}:{line}: a double quote is not closed on its line")
-        if len(row) not in (width, 0):
-            raise ManifestError(
-                f"{source}:{line}: {len(row)} fields where the header has {width}; a path with a comma "
-                'in it wants double quotes: "a, b.mp4",3'
-            )
-
-
-def _list_tables(source: Path, file: TextIO) -> Iterator[Table]:
-    rows = ((n, *_split(f"{source}:{n}", text)) for n, text in enumerate(file, 1) if not text.isspace())
-    while chunk := list(islice(rows, _ROWS_AT_ONCE)):
-        lines, paths, frame_counts, labels = zip(*chunk, strict=True)
-        yield Table(lines, {"path": paths, "num_frames": frame_counts, "label": labels})
+def _list_rows(source: Path, file: TextIO) -> Iterator[tuple[Any, ...]]:
+    return ((n, *_split(f"{source}:{n}", text)) for n, text in enumerate(file, 1) if not text.isspace())
 
 
 def _split(where: str, text: str) -> tuple[str, str, str]:
@@ -170,112 +157,86 @@ def _split(where: str, text: str) -> tuple[str, str, str]:
             f"{where}: {path[:80]!r} is neither `path label` nor below a header: begin the file with the "
             "line path,label or part path and label by a blank"
         )
-    if _is_video(path):
-        return path, "", label[0]
     shorter, *count = path.rsplit(None, 1)
-    if not count or not count[0].isdecimal():
+    if path.lower().endswith(VIDEO_EXTENSIONS) or not count or not count[0].isdecimal():
         return path, "", label[0]
     # A path without a video's extension is a folder of pictures, and lists of those give the number of frames.
     return shorter, count[0], label[0]
 
 
-class Cells(NamedTuple):
-    """Columns of n clips. paths: all paths' bytes, concatenated; lengths: of each path in bytes; frame_counts: -1 where
-    unknown; lines: in the source; digests: the files' SHA-256, zeros where unknown, or (0,) where none is known."""
-
-    paths: bytes
-    lengths: NDArray[np.int64]
-    labels: NDArray[np.int32]
-    frame_counts: NDArray[np.int32]
-    reversed_flags: NDArray[np.bool_]
-    lines: NDArray[np.int32]
-    digests: NDArray[np.void] = np.zeros(0, "V32")
-
-
-def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> Cells:
-    """Parse a table. Raises ManifestError at the first bad cell."""
-    count = len(table.lines)
-    encoded = [path.encode("utf-8", "surrogateescape") for path in table.cells["path"]]
-    if b"" in encoded:
-        raise ManifestError(f"{source}:{table.lines[encoded.index(b'')]}: the path is empty")
-    return Cells(
-        b"".join(encoded),
-        np.fromiter(map(len, encoded), np.int64, count),
-        _labels(source, table, classes),
-        _frame_counts(source, table) if "num_frames" in table.cells else np.full(count, -1, np.int32),
-        _flags(source, table) if "reversed" in table.cells else np.zeros(count, bool),
-        np.array(table.lines, np.int32),
-        _digests(source, table) if "sha256" in table.cells else np.zeros(0, "V32"),
-    )
+def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> Columns:
+    """Parse a table; the paths' lengths in bytes are in "lengths". Raises ManifestError at the first bad cell."""
+    paths = [path.encode("utf-8", "surrogateescape") for path in table.cells["path"]]
+    if b"" in paths:
+        raise ManifestError(f"{source}:{table.lines[paths.index(b'')]}: the path is empty")
+    numbers = {name: number for number, name in enumerate(classes or ())}
+    parsers: dict[str, tuple[str, Callable[[str], object]]] = {
+        "labels": ("label", lambda text: _label(text, numbers)),
+        "frame_counts": ("num_frames", _frame_count),
+        "reversed_flags": ("reversed", _flag),
+        "digests": ("sha256", _digest),
+    }
+    columns = {name: _parsed(source, table, *parsers[name], DTYPES[name]) for name in parsers}
+    if "sha256" not in table.cells:
+        columns["digests"] = np.zeros(0, DTYPES["digests"])
+    lengths = np.array([len(path) for path in paths])
+    return columns | {
+        "paths": np.frombuffer(b"".join(paths), np.uint8),
+        "lengths": lengths,
+        "lines": np.array(table.lines, np.int32),
+    }
 
 
-def _labels(source: Path, table: Table, classes: tuple[str, ...] | None) -> NDArray[np.int32]:
-    """Parse labels: integers as they are, names by their place among the classes."""
-    texts = table.cells["label"]
-    try:
-        labels = np.fromiter(map(int, texts), np.int64, len(texts))
-    except (ValueError, OverflowError):  # names, or something wrong: slower, one by one
-        numbers = {name: number for number, name in enumerate(classes or ())}
-        rows = zip(table.lines, texts, strict=True)
-        labels = np.array([_label(f"{source}:{line}", text.strip(), numbers) for line, text in rows])
-    limit = len(classes) if classes else _INT32_MAX
-    for index in np.flatnonzero((labels < 0) | (labels >= limit)).tolist():
-        what = f"{CLASSES_FILE} has {limit} classes" if classes else "labels start from 0"
-        raise ManifestError(f"{source}:{table.lines[index]}: label {texts[index]} is out of range: {what}")
-    return labels.astype(np.int32)
+def _parsed(source: Path, table: Table, name: str, parse: Callable[[str], object], dtype: DTypeLike) -> NDArray[Any]:
+    """Parse a column, each different text once; `parse` gets "" where there is no column, and raises ValueError."""
+    texts = table.cells.get(name) or [""] * len(table.lines)
+    values: dict[str, object] = {}
+    for text in dict.fromkeys(texts):
+        try:
+            values[text] = parse(text)
+        except ValueError as error:
+            raise ManifestError(f"{source}:{table.lines[texts.index(text)]}: {error}") from None
+    return np.array([values[text] for text in texts], dtype)
 
 
-def _label(where: str, text: str, numbers: dict[str, int]) -> int:
-    """Parse one label. Raises ManifestError where it is neither an integer nor a known class."""
-    if _is_integer(text):
-        return max(-1, min(int(text[:12]), _INT32_MAX))
-    if text in numbers:
-        return numbers[text]
-    if not text:
-        raise ManifestError(f"{where}: the label is empty")
+def _label(text: str, numbers: dict[str, int]) -> int:
+    """Parse a label: an integer as it is, a name by its place among the classes."""
+    name, limit = text.strip(), len(numbers) or _INT32_MAX
+    if _INTEGER.fullmatch(name):
+        if not 0 <= int(name) < limit:
+            what = f"{CLASSES_FILE} has {limit} classes" if numbers else "labels start from 0"
+            raise ValueError(f"label {text} is out of range: {what}")
+        return int(name)
+    if name in numbers:
+        return numbers[name]
+    if not name:
+        raise ValueError("the label is empty")
     if not numbers:
-        raise ManifestError(
-            f"{where}: label {text!r} is a name, but there is no {CLASSES_FILE} beside the manifest: "
+        raise ValueError(
+            f"label {name!r} is a name, but there is no {CLASSES_FILE} beside the manifest: "
             "write the class names into it, one a line, or use integers"
         )
-    near = difflib.get_close_matches(text, numbers, n=1)
+    near = difflib.get_close_matches(name, numbers, n=1)
     hint = f": did you mean {near[0]!r}?" if near else f" with its {len(numbers)} classes"
-    raise ManifestError(f"{where}: the class {text!r} does not stand in {CLASSES_FILE}{hint}")
+    raise ValueError(f"the class {name!r} does not stand in {CLASSES_FILE}{hint}")
 
 
-def _frame_counts(source: Path, table: Table) -> NDArray[np.int32]:
-    """Parse frame counts; an empty cell and -1 mean unknown."""
-    texts = table.cells["num_frames"]
-    try:
-        known = texts if "" not in texts else [text or "-1" for text in texts]
-        counts = np.fromiter(map(int, known), np.int64, len(texts))
-    except (ValueError, OverflowError):
-        counts = np.array([int(text) if _is_integer(text) and len(text) < 12 else 0 for text in texts])
-    for index in np.flatnonzero((counts < -1) | (counts == 0) | (counts > _INT32_MAX)).tolist():
-        raise ManifestError(
-            f"{source}:{table.lines[index]}: num_frames is {texts[index]!r}: wanted a positive integer, or nothing"
-        )
-    return counts.astype(np.int32)
+def _frame_count(text: str) -> int:
+    """Parse a frame count; an empty cell and -1 mean unknown."""
+    text = text or "-1"
+    count = int(text) if _INTEGER.fullmatch(text.strip()) else 0
+    if count != -1 and not 0 < count <= _INT32_MAX:
+        raise ValueError(f"num_frames is {text!r}: wanted a positive integer, or nothing")
+    return count
 
 
-def _flags(source: Path, table: Table) -> NDArray[np.bool_]:
-    """Parse the reversed column: 0, 1, false, true, no, yes or empty."""
-    texts = table.cells["reversed"]
-    meaning = {text: _FLAGS.get(text.strip().lower()) for text in set(texts)}
-    if None in meaning.values():
-        index = next(index for index, text in enumerate(texts) if meaning[text] is None)
-        raise ManifestError(f"{source}:{table.lines[index]}: reversed is {texts[index]!r}: wanted 0 or 1")
-    return np.fromiter(map(meaning.__getitem__, texts), bool, len(texts))
+def _flag(text: str) -> bool:
+    if text.strip().lower() not in _FLAGS:
+        raise ValueError(f"reversed is {text!r}: wanted 0 or 1")
+    return _FLAGS[text.strip().lower()]
 
 
-def _digests(source: Path, table: Table) -> NDArray[np.void]:
-    """Parse the sha256 column: 64 hexadecimal digits, or nothing."""
-    texts = table.cells["sha256"]
-    for line, text in zip(table.lines, texts, strict=True):
-        if text and not _SHA256.fullmatch(text):
-            raise ManifestError(f"{source}:{line}: sha256 is {text!r}: wanted 64 hexadecimal digits, or nothing")
-    return np.frombuffer(b"".join(bytes.fromhex(text) if text else bytes(32) for text in texts), "V32")
-
-
-def _is_integer(text: str) -> bool:
-    return text.strip().lstrip("+-").isdecimal()
+def _digest(text: str) -> bytes:
+    if text and not _SHA256.fullmatch(text):
+        raise ValueError(f"sha256 is {text!r}: wanted 64 hexadecimal digits, or nothing")
+    return bytes.fromhex(text) if text else bytes(32)

@@ -16,8 +16,7 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.data.manifest.columns import ColumnWriter, StoredRows
+from summit_train.data.manifest.columns import StoredRows, write_table
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, Manifest
 from summit_train.errors import UserError
 from summit_train.files import file_sha256, write_text
@@ -143,16 +142,16 @@ class Place(NamedTuple):
 
 def write_index(folder: Path, parts: Iterable[tuple[NDArray[Any], NDArray[Any]]]) -> None:
     """Write the index. parts: each shard's rows of clips and of pictures, in order; `first` counts from 0 in each."""
-    num_pictures = 0
-    with ExitStack() as stack:
-        clips = stack.enter_context(ColumnWriter(folder / CLIPS, CLIP_ROW))
-        pictures = stack.enter_context(ColumnWriter(folder / PICTURES, PICTURE_ROW))
-        for clip_rows, picture_rows in parts:
-            moved = clip_rows.copy()
-            moved["first"] += num_pictures
-            clips.append(moved)
-            pictures.append(picture_rows)
-            num_pictures += len(picture_rows)
+
+    def moved() -> Iterator[dict[str, NDArray[Any]]]:
+        num_pictures = 0
+        for clip_rows, pictures in parts:
+            clips = clip_rows.copy()
+            clips["first"] += num_pictures
+            num_pictures += len(pictures)
+            yield {"clips": clips, "pictures": pictures}
+
+    write_table(folder, {"clips": CLIP_ROW, "pictures": PICTURE_ROW}, moved())
 
 
 class ShardIndex:

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from summit_train.data.manifest.columns import sync_folder
 from summit_train.data.manifest.files import FileStore
-from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER, open_columns, write_columns
-from summit_train.data.manifest.tables import Cells
+from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER, write_columns
+from summit_train.data.manifest.tables import Columns
 from summit_train.data.packed.format import (
     CLIP_ROW,
     INDEX_FOLDER,
@@ -98,7 +98,7 @@ def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, wo
     asked = {"packing": asdict(packing), "fingerprint": manifest.fingerprint(), "shard_bytes": shard_bytes}
     if (folder / PACK_FILE).exists():
         pack = read_pack(folder)
-        wanted = replace(manifest, stored=None, pixels=packing.pixels) if packing.pixels else manifest
+        wanted = replace(manifest, stored_fingerprint="", pixels=packing.pixels) if packing.pixels else manifest
         if (pack.packing, pack.fingerprint) != (packing, wanted.fingerprint()):
             raise PackError(f"{folder}: another set lies there; delete it, or pack elsewhere")
         _drop_work(folder)  # where it was killed just before
@@ -230,16 +230,15 @@ def finish(job: Job) -> Pack:
     for name in (PACKED_MANIFEST, INDEX_FOLDER):
         (job.folder / name).mkdir(exist_ok=True)
     # Generators: one part of a large set at a time is in memory.
-    cells = (_cells(job, part) for part in _parts(job))
-    wide = len(manifest.paths) >= 1 << 32
-    write_columns(job.folder / PACKED_MANIFEST, cells, manifest.classes, wide=wide, pixels=job.packing.pixels)
+    columns = (_columns(job, part) for part in _parts(job))
+    wide, pixels = len(manifest.paths) >= 1 << 32, job.packing.pixels
+    fingerprint = write_columns(job.folder / PACKED_MANIFEST, columns, manifest.classes, wide=wide, pixels=pixels)
     write_index(job.folder / INDEX_FOLDER, ((part.clips, part.pictures) for part in _parts(job)))
     shards = tuple(StoredFile(shard_name(number), part.size, part.sha256) for number, part in enumerate(_parts(job)))
     names = sorted(
         f"{name}/{file.name}" for name in (PACKED_MANIFEST, INDEX_FOLDER) for file in (job.folder / name).iterdir()
     )
     files = tuple(stored_file(job.folder, name) for name in names)
-    fingerprint = open_columns(job.folder / PACKED_MANIFEST, str(job.folder)).fingerprint()
     pack = Pack(job.packing, len(manifest), job.clips_per_shard, fingerprint, shards, files)
     pack.write(job.folder)
     sync_folder(job.folder)
@@ -266,19 +265,19 @@ def _drop_work(folder: Path) -> None:
         shutil.rmtree(folder / PACKING_FOLDER)
 
 
-def _cells(job: Job, part: LoadedPart) -> Cells:
-    """Return the manifest's cells of a shard's clips, with the frames that packing counted."""
+def _columns(job: Job, part: LoadedPart) -> Columns:
+    """Return the manifest's columns of a shard's clips, with the frames that packing counted."""
     manifest, clips = job.store.manifest, job.clips(part.shard)
     rows = slice(clips.start, clips.stop)
-    offsets = manifest.offsets[clips.start : clips.stop + 1].astype(np.int64)
-    return Cells(
-        paths=manifest.paths[int(offsets[0]) : int(offsets[-1])],
-        lengths=np.diff(offsets),
-        labels=manifest.labels[rows],
-        frame_counts=part.frame_counts,
-        reversed_flags=manifest.reversed_flags[rows],
-        lines=np.zeros(len(clips), np.int32),
-    )
+    offsets = manifest.offsets[clips.start : clips.stop + 1]
+    return {
+        "paths": manifest.paths[offsets[0] : offsets[-1]],
+        "offsets": offsets[1:],
+        "labels": manifest.labels[rows],
+        "frame_counts": part.frame_counts,
+        "reversed_flags": manifest.reversed_flags[rows],
+        "lines": np.zeros(len(clips), np.int32),
+    }
 
 
 class Part:

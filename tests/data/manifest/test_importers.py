@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from av.video.frame import VideoFrame
 
 from summit_train.__main__ import main
 from summit_train.data.batches.store import open_store
-from summit_train.data.manifest import ManifestError, ManifestRow, importers, read_manifest
-from summit_train.data.manifest.importers import Annotations, locate
+from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest
+from summit_train.data.manifest.importers import KINDS, Annotations, Request, locate
 from summit_train.data.manifest.quarantine import read_quarantine
 from summit_train.data.video.augment import View
 from summit_train.spec import DataSpec
@@ -46,6 +47,10 @@ def _written(path: Path, text: str) -> Path:
     return path
 
 
+def _read(kind: str, source: Path, **more: Any) -> Annotations:
+    return KINDS[kind][0](Request(source, **more))
+
+
 def _located(annotations: Annotations, root: Path) -> list[tuple[str, int] | str]:
     """(path, label) of what is found, the message of what is not."""
     found = locate(annotations, str(root))
@@ -73,7 +78,7 @@ def test_kinetics_as_downloaders_name_the_files(tmp_path: Path, touch: Callable[
         "twice.mp4",  # of which of the two clips?
         "notes.txt",
     )
-    annotations = importers.read_kinetics(_written(tmp_path / "train.csv", KINETICS), None)
+    annotations = _read("kinetics", _written(tmp_path / "train.csv", KINETICS))
     assert annotations.classes == ("dribbling basketball", "eating spaghetti", "testifying")
     assert _located(annotations, root) == [
         ("---QUuC4vJs_000084_000094.mp4", 2),
@@ -87,14 +92,14 @@ def test_kinetics_as_downloaders_name_the_files(tmp_path: Path, touch: Callable[
 
 def test_kinetics_600_and_700_have_the_same_columns_and_more(tmp_path: Path, touch: Callable[..., Path]) -> None:
     text = 'label,youtube_id,time_start,time_end,split,is_cc\n"a, b",x,0.0,10.0,validate,0\n'
-    annotations = importers.read_kinetics(_written(tmp_path / "val.csv", text), ("a, b", "c"))
+    annotations = _read("kinetics", _written(tmp_path / "val.csv", text), classes=("a, b", "c"))
     assert annotations.classes == ("a, b", "c")
     assert _located(annotations, touch("x_000000_000010.mp4")) == [("x_000000_000010.mp4", 0)]
 
 
 def test_a_clip_that_is_there_twice_is_not_guessed(tmp_path: Path, touch: Callable[..., Path]) -> None:
     text = "label,youtube_id,time_start,time_end,split\na,x,0,10,train\n"
-    annotations = importers.read_kinetics(_written(tmp_path / "train.csv", text), None)
+    annotations = _read("kinetics", _written(tmp_path / "train.csv", text))
     [found] = _located(annotations, touch("a/x_000000_000010.mp4", "b/x_000000_000010.mp4"))
     assert "is there more than once" in str(found)
 
@@ -110,7 +115,7 @@ def test_a_clip_that_is_there_twice_is_not_guessed(tmp_path: Path, touch: Callab
 )
 def test_a_kinetics_csv_that_is_none(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(ManifestError, match=reason):
-        importers.read_kinetics(_written(tmp_path / "train.csv", text), None)
+        _read("kinetics", _written(tmp_path / "train.csv", text))
 
 
 # UCF101 and HMDB51.
@@ -121,16 +126,16 @@ def test_ucf101(tmp_path: Path, touch: Callable[..., Path]) -> None:
     train = "ApplyEyeMakeup/v_ApplyEyeMakeup_g08_c01.avi 1\nArchery/v_Archery_g09_c02.avi 2\n"
     test = "Archery/v_Archery_g01_c01.avi\r\nArchery/v_Archery_g01_c02.avi\r\n"
     root = touch("ApplyEyeMakeup/v_ApplyEyeMakeup_g08_c01.avi", "Archery/v_Archery_g01_c02.avi")
-    annotations = importers.read_ucf101(_written(tmp_path / "trainlist01.txt", train), None)
+    annotations = _read("ucf101", _written(tmp_path / "trainlist01.txt", train))
     assert [clip.group for clip in annotations.clips] == ["ApplyEyeMakeup_g08", "Archery_g09"]
     assert _located(annotations, root) == [
         ("ApplyEyeMakeup/v_ApplyEyeMakeup_g08_c01.avi", 0),
         "Archery/v_Archery_g09_c02.avi: No such file or directory",
     ]
-    annotations = importers.read_ucf101(_written(tmp_path / "testlist01.txt", test), None)
+    annotations = _read("ucf101", _written(tmp_path / "testlist01.txt", test))
     assert _located(annotations, root)[1] == ("Archery/v_Archery_g01_c02.avi", 1)
     with pytest.raises(ManifestError, match=r"trainlist01\.txt:1: 2 is not the number of ApplyEyeMakeup"):
-        importers.read_ucf101(_written(tmp_path / "trainlist01.txt", train.replace("avi 1", "avi 2")), None)
+        _read("ucf101", _written(tmp_path / "trainlist01.txt", train.replace("avi 1", "avi 2")))
 
 
 def test_hmdb51(tmp_path: Path, touch: Callable[..., Path]) -> None:
@@ -140,12 +145,12 @@ def test_hmdb51(tmp_path: Path, touch: Callable[..., Path]) -> None:
     _written(lists / "wave_test_split1.txt", "d#wave.avi 1 \n")
     _written(lists / "wave_test_split2.txt", "d#wave.avi 2 \n")
     root = touch("brush_hair/a_brush.avi", "brush_hair/b_brush.avi", "d#wave.avi")
-    annotations = importers.read_hmdb51(lists, 1, "train")
+    annotations = _read("hmdb51", lists, split=1, part="train")
     assert annotations.classes == ("brush_hair", "wave")
     assert _located(annotations, root) == [("brush_hair/a_brush.avi", 0), ("d#wave.avi", 1)]
-    assert _located(importers.read_hmdb51(lists, 1, "test"), root) == [("brush_hair/b_brush.avi", 0)]
+    assert _located(_read("hmdb51", lists, split=1, part="test"), root) == [("brush_hair/b_brush.avi", 0)]
     with pytest.raises(ManifestError, match=r"there is no CLASS_test_split3\.txt"):
-        importers.read_hmdb51(lists, 3, "train")
+        _read("hmdb51", lists, split=3, part="train")
 
 
 # Something-Something and Jester.
@@ -159,7 +164,7 @@ def test_something_v1_and_jester_are_folders_of_pictures(tmp_path: Path) -> None
     labels = _written(tmp_path / "labels.csv", "Holding something\nSomething falling like a feather or paper\n")
     text = "100218;Something falling like a feather or paper\n24413;Holding something\n"
     text += "7;Holding something\n9;Holding something\n"
-    annotations = importers.read_something_v1(_written(tmp_path / "train.csv", text), labels)
+    annotations = _read("something_v1", _written(tmp_path / "train.csv", text), labels=labels)
     found = list(locate(annotations, str(tmp_path / "set")))
     assert found[:2] == [ManifestRow("100218", 1, 5), ManifestRow("24413", 0, 7)]
     assert [str(error) for error in found[2:]] == [
@@ -175,9 +180,9 @@ def test_something_v1_and_jester_are_folders_of_pictures(tmp_path: Path) -> None
 def test_a_something_csv_that_is_none(tmp_path: Path, text: str, reason: str) -> None:
     labels = _written(tmp_path / "labels.csv", "Holding something\n")
     with pytest.raises(ManifestError, match=reason):
-        importers.read_something_v1(_written(tmp_path / "train.csv", text), labels)
+        _read("something_v1", _written(tmp_path / "train.csv", text), labels=labels)
     with pytest.raises(ManifestError, match="by --labels"):
-        importers.read_something_v1(tmp_path / "train.csv", None)
+        _read("something_v1", tmp_path / "train.csv")
 
 
 def test_something_v2(tmp_path: Path, touch: Callable[..., Path]) -> None:
@@ -193,7 +198,7 @@ def test_something_v2(tmp_path: Path, touch: Callable[..., Path]) -> None:
     ]
     label_path = _written(tmp_path / "labels.json", json.dumps(labels))
     train = _written(tmp_path / "train.json", json.dumps(clips))
-    annotations = importers.read_something_v2(train, label_path)
+    annotations = _read("something_v2", train, labels=label_path)
     assert annotations.classes == ("Approaching something with your camera", "Holding something next to something")
     assert _located(annotations, touch("78687.webm")) == [("78687.webm", 1), "4.webm: No such file or directory"]
     for text, reason in (
@@ -203,9 +208,9 @@ def test_something_v2(tmp_path: Path, touch: Callable[..., Path]) -> None:
         ('[{"id": "1", "template": "Waving"}]', "the label 'Waving' does not stand in"),
     ):
         with pytest.raises(ManifestError, match=reason):
-            importers.read_something_v2(_written(train, text), label_path)
+            _read("something_v2", _written(train, text), labels=label_path)
     with pytest.raises(ManifestError, match="the numbers 0 to 1, each once"):
-        importers.read_something_v2(train, _written(label_path, '{"a": "0", "b": "2"}'))
+        _read("something_v2", train, labels=_written(label_path, '{"a": "0", "b": "2"}'))
 
 
 # Folders and lists.
@@ -214,7 +219,7 @@ def test_something_v2(tmp_path: Path, touch: Callable[..., Path]) -> None:
 def test_class_folders_of_videos_and_of_pictures(tmp_path: Path, touch: Callable[..., Path]) -> None:
     root = touch("run/a.mp4", "run/.hidden.mp4", "walk/notes.txt")
     _frames(root / "walk" / "clip", 4)
-    annotations = importers.read_folders(root)
+    annotations = _read("folders", root)
     assert list(locate(annotations, str(root))) == [ManifestRow("run/a.mp4", 0), ManifestRow("walk/clip", 1, 4)]
 
 
@@ -222,12 +227,12 @@ def test_lists(tmp_path: Path, touch: Callable[..., Path]) -> None:
     root = touch("a b.mp4", "c.mp4")
     _frames(root / "frames", 4)
     source = _written(tmp_path / "list.txt", "a b.mp4 2\nc.mp4 99 0\nframes 4 1\n")
-    found = list(locate(importers.read_list(source, None), str(root)))
+    found = list(locate(_read("list", source), str(root)))
     assert found == [ManifestRow("a b.mp4", 2), ManifestRow("c.mp4", 0), ManifestRow("frames", 1, 4)]
-    named = importers.read_list(_written(source, "c.mp4 walk\n"), ("run", "walk"))
+    named = _read("list", _written(source, "c.mp4 walk\n"), classes=("run", "walk"))
     assert list(locate(named, str(root))) == [ManifestRow("c.mp4", 1)]
     with pytest.raises(ManifestError, match=r"list\.txt:1: label 'walk' is no number"):
-        importers.read_list(source, None)
+        _read("list", source)
 
 
 # The command.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,12 @@ def test_a_large_manifest_is_the_same_as_a_small_one(cached: Path, text: str, mo
     for manifest in (large, again, travelled):
         assert _same(manifest, small)
         assert manifest.place(len(manifest) - 1) == small.place(len(small) - 1)
+
+
+def test_the_fingerprint_in_pieces_is_that_of_the_whole(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = _read(cached, _MANY, "run\njump\nwalk\n")
+    monkeypatch.setattr(manifest_module, "_AT_ONCE", 1000)
+    assert replace(whole, stored_fingerprint="").fingerprint() == whole.fingerprint()
 
 
 def test_a_large_manifest_is_read_again_when_it_or_its_classes_change(cached: Path) -> None:

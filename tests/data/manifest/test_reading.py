@@ -13,7 +13,6 @@ from summit_train.data.manifest import (
     Manifest,
     ManifestError,
     ManifestRow,
-    num_clips,
     read_classes,
     read_manifest,
     write_manifest,
@@ -111,7 +110,7 @@ def test_class_folders(tmp_path: Path) -> None:
         (os.path.join(root, "walk/a.AVI"), 2),
         (os.path.join(root, "walk/b.mp4"), 2),
     ]
-    assert num_clips(tmp_path) == 3
+    assert len(manifest) == 3
 
 
 # Writing.
@@ -140,7 +139,7 @@ def test_what_is_written_is_read(tmp_path: Path, rows: list[ManifestRow]) -> Non
     assert _clips(manifest) == [(row.path, row.label) for row in rows]
     assert [manifest.num_frames(index) for index in range(len(rows))] == [row.num_frames for row in rows]
     assert manifest.reversed_flags.tolist() == [row.reversed for row in rows]
-    assert num_clips(path) == len(rows)
+    assert len(manifest) == len(rows)
 
 
 def test_columns_that_no_row_fills_are_not_written(tmp_path: Path) -> None:
@@ -249,15 +248,13 @@ def test_classes_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_manifests_that_are_not_there(tmp_path: Path) -> None:
-    for function in (read_manifest, num_clips):
-        with pytest.raises(ManifestError, match=r"absent.csv: the manifest cannot be read: No such file"):
-            function(tmp_path / "absent.csv")
-        with pytest.raises(ManifestError, match="a folder without sub-folders"):
-            function(tmp_path)
+    with pytest.raises(ManifestError, match=r"absent.csv: the manifest cannot be read: No such file"):
+        read_manifest(tmp_path / "absent.csv")
+    with pytest.raises(ManifestError, match="a folder without sub-folders"):
+        read_manifest(tmp_path)
     (tmp_path / "run").mkdir()
-    for function in (read_manifest, num_clips):
-        with pytest.raises(ManifestError, match="there is not one clip in it"):
-            function(tmp_path)
+    with pytest.raises(ManifestError, match="there is not one clip in it"):
+        read_manifest(tmp_path)
 
 
 def test_a_video_is_no_manifest(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import av
 import numpy as np
 import pytest
 
-from summit_train.data.check.survey import spread
+from summit_train.data.check import spread
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.video.augment import View

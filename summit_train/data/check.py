@@ -1,8 +1,8 @@
-"""Decoding files in full, by many processes, to see what they hold; with a journal, so that it can be continued.
+"""What the files of a data set really hold: which there are, and which of them are whole after a full decode.
 
-A file that brings its process down does not end the survey. The journal is a folder beside the result with a file for
-each rank: one JSON object a line, the path, its file's size and modification time, and the finding. A line counts only
-while the file is unchanged.
+Many processes decode. A file that brings its process down does not end the survey. A journal lets an interrupted survey
+continue: a folder beside the result with a file for each rank, one JSON object a line: the path, its file's size and
+modification time, and the finding. A line counts only while the file is unchanged.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
+from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest
+from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, file_tables, folder_tables, is_video
 from summit_train.data.video.clips import probe_folder
 from summit_train.data.video.decode import probe
 from summit_train.data.video.limits import NO_HURRY, worker_pool
-from summit_train.data.video.source import DecodeError, load_video
+from summit_train.data.video.source import MISSING, DecodeError, load_video
 from summit_train.files import file_sha256
 
 _PATHS_PER_WORKER = 16
@@ -169,3 +172,118 @@ def _state(root: str, path: str) -> list[int] | None:
     except (OSError, ValueError):
         return None
     return [status.st_size, status.st_mtime_ns]
+
+
+# The result: rows of a manifest, or the clips of one that should not be trained on.
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The videos to decode: rows with a path relative to `root` and a label.
+
+    classes: their names, label by label, None where the labels come from a manifest. skipped: the number of files of
+    each extension that is no video's.
+    """
+
+    root: Path
+    rows: Sequence[ManifestRow]
+    classes: tuple[str, ...] | None
+    skipped: Counter[str]
+
+
+def list_videos(source: str | Path, root: str | Path | None = None) -> Listing:
+    """List the videos to index.
+
+    source: a folder with a folder for each class; a folder of videos, which is one class with the folder's
+    name; or a manifest, whose labels, groups and directions are kept and whose paths are relative to `root`
+    (default: the manifest's folder). Raises ManifestError where there is no video, and for videos beside class
+    folders: their class is unknown.
+    """
+    source = Path(source)
+    if not source.is_dir():
+        manifest = read_manifest(source)
+        groups = (group for t in file_tables(source) for group in t.cells.get("group", [""] * len(t.lines)))
+        listed = [replace(manifest.row(clip), group=group or None) for clip, group in enumerate(groups)]
+        return Listing(Path(root or source.parent), listed, manifest.classes, Counter())
+    entries = sorted(os.scandir(source), key=lambda entry: entry.name)
+    beside = [ManifestRow(entry.name, 0) for entry in entries if entry.is_file() and is_video(entry.name)]
+    has_folders = any(entry.is_dir() and not entry.name.startswith(".") for entry in entries)
+    rows = [
+        ManifestRow(path, int(label))
+        for table in (folder_tables(source) if has_folders else ())
+        for path, label in zip(table.cells["path"], table.cells["label"], strict=True)
+    ]
+    if rows and beside:
+        path = source / beside[0].path
+        raise ManifestError(f"{path}: stands beside class folders; move it into the one of its class")
+    if not rows and not beside:
+        raise ManifestError(f"{source}: no video in it, no name with {', '.join(VIDEO_EXTENSIONS)}")
+    classes = class_folders(source) if rows else (source.resolve().name,)
+    others = (file for _, _, files in os.walk(source) for file in files if not is_video(file))
+    skipped = Counter(os.path.splitext(file)[1].lower() or "none" for file in others)
+    return Listing(source, rows or beside, classes, skipped)
+
+
+def with_facts(row: ManifestRow, found: Found) -> ManifestRow | DecodeError:
+    """Return a row with the facts of its file; a bad file stays an error."""
+    return found if isinstance(found, DecodeError) else replace(row, **asdict(found))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result of an index: `rows` go into the manifest, the others are errors with the reason, path by path.
+
+    copies: (path, an earlier path) of files with the same bytes.
+    """
+
+    rows: Sequence[ManifestRow]
+    missing: Sequence[DecodeError]
+    unreadable: Sequence[DecodeError]
+    short: Sequence[DecodeError]
+    copies: Sequence[tuple[str, str]]
+
+    @property
+    def left_out(self) -> list[DecodeError]:
+        """Return the errors of all files that are not in the manifest."""
+        return [*self.missing, *self.unreadable, *self.short]
+
+
+def summarise(rows: Sequence[ManifestRow | DecodeError], min_frames: int = 1) -> Summary:
+    """Sort the rows of an index; those with fewer than `min_frames` frames are left out."""
+    bad = {row.path: row for row in rows if isinstance(row, DecodeError)}.values()
+    good = [row for row in rows if isinstance(row, ManifestRow)]
+    short = {row.path: row.num_frames for row in good if (row.num_frames or 0) < min_frames}
+    rows_left = [row for row in good if row.path not in short]
+    by_digest = defaultdict[str | None, dict[str, None]](dict)  # dicts keep the order
+    for row in rows_left:
+        by_digest[row.sha256][row.path] = None
+    return Summary(
+        rows_left,
+        [error for error in bad if error.reason == MISSING],
+        [error for error in bad if error.reason != MISSING],
+        [DecodeError(path, f"has {count} frames, fewer than {min_frames}") for path, count in short.items()],
+        tuple((path, first) for first, *others in by_digest.values() for path in others),
+    )
+
+
+def compare(manifest: Manifest, clip: int, found: Found) -> DecodeError | None:
+    """Return why a clip should not be trained on, given the finding for its file; None where it may be."""
+    path = manifest.path(clip)
+    if isinstance(found, DecodeError):
+        return DecodeError(path, found.reason)
+    digest, num_frames = manifest.sha256(clip), manifest.num_frames(clip)
+    if digest is not None and digest.hex() != found.sha256:
+        return DecodeError(path, "has changed since it was indexed: its SHA-256 is not the manifest's")
+    if num_frames not in (None, found.num_frames):
+        return DecodeError(path, f"has {found.num_frames} frames, but the manifest says {num_frames}")
+    return None
+
+
+def bad_clips(manifest: Manifest, found: Mapping[str, Found]) -> list[DecodeError]:
+    """Return the bad clips of a manifest, each path once. found: by path."""
+    errors = dict[str, DecodeError]()
+    for clip in range(len(manifest)):
+        error = compare(manifest, clip, found[manifest.path(clip)])
+        if error is not None:
+            errors.setdefault(error.path, error)
+    return list(errors.values())
