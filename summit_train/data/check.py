@@ -16,7 +16,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -144,21 +143,13 @@ class Journal:
                 found[path] = DecodeError(path, record["error"]) if "error" in record else Facts(**record["facts"])
         return found
 
-    @contextmanager
-    def part(self, rank: int) -> Iterator[Callable[[str, Found], None]]:
-        """Open the file that this rank appends to; give the function that appends the finding for a path."""
+    def add(self, rank: int, path: str, found: Found) -> None:
+        """Append the finding for a path to this rank's file."""
+        what = {"error": found.reason} if isinstance(found, DecodeError) else {"facts": asdict(found)}
+        record = {"path": path, "state": _state(self._root, path), **what}
         self._folder.mkdir(parents=True, exist_ok=True)
         with open(self._folder / f"{rank:06}.jsonl", "ab") as file:
-            if file.tell():
-                file.write(b"\n")  # the line before may be incomplete
-
-            def add(path: str, found: Found) -> None:
-                what = {"error": found.reason} if isinstance(found, DecodeError) else {"facts": asdict(found)}
-                record = {"path": path, "state": _state(self._root, path), **what}
-                file.write(json.dumps(record).encode() + b"\n")
-                file.flush()
-
-            yield add
+            file.write(b"\n" + json.dumps(record).encode())  # the line before may be incomplete
 
     def remove(self) -> None:
         """Delete the journal, when the result is written."""

@@ -82,10 +82,8 @@ def journal(tmp_path: Path) -> Journal:
     for name in ("a.mp4", BAD, "c.mp4"):
         (tmp_path / name).write_text("x")
     journal = Journal(tmp_path / ".list.csv.journal", str(tmp_path))
-    with journal.part(0) as add:
-        add("a.mp4", NOTED)
-    with journal.part(1) as add:
-        add(BAD, DecodeError(BAD, "is damaged"))
+    journal.add(0, "a.mp4", NOTED)
+    journal.add(1, BAD, DecodeError(BAD, "is damaged"))
     return journal
 
 
@@ -103,8 +101,7 @@ def test_half_a_line_is_passed_over_and_the_next_one_is_whole(journal: Journal, 
     part = tmp_path / ".list.csv.journal" / "000000.jsonl"
     part.write_bytes(part.read_bytes()[:-9])
     assert _read(journal) == {BAD: f"{BAD}: is damaged"}
-    with journal.part(0) as add:
-        add("c.mp4", NOTED)
+    journal.add(0, "c.mp4", NOTED)
     assert _read(journal) == {BAD: f"{BAD}: is damaged", "c.mp4": NOTED}
 
 
@@ -115,8 +112,7 @@ def test_a_file_that_has_changed_is_looked_at_again(journal: Journal, tmp_path: 
 
 
 def test_a_missing_file_is_noted_as_missing(journal: Journal, tmp_path: Path) -> None:
-    with journal.part(2) as add:
-        add("d.mp4", DecodeError("d.mp4", "No such file or directory"))
+    journal.add(2, "d.mp4", DecodeError("d.mp4", "No such file or directory"))
     assert list(journal.read(["d.mp4"])) == ["d.mp4"]
     (tmp_path / "d.mp4").write_text("here it is")
     assert journal.read(["d.mp4"]) == {}

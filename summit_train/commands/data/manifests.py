@@ -19,6 +19,7 @@ from summit_train.data.manifest.split import Splitting, split_manifest
 from summit_train.data.motion import KINDS as MOTION_KINDS
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.data.video.source import MISSING, DecodeError
+from summit_train.text import table
 
 _SHOWN = 20  # lines of each list on the screen; the file has them all
 
@@ -109,20 +110,16 @@ def _index(args: argparse.Namespace) -> int:
         if world.rank == 0:
             summary = summarise([with_facts(row, found[row.path]) for row in listing.rows], args.min_frames)
             _report_index(listing, summary)
-            _write_index(args, listing, summary)
+            # The list of what is left out first: where the manifest exists, the list does too.
+            _write_left_out(args.out, summary.left_out)
+            if not summary.rows:
+                raise ManifestError(f"{args.source}: not one video in it can be used")
+            if listing.classes is not None:
+                write_classes(args.out.parent, listing.classes)
+            write_manifest(args.out, summary.rows)
+            print(f"wrote {args.out}; its paths start at data.root={listing.root}")
             journal.remove()
     return 0
-
-
-def _write_index(args: argparse.Namespace, listing: Listing, summary: Summary) -> None:
-    # The list of what is left out first: where the manifest exists, the list does too.
-    _write_left_out(args.out, summary.left_out)
-    if not summary.rows:
-        raise ManifestError(f"{args.source}: not one video in it can be used")
-    if listing.classes is not None:
-        write_classes(args.out.parent, listing.classes)
-    write_manifest(args.out, summary.rows)
-    print(f"wrote {args.out}; its paths start at data.root={listing.root}")
 
 
 def _report_index(listing: Listing, summary: Summary) -> None:
@@ -161,16 +158,11 @@ def _scan(args: argparse.Namespace) -> int:
             bad = bad_clips(manifest, found)
             write_quarantine(args.out, bad)
             journal.remove()
-            _report_scan(args.out, len(paths), bad)
+            print(f"{len(paths):,} clips decoded, {len(bad):,} bad")
+            for reason, count in Counter(error.reason for error in bad).most_common(_SHOWN):
+                print(f"  {count:>6,}  {reason}")
+            print(f"wrote {args.out}" + (f"; train without them: data.quarantine={args.out}" if bad else ""))
     return 0
-
-
-def _report_scan(out: Path, num_paths: int, bad: list[DecodeError]) -> None:
-    """Print how many are bad, and the reasons, the most frequent first."""
-    print(f"{num_paths:,} clips decoded, {len(bad):,} bad")
-    for reason, count in Counter(error.reason for error in bad).most_common(20):
-        print(f"  {count:>6,}  {reason}")
-    print(f"wrote {out}" + (f"; train without them: data.quarantine={out}" if bad else ""))
 
 
 def _split_arguments(parser: argparse.ArgumentParser) -> None:
@@ -198,14 +190,9 @@ def _split(args: argparse.Namespace) -> int:
         folds = split_manifest(args.manifest, args.out, how)
     except OSError as error:
         raise ManifestError(f"{args.out}: cannot be written ({error.strerror or error})") from error
-    columns = [f"{fold.folder.name} train/val" for fold in folds]
-    width = max(map(len, ("class", *folds[0].train)))
-    print(f"{'class':<{width}}  {'  '.join(columns)}")
-    for name in folds[0].train:
-        cells = (
-            f"{f'{fold.train[name]:,}/{fold.val[name]:,}':>{len(c)}}" for fold, c in zip(folds, columns, strict=True)
-        )
-        print(f"{name:<{width}}  {'  '.join(cells)}")
+    rows = [["class", *(f"{fold.folder.name} train/val" for fold in folds)]]
+    rows += [[name, *(f"{fold.train[name]:,}/{fold.val[name]:,}" for fold in folds)] for name in folds[0].train]
+    print(table(rows, indent=""))
     for fold in folds:
         train, val = sum(fold.train.values()), sum(fold.val.values())
         print(f"{fold.folder}: {train:,} clips to train on, {val:,} to validate on")

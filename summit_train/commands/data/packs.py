@@ -13,7 +13,7 @@ from summit_train.commands.data.ranks import followed, num_workers
 from summit_train.commands.ranks import session, this_launch
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore, located_root
-from summit_train.data.packed.format import Pack, PackError, Packing, read_pack
+from summit_train.data.packed.format import PackError, Packing, read_pack
 from summit_train.data.packed.pack import Job, begin, finish, missing_shards, pack_shards
 from summit_train.data.packed.stage import Staging
 from summit_train.data.packed.verify import stray_files, verify_files
@@ -133,15 +133,13 @@ def _verify(args: argparse.Namespace) -> int:
         checked = followed(verify_files(args.out, pack, mine, workers), len(mine), "files", world)
         everyone = world.gather(list(chain.from_iterable(checked)))
         if everyone is not None:
-            _report_verified(args.out, pack, [*chain.from_iterable(everyone), *stray_files(args.out, pack)])
+            found = [*chain.from_iterable(everyone), *stray_files(args.out, pack)]
+            if found:
+                named = "\n".join(found)
+                raise DamagedError(f"{args.out}: {len(found)} of its files are not as they were packed:\n{named}")
+            size = size_text(sum(file.size for file in files))
+            print(f"{args.out}: {pack.clips:,} clips in {len(files):,} files, {size}: every byte is as it was packed")
     return 0
-
-
-def _report_verified(folder: Path, pack: Pack, found: list[str]) -> None:
-    if found:
-        raise DamagedError("\n".join([f"{folder}: {len(found)} of its files are not as they were packed:", *found]))
-    size = size_text(sum(file.size for file in pack.every_file))
-    print(f"{folder}: {pack.clips:,} clips in {len(pack.every_file):,} files, {size}: every byte is as it was packed")
 
 
 def _stage_arguments(parser: argparse.ArgumentParser) -> None:

@@ -71,8 +71,7 @@ def surveyed(
     left = world.broadcast([path for path in paths if path not in known])
     mine = left[world.rank :: world.size]
     found = survey(root, mine, num_workers(workers, world, least=0))
-    with journal.part(world.rank) as add:
-        for path, what in zip(mine, followed(found, len(mine), "videos", world), strict=True):
-            add(path, what)
+    for path, what in zip(mine, followed(found, len(mine), "videos", world), strict=True):
+        journal.add(world.rank, path, what)
     world.barrier()
     return journal.read(paths) if world.rank == 0 else {}, journal

@@ -12,7 +12,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from summit_train.data.manifest.columns import StoredRows, cached_folder, file_key, map_column, write_table
 from summit_train.data.manifest.tables import (
     CLASSES_FILE,
-    COLUMNS,
     DTYPES,
     Columns,
     ManifestError,
@@ -42,15 +41,16 @@ CACHED_BYTES = 8 << 20
 PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER = "pack.json", "manifest", ".packing"
 _FORMAT = "columns 2"
 _ABOUT = "columns.json"
-# For people, not read back: lists from elsewhere may use these names for other things.
-_ONLY_WRITTEN = ("duration", "codec")
 # Columns are hashed in pieces of this many rows, without a copy of the whole.
 _AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
 class ManifestRow:
-    """One clip as it is written. label: an integer or a class name. None becomes an empty cell."""
+    """One clip as it is written. label: an integer or a class name. None becomes an empty cell.
+
+    duration, codec: for people, not read back: lists from elsewhere may use these names for other things.
+    """
 
     path: str
     label: int | str
@@ -335,8 +335,8 @@ def check_beside(manifest: Path, classes: tuple[str, ...] | None, source: Path) 
 def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
     """Write a manifest CSV, whole or not at all. Optional columns that no row fills are left out."""
     rows = list(rows)
-    optional = [n for n in (*COLUMNS[2:], *_ONLY_WRITTEN) if any(getattr(row, n) not in (None, False) for row in rows)]
-    names = [*COLUMNS[:2], *optional]
+    first, second, *optional = [field.name for field in fields(ManifestRow)]
+    names = [first, second, *(n for n in optional if any(getattr(row, n) not in (None, False) for row in rows))]
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)

@@ -108,22 +108,19 @@ def _header(source: Path, file: TextIO) -> tuple[list[str], int]:
     for line, text in enumerate(iter(file.readline, ""), 1):
         if text.strip():
             names = [name.strip().strip('"') for name in text.split(",")]
-            if "path" in names or "label" in names:
-                _check_header(f"{source}:{line}", names)
-                return names, line
-            break
+            if not {"path", "label"} & set(names):
+                break
+            for name in ("path", "label"):
+                if names.count(name) != 1:
+                    has = ", ".join(names)
+                    raise ManifestError(f"{source}:{line}: wanted one column {name!r} in the header; it has {has}")
+            for name in names:
+                near = difflib.get_close_matches(name, COLUMNS, n=1, cutoff=0.8)
+                if near and near[0] != name:
+                    raise ManifestError(f"{source}:{line}: unknown column {name!r}: did you mean {near[0]!r}?")
+            return names, line
     file.seek(0)
     return [], 0
-
-
-def _check_header(where: str, header: list[str]) -> None:
-    for name in ("path", "label"):
-        if header.count(name) != 1:
-            raise ManifestError(f"{where}: wanted one column {name!r} in the header; it has {', '.join(header)}")
-    for name in header:
-        near = difflib.get_close_matches(name, COLUMNS, n=1, cutoff=0.8)
-        if near and near[0] != name:
-            raise ManifestError(f"{where}: unknown column {name!r}: did you mean {near[0]!r}?")
 
 
 def _csv_rows(source: Path, file: TextIO, width: int, line: int) -> Iterator[tuple[Any, ...]]:
