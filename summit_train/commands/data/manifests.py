@@ -75,23 +75,15 @@ def _import(args: argparse.Namespace) -> int:
     print(f"{len(found):,} clips listed, {len(classes):,} classes: {len(rows):,} found, {missing:,} missing")
     for error in left_out[:_SHOWN]:
         print(f"  {error}")
-    _write_left_out(args.out, left_out)
-    if not rows:
-        raise ManifestError(f"{root}: not one of the {len(found):,} clips is there: is --root right?")
-    write_classes(args.out.parent, classes)
-    write_manifest(args.out, rows)
-    print(f"wrote {args.out}; its paths start at data.root={root}")
+    nothing = f"{root}: not one of the {len(found):,} clips is there: is --root right?"
+    _write(args.out, rows, classes, root, left_out, nothing)
     print(f"next: summit-train data index {args.out} --root {root} --out INDEXED.csv")
     return 0
 
 
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source",
-        metavar="ROOT",
-        type=Path,
-        help="folder with a folder for each class, folder of videos (one class), or a manifest",
-    )
+    what = "folder with a folder for each class, folder of videos (one class), or a manifest"
+    parser.add_argument("source", metavar="ROOT", type=Path, help=what)
     parser.add_argument("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")
     parser.add_argument("--root", type=Path, help="where a manifest's paths start [its own folder]")
     parser.add_argument("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
@@ -110,14 +102,8 @@ def _index(args: argparse.Namespace) -> int:
         if world.rank == 0:
             summary = summarise([with_facts(row, found[row.path]) for row in listing.rows], args.min_frames)
             _report_index(listing, summary)
-            # The list of what is left out first: where the manifest exists, the list does too.
-            _write_left_out(args.out, summary.left_out)
-            if not summary.rows:
-                raise ManifestError(f"{args.source}: not one video in it can be used")
-            if listing.classes is not None:
-                write_classes(args.out.parent, listing.classes)
-            write_manifest(args.out, summary.rows)
-            print(f"wrote {args.out}; its paths start at data.root={listing.root}")
+            nothing = f"{args.source}: not one video in it can be used"
+            _write(args.out, summary.rows, listing.classes, listing.root, summary.left_out, nothing)
             journal.remove()
     return 0
 
@@ -169,18 +155,12 @@ def _split_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder that gets fold1 .. foldN")
     parser.add_argument("--folds", type=int, metavar="N", required=True, help="fold k validates on part k of N")
-    parser.add_argument(
-        "--group",
-        metavar="REGEX",
-        help="what it matches in a file's name (its first parenthesis, if any) is never on both sides [each file]",
-    )
+    group = "what it matches in a file's name (its first parenthesis, if any) is never on both sides [each file]"
+    parser.add_argument("--group", metavar="REGEX", help=group)
     parser.add_argument("--seed", type=int, default=0, help="of the shuffle [%(default)s]")
     parser.add_argument("--only", nargs="+", default=[], metavar="CLASS", help="take these classes; labels stay")
-    parser.add_argument(
-        "--both-directions",
-        action="store_true",
-        help="two classes instead: each clip as it is (forwards) and played backwards",
-    )
+    both = "two classes instead: each clip as it is (forwards) and played backwards"
+    parser.add_argument("--both-directions", action="store_true", help=both)
 
 
 def _split(args: argparse.Namespace) -> int:
@@ -200,13 +180,27 @@ def _split(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write_left_out(manifest: Path, left_out: Sequence[DecodeError]) -> None:
-    """Write MANIFEST.left_out.csv, or delete an old one where nothing is left out."""
-    path = manifest.with_name(f"{manifest.stem}.left_out.csv")
+def _write(
+    out: Path,
+    rows: Sequence[ManifestRow],
+    classes: tuple[str, ...] | None,
+    root: Path,
+    left_out: Sequence[DecodeError],
+    nothing: str,
+) -> None:
+    """Write a manifest, its classes and MANIFEST.left_out.csv. Raises ManifestError(nothing) where no row is left."""
+    # The list first: where the manifest exists, the list does too.
+    path = out.with_name(f"{out.stem}.left_out.csv")
     path.unlink(missing_ok=True)
     if left_out:
         write_quarantine(path, left_out)
         print(f"wrote {path}: all {len(left_out):,} that are left out")
+    if not rows:
+        raise ManifestError(nothing)
+    if classes is not None:
+        write_classes(out.parent, classes)
+    write_manifest(out, rows)
+    print(f"wrote {out}; its paths start at data.root={root}")
 
 
 def _show(what: str, lines: Sequence[object]) -> None:

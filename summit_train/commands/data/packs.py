@@ -79,7 +79,13 @@ def _pack(args: argparse.Namespace) -> int:
         if job is None and world.rank == 0:
             print(f"{args.out}: is packed already; `data verify` checks it")
         elif job is not None and everyone is not None:
-            _check_packed([error for errors in everyone for error in errors])
+            failed = [str(error) for errors in everyone for error in errors]
+            if failed:
+                more = [f"and {len(failed) - _NAMED:,} more"] if len(failed) > _NAMED else []
+                raise PackError(
+                    f"{len(failed):,} clips cannot be packed; leave them out of the manifest (`data index` does) and "
+                    "pack again into another folder:\n  " + "\n  ".join([*failed[:_NAMED], *more])
+                )
             pack = finish(job)
             print(f"{job.folder}: {pack.clips:,} clips in {len(pack.shards):,} shards, {size_text(pack.shard_bytes)}")
             print(f"name it in a spec: data.train={job.folder}")
@@ -101,16 +107,6 @@ def _packing(args: argparse.Namespace) -> Packing:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise PackError(f"{names}: for --kind jpeg; with bytes the files stay as they are")
     return Packing(args.kind, **given)
-
-
-def _check_packed(bad: list[DecodeError]) -> None:
-    if bad:
-        named = "\n".join(f"  {error}" for error in bad[:_NAMED])
-        more = f"\n  and {len(bad) - _NAMED:,} more" if len(bad) > _NAMED else ""
-        raise PackError(
-            f"{len(bad):,} clips cannot be packed; leave them out of the manifest (`data index` does) and pack again "
-            f"into another folder:\n{named}{more}"
-        )
 
 
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:

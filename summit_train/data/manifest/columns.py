@@ -19,7 +19,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +148,13 @@ def cached_folder(source: Path, key: str, build: Build) -> Path | None:
 
 def _places(source: Path) -> list[Path]:
     """Return the paths that a key is added to, the preferred one first."""
-    path = hashlib.blake2b(os.fsencode(source.resolve()), digest_size=8).hexdigest()
-    folders = [
-        Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "summit_train",
-        Path(tempfile.gettempdir()) / f"summit_train-{os.getuid()}",
-    ]
-    elsewhere = [folder / f".{path}.{source.name[:100]}" for folder in folders if folder.is_absolute()]
-    return [source.with_name(f".{source.name[:150]}"), *(elsewhere if _is_private(folders[1]) else elsewhere[:-1])]
+    name = f".{hashlib.blake2b(os.fsencode(source.resolve()), digest_size=8).hexdigest()}.{source.name[:100]}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    temporary = Path(tempfile.gettempdir()) / f"summit_train-{os.getuid()}"
+    found = [source.with_name(f".{source.name[:150]}")]
+    found += [cache / "summit_train" / name] if cache.is_absolute() else []
+    found += [temporary / name] if _is_private(temporary) else []
+    return found
 
 
 def _is_private(folder: Path) -> bool:
@@ -170,21 +170,25 @@ def _is_private(folder: Path) -> bool:
 def _build_once(final: Path, build: Build) -> None:
     """Build under a lock, which ends with the process that holds it."""
     building = final.with_name(f"{final.name}.building")
-    # Where locks do not reach other nodes, each of those builds in a folder of its own, and the first rename wins.
-    own = building / os.urandom(8).hex()
+    # Locks may not reach other nodes, so each process builds in a folder of its own, and the first rename wins.
+    lock, own = building / "lock", building / os.urandom(8).hex()
     while not final.is_dir():
         try:
-            with locked(building / "lock"):
+            with locked(lock):
+                own.mkdir()
                 try:
                     if not final.is_dir():
-                        own.mkdir()
                         build(own)
                         sync_folder(own)
                         own.rename(final)
                         sync_folder(final.parent)
                         _remove_old(final)
                 finally:
-                    shutil.rmtree(building, ignore_errors=True)
+                    # After a failure another process may still build beside this one.
+                    shutil.rmtree(building if final.is_dir() else own, ignore_errors=True)
+                    with suppress(OSError):
+                        lock.unlink()
+                        building.rmdir()
         except OSError as error:
             # Another process was first, or has failed and removed the folder.
             if not (final.is_dir() or error.errno in (errno.ENOENT, errno.ESTALE)):

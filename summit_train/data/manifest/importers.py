@@ -139,18 +139,15 @@ def _kinetics(ask: Request) -> Annotations:
 
 def _kinetics_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     columns = ("label", "youtube_id", "time_start", "time_end")
-    try:
-        with opened(path) as file:
-            rows = csv.DictReader(file)
-            lacking = [name for name in columns if name not in (rows.fieldnames or ())]
-            if lacking:
-                raise ManifestError(f"{path}:1: wanted the columns {', '.join(columns)}; {lacking[0]} is not there")
-            for row in rows:
-                if any(row[name] is None for name in columns):
-                    raise ManifestError(f"{path}:{rows.line_num}: fewer fields than the header has")
-                yield f"{path}:{rows.line_num}", row
-    except csv.Error as error:
-        raise ManifestError(f"{path}: cannot be read: {error}") from error
+    with opened(path) as file:
+        rows = csv.DictReader(file)
+        lacking = [name for name in columns if name not in (rows.fieldnames or ())]
+        if lacking:
+            raise ManifestError(f"{path}:1: wanted the columns {', '.join(columns)}; {lacking[0]} is not there")
+        for row in rows:
+            if any(row[name] is None for name in columns):
+                raise ManifestError(f"{path}:{rows.line_num}: fewer fields than the header has")
+            yield f"{path}:{rows.line_num}", row
 
 
 def _ucf101(ask: Request) -> Annotations:

@@ -57,9 +57,8 @@ def kept_clips(data: DataSpec, manifest: Manifest) -> Kept:
     if data.quarantine is not None:
         # A path may stand in the manifest twice, once in each direction.
         prefix = os.path.join(manifest.folder, "")
-        bad = {
-            path.removeprefix(prefix).encode("utf-8", "surrogateescape") for path, _ in read_quarantine(data.quarantine)
-        }
+        listed = read_quarantine(data.quarantine)
+        bad = {path.removeprefix(prefix).encode("utf-8", "surrogateescape") for path, _ in listed}
         # In blocks: a call for each of millions of clips takes long.
         for start in range(0, len(manifest), _AT_ONCE):
             edges = manifest.offsets[start : start + _AT_ONCE + 1].astype(np.int64)
@@ -73,11 +72,8 @@ def kept_clips(data: DataSpec, manifest: Manifest) -> Kept:
 
 def read_quarantine(path: str | Path) -> list[tuple[str, str]]:
     """Read (path as the manifest has it, reason) of each clip. Raises ManifestError."""
-    try:
-        with opened(path, "the quarantine list ") as file:
-            rows = list(csv.reader(file))
-    except csv.Error as error:
-        raise ManifestError(f"{path}: the quarantine list cannot be read: {error}") from error
+    with opened(path, "the quarantine list ") as file:
+        rows = list(csv.reader(file))
     if not rows or tuple(rows[0]) != COLUMNS:
         raise ManifestError(f"{path}:1: wanted the header {','.join(COLUMNS)}, as `data scan` writes it")
     for line, row in enumerate(rows[1:], 2):
@@ -102,15 +98,14 @@ def clips_per_class(manifest: Manifest, kept: Kept | None = None) -> dict[str, i
 
 def class_warnings(train: Manifest, val: Manifest) -> list[str]:
     """Return a line for each way in which training and validation differ in their classes, and for empty folders."""
-    sides = {"data.train": clips_per_class(train), "data.val": clips_per_class(val)}
-    present = {side: {name: None for name, count in counts.items() if count} for side, counts in sides.items()}
-    lines = [
-        f"{_named(only)} in {other} and not in {side}"
-        for side, other in (("data.train", "data.val"), ("data.val", "data.train"))
-        if (only := [name for name in present[other] if name not in present[side]])
-    ]
-    for side, manifest in (("data.train", train), ("data.val", val)):
-        empty = [name for name, count in sides[side].items() if not count]
+    sides = (("data.train", train, clips_per_class(train)), ("data.val", val, clips_per_class(val)))
+    lines = []
+    for (here, _, counts), (there, _, others) in (sides, sides[::-1]):
+        only = [name for name, count in others.items() if count and not counts.get(name)]
+        if only:
+            lines.append(f"{_named(only)} in {there} and not in {here}")
+    for side, manifest, counts in sides:
+        empty = [name for name, count in counts.items() if not count]
         if manifest.folder and empty:
             lines.append(f"{_named(empty)} without a video in {side}: the class folders in {manifest.source} are empty")
     return lines

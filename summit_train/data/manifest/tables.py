@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -53,15 +54,16 @@ class Table:
 
 @contextmanager
 def opened(path: str | Path, what: str = "") -> Iterator[TextIO]:
-    """Open a text file for reading. Raises ManifestError where it, `what` in the message, cannot be read.
+    """Open a text file for the block. Raises ManifestError where it, `what` in the message, cannot be read.
 
     Bytes that are no UTF-8 survive as surrogates, because paths may hold any bytes.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             yield file
-    except OSError as error:
-        raise ManifestError(f"{path}: {what}cannot be read: {error.strerror}") from error
+    except (OSError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ManifestError(f"{path}: {what}cannot be read: {reason}") from error
 
 
 def file_tables(source: Path) -> Iterator[Table]:
@@ -167,20 +169,15 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
     if b"" in paths:
         raise ManifestError(f"{source}:{table.lines[paths.index(b'')]}: the path is empty")
     numbers = {name: number for number, name in enumerate(classes or ())}
-    parsers: dict[str, tuple[str, Callable[[str], object]]] = {
-        "labels": ("label", lambda text: _label(text, numbers)),
-        "frame_counts": ("num_frames", _frame_count),
-        "reversed_flags": ("reversed", _flag),
-        "digests": ("sha256", _digest),
-    }
-    columns = {name: _parsed(source, table, *parsers[name], DTYPES[name]) for name in parsers}
-    if "sha256" not in table.cells:
-        columns["digests"] = np.zeros(0, DTYPES["digests"])
-    lengths = np.array([len(path) for path in paths])
-    return columns | {
+    parsed = partial(_parsed, source, table)
+    return {
         "paths": np.frombuffer(b"".join(paths), np.uint8),
-        "lengths": lengths,
+        "lengths": np.array([len(path) for path in paths]),
+        "labels": parsed("label", partial(_label, numbers), np.int32),
+        "frame_counts": parsed("num_frames", _frame_count, np.int32),
+        "reversed_flags": parsed("reversed", _flag, np.bool_),
         "lines": np.array(table.lines, np.int32),
+        "digests": parsed("sha256", _digest, "V32") if "sha256" in table.cells else np.zeros(0, "V32"),
     }
 
 
@@ -196,7 +193,7 @@ def _parsed(source: Path, table: Table, name: str, parse: Callable[[str], object
     return np.array([values[text] for text in texts], dtype)
 
 
-def _label(text: str, numbers: dict[str, int]) -> int:
+def _label(numbers: dict[str, int], text: str) -> int:
     """Parse a label: an integer as it is, a name by its place among the classes."""
     name, limit = text.strip(), len(numbers) or _INT32_MAX
     if _INTEGER.fullmatch(name):
