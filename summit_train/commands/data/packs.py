@@ -7,7 +7,6 @@ import re
 import sys
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from summit_train.commands.data.ranks import followed, num_workers
 from summit_train.commands.ranks import session, this_launch
@@ -17,11 +16,7 @@ from summit_train.data.packed.format import PackError, Packing, read_pack
 from summit_train.data.packed.pack import Job, begin, finish, missing_shards, pack_shards
 from summit_train.data.packed.stage import Staging
 from summit_train.data.packed.verify import stray_files, verify_files
-from summit_train.data.video.source import DecodeError
 from summit_train.errors import RunFailed
-
-if TYPE_CHECKING:
-    from summit_train.comm import World
 
 _NAMED = 20
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -74,30 +69,29 @@ def _pack(args: argparse.Namespace) -> int:
     with session(this_launch()) as world:
         workers = num_workers(args.workers, world, least=0)
         job = world.broadcast(begin(store, args.out, packing, args.shard_size, workers) if world.rank == 0 else None)
-        bad = [] if job is None else _packed(job, world, workers)
-        everyone = world.gather(bad)
-        if job is None and world.rank == 0:
+        if job is not None:
+            mine = world.broadcast(missing_shards(job))[world.rank :: world.size]
+            clips = sum(len(job.clips(shard)) for shard in mine)
+            done = followed(pack_shards(job, mine, workers), clips, "clips", world)
+            everyone = world.gather([str(error) for error in done if error is not None])
+            if everyone is not None:
+                _finish(job, list(chain.from_iterable(everyone)))
+        elif world.rank == 0:
             print(f"{args.out}: is packed already; `data verify` checks it")
-        elif job is not None and everyone is not None:
-            failed = [str(error) for errors in everyone for error in errors]
-            if failed:
-                more = [f"and {len(failed) - _NAMED:,} more"] if len(failed) > _NAMED else []
-                raise PackError(
-                    f"{len(failed):,} clips cannot be packed; leave them out of the manifest (`data index` does) and "
-                    "pack again into another folder:\n  " + "\n  ".join([*failed[:_NAMED], *more])
-                )
-            pack = finish(job)
-            print(f"{job.folder}: {pack.clips:,} clips in {len(pack.shards):,} shards, {size_text(pack.shard_bytes)}")
-            print(f"name it in a spec: data.train={job.folder}")
     return 0
 
 
-def _packed(job: Job, world: World, workers: int) -> list[DecodeError]:
-    """Pack this rank's share of the shards; the clips that cannot be packed."""
-    mine = world.broadcast(missing_shards(job))[world.rank :: world.size]
-    clips = sum(len(job.clips(shard)) for shard in mine)
-    done = followed(pack_shards(job, mine, workers), clips, "clips", world)
-    return [error for error in done if error is not None]
+def _finish(job: Job, failed: list[str]) -> None:
+    """Finish the set and say how to use it. Raises PackError where a clip could not be packed."""
+    if failed:
+        more = [f"and {len(failed) - _NAMED:,} more"] if len(failed) > _NAMED else []
+        raise PackError(
+            f"{len(failed):,} clips cannot be packed; leave them out of the manifest (`data index` does) and pack "
+            "again into another folder:\n  " + "\n  ".join([*failed[:_NAMED], *more])
+        )
+    pack = finish(job)
+    print(f"{job.folder}: {pack.clips:,} clips in {len(pack.shards):,} shards, {size_text(pack.shard_bytes)}")
+    print(f"name it in a spec: data.train={job.folder}")
 
 
 def _packing(args: argparse.Namespace) -> Packing:
