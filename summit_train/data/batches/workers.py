@@ -13,7 +13,7 @@ import signal
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from multiprocessing import resource_tracker
@@ -46,7 +46,7 @@ class Board(Dataset[Any]):
     """
 
     def __init__(self, make: Make[Any], num_workers: int, seconds: float) -> None:
-        self._make, self._seconds = make, _PATIENCE * seconds
+        self._make, self._seconds = make, seconds
         self._rows = torch.zeros((num_workers, 2), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._given_up = dict[int, str]()
 
@@ -71,7 +71,7 @@ class Board(Dataset[Any]):
             return
         row = self._rows[worker.id]
         row[0], row[1] = os.getpid(), clip + 1
-        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+        signal.setitimer(signal.ITIMER_REAL, _PATIENCE * self._seconds)
         try:
             yield
         finally:
@@ -82,9 +82,12 @@ class Board(Dataset[Any]):
         """Return process -> clip, for the workers that are reading one."""
         return {process: clip - 1 for process, clip in self._rows.tolist() if clip}
 
-    def give_up(self, clips: Mapping[int, str]) -> None:
-        """Make clips unreadable for the workers that start from now on, with these reasons, and delete all notes."""
-        self._given_up |= clips
+    def give_up(self, clip: int, status: int | None) -> None:
+        """Make a clip, whose reader ended with this exit status, unreadable from now on; delete all notes."""
+        hint = ": killed, or out of memory?" if status == -signal.SIGKILL else ""
+        self._given_up[clip] = f"kills the process that reads it (exit status {status}{hint})"
+        if status == -signal.SIGALRM:
+            self._given_up[clip] = f"is not read within {self._seconds:g} s: its reader never came back"
         self._rows.zero_()
 
 
@@ -97,7 +100,7 @@ class Batches(Generic[Batch]):
     """
 
     def __init__(self, make: Make[Batch], keys: Iterable[Key], num_workers: int, seconds: float) -> None:
-        self._board, self._num_workers, self._seconds = Board(make, num_workers, seconds), num_workers, seconds
+        self._board, self._num_workers = Board(make, num_workers, seconds), num_workers
         self._keys = iter(keys)
         self._asked = deque[Key]()  # keys of the batches that have not come yet
         self._workers: list[Worker] = []
@@ -149,17 +152,11 @@ class Batches(Generic[Batch]):
             raise RunFailed("a loader worker has died: killed, or out of memory?") from error
         self._batches = None
         _kill_all(self._workers)
-        self._board.give_up({clip: self._reason(status) for clip, status in culprits.items()})
+        for clip, status in culprits.items():
+            self._board.give_up(clip, status)
         asked = list(self._asked)
         self._asked.clear()
         self._batches = self._start(chain(asked, self._keys))
-
-    def _reason(self, status: int | None) -> str:
-        """Return why a clip is given up whose worker ended with this exit status."""
-        if status == -signal.SIGALRM:
-            return f"is not read within {self._seconds:g} s: its reader never came back"
-        hint = ": killed, or out of memory?" if status == -signal.SIGKILL else ""
-        return f"kills the process that reads it (exit status {status}{hint})"
 
     def __enter__(self) -> Batches[Batch]:
         return self
