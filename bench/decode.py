@@ -31,7 +31,7 @@ from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
 from summit_train import rng
-from summit_train.data.batches.store import Store
+from summit_train.data.batches.loader import Store
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed.format import Packing

@@ -1,4 +1,4 @@
-"""Hand a job to the scheduler: write its script, call sbatch or bsub, ask for its state.
+"""Hand a job to the scheduler: write its script, call sbatch or bsub, ask for its state; and what a job stages.
 
 Files in RUN/job/: spec.yaml, job.sh, submitted.jsonl (a line for each submission), last_job (id of a chain's last job).
 The script adds `done`, `requeues` (a line for each) and the job's output.
@@ -12,12 +12,13 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import Site
+from summit_train.data.manifest.reading import PACK_FILE
 from summit_train.errors import RunFailed, UserError
 from summit_train.files import write_text
 from summit_train.spec import Spec, dump_spec
@@ -32,6 +33,23 @@ class SubmitError(UserError):
 
 class SchedulerError(RunFailed):
     """The scheduler refused, or its answer cannot be read."""
+
+
+def folders_to_stage(site: Site, specs: Iterable[Spec]) -> tuple[Path, ...]:
+    """Return the packed sets of the specs with data.stage=auto, each once; none on a site without node_local."""
+    wanted = [spec.data for spec in specs if spec.data.stage == "auto" and site.node_local is not None]
+    paths = dict.fromkeys(Path(path).absolute() for data in wanted for path in (data.train, data.val))
+    return tuple(path for path in paths if (path / PACK_FILE).is_file())
+
+
+def staging_row(site: Site, spec: Spec, folders: Iterable[Path]) -> list[tuple[str, str]]:
+    """Return one (name, value) row for people, or none where the spec does not ask the job to stage."""
+    if spec.data.stage != "auto":
+        return []
+    if site.node_local is None:
+        return [("staging", f"none: {site.name} names no node_local")]
+    names = ", ".join(map(str, folders))
+    return [("staging", f"{names} to {site.node_local}" if names else "none: data.train and data.val are not packed")]
 
 
 def write_job(site: Site, job: Job, specs: Sequence[Spec], folder: Path | None = None) -> Path:

@@ -11,8 +11,7 @@ from types import FrameType
 
 from summit_train.cluster.job import Job
 from summit_train.cluster.site import Site
-from summit_train.cluster.staging import folders_to_stage
-from summit_train.cluster.submit import chain, check_scheduler, write_job
+from summit_train.cluster.submit import chain, check_scheduler, folders_to_stage, write_job
 from summit_train.files import locked, write_text
 from summit_train.source import to_yaml
 from summit_train.spec import dump_spec

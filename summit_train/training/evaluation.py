@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from summit_train.comm import World
-from summit_train.data.batches.loader import BadClip, test_batches
-from summit_train.data.batches.store import open_store
+from summit_train.data.batches.loader import BadClip, open_store, test_batches
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.files import replacing, write_json
@@ -95,7 +94,8 @@ class Evaluation:
         normalise = Normalise(parameter_type(self.spec.precision), self.device)
         with torch.inference_mode(), mixed_precision(self.spec.precision, self.device):
             store = open_store(data, self.manifest)
-            for batch in test_batches(data, self.spec.evaluate, store, mine, clips=clips, crops=crops):
+            evaluate = self.spec.evaluate.model_copy(update={"clips": clips, "crops": crops})
+            for batch in test_batches(data, evaluate, store, mine):
                 if batch.bad is None:
                     parts = [model(normalise(part)) for part in torch.split(batch.views, _VIEWS_AT_ONCE)]
                     scores.append(torch.cat(parts).double().mean(0).cpu().numpy())

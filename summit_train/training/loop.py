@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from summit_train.comm import World
-from summit_train.data.batches.loader import MicroBatch, training_batches
+from summit_train.data.batches.loader import MicroBatch, open_store, training_batches
 from summit_train.data.batches.order import Order
-from summit_train.data.batches.store import open_store
 from summit_train.data.batches.workers import Batches
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import kept_clips

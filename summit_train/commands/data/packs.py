@@ -14,8 +14,8 @@ from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.format import PackError, Packing, read_pack
 from summit_train.data.packed.pack import Job, begin, finish, missing_shards, pack_shards
+from summit_train.data.packed.read import stray_files, verify_files
 from summit_train.data.packed.stage import Staging
-from summit_train.data.packed.verify import stray_files, verify_files
 from summit_train.errors import RunFailed
 
 _NAMED = 20

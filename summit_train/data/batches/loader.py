@@ -6,10 +6,10 @@ Pixels stay uint8; the device normalises them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,16 +17,47 @@ from numpy.typing import NDArray
 
 from summit_train import rng
 from summit_train.data.batches.order import MicroBatchKey, Order
-from summit_train.data.batches.store import Store
-from summit_train.data.batches.workers import Batches, Board, Failure
+from summit_train.data.batches.workers import Batches, Reading
+from summit_train.data.manifest import Manifest
+from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.manifest.quarantine import Kept
+from summit_train.data.packed.format import PackError
+from summit_train.data.packed.read import ShardStore, staged_folder
 from summit_train.data.video import augment, sampling
-from summit_train.data.video.clips import single
+from summit_train.data.video.clips import Choose, Frames, ViewsOf, single
+from summit_train.data.video.limits import Limits
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec, EvaluateSpec
 
 # The number of clips that are tried in place of an unreadable one.
 _MAX_SUBSTITUTES = 16
+
+
+class Store(Protocol):
+    """The clips of a manifest. It is pickled to the loader's workers, so it opens files where it reads."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Return the list of the clips."""
+
+    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
+        """Read K clips in C views, uint8 RGB (K * C, T, height, width, 3), as `clips.read_views` does."""
+
+
+def open_store(data: DataSpec, manifest: Manifest) -> Store:
+    """Return the store of a manifest's clips. Raises PackError for a packed set that is damaged or does not fit."""
+    limits = Limits(seconds=data.clip_seconds)
+    if not manifest.is_packed:
+        return FileStore(manifest, located_root(data.root, manifest), limits)
+    local = None if data.stage in (None, "auto") else staged_folder(data.stage, manifest.source)
+    store = ShardStore(manifest, local, limits)
+    every = store.pack.packing.every
+    if data.sampling == "dense" and data.frame_stride % every:
+        raise PackError(
+            f"{manifest.source}: has one frame in {every}, and data.frame_stride is {data.frame_stride}: a multiple of "
+            f"{every} is wanted"
+        )
+    return store
 
 
 @dataclass(frozen=True)
@@ -98,106 +129,62 @@ def training_batches(
     return Batches(_TrainingClips(data, store, order.seed, kept), clips, data.workers, data.clip_seconds)
 
 
-def test_batches(
-    data: DataSpec,
-    evaluate: EvaluateSpec,
-    store: Store,
-    videos: Sequence[int],
-    clips: int | None = None,
-    crops: int | str | None = None,
-) -> Batches[TestBatch]:
-    """Return the test views of the given videos, in their order: `clips` times `crops` each, clip by clip.
+def test_batches(data: DataSpec, evaluate: EvaluateSpec, store: Store, videos: Sequence[int]) -> Batches[TestBatch]:
+    """Return the test views of the given videos, in their order: clips times crops each, clip by clip.
 
-    clips, crops: by default those of `evaluate`. Nothing is random. A bad video raises DecodeError, or with
-    data.on_bad_clip "skip" has no views; there are no substitutes.
+    Nothing is random. A bad video raises DecodeError, or with data.on_bad_clip "skip" has no views; there are no
+    substitutes.
     """
-    dataset = _TestVideos(
-        data,
-        store,
-        evaluate.short_side,
-        evaluate.clips if clips is None else clips,
-        evaluate.crops if crops is None else crops,
-    )
     workers = min(data.workers, len(videos))
-    return Batches(dataset, [int(video) for video in videos], workers, data.clip_seconds)
+    return Batches(_TestVideos(data, store, evaluate), [int(video) for video in videos], workers, data.clip_seconds)
 
 
 test_batches.__test__ = False  # type: ignore[attr-defined]  # nor is this one
 
 
-ReadsT = TypeVar("ReadsT", bound="_Reads")
-
-
 @dataclass(frozen=True)
-class _Reads:
-    """The common part of both datasets. board: notes which clip is being read. given_up: clips that killed a worker."""
+class _TrainingClips:
+    """Reads the micro-batch of a key."""
 
     data: DataSpec
     store: Store
-    board: Board | None = field(default=None, kw_only=True)
-    given_up: Mapping[int, str] = field(default_factory=dict, kw_only=True)
-
-    def on_board(self: ReadsT, board: Board) -> ReadsT:
-        """Return a copy, see workers.Reads."""
-        return replace(self, board=board)
-
-    def without(self: ReadsT, clip: int, reason: str) -> ReadsT:
-        """Return a copy, see workers.Reads."""
-        return replace(self, given_up={**self.given_up, clip: reason})
-
-    def _reading(self, clip: int) -> AbstractContextManager[None]:
-        """Note a clip on the board while it is read. Raises DecodeError for one that was given up."""
-        if clip in self.given_up:
-            raise DecodeError(self.store.manifest.path(clip), self.given_up[clip])
-        return nullcontext() if self.board is None else self.board.reading(clip)
-
-
-@dataclass(frozen=True)
-class _TrainingClips(_Reads):
-    """Reads the micro-batch of a key."""
-
     seed: int
     kept: Kept
 
-    def __getitem__(self, key: MicroBatchKey) -> MicroBatch | Failure:
+    def __call__(self, key: MicroBatchKey, reading: Reading) -> MicroBatch:
         step, virtual_gpu, epoch, ids = key
         bad: list[BadClip] = []
-        try:
-            read = [self._clip_or_substitute(epoch, clip, bad) for clip in ids.tolist()]
-        except DecodeError as error:
-            return Failure(error)
+        read = [self._clip_or_substitute(epoch, clip, bad, reading) for clip in ids.tolist()]
         used = np.array([clip for clip, _ in read], np.int64)
         labels = torch.from_numpy(self.store.manifest.labels[used].astype(np.int64))
         clips = torch.from_numpy(np.stack([frames for _, frames in read]))
         return MicroBatch(step, virtual_gpu, clips, labels, torch.from_numpy(used), tuple(bad))
 
-    def _clip_or_substitute(self, epoch: int, clip: int, bad: list[BadClip]) -> tuple[int, NDArray[np.uint8]]:
+    def _clip_or_substitute(self, epoch: int, clip: int, bad: list[BadClip], reading: Reading) -> tuple[int, Frames]:
         """Read a clip, or where it is bad a substitute, which is a function of (seed, epoch, clip).
 
         The substitute uses the random draws of the clip it replaces, as it may have its own turn in the same epoch.
         """
-        try:
-            return clip, self._clip(epoch, clip, clip)
-        except DecodeError as error:
-            if self.data.on_bad_clip == "fail":
-                raise
-            reason = error
+        failed: list[BadClip] = []
+        for tried in chain([clip], self._substitutes(epoch, clip)):
+            try:
+                frames = self._clip(epoch, tried, clip, reading)
+            except DecodeError as error:
+                if self.data.on_bad_clip == "fail":
+                    raise
+                failed.append(BadClip(tried, error.path, error.reason, None))
+            else:
+                bad += [replace(one, substitute=tried) if one.clip == clip else one for one in failed]
+                return tried, frames
+        reason = f"{failed[0].reason}; nor can {_MAX_SUBSTITUTES} others be read in its place"
+        raise DecodeError(failed[0].path, reason)
+
+    def _substitutes(self, epoch: int, clip: int) -> Iterator[int]:
         generator = rng.key(self.seed, "substitute", epoch, clip)
         places = generator.integers(len(self.kept), size=_MAX_SUBSTITUTES)
-        failed: list[BadClip] = []
-        for other in self.kept.ids(places).tolist():
-            if other == clip:
-                continue
-            try:
-                frames = self._clip(epoch, other, clip)
-            except DecodeError as error:
-                failed.append(BadClip(other, error.path, error.reason, None))
-                continue
-            bad += [BadClip(clip, reason.path, reason.reason, other), *failed]
-            return other, frames
-        raise DecodeError(reason.path, f"{reason.reason}; nor can {_MAX_SUBSTITUTES} others be read in its place")
+        yield from (other for other in self.kept.ids(places).tolist() if other != clip)
 
-    def _clip(self, epoch: int, clip: int, drawn_for: int) -> NDArray[np.uint8]:
+    def _clip(self, epoch: int, clip: int, drawn_for: int, reading: Reading) -> Frames:
         data, manifest, seed = self.data, self.store.manifest, self.seed
 
         def choose(num_frames: int) -> NDArray[np.int64]:
@@ -209,36 +196,36 @@ class _TrainingClips(_Reads):
             generator = rng.key(seed, "augment", epoch, drawn_for)
             return augment.train_view(data.augment, data.short_side, data.crop, data.flip, width, height, generator)
 
-        with self._reading(clip):
-            one: NDArray[np.uint8] = self.store.read_views(clip, *single(choose, view_of))[0]
+        with reading(clip, manifest.path(clip)):
+            one: Frames = self.store.read_views(clip, *single(choose, view_of))[0]
         return one
 
 
 @dataclass(frozen=True)
-class _TestVideos(_Reads):
+class _TestVideos:
     """Reads the views of a video."""
 
-    short_side: int
-    clips: int
-    crops: int | str
+    data: DataSpec
+    store: Store
+    evaluate: EvaluateSpec
 
-    def __getitem__(self, video: int) -> TestBatch | Failure:
-        data, manifest = self.data, self.store.manifest
+    def __call__(self, video: int, reading: Reading) -> TestBatch:
+        data, manifest, evaluate = self.data, self.store.manifest, self.evaluate
 
         def choose(num_frames: int) -> NDArray[np.int64]:
-            frames = sampling.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, self.clips)
+            frames = sampling.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, evaluate.clips)
             return _in_direction(frames, num_frames, manifest.is_reversed(video))
 
         def views_of(width: int, height: int) -> list[augment.View]:
-            return augment.test_views(self.short_side, self.crops, width, height)
+            return augment.test_views(evaluate.short_side, evaluate.crops, width, height)
 
         label = manifest.label(video)
         try:
-            with self._reading(video):
+            with reading(video, manifest.path(video)):
                 views = self.store.read_views(video, choose, views_of)
         except DecodeError as error:
             if data.on_bad_clip == "fail":
-                return Failure(error)
+                raise
             bad = BadClip(video, error.path, error.reason, None)
             return TestBatch(video, label, torch.zeros(0, dtype=torch.uint8), bad)
         return TestBatch(video, label, torch.from_numpy(views))

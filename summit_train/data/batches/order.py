@@ -68,8 +68,7 @@ class Order:
         return self._micro_batches(virtual_gpus_of(rank, ranks, self.virtual_gpus), steps)
 
     def _micro_batches(self, virtual_gpus: range, steps: range) -> Iterator[MicroBatchKey]:
-        for epoch, first, taken in self._epochs(steps):
-            clips = self._clips(epoch)
+        for epoch, first, taken, clips in self._epochs(steps):
             for step in taken:
                 for virtual_gpu in virtual_gpus:
                     # A copy, which does not keep the epoch's order alive.
@@ -79,17 +78,14 @@ class Order:
     def clips_of_ranks(self, ranks: Iterable[int], num_ranks: int, steps: range) -> Iterator[NDArray[np.int64]]:
         """Yield the clips that some of `num_ranks` ranks train on, one array int64 an epoch, in the order of use."""
         mine = [gpu for rank in sorted(ranks) for gpu in virtual_gpus_of(rank, num_ranks, self.virtual_gpus)]
-        for epoch, _, taken in self._epochs(steps):
-            yield self._clips(epoch)[taken.start : taken.stop, mine].ravel().astype(np.int64)
+        for _, _, taken, clips in self._epochs(steps):
+            yield clips[taken.start : taken.stop, mine].ravel().astype(np.int64)
+            del clips
 
-    def _epochs(self, steps: range) -> Iterator[tuple[int, int, range]]:
-        """Yield (epoch, its first step, the wanted steps counted from that one)."""
-        length = self.steps_per_epoch
+    def _epochs(self, steps: range) -> Iterator[tuple[int, int, range, NDArray[np.int32]]]:
+        """Yield (epoch, its first step, the wanted steps counted from that one, its clips by step and virtual GPU)."""
+        length, shape = self.steps_per_epoch, (self.steps_per_epoch, self.virtual_gpus, self.clips_per_gpu)
         for epoch in range(steps.start // length, -(-steps.stop // length)):
             first = epoch * length
-            yield epoch, first, range(max(steps.start - first, 0), min(steps.stop - first, length))
-
-    def _clips(self, epoch: int) -> NDArray[np.int32]:
-        """Return an epoch's clips, int32 (steps_per_epoch, virtual_gpus, clips_per_gpu)."""
-        shape = (self.steps_per_epoch, self.virtual_gpus, self.clips_per_gpu)
-        return epoch_order(self.num_clips, self.seed, epoch)[: math.prod(shape)].reshape(shape)
+            taken = range(max(steps.start - first, 0), min(steps.stop - first, length))
+            yield epoch, first, taken, epoch_order(self.num_clips, self.seed, epoch)[: math.prod(shape)].reshape(shape)

@@ -13,12 +13,11 @@ import signal
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from multiprocessing import resource_tracker
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -30,79 +29,78 @@ from summit_train.errors import RunFailed
 PREFETCHED_PER_WORKER = 2
 Batch = TypeVar("Batch")
 Key = Any
+# Notes which clip (its number and path) is read in the block; a batch is made of a key with its help.
+Reading = Callable[[int, str], AbstractContextManager[None]]
+Make = Callable[[Key, Reading], Batch]
 Worker = multiprocessing.process.BaseProcess
 
 _SECONDS_TO_DIE = 5.0
 _PATIENCE = 2.0  # times a clip's seconds
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A worker's error as a value; the DataLoader would turn the exception itself into a RuntimeError."""
-
-    error: DecodeError
-
-
-class Board:
-    """The clip that each worker reads: one row a worker of (process, clip + 1, or 0 for none).
+class Board(Dataset[Any]):
+    """The batches that `make` returns by key, and the clip that each worker reads: a row (process, clip + 1, or 0).
 
     A clip gets `seconds`. The decoder checks the time itself. Where it cannot, SIGALRM ends the worker: it has no
     handler, so it works also in a library that never returns.
     """
 
-    def __init__(self, num_workers: int, seconds: float) -> None:
+    def __init__(self, make: Make[Any], num_workers: int, seconds: float) -> None:
+        self._make, self._seconds = make, seconds
         self._rows = torch.zeros((num_workers, 2), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        self._seconds = _PATIENCE * seconds
+        self._given_up = dict[int, str]()
+
+    def __getitem__(self, key: Key) -> Any:
+        # The error as a value: the DataLoader would turn the exception itself into a RuntimeError.
+        try:
+            return self._make(key, self.reading)
+        except DecodeError as error:
+            return error
 
     @contextmanager
-    def reading(self, clip: int) -> Iterator[None]:
-        """Note the clip that this worker reads within the block; the main process notes nothing."""
+    def reading(self, clip: int, path: str) -> Iterator[None]:
+        """Note the clip that this worker reads within the block; the main process notes nothing.
+
+        Raises DecodeError for a clip that was given up.
+        """
+        if clip in self._given_up:
+            raise DecodeError(path, self._given_up[clip])
         worker = get_worker_info()
         if worker is None:
             yield
             return
         row = self._rows[worker.id]
         row[0], row[1] = os.getpid(), clip + 1
-        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+        signal.setitimer(signal.ITIMER_REAL, _PATIENCE * self._seconds)
         try:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             row[1] = 0
 
-    def clear(self) -> None:
-        """Delete all notes."""
-        self._rows.zero_()
-
-    def read(self) -> dict[int, int]:
+    def being_read(self) -> dict[int, int]:
         """Return process -> clip, for the workers that are reading one."""
         return {process: clip - 1 for process, clip in self._rows.tolist() if clip}
 
-
-class Reads(Protocol):
-    """A dataset of whole batches, which notes on its board which clip it reads."""
-
-    def __getitem__(self, key: Key) -> Any:
-        """Return the batch of a key, or a Failure."""
-
-    def on_board(self, board: Board) -> Reads:
-        """Return a copy that notes on this board what it reads."""
-
-    def without(self, clip: int, reason: str) -> Reads:
-        """Return a copy for which this clip is unreadable."""
+    def give_up(self, clip: int, status: int | None) -> None:
+        """Make a clip, whose reader ended with this exit status, unreadable from now on; delete all notes."""
+        hint = ": killed, or out of memory?" if status == -signal.SIGKILL else ""
+        self._given_up[clip] = f"kills the process that reads it (exit status {status}{hint})"
+        if status == -signal.SIGALRM:
+            self._given_up[clip] = f"is not read within {self._seconds:g} s: its reader never came back"
+        self._rows.zero_()
 
 
 class Batches(Generic[Batch]):
-    """An iterator over batches in their order; it owns the workers until its end, an error or `close()`.
+    """An iterator over the batches that `make` returns, in the order of the keys.
 
-    A worker that dies while it reads a clip, or takes far longer than `seconds`, is replaced, and the clip counts as
-    unreadable from then on. Raises DecodeError, as raised in the worker, at the batch with the bad video, and RunFailed
-    where a worker died at no clip.
+    It owns the workers until its end, an error or `close()`. A worker that dies while it reads a clip, or takes far
+    longer than `seconds`, is replaced, and the clip counts as unreadable from then on. Raises DecodeError, as raised in
+    the worker, at the batch with the bad video, and RunFailed where a worker died at no clip.
     """
 
-    def __init__(self, dataset: Reads, keys: Iterable[Key], num_workers: int, seconds: float) -> None:
-        self._board = Board(num_workers, seconds)
-        self._dataset, self._num_workers, self._seconds = dataset.on_board(self._board), num_workers, seconds
+    def __init__(self, make: Make[Batch], keys: Iterable[Key], num_workers: int, seconds: float) -> None:
+        self._board, self._num_workers = Board(make, num_workers, seconds), num_workers
         self._keys = iter(keys)
         self._asked = deque[Key]()  # keys of the batches that have not come yet
         self._workers: list[Worker] = []
@@ -113,7 +111,7 @@ class Batches(Generic[Batch]):
     def _start(self, keys: Iterable[Key]) -> Iterator[Any]:
         others = set(multiprocessing.active_children())
         with _signals_held_back():
-            batches = iter(_data_loader(self._dataset, self._noted(keys), self._num_workers))
+            batches = iter(_data_loader(self._board, self._noted(keys), self._num_workers))
         self._workers[:] = set(multiprocessing.active_children()) - others
         return batches
 
@@ -128,7 +126,7 @@ class Batches(Generic[Batch]):
     def __next__(self) -> Batch:
         while self._batches is not None:
             try:
-                batch: Batch | Failure = next(self._batches)
+                batch: Batch | DecodeError = next(self._batches)
             except (RuntimeError, EOFError, ConnectionError, FileNotFoundError) as error:
                 self._go_on_without(error)
                 continue
@@ -136,31 +134,26 @@ class Batches(Generic[Batch]):
                 self.close()
                 raise
             self._asked.popleft()
-            if isinstance(batch, Failure):
+            if isinstance(batch, DecodeError):
                 self.close()
-                raise batch.error
+                raise batch
             return batch
         raise StopIteration
 
     def _go_on_without(self, error: Exception) -> None:
         """Replace the workers where some died while they read a clip. Raises RunFailed where none did."""
         dead = _dead(self._workers, wait=not isinstance(error, RuntimeError))
-        reading = self._board.read()
+        reading = self._board.being_read()
         culprits = {reading[worker.pid]: worker.exitcode for worker in dead if worker.pid in reading}
         if not culprits:
             self.close()
             if not dead and isinstance(error, RuntimeError):
                 raise error  # of our own making, in a worker that lives
             raise RunFailed("a loader worker has died: killed, or out of memory?") from error
-        for clip, status in culprits.items():
-            hint = ": killed, or out of memory?" if status == -signal.SIGKILL else ""
-            reason = f"kills the process that reads it (exit status {status}{hint})"
-            if status == -signal.SIGALRM:
-                reason = f"is not read within {self._seconds:g} s: its reader never came back"
-            self._dataset = self._dataset.without(clip, reason)
         self._batches = None
         _kill_all(self._workers)
-        self._board.clear()
+        for clip, status in culprits.items():
+            self._board.give_up(clip, status)
         asked = list(self._asked)
         self._asked.clear()
         self._batches = self._start(chain(asked, self._keys))
@@ -181,26 +174,21 @@ class Batches(Generic[Batch]):
             self.close()
 
 
-def _data_loader(dataset: Reads, keys: Iterable[Key], num_workers: int) -> DataLoader[Any]:
+def _data_loader(dataset: Board, keys: Iterable[Key], num_workers: int) -> DataLoader[Any]:
     """Return a loader that asks the dataset for whole batches by key (batch_size=None: no collation)."""
-    parallel: dict[str, Any] = {}
-    if num_workers:
-        # Forking a process that has MPI, CUDA or threads is unsafe; workers are forked from a clean one.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["summit_train.data.batches.loader"])
-        parallel = {
-            "multiprocessing_context": context,
-            "prefetch_factor": PREFETCHED_PER_WORKER,
-            "worker_init_fn": prepare_reader,
-        }
+    # Forking a process that has MPI, CUDA or threads is unsafe; workers are forked from a clean one.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["summit_train.data.batches.loader"])
     return DataLoader(
-        cast(Dataset[Any], dataset),
+        dataset,
         batch_size=None,
         sampler=keys,
         num_workers=num_workers,
+        multiprocessing_context=context if num_workers else None,
+        prefetch_factor=PREFETCHED_PER_WORKER if num_workers else None,
+        worker_init_fn=prepare_reader,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # else it would draw from the global one
-        **parallel,
     )
 
 

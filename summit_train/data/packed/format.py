@@ -16,10 +16,10 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +44,10 @@ CLIP_ROW = np.dtype(
 )  # fmt: skip
 # end: of the picture, counted from the clip's start.
 PICTURE_ROW = np.dtype([("end", "<u4"), ("checksum", "<u4")])
+# Where a sample's first member has its content, behind a header of one block; and the two blocks that end a tar file.
+CONTENT_AT = _BLOCK = 512
+SHARD_END = bytes(2 * _BLOCK)
 _FORMAT = 1
-_BLOCK = 512
 # A record may come from a stranger, and its files are opened and copied: no name may lead out of the set's folder.
 _FILE_NAME = re.compile(rf"({PACKED_MANIFEST}|{INDEX_FOLDER})/[a-z_]+\.(npy|json)")
 
@@ -70,7 +72,11 @@ class Facts:
     height: int = 0
 
     def checksum(self) -> int:
-        """Return the CRC-32 of the facts, with which the checksums of the clip's bytes start."""
+        """Return the CRC-32 of the facts, with which those of the clip's bytes start.
+
+        It finds every burst of up to 32 changed bits, and any other change with probability 1 - 2^-32. Training checks
+        it in every read; a cryptographic hash would take several times as long.
+        """
         fields = (self.label, self.num_frames, int(self.reversed), self.width, self.height)
         return zlib.crc32(os.fsencode(self.path), zlib.crc32("{} {} {} {} {} ".format(*fields).encode()))
 
@@ -79,15 +85,6 @@ def facts_of(manifest: Manifest, clip: int, width: int = 0, height: int = 0) -> 
     """Return the facts of a manifest's clip. width, height: see Facts."""
     count, is_reversed = int(manifest.frame_counts[clip]), manifest.is_reversed(clip)
     return Facts(manifest.stored_path(clip), manifest.label(clip), count, is_reversed, width, height)
-
-
-def clip_checksum(facts: Facts, payload: bytes) -> int:
-    """Return the CRC-32 of a clip's facts and bytes.
-
-    It finds every burst of up to 32 changed bits, and any other change with probability 1 - 2^-32. Training checks it
-    in every read; a cryptographic hash would take several times as long.
-    """
-    return zlib.crc32(payload, facts.checksum())
 
 
 def picture_checksum(facts_checksum: int, number: int, payload: bytes) -> int:
@@ -100,24 +97,15 @@ def shard_name(number: int) -> str:
     return f"{number:06}.tar"
 
 
-def sample(clip: int, ending: str, payload: bytes, facts: Facts, more: dict[str, Any]) -> tuple[bytes, int]:
-    """Return a clip's bytes in its shard, and the payload's offset in them. more: further entries of KEY.json."""
-    key = f"{clip:09}"
+def encode_sample(clip: int, ending: str, payload: Sequence[bytes], facts: Facts, more: dict[str, Any]) -> bytes:
+    """Return a clip's three members in its shard, the payload from CONTENT_AT on. more: further entries of KEY.json."""
     about = json.dumps(asdict(facts) | more, sort_keys=True).encode()
-    label = str(facts.label).encode()
-    parts = [_member(f"{key}{ending}", payload), _member(f"{key}.cls", label), _member(f"{key}.json", about)]
-    return b"".join(parts), _BLOCK
-
-
-def _member(name: str, content: bytes) -> bytes:
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = len(content), 0o644
-    return info.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % _BLOCK)
-
-
-def shard_end() -> bytes:
-    """Return the two empty blocks that end a tar file."""
-    return bytes(2 * _BLOCK)
+    encoded = []
+    for name, parts in ((ending, payload), (".cls", [str(facts.label).encode()]), (".json", [about])):
+        info = tarfile.TarInfo(f"{clip:09}{name}")
+        info.size, info.mode = sum(map(len, parts)), 0o644
+        encoded += [info.tobuf(tarfile.USTAR_FORMAT), *parts, bytes(-info.size % _BLOCK)]
+    return b"".join(encoded)
 
 
 def ending_of(path: str) -> str:
@@ -155,39 +143,57 @@ def write_index(folder: Path, parts: Iterable[tuple[NDArray[Any], NDArray[Any]]]
 
 
 class ShardIndex:
-    """The opened index of a packed set; it reads rows by `pread` and keeps none. Raises PackError where damaged."""
+    """The opened index in a set's folder; it reads rows by `pread` and keeps none. Raises PackError where damaged."""
 
-    def __init__(self, folder: Path, num_clips: int) -> None:
+    def __init__(self, packed: Path, manifest: Manifest) -> None:
+        self._manifest, folder = manifest, packed / INDEX_FOLDER
         try:
             self._clips = StoredRows(folder / CLIPS, CLIP_ROW)
             self._pictures = StoredRows(folder / PICTURES, PICTURE_ROW)
         except (OSError, ValueError) as error:
             raise PackError(f"{folder}: the index is damaged: {error}") from error
-        if len(self._clips) != num_clips:
-            raise PackError(f"{folder}: the index is damaged: {len(self._clips)} clips instead of {num_clips}")
+        if len(self._clips) != len(manifest):
+            raise PackError(f"{folder}: the index is damaged: {len(self._clips)} clips instead of {len(manifest)}")
 
     def place(self, clip: int) -> Place:
         """Return a clip's row."""
         rows = self._clips[clip : clip + 2]
-        end = rows["first"][1] if len(rows) > 1 else len(self._pictures)
-        shard, checksum, start, length, first, width, height = (int(value) for value in rows[0])
-        return Place(shard, checksum, start, length, first, width, height, int(end) - first)
+        first, *end = rows["first"].tolist()
+        return Place._make((*rows[0].item(), (end[0] if end else len(self._pictures)) - first))
 
     def pictures(self, place: Place) -> NDArray[Any]:
         """Return the rows of a clip's pictures, PICTURE_ROW (num_pictures,)."""
         return self._pictures[place.first : place.first + place.num_pictures]
 
+    def read_whole(self, packed: Path, clip: int, place: Place) -> bytes:
+        """Return all bytes of a clip in the shards of this folder. Raises PackError where they are not as packed."""
+        path = packed / shard_name(place.shard)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                content = read_range(file, place.start, place.start + place.length)
+        except OSError as error:
+            raise PackError(f"{path}: {error.strerror or error}") from error
+        base, rows = facts_of(self._manifest, clip, place.width, place.height).checksum(), self.pictures(place)
+        if len(rows):
+            ends = [0, *rows["end"].tolist()]
+            sums = [picture_checksum(base, i, content[ends[i] : ends[i + 1]]) for i in range(len(rows))]
+            is_whole = base == place.checksum and ends[-1] == len(content) and sums == rows["checksum"].tolist()
+        else:
+            is_whole = zlib.crc32(content, base) == place.checksum
+        if not is_whole:
+            named = self._manifest.path(clip)
+            raise PackError(f"{path}: {named} is not what was packed; `data verify` says more")
+        return content
 
-def is_whole(place: Place, pictures: NDArray[Any], facts: Facts, payload: bytes) -> bool:
-    """Return whether all of a clip's bytes are those that were packed."""
-    if len(payload) != place.length:
-        return False
-    if not place.num_pictures:
-        return clip_checksum(facts, payload) == place.checksum
-    base = facts.checksum()
-    ends = [0, *pictures["end"].tolist()]
-    sums = [picture_checksum(base, i, payload[ends[i] : ends[i + 1]]) for i in range(len(pictures))]
-    return base == place.checksum and ends[-1] == len(payload) and sums == pictures["checksum"].tolist()
+
+def read_range(file: IO[bytes], start: int, end: int) -> bytes:
+    """Return the bytes start .. end - 1 of an unbuffered file. Raises OSError, also where they do not lie in it."""
+    descriptor, content = file.fileno(), b""
+    if not 0 <= start <= end <= os.fstat(descriptor).st_size:
+        raise OSError("does not lie in its shard: the shard was cut short, or the index is damaged")
+    while more := os.pread(descriptor, end - start - len(content), start + len(content)):  # at most 2 GiB each
+        content += more
+    return content
 
 
 @dataclass(frozen=True)

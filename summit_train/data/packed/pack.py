@@ -10,14 +10,13 @@ import hashlib
 import json
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate
+from itertools import chain, islice, starmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,33 +27,27 @@ from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, PACKI
 from summit_train.data.manifest.tables import Columns
 from summit_train.data.packed.format import (
     CLIP_ROW,
+    CONTENT_AT,
     INDEX_FOLDER,
-    MAX_MEMBER_BYTES,
-    MAX_PICTURES_BYTES,
     PICTURE_ROW,
+    SHARD_END,
     Pack,
     PackError,
     Packing,
     StoredFile,
-    clip_checksum,
     facts_of,
-    picture_checksum,
     read_pack,
-    sample,
-    shard_end,
     shard_name,
     stored_file,
     write_index,
 )
-from summit_train.data.packed.payload import Payload, Source, make_payload
+from summit_train.data.packed.payload import Sample, make_sample
 from summit_train.data.video.limits import worker_pool
 from summit_train.data.video.source import DecodeError
 from summit_train.files import replacing, write_json
 
-Found = Payload | DecodeError
-
 _SAMPLED_CLIPS = 16
-_READ_AHEAD = 2
+_READ_AHEAD = 2  # clips of each worker
 
 
 @dataclass(frozen=True)
@@ -76,11 +69,6 @@ class Job:
         first = shard * self.clips_per_shard
         return range(first, min(first + self.clips_per_shard, len(self.store.manifest)))
 
-    def source(self, clip: int) -> Source:
-        """Return a clip's source."""
-        manifest = self.store.manifest
-        return Source(self.store.path(clip), facts_of(manifest, clip), manifest.sha256(clip))
-
     def part(self, shard: int) -> Path:
         """Return the path of a finished shard's part of the index."""
         return self.folder / PACKING_FOLDER / f"{shard:06}.npz"
@@ -101,7 +89,7 @@ def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, wo
         wanted = replace(manifest, stored_fingerprint="", pixels=packing.pixels) if packing.pixels else manifest
         if (pack.packing, pack.fingerprint) != (packing, wanted.fingerprint()):
             raise PackError(f"{folder}: another set lies there; delete it, or pack elsewhere")
-        _drop_work(folder)  # where it was killed just before
+        shutil.rmtree(folder / PACKING_FOLDER, ignore_errors=True)  # where it was killed just before
         return None
     plan_path = folder / PACKING_FOLDER / "plan.json"
     if plan_path.exists():
@@ -123,9 +111,8 @@ def _mean_bytes(job: Job, workers: int) -> float:
     """Return the mean size of a few packed clips from all over the manifest. Raises PackError where all are bad."""
     num_clips = len(job.store.manifest)
     chosen = sorted({place * num_clips // _SAMPLED_CLIPS for place in range(_SAMPLED_CLIPS)})
-    with _workers(workers if job.packing.kind == "jpeg" else 0) as pool:
-        found = _payloads(job, chosen, pool, _READ_AHEAD * workers)
-        sizes = [len(Part(0).add(clip, payload)) for clip, payload in found if isinstance(payload, Payload)]
+    samples = _samples(job, chosen, workers if job.packing.kind == "jpeg" else 0)
+    sizes = [len(sample.encoded) for sample in samples if isinstance(sample, Sample)]
     if not sizes:
         source = job.store.manifest.source
         raise PackError(f"{source}: none of {len(chosen)} clips that were tried can be read below {job.store.root}")
@@ -144,84 +131,69 @@ def pack_shards(job: Job, shards: Iterable[int], workers: int) -> Iterator[Decod
     workers: processes that read and encode; 0 uses this one. Raises PackError where one of them dies, OSError where a
     shard cannot be written.
     """
-    with _workers(workers) as pool:
+    shards = list(shards)
+    with closing(_samples(job, chain.from_iterable(map(job.clips, shards)), workers)) as samples:
         for shard in shards:
-            payloads = _payloads(job, job.clips(shard), pool, _READ_AHEAD * workers)
-            yield from _pack_shard(job, shard, payloads)
+            yield from _pack_shard(job, shard, islice(samples, len(job.clips(shard))))
 
 
 class _NotWholeError(Exception):
     """A shard has a clip that cannot be packed; its temporary file is deleted."""
 
 
-def _pack_shard(job: Job, shard: int, payloads: Iterable[tuple[int, Found]]) -> Iterator[DecodeError | None]:
-    part, is_whole = Part(shard), True
-    try:
-        with replacing(job.folder / shard_name(shard)) as file:
-            for clip, payload in payloads:
-                if isinstance(payload, Payload):
-                    file.write(part.add(clip, payload))
-                else:
-                    is_whole = False
-                yield None if isinstance(payload, Payload) else payload
-            if not is_whole:
-                raise _NotWholeError
-            file.write(part.end())
-    except _NotWholeError:
+def _pack_shard(job: Job, shard: int, samples: Iterable[Sample | DecodeError]) -> Iterator[DecodeError | None]:
+    """Write a shard, and with it its part: the rows of the index and the record's facts."""
+    clips, pictures, frame_counts = list[tuple[int, ...]](), list[tuple[int, int]](), list[int]()
+    digest, is_whole = hashlib.sha256(), True
+    with suppress(_NotWholeError), replacing(job.folder / shard_name(shard)) as file:
+        for sample in samples:
+            if isinstance(sample, DecodeError):
+                is_whole = False
+                yield sample
+                continue
+            facts, start = sample.facts, file.tell() + CONTENT_AT
+            row = (shard, sample.checksum, start, sample.length, len(pictures), facts.width, facts.height)
+            clips.append(row)
+            pictures += sample.pictures
+            frame_counts.append(facts.num_frames)
+            digest.update(sample.encoded)
+            file.write(sample.encoded)
+            yield None
+        if not is_whole:
+            raise _NotWholeError
+        digest.update(SHARD_END)
+        file.write(SHARD_END)
+        with replacing(job.part(shard)) as part:
+            np.savez(
+                part,
+                clips=np.array(clips, CLIP_ROW),
+                pictures=np.array(pictures, PICTURE_ROW),
+                frame_counts=np.array(frame_counts, np.int32),
+                about=np.array([str(shard), str(file.tell()), digest.hexdigest()]),
+            )
+
+
+def _samples(job: Job, clips: Iterable[int], workers: int) -> Generator[Sample | DecodeError, None, None]:
+    """Yield each clip's sample in order, or why it has none. Raises PackError where a worker dies."""
+    manifest = job.store.manifest
+    asked = ((n, job.store.path(n), facts_of(manifest, n), manifest.sha256(n), job.packing) for n in clips)
+    if not workers:
+        yield from starmap(make_sample, asked)
         return
-    part.save(job.part(shard))
-
-
-@contextmanager
-def _workers(number: int) -> Iterator[ProcessPoolExecutor | None]:
-    """Open a pool of processes that make payloads, None for 0. Pending work is dropped when the block ends."""
-    if not number:
-        yield None
-        return
-    pool = worker_pool(number)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _payloads(
-    job: Job, clips: Iterable[int], pool: ProcessPoolExecutor | None, read_ahead: int
-) -> Iterator[tuple[int, Found]]:
-    """Yield each clip's payload in order, or why it has none."""
-    if pool is None:
-        yield from ((clip, _make(job.source(clip), job.packing)) for clip in clips)
-        return
-    waiting = deque[tuple[int, Future[Found]]]()
-    for clip in clips:
-        waiting.append((clip, pool.submit(_make, job.source(clip), job.packing)))
-        if len(waiting) > read_ahead:
-            yield _result(job, waiting)
-    while waiting:
-        yield _result(job, waiting)
-
-
-def _make(source: Source, packing: Packing) -> Found:
-    try:
-        payload = make_payload(source, packing)
-    except DecodeError as error:
-        return error
-    size = sum(map(len, payload.pictures)) + len(payload.content)
-    if size >= (MAX_PICTURES_BYTES if payload.pictures else MAX_MEMBER_BYTES):
-        return DecodeError(source.facts.path, f"is too large to be packed: {size:,} bytes")
-    return payload
-
-
-def _result(job: Job, waiting: deque[tuple[int, Future[Found]]]) -> tuple[int, Found]:
-    clip, future = waiting.popleft()
-    try:
-        return clip, future.result()
-    except BrokenProcessPool as error:
-        paths = [job.store.manifest.path(number) for number, _ in [(clip, future), *waiting]]
-        raise PackError(
-            f"a worker died while it packed one of {', '.join(paths)}: is one of them damaged (see `data scan`), or is "
-            "there too little memory (--workers)?"
-        ) from error
+    with worker_pool(workers) as pool:
+        futures = ((words[0], pool.submit(make_sample, *words)) for words in asked)
+        waiting = deque(islice(futures, 1 + _READ_AHEAD * workers))
+        try:
+            while waiting:
+                yield waiting[0][1].result()
+                waiting.popleft()
+                waiting.extend(islice(futures, 1))
+        except BrokenProcessPool as error:
+            paths = ", ".join(manifest.path(clip) for clip, _ in waiting)
+            raise PackError(
+                f"a worker died while it packed one of {paths}: is one of them damaged (see `data scan`), or is there "
+                "too little memory (--workers)?"
+            ) from error
 
 
 def finish(job: Job) -> Pack:
@@ -230,19 +202,19 @@ def finish(job: Job) -> Pack:
     for name in (PACKED_MANIFEST, INDEX_FOLDER):
         (job.folder / name).mkdir(exist_ok=True)
     # Generators: one part of a large set at a time is in memory.
-    columns = (_columns(job, part) for part in _parts(job))
+    columns = (_columns(job, shard, part["frame_counts"]) for shard, part in enumerate(_parts(job)))
     wide, pixels = len(manifest.paths) >= 1 << 32, job.packing.pixels
     fingerprint = write_columns(job.folder / PACKED_MANIFEST, columns, manifest.classes, wide=wide, pixels=pixels)
-    write_index(job.folder / INDEX_FOLDER, ((part.clips, part.pictures) for part in _parts(job)))
-    shards = tuple(StoredFile(shard_name(number), part.size, part.sha256) for number, part in enumerate(_parts(job)))
-    names = sorted(
-        f"{name}/{file.name}" for name in (PACKED_MANIFEST, INDEX_FOLDER) for file in (job.folder / name).iterdir()
-    )
-    files = tuple(stored_file(job.folder, name) for name in names)
+    write_index(job.folder / INDEX_FOLDER, ((part["clips"], part["pictures"]) for part in _parts(job)))
+    about = (part["about"].tolist() for part in _parts(job))
+    shards = tuple(StoredFile(shard_name(int(shard)), int(size), digest) for shard, size, digest in about)
+    names = (PACKED_MANIFEST, INDEX_FOLDER)
+    paths = sorted(f"{name}/{file.name}" for name in names for file in (job.folder / name).iterdir())
+    files = tuple(stored_file(job.folder, path) for path in paths)
     pack = Pack(job.packing, len(manifest), job.clips_per_shard, fingerprint, shards, files)
     pack.write(job.folder)
     sync_folder(job.folder)
-    _drop_work(job.folder)
+    shutil.rmtree(job.folder / PACKING_FOLDER)
     return pack
 
 
@@ -256,90 +228,23 @@ def pack_set(store: FileStore, folder: Path, packing: Packing, shard_bytes: int)
         finish(job)
 
 
-def _parts(job: Job) -> Iterator[LoadedPart]:
-    return (load_part(job.part(shard)) for shard in range(job.num_shards))
+def _parts(job: Job) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield the saved part of each shard."""
+    for shard in range(job.num_shards):
+        with np.load(job.part(shard), allow_pickle=False) as arrays:
+            yield dict(arrays)
 
 
-def _drop_work(folder: Path) -> None:
-    if (folder / PACKING_FOLDER).exists():
-        shutil.rmtree(folder / PACKING_FOLDER)
-
-
-def _columns(job: Job, part: LoadedPart) -> Columns:
+def _columns(job: Job, shard: int, frame_counts: NDArray[np.int32]) -> Columns:
     """Return the manifest's columns of a shard's clips, with the frames that packing counted."""
-    manifest, clips = job.store.manifest, job.clips(part.shard)
+    manifest, clips = job.store.manifest, job.clips(shard)
     rows = slice(clips.start, clips.stop)
     offsets = manifest.offsets[clips.start : clips.stop + 1]
     return {
         "paths": manifest.paths[offsets[0] : offsets[-1]],
         "offsets": offsets[1:],
         "labels": manifest.labels[rows],
-        "frame_counts": part.frame_counts,
+        "frame_counts": frame_counts,
         "reversed_flags": manifest.reversed_flags[rows],
         "lines": np.zeros(len(clips), np.int32),
     }
-
-
-class Part:
-    """One shard as it is written, clip by clip, and its rows of the index."""
-
-    def __init__(self, shard: int) -> None:
-        self._shard = shard
-        self._clips: list[tuple[int, ...]] = []
-        self._pictures: list[tuple[int, int]] = []
-        self._frame_counts: list[int] = []
-        self._size = 0
-        self._digest = hashlib.sha256()
-
-    def add(self, clip: int, payload: Payload) -> bytes:
-        """Return the bytes of the next clip."""
-        facts, base = payload.facts, payload.facts.checksum()
-        content = b"".join(payload.pictures) or payload.content
-        ends = list(accumulate(map(len, payload.pictures)))
-        more = {"picture_ends": ends} if ends else {}
-        encoded, start = sample(clip, payload.ending, content, facts, more)
-        checksum = base if ends else clip_checksum(facts, content)
-        row = (self._shard, checksum, self._size + start, len(content), len(self._pictures), facts.width, facts.height)
-        self._clips.append(row)
-        sums = (picture_checksum(base, number, picture) for number, picture in enumerate(payload.pictures))
-        self._pictures += zip(ends, sums, strict=True)
-        self._frame_counts.append(facts.num_frames)
-        return self._took(encoded)
-
-    def end(self) -> bytes:
-        """Return the bytes that end the shard."""
-        return self._took(shard_end())
-
-    def save(self, path: Path) -> None:
-        """Write the rows for index and record, whole or not at all."""
-        with replacing(path) as file:
-            np.savez(
-                file,
-                clips=np.array(self._clips, CLIP_ROW),
-                pictures=np.array(self._pictures, PICTURE_ROW),
-                frame_counts=np.array(self._frame_counts, np.int32),
-                about=np.array([str(self._shard), str(self._size), self._digest.hexdigest()]),
-            )
-
-    def _took(self, content: bytes) -> bytes:
-        self._size += len(content)
-        self._digest.update(content)
-        return content
-
-
-class LoadedPart(NamedTuple):
-    """A saved part: rows of the index, frame counts int32 (clips,), the shard's size in bytes and SHA-256."""
-
-    shard: int
-    clips: NDArray[Any]
-    pictures: NDArray[Any]
-    frame_counts: NDArray[np.int32]
-    size: int
-    sha256: str
-
-
-def load_part(path: Path) -> LoadedPart:
-    """Read what `save` wrote."""
-    with np.load(path, allow_pickle=False) as arrays:
-        shard, size, digest = arrays["about"].tolist()
-        return LoadedPart(int(shard), arrays["clips"], arrays["pictures"], arrays["frame_counts"], int(size), digest)

@@ -1,11 +1,13 @@
-"""Reading clips out of a packed set: one `pread` for a clip, and every byte that is used is checked."""
+"""Reading clips out of a packed set, where every byte that is used is checked, and checking all of a set's files."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections import OrderedDict
+import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -13,7 +15,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.data.manifest import Manifest
+from summit_train.data.manifest import Manifest, ManifestError, read_manifest
+from summit_train.data.manifest.reading import PACK_FILE
 from summit_train.data.packed.format import (
     CLIPS,
     INDEX_FOLDER,
@@ -23,22 +26,27 @@ from summit_train.data.packed.format import (
     PackError,
     Place,
     ShardIndex,
-    clip_checksum,
+    StoredFile,
     facts_of,
     picture_checksum,
     read_pack,
+    read_range,
     shard_name,
+    stored_file,
 )
 from summit_train.data.video.augment import View
 from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_picture_views, read_views
 from summit_train.data.video.limits import LIMITS, Limits
 from summit_train.data.video.source import DecodeError, Encoded
 
+# Complete shards of a copy, which were checked, lie in its folder under their names. Single clips lie in `partial/`, in
+# sparse files, at their places in the shards; `partial/have` has a byte for each clip, 1 where the clip is there.
 PARTIAL_FOLDER, HAVE = "partial", "have"
 # Pictures with at most this between them are read together: the bytes between them cost less than a request.
 _JOINED_BYTES = 256 << 10
 _MAX_OPEN_FILES = 128
 _CHANGED = "is not what was packed: its checksum differs (`data verify` says what else is damaged)"
+_NAMED_CLIPS = 5
 
 
 def staged_folder(dest: str | Path, packed: str | Path) -> Path:
@@ -47,47 +55,20 @@ def staged_folder(dest: str | Path, packed: str | Path) -> Path:
     return Path(dest) / f"{Path(packed).resolve().name}-{digest[:8]}"
 
 
-class LocalCopy:
-    """A node's own copy of a packed set, whole or in part. A folder that does not exist holds nothing.
-
-    Complete shards, which were checked, lie in the folder under their names. Single clips lie in `partial/`, in sparse
-    files, at their places in the shards; `partial/have` has a byte for each clip, 1 where the clip is there.
-    """
-
-    def __init__(self, folder: Path, num_clips: int) -> None:
-        self.folder = folder
-        self._whole: dict[str, bool] = {}
-        path = folder / PARTIAL_FOLDER / HAVE
-        fits = path.is_file() and path.stat().st_size == num_clips  # else it is of another set
-        self._have: NDArray[np.uint8] = np.memmap(path, np.uint8, "r") if fits else np.zeros(0, np.uint8)
-
-    @property
-    def has_index(self) -> bool:
-        """Return whether the index is in the copy."""
-        return all((self.folder / INDEX_FOLDER / name).is_file() for name in (CLIPS, PICTURES))
-
-    def file_with(self, clip: int, shard: str) -> str | None:
-        """Return the copy's file that has a clip of this shard at its place, or None."""
-        if shard not in self._whole:
-            self._whole[shard] = (self.folder / shard).is_file()
-        if self._whole[shard]:
-            return str(self.folder / shard)
-        return str(self.folder / PARTIAL_FOLDER / shard) if len(self._have) and self._have[clip] else None
-
-
+@dataclass(frozen=True, eq=False)
 class ShardStore:
-    """The clips of a packed set (see batches.store.Store). local: the folder of a node's own copy.
+    """The clips of a packed set (see batches.loader.Store), read by one `pread` each.
 
-    Pickling it keeps the manifest and the folders; each process opens the files that it reads from.
+    local: the folder of a node's own copy, whole or in part, or of none. Pickling keeps the three fields; each process
+    opens the files that it reads from.
     """
 
-    def __init__(self, manifest: Manifest, local: Path | None = None, limits: Limits = LIMITS) -> None:
-        self.manifest = manifest
-        self._local_folder = local
-        self._limits = limits
+    manifest: Manifest
+    local: Path | None = None
+    limits: Limits = LIMITS
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ShardStore, (self.manifest, self._local_folder, self._limits)
+        return ShardStore, (self.manifest, self.local, self.limits)
 
     @cached_property
     def pack(self) -> Pack:
@@ -98,19 +79,21 @@ class ShardStore:
         return pack
 
     @cached_property
-    def _local(self) -> LocalCopy | None:
-        return None if self._local_folder is None else LocalCopy(self._local_folder, len(self.manifest))
-
-    @cached_property
     def _index(self) -> ShardIndex:
-        folder = Path(self.manifest.source)
-        if self._local is not None and self._local.has_index:
-            folder = self._local.folder
-        return ShardIndex(folder / INDEX_FOLDER, len(self.manifest))
+        local = self.local
+        if local is not None and all((local / INDEX_FOLDER / name).is_file() for name in (CLIPS, PICTURES)):
+            return ShardIndex(local, self.manifest)
+        return ShardIndex(Path(self.manifest.source), self.manifest)
 
     @cached_property
-    def _files(self) -> OrderedDict[str, IO[bytes]]:
-        return OrderedDict()
+    def _have(self) -> NDArray[np.uint8] | None:
+        path = Path(self.local or "", PARTIAL_FOLDER, HAVE)
+        fits = self.local and path.is_file() and path.stat().st_size == len(self.manifest)  # else it is of another set
+        return np.memmap(path, np.uint8, "r") if fits else None
+
+    @cached_property
+    def _files(self) -> dict[str, IO[bytes]]:
+        return {}
 
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
         """Read clips in several views, see Store. Frame numbers are the video's, also where every n-th is packed."""
@@ -121,78 +104,110 @@ class ShardStore:
         if place.num_pictures:
             return self._read_pictures(name, path, place, facts, choose, views_of)
         content = self._read(name, path, place, 0, place.length)
-        if clip_checksum(facts, content) != place.checksum:
+        if zlib.crc32(content, facts.checksum()) != place.checksum:
             raise DecodeError(name, _CHANGED)
-        return read_views(Encoded(name, content), choose, views_of, self.manifest.num_frames(clip), limits=self._limits)
+        return read_views(Encoded(name, content), choose, views_of, self.manifest.num_frames(clip), limits=self.limits)
 
     def _read_pictures(
         self, name: str, path: str, place: Place, facts: Facts, choose: Choose, views_of: ViewsOf
     ) -> Frames:
-        packing, base = self.pack.packing, facts.checksum()
-        rows = self._index.pictures(place)
-        if base != place.checksum or len(rows) != packing.num_packed(facts.num_frames):
+        packing, base, rows = self.pack.packing, facts.checksum(), self._index.pictures(place)
+        edges = np.concatenate([np.zeros(1, np.int64), rows["end"]])  # picture n from edges[n] to edges[n + 1]
+        is_index_right = np.all(np.diff(edges) > 0) and edges[-1] == place.length and base == place.checksum
+        if not is_index_right or len(rows) != packing.num_packed(facts.num_frames):
             raise DecodeError(name, _CHANGED)
 
         packed: NDArray[np.int64] = np.asarray(choose(facts.num_frames)) // packing.every
+        pictures = dict[int, bytes]()
+        for numbers in _spans(edges, np.unique(packed).tolist()):
+            first = edges[numbers[0]]
+            content = self._read(name, path, place, first, edges[numbers[-1] + 1])
+            for number in numbers:
+                pictures[number] = content[edges[number] - first : edges[number + 1] - first]
+                if picture_checksum(base, number, pictures[number]) != rows["checksum"][number]:
+                    raise DecodeError(name, f"picture {number} {_CHANGED}")
 
         def views(width: int, height: int) -> Sequence[View]:
             # The size before packing scaled the frame down gives the same view as the video itself.
             return views_of(facts.width or width, facts.height or height)
 
-        pictures = dict[int, bytes]()
-        for numbers, start, end in _spans(name, rows, np.unique(packed), place.length):
-            content = self._read(name, path, place, start, end)
-            for number in numbers:
-                first = int(rows["end"][number - 1]) if number else 0
-                pictures[number] = content[first - start : int(rows["end"][number]) - start]
-                if picture_checksum(base, number, pictures[number]) != rows["checksum"][number]:
-                    raise DecodeError(name, f"picture {number} {_CHANGED}")
         fetch = lambda number: (f"{name}, picture {number}", pictures[number])  # noqa: E731
-        return read_picture_views(name, fetch, lambda _: packed, views, len(rows), self._limits)
+        return read_picture_views(name, fetch, lambda _: packed, views, len(rows), self.limits)
 
     def _path(self, clip: int, place: Place) -> str:
         """Return the file that has the clip: the local copy's where it has it, else the shared one."""
         name = shard_name(place.shard)
-        here = None if self._local is None else self._local.file_with(clip, name)
-        return here or os.path.join(self.manifest.source, name)
+        if self.local and (self.local / name).is_file():
+            return str(self.local / name)
+        if self.local and self._have is not None and self._have[clip]:
+            return str(self.local / PARTIAL_FOLDER / name)
+        return os.path.join(self.manifest.source, name)
 
     def _read(self, name: str, path: str, place: Place, start: int, end: int) -> bytes:
         """Return the bytes start .. end - 1 of a clip. Raises DecodeError, also where the file ends before."""
         try:
-            descriptor = self._open(path).fileno()
-            if not 0 <= place.start <= place.start + start <= place.start + end <= os.fstat(descriptor).st_size:
-                raise DecodeError(name, "does not lie in its shard: the shard was cut short, or the index is damaged")
-            content = os.pread(descriptor, end - start, place.start + start)
-            while content and len(content) < end - start:  # one call gives at most 2 GiB
-                more = os.pread(descriptor, end - start - len(content), place.start + start + len(content))
-                content = content + more if more else b""
+            file = self._files.pop(path, None) or open(path, "rb", buffering=0)  # noqa: SIM115  (closed when the oldest)
+            self._files[path] = file  # the last
+            if len(self._files) > _MAX_OPEN_FILES:
+                self._files.pop(next(iter(self._files))).close()
+            return read_range(file, place.start + start, place.start + end)
         except OSError as error:
             raise DecodeError(name, error.strerror or str(error)) from error
-        return content
-
-    def _open(self, path: str) -> IO[bytes]:
-        if path in self._files:
-            self._files.move_to_end(path)
-        else:
-            if len(self._files) >= _MAX_OPEN_FILES:
-                self._files.popitem(last=False)[1].close()
-            self._files[path] = open(path, "rb", buffering=0)  # noqa: SIM115  (closed when it is the oldest, or at exit)
-        return self._files[path]
 
 
-def _spans(
-    name: str, rows: NDArray[Any], numbers: NDArray[np.int64], length: int
-) -> Iterator[tuple[list[int], int, int]]:
-    """Yield the wanted pictures in few contiguous reads: (numbers, start, end)."""
-    ends = rows["end"].astype(np.int64)
-    if len(ends) and not (np.all(np.diff(ends) > 0) and ends[0] > 0 and ends[-1] == length):
-        raise DecodeError(name, _CHANGED)
-    group, first, last = list[int](), 0, 0
-    for number in numbers.tolist():
-        start, end = int(ends[number - 1]) if number else 0, int(ends[number])
-        if group and start - last > _JOINED_BYTES:
-            yield group, first, last
+def _spans(edges: NDArray[np.int64], numbers: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the pictures `numbers`, which rise, in groups that are read together."""
+    group = list[int]()
+    for number in numbers:
+        if group and edges[number] - edges[group[-1] + 1] > _JOINED_BYTES:
+            yield group
             group = []
-        first = first if group else start
-        group, last = [*group, number], end
-    yield group, first, last
+        group.append(number)
+    yield group
+
+
+def verify_files(folder: Path, pack: Pack, files: Sequence[StoredFile], workers: int) -> Iterator[list[str]]:
+    """Yield the complaints about each of some files of a set, in order, a line each.
+
+    workers: files that are read at a time, by threads: reading and hashing release Python's lock.
+    """
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        yield from pool.map(lambda file: _complaints(folder, pack, file), files)
+
+
+def stray_files(folder: Path, pack: Pack) -> list[str]:
+    """Return a complaint for each file in a set's folder that is no part of the set."""
+    known = {PACK_FILE} | {file.name for file in pack.every_file}
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    return [f"{folder / name}: is no part of the set" for name in sorted(found - known)]
+
+
+def _complaints(folder: Path, pack: Pack, file: StoredFile) -> list[str]:
+    path = folder / file.name
+    try:
+        found = stored_file(folder, file.name)
+    except OSError as error:
+        return [f"{path}: {error.strerror}"]
+    if found == file:
+        return []
+    what = f"has {found.size:,} bytes instead of {file.size:,}" if found.size != file.size else "has other bytes"
+    return [f"{path}: {what}{_damaged_clips(folder, pack, pack.shards.index(file)) if file in pack.shards else ''}"]
+
+
+def _damaged_clips(folder: Path, pack: Pack, shard: int) -> str:
+    """Name the clips of a damaged shard that cannot be read, where the index can still tell."""
+    bad = []
+    try:
+        manifest = read_manifest(folder)
+        index = ShardIndex(folder, manifest)
+        for clip in range(shard * pack.clips_per_shard, min((shard + 1) * pack.clips_per_shard, len(manifest))):
+            try:
+                index.read_whole(folder, clip, index.place(clip))
+            except PackError:
+                bad.append(manifest.path(clip))
+    except (ManifestError, PackError):
+        return ""
+    if not bad:
+        return "; all of its clips are whole: what differs lies between them"
+    more = f" and {len(bad) - _NAMED_CLIPS} more clips" if len(bad) > _NAMED_CLIPS else ""
+    return f"; damaged: {', '.join(bad[:_NAMED_CLIPS])}{more}"

@@ -10,7 +10,7 @@ import torch
 
 from summit_train import rng
 from summit_train.data.batches import loader
-from summit_train.data.batches.store import open_store
+from summit_train.data.batches.loader import open_store
 from summit_train.data.manifest import Manifest
 from summit_train.data.video import augment, sampling
 from summit_train.spec import EvaluateSpec
@@ -116,7 +116,8 @@ def test_clips_and_crops_can_be_asked_for(manifest: Manifest) -> None:
     evaluate = EvaluateSpec(clips=5, crops="full", short_side=32)
     (full,) = loader.test_batches(data_spec(), evaluate, open_store(data_spec(), manifest), [1])
     assert full.views.shape == (5, 4, 32, 48, 3)
-    (crops,) = loader.test_batches(data_spec(), evaluate, open_store(data_spec(), manifest), [1], clips=1, crops=3)
+    evaluate = EvaluateSpec(clips=1, crops=3, short_side=32)
+    (crops,) = loader.test_batches(data_spec(), evaluate, open_store(data_spec(), manifest), [1])
     assert crops.views.shape == (3, 4, 32, 32, 3)
     # Left, centre and right of 48 columns, of which the last 8 are white and the others the frame's own grey.
     right_edges = crops.views[:, 0, 16, -4, 0].tolist()

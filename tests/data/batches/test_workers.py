@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from summit_train.data.batches import loader
-from summit_train.data.batches.store import open_store
+from summit_train.data.batches.loader import open_store
 from summit_train.data.manifest import Manifest
 from summit_train.errors import RunFailed
 from summit_train.spec import EvaluateSpec
@@ -97,7 +97,7 @@ _SCRIPT = """
 import multiprocessing, os
 from summit_train.data.batches import loader
 from summit_train.data.batches.order import Order
-from summit_train.data.batches.store import open_store
+from summit_train.data.batches.loader import open_store
 from summit_train.data.manifest import read_manifest
 from summit_train.spec import DataSpec
 
@@ -128,7 +128,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_an_error(manifest: Manifest) 
 def _reads_at(batches: loader.Batches[loader.MicroBatch], pause: float) -> bool:
     """Whether a worker is reading a clip, a moment later."""
     time.sleep(pause)
-    return bool(batches._board.read())
+    return bool(batches._board.being_read())
 
 
 def test_batches_are_pinned_whole(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from summit_train.data.packed.format import (
+    CONTENT_AT,
+    SHARD_END,
     Facts,
     Pack,
     PackError,
     Packing,
     StoredFile,
-    clip_checksum,
+    encode_sample,
     ending_of,
     picture_checksum,
     read_pack,
-    sample,
-    shard_end,
     shard_name,
 )
 
@@ -27,10 +27,10 @@ FACTS = Facts("walk/a.mp4", 3, 84, True)
 
 
 def test_a_shard_is_a_tar_file_with_webdatasets_names() -> None:
-    first, start = sample(7, ".mp4", b"one", FACTS, {})
-    second, _ = sample(8, ".mjpeg", b"two" * 300, FACTS, {"picture_ends": [450, 900]})
-    shard = first + second + shard_end()
-    assert first[start : start + 3] == b"one"
+    first = encode_sample(7, ".mp4", [b"one"], FACTS, {})
+    second = encode_sample(8, ".mjpeg", [b"two" * 150] * 2, FACTS, {"picture_ends": [450, 900]})
+    shard = first + second + SHARD_END
+    assert first[CONTENT_AT : CONTENT_AT + 3] == b"one"
     with tarfile.open(fileobj=io.BytesIO(shard)) as tar:
         members = tar.getmembers()
         assert [member.name for member in members] == [
@@ -70,7 +70,7 @@ def test_every_fact_enters_the_checksums() -> None:
         Facts("walk/\udcff.mp4", 3, 84, True),
     ]  # fmt: skip
     assert len({facts.checksum() for facts in [FACTS, *others]}) == 8
-    assert len({clip_checksum(facts, b"bytes") for facts in [FACTS, *others]}) == 8
+    assert len({picture_checksum(facts.checksum(), 0, b"bytes") for facts in [FACTS, *others]}) == 8
     assert len({picture_checksum(1, 0, b"x"), picture_checksum(1, 1, b"x"), picture_checksum(2, 0, b"x")}) == 3
 
 

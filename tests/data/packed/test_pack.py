@@ -18,7 +18,7 @@ from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as pack_module
 from summit_train.data.packed.format import PackError, Packing, read_pack
 from summit_train.data.packed.pack import begin, finish, missing_shards, pack_shards
-from summit_train.data.packed.verify import stray_files, verify_files
+from summit_train.data.packed.read import stray_files, verify_files
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError
 from tests.data.packed.conftest import NUM_FRAMES, NUM_VIDEOS, PackSet, content_of

@@ -9,7 +9,7 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.data.packed.format import read_pack
-from summit_train.data.packed.verify import stray_files, verify_files
+from summit_train.data.packed.read import stray_files, verify_files
 from tests.data.packed.conftest import NUM_VIDEOS, PackSet, content_of
 
 
