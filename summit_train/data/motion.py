@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.manifest.classes import write_classes
-from summit_train.data.video.encode import Encoding, write_video
+from summit_train.data.video.encode import write_video
 from summit_train.errors import UserError
 from summit_train.rng import key
 
@@ -29,8 +29,6 @@ KINDS = ("direction", "order")
 SPLITS = ("train", "val")
 MAX_DIRECTIONS = 8
 FPS = 25
-# All key frames, see above.
-_ENCODING = Encoding(quality=12, key_every=1, b_frames=0)
 _COMPASS: dict[float, str] = {
     0: "right", 45: "up-right", 90: "up", 135: "up-left",
     180: "left", 225: "down-left", 270: "down", 315: "down-right",
@@ -211,7 +209,7 @@ def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: Moti
         for number in range(count):
             frames, label = videos.video(split, number)
             path = f"videos/{split}_{number:06d}.mp4"
-            write_video(folder / path, frames, FPS, _ENCODING)
+            write_video(folder / path, frames, FPS, quality=12, key_every=1, b_frames=0)
             rows.append(ManifestRow(path, label, num_frames=len(frames)))
             yield rows[-1]
         write_manifest(folder / f"{split}.csv", rows)

@@ -20,7 +20,7 @@ from summit_train.data.batches.order import MicroBatchKey, Order
 from summit_train.data.batches.store import Store
 from summit_train.data.batches.workers import Batches, Board, Failure
 from summit_train.data.manifest.quarantine import Kept
-from summit_train.data.video import augment, sampling
+from summit_train.data.video import augment
 from summit_train.data.video.clips import single
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec, EvaluateSpec
@@ -202,7 +202,7 @@ class _TrainingClips(_Reads):
 
         def choose(num_frames: int) -> NDArray[np.int64]:
             generator = rng.key(seed, "sampling", epoch, drawn_for)
-            frames = sampling.train_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, generator)
+            frames = augment.train_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, generator)
             return _in_direction(frames, num_frames, manifest.is_reversed(clip))
 
         def view_of(width: int, height: int) -> augment.View:
@@ -226,7 +226,7 @@ class _TestVideos(_Reads):
         data, manifest = self.data, self.store.manifest
 
         def choose(num_frames: int) -> NDArray[np.int64]:
-            frames = sampling.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, self.clips)
+            frames = augment.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, self.clips)
             return _in_direction(frames, num_frames, manifest.is_reversed(video))
 
         def views_of(width: int, height: int) -> list[augment.View]:

@@ -9,7 +9,7 @@ from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.format import PackError
 from summit_train.data.packed.read import ShardStore, staged_folder
 from summit_train.data.video.clips import Choose, Frames, ViewsOf
-from summit_train.data.video.limits import Limits
+from summit_train.data.video.source import Limits
 from summit_train.spec import DataSpec
 
 

@@ -23,8 +23,7 @@ from pathlib import Path
 
 from summit_train.data.video.clips import probe_folder
 from summit_train.data.video.decode import probe
-from summit_train.data.video.limits import NO_HURRY, worker_pool
-from summit_train.data.video.source import DecodeError, load_video
+from summit_train.data.video.source import NO_HURRY, DecodeError, load_video, worker_pool
 from summit_train.files import file_sha256
 
 _PATHS_PER_WORKER = 16

@@ -47,8 +47,7 @@ from summit_train.data.packed.format import (
     write_index,
 )
 from summit_train.data.packed.payload import Payload, Source, make_payload
-from summit_train.data.video.limits import worker_pool
-from summit_train.data.video.source import DecodeError
+from summit_train.data.video.source import DecodeError, worker_pool
 from summit_train.files import replacing, write_json
 
 Found = Payload | DecodeError

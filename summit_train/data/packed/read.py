@@ -31,8 +31,7 @@ from summit_train.data.packed.format import (
 )
 from summit_train.data.video.augment import View
 from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_picture_views, read_views
-from summit_train.data.video.limits import LIMITS, Limits
-from summit_train.data.video.source import DecodeError, Encoded
+from summit_train.data.video.source import LIMITS, DecodeError, Encoded, Limits
 
 PARTIAL_FOLDER, HAVE = "partial", "have"
 # Pictures with at most this between them are read together: the bytes between them cost less than a request.
