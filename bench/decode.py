@@ -37,7 +37,7 @@ from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed.format import Packing
 from summit_train.data.packed.pack import pack_set
 from summit_train.data.packed.read import ShardStore
-from summit_train.data.video import augment, sampling
+from summit_train.data.video import augment
 from summit_train.data.video.clips import single
 from summit_train.memory import keep_freed_frames
 from summit_train.scaling.measure import in_turn, pair_ratios, spread, spread_text
@@ -159,7 +159,7 @@ def drawn(clip: int, draw: int) -> tuple[Callable[[int], NDArray[np.int64]], Cal
     """Return the frames and the view of a training clip, as the loader draws them."""
 
     def choose(num_frames: int) -> NDArray[np.int64]:
-        return sampling.train_frames("dense", num_frames, *WINDOW, rng.key(0, "sampling", draw, clip))
+        return augment.train_frames("dense", num_frames, *WINDOW, rng.key(0, "sampling", draw, clip))
 
     def view_of(width: int, height: int) -> augment.View:
         generator = rng.key(0, "augment", draw, clip)

@@ -220,7 +220,7 @@ def test_only_commands_print_and_only_main_exits() -> None:
     assert [module.at(node) for module, node in _calls("print") if not MAY_PRINT.fullmatch(module.name)] == []
     assert {module.name for module, _ in _calls("sys.exit", "exit", "quit", "SystemExit")} == {"__main__"}
     # Threads that outlive the main one's patience have no other way to end the process.
-    assert {module.name for module, _ in _calls("os._exit")} == {"training.watch", "data.video.limits"}
+    assert {module.name for module, _ in _calls("os._exit")} == {"training.watch", "data.video.source"}
 
 
 def test_untrusted_input_stays_data() -> None:

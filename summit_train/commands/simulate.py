@@ -175,7 +175,7 @@ def _run_cells(row: dict[str, Any]) -> list[str]:
 
 def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> None:
     # Imported here: without --out the command draws nothing.
-    from summit_train.report.scaling import draw_scaling
+    from summit_train.report.bench import draw_scaling
 
     spec, machine, curves = jobs[0].spec, jobs[0].machine, {}
     for variant in _variants(spec, machine):

@@ -25,8 +25,7 @@ from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, rea
 from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, file_tables, folder_tables, is_video
 from summit_train.data.video.clips import probe_folder
 from summit_train.data.video.decode import probe
-from summit_train.data.video.limits import NO_HURRY, worker_pool
-from summit_train.data.video.source import MISSING, DecodeError, load_video
+from summit_train.data.video.source import MISSING, NO_HURRY, DecodeError, load_video, worker_pool
 from summit_train.files import file_sha256
 
 _PATHS_PER_WORKER = 16

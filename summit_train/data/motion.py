@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.manifest.reading import write_classes
-from summit_train.data.video.encode import Encoding, write_video
+from summit_train.data.video.encode import write_video
 from summit_train.errors import UserError
 from summit_train.rng import key
 
@@ -29,8 +29,6 @@ KINDS = ("direction", "order")
 SPLITS = ("train", "val")
 MAX_DIRECTIONS = 8
 FPS = 25
-# All key frames, see above.
-_ENCODING = Encoding(quality=12, key_every=1, b_frames=0)
 _COMPASS: dict[float, str] = {
     0: "right", 45: "up-right", 90: "up", 135: "up-left",
     180: "left", 225: "down-left", 270: "down", 315: "down-right",
@@ -45,9 +43,9 @@ Picture = NDArray[np.float64]
 class MotionSet:
     """The settings of the set.
 
-    size: pixels of a side; num_frames: frames of a video; num_classes: 2 to 8 directions, or 2 or 6 orders
-    (of two or three colours); difficulty: 0 to 1, more of it means more noise, a stronger background, more
-    still objects in the way, a smaller object and a wider range of speeds. Raises UserError for others.
+    size: pixels of a side; num_frames: of a video; num_classes: 2 to 8 directions, or 2 or 6 orders (of two or three
+    colours); difficulty: 0 to 1, more of it means more noise, a stronger background, more still objects in the way, a
+    smaller object and a wider range of speeds. Raises UserError for others.
     """
 
     size: int = 64
@@ -78,8 +76,7 @@ class MotionSet:
         return tuple(_COMPASS.get(angle, f"{angle:.0f} degrees") for angle in angles)
 
     def _orders(self) -> list[tuple[str, ...]]:
-        colours = list(_COLOURS)[: 2 if self.num_classes == 2 else 3]
-        return list(permutations(colours))
+        return list(permutations(list(_COLOURS)[: 2 if self.num_classes == 2 else 3]))
 
     def video(self, split: str, number: int) -> tuple[NDArray[np.uint8], int]:
         """Return video `number` of a split: uint8 RGB (T, size, size, 3) and its label; labels take turns."""
@@ -98,7 +95,7 @@ class MotionSet:
         picture = 110 + (12 + 70 * self.difficulty) * _patches(self.size, generator)
         for _ in range(generator.binomial(6, self.difficulty / 2)):
             radius = self.size * generator.uniform(0.05, 0.1)
-            thing = _Thing.random(radius, self.size, generator)
+            thing = _Thing(radius, generator)
             picture = thing.over(picture, *generator.uniform(0, self.size, 2))
         return picture
 
@@ -107,7 +104,7 @@ class MotionSet:
 
     def _moving(self, still: Picture, angle: float, generator: np.random.Generator) -> Picture:
         """Return frames of one object that moves at `angle`, counterclockwise from the right: (T, size, size, 3)."""
-        thing = _Thing.random(self._radius(generator), self.size, generator)
+        thing = _Thing(self._radius(generator), generator)
         x, y = generator.uniform(0, self.size, 2)
         # About half the picture in a video of 16 frames: 1.5 to 3 pixels a frame at 64 pixels.
         low, high = 0.035 - 0.012 * self.difficulty, 0.04 + 0.02 * self.difficulty
@@ -121,7 +118,7 @@ class MotionSet:
         frames = np.repeat(still[None], self.num_frames, axis=0)
         slot = self.num_frames / len(order)
         for turn, colour in enumerate(order):
-            thing = _Thing.random(self._radius(generator), self.size, generator, _COLOURS[colour])
+            thing = _Thing(self._radius(generator), generator, _COLOURS[colour])
             place = generator.uniform(0, self.size, 2)
             # Every turn draws alike: without their order the frames are the same in every class.
             length = max(1, round(slot * generator.uniform(0.5, 0.9)))
@@ -130,30 +127,17 @@ class MotionSet:
         return frames
 
 
-@dataclass(frozen=True)
 class _Thing:
-    """A shape with two-coloured stripes, turned by an angle."""
+    """A random shape with two-coloured stripes, turned by a random angle."""
 
-    shape: str
-    radius: float
-    angle: float
-    colours: tuple[Picture, Picture]
-
-    @classmethod
-    def random(
-        cls,
-        radius: float,
-        size: int,
-        generator: np.random.Generator,
-        colour: tuple[int, int, int] | None = None,
-    ) -> _Thing:
-        """Draw a thing at a random place."""
-        shape = _SHAPES[generator.integers(len(_SHAPES))]
-        angle = generator.uniform(0, 2 * math.pi)
-        first, second = generator.uniform(0, 255, (2, 3))
+    def __init__(
+        self, radius: float, generator: np.random.Generator, colour: tuple[int, int, int] | None = None
+    ) -> None:
+        self.radius, self.shape = radius, _SHAPES[generator.integers(len(_SHAPES))]
+        self.angle = generator.uniform(0, 2 * math.pi)
+        self.colours = generator.uniform(0, 255, (2, 3))
         if colour is not None:
-            first, second = np.array(colour, float), 0.7 * np.array(colour)
-        return cls(shape, radius, angle, (first, second))
+            self.colours = np.array([colour, 0.7 * np.array(colour)])
 
     def over(self, picture: Picture, x: float, y: float) -> Picture:
         """Draw the thing at (x, y) onto a copy of the picture, wrapped around at the sides."""
@@ -181,28 +165,25 @@ class _Thing:
         return np.maximum(np.maximum(u, v) - radius, np.minimum(u, v) - 0.35 * radius)
 
 
-def _patches(size: int, generator: np.random.Generator, cells: int = 6) -> Picture:
-    """Return random colours on a grid, interpolated between its points: (size, size, 3), -1 to 1."""
-    grid = generator.uniform(-1, 1, (cells + 1, cells + 1, 3))
-    at = np.linspace(0, cells, size, endpoint=False)
+def _patches(size: int, generator: np.random.Generator) -> Picture:
+    """Return random colours on a grid of 6 x 6 cells, interpolated between its points: (size, size, 3), -1 to 1."""
+    picture = generator.uniform(-1, 1, (7, 7, 3))
+    at = np.linspace(0, 6, size, endpoint=False)
     low, part = at.astype(int), (at % 1)[:, None, None]
-    rows = grid[low] * (1 - part) + grid[low + 1] * part
-    part = (at % 1)[None, :, None]
-    blend: Picture = rows[:, low] * (1 - part) + rows[:, low + 1] * part
-    return blend
+    for _ in range(2):  # along the rows, then along the columns
+        picture = (picture[low] * (1 - part) + picture[low + 1] * part).swapaxes(0, 1)
+    return picture
 
 
 def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: MotionSet) -> Iterator[ManifestRow]:
     """Write out/videos/*.mp4, out/train.csv, out/val.csv, out/classes.txt; yield each row when its video exists.
 
-    Paths in the manifests are relative to `out`; the classes' counts differ by one at most. The same
-    arguments write the same bytes. A manifest appears after all of its videos. Raises UserError
-    where a split gets fewer videos than there are classes.
+    Paths in the manifests are relative to `out`; the classes' counts differ by one at most. The same arguments write
+    the same bytes. A manifest appears after all of its videos. Raises UserError for fewer videos than classes.
     """
-    if min(num_train, num_val) < videos.num_classes:
-        raise UserError(
-            f"train {num_train}, val {num_val}: each needs one video a class at least, {videos.num_classes}"
-        )
+    least = videos.num_classes
+    if min(num_train, num_val) < least:
+        raise UserError(f"train {num_train}, val {num_val}: each needs one video a class at least, {least}")
     folder = Path(out)
     (folder / "videos").mkdir(parents=True, exist_ok=True)
     write_classes(folder, videos.classes)
@@ -211,7 +192,7 @@ def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: Moti
         for number in range(count):
             frames, label = videos.video(split, number)
             path = f"videos/{split}_{number:06d}.mp4"
-            write_video(folder / path, frames, FPS, _ENCODING)
+            write_video(folder / path, frames, FPS, quality=12, key_every=1, b_frames=0)
             rows.append(ManifestRow(path, label, num_frames=len(frames)))
             yield rows[-1]
         write_manifest(folder / f"{split}.csv", rows)

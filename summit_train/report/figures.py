@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,13 +19,14 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
-from summit_train.report.curves import axis_name, finite, positions, restarts, smoothed, thinned, wait_share
 from summit_train.report.metrics import Run, StepRecord
 from summit_train.report.tables import machine_of, views_of
 from summit_train.text import mean_std
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")  # for more runs than colours
 GREY = "#555555"
 FONT = "DejaVu Sans"  # shipped with matplotlib
@@ -45,8 +46,13 @@ STYLE: dict[Any, Any] = {
 }
 WIDTH, THIRD, HEIGHT, LEGEND_LINE = 6.4, 4.3, 3.3, 0.22  # inches; two wide figures in a row, or three narrow
 MOST_LABEL = 60  # characters
+MOST_POINTS = 1500  # of one curve; a long run has 250,000 steps
+SMOOTH_SHARE = 1 / 30  # window of the moving mean / length of the curve
 # Line styles of the accuracies: of training, validation in training, final evaluation.
 KINDS: tuple[dict[str, Any], ...] = ({"linewidth": 1.0}, {"marker": "o", "markersize": 4.0}, {"linestyle": "--"})
+TWICE = "Thin: every step. Thick: moving mean."
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -65,32 +71,6 @@ class Picture:
         return "data:image/svg+xml;base64," + base64.b64encode(self.svg).decode("ascii")
 
 
-@dataclass(frozen=True)
-class StepFigure:
-    """A figure of one value of every step. least: the vertical axis begins at 0 and reaches this value; None: free."""
-
-    title: str
-    y_label: str
-    value: Callable[[StepRecord], float]
-    caption: str = "Thin: every step. Thick: moving mean."
-    third: bool = True
-    smooth: bool = True
-    least: float | None = 0.0
-
-
-LOSS = StepFigure("Loss", "training loss (nats)", lambda step: step.loss, third=False, least=None)
-THIRDS = (
-    StepFigure("Learning rate", "learning rate", lambda step: step.lr, "Of every update.", smooth=False),
-    StepFigure(
-        "Throughput",
-        "clips/s, all ranks",
-        lambda step: step.clips_per_second,
-        "Training only. Thin: every step. Thick: moving mean.",
-    ),
-    StepFigure("Data wait", "data wait (% of step time)", wait_share, least=5.0),
-)
-
-
 class Canvas:
     """A figure being drawn: its axes, the runs on it, and the entries of its legend so far."""
 
@@ -104,7 +84,7 @@ class Canvas:
         self.axes.set_xlabel(self.axis)
         self.axes.set_ylabel(y_label)
         for i, run in enumerate(runs):
-            for x in positions(run, restarts(run), self.axis):
+            for x in positions(run, (start.step for start in run.starts[1:]), self.axis):
                 self.axes.axvline(x, color=self.colour(i), linewidth=0.9, linestyle=(0, (2, 3)))
 
     def colour(self, i: int, kind: int = 0) -> str:
@@ -125,7 +105,7 @@ class Canvas:
         self.axes.set_xlim(left=0)
         self._legend()
         machines = dict.fromkeys(machine for run in self.runs if (machine := machine_of(run.environment)))
-        dotted = " Dotted vertical: resumed there." if any(map(restarts, self.runs)) else ""
+        dotted = " Dotted vertical: resumed there." if any(run.starts[1:] for run in self.runs) else ""
         made_on = f" Machine: {'; '.join(machines)}." if machines else ""
         names = ", ".join(run.label for run in self.runs)
         svg = io.BytesIO()
@@ -148,7 +128,13 @@ class Canvas:
 def pictures(runs: Sequence[Run]) -> list[Picture]:
     """Draw the figures that these runs have data for: loss, accuracy, learning rate, throughput, data wait."""
     with house_style():
-        drawn = (_step_picture(runs, LOSS), _accuracy(runs), *(_step_picture(runs, third) for third in THIRDS))
+        drawn = (
+            _steps(runs, "Loss", "training loss (nats)", lambda s: s.loss),
+            _accuracy(runs),
+            _steps(runs, "Learning rate", "learning rate", lambda s: s.lr, "Of every update.", smooth=False),
+            _steps(runs, "Throughput", "clips/s, all ranks", lambda s: s.clips_per_second, f"Training only. {TWICE}"),
+            _steps(runs, "Data wait", "data wait (% of step time)", _wait_share, least=5.0),
+        )
         return [picture for picture in drawn if picture is not None]
 
 
@@ -157,6 +143,11 @@ def drawable(text: str) -> str:
     known = FT2Font(findfont(FONT)).get_charmap()
     cut = text if len(text) <= MOST_LABEL else text[: MOST_LABEL - 1] + "\N{HORIZONTAL ELLIPSIS}"
     return "".join(c if c.isprintable() and ord(c) in known else "\N{WHITE SQUARE}" for c in cut)
+
+
+def series(i: int) -> dict[str, Any]:
+    """Return the colour and the marker of curve i."""
+    return {"color": PALETTE[i % len(PALETTE)], "marker": MARKERS[i % len(MARKERS)]}
 
 
 @contextmanager
@@ -168,29 +159,45 @@ def house_style() -> Iterator[None]:
         yield
 
 
-def _step_picture(runs: Sequence[Run], kind: StepFigure) -> Picture | None:
-    """Draw a value of every step, thin, and its moving mean, thick. None if no run has a finite value."""
-    canvas, known = Canvas(runs, kind.y_label, kind.third), False
+def _wait_share(step: StepRecord) -> float:
+    return 100 * step.data_wait_s / step.step_s if step.step_s > 0 else float("nan")
+
+
+def _steps(
+    runs: Sequence[Run],
+    title: str,
+    y_label: str,
+    value: Callable[[StepRecord], float],
+    caption: str = TWICE,
+    smooth: bool = True,
+    least: float = 0.0,
+) -> Picture | None:
+    """Draw a value of every step, thin, and its moving mean, thick. None if no run has a finite value.
+
+    The vertical axis begins at 0 and reaches `least`, except for the loss, which marks skipped steps.
+    """
+    is_loss, known = title == "Loss", False
+    canvas = Canvas(runs, y_label, third=not is_loss)
     for i, run in enumerate(runs):
-        x, y = positions(run, (s.step for s in run.steps), canvas.axis), finite(kind.value(s) for s in run.steps)
+        x, y = positions(run, (s.step for s in run.steps), canvas.axis), finite(map(value, run.steps))
         known |= bool(np.isfinite(y).any())
-        if kind.smooth:
+        if smooth:
             canvas.axes.plot(*thinned(x, y), color=canvas.colour(i), linewidth=0.7, alpha=0.35)
         # Curves without noise may coincide: earlier ones are wider and show under later ones.
-        width = 1.6 if kind.smooth else 1.6 + 1.2 * min(len(runs) - 1 - i, 3)
-        curve = smoothed(x, y) if kind.smooth else thinned(x, y)
+        width = 1.6 if smooth else 1.6 + 1.2 * min(len(runs) - 1 - i, 3)
+        curve = smoothed(x, y) if smooth else thinned(x, y)
         canvas.axes.plot(*curve, canvas.line(i), color=canvas.colour(i), linewidth=width)
-        if kind is LOSS:
+        if is_loss:
             crosses, floor = positions(run, run.skipped_steps, canvas.axis), canvas.axes.get_xaxis_transform()
             canvas.axes.plot(crosses, np.full_like(crosses, 0.03), "x", color=canvas.colour(i, 1), transform=floor)
         if len(runs) > 1:
             canvas.add_run(i, run.label)
     if not known:
         return None
-    if kind.least is not None:
-        canvas.axes.set_ylim(0, max(kind.least, 1.04 * canvas.axes.get_ylim()[1]))
-    skipped = kind is LOSS and any(run.skipped_steps for run in runs)
-    return canvas.picture(kind.title, kind.caption + (" Cross: step without an update." if skipped else ""))
+    if not is_loss:
+        canvas.axes.set_ylim(0, max(least, 1.04 * canvas.axes.get_ylim()[1]))
+    skipped = is_loss and any(run.skipped_steps for run in runs)
+    return canvas.picture(title, caption + (" Cross: step without an update." if skipped else ""))
 
 
 def _accuracy(runs: Sequence[Run]) -> Picture | None:
@@ -235,3 +242,57 @@ def _accuracy_curves(canvas: Canvas, i: int, run: Run) -> dict[str, int]:
             axes.axhspan(mean - std, mean + std, color=colours[2], alpha=0.2, linewidth=0)
         kinds[label] = 2
     return kinds
+
+
+# A curve is prepared for drawing: positions on the axis, thinning, moving mean.
+
+
+def axis_name(runs: Sequence[Run]) -> str:
+    """Return 'epoch' if the steps per epoch of every run are known, else 'step'."""
+    return "step" if any(run.steps_per_epoch is None for run in runs) else "epoch"
+
+
+def positions(run: Run, steps: Iterable[int], axis: str) -> Floats:
+    """Return the positions of these updates (counted from 1) on the axis, (N,)."""
+    per_epoch = (run.steps_per_epoch if axis == "epoch" else None) or 1.0
+    return np.array(list(steps), dtype=np.float64) / per_epoch
+
+
+def finite(values: Iterable[float | None]) -> Floats:
+    """Return an array, (N,), with NaN for every value that is not finite."""
+    array = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    array[~np.isfinite(array)] = np.nan
+    return array
+
+
+def thinned(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
+    """Return at most `most` points of a curve: the least and the greatest of each stretch, which keeps every spike."""
+    if len(x) <= most:
+        return x, y
+    keep: set[int] = set()
+    for stretch in np.array_split(np.arange(len(y)), most // 2):
+        values = y[stretch]
+        keep.add(int(stretch[np.argmin(np.where(np.isnan(values), np.inf, values))]))
+        keep.add(int(stretch[np.argmax(np.where(np.isnan(values), -np.inf, values))]))
+    chosen = np.array(sorted(keep))
+    return x[chosen], y[chosen]
+
+
+def smoothed(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
+    """Return the centred moving mean of a curve at up to `most` points, without the values that are not finite."""
+    if len(x) > most:
+        # Means of stretches first: a moving mean over all points of a long run takes minutes.
+        stretches = np.array_split(np.arange(len(y)), most)
+        x, y = (np.array([_mean(array[stretch]) for stretch in stretches]) for array in (x, y))
+    return x, moving_mean(y, max(1, round(len(y) * SMOOTH_SHARE)) | 1)
+
+
+def moving_mean(values: Floats, window: int) -> Floats:
+    """Return the mean of the finite values in a centred odd window, shorter at both ends; NaN if there are none."""
+    half = window // 2
+    return np.array([_mean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))])
+
+
+def _mean(values: Floats) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else float("nan")

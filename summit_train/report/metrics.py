@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, TypeVar
@@ -41,6 +40,9 @@ class Record(BaseModel):
     """A JSON object of a run. Keys of later versions are ignored."""
 
     model_config = ConfigDict(frozen=True)
+
+
+RecordType = TypeVar("RecordType", bound=Record)
 
 
 class StepRecord(Record):
@@ -97,11 +99,6 @@ class CheckpointScore(Record):
     top1: float
     top5: Known = None
 
-    @property
-    def name(self) -> str:
-        """Return the checkpoint's file name."""
-        return Path(self.path).name or self.path
-
 
 class FinalEval(Record):
     """eval.json: many clips of each video, mean and standard deviation over the last checkpoints."""
@@ -122,93 +119,61 @@ class ClipsPerClass(Record):
     train: dict[str, int]
     val: dict[str, int]
 
-    @property
-    def names(self) -> list[str]:
-        """Return the names of all classes, those of the training set first."""
-        return list(dict.fromkeys((*self.train, *self.val)))
+    def sides(self) -> dict[str, dict[str, int]]:
+        """Return 'training' and 'validation' -> the number of clips of every class of either."""
+        names = dict.fromkeys((*self.train, *self.val))
+        sides = {"training": self.train, "validation": self.val}
+        return {side: {name: counts.get(name, 0) for name in names} for side, counts in sides.items()}
 
 
-@dataclass
-class Log:
-    """metrics.jsonl. A later record of a step replaces the earlier one."""
-
-    steps: dict[int, StepRecord] = field(default_factory=dict)
-    evals: dict[int, EvalRecord] = field(default_factory=dict)
-    starts: list[StartRecord] = field(default_factory=list)
-    checkpoints: list[CheckpointRecord] = field(default_factory=list)
-    seconds: float = 0.0
-    notes: list[str] = field(default_factory=list)
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Add one record. Unknown kinds are ignored. Raises ValueError for a record with missing or wrong values."""
-        match record.get("kind"):
-            case None:
-                raise ValueError("no 'kind'")
-            case "step":
-                # JSON has no NaN: a null becomes the default, NaN.
-                step = StepRecord.model_validate({key: value for key, value in record.items() if value is not None})
-                self.steps[step.step] = step
-                self._add_time(step.step_s)
-            case "eval":
-                validation = EvalRecord.model_validate(record)
-                self.evals[validation.step] = validation
-                self._add_time(validation.seconds or 0.0)
-            case "start":
-                self._add_start(StartRecord.model_validate(record))
-            case "checkpoint":
-                self.checkpoints.append(CheckpointRecord.model_validate(record))
-                self._add_time(self.checkpoints[-1].seconds)
-
-    def _add_time(self, seconds: float) -> None:
-        self.seconds += seconds if math.isfinite(seconds) else 0.0
-
-    def _add_start(self, start: StartRecord) -> None:
-        # Updates of the process before that lie beyond this checkpoint are not in the weights.
-        lost = [step for step in self.steps if step > start.step]
-        for step in lost:
-            del self.steps[step]
-        self.evals = {step: validation for step, validation in self.evals.items() if step <= start.step}
-        self.starts.append(start.model_copy(update={"steps_again": len(lost)}))
-
-
-@dataclass(frozen=True)
 class Run:
-    """The contents of a run directory.
+    """The contents of a run directory, also of one that a killed or running job left behind.
 
-    label: the run's name, unique among the runs of one report.
-    plan: plan.json without clips_per_class.
-    seconds: recorded time of all steps (repeated ones count again), checkpoints and timed validations.
-    missing: names of absent files. notes: what could not be read.
+    label: the run's name. plan: plan.json without clips_per_class. seconds: recorded time of all steps (repeated ones
+    count again), checkpoints and timed validations. missing: names of absent files. notes: what could not be read.
     """
 
-    path: Path
-    label: str
-    spec: Mapping[str, Any]
-    spec_text: str
-    plan: Mapping[str, Any]
-    clips_per_class: ClipsPerClass | None
-    environment: Mapping[str, Any]
-    steps: tuple[StepRecord, ...]
-    evals: tuple[EvalRecord, ...]
-    starts: tuple[StartRecord, ...]
-    checkpoints: tuple[CheckpointRecord, ...]
-    final: FinalEval | None
-    seconds: float
-    missing: tuple[str, ...]
-    notes: tuple[str, ...]
+    def __init__(self, directory: str | Path) -> None:
+        """Read a run directory. Raises RunError if it holds neither a spec.yaml nor a metrics.jsonl."""
+        self.path = Path(directory)
+        _require_run(self.path)
+        self.notes: list[str] = []
+        self.missing = [name for name in RUN_FILES if not (self.path / name).exists()]
+        self.spec_text = self._text("spec.yaml")
+        try:
+            self.spec: dict[str, Any] = parse_mapping(self.spec_text, "spec.yaml")[0] if self.spec_text else {}
+        except SpecError as error:
+            self.notes.append(f"{error}; shown as it is")
+            self.spec = {}
+        self.label = str(self.spec.get("name") or self.path.resolve().name)
+        self.plan, self.environment = self._json("plan.json"), self._json("environment.json")
+        counts = self.plan.pop("clips_per_class", None)
+        self.clips_per_class = self._parsed(ClipsPerClass, counts, "plan.json: clips_per_class")
+        self.final = self._parsed(FinalEval, self._json("eval.json"), "eval.json")
+        self.starts: list[StartRecord] = []
+        self.checkpoints: list[CheckpointRecord] = []
+        self.seconds = 0.0
+        self._steps: dict[int, StepRecord] = {}
+        self._evals: dict[int, EvalRecord] = {}
+        self._read_log()
+        self.steps = [self._steps[step] for step in sorted(self._steps)]
+        self.evals = [self._evals[step] for step in sorted(self._evals)]
+
+    def setting(self, section: str, key: str) -> Any:
+        """Return a value of the spec, None where it has none."""
+        values = self.spec.get(section)
+        return values.get(key) if isinstance(values, dict) else None
 
     @property
     def shows_top5(self) -> bool:
         """Return whether the run has so many classes that top-5 is shown."""
-        model = self.spec.get("model")
-        return has_top5(number(model.get("num_classes")) if isinstance(model, Mapping) else None)
+        return has_top5(number(self.setting("model", "num_classes")))
 
     @property
     def last_step(self) -> int:
         """Return the number of finished updates."""
-        if self.steps:
-            return self.steps[-1].step
-        return self.starts[-1].step if self.starts else 0
+        records: Sequence[StepRecord | StartRecord] = self.steps or self.starts
+        return records[-1].step if records else 0
 
     @property
     def steps_per_epoch(self) -> float | None:
@@ -219,9 +184,9 @@ class Run:
         return next(((s.step - 1) / s.epoch for s in self.steps if s.epoch > 0 and s.step > 1), None)
 
     @property
-    def skipped_steps(self) -> tuple[int, ...]:
+    def skipped_steps(self) -> list[int]:
         """Return the updates that were not applied because a gradient was not finite."""
-        return tuple(step.step for step in self.steps if step.skipped)
+        return [step.step for step in self.steps if step.skipped]
 
     @property
     def clips_per_second(self) -> float | None:
@@ -236,76 +201,98 @@ class Run:
         total = sum(s.step_s for s in timed)
         return 100 * sum(s.data_wait_s for s in timed) / total if total > 0 else None
 
+    def _read_log(self) -> None:
+        """Read metrics.jsonl and note the lines that cannot be read."""
+        path = self.path / "metrics.jsonl"
+        try:
+            with path.open("rb") as lines:
+                for i, line in enumerate(lines, start=1):
+                    text = line.decode("utf-8", "replace")
+                    if text.strip():
+                        self._add_line(text, f"{path.name}, line {i}")
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self.notes.append(f"{path.name}: cannot be read to its end ({error.strerror})")
 
-def read_runs(directories: Sequence[str | Path]) -> tuple[Run, ...]:
+    def _add_line(self, text: str, where: str) -> None:
+        try:
+            self._add(_object(text))
+            return
+        except ValueError as error:
+            reason = _reason(error)
+        # A run killed while it wrote leaves half a line. The next start may have appended its record to it.
+        tail = text.rfind('{"kind"')
+        torn = tail > 0 or not text.rstrip().endswith("}")
+        why = "torn, the run was killed while it wrote, or writes now" if torn else f"unreadable, {reason}"
+        self.notes.append(f"{where} is left out: {why}")
+        if tail > 0:
+            self._add_line(text[tail:], where)
+
+    def _add(self, record: dict[str, Any]) -> None:
+        """Add one record; a later one of a step replaces the earlier. Unknown kinds are ignored.
+
+        Raises ValueError for a record with missing or wrong values.
+        """
+        seconds = 0.0
+        match record.get("kind"):
+            case None:
+                raise ValueError("no 'kind'")
+            case "step":
+                # JSON has no NaN: a null becomes the default, NaN.
+                step = StepRecord.model_validate({key: value for key, value in record.items() if value is not None})
+                self._steps[step.step], seconds = step, step.step_s
+            case "eval":
+                validation = EvalRecord.model_validate(record)
+                self._evals[validation.step], seconds = validation, validation.seconds or 0.0
+            case "checkpoint":
+                self.checkpoints.append(CheckpointRecord.model_validate(record))
+                seconds = self.checkpoints[-1].seconds
+            case "start":
+                start = StartRecord.model_validate(record)
+                # Updates of the process before that lie beyond this checkpoint are not in the weights.
+                lost = [step for step in self._steps if step > start.step]
+                self._steps = {step: kept for step, kept in self._steps.items() if step <= start.step}
+                self._evals = {step: kept for step, kept in self._evals.items() if step <= start.step}
+                self.starts.append(start.model_copy(update={"steps_again": len(lost)}))
+        self.seconds += seconds if math.isfinite(seconds) else 0.0
+
+    def _parsed(self, kind: type[RecordType], values: object, name: str) -> RecordType | None:
+        try:
+            return kind.model_validate(values) if values else None
+        except ValidationError as error:
+            self.notes.append(f"{name}: not as it should be, left out ({_reason(error)})")
+            return None
+
+    def _text(self, name: str) -> str:
+        try:
+            return (self.path / name).read_bytes().decode("utf-8", "replace")
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            self.notes.append(f"{name}: cannot be read ({error.strerror})")
+            return ""
+
+    def _json(self, name: str) -> dict[str, Any]:
+        text = self._text(name)
+        try:
+            return _object(text) if text else {}
+        except ValueError as error:
+            self.notes.append(f"{name}: unreadable, left out ({error})")
+            return {}
+
+
+def read_runs(directories: Sequence[str | Path]) -> list[Run]:
     """Read each directory once and make the labels unique. Raises RunError for a directory that is no run."""
     paths: dict[Path, Path] = {}
     for directory in directories:
         paths.setdefault(Path(directory).resolve(), Path(directory))
-    runs = [read_run(path) for path in paths.values()]
+    runs = [Run(path) for path in paths.values()]
     names = [run.label for run in runs]
-    return tuple(replace(run, label=f"{run.label} ({run.path})") if names.count(run.label) > 1 else run for run in runs)
-
-
-def read_run(directory: str | Path) -> Run:
-    """Read one run directory. Raises RunError if it holds neither a spec.yaml nor a metrics.jsonl."""
-    path = Path(directory)
-    _require_run(path)
-    notes: list[str] = []
-    spec_text = _text(path / "spec.yaml", notes)
-    spec = _yaml(spec_text, notes)
-    plan = _json(path / "plan.json", notes)
-    classes = plan.pop("clips_per_class", None)
-    result = _json(path / "eval.json", notes)
-    log = read_log(path / "metrics.jsonl")
-    return Run(
-        path=path,
-        label=str(spec.get("name") or path.resolve().name),
-        spec=spec,
-        spec_text=spec_text,
-        plan=plan,
-        clips_per_class=_parsed(ClipsPerClass, classes, "plan.json: clips_per_class", notes) if classes else None,
-        environment=_json(path / "environment.json", notes),
-        steps=tuple(log.steps[step] for step in sorted(log.steps)),
-        evals=tuple(log.evals[step] for step in sorted(log.evals)),
-        starts=tuple(log.starts),
-        checkpoints=tuple(log.checkpoints),
-        final=_parsed(FinalEval, result, "eval.json", notes) if result else None,
-        seconds=log.seconds,
-        missing=tuple(name for name in RUN_FILES if not (path / name).exists()),
-        notes=(*notes, *log.notes),
-    )
-
-
-def read_log(path: Path) -> Log:
-    """Read metrics.jsonl and note the lines that cannot be read. An absent file is an empty log."""
-    log = Log()
-    if not path.is_file():
-        return log
-    try:
-        with path.open("rb") as lines:
-            for i, line in enumerate(lines, start=1):
-                text = line.decode("utf-8", "replace")
-                if text.strip():
-                    _add_line(log, text, f"{path.name}, line {i}")
-    except OSError as error:
-        log.notes.append(f"{path.name}: cannot be read to its end ({error.strerror})")
-    return log
-
-
-def _add_line(log: Log, text: str, where: str) -> None:
-    try:
-        log.add(_object(text))
-        return
-    except ValueError as error:
-        reason = _reason(error)
-    # A run killed while it wrote leaves half a line. The next start may have appended its record to it.
-    tail = text.rfind('{"kind"')
-    torn = tail > 0 or not text.rstrip().endswith("}")
-    why = "torn, the run was killed while it wrote, or writes now" if torn else f"unreadable, {reason}"
-    log.notes.append(f"{where} is left out: {why}")
-    if tail > 0:
-        _add_line(log, text[tail:], where)
+    for run in runs:
+        if names.count(run.label) > 1:
+            run.label += f" ({run.path})"
+    return runs
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -315,50 +302,12 @@ def _object(text: str) -> dict[str, Any]:
     return value
 
 
-RecordType = TypeVar("RecordType", bound=Record)
-
-
-def _parsed(kind: type[RecordType], values: object, name: str, notes: list[str]) -> RecordType | None:
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        notes.append(f"{name}: not as it should be, left out ({_reason(error)})")
-        return None
-
-
 def _reason(error: ValueError) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     return f"no {key!r}" if first["type"] == "missing" else f"{key}: {first['msg']}"
-
-
-def _text(path: Path, notes: list[str]) -> str:
-    try:
-        return path.read_bytes().decode("utf-8", "replace")
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        notes.append(f"{path.name}: cannot be read ({error.strerror})")
-        return ""
-
-
-def _json(path: Path, notes: list[str]) -> dict[str, Any]:
-    text = _text(path, notes)
-    try:
-        return _object(text) if text else {}
-    except ValueError as error:
-        notes.append(f"{path.name}: unreadable, left out ({error})")
-        return {}
-
-
-def _yaml(text: str, notes: list[str]) -> dict[str, Any]:
-    try:
-        return parse_mapping(text, "spec.yaml")[0] if text else {}
-    except SpecError as error:
-        notes.append(f"{error}; shown as it is")
-        return {}
 
 
 def _is_run(path: Path) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
@@ -40,26 +39,14 @@ def render(runs: Sequence[Run]) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(percent=percent, show=show, duration=duration, views=views_of)
-    environment.globals.update(mean_std=mean_std)
+    environment.filters.update(percent=percent, show=show, duration=duration, views=views_of, notes=notes_of, rows=rows)
+    environment.filters.update(class_rows=class_rows, start_rows=start_rows)
+    environment.globals.update(mean_std=mean_std, pictures=pictures)
     template = resources.files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
         summary=[summary_row(run) for run in runs],
         shows_top5=any(run.shows_top5 for run in runs),
         overlay=pictures(runs) if len(runs) > 1 else [],
-        sections=[_section(run) for run in runs],
+        runs=runs,
     )
-
-
-def _section(run: Run) -> dict[str, Any]:
-    """Return one run's part of the page."""
-    return {
-        "run": run,
-        "notes": notes_of(run),
-        "pictures": pictures([run]),
-        "plan": rows(run.plan),
-        "classes": class_rows(run.clips_per_class) if run.clips_per_class else [],
-        "environment": rows(run.environment),
-        "starts": start_rows(run.starts),
-    }

@@ -11,16 +11,21 @@ from summit_train.report.metrics import ClipsPerClass, FinalEval, Run, StartReco
 from summit_train.text import MOST_ITEMS, NONE, counted, duration, listed, mean_std, percent, show
 
 MOST_CLASSES = 30  # of a table with a row for each class
+CONSEQUENCES = {  # of a file that is missing
+    "eval.json": ": there was no final evaluation",
+    "metrics.jsonl": ": no step was recorded",
+    "plan.json": ": batch and epochs are not known",
+}
 
 
 def summary_row(run: Run) -> dict[str, str]:
     """Return the run's row of the summary table: column -> text, a dash where the value is unknown."""
-    top1, top5 = accuracy_cells(run)
+    top1, top5 = _accuracy(run)
     speed = run.clips_per_second
     return {
         "label": run.label,
         "model": _model(run),
-        "scale": scale_of(run),
+        "scale": _scale(run),
         "global_batch": show(run.plan.get("global_batch")),
         "epochs": _epochs(run),
         "top1": top1,
@@ -31,7 +36,7 @@ def summary_row(run: Run) -> dict[str, str]:
     }
 
 
-def accuracy_cells(run: Run) -> tuple[str, str]:
+def _accuracy(run: Run) -> tuple[str, str]:
     """Return top-1 and top-5 of the final evaluation, else of the last validation in training, with its epoch."""
     if run.final is not None:
         final = run.final
@@ -42,7 +47,7 @@ def accuracy_cells(run: Run) -> tuple[str, str]:
     return NONE, NONE
 
 
-def scale_of(run: Run) -> str:
+def _scale(run: Run) -> str:
     """Return `ranks x accumulation = virtual GPUs`, with every number of ranks that the run had."""
     virtual = _int(run.plan.get("virtual_gpus"))
     started = [start.ranks for start in run.starts if start.ranks]
@@ -57,7 +62,7 @@ def scale_of(run: Run) -> str:
 
 def notes_of(run: Run) -> list[str]:
     """Return what limits the numbers: missing files, unread lines, an unfinished run, classes without clips."""
-    notes = [f"{name} is missing{_consequence(name)}" for name in run.missing]
+    notes = [f"{name} is missing{CONSEQUENCES.get(name, '')}" for name in run.missing]
     notes += run.notes
     total = _int(run.plan.get("total_steps"))
     if total is not None and run.last_step < total:
@@ -72,11 +77,9 @@ def notes_of(run: Run) -> list[str]:
         again = sum(start.steps_again for start in run.starts)
         times = "once" if len(run.starts) == 2 else f"{len(run.starts) - 1:,} times"
         notes.append(f"Resumed {times}; {counted(again, 'step')} done again")
-    if run.clips_per_class is not None:
-        for side, counts in _sides(run.clips_per_class):
-            lacking = [name for name, count in counts.items() if count == 0]
-            if lacking:
-                notes.append(f"Classes without {side} clips: {listed(lacking)}")
+    for side, counts in run.clips_per_class.sides().items() if run.clips_per_class else ():
+        if lacking := [name for name, count in counts.items() if count == 0]:
+            notes.append(f"Classes without {side} clips: {listed(lacking)}")
     return notes
 
 
@@ -86,10 +89,10 @@ def class_rows(classes: ClipsPerClass) -> list[tuple[str, ...]]:
     With more than 30 classes: rows for the smallest, the median and the largest class that has clips, and the number of
     classes without clips. Both end with the sum.
     """
-    sides = [counts for _, counts in _sides(classes)]
+    sides = list(classes.sides().values())
     total = ("all", *(f"{sum(counts.values()):,}" for counts in sides))
-    if len(classes.names) <= MOST_CLASSES:
-        return [*((name, *(f"{counts[name]:,}" for counts in sides)) for name in classes.names), total]
+    if len(sides[0]) <= MOST_CLASSES:
+        return [*((name, *(f"{counts[name]:,}" for counts in sides)) for name in sides[0]), total]
     columns = [_summarised(counts) for counts in sides]
     return [*zip(("smallest", "median", "largest", "without clips"), *columns, strict=True), total]
 
@@ -132,12 +135,6 @@ def rows(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(key, show(value)) for key, value in _flat(mapping, "")]
 
 
-def _sides(classes: ClipsPerClass) -> list[tuple[str, dict[str, int]]]:
-    """Return the clips of every class of either side, for the training and the validation set."""
-    pairs = (("training", classes.train), ("validation", classes.val))
-    return [(side, {name: counts.get(name, 0) for name in classes.names}) for side, counts in pairs]
-
-
 def _summarised(counts: Mapping[str, int]) -> list[str]:
     """Return smallest, median and largest of the classes that have clips, and the number of the others."""
     ranked = sorted((count, name) for name, count in counts.items() if count > 0)
@@ -155,26 +152,15 @@ def _flat(mapping: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, object
 
 
 def _model(run: Run) -> str:
-    model, data = run.spec.get("model"), run.spec.get("data")
-    known = {**(data if isinstance(data, Mapping) else {}), **(model if isinstance(model, Mapping) else {})}
-    text = " ".join(str(part) for part in (known.get("arch"), known.get("backbone")) if part)
-    frames = known.get("num_frames")
+    text = " ".join(str(part) for key in ("arch", "backbone") if (part := run.setting("model", key)))
+    frames = run.setting("data", "num_frames")
     return (f"{text}, {frames} frames" if text and frames else text) or NONE
 
 
 def _epochs(run: Run) -> str:
-    schedule = run.spec.get("schedule")
-    planned = number(schedule.get("epochs")) if isinstance(schedule, Mapping) else None
+    planned = number(run.setting("schedule", "epochs"))
     done = NONE if run.steps_per_epoch is None else f"{run.last_step / run.steps_per_epoch:.4g}"
     return done if planned is None else f"{done} of {planned:g}"
-
-
-def _consequence(name: str) -> str:
-    return {
-        "eval.json": ": there was no final evaluation",
-        "metrics.jsonl": ": no step was recorded",
-        "plan.json": ": batch and epochs are not known",
-    }.get(name, "")
 
 
 def _time(value: float | str | None) -> str:

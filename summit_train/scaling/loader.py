@@ -30,10 +30,10 @@ from summit_train.spec import DataSpec
 STAGES: Mapping[str, tuple[str, ...]] = {
     "read": ("posix.", "_io.", "zlib.crc32", "sha256", "data/packed/", "genericpath"),
     "open": ("av.container", "av.codec.context.create", "context.py"),
-    "seek": ("_demuxed", "_held", "keyframes.py", "flush_buffers", "limits.py"),
-    "decode": ("'decode' of 'av.", "video/decode.py", "video/pictures.py", "jpeg.py"),
+    "seek": ("_demuxed", "_held", "decode.py:__init__", "decode.py:spans", "flush_buffers", "video/source.py"),
+    "decode": ("'decode' of 'av.", "video/decode.py", "video/pictures.py"),
     "resize": ("'reformat' of 'av.", "render.py", "to_ndarray"),
-    "augment": ("augment.py", "sampling.py", "rng.py"),
+    "augment": ("augment.py", "rng.py"),
 }
 OTHER, TRANSFER = "other", "transfer"
 _SHARD_BYTES = 1 << 30

@@ -11,9 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from summit_train.files import locked, replacing, write_json, write_text
-from summit_train.report.curves import finite
-from summit_train.report.figures import GREY, PALETTE, drawable, house_style
-from summit_train.report.scaling import MARKERS
+from summit_train.report.figures import GREY, MARKERS, PALETTE, drawable, finite, house_style
 from summit_train.sweep.grid import Sweep
 from summit_train.sweep.status import JobState, SweepRow, as_csv, as_values, read_rows, table
 

@@ -13,7 +13,7 @@ from typing import Any
 from summit_train.cluster.site import Site, load_site
 from summit_train.cluster.submit import SubmitError, job_states, submissions
 from summit_train.files import is_locked
-from summit_train.report.metrics import Run, RunError, number, read_run
+from summit_train.report.metrics import Run, RunError, number
 from summit_train.report.tables import machine_of
 from summit_train.spec import SpecError, experiment_keys, spec_from_values
 from summit_train.sweep.grid import Sweep, SweepRun
@@ -163,7 +163,7 @@ def _row(sweep: Sweep, run: SweepRun, job: JobState | None) -> SweepRow:
 
 def _read(path: Path) -> Run | None:
     try:
-        return read_run(path)
+        return Run(path)
     except RunError:
         return None  # nothing there, or only the files of a submission
 

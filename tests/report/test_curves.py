@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from summit_train.report.curves import axis_name, finite, moving_mean, positions, smoothed, thinned
-from summit_train.report.metrics import read_run
+from summit_train.report.figures import axis_name, finite, moving_mean, positions, smoothed, thinned
+from summit_train.report.metrics import Run
 
 
 def test_moving_mean_is_centred_and_shorter_at_the_ends():
@@ -41,8 +41,8 @@ def test_finite_turns_the_rest_into_gaps():
 
 
 def test_the_axis_is_epochs_unless_a_run_does_not_know_them(write_run, run_records):
-    run = read_run(write_run("a"))
-    young = read_run(write_run("b", lines=run_records()[:5], leave_out=("plan.json",)))
+    run = Run(write_run("a"))
+    young = Run(write_run("b", lines=run_records()[:5], leave_out=("plan.json",)))
     assert axis_name([run]) == "epoch" and axis_name([run, young]) == "step"
     np.testing.assert_allclose(positions(run, [5, 40], "epoch"), [0.5, 4.0])
     np.testing.assert_allclose(positions(run, [5, 40], "step"), [5, 40])

@@ -6,14 +6,14 @@ import matplotlib
 import pytest
 
 from summit_train.report.figures import drawable, pictures
-from summit_train.report.metrics import read_run, read_runs
+from summit_train.report.metrics import Run, read_runs
 
 TITLES = ["Loss", "Accuracy", "Learning rate", "Throughput", "Data wait"]
 HOSTILE = "_$\\frac{$ <script>alert(1)</script> --> \x07 \u6771\u4eac"
 
 
 def test_every_figure_is_drawn_and_is_valid_svg(write_run):
-    drawn = pictures([read_run(write_run())])
+    drawn = pictures([Run(write_run())])
     assert [picture.title for picture in drawn] == TITLES
     for picture in drawn:
         assert ElementTree.fromstring(picture.svg).tag == "{http://www.w3.org/2000/svg}svg"
@@ -21,7 +21,7 @@ def test_every_figure_is_drawn_and_is_valid_svg(write_run):
 
 
 def test_the_same_run_gives_the_same_bytes_whatever_the_users_style(write_run):
-    run = read_run(write_run())
+    run = Run(write_run())
     before = [picture.svg for picture in pictures([run])]
     with matplotlib.rc_context({"lines.linewidth": 9, "axes.facecolor": "black"}):
         assert [picture.svg for picture in pictures([run])] == before
@@ -32,9 +32,9 @@ def test_only_what_there_is_data_for_is_drawn(write_run, run_records):
     nothing = write_run("nothing", leave_out=("metrics.jsonl", "eval.json"))
     only_final = write_run("final", leave_out=("metrics.jsonl",))
     no_loss = write_run("no_loss", lines=[{**line, "loss": None} for line in run_records()])
-    assert pictures([read_run(nothing)]) == []
-    assert [picture.title for picture in pictures([read_run(only_final)])] == ["Accuracy"]
-    assert [picture.title for picture in pictures([read_run(no_loss)])] == TITLES[1:]
+    assert pictures([Run(nothing)]) == []
+    assert [picture.title for picture in pictures([Run(only_final)])] == ["Accuracy"]
+    assert [picture.title for picture in pictures([Run(no_loss)])] == TITLES[1:]
 
 
 def test_runs_are_laid_over_each_other_with_their_names_in_the_legend(write_run):
@@ -46,10 +46,10 @@ def test_runs_are_laid_over_each_other_with_their_names_in_the_legend(write_run)
 
 def test_restarts_and_skipped_steps_are_explained(write_run, run_records):
     lines = run_records()
-    plain = read_run(write_run("plain", lines=lines))
+    plain = Run(write_run("plain", lines=lines))
     lines[3]["skipped"] = 1
     lines.append({"kind": "start", "step": 40, "ranks": 2, "time": 0})
-    marked = read_run(write_run("marked", lines=lines))
+    marked = Run(write_run("marked", lines=lines))
     captions = {run.label: {picture.title: picture.caption for picture in pictures([run])} for run in (plain, marked)}
     assert "without an update" in captions["marked"]["Loss"] and "resumed there" in captions["marked"]["Throughput"]
     assert "without an update" not in captions["plain"]["Loss"] and "resumed" not in captions["plain"]["Throughput"]

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from summit_train.report.metrics import RunError, read_log, read_run, read_runs
+from summit_train.report.metrics import Run, RunError, read_runs
 
 
 def test_a_whole_run_is_read(write_run):
-    run = read_run(write_run("tsm"))
-    assert run.label == "tsm" and run.missing == () and run.notes == ()
+    run = Run(write_run("tsm"))
+    assert run.label == "tsm" and run.missing == [] and run.notes == []
     assert [step.step for step in run.steps] == list(range(1, 41)) and run.last_step == 40
     assert [validation.epoch for validation in run.evals] == [1, 2, 3, 4]
     assert run.evals[-1].top1 == pytest.approx(97)
@@ -26,24 +26,24 @@ def test_median_throughput_ignores_a_slow_start(write_run, run_records):
     lines = run_records()
     rates = [line["clips_per_second"] for line in lines if line["kind"] == "step"]
     lines[1]["clips_per_second"] = 0.01
-    assert min(rates) <= read_run(write_run(lines=lines)).clips_per_second <= max(rates)
+    assert min(rates) <= Run(write_run(lines=lines)).clips_per_second <= max(rates)
 
 
 def test_missing_files_are_named(write_run):
-    run = read_run(write_run(leave_out=("eval.json", "plan.json", "environment.json")))
-    assert run.missing == ("plan.json", "eval.json", "environment.json")
+    run = Run(write_run(leave_out=("eval.json", "plan.json", "environment.json")))
+    assert run.missing == ["plan.json", "eval.json", "environment.json"]
     assert run.final is None and run.plan == {} and len(run.steps) == 40
 
 
 def test_without_a_plan_steps_per_epoch_come_from_the_records(write_run, run_records):
-    assert read_run(write_run("all", leave_out=("plan.json",))).steps_per_epoch == 10
+    assert Run(write_run("all", leave_out=("plan.json",))).steps_per_epoch == 10
     first_epoch = [line for line in run_records() if line["step"] < 10]
-    assert read_run(write_run("one", lines=first_epoch, leave_out=("plan.json",))).steps_per_epoch is None
+    assert Run(write_run("one", lines=first_epoch, leave_out=("plan.json",))).steps_per_epoch is None
 
 
 def test_a_spec_alone_is_a_run_that_has_not_begun(write_run):
-    run = read_run(write_run(leave_out=("metrics.jsonl", "eval.json")))
-    assert run.steps == () and run.last_step == 0
+    run = Run(write_run(leave_out=("metrics.jsonl", "eval.json")))
+    assert run.steps == [] and run.last_step == 0
     assert run.clips_per_second is None and run.data_wait_share is None and run.seconds == 0
 
 
@@ -51,7 +51,7 @@ def test_a_torn_last_line_is_left_out_and_named(write_run, run_records):
     path = write_run(lines=run_records()[:6])
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "step": 6, "epo')
-    run = read_run(path)
+    run = Run(path)
     assert [step.step for step in run.steps] == [1, 2, 3, 4, 5]
     assert len(run.notes) == 1 and "line 7 is left out: torn" in run.notes[0]
 
@@ -60,8 +60,8 @@ def test_a_last_line_that_only_lacks_its_end_of_line_counts(write_run, run_recor
     path = write_run(lines=run_records())
     log = path / "metrics.jsonl"
     log.write_text(log.read_text().rstrip("\n"))
-    run = read_run(path)
-    assert len(run.checkpoints) == 4 and run.notes == ()
+    run = Run(path)
+    assert len(run.checkpoints) == 4 and run.notes == []
 
 
 def test_the_record_appended_to_a_torn_line_is_kept(write_run, run_records):
@@ -69,7 +69,7 @@ def test_the_record_appended_to_a_torn_line_is_kept(write_run, run_records):
     again = {"kind": "start", "step": 4, "ranks": 1, "time": None}
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "step": 6, "epo' + json.dumps(again) + "\n")
-    run = read_run(path)
+    run = Run(path)
     assert [start.step for start in run.starts] == [0, 4] and run.starts[1].ranks == 1
     assert len(run.notes) == 1 and "line 7 is left out: torn" in run.notes[0]
 
@@ -86,7 +86,7 @@ def test_lines_that_are_no_records_are_named_and_the_rest_is_read(tmp_path):
         b"\n",
     ]
     log.write_bytes(good + b"".join(bad) + good)
-    read = read_log(log)
+    read = Run(tmp_path)
     assert len(read.checkpoints) == 2
     assert [note.split(" is left out")[0] for note in read.notes] == [f"metrics.jsonl, line {i}" for i in range(2, 7)]
     assert "unreadable, no 'epoch'" in read.notes[2]
@@ -95,7 +95,7 @@ def test_lines_that_are_no_records_are_named_and_the_rest_is_read(tmp_path):
 def test_a_repeated_step_keeps_its_last_record(write_run, run_records):
     lines = run_records()
     again = {**lines[5], "loss": 123.0}
-    run = read_run(write_run(lines=[*lines, again]))
+    run = Run(write_run(lines=[*lines, again]))
     assert len(run.steps) == 40 and run.steps[again["step"] - 1].loss == 123.0
 
 
@@ -104,7 +104,7 @@ def test_a_resume_replaces_what_it_does_again(write_run, run_records):
     killed = [line for line in steps if line["step"] <= 25]
     resumed = [{**line, "loss": 7.0} for line in steps if 20 < line["step"] <= 23 and line["kind"] == "step"]
     lines = [*killed, {"kind": "start", "step": 20, "ranks": 1, "time": "later"}, *resumed]
-    run = read_run(write_run(lines=lines))
+    run = Run(write_run(lines=lines))
     # Steps 24 and 25 of the killed process are no part of the weights that the run has now.
     assert run.last_step == 23 and [step.loss for step in run.steps[20:]] == [7.0] * 3
     assert [start.steps_again for start in run.starts] == [0, 5]
@@ -114,15 +114,15 @@ def test_a_resume_replaces_what_it_does_again(write_run, run_records):
 
 
 def test_a_resume_before_its_first_step_stands_where_its_checkpoint_does(write_run):
-    assert read_run(write_run(lines=[{"kind": "start", "step": 20, "ranks": 1, "time": 0}])).last_step == 20
+    assert Run(write_run(lines=[{"kind": "start", "step": 20, "ranks": 1, "time": 0}])).last_step == 20
 
 
 def test_skipped_steps_and_losses_that_are_no_numbers(write_run, run_records):
     lines = run_records()
     lines[3].update(loss=float("nan"), skipped=1)
     lines[4].update(loss=None, skipped=True, step_s=float("inf"))
-    run = read_run(write_run(lines=lines))
-    assert run.skipped_steps == (3, 4) and run.data_wait_share == pytest.approx(10.0)
+    run = Run(write_run(lines=lines))
+    assert run.skipped_steps == [3, 4] and run.data_wait_share == pytest.approx(10.0)
     assert 0 < run.seconds < 60
 
 
@@ -130,20 +130,20 @@ def test_skipped_steps_and_losses_that_are_no_numbers(write_run, run_records):
 def test_a_broken_file_is_named_and_the_rest_is_read(write_run, file):
     path = write_run()
     (path / file).write_text("{'a: [\x00")
-    run = read_run(path)
+    run = Run(path)
     assert len(run.steps) == 40 and any(note.startswith(file) for note in run.notes)
 
 
 def test_an_eval_json_without_its_accuracy_is_named(write_run):
     path = write_run()
     (path / "eval.json").write_text('{"videos": 3, "checkpoints": []}')
-    run = read_run(path)
+    run = Run(path)
     assert run.final is None and "eval.json" in run.notes[0] and "top1_mean" in run.notes[0]
 
 
 @pytest.mark.parametrize("counts", [{"train": {"a": 1}}, {"train": {"a": "x"}, "val": {}}, [1], "x"])
 def test_clips_per_class_of_another_form_are_named_and_left_out(write_run, counts):
-    run = read_run(write_run(clips_per_class=counts))
+    run = Run(write_run(clips_per_class=counts))
     assert run.clips_per_class is None and run.plan["ranks"] == 2
     assert len(run.notes) == 1 and run.notes[0].startswith("plan.json: clips_per_class: not as it should be")
 
@@ -158,14 +158,14 @@ def test_labels_differ_and_a_run_given_twice_counts_once(write_run):
 def test_what_is_no_run_is_refused_with_what_would_be_right(write_run, tmp_path):
     run = write_run("runs/mine")
     with pytest.raises(RunError, match="nowhere: no such directory"):
-        read_run(tmp_path / "nowhere")
+        Run(tmp_path / "nowhere")
     with pytest.raises(RunError, match=r"spec\.yaml: not a directory"):
-        read_run(run / "spec.yaml")
+        Run(run / "spec.yaml")
     with pytest.raises(RunError, match=f"give those: {run}"):
-        read_run(run.parent)
+        Run(run.parent)
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunError, match=r"neither spec\.yaml nor metrics\.jsonl"):
-        read_run(tmp_path / "empty")
+        Run(tmp_path / "empty")
 
 
 def test_the_report_imports_no_torch():

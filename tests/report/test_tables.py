@@ -1,27 +1,27 @@
 from __future__ import annotations
 
-from summit_train.report.metrics import ClipsPerClass, read_run
+from summit_train.report.metrics import ClipsPerClass, Run
 from summit_train.report.tables import class_rows, machine_of, notes_of, rows, start_rows, summary_row
 from summit_train.text import show
 
 
 def test_the_summary_of_a_whole_run(write_run):
-    row = summary_row(read_run(write_run("tsm")))
+    row = summary_row(Run(write_run("tsm")))
     assert row["model"] == "tsm resnet18, 8 frames"
     assert row["scale"] == "2 × 2 = 4" and row["global_batch"] == "16" and row["epochs"] == "4 of 4"
     assert row["top1"] == "96.88 ± 0.50 %" and row["top5"] == "100.00 ± 0.00 %"
     assert row["data_wait"] == "10.0 %" and row["seconds"].endswith(" s")
-    assert notes_of(read_run(write_run("again"))) == []
+    assert notes_of(Run(write_run("again"))) == []
 
 
 def test_without_a_final_evaluation_the_last_validation_stands_with_its_epoch(write_run):
-    run = read_run(write_run(leave_out=("eval.json",)))
+    run = Run(write_run(leave_out=("eval.json",)))
     assert summary_row(run)["top1"] == "97.00 % (epoch 4)"
     assert notes_of(run) == ["eval.json is missing: there was no final evaluation"]
 
 
 def test_the_summary_of_a_run_that_has_not_begun(write_run):
-    row = summary_row(read_run(write_run(leave_out=("metrics.jsonl", "eval.json", "plan.json"))))
+    row = summary_row(Run(write_run(leave_out=("metrics.jsonl", "eval.json", "plan.json"))))
     assert {row["scale"], row["global_batch"], row["top1"], row["top5"], row["clips_per_second"], row["seconds"]} == {
         "—"
     }
@@ -33,7 +33,7 @@ def test_a_run_that_was_killed_and_resumed_says_so(write_run, run_records):
     lines[4]["skipped"] = 1
     next(line for line in lines if (line["kind"], line["step"]) == ("step", 20))["bad_clips"] = 3
     lines.append({"kind": "start", "step": 20, "ranks": 1, "time": "noon"})
-    run = read_run(write_run(lines=lines))
+    run = Run(write_run(lines=lines))
     assert summary_row(run)["scale"] == "2 × 2 then 1 × 4 = 4" and summary_row(run)["epochs"] == "2 of 4"
     assert notes_of(run) == [
         "Unfinished: 20 of 40 steps are done",
@@ -66,13 +66,13 @@ def test_the_machine_for_the_captions():
 
 
 def test_top5_of_five_classes_or_fewer_is_not_shown(write_run):
-    shown = {n: summary_row(read_run(write_run(f"of_{n}", num_classes=n)))["top5"] for n in (2, 5, 6)}
+    shown = {n: summary_row(Run(write_run(f"of_{n}", num_classes=n)))["top5"] for n in (2, 5, 6)}
     assert shown == {2: "—", 5: "—", 6: "100.00 ± 0.00 %"}
 
 
 def test_clips_of_few_classes_are_a_row_each(write_run):
     counts = {"train": {"jump": 1200, "run": 3}, "val": {"run": 2, "swim": 4}}
-    run = read_run(write_run(clips_per_class=counts))
+    run = Run(write_run(clips_per_class=counts))
     assert run.clips_per_class is not None and "clips_per_class" not in run.plan
     assert class_rows(run.clips_per_class) == [
         ("jump", "1,200", "0"), ("run", "3", "2"), ("swim", "0", "4"), ("all", "1,203", "6"),

@@ -14,8 +14,7 @@ from summit_train.commands.simulate import FORMATS, figure_path
 from summit_train.commands.start import choose_device
 from summit_train.files import write_text
 from summit_train.network import count_network
-from summit_train.report.bench import draw_messages
-from summit_train.report.scaling import size_text
+from summit_train.report.bench import draw_messages, size_text
 from summit_train.scaling import allreduce
 from summit_train.scaling.allreduce import Sample, Setting
 from summit_train.scaling.cost import gradient_element_bytes

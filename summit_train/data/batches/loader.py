@@ -23,10 +23,9 @@ from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.packed.format import PackError
 from summit_train.data.packed.read import ShardStore, staged_folder
-from summit_train.data.video import augment, sampling
+from summit_train.data.video import augment
 from summit_train.data.video.clips import Choose, Frames, ViewsOf, single
-from summit_train.data.video.limits import Limits
-from summit_train.data.video.source import DecodeError
+from summit_train.data.video.source import DecodeError, Limits
 from summit_train.spec import DataSpec, EvaluateSpec
 
 # The number of clips that are tried in place of an unreadable one.
@@ -189,7 +188,7 @@ class _TrainingClips:
 
         def choose(num_frames: int) -> NDArray[np.int64]:
             generator = rng.key(seed, "sampling", epoch, drawn_for)
-            frames = sampling.train_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, generator)
+            frames = augment.train_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, generator)
             return _in_direction(frames, num_frames, manifest.is_reversed(clip))
 
         def view_of(width: int, height: int) -> augment.View:
@@ -213,7 +212,7 @@ class _TestVideos:
         data, manifest, evaluate = self.data, self.store.manifest, self.evaluate
 
         def choose(num_frames: int) -> NDArray[np.int64]:
-            frames = sampling.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, evaluate.clips)
+            frames = augment.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, evaluate.clips)
             return _in_direction(frames, num_frames, manifest.is_reversed(video))
 
         def views_of(width: int, height: int) -> list[augment.View]:

@@ -22,8 +22,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from summit_train.data.video.limits import prepare_reader
-from summit_train.data.video.source import DecodeError
+from summit_train.data.video.source import DecodeError, prepare_reader
 from summit_train.errors import RunFailed
 
 PREFETCHED_PER_WORKER = 2

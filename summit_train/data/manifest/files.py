@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_folder_views, read_views
-from summit_train.data.video.limits import LIMITS, Limits
-from summit_train.data.video.source import load_video
+from summit_train.data.video.source import LIMITS, Limits, load_video
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,7 @@ from summit_train.data.packed.format import (
     write_index,
 )
 from summit_train.data.packed.payload import Sample, make_sample
-from summit_train.data.video.limits import worker_pool
-from summit_train.data.video.source import DecodeError
+from summit_train.data.video.source import DecodeError, worker_pool
 from summit_train.files import replacing, write_json
 
 _SAMPLED_CLIPS = 16

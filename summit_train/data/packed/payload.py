@@ -25,11 +25,9 @@ from summit_train.data.packed.format import (
 from summit_train.data.video.augment import View, scaled_size
 from summit_train.data.video.clips import list_pictures
 from summit_train.data.video.decode import count_packets, read_from_start
-from summit_train.data.video.jpeg import restart_units
-from summit_train.data.video.limits import NO_HURRY, Budget
-from summit_train.data.video.pictures import PictureReader, probe_picture
+from summit_train.data.video.pictures import PictureReader, probe_picture, restart_units
 from summit_train.data.video.render import Renderer
-from summit_train.data.video.source import DecodeError, Encoded, load_video, read_bytes
+from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, load_video, read_bytes
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ from summit_train.data.packed.format import (
 )
 from summit_train.data.video.augment import View
 from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_picture_views, read_views
-from summit_train.data.video.limits import LIMITS, Limits
-from summit_train.data.video.source import DecodeError, Encoded
+from summit_train.data.video.source import LIMITS, DecodeError, Encoded, Limits
 
 # Complete shards of a copy, which were checked, lie in its folder under their names. Single clips lie in `partial/`, in
 # sparse files, at their places in the shards; `partial/have` has a byte for each clip, 1 where the clip is there.

@@ -1,6 +1,9 @@
-"""Augmentation: the rectangle of the frame that a clip is cut from.
+"""Sampling and augmentation: the frames of a video that make a clip, and the rectangle that is cut out of them.
 
-A `View` tells the decoder to scale the whole upright frame, cut a rectangle out of it and perhaps mirror it.
+All are pure functions of counts, sizes and a generator. Frame numbers are 0-based, in presentation order; a video with
+too few frames repeats them in order. The rules for frames are those of TSM (dense) and TSN (uniform), except that a
+dense training start may be any position, the last one too, and that test starts are never random. A `View` tells the
+decoder to scale the whole upright frame, cut a rectangle out of it and perhaps mirror it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,66 @@ QUARTER_POSITIONS = (
     (0, 2), (4, 2), (2, 4), (2, 0),
     (1, 1), (3, 1), (1, 3), (3, 3),
 )  # fmt: skip
+
+
+def train_frames(
+    sampling: str, num_video_frames: int, num_frames: int, stride: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Draw the frames of one training clip, int64 (num_frames,).
+
+    sampling: 'dense' (`num_frames` frames, `stride` apart, from a random start) or 'uniform' (one random
+    frame of each of `num_frames` equal segments; `stride` is not read).
+    Raises ValueError for another name or a count below one.
+    """
+    _check(sampling, num_video_frames, num_frames, stride)
+    if sampling == "dense":
+        start = int(generator.integers(0, _num_starts(num_video_frames, num_frames, stride)))
+        return _dense(start, num_video_frames, num_frames, stride)
+    # One of each segment i*N//T .. (i+1)*N//T - 1: every frame of the video can be drawn.
+    edges = np.arange(num_frames + 1, dtype=np.int64) * num_video_frames // num_frames
+    return edges[:-1] if num_video_frames < num_frames else generator.integers(edges[:-1], edges[1:])
+
+
+def test_frames(
+    sampling: str, num_video_frames: int, num_frames: int, stride: int, num_clips: int
+) -> NDArray[np.int64]:
+    """Return the frames of a video's test clips, int64 (num_clips, num_frames); nothing is random.
+
+    dense: starts evenly spaced from the first to the last possible one (one clip: halfway between them).
+    uniform: one clip takes the segments' centres; k clips stand at (c + 1/2)/k of a segment, c = 0..k-1.
+    """
+    _check(sampling, num_video_frames, num_frames, stride)
+    if num_clips < 1:
+        raise ValueError(f"a video needs at least one test clip, not {num_clips}")
+    clip = np.arange(num_clips, dtype=np.int64)[:, None]
+    if sampling == "dense":
+        last = _num_starts(num_video_frames, num_frames, stride) - 1
+        starts = clip * last // (num_clips - 1) if num_clips > 1 else clip + last // 2
+        return _dense(starts, num_video_frames, num_frames, stride)
+    # int(tick * (i + (c + 1/2)/k)), tick = N/T, in integers: floor(N * (2*k*i + 2*c + 1) / (2*k*T)).
+    segment = np.arange(num_frames, dtype=np.int64)[None, :]
+    if num_video_frames < num_frames:
+        return np.repeat(segment * num_video_frames // num_frames, num_clips, axis=0)
+    halves = 2 * num_clips * segment + 2 * clip + 1
+    return num_video_frames * halves // (2 * num_clips * num_frames)
+
+
+def _num_starts(num_video_frames: int, num_frames: int, stride: int) -> int:
+    """Return max(1, 1 + N - window), the starts that keep the window of num_frames * stride inside the video."""
+    return max(1, 1 + num_video_frames - num_frames * stride)
+
+
+def _dense(start: int | NDArray[np.int64], num_video_frames: int, num_frames: int, stride: int) -> NDArray[np.int64]:
+    """Return (start + i * stride) mod N, i = 0..T-1."""
+    return (start + np.arange(num_frames, dtype=np.int64) * stride) % num_video_frames
+
+
+def _check(sampling: str, num_video_frames: int, num_frames: int, stride: int) -> None:
+    if sampling not in ("dense", "uniform"):
+        raise ValueError(f"unknown sampling {sampling!r}: choose dense or uniform")
+    for name, value in (("video frames", num_video_frames), ("frames", num_frames), ("stride", stride)):
+        if value < 1:
+            raise ValueError(f"the number of {name} must be at least 1, not {value}")
 
 
 @dataclass(frozen=True)
@@ -45,9 +108,8 @@ class View:
 
 def scaled_size(width: int, height: int, short_side: int) -> tuple[int, int]:
     """Return the (width, height) of a frame scaled so that its shorter side becomes `short_side`."""
-    if width <= height:
-        return short_side, height * short_side // width
-    return width * short_side // height, short_side
+    shorter = min(width, height)
+    return width * short_side // shorter, height * short_side // shorter
 
 
 def train_view(
@@ -62,11 +124,17 @@ def train_view(
     """Draw the view of one training clip: a `crop` x `crop` square of a `width` x `height` frame.
 
     augment: 'scale_jitter' (the paper's: the short side is uniform over the integers of `short_side`, both
-    ends included) or 'multi_scale_crop' (TSN's and TSM's; `short_side` is not read).
+    ends included, then the crop is uniform) or 'multi_scale_crop' (TSN's and TSM's; `short_side` is not read).
     Raises ValueError for another name, and where the crop is larger than the smallest short side.
     """
     if augment == "scale_jitter":
-        view = _scale_jitter(short_side, crop, width, height, generator)
+        low, high = short_side
+        if not 0 < crop <= low <= high:
+            raise ValueError(f"short_side {low}..{high} must rise and be at least the crop, {crop}")
+        scaled_width, scaled_height = scaled_size(width, height, int(generator.integers(low, high + 1)))
+        x = int(generator.integers(0, scaled_width - crop + 1))
+        y = int(generator.integers(0, scaled_height - crop + 1))
+        view = View(scaled_width, scaled_height, x, y, crop, crop)
     elif augment == "multi_scale_crop":
         view = _multi_scale_crop(crop, width, height, generator)
     else:
@@ -82,31 +150,14 @@ def test_views(short_side: int, crops: int | str, width: int, height: int) -> li
     crops: 1 (the centre square of side `short_side`), 3 (left, centre, right along the longer side) or
     'full' (the whole frame, its shorter side scaled to `short_side`). Raises ValueError for anything else.
     """
-    scaled_width, scaled_height = scaled_size(width, height, short_side)
+    scaled = scaled_size(width, height, short_side)
     if crops == "full":
-        return [View(scaled_width, scaled_height, 0, 0, scaled_width, scaled_height)]
+        return [View(*scaled, 0, 0, *scaled)]
     if crops not in (1, 3):
         raise ValueError(f"crops must be 1, 3 or 'full', not {crops!r}")
-    free_x, free_y = scaled_width - short_side, scaled_height - short_side
+    free_x, free_y = (side - short_side for side in scaled)
     halves = (1,) if crops == 1 else (0, 1, 2)
-    return [
-        View(scaled_width, scaled_height, free_x * half // 2, free_y * half // 2, short_side, short_side)
-        for half in halves
-    ]
-
-
-def _scale_jitter(
-    short_side: tuple[int, int], crop: int, width: int, height: int, generator: np.random.Generator
-) -> View:
-    """Draw the short side uniformly from the integers lo..hi, then a uniform crop."""
-    low, high = short_side
-    if not 0 < crop <= low <= high:
-        raise ValueError(f"short_side {low}..{high} must rise and be at least the crop, {crop}")
-    drawn = int(generator.integers(low, high + 1))
-    scaled_width, scaled_height = scaled_size(width, height, drawn)
-    x = int(generator.integers(0, scaled_width - crop + 1))
-    y = int(generator.integers(0, scaled_height - crop + 1))
-    return View(scaled_width, scaled_height, x, y, crop, crop)
+    return [View(*scaled, free_x * half // 2, free_y * half // 2, short_side, short_side) for half in halves]
 
 
 def crop_sizes(crop: int, width: int, height: int) -> list[tuple[int, int]]:
@@ -140,13 +191,10 @@ def _scaled_axis(length: int, offset: int, box: int, crop: int) -> tuple[int, in
 def cut(picture: NDArray[np.uint8], view: View) -> NDArray[np.uint8]:
     """Return the view's crop of an upright (height, width, C) picture: contiguous (crop_height, crop_width, C)."""
     crop = picture[view.y : view.y + view.crop_height, view.x : view.x + view.crop_width]
-    return mirrored(crop) if view.flip else np.ascontiguousarray(crop)
-
-
-def mirrored(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return a contiguous copy of a (height, width, C) picture, mirrored left to right."""
-    copy = np.empty(picture.shape, np.uint8)
+    if not view.flip:
+        return np.ascontiguousarray(crop)
+    mirrored = np.empty(crop.shape, np.uint8)
     # Channel by channel: NumPy takes three times as long where the innermost step is over the channels.
-    for colour in range(picture.shape[2]):
-        copy[..., colour] = picture[:, ::-1, colour]
-    return copy
+    for colour in range(crop.shape[2]):
+        mirrored[..., colour] = crop[:, ::-1, colour]
+    return mirrored

@@ -9,51 +9,43 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.data.video.augment import View
 from summit_train.data.video.decode import count_packets, read_by_jumps, read_from_start
-from summit_train.data.video.limits import LIMITS, NO_HURRY, Budget, Limits
 from summit_train.data.video.pictures import PictureReader, probe_picture
+from summit_train.data.video.render import Frames as Frames
 from summit_train.data.video.render import Renderer
-from summit_train.data.video.source import DecodeError, Encoded, VideoInfo, read_bytes
+from summit_train.data.video.render import ViewsOf as ViewsOf
+from summit_train.data.video.source import LIMITS, NO_HURRY, Budget, DecodeError, Encoded, Limits, VideoInfo, read_bytes
 
-Frames: TypeAlias = NDArray[np.uint8]
 Choose = Callable[[int], NDArray[np.int64]]
 ViewOf = Callable[[int, int], View]
-ViewsOf = Callable[[int, int], Sequence[View]]
 Fetch = Callable[[int], tuple[str, bytes]]
 
 _NUMBERED = re.compile(r"(.*?)(\d+)\.(jpe?g|png)", re.IGNORECASE)
 
 
 def read_views(
-    video: Encoded,
-    choose: Choose,
-    views_of: ViewsOf,
-    num_frames: int | None = None,
-    *,
-    seek: bool = True,
-    limits: Limits = LIMITS,
+    video: Encoded, choose: Choose, views_of: ViewsOf, num_frames: int | None = None, limits: Limits = LIMITS
 ) -> Frames:
     """Read K clips of T frames of a video in C views: uint8 RGB (K * C, T, height, width, 3), clip by clip.
 
     choose: from the number of frames to frame numbers int64 (K, T), in any order and with repeats. views_of: from the
     upright (width, height) in pixels to C views whose crops have one size. Both must be pure: they may be called again.
-    num_frames: from the manifest; without it the packets are counted. Where the video holds fewer frames, `choose` is
-    called again with the true number. A frame is decoded and scaled once. seek: decode from the nearest key frames
-    where that is certain to give the same frames; needs `num_frames`.
+    num_frames: from the manifest; with it a video is decoded from the nearest key frames where that is certain to give
+    the same frames, without it the packets are counted. Where the video holds fewer frames, `choose` is called again
+    with the true number. A frame is decoded and scaled once.
     Raises DecodeError where the video cannot be read, something that the wanted frames need is damaged, or it takes
     more than `limits`.
     """
     budget = Budget(video.name, limits)
     chosen = _chosen(choose, num_frames or count_packets(video, budget))
     pictures: dict[int, list[Frames]] = {}
-    if seek and num_frames:
+    if num_frames:
         pictures = read_by_jumps(video, _wanted(chosen), Renderer(views_of), num_frames, budget)
     if not pictures:
         pictures, num_seen = read_from_start(video, _wanted(chosen), Renderer(views_of), budget)
@@ -116,9 +108,8 @@ def list_pictures(folder: str) -> list[str]:
     if len(series) > 1:
         raise DecodeError(folder, f"holds several series of pictures: {', '.join(series[:5])}")
     numbered = sorted((int(match[2]), match[0]) for match in matches)
-    first = numbered[0][0]
-    for place, (number, name) in enumerate(numbered):
-        if number != first + place:
+    for wanted, (number, name) in enumerate(numbered, start=numbered[0][0]):
+        if number != wanted:
             raise DecodeError(folder, f"the frame before {name} is missing, or there twice")
     return [os.path.join(folder, name) for _, name in numbered]
 
@@ -141,15 +132,13 @@ def probe_folder(folder: str) -> tuple[VideoInfo, str]:
     """
     paths = list_pictures(folder)
     budget, digest = Budget(folder, NO_HURRY), hashlib.sha256()
-    first = None
+    kinds = list[tuple[str, int, int]]()
     for path in paths:
         content = read_bytes(path)
-        found = probe_picture(path, content, budget)
-        first = first or found
-        if found != first:
-            kinds = "{} {} x {}, not {} {} x {}".format(*found, *first)
-            raise DecodeError(path, f"differs from the frames before it: {kinds}")
+        kinds.append(probe_picture(path, content, budget))
+        if kinds[-1] != kinds[0]:
+            differs = "{} {} x {}, not {} {} x {}".format(*kinds[-1], *kinds[0])
+            raise DecodeError(path, f"differs from the frames before it: {differs}")
         digest.update(hashlib.sha256(content).digest())
-    assert first is not None
-    codec, width, height = first
-    return VideoInfo(len(paths), None, width, height, None, codec, 0), digest.hexdigest()
+    codec, width, height = kinds[0]
+    return VideoInfo(len(paths), None, width, height, None, codec), digest.hexdigest()

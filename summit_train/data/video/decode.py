@@ -7,8 +7,9 @@ not, as in decord and the TSM code: a picture keeps its stored pixels.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from fractions import Fraction
 from io import BytesIO
 from itertools import chain
@@ -22,10 +23,8 @@ from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from summit_train.data.video.keyframes import FrameIndex, pick
-from summit_train.data.video.limits import NO_HURRY, Budget, Limits
 from summit_train.data.video.render import Frames, Renderer, turn_in
-from summit_train.data.video.source import MAX_HELD_BYTES, DecodeError, Encoded, VideoInfo
+from summit_train.data.video.source import MAX_HELD_BYTES, NO_HURRY, Budget, DecodeError, Encoded, Limits, VideoInfo
 
 Packet: TypeAlias = "AnyPacket[VideoStream]"
 Render = Callable[[VideoFrame], list[Frames]]
@@ -44,6 +43,8 @@ _OPEN: dict[str, Any] = {
 }
 # These decoders can skip frames that no other frame needs, without changing the others.
 _SKIPPING_CODECS = frozenset({"h264", "hevc"})
+# A jump must save at least this many frames to be worth the decoder's flush.
+_MIN_SAVED_FRAMES = 4
 
 
 class _InMemory(BytesIO):
@@ -54,25 +55,17 @@ class _InMemory(BytesIO):
         self.name = name
 
 
-def _source(video: Encoded) -> AbstractContextManager[Any]:
-    """Return what PyAV opens: the bytes, the file's URL, or the opened file where its name is not UTF-8."""
-    # "file:" keeps a name such as "a:b.mp4" from being taken for a protocol.
-    url = f"file:{video.name}"
-    if video.content is not None:
-        return _InMemory(video.content, url)
-    try:
-        url.encode()
-    except UnicodeEncodeError:
-        return open(video.name, "rb")
-    return nullcontext(url)
-
-
 @contextmanager
 def _open(video: Encoded, budget: Budget) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a video for decoding; errors of FFmpeg within the block become DecodeErrors."""
     video.check()
+    # PyAV gets an opened file: it would take a name such as "a:b.mp4" for a protocol, and refuse one that is not UTF-8.
+    content = video.content
     try:
-        with _source(video) as source, _container(video.name, source, budget) as container:
+        with (
+            open(video.name, "rb") if content is None else _InMemory(content, video.name) as source,
+            _container(video.name, source, budget) as container,
+        ):
             stream = _video_stream(video.name, container)
             budget.size(stream.width, stream.height)
             stream.codec_context.options = codec_options(budget)
@@ -128,7 +121,7 @@ def read_from_start(video: Encoded, wanted: frozenset[int], render: Render, budg
     with _open(video, budget) as (container, stream):
         packets = chain(_demuxed(container, stream, budget), [None])
         frames = (frame for packet in packets for frame in stream.decode(packet))
-        pictures, num_seen = pick(video.name, enumerate(frames), wanted, render)
+        pictures, num_seen = _pick(video.name, enumerate(frames), wanted, render)
     if not num_seen:
         raise DecodeError(video.name, "no frame can be decoded")
     return pictures, num_seen
@@ -142,11 +135,13 @@ def read_by_jumps(
         with _open(video, budget) as (container, stream):
             first_size = (stream.width, stream.height)
             packets = _held(_demuxed(container, stream, budget))
-            index = _index(stream, packets, num_frames)
-            if index is None:
+            # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong.
+            if container.format.name == "avi" and stream.codec_context.has_b_frames:
                 return {}
-            pictures, _ = pick(video.name, _jumped(stream, packets, index, wanted), wanted, render)
-    except DecodeError:
+            facts = [(packet.pts, packet.is_keyframe, packet.is_discard) for packet in packets]
+            numbered = _jumped(stream, packets, FrameIndex(facts, num_frames), wanted)
+            pictures, _ = _pick(video.name, numbered, wanted, render)
+    except (DecodeError, AmbiguousTimes):
         # Decoding from the start decides: it gives the frames, or the error at its right place.
         return {}
     # A video that changes its size is scaled by its first frame, which a jump does not see.
@@ -164,20 +159,66 @@ def _held(packets: Iterable[Packet]) -> list[Packet]:
     return held
 
 
-def _index(stream: VideoStream, packets: Sequence[Packet], num_frames: int) -> FrameIndex | None:
-    """Return an index where jumps to key frames are certain to give the right frames, else None."""
-    # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong.
-    if stream.container.format.name == "avi" and stream.codec_context.has_b_frames:
-        return None
-    try:
-        return FrameIndex(
-            times=[packet.pts for packet in packets],
-            keys=[packet.is_keyframe for packet in packets],
-            discarded=[packet.is_discard for packet in packets],
-            num_frames=num_frames,
-        )
-    except ValueError:
-        return None
+def _pick(
+    name: str, numbered: Iterable[tuple[int, VideoFrame]], wanted: frozenset[int], render: Render
+) -> tuple[Pictures, int]:
+    """Render the wanted frames; return them and the number of frames up to the last of them, or to the file's end.
+
+    Raises DecodeError where a wanted frame is damaged.
+    """
+    pictures, num_seen = Pictures(), 0
+    for number, frame in numbered:
+        num_seen = number + 1
+        if number in wanted:
+            if frame.is_corrupt:
+                raise DecodeError(name, f"frame {number} is damaged")
+            pictures[number] = render(frame)
+            if len(pictures) == len(wanted):
+                break
+    return pictures, num_seen
+
+
+class AmbiguousTimes(ValueError):
+    """The packets' times do not tell which frame is which."""
+
+
+class FrameIndex:
+    """The place of each frame's packet in decoding order; frame i is the i-th in presentation order.
+
+    packets: of each its presentation time, whether it is a key frame, and whether it is not to be shown. Raises
+    AmbiguousTimes where there are not as many as frames, one has no time or another one's, or none is a key frame.
+    """
+
+    def __init__(self, packets: Sequence[tuple[int | None, bool, bool]], num_frames: int) -> None:
+        places = [place for place, (_, _, is_discarded) in enumerate(packets) if not is_discarded]
+        shown = sorted((time, place) for place in places if (time := packets[place][0]) is not None)
+        self.number_of: dict[int | None, int] = {time: number for number, (time, _) in enumerate(shown)}
+        self._shown = shown
+        self._keys = [number for number, (_, place) in enumerate(shown) if packets[place][1]]
+        if not (len(self.number_of) == len(places) == num_frames and self._keys):
+            raise AmbiguousTimes(f"{len(self.number_of)} times of {len(places)} packets for {num_frames} frames")
+
+    def spans(self, wanted: Iterable[int]) -> Iterator[tuple[int, int, set[int]]]:
+        """Yield what is decoded without a jump: the first and the last packet, and the times of the wanted frames.
+
+        They rise. A frame is decoded from the last key frame at or before it, or from the wanted frame before it where
+        a jump would save too little. The first packet may be the file's.
+        """
+        start, numbers = 0, list[int]()
+        for number in sorted(wanted):
+            key = self._keys[max(0, bisect_right(self._keys, number) - 1)]
+            decoded = numbers[-1] if numbers else -1
+            if decoded + _MIN_SAVED_FRAMES < key <= number:
+                if numbers:
+                    yield self._span(start, numbers)
+                start, numbers = self._shown[key][1], []
+            numbers.append(number)
+        yield self._span(start, numbers)
+
+    def _span(self, start: int, numbers: Sequence[int]) -> tuple[int, int, set[int]]:
+        times, places = zip(*(self._shown[number] for number in numbers), strict=True)
+        # With B-frames a packet of an earlier frame can stand behind that of a later one.
+        return start, max(places), set(times)
 
 
 def _jumped(stream: VideoStream, packets: Sequence[Packet], index: FrameIndex, wanted: frozenset[int]) -> Numbered:
@@ -187,13 +228,14 @@ def _jumped(stream: VideoStream, packets: Sequence[Packet], index: FrameIndex, w
         # The first packet may name the encoder, whose rounding the decoder imitates.
         stream.decode(packets[0])
         context.flush_buffers()
-    for span in index.spans(wanted):
-        for packet in packets[span.first : span.last + 1]:
-            if context.name in _SKIPPING_CODECS:
-                needed = packet.pts in span.times
-                context.skip_frame = "DEFAULT" if needed else "NONREF"
-            yield from index.numbered(stream.decode(packet))
-        yield from index.numbered(stream.decode(None))
+    for first, last, times in index.spans(wanted):
+        for packet in [*packets[first : last + 1], None]:
+            if packet is not None and context.name in _SKIPPING_CODECS:
+                context.skip_frame = "DEFAULT" if packet.pts in times else "NONREF"
+            for frame in stream.decode(packet):
+                # Frames that are not to be shown have no number.
+                if (number := index.number_of.get(frame.pts)) is not None:
+                    yield number, frame
         context.flush_buffers()
 
 
@@ -206,43 +248,37 @@ def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
     budget = Budget(video.name, limits)
     with _error_log() as log, _open(video, budget) as (container, stream):
         tally = Tally(stream.time_base)
-        width, height, rotation = _tally_all(_demuxed(container, stream, budget), stream, tally)
+        width, height = _tally_all(_demuxed(container, stream, budget), stream, tally)
         if any(entry.pos + entry.size > container.size for entry in stream.index_entries):
-            tally.damaged("the file is cut short")
+            tally.damage.append("the file is cut short")
         # Decoders' messages are often harmless; those of containers are not, nor of HEVC, which marks no frame.
-        for _, speaker, line in log:
-            if speaker in (container.format.name, "hevc"):
-                tally.damaged(f"{speaker}: {line.strip()}")
+        speakers = (container.format.name, "hevc")
+        tally.damage += [f"{speaker}: {line.strip()}" for _, speaker, line in log if speaker in speakers]
         if tally.damage or not tally.num_frames:
-            reason = tally.damage or "no frame can be decoded"
+            reason = tally.damage[0] if tally.damage else "no frame can be decoded"
             raise DecodeError(video.name, f"{reason} ({tally.num_frames} frames decoded)")
         fps = float(stream.average_rate or stream.guessed_rate or 0) or None
-        codec = stream.codec_context.name
-        return VideoInfo(tally.num_frames, fps, width, height, tally.duration, codec, rotation)
+        return VideoInfo(tally.num_frames, fps, width, height, tally.duration, stream.codec_context.name)
 
 
 class Tally:
-    """Collects the facts of a full decode, and the first damage."""
+    """Collects the facts of a full decode, and the damage in the order in which it is found."""
 
     def __init__(self, time_base: Fraction | None) -> None:
         self._time_base = time_base
-        self._times: list[int] = []
+        self._times = list[int]()
         self._last_duration = 0
         self.num_frames = 0
-        self.damage: str | None = None
+        self.damage = list[str]()
 
     def add(self, time: int | None, duration: int, is_damaged: bool) -> None:
         """Add a decoded frame: its presentation time and duration in units of the time base."""
         if is_damaged:
-            self.damaged(f"frame {self.num_frames} is damaged")
+            self.damage.append(f"frame {self.num_frames} is damaged")
         if time is not None:
             self._times.append(time)
             self._last_duration = duration
         self.num_frames += 1
-
-    def damaged(self, reason: str) -> None:
-        """Note damage; only the first is kept."""
-        self.damage = self.damage or reason
 
     @property
     def duration(self) -> float | None:
@@ -269,17 +305,17 @@ def _error_log() -> Iterator[list[tuple[int, str, str]]]:
         av.logging.set_skip_repeated(skip_repeated)
 
 
-def _tally_all(packets: Iterable[Packet], stream: VideoStream, tally: Tally) -> tuple[int, int, int]:
-    """Decode to the end, past errors; return the first frame's upright width, height and rotation."""
-    first = (0, 0, 0)
+def _tally_all(packets: Iterable[Packet], stream: VideoStream, tally: Tally) -> tuple[int, int]:
+    """Decode to the end, past errors; return the first frame's upright width and height."""
+    size = (0, 0)
     for packet in chain(packets, [None]):
         if packet is not None and packet.is_corrupt:
-            tally.damaged(f"a packet after frame {tally.num_frames} is damaged or cut short")
+            tally.damage.append(f"a packet after frame {tally.num_frames} is damaged or cut short")
         try:
             for frame in stream.decode(packet):
                 if not tally.num_frames:
-                    first = (*turn_in(frame).size(frame.width, frame.height), frame.rotation)
+                    size = turn_in(frame).size(frame.width, frame.height)
                 tally.add(frame.pts, frame.duration, frame.is_corrupt)
         except av.FFmpegError as error:
-            tally.damaged(f"decoding fails after frame {tally.num_frames}: {error.strerror}")
-    return first
+            tally.damage.append(f"decoding fails after frame {tally.num_frames}: {error.strerror}")
+    return size

@@ -1,21 +1,35 @@
-"""A video as it lies on the disk or in memory, and the error for one that cannot be read. Nothing here decodes."""
+"""A video as it lies on the disk or in memory, what reading it may cost, and the processes that read. Nothing decodes.
+
+A damaged or malicious header can ask for anything. The limits are far above what a training video needs; only the
+seconds depend on the machine.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import multiprocessing
 import os
+import resource
 import stat
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from summit_train.errors import UserError
 from summit_train.files import file_sha256
+from summit_train.memory import keep_freed_frames
 
 # The bytes of a larger video are not held in memory: it is decoded from its start, packet by packet.
 MAX_HELD_BYTES = 64 << 20
 # The reason of the error for a file that does not exist.
 MISSING = os.strerror(errno.ENOENT)
+# Beyond it a frame is no picture: scaled to a short side of 256 it would be 16,384 pixels long.
+_MAX_SIDE_RATIO = 64
+# The memory of a worker process besides what it starts with: several frames of the largest size.
+_WORKER_BYTES = 4 << 30
 
 
 class DecodeError(UserError):
@@ -32,6 +46,45 @@ class DecodeError(UserError):
 
 
 @dataclass(frozen=True)
+class Limits:
+    """pixels: of a frame (8K has half as many); packets: of a video (46 hours at 25 a second); seconds: to read it."""
+
+    pixels: int = 1 << 26
+    packets: int = 1 << 22
+    seconds: float = 120.0
+
+
+LIMITS = Limits()
+# For decoding a long video in full.
+NO_HURRY = Limits(seconds=3600.0)
+
+
+class Budget:
+    """The limits of one video while it is read. Every method raises DecodeError where one is exceeded."""
+
+    def __init__(self, name: str, limits: Limits) -> None:
+        self.name, self.limits = name, limits
+        self._began = time.monotonic()
+
+    def size(self, width: int, height: int) -> None:
+        """Check a frame's size as a header gives it."""
+        is_long = max(width, height) > _MAX_SIDE_RATIO * max(1, min(width, height))
+        if width * height > self.limits.pixels or (is_long and width and height):
+            raise DecodeError(self.name, f"a frame of {width} x {height} pixels is not read: its header is damaged?")
+
+    def packet(self, number: int) -> None:
+        """Check the number of a packet, and the time."""
+        if number >= self.limits.packets:
+            raise DecodeError(self.name, f"does not end after {self.limits.packets:,} packets")
+        self.time()
+
+    def time(self) -> None:
+        """Check the time."""
+        if time.monotonic() - self._began > self.limits.seconds:
+            raise DecodeError(self.name, f"is not read within {self.limits.seconds:g} s")
+
+
+@dataclass(frozen=True)
 class Encoded:
     """An encoded video: its name for messages and its bytes, or without bytes the file of that name.
 
@@ -42,11 +95,21 @@ class Encoded:
     content: bytes | None = None
 
     def check(self) -> None:
-        """Raise DecodeError where there is nothing to decode."""
-        if self.content is None:
-            check_regular_file(self.name)
-        elif not self.content:
+        """Raise DecodeError where there is nothing to decode: FFmpeg would wait for ever on a FIFO."""
+        try:
+            found = os.stat(self.name) if self.content is None else None
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+            raise DecodeError(self.name, getattr(error, "strerror", None) or str(error)) from error
+        if found and stat.S_ISDIR(found.st_mode):
+            raise DecodeError(self.name, "is a directory, not a video file")
+        if found and not stat.S_ISREG(found.st_mode):
+            raise DecodeError(self.name, "is not a regular file")
+        if not (found.st_size if found else self.content):
             raise DecodeError(self.name, "is empty")
+
+    def sha256(self) -> str:
+        """Return the digest of the bytes in hexadecimal digits. Raises OSError."""
+        return file_sha256(self.name) if self.content is None else hashlib.sha256(self.content).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -54,7 +117,7 @@ class VideoInfo:
     """The result of a full decode.
 
     width, height: of the upright picture, in pixels. duration: of the decoded frames in seconds, None where they carry
-    no times. rotation: the display matrix's, in degrees counterclockwise.
+    no times.
     """
 
     num_frames: int
@@ -63,37 +126,20 @@ class VideoInfo:
     height: int
     duration: float | None
     codec: str
-    rotation: int
-
-
-def check_regular_file(path: str) -> None:
-    """Raise DecodeError for anything but a regular file with content: FFmpeg would wait for ever on a FIFO."""
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise DecodeError(path, error.strerror or str(error)) from error
-    except ValueError as error:  # a zero byte in the name
-        raise DecodeError(path, str(error)) from error
-    if stat.S_ISDIR(status.st_mode):
-        raise DecodeError(path, "is a directory, not a video file")
-    if not stat.S_ISREG(status.st_mode):
-        raise DecodeError(path, "is not a regular file")
-    if status.st_size == 0:
-        raise DecodeError(path, "is empty")
 
 
 def load_video(path: str, sha256: bytes | None) -> Encoded:
     """Read a file, or only name it where it is too large to hold. Raises DecodeError where its SHA-256 is another."""
-    check_regular_file(path)
+    video = Encoded(path)
+    video.check()
     try:
-        content = Path(path).read_bytes() if os.path.getsize(path) <= MAX_HELD_BYTES else None
-        if sha256 is not None:
-            found = file_sha256(path) if content is None else hashlib.sha256(content).hexdigest()
-            if found != sha256.hex():
-                raise DecodeError(path, "has changed since it was indexed: its SHA-256 is not the manifest's")
+        if os.path.getsize(path) <= MAX_HELD_BYTES:
+            video = Encoded(path, Path(path).read_bytes())
+        if sha256 is not None and video.sha256() != sha256.hex():
+            raise DecodeError(path, "has changed since it was indexed: its SHA-256 is not the manifest's")
     except OSError as error:
         raise DecodeError(path, error.strerror or str(error)) from error
-    return Encoded(path, content)
+    return video
 
 
 def read_bytes(path: str) -> bytes:
@@ -102,3 +148,39 @@ def read_bytes(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise DecodeError(path, error.strerror or str(error)) from error
+
+
+def bound_memory() -> None:
+    """Limit what this process may allocate from now on, so that a decoder cannot exhaust the node's memory.
+
+    The limit is on the data (RLIMIT_DATA): libraries reserve many addresses that they never use.
+    """
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
+    limit = pages * resource.getpagesize() + _WORKER_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def prepare_reader(worker: int = 0) -> None:
+    """Set up a worker process: limit its memory, reuse freed frames, and end it when the main process dies.
+
+    Otherwise it would wait for work for ever: the DataLoader watches the parent, which is the fork server and lives as
+    long as a worker does. worker: passed by the DataLoader, unused.
+    """
+    bound_memory()
+    keep_freed_frames()
+    main = multiprocessing.parent_process()
+    assert main is not None
+
+    def watch() -> None:
+        main.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def worker_pool(workers: int) -> ProcessPoolExecutor:
+    """Return processes for work on clips, with limited memory; they end with this process."""
+    # Not fork: a child of a process with threads (MPI's, torch's) can hang.
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=prepare_reader)

@@ -12,7 +12,7 @@ from summit_train import rng
 from summit_train.data.batches import loader
 from summit_train.data.batches.loader import open_store
 from summit_train.data.manifest import Manifest
-from summit_train.data.video import augment, sampling
+from summit_train.data.video import augment
 from summit_train.spec import EvaluateSpec
 from tests.data.batches.conftest import (
     NUM_FRAMES,
@@ -39,7 +39,7 @@ def test_a_micro_batch_holds_the_clips_that_the_keys_say(manifest: Manifest, vid
 
 
 def _check_clip(clip: np.ndarray, videos: Path, video: int, epoch: int) -> None:
-    frames = sampling.train_frames("dense", NUM_FRAMES, 4, 2, rng.key(5, "sampling", epoch, video))
+    frames = augment.train_frames("dense", NUM_FRAMES, 4, 2, rng.key(5, "sampling", epoch, video))
     frames = NUM_FRAMES - 1 - frames if video % 3 == 2 else frames
     assert grey(clip) == frames.tolist()
     generator = rng.key(5, "augment", epoch, video)

@@ -12,7 +12,7 @@ from summit_train.data.manifest import ManifestRow, read_manifest, write_manifes
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed.format import Packing
 from summit_train.data.packed.pack import begin, finish, missing_shards, pack_shards
-from summit_train.data.video.encode import Encoding, write_video
+from summit_train.data.video.encode import write_video
 
 NUM_VIDEOS, NUM_FRAMES = 11, 12
 PackSet = Callable[..., Path]
@@ -32,7 +32,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = []
     for video in range(NUM_VIDEOS):
         name = f"{('walk', 'run')[video % 2]}/clip {video}.{'avi' if video == 4 else 'mp4'}"
-        write_video(folder / name, coarse[video].repeat(8, 1).repeat(8, 2)[:, :40, :52], encoding=Encoding(key_every=4))
+        write_video(folder / name, coarse[video].repeat(8, 1).repeat(8, 2)[:, :40, :52], key_every=4)
         rows.append(ManifestRow(name, video % 2, NUM_FRAMES if video % 2 else None, reversed=video % 3 == 2))
     write_manifest(folder / "list.csv", rows)
     (folder / "classes.txt").write_text("walk\nrun\n")

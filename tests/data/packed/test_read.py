@@ -15,7 +15,7 @@ from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import read as store_module
 from summit_train.data.packed.format import PackError
 from summit_train.data.packed.read import ShardStore
-from summit_train.data.video import augment, sampling
+from summit_train.data.video import augment
 from summit_train.data.video.clips import Frames
 from summit_train.data.video.source import DecodeError
 from summit_train.errors import UserError
@@ -31,7 +31,7 @@ def _open(folder: Path, **changes: Any) -> Store:
 def _training_clip(store: Store, clip: int, frame_stride: int = 2) -> Frames:
     def choose(num_frames: int) -> np.ndarray:
         generator = rng.key(0, "sampling", 0, clip)
-        return sampling.train_frames("dense", num_frames, 4, frame_stride, generator)
+        return augment.train_frames("dense", num_frames, 4, frame_stride, generator)
 
     def view_of(width: int, height: int) -> augment.View:
         return augment.train_view("scale_jitter", (24, 32), 24, True, width, height, rng.key(0, "augment", 0, clip))
@@ -41,7 +41,7 @@ def _training_clip(store: Store, clip: int, frame_stride: int = 2) -> Frames:
 
 def _test_views(store: Store, clip: int) -> Frames:
     def choose(num_frames: int) -> np.ndarray:
-        return sampling.test_frames("uniform", num_frames, 4, 1, 3)
+        return augment.test_frames("uniform", num_frames, 4, 1, 3)
 
     return store.read_views(clip, choose, lambda w, h: augment.test_views(24, 3, w, h))
 

@@ -24,9 +24,8 @@ from summit_train.data.check import spread
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.video.augment import View
-from summit_train.data.video.encode import Encoding, write_video
-from summit_train.data.video.limits import Limits
-from summit_train.data.video.source import DecodeError
+from summit_train.data.video.encode import write_video
+from summit_train.data.video.source import DecodeError, Limits
 from tests.data.clips import probe, read_clip, stored_clip
 
 SEED = 20191
@@ -117,7 +116,7 @@ def _absurd(originals: dict[str, bytes], folder: Path) -> Iterator[tuple[str, by
         if box in mp4:
             yield f"{box.decode()}.mp4", _patched(mp4, box, 8, (0x7FFFFFF0).to_bytes(4, "big"))
     # A picture size in the codec's own header, which no container can deny.
-    write_video(folder / "raw.h264", _frames(), encoding=Encoding(b_frames=0))
+    write_video(folder / "raw.h264", _frames(), b_frames=0)
     for number, blocks in enumerate((4095, 65535, 1 << 20)):
         yield f"sps{number}.h264", _with_sps((folder / "raw.h264").read_bytes(), blocks)
 
@@ -190,7 +189,7 @@ def mutants(tmp_path_factory: pytest.TempPathFactory) -> Mutants:
     for name, options in FORMATS.items():
         if options.get("codec", "libx264") not in av.codecs_available:
             pytest.skip(f"this PyAV has no {options.get('codec', 'libx264')}")
-        write_video(folder / name, _frames(), encoding=Encoding(**options))  # type: ignore[arg-type]
+        write_video(folder / name, _frames(), **options)  # type: ignore[arg-type]
         originals[name] = (folder / name).read_bytes()
     generator = np.random.default_rng(SEED)
     for name, content in originals.items():

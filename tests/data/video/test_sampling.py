@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from summit_train import rng
-from summit_train.data.video import sampling
+from summit_train.data.video import augment
 
 COUNTS = {
     "num_video_frames": st.integers(1, 400),
@@ -19,7 +19,7 @@ COUNTS = {
 
 def _train(kind: str, num_video_frames: int, num_frames: int, stride: int, draw: int = 0) -> list[int]:
     generator = rng.key(0, "sampling", draw)
-    return [int(i) for i in sampling.train_frames(kind, num_video_frames, num_frames, stride, generator)]
+    return [int(i) for i in augment.train_frames(kind, num_video_frames, num_frames, stride, generator)]
 
 
 # Dense: T frames, `stride` apart, of a window of T * stride frames.
@@ -58,18 +58,18 @@ def test_dense_frames_lie_in_the_video_and_a_stride_apart(
 
 def test_dense_test_starts_reach_from_the_first_to_the_last_position() -> None:
     # 100 frames, window 64: starts 0..36; ten of them, 4 apart.
-    clips = sampling.test_frames("dense", 100, 8, 8, 10)
+    clips = augment.test_frames("dense", 100, 8, 8, 10)
     assert clips[:, 0].tolist() == [0, 4, 8, 12, 16, 20, 24, 28, 32, 36]
     assert clips[3].tolist() == [12, 20, 28, 36, 44, 52, 60, 68]
 
 
 def test_dense_test_clips_of_a_short_video_are_all_the_same() -> None:
-    assert sampling.test_frames("dense", 5, 4, 2, 3).tolist() == [[0, 2, 4, 1]] * 3
+    assert augment.test_frames("dense", 5, 4, 2, 3).tolist() == [[0, 2, 4, 1]] * 3
 
 
 def test_one_dense_test_clip_stands_in_the_middle() -> None:
     """93 starts, 0 to 92, for a window of 8 frames in 100."""
-    assert sampling.test_frames("dense", 100, 4, 2, 1).tolist() == [[46, 48, 50, 52]]
+    assert augment.test_frames("dense", 100, 4, 2, 1).tolist() == [[46, 48, 50, 52]]
 
 
 # Uniform: one frame of each of T equal segments.
@@ -83,22 +83,22 @@ def test_uniform_draws_one_frame_of_each_segment_and_every_frame_can_be_drawn() 
 
 def test_uniform_takes_every_frame_where_there_are_as_many_as_wanted() -> None:
     assert _train("uniform", 6, 6, 8) == [0, 1, 2, 3, 4, 5]
-    assert sampling.test_frames("uniform", 6, 6, 8, 1).tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert augment.test_frames("uniform", 6, 6, 8, 1).tolist() == [[0, 1, 2, 3, 4, 5]]
 
 
 def test_uniform_frames_of_a_short_video_repeat_in_order() -> None:
     assert _train("uniform", 3, 8, 1) == [0, 0, 0, 1, 1, 1, 2, 2]
-    assert sampling.test_frames("uniform", 3, 8, 1, 2).tolist() == [[0, 0, 0, 1, 1, 1, 2, 2]] * 2
+    assert augment.test_frames("uniform", 3, 8, 1, 2).tolist() == [[0, 0, 0, 1, 1, 1, 2, 2]] * 2
 
 
 def test_one_uniform_test_clip_takes_the_centres_of_the_segments() -> None:
     # tick = 100 / 8 = 12.5: int(6.25 + 12.5 * i).
-    assert sampling.test_frames("uniform", 100, 8, 1, 1).tolist() == [[6, 18, 31, 43, 56, 68, 81, 93]]
+    assert augment.test_frames("uniform", 100, 8, 1, 1).tolist() == [[6, 18, 31, 43, 56, 68, 81, 93]]
 
 
 def test_uniform_test_clips_stand_evenly_within_the_segments() -> None:
     # tick = 25; two clips: a quarter and three quarters of it, 6.25 and 18.75.
-    assert sampling.test_frames("uniform", 100, 4, 1, 2).tolist() == [[6, 31, 56, 81], [18, 43, 68, 93]]
+    assert augment.test_frames("uniform", 100, 4, 1, 2).tolist() == [[6, 31, 56, 81], [18, 43, 68, 93]]
 
 
 @given(**COUNTS, draw=st.integers(0, 9))
@@ -115,7 +115,7 @@ def test_uniform_frames_rise_through_the_video(num_video_frames: int, num_frames
 def test_test_clips_lie_in_the_video_and_rise(
     kind: str, num_video_frames: int, num_frames: int, stride: int, num_clips: int
 ) -> None:
-    clips = sampling.test_frames(kind, num_video_frames, num_frames, stride, num_clips)
+    clips = augment.test_frames(kind, num_video_frames, num_frames, stride, num_clips)
     assert clips.dtype == np.int64
     assert clips.shape == (num_clips, num_frames)
     assert clips.min() >= 0
@@ -136,9 +136,9 @@ def test_what_cannot_be_sampled_is_refused(arguments: tuple[str, int, int, int],
     with pytest.raises(ValueError, match=message):
         _train(*arguments)
     with pytest.raises(ValueError, match=message):
-        sampling.test_frames(*arguments, 1)
+        augment.test_frames(*arguments, 1)
 
 
 def test_no_test_clip_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one test clip, not 0"):
-        sampling.test_frames("dense", 10, 4, 2, 0)
+        augment.test_frames("dense", 10, 4, 2, 0)

@@ -30,5 +30,5 @@ def test_without_times_there_is_no_duration(times: list[int | None]) -> None:
 def test_the_first_damage_is_told() -> None:
     tally = _tally([0], 1)
     tally.add(1, 1, is_damaged=True)
-    tally.damaged("the file is cut short")
-    assert (tally.num_frames, tally.damage) == (2, "frame 1 is damaged")
+    tally.damage.append("the file is cut short")
+    assert (tally.num_frames, tally.damage[0]) == (2, "frame 1 is damaged")

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from summit_train.data.video.augment import View
-from summit_train.data.video.encode import Encoding, write_video
-from summit_train.data.video.limits import Limits
-from summit_train.data.video.source import DecodeError
+from summit_train.data.video.encode import write_video
+from summit_train.data.video.source import DecodeError, Limits
 from tests.data.clips import probe, read_clip
 
 
 @pytest.fixture(scope="module")
 def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("limits") / "a.mp4"
-    write_video(path, np.zeros((20, 32, 48, 3), np.uint8), encoding=Encoding(b_frames=0))
+    write_video(path, np.zeros((20, 32, 48, 3), np.uint8), b_frames=0)
     return path
 
 
@@ -48,7 +47,7 @@ def test_the_decoder_itself_refuses_a_size_that_only_comes_later(tmp_path: Path)
     # Two raw streams in one: the header's size is the first one's.
     small, large = np.zeros((3, 32, 32, 3), np.uint8), np.zeros((3, 64, 64, 3), np.uint8)
     for name, frames in (("small.mpg", small), ("large.mpg", large)):
-        write_video(tmp_path / name, frames, encoding=Encoding(codec="mpeg1video", b_frames=0))
+        write_video(tmp_path / name, frames, codec="mpeg1video", b_frames=0)
     both = (tmp_path / "small.mpg").read_bytes()[:-4] + (tmp_path / "large.mpg").read_bytes()
     (tmp_path / "both.mpg").write_bytes(both)
     with pytest.raises(DecodeError):
@@ -57,7 +56,7 @@ def test_the_decoder_itself_refuses_a_size_that_only_comes_later(tmp_path: Path)
 
 _HOARD = """
 import numpy as np
-from summit_train.data.video.limits import bound_memory
+from summit_train.data.video.source import bound_memory
 bound_memory()
 np.ones(1 << 28, np.uint8)
 try:

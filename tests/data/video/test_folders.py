@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from av.video.frame import VideoFrame
+from numpy.typing import NDArray
+
+from summit_train.data.video.augment import View
+from summit_train.data.video.clips import list_pictures, probe_folder, read_folder_views
+from summit_train.data.video.source import DecodeError
+
+GREY_STEP = 20
+
+
+def _picture(path: Path, grey: int, width: int = 48, height: int = 32) -> None:
+    VideoFrame.from_ndarray(np.full((height, width, 3), grey, np.uint8), "rgb24").save(str(path))
+
+
+@pytest.fixture(params=["{:05}.jpg", "img_{:05}.jpg", "{}.png", "{}.JPG"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Twelve frames; frame i is grey of the value 20 i. Beside them lies a file that is no frame."""
+    (tmp_path / "clip").mkdir()
+    for number in range(12):
+        name = request.param.format(number + 1)
+        _picture(tmp_path / "clip" / name.lower(), GREY_STEP * number)
+        (tmp_path / "clip" / name.lower()).rename(tmp_path / "clip" / name)
+    (tmp_path / "clip" / "Thumbs.db").touch()
+    return tmp_path / "clip"
+
+
+def _all_of(width: int, height: int) -> list[View]:
+    return [View(width, height, 0, 0, width, height)]
+
+
+def _these(*numbers: int) -> Callable[[int], NDArray[np.int64]]:
+    return lambda num_frames: np.array([numbers])
+
+
+def _grey(frames: NDArray[np.uint8]) -> list[int]:
+    return [round(float(frame.mean()) / GREY_STEP) for frame in frames]
+
+
+def test_frames_are_read_by_their_numbers_in_any_order(folder: Path) -> None:
+    views = read_folder_views(str(folder), _these(9, 1, 1, 11), _all_of, 12)
+    assert views.shape == (1, 4, 32, 48, 3) and _grey(views[0]) == [9, 1, 1, 11]
+
+
+def test_views_are_cut_as_they_are_of_a_video(folder: Path) -> None:
+    def two(width: int, height: int) -> list[View]:
+        return [View(24, 16, 0, 2, 10, 12), View(24, 16, 14, 2, 10, 12, flip=True)]
+
+    views = read_folder_views(str(folder), lambda n: np.array([[0, n - 1], [5, 6]]), two, None)
+    assert views.shape == (4, 2, 12, 10, 3)
+    assert [_grey(view) for view in views] == [[0, 11], [0, 11], [5, 6], [5, 6]]
+
+
+def test_probe_decodes_every_picture(folder: Path) -> None:
+    info, _ = probe_folder(str(folder))
+    assert (info.num_frames, info.width, info.height, info.fps) == (12, 48, 32, None)
+    assert info.codec in ("mjpeg", "png")
+
+
+def test_the_digest_is_of_all_frames_in_their_order(folder: Path) -> None:
+    names = list_pictures(str(folder))
+    digests = [hashlib.sha256(Path(name).read_bytes()).digest() for name in names]
+    assert probe_folder(str(folder))[1] == hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+# What is no clip.
+
+
+@pytest.fixture
+def frames(tmp_path: Path) -> Path:
+    for number in range(1, 5):
+        _picture(tmp_path / f"{number:05}.jpg", 100)
+    return tmp_path
+
+
+def test_a_missing_frame_is_named(frames: Path) -> None:
+    (frames / "00002.jpg").unlink()
+    with pytest.raises(DecodeError, match=r"the frame before 00003\.jpg is missing"):
+        list_pictures(str(frames))
+
+
+def test_a_missing_last_frame_shows_in_the_count(frames: Path) -> None:
+    (frames / "00004.jpg").unlink()
+    with pytest.raises(DecodeError, match="holds 3 pictures, but the manifest says 4"):
+        read_folder_views(str(frames), _these(0), _all_of, 4)
+
+
+def test_two_series_are_not_guessed_between(frames: Path) -> None:
+    _picture(frames / "flow_x_00001.jpg", 0)
+    with pytest.raises(DecodeError, match=r"several series of pictures: \*\.jpg, flow_x_\*\.jpg"):
+        list_pictures(str(frames))
+
+
+def test_a_folder_without_frames(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(DecodeError, match="is a directory without frames"):
+        probe_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, 0.5, 0.99])
+def test_a_picture_that_is_cut_short_is_named(frames: Path, keep: float) -> None:
+    path = frames / "00003.jpg"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(keep if keep >= 1 else keep * len(content))])
+    for read in (probe_folder, lambda folder: read_folder_views(folder, _these(2), _all_of, 4)):
+        with pytest.raises(DecodeError, match=r"00003\.jpg"):
+            read(str(frames))
+
+
+def test_a_picture_of_another_size_is_named(frames: Path) -> None:
+    _picture(frames / "00003.jpg", 100, width=64)
+    with pytest.raises(DecodeError, match=r"00003\.jpg: differs .*: mjpeg 64 x 32, not mjpeg 48 x 32"):
+        probe_folder(str(frames))
