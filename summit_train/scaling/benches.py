@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from summit_train.scaling.steps import Experiment, Place, StepBench, StepTimes, 
 from summit_train.spec import Spec
 from summit_train.training.environment import environment
 from summit_train.training.network import fresh_model
-from summit_train.training.step import AUTOCAST, parameter_type
+from summit_train.training.step import mixed_precision, parameter_type
 from summit_train.training.stopwatch import Mark
 from summit_train.training.watch import Watchdog
 
@@ -32,17 +32,19 @@ def measure_peaks(specs: Sequence[Spec], given: float | None, place: Place) -> P
     """
     peaks: dict[str, dict[str, Any]] = {}
     for precision, spec in {} if given == 0 else {spec.precision: spec for spec in specs}.items():
-        rate, shape, tried = given, None, []
+        rate, shape, tried = given, None, {}
         if rate is None:
             place.tell(f"measuring the peak of matrix products in {precision}")
             place.world.barrier()
             shapes = network_shapes(count_network(spec), spec.scale.clips_per_gpu)
-            tried = [asdict(product) for product in measure_peak(precision, place.device, shapes)]
-            rate, shape = max((product["multiply_adds_per_second"], product["shape"]) for product in tried)
-        total = sum(place.world.gather(rate) or [])
+            tried = measure_peak(precision, place.device, shapes)
+            rate, shape = max((rate, shape) for shape, rate in tried.items())
         peaks[precision] = {
-            "precision": precision, "multiply_adds_per_second": total, "shape": shape, "tried": tried,
-        }  # fmt: skip
+            "precision": precision,
+            "multiply_adds_per_second": sum(place.world.gather(rate) or []),
+            "shape": shape,
+            "tried": [{"shape": shape, "multiply_adds_per_second": rate} for shape, rate in tried.items()],
+        }
     return peaks
 
 
@@ -53,10 +55,13 @@ def measure_steps(
     world, device = place.world, place.device
     benches = [StepBench(experiment, world, device, watchdog) for experiment in experiments]
     repeats: list[list[dict[str, float]]] = [[] for _ in benches]
-    for i, seconds in _turns(benches, turns):
+    measurements = {i: partial(bench.turn, turns, alone=len(benches) == 1) for i, bench in enumerate(benches)}
+    for i, seconds in in_turn(measurements, turns.repeats):
         repeats[i].append(seconds)
         turn = f"turn {len(repeats[i])} of {turns.repeats}"
         place.tell(f"{experiments[i].spec.name}, {turn}: {sum(seconds.values()):.3f} s a step")
+    for bench in benches:
+        bench.close()
     ranks = world.gather((repeats, [bench.activation_bytes for bench in benches], peak_memory(device), world.host))
     if ranks is None:
         return None
@@ -80,29 +85,18 @@ def measure_steps(
     }
 
 
-def _turns(benches: Sequence[StepBench], turns: Turns) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield which bench was measured and its seconds. A bench alone warms up once and keeps its loader."""
-    if len(benches) > 1:
-        yield from in_turn({i: partial(bench.turn, turns) for i, bench in enumerate(benches)}, turns.repeats)
-        return
-    benches[0].warm_up(turns.warm_up)
-    for _ in range(turns.repeats):
-        yield 0, benches[0].repeat(turns.steps)
-    benches[0].close()
-
-
 def forward_passes(spec: Spec, device: torch.device) -> Callable[[int], float]:
     """Return a function of a number of forward passes that returns their mean seconds.
 
     The network has random weights; the passes share one batch of the spec's clips_per_gpu random clips.
     """
-    model, autocast = fresh_model(spec, device).eval(), AUTOCAST.get(spec.precision)
+    model = fresh_model(spec, device).eval()
     shape = (spec.scale.clips_per_gpu, *RGB.clip_shape(spec.data.num_frames, spec.data.crop))
     pixels = torch.randn(shape, device=device, dtype=parameter_type(spec.precision))
     clips = pixels.permute(0, 1, 4, 2, 3)  # channels-last in memory, as from the loader
 
     def seconds(passes: int) -> float:
-        with torch.inference_mode(), torch.autocast(device.type, autocast, enabled=autocast is not None):
+        with torch.inference_mode(), mixed_precision(spec.precision, device):
             start = Mark(device)
             for _ in range(passes):
                 model(clips)
