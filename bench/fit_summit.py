@@ -3,7 +3,6 @@
     python bench/fit_summit.py                  prints constants and predictions
     python bench/fit_summit.py --alternatives   also prints what every other choice of rows would have given
     python bench/fit_summit.py --write          also writes configs/machines/summit.yaml
-    python bench/fit_summit.py --rows 1 16 384  fits to other rows
 
 Three numbers are fitted to three times: seconds a clip, fixed seconds a pass, and a rank's deviation. The network is
 not fitted: at these sizes its exposed part is milliseconds, which the rows cannot tell from stragglers.
@@ -61,12 +60,11 @@ class Fit:
 def main() -> int:
     """Print, and write if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, metavar="NODES", help="rows of Table 3 to fit to")
     parser.add_argument("--alternatives", action="store_true", help="fit to every other choice of three rows, too")
     parser.add_argument("--write", action="store_true", help="write configs/machines/summit.yaml")
     args = parser.parse_args()
     specs, base = paper_specs(), load_machine(CONFIGS / "machines" / "summit_published.yaml")
-    fit = fit_table_3(base, specs["tsm"], rows_of(args.rows))
+    fit = fit_table_3(base, specs["tsm"], rows_of(ROWS))
     machine = fitted(base, specs, fit)
     print_fit(machine, specs, fit)
     if args.alternatives:
@@ -85,11 +83,7 @@ def paper_specs() -> dict[str, Spec]:
 
 def rows_of(nodes: Sequence[int]) -> list[published.Row]:
     """Return the timed rows of Table 3 of these numbers of nodes."""
-    rows = [row for row in published.timed_rows() if row.nodes in nodes]
-    if len(rows) != len(nodes):
-        known = ", ".join(str(row.nodes) for row in published.timed_rows())
-        sys.exit(f"--rows {' '.join(map(str, nodes))}: timed rows of Table 3 are {known}, each once")
-    return rows
+    return [row for row in published.timed_rows() if row.nodes in nodes]
 
 
 def fit_table_3(machine: Machine, spec: Spec, rows: Sequence[published.Row]) -> Fit:

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Mapping
 
 from torch.profiler import ProfilerActivity, profile
 
-from summit_train.commands.bench.arguments import Values, add_output, add_spec, place_of, read_experiment, show
+from summit_train.commands.bench.arguments import Values, add_output, add_spec, experiment_of, place_of, show
 from summit_train.commands.ranks import session, this_launch
 from summit_train.network import count_network
 from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_peaks
 from summit_train.scaling.measure import training_multiply_adds
 from summit_train.scaling.steps import StepBench
+from summit_train.spec import load_spec
 from summit_train.text import share, table
 from summit_train.training.environment import environment
 from summit_train.training.watch import Watchdog
@@ -46,7 +47,7 @@ def main() -> int:
 
 def measure(args: argparse.Namespace) -> Values:
     """Profile steps of the spec on one rank; return the seconds of each group as JSON values."""
-    experiment = read_experiment(args.spec, [*args.overrides, "scale.gpus=1"], 1, synthetic=True)
+    experiment = experiment_of(load_spec(args.spec, [*args.overrides, "scale.gpus=1"]), 1, synthetic=True)
     with session(this_launch()) as world, Watchdog(world, None) as watchdog:
         place = place_of(world)
         if place.device.type != "cpu":

@@ -142,17 +142,19 @@ def rank(repeats: int) -> int:
     import torch
 
     from summit_train.comm import SerialWorld, open_world
-    from summit_train.commands.bench.arguments import read_experiment
+    from summit_train.commands.bench.arguments import experiment_of
     from summit_train.scaling.allreduce import fits_of, machine_of, measure, message_sizes, setting_of, slowest
     from summit_train.scaling.cost import Job, step_time
     from summit_train.scaling.machines import with_rate
     from summit_train.scaling.steps import StepBench
+    from summit_train.spec import load_spec
     from summit_train.training.watch import Watchdog
 
     torch.set_num_threads(1)
     world, cpu = open_world(2), torch.device("cpu")
-    together, alone = (read_experiment(str(SPEC), ["scale.gpus=null"], ranks, synthetic=True) for ranks in (2, 1))
-    spec, gradient_bytes = together.spec, together.plan.gradient_bytes
+    spec = load_spec(SPEC, ["scale.gpus=null"])
+    together, alone = (experiment_of(spec, ranks, synthetic=True) for ranks in (2, 1))
+    gradient_bytes = together.plan.gradient_bytes
     # Both "machines" are this one: each has half of its cores.
     setting = replace(setting_of(world, cpu, spec.name, gradient_bytes), cores=len(os.sched_getaffinity(0)) // 2)
     fits = fits_of(list(measure(world, cpu, message_sizes(gradient_bytes), 6.0)))

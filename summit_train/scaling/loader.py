@@ -56,16 +56,13 @@ class Subject:
         """Return the number of clips."""
         return len(self.store.manifest)
 
-    def batches(self, start: int, end: int, workers: int) -> Batches[MicroBatch]:
-        """Return training batches of one clip each, in the order of training."""
+    def next_batches(self, count: int, workers: int) -> Batches[MicroBatch]:
+        """Return the next `count` training batches of one clip each, in the order of training, with their own draws."""
         data = self.data.model_copy(update={"workers": workers, "on_bad_clip": "fail"})
         order = Order(self.clips, self.seed, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=self.clips)
-        return training_batches(data, self.store, order, rank=0, ranks=1, steps=range(start, end))
-
-    def next_batches(self, count: int, workers: int) -> Batches[MicroBatch]:
-        """Return the next `count` batches, with clips and draws of their own."""
         self.step += count
-        return self.batches(self.step - count, self.step, workers)
+        steps = range(self.step - count, self.step)
+        return training_batches(data, self.store, order, rank=0, ranks=1, steps=steps)
 
 
 def subject_of(data: DataSpec, manifest: Manifest, seed: int) -> Subject:
@@ -111,20 +108,15 @@ def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int)
     worker, and to the GPU where there is one, is timed apart.
     """
     for subject in subjects:
-        _read(subject.batches(0, min(2, clips), 0))
-    core: list[list[float]] = [[] for _ in subjects]
-    together: list[list[float]] = [[] for _ in subjects]
-    for i, rate in in_turn({i: partial(_one_core, s, clips) for i, s in enumerate(subjects)}, repeats):
-        core[i].append(rate)
-    for i, rate in in_turn({i: partial(_all_workers, s, clips, workers) for i, s in enumerate(subjects)}, repeats):
-        together[i].append(rate)
+        _read(subject.next_batches(min(2, clips), 0))
+    ways = {"core": partial(_one_core, clips=clips), "all": partial(_all_workers, clips=clips, workers=workers)}
+    speeds: dict[str, list[list[float]]] = {way: [[] for _ in subjects] for way in ways}
+    for way, take in ways.items():
+        for i, rate in in_turn({i: partial(take, subject) for i, subject in enumerate(subjects)}, repeats):
+            speeds[way][i].append(rate)
     return [
-        {
-            "kind": subject.name,
-            "clips": subject.clips,
-            "clips_per_second_core": spread(core[i]),
-            "clips_per_second_all": spread(together[i]),
-        }
+        {"kind": subject.name, "clips": subject.clips}
+        | {f"clips_per_second_{way}": spread(rates[i]) for way, rates in speeds.items()}
         | _stages(subject, clips)
         for i, subject in enumerate(subjects)
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from summit_train.commands.start import choose_device, manifest_of
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.files import write_json
 from summit_train.plan import make_plan
-from summit_train.scaling.measure import MeasureError, Turns, positive
+from summit_train.scaling.measure import MeasureError, Turns
 from summit_train.scaling.steps import Experiment, Place
-from summit_train.spec import Spec, load_spec
+from summit_train.spec import Spec
 
 Values = dict[str, Any]
 
@@ -37,9 +37,8 @@ def add_turns(parser: argparse.ArgumentParser, steps: int = 2) -> None:
 
 
 def turns_of(args: argparse.Namespace) -> Turns:
-    """Return how long to measure. Raises MeasureError where an option is not above 0."""
-    names = ("repeats", "steps", "warm_up")
-    return Turns(*(positive(getattr(args, name), f"--{name.replace('_', '-')}") for name in names))
+    """Return how long to measure."""
+    return Turns(args.repeats, args.steps, args.warm_up)
 
 
 def add_peak(parser: argparse.ArgumentParser) -> None:
@@ -79,13 +78,11 @@ def show(
     return 0
 
 
-def read_experiment(path: str, overrides: Sequence[str], ranks: int, *, synthetic: bool) -> Experiment:
-    """Read a spec and, without `synthetic`, its training manifest. Raises UserError for a mistake in them."""
-    return experiment_of(load_spec(path, overrides), ranks, synthetic=synthetic)
-
-
 def experiment_of(spec: Spec, ranks: int, *, synthetic: bool) -> Experiment:
-    """Plan a spec for so many ranks. Random clips fill one step."""
+    """Read a spec's training manifest and plan it for so many ranks. Random clips (synthetic) fill one step.
+
+    Raises UserError for a mistake in them.
+    """
     if synthetic:
         return Experiment(spec, make_plan(spec, ranks, (spec.scale.gpus or ranks) * spec.scale.clips_per_gpu), None)
     manifest = manifest_of(spec, "train")

@@ -6,15 +6,15 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from summit_train.cluster.site import shipped
 from summit_train.commands.bench import arguments, scaling, step
 from summit_train.commands.bench.arguments import Values
 from summit_train.commands.ranks import session, this_launch
 from summit_train.report.bench import BOUNDS, draw_compute, draw_scalability, draw_waits
 from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_inference, measure_peaks
-from summit_train.scaling.measure import checked_rate, positive, spread_text
+from summit_train.scaling.measure import spread_text
 from summit_train.scaling.published import label_of
+from summit_train.source import shipped
 from summit_train.spec import Spec, load_spec
 from summit_train.text import NONE, share, table
 
@@ -70,7 +70,7 @@ def _paths(args: argparse.Namespace) -> list[str]:
 
 def _words(args: argparse.Namespace) -> list[str]:
     """Return all overrides: one rank a virtual GPU, of --batch clips."""
-    return [*args.overrides, "scale.gpus=null", f"scale.clips_per_gpu={positive(args.batch, '--batch')}"]
+    return [*args.overrides, "scale.gpus=null", f"scale.clips_per_gpu={args.batch}"]
 
 
 def _specs(args: argparse.Namespace) -> list[Spec]:
@@ -130,7 +130,7 @@ def _run_b(args: argparse.Namespace) -> int:
 
 
 def _waits(args: argparse.Namespace) -> Values:
-    turns, rate = arguments.turns_of(args), checked_rate(args.frames_per_second, "--frames-per-second")
+    turns, rate = arguments.turns_of(args), args.frames_per_second
     arguments.alone("communication is left out here, start it")
     specs = _specs(args)
     experiments = [arguments.experiment_of(spec, 1, synthetic=rate is not None) for spec in specs]

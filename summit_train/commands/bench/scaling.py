@@ -13,7 +13,7 @@ from summit_train.commands.bench import arguments
 from summit_train.commands.bench.arguments import Values
 from summit_train.report.bench import draw_scalability
 from summit_train.report.tables import machine_text
-from summit_train.scaling.measure import positive, spread_text
+from summit_train.scaling.measure import spread_text
 from summit_train.scaling.weak import measure_ranks, parse_ranks, weak_scaling
 from summit_train.spec import load_spec
 from summit_train.text import share, table
@@ -53,7 +53,7 @@ def measure_network(path: str, overrides: Sequence[str], args: argparse.Namespac
         arguments.experiment_of(spec, count, synthetic=args.synthetic)
     words = [path, *overrides, "--peak", "0", "--repeats", "1", "--steps", str(turns.steps)]
     words += ["--warm-up", str(turns.warm_up), *["--synthetic"] * args.synthetic]
-    start = partial(measure_ranks, words, positive(args.threads, "--threads"))
+    start = partial(measure_ranks, words, args.threads)
     tell = partial(print, f"{spec.name}:", file=sys.stderr, flush=True)
     return weak_scaling(start, ranks, turns.repeats, tell)
 

@@ -13,6 +13,7 @@ from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_peaks, measure_steps
 from summit_train.scaling.measure import Turns, spread_text
 from summit_train.scaling.steps import Experiment
+from summit_train.spec import load_spec
 from summit_train.text import share, table, with_unit
 from summit_train.training.watch import Watchdog
 
@@ -37,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
 def _measure(args: argparse.Namespace) -> Values | None:
     turns, peak, ranks = arguments.turns_of(args), arguments.peak_of(args), this_launch().size
     paths = [args.spec] if args.compare is None else [args.spec, args.compare]
-    experiments = [arguments.read_experiment(path, args.overrides, ranks, synthetic=args.synthetic) for path in paths]
-    return measure(experiments, turns, peak)
+    specs = [load_spec(path, args.overrides) for path in paths]
+    return measure([arguments.experiment_of(spec, ranks, synthetic=args.synthetic) for spec in specs], turns, peak)
 
 
 def measure(experiments: Sequence[Experiment], turns: Turns, peak: float | None) -> Values | None:
