@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from summit_train import rng
 from summit_train.data.batches.store import Store
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.motion import MotionSet
 from summit_train.data.video import augment, sampling
 from summit_train.data.video.clips import single
 from summit_train.memory import keep_freed_frames
@@ -86,16 +87,9 @@ def real(path: Path) -> list[VideoFrame]:
 
 
 def synthetic() -> list[VideoFrame]:
-    """Return blurred noise that moves, with a little noise in each frame."""
-    random = np.random.default_rng(0)
-    coarse = random.integers(0, 256, (HEIGHT // 8, WIDTH // 4, 3)).astype(np.float32)
-    wide = np.kron(coarse, np.ones((8, 8, 1), np.float32))
-    frames = []
-    for number in range(NUM_FRAMES):
-        picture = wide[:, number : number + WIDTH] + random.normal(0, 4, (HEIGHT, WIDTH, 3))
-        frame = VideoFrame.from_ndarray(picture.clip(0, 255).astype(np.uint8), "rgb24")
-        frames.append(frame.reformat(format="yuv420p"))
-    return frames
+    """Return a video of the embedded motion set."""
+    frames, _ = MotionSet(size=WIDTH, num_frames=NUM_FRAMES).video("train", 0)
+    return [VideoFrame.from_ndarray(frame, "rgb24").reformat(WIDTH, HEIGHT, "yuv420p") for frame in frames]
 
 
 def encode(path: Path, frames: list[VideoFrame], gop: int) -> None:

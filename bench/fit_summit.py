@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ Vector = NDArray[np.float64]
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SPECS = {"tsm": "tsm_r50_8f_1536gpu", "i3d_3x3x3": "i3d_3x3x3_r50_16f", "i3d_3x1x1": "i3d_3x1x1_r50_32f"}
 ROWS = (1, 8, 384)
+RATIO_ROW = next(row for row in published.TABLE_3 if row.nodes == published.RATIO_NODES)
 ROUNDS = 6  # of communication and constants in turn
 HEADER = """\
 # Summit with the constants that no document gives. Written by `python bench/fit_summit.py --write`; do not edit.
@@ -64,7 +65,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write configs/machines/summit.yaml")
     args = parser.parse_args()
     specs, base = paper_specs(), load_machine(CONFIGS / "machines" / "summit_published.yaml")
-    fit = fit_table_3(base, specs["tsm"], rows_of(ROWS))
+    fit = fit_table_3(base, specs["tsm"])
     machine = fitted(base, specs, fit)
     print_fit(machine, specs, fit)
     if args.alternatives:
@@ -81,20 +82,15 @@ def paper_specs() -> dict[str, Spec]:
     return {arch: load_spec(folder / f"{name}.yaml", ["scale.clips_per_gpu=8"]) for arch, name in SPECS.items()}
 
 
-def rows_of(nodes: Sequence[int]) -> list[published.Row]:
-    """Return the timed rows of Table 3 of these numbers of nodes."""
-    return [row for row in published.timed_rows() if row.nodes in nodes]
-
-
-def fit_table_3(machine: Machine, spec: Spec, rows: Sequence[published.Row]) -> Fit:
-    """Fit the constants with the least squared relative errors on `rows`, by Gauss-Newton.
+def fit_table_3(machine: Machine, spec: Spec, nodes: tuple[int, ...] = ROWS) -> Fit:
+    """Fit the constants with the least squared relative errors on the rows of `nodes` nodes, by Gauss-Newton.
 
     Raises FitError where the rows leave the constants open: all with one batch a GPU, or fewer than three.
     """
+    rows = [row for row in published.timed_rows() if row.nodes in nodes]
     if len(rows) < 3 or len({row.clips_per_gpu for row in rows}) < 2:
         raise FitError("three rows with two numbers of clips a GPU are wanted, to tell clips and passes apart")
 
-    nodes = tuple(row.nodes for row in rows)
     clips = np.array([row.clips_per_gpu for row in rows])
     deviations = np.array([expected_maximum(row.gpus) for row in rows])  # by which the slowest rank is behind
     seconds = np.array([published_step_seconds(row) for row in rows])
@@ -103,7 +99,7 @@ def fit_table_3(machine: Machine, spec: Spec, rows: Sequence[published.Row]) -> 
         # Communication is worked out with the constants so far: it jumps by up to a cycle where a gradient just misses
         # one, and nothing that jumps can be fitted by slopes. So the last round is not always the best either.
         tried = with_constants(machine, Fit(nodes, *point.tolist()))
-        exposed = np.array([step_time(row_job(tried, spec, row)).communication_s for row in rows])
+        exposed = np.array([step_time(job_of(tried, spec, row)).communication_s for row in rows])
 
         def errors(constants: Vector, exposed: Vector = exposed) -> Vector:
             clip_s, overhead_s, cv = constants
@@ -141,32 +137,22 @@ def published_step_seconds(row: published.Row) -> float:
     return (row.seconds or 0) / (published.EPOCHS * steps)
 
 
-def job_of(machine: Machine, spec: Spec, nodes: int) -> Job:
-    """Return the job of the paper's data set on so many nodes. The batch grows with them."""
-    return Job(spec, machine, nodes, published.TRAINING_VIDEOS, published.VALIDATION_VIDEOS)
-
-
-def row_job(machine: Machine, spec: Spec, row: published.Row) -> Job:
-    """Return the job of a row of Table 3, with its clips a GPU."""
+def job_of(machine: Machine, spec: Spec, row: published.Row) -> Job:
+    """Return a row's job: the paper's data set on so many nodes, with its clips a GPU."""
     scale = spec.scale.model_copy(update={"clips_per_gpu": row.clips_per_gpu})
-    return job_of(machine, spec.model_copy(update={"scale": scale}), row.nodes)
-
-
-def table_3(machine: Machine, spec: Spec) -> dict[int, float]:
-    """Return the predicted training seconds of the timed rows of Table 3, by their nodes."""
-    return {row.nodes: forecast(row_job(machine, spec, row)).run_s for row in published.timed_rows()}
+    spec = spec.model_copy(update={"scale": scale})
+    return Job(spec, machine, row.nodes, published.TRAINING_VIDEOS, published.VALIDATION_VIDEOS)
 
 
 def errors_of(machine: Machine, spec: Spec) -> dict[int, float]:
-    """Return the relative errors of `table_3`, by the rows' nodes: 0.01 is 1 % too long."""
-    predicted = table_3(machine, spec)
-    return {row.nodes: predicted[row.nodes] / (row.seconds or 0) - 1 for row in published.timed_rows()}
+    """Return the relative errors of the predicted times of Table 3, by the rows' nodes: 0.01 is 1 % too long."""
+    rows = published.timed_rows()
+    return {row.nodes: forecast(job_of(machine, spec, row)).run_s / (row.seconds or 0) - 1 for row in rows}
 
 
 def speed_ratios(machine: Machine, specs: dict[str, Spec]) -> dict[str, float]:
     """Return TSM's clips a second over those of each I3D on the nodes that the paper compares them on."""
-    jobs = {arch: job_of(machine, spec, published.RATIO_NODES) for arch, spec in specs.items()}
-    speed = {arch: forecast(job).clips_per_second for arch, job in jobs.items()}
+    speed = {arch: forecast(job_of(machine, spec, RATIO_ROW)).clips_per_second for arch, spec in specs.items()}
     return {arch: speed["tsm"] / speed[arch] for arch in published.SPEED_RATIO}
 
 
@@ -193,9 +179,9 @@ def fitted(base: Machine, specs: dict[str, Spec], fit: Fit) -> Machine:
     """
     rounded = Fit(fit.rows, *map(four_digits, (fit.seconds_per_clip, fit.step_overhead_s, fit.straggler_cv)))
     machine = with_constants(base, rounded)
-    arch, nodes = "i3d_3x1x1", published.RATIO_NODES
+    arch, nodes = "i3d_3x1x1", RATIO_ROW.nodes
     spec, ratio = specs[arch], published.SPEED_RATIO[arch]
-    step_s = ratio * step_time(job_of(machine, specs["tsm"], nodes)).step_s
+    step_s = ratio * step_time(job_of(machine, specs["tsm"], RATIO_ROW)).step_s
     frames = machine.gpus_per_node * spec.scale.clips_per_gpu * spec.data.num_frames
     source = f"fitted: {arch} is {ratio} times as slow as TSM at {nodes} nodes (section 4.2)"
     shared = Storage(frames_per_second_per_node=four_digits(frames / step_s), source=source)
@@ -228,12 +214,13 @@ def print_fit(machine: Machine, specs: dict[str, Spec], fit: Fit) -> None:
     print(f"  {fit.seconds_per_clip * 1e3:.2f} ms a clip and GPU, {fit.step_overhead_s * 1e3:.1f} ms a pass besides,")
     print(f"  a rank's pass deviates by {100 * fit.straggler_cv:.2f} % of its time")
     print("\nnodes  published s  predicted s   error  step s, published times / (100 x ceil(240000 / batch))")
-    predicted, errors = table_3(machine, specs["tsm"]), errors_of(machine, specs["tsm"])
+    errors = errors_of(machine, specs["tsm"])
     for row in published.timed_rows():
+        seconds, error = row.seconds or 0, errors[row.nodes]
         note = "fitted" if row.nodes in fit.rows else f"(printed to {row.resolution_s} s)"
-        times = f"{row.seconds:11,}  {predicted[row.nodes]:11,.0f}  {100 * errors[row.nodes]:+5.2f} %"
+        times = f"{seconds:11,}  {seconds * (1 + error):11,.0f}  {100 * error:+5.2f} %"
         print(f"{row.nodes:5}  {times}  {published_step_seconds(row):.4f}  {note}")
-    print(f"\nTSM's speed over the I3Ds' at {published.RATIO_NODES} nodes, predicted (published):")
+    print(f"\nTSM's speed over the I3Ds' at {RATIO_ROW.nodes} nodes, predicted (published):")
     for arch, ratio in speed_ratios(machine, specs).items():
         print(f"  {arch}: {ratio:.2f} ({published.SPEED_RATIO[arch]})")
     print(f"  fitted to the second: {machine.shared.frames_per_second_per_node:,.0f} frames a second and node")
@@ -244,12 +231,12 @@ def print_fit(machine: Machine, specs: dict[str, Spec], fit: Fit) -> None:
 def print_alternatives(base: Machine, spec: Spec) -> None:
     """Print what every other choice of three rows gives, which shows how well the rows determine the constants."""
     print("\nother rows, the constants from them, and their largest error over all rows:")
-    for rows in itertools.combinations(published.timed_rows(), 3):
-        if rows[0].nodes != 1:
+    for nodes in itertools.combinations([row.nodes for row in published.timed_rows()], 3):
+        if 1 not in nodes:
             continue  # without the row of 16 clips a GPU, clips and passes cannot be told apart
-        name = ", ".join(str(row.nodes) for row in rows)
+        name = ", ".join(map(str, nodes))
         try:
-            fit = fit_table_3(base, spec, rows)
+            fit = fit_table_3(base, spec, nodes)
         except FitError:
             print(f"  {name:>12}: no positive constants")
             continue

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from summit_train.errors import UserError
 from summit_train.source import SpecError, file_of, read_tree
+from summit_train.spec import Count, Positive
 from summit_train.typed import Section, validated
 
 LAUNCHERS = {"slurm": ("srun", "mpirun"), "lsf": ("jsrun", "mpirun"), "local": ("mpirun",)}
@@ -50,7 +51,6 @@ def _matching(pattern: str, wanted: str) -> AfterValidator:
 
 
 Minutes = Annotated[int, BeforeValidator(parse_walltime), Field(ge=1)]
-Count = Annotated[int, Field(ge=1)]
 Line = Annotated[str, AfterValidator(_one_line)]
 # The scheduler, not a shell, reads directives. These patterns allow no character that is special to either.
 Word = Annotated[str, _matching(r"[\w.@:+,=][\w.@:+,=/-]*", "one word of letters, digits and .@:+,=/_-")]
@@ -96,7 +96,7 @@ class Speed(Section):
     num_frames: Count
     crop: Count = 224
     nodes: Count
-    clips_per_second: Annotated[float, Field(gt=0)]
+    clips_per_second: Positive
     source: Line
 
 
@@ -156,12 +156,6 @@ def load_site(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Site:
         site = validated(Site, read_tree(file_of("site", str(name_or_path)), overrides))
     except SpecError as error:
         raise SiteError(str(error)) from error
-    _check(site)
-    return site
-
-
-def _check(site: Site) -> None:
-    """Raise SiteError for keys that are valid one by one but not together."""
     if site.launcher not in LAUNCHERS[site.scheduler]:
         choices = ", ".join(LAUNCHERS[site.scheduler])
         raise SiteError(f"{site.name}: launcher: {site.launcher} is none of {site.scheduler}; valid: {choices}")
@@ -170,3 +164,4 @@ def _check(site: Site) -> None:
     nodes = [cap.nodes for cap in site.walltime_caps]
     if nodes != sorted(set(nodes)):
         raise SiteError(f"{site.name}: walltime_caps: rising numbers of nodes are wanted, got {nodes}")
+    return site

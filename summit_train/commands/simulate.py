@@ -44,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the rows. Raises UserError for a wrong spec, machine or number."""
     check_above_0({name: getattr(args, name) for name in ("clips", "videos", "clips_per_second")})
-    spec = load_spec(args.spec, args.overrides)
-    job = _job(args, spec, _machine(args, spec))
+    job = _job(args)
     out = None if args.out is None else figure_path(args.out)
     jobs = [replace(job, nodes=nodes) for nodes in parse_nodes(args.nodes)]
     rows = [_row(job) for job in jobs]
@@ -84,27 +83,23 @@ def parse_nodes(text: str) -> list[int]:
     return nodes
 
 
-def _machine(args: argparse.Namespace, spec: Spec) -> Machine:
-    machine = load_machine(args.site, args.set)
-    if args.last_batch is not None:
-        machine = machine.model_copy(update={"last_batch": args.last_batch})
-    return machine if args.clips_per_second is None else with_rate(machine, spec, args.clips_per_second)
-
-
-def _job(args: argparse.Namespace, spec: Spec, machine: Machine) -> Job:
+def _job(args: argparse.Namespace) -> Job:
     """Return the job on one node."""
+    spec = load_spec(args.spec, args.overrides)
+    last_batch = [] if args.last_batch is None else [f"last_batch={args.last_batch}"]
+    machine = load_machine(args.site, [*args.set, *last_batch])
+    if args.clips_per_second is not None:
+        machine = with_rate(machine, spec, args.clips_per_second)
     gpus = spec.scale.gpus if args.fixed_batch else None
     if args.fixed_batch and gpus is None:
         raise PlanError("--fixed-batch: scale.gpus is null, so there is no batch to keep; set scale.gpus")
-    clips = _count(args.clips, "--clips", spec, spec.data.train, published.TRAINING_VIDEOS)
-    videos = _count(args.videos, "--videos", spec, spec.data.val, published.VALIDATION_VIDEOS)
+    clips = args.clips or _count("--clips", spec, spec.data.train, published.TRAINING_VIDEOS)
+    videos = args.videos or _count("--videos", spec, spec.data.val, published.VALIDATION_VIDEOS)
     return Job(spec, machine, 1, clips, videos, gpus, args.storage)
 
 
-def _count(given: int | None, option: str, spec: Spec, path: str, kinetics: int) -> int:
-    """Return the number given, else the manifest's, else the paper's for 400 classes that are not at hand."""
-    if given is not None:
-        return given
+def _count(option: str, spec: Spec, path: str, kinetics: int) -> int:
+    """Return the number of the manifest's videos, else the paper's for 400 classes that are not at hand."""
     if Path(path).exists():
         # Imported here: with the numbers given the command needs no manifest, and so no numpy.
         from summit_train.data.manifest import num_clips

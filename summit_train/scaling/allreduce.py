@@ -81,9 +81,9 @@ def setting_of(world: World, device: torch.device, spec: str, gradient_bytes: in
     return Setting(world.size, world.local_size, cores, load, device.type, spec, gradient_bytes)
 
 
-def message_sizes(largest: int) -> list[int]:
-    """Return 4 B, every fourth power of 2 from 256 B up to `largest` bytes, and `largest`."""
-    return sorted({4, largest // 4 * 4, *(4**i for i in range(4, 20) if 4**i < largest)})
+def message_sizes(largest: int, *more: int) -> list[int]:
+    """Return 4 B, the powers of 4 from 256 B up to `largest` bytes, `largest`, and `more`."""
+    return sorted({4, largest // 4 * 4, *more, *(4**i for i in range(4, 20) if 4**i < largest)})
 
 
 def measure(world: World, device: torch.device, sizes: Sequence[int], seconds: float) -> Iterator[Sample]:

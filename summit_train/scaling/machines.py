@@ -11,11 +11,9 @@ from pydantic import Field
 from summit_train.errors import UserError
 from summit_train.models.catalog import Arch, Backbone
 from summit_train.source import SpecError, file_of, read_tree, shipped
-from summit_train.spec import Spec
+from summit_train.spec import Count, Positive, Spec
 from summit_train.typed import Section, validated
 
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(ge=0)]
 Precision = Literal["fp32", "fp16", "bf16", "fp64"]
 

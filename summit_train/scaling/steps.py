@@ -235,13 +235,10 @@ class StepTimes:
 
     def ratios(self, other: StepTimes) -> dict[str, dict[str, float]]:
         """Return this over the other, repeat by repeat: the step, and each phase of at least 1 % of both steps."""
-        shares = (self.shares, other.shares)
         both = {"step": (self.step_s, other.step_s)}
-        both |= {
-            phase: (seconds, other.phases_s[phase])
-            for phase, seconds in self.phases_s.items()
-            if min(part[phase] for part in shares) >= 0.01
-        }
+        for phase, seconds in self.phases_s.items():
+            if min(self.shares[phase], other.shares[phase]) >= 0.01:
+                both[phase] = (seconds, other.phases_s[phase])
         return {name: spread(pair_ratios(mine, others)) for name, (mine, others) in both.items()}
 
 

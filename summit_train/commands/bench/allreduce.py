@@ -53,11 +53,8 @@ def run(args: argparse.Namespace) -> int:
     with session(launch) as world:
         device = choose_device(world)
         setting = allreduce.setting_of(world, device, spec.name, num_bytes)
-        samples = list(
-            allreduce.measure(
-                world, device, sorted({*allreduce.message_sizes(args.max_bytes), num_bytes}), args.seconds
-            )
-        )
+        sizes = allreduce.message_sizes(args.max_bytes, num_bytes)
+        samples = list(allreduce.measure(world, device, sizes, args.seconds))
     if launch.rank == 0:
         report(args, setting, samples, out)
     return 0

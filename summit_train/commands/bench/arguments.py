@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from summit_train.comm import World
-from summit_train.commands.ranks import this_launch
+from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.simulate import figure_path
 from summit_train.commands.start import choose_device, manifest_of
 from summit_train.data.manifest.quarantine import kept_clips
@@ -44,13 +44,6 @@ def turns_of(args: argparse.Namespace) -> Turns:
 def add_peak(parser: argparse.ArgumentParser) -> None:
     """Add the option that replaces the measurement of the peak."""
     parser.add_argument("--peak", type=float, metavar="X", help="multiply-adds/s of a rank at best; 0: no utilisation")
-
-
-def peak_of(args: argparse.Namespace) -> float | None:
-    """Return the given peak, or None. Raises MeasureError for a negative or infinite number."""
-    if args.peak is not None and not 0 <= args.peak < float("inf"):
-        raise MeasureError(f"--peak {args.peak:g}: multiply-adds a second are wanted, or 0 for no utilisation")
-    return None if args.peak is None else float(args.peak)
 
 
 def add_output(parser: argparse.ArgumentParser, *, figure: bool = True) -> None:
@@ -89,14 +82,16 @@ def experiment_of(spec: Spec, ranks: int, *, synthetic: bool) -> Experiment:
     return Experiment(spec, make_plan(spec, ranks, len(kept_clips(spec.data, manifest))), manifest)
 
 
-def place_of(world: World) -> Place:
-    """Return this rank's place; rank 0 tells progress on stderr."""
+@contextmanager
+def open_place() -> Iterator[Place]:
+    """Open the world of this launch for the block; rank 0 tells progress on stderr."""
 
     def tell(text: str) -> None:
         if world.rank == 0:
             print(text, file=sys.stderr, flush=True)
 
-    return Place(world, choose_device(world), tell)
+    with session(this_launch()) as world:
+        yield Place(world, choose_device(world), tell)
 
 
 def alone(why: str) -> None:

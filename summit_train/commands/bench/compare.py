@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from summit_train.commands.bench import arguments, scaling, step
 from summit_train.commands.bench.arguments import Values
-from summit_train.commands.ranks import session, this_launch
 from summit_train.report.bench import BOUNDS, draw_compute, draw_scalability, draw_waits
 from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_inference, measure_peaks
@@ -84,11 +84,10 @@ def run_inference(args: argparse.Namespace) -> int:
 
 
 def _inference(args: argparse.Namespace) -> Values:
-    turns, peak, specs = arguments.turns_of(args), arguments.peak_of(args), _specs(args)
+    turns, specs = arguments.turns_of(args), _specs(args)
     arguments.alone("this bench measures one device, start it")
-    with session(this_launch()) as world:
-        place = arguments.place_of(world)
-        return {"bench": args.bench} | measure_inference(specs, turns, measure_peaks(specs, peak, place), place)
+    with arguments.open_place() as place:
+        return {"bench": args.bench} | measure_inference(specs, turns, measure_peaks(specs, args.peak, place), place)
 
 
 def as_text(values: Values) -> str:
@@ -170,10 +169,5 @@ def _run_c(args: argparse.Namespace) -> int:
     def as_text(values: Values) -> str:
         return f"{scaling.as_text(values)}\npaper, 8 nodes of 4 Tesla P100s: {BOUNDS}"
 
-    return arguments.show(args, _scalability, as_text, draw_scalability)
-
-
-def _scalability(args: argparse.Namespace) -> Values:
-    words, labels = _words(args), [label_of(spec) for spec in _specs(args)]
-    networks = [scaling.measure_network(path, words, args) for path in _paths(args)]
-    return scaling.values_of(args.bench, list(zip(labels, networks, strict=True)), args)
+    measure = partial(scaling.measure_networks, _paths(args), _words(args), label_of)
+    return arguments.show(args, measure, as_text, draw_scalability)

@@ -5,7 +5,7 @@ from math import prod
 import pytest
 import torch
 
-from summit_train.scaling.peak import SQUARES, measure_peak, network_shapes
+from summit_train.scaling.benches import SQUARES, measure_peak, network_shapes
 from tests.networks import counted
 
 CPU = torch.device("cpu")
