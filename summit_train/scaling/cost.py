@@ -139,8 +139,7 @@ def step_time(job: Job) -> StepTime:
     pass_s, backward_s = machine.compute.step_overhead_s + clips_s, BACKWARD_SHARE * clips_s
     gradients = layer_gradients(count_network(job.spec), backward_s, gradient_element_bytes(job.spec))
     seconds_of = partial(allreduce_seconds, machine.network, job.nodes, machine.gpus_per_node)
-    horovod = machine.network.model_dump(include={"fusion_bytes", "cycle_s", "blocking", "core_share"})
-    reduced = overlap(gradients, backward_s, seconds_of, **horovod)
+    reduced = overlap(gradients, backward_s, seconds_of, machine.network)
     exposed_s = reduced.exposed_s if job.gpus > 1 else 0.0
     compute_s = job.accumulation * pass_s
     # Passes deviate independently, so the deviations of A passes add up as their squares.

@@ -77,27 +77,21 @@ def sampled(subject: Subject, clips: int, folder: Path) -> Iterator[Subject]:
 
     Raises DecodeError for a clip that cannot be packed.
     """
-    store = subject.store
+    store, manifest = subject.store, subject.store.manifest
     assert isinstance(store, FileStore)
-    num_clips = min(clips, subject.clips)
-    places = [place * subject.clips // num_clips for place in range(num_clips)]
-    write_manifest(folder / "sample.csv", (_row(store, place) for place in places))
+    num_clips, rows = min(clips, subject.clips), []
+    for clip in (place * subject.clips // num_clips for place in range(num_clips)):
+        path, digest = os.path.abspath(store.path(clip)), manifest.sha256(clip)
+        sha256, is_reversed = None if digest is None else digest.hex(), manifest.is_reversed(clip)
+        rows.append(
+            ManifestRow(path, manifest.label(clip), manifest.num_frames(clip), sha256=sha256, reversed=is_reversed)
+        )
+    write_manifest(folder / "sample.csv", rows)
     sample = FileStore(read_manifest(folder / "sample.csv"), "/", store.limits)
     yield Subject("raw", subject.data, sample, subject.seed)
     for kind in ("bytes", "jpeg"):
         pack_set(sample, folder / kind, Packing(kind), _SHARD_BYTES)
         yield subject_of(subject.data, read_manifest(folder / kind), subject.seed)
-
-
-def _row(store: FileStore, clip: int) -> ManifestRow:
-    manifest, digest = store.manifest, store.manifest.sha256(clip)
-    return ManifestRow(
-        os.path.abspath(store.path(clip)),
-        manifest.label(clip),
-        manifest.num_frames(clip),
-        sha256=None if digest is None else digest.hex(),
-        reversed=manifest.is_reversed(clip),
-    )
 
 
 def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int) -> list[dict[str, Any]]:

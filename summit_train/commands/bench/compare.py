@@ -74,8 +74,7 @@ def _words(args: argparse.Namespace) -> list[str]:
 
 
 def _specs(args: argparse.Namespace) -> list[Spec]:
-    words = _words(args)
-    return [load_spec(path, words) for path in _paths(args)]
+    return [load_spec(path, _words(args)) for path in _paths(args)]
 
 
 def run_inference(args: argparse.Namespace) -> int:
