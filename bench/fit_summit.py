@@ -185,10 +185,8 @@ def fitted(base: Machine, specs: dict[str, Spec], fit: Fit) -> Machine:
     frames = machine.gpus_per_node * spec.scale.clips_per_gpu * spec.data.num_frames
     source = f"fitted: {arch} is {ratio} times as slow as TSM at {nodes} nodes (section 4.2)"
     shared = Storage(frames_per_second_per_node=four_digits(frames / step_s), source=source)
-    rates = [
-        rate.model_copy(update={"clips_per_second": four_digits(rate.clips_per_second)})
-        for rate in machine.compute.rates
-    ]
+    speeds = [four_digits(rate.clips_per_second) for rate in machine.compute.rates]
+    rates = [r.model_copy(update={"clips_per_second": s}) for r, s in zip(machine.compute.rates, speeds, strict=True)]
     compute = machine.compute.model_copy(update={"rates": tuple(rates)})
     return machine.model_copy(update={"shared": shared, "compute": compute})
 

@@ -69,7 +69,6 @@ def parse_nodes(text: str) -> list[int]:
 
     Raises MachineError for anything else.
     """
-    wanted = f"--nodes {text}: numbers above 0 with commas are wanted, such as 1,8,...,1024"
     words = text.split(",")
     nodes: list[int] = []
     for i, word in enumerate(words):
@@ -79,7 +78,7 @@ def parse_nodes(text: str) -> list[int]:
         elif word.isdecimal() and int(word) > 0:
             nodes.append(int(word))
         else:
-            raise MachineError(wanted)
+            raise MachineError(f"--nodes {text}: numbers above 0 with commas are wanted, such as 1,8,...,1024")
     return nodes
 
 

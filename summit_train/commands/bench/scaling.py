@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -43,13 +44,13 @@ def run(args: argparse.Namespace) -> int:
 def measure_networks(
     paths: Sequence[str], overrides: Sequence[str], label: Callable[[Spec], str], args: argparse.Namespace
 ) -> Values:
-    """Measure each spec on each number of ranks. Mistakes are refused before anything of a spec is measured."""
+    """Measure each spec on each number of ranks. Mistakes are refused before anything is measured."""
     arguments.alone("this bench starts its ranks itself,")
-    turns, ranks, networks = arguments.turns_of(args), parse_ranks(args.ranks), []
-    for path in paths:
-        for count in ranks:
-            spec = load_spec(path, [*overrides, f"scale.gpus={count}"])
-            arguments.experiment_of(spec, count, synthetic=args.synthetic)
+    turns, ranks, specs, networks = arguments.turns_of(args), parse_ranks(args.ranks), {}, []
+    for path, count in itertools.product(paths, ranks):
+        specs[path] = load_spec(path, [*overrides, f"scale.gpus={count}"])
+        arguments.experiment_of(specs[path], count, synthetic=args.synthetic)
+    for path, spec in specs.items():
         words = [path, *overrides, "--peak", "0", "--repeats", "1", "--steps", str(turns.steps)]
         words += ["--warm-up", str(turns.warm_up), *["--synthetic"] * args.synthetic]
         tell = partial(print, f"{spec.name}:", file=sys.stderr, flush=True)
