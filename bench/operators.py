@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch.profiler import ProfilerActivity, profile
 
-from summit_train.commands.bench.arguments import Values, add_output, add_spec, place_of, read_experiment, show
-from summit_train.commands.ranks import session, this_launch
+from summit_train.commands.bench.arguments import Values, add_output, add_spec, experiment_of, open_place, show
 from summit_train.network import count_network
 from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_peaks
 from summit_train.scaling.measure import training_multiply_adds
 from summit_train.scaling.steps import StepBench
+from summit_train.spec import load_spec
 from summit_train.text import share, table
 from summit_train.training.environment import environment
 from summit_train.training.watch import Watchdog
@@ -46,19 +46,21 @@ def main() -> int:
 
 def measure(args: argparse.Namespace) -> Values:
     """Profile steps of the spec on one rank; return the seconds of each group as JSON values."""
-    experiment = read_experiment(args.spec, [*args.overrides, "scale.gpus=1"], 1, synthetic=True)
-    with session(this_launch()) as world, Watchdog(world, None) as watchdog:
-        place = place_of(world)
+    experiment = experiment_of(load_spec(args.spec, [*args.overrides, "scale.gpus=1"]), 1, synthetic=True)
+    with open_place() as place, Watchdog(place.world, None) as watchdog:
         if place.device.type != "cpu":
             sys.exit("bench/operators.py: operators are timed on CPUs alone; hide the GPU (CUDA_VISIBLE_DEVICES=)")
         (peak,) = measure_peaks([experiment.spec], None, place).values()
-        bench = StepBench(experiment, world, place.device, watchdog)
+        bench = StepBench(experiment, place.world, place.device, watchdog)
         bench.warm_up(4)
         for _ in range(2):  # the first time the heap makes room for the profiler's notes, between the activations
             with profile(activities=[ProfilerActivity.CPU]) as profiler:
                 bench.repeat(args.steps)
-        about = environment(world, place.device, [world.host])
-    seconds = by_group((event.key, event.self_cpu_time_total / 1e6 / args.steps) for event in profiler.key_averages())
+        about = environment(place.world, place.device, [place.world.host])
+    seconds = dict.fromkeys((*GROUPS, OTHER), 0.0)
+    for event in profiler.key_averages():
+        group = next((group for group, parts in GROUPS.items() if any(part in event.key for part in parts)), OTHER)
+        seconds[group] += event.self_cpu_time_total / 1e6 / args.steps
     work = experiment.plan.clips_per_gpu * training_multiply_adds(count_network(experiment.spec))
     rate = peak["multiply_adds_per_second"]
     return {
@@ -69,14 +71,6 @@ def measure(args: argparse.Namespace) -> Values:
         "utilisation": work / sum(seconds.values()) / rate,
         "utilisation_of_convolutions_alone": work / seconds["convolutions and products"] / rate,
     }
-
-
-def by_group(operators: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the seconds of each group."""
-    seconds = dict.fromkeys((*GROUPS, OTHER), 0.0)
-    for name, own in operators:
-        seconds[next((group for group, parts in GROUPS.items() if any(part in name for part in parts)), OTHER)] += own
-    return seconds
 
 
 def as_text(values: Values) -> str:

@@ -18,13 +18,14 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from summit_train.processes import mpi_environment
+from summit_train.text import text_table
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = ROOT / "configs" / "motion" / "tsm.yaml"
@@ -141,23 +142,25 @@ def rank(repeats: int) -> int:
     import torch
 
     from summit_train.comm import SerialWorld, open_world
-    from summit_train.commands.bench.arguments import read_experiment
-    from summit_train.scaling.allreduce import fits_of, machine_of, measure, message_sizes, setting_of
+    from summit_train.commands.bench.arguments import experiment_of
+    from summit_train.scaling.allreduce import fits_of, machine_of, measure, message_sizes, setting_of, slowest
     from summit_train.scaling.cost import Job, step_time
     from summit_train.scaling.machines import with_rate
     from summit_train.scaling.steps import StepBench
+    from summit_train.spec import load_spec
     from summit_train.training.watch import Watchdog
 
     torch.set_num_threads(1)
     world, cpu = open_world(2), torch.device("cpu")
-    together, alone = (read_experiment(str(SPEC), ["scale.gpus=null"], ranks, synthetic=True) for ranks in (2, 1))
-    spec, gradient_bytes = together.spec, together.plan.gradient_bytes
+    spec = load_spec(SPEC, ["scale.gpus=null"])
+    together, alone = (experiment_of(spec, ranks, synthetic=True) for ranks in (2, 1))
+    gradient_bytes = together.plan.gradient_bytes
     # Both "machines" are this one: each has half of its cores.
     setting = replace(setting_of(world, cpu, spec.name, gradient_bytes), cores=len(os.sched_getaffinity(0)) // 2)
     fits = fits_of(list(measure(world, cpu, message_sizes(gradient_bytes), 6.0)))
     with Watchdog(world, None) as watchdog:
         benches = [StepBench(alone, SerialWorld(), cpu, watchdog), StepBench(together, world, cpu, watchdog)]
-        pairs = [[timed(world, bench.repeat) for bench in benches] for _ in range(repeats + 2)][2:]
+        pairs = [[slowest(world, partial(bench.repeat, 1)) for bench in benches] for _ in range(repeats + 2)][2:]
     alones, steps = zip(*pairs, strict=True)
     compute_s, step_s = statistics.median(alones), statistics.median(steps)
     machine = with_rate(machine_of("veth", setting, fits), spec, spec.scale.clips_per_gpu / compute_s)
@@ -174,26 +177,23 @@ def rank(repeats: int) -> int:
     return 0
 
 
-def timed(world: Any, repeat: Callable[[int], object]) -> float:
-    """Return the seconds of one step, from when all ranks are ready to when the slowest is done."""
-    world.barrier()
-    began = time.perf_counter()
-    repeat(1)
-    times = world.gather(time.perf_counter() - began)
-    return float(world.broadcast(None if times is None else max(times)))
-
-
 def print_rows(rows: list[dict[str, Any]], load: float) -> None:
     """Print predicted beside measured, and whether the machine was quiet."""
     print(f"two ranks, one thread each, {rows[0]['gradient_bytes']:,} bytes of gradients; load before: {load:.2f}")
-    print("   Mbit/s  fitted MB/s  latency ms  compute s  step s (least, most)   predicted s  exposed s    error")
-    for row in rows:
-        rate = f"{row['mbit']:,}" if row["mbit"] else "unlimited"
-        spread = f"{row['step_s']:.3f} ({row['low_s']:.3f}, {row['high_s']:.3f})"
-        print(
-            f"{rate:>9}  {row['bytes_per_second'] / 1e6:11.1f}  {1e3 * row['latency_s']:10.2f}  {row['compute_s']:9.3f}"
-            f"  {spread:>20}  {row['predicted_s']:11.3f}  {row['exposed_s']:9.3f}  {100 * row['error']:+6.1f} %"
-        )
+    cells = [
+        {
+            "Mbit/s": f"{row['mbit']:,}" if row["mbit"] else "unlimited",
+            "fitted MB/s": f"{row['bytes_per_second'] / 1e6:.1f}",
+            "latency ms": f"{1e3 * row['latency_s']:.2f}",
+            "compute s": f"{row['compute_s']:.3f}",
+            "step s (least, most)": f"{row['step_s']:.3f} ({row['low_s']:.3f}, {row['high_s']:.3f})",
+            "predicted s": f"{row['predicted_s']:.3f}",
+            "exposed s": f"{row['exposed_s']:.3f}",
+            "error": f"{100 * row['error']:+.1f} %",
+        }
+        for row in rows
+    ]
+    print(text_table(cells))
     if load > 0.5:
         print("other work ran: ratios of steps that were not taken in turn mean little")
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+import summit_train
 from summit_train.errors import UserError
 
 KeyPath = tuple[str, ...]
@@ -111,6 +112,27 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 def to_yaml(values: Mapping[str, Any]) -> str:
     """Return plain values as the text of a YAML file; `read_tree` gives them back."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def shipped(folder: str) -> Path:
+    """Return a folder of the checkout that pip does not install, configs or jobs. Raises SpecError without it."""
+    path = Path(summit_train.__file__).resolve().parents[1] / folder
+    if not path.is_dir():
+        needs = "configs and job scripts need the checkout; install it with `pip install -e CHECKOUT`"
+        raise SpecError(f"there is no {path}: {needs}")
+    return path
+
+
+def file_of(kind: str, name_or_path: str) -> Path:
+    """Return the path given, or that of the shipped configs/KINDs/NAME.yaml. Raises SpecError for no such name."""
+    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        return Path(name_or_path)
+    folder = shipped(f"configs/{kind}s")
+    path = folder / f"{name_or_path}.yaml"
+    if not path.is_file():
+        names = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        raise SpecError(f"there is no {kind} {name_or_path!r}; shipped: {names}; or give the path of a YAML file")
+    return path
 
 
 def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Tree:

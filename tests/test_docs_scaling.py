@@ -10,9 +10,9 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.scaling import published
-from summit_train.scaling.fit import predicted_seconds
 from summit_train.scaling.machines import load_machine
 from summit_train.spec import load_spec
+from tests.worlds import bench_script
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("scaling", "beyond_the_paper")}
@@ -41,9 +41,9 @@ def test_a_row_is_what_its_command_prints(
 
 def test_table_3_beside_the_prediction() -> None:
     shown = re.findall(r"^\| (\d+)[^|]* \| [^|]* \| ([\d,]+) s \| ([+-][\d.]+) % \|", DOCS["scaling"], re.M)
-    summit, spec = load_machine("summit"), load_spec(SPECS["TSM"][0])
+    errors = bench_script("fit_summit").errors_of(load_machine("summit"), load_spec(SPECS["TSM"][0]))
     found = []
     for row in published.timed_rows():
-        seconds = predicted_seconds(summit, spec, row)
-        found.append((str(row.nodes), f"{seconds:,.0f}", f"{100 * (seconds / (row.seconds or 1) - 1):+.2f}"))
+        seconds = (row.seconds or 0) * (1 + errors[row.nodes])
+        found.append((str(row.nodes), f"{seconds:,.0f}", f"{100 * errors[row.nodes]:+.2f}"))
     assert shown == found

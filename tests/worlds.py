@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -88,3 +89,13 @@ def succeed(ranks: int, *words: str) -> str:
 def lines(text: str) -> Sequence[str]:
     """The lines of a text that are not empty."""
     return [line for line in text.splitlines() if line.strip()]
+
+
+def bench_script(name: str) -> ModuleType:
+    """The script bench/NAME.py as a module; the folder is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where its dataclasses look for their types
+    spec.loader.exec_module(module)
+    return module

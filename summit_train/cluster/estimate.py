@@ -81,8 +81,7 @@ def estimate(
     if speed is not None and not 0 < speed < math.inf:
         raise JobError(f"--speed {speed:g}: a number above 0 is wanted")
     measured = _measured(site, spec, nodes) if speed is None else None
-    rate = measured.clips_per_second if measured else speed
-    source = measured.source if measured else "--speed" if speed else None
+    rate, source = (measured.clips_per_second, measured.source) if measured else (speed, "--speed" if speed else None)
     hours = plan.total_steps * plan.global_batch / plan.ranks / rate / 3600 if rate else None
     minutes, jobs = _chain(site, nodes, walltime, hours)
     most = nodes * jobs * minutes / 60

@@ -11,8 +11,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from summit_train.cluster.site import Site, shipped, walltime_text
+from summit_train.cluster.site import Site, walltime_text
 from summit_train.errors import UserError
+from summit_train.source import shipped
 
 
 class JobError(UserError):

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-import summit_train
 from summit_train.errors import UserError
-from summit_train.source import SpecError, read_tree
+from summit_train.source import SpecError, file_of, read_tree
+from summit_train.spec import Count, Positive
 from summit_train.typed import Section, validated
 
 LAUNCHERS = {"slurm": ("srun", "mpirun"), "lsf": ("jsrun", "mpirun"), "local": ("mpirun",)}
@@ -51,7 +51,6 @@ def _matching(pattern: str, wanted: str) -> AfterValidator:
 
 
 Minutes = Annotated[int, BeforeValidator(parse_walltime), Field(ge=1)]
-Count = Annotated[int, Field(ge=1)]
 Line = Annotated[str, AfterValidator(_one_line)]
 # The scheduler, not a shell, reads directives. These patterns allow no character that is special to either.
 Word = Annotated[str, _matching(r"[\w.@:+,=][\w.@:+,=/-]*", "one word of letters, digits and .@:+,=/_-")]
@@ -97,7 +96,7 @@ class Speed(Section):
     num_frames: Count
     crop: Count = 224
     nodes: Count
-    clips_per_second: Annotated[float, Field(gt=0)]
+    clips_per_second: Positive
     source: Line
 
 
@@ -148,40 +147,15 @@ class Site(Section):
         return None
 
 
-def shipped(folder: str) -> Path:
-    """Return a folder of the checkout that pip does not install: configs or jobs."""
-    path = Path(summit_train.__file__).resolve().parents[1] / folder
-    if not path.is_dir():
-        raise SiteError(f"there is no {path}: job scripts need the checkout; install it with `pip install -e CHECKOUT`")
-    return path
-
-
 def load_site(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Site:
     """Read the shipped profile of that name, or the file at that path, with `key=value` overrides.
 
     Raises SiteError with one line for each mistake: `file:line: key: what is wrong and what would be right`.
     """
     try:
-        site = validated(Site, read_tree(_profile(str(name_or_path)), overrides))
+        site = validated(Site, read_tree(file_of("site", str(name_or_path)), overrides))
     except SpecError as error:
         raise SiteError(str(error)) from error
-    _check(site)
-    return site
-
-
-def _profile(name_or_path: str) -> Path:
-    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
-        return Path(name_or_path)
-    folder = shipped("configs/sites")
-    path = folder / f"{name_or_path}.yaml"
-    if not path.is_file():
-        names = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
-        raise SiteError(f"there is no site {name_or_path!r}; shipped: {names}; or give the path of a profile")
-    return path
-
-
-def _check(site: Site) -> None:
-    """Raise SiteError for keys that are valid one by one but not together."""
     if site.launcher not in LAUNCHERS[site.scheduler]:
         choices = ", ".join(LAUNCHERS[site.scheduler])
         raise SiteError(f"{site.name}: launcher: {site.launcher} is none of {site.scheduler}; valid: {choices}")
@@ -190,3 +164,4 @@ def _check(site: Site) -> None:
     nodes = [cap.nodes for cap in site.walltime_caps]
     if nodes != sorted(set(nodes)):
         raise SiteError(f"{site.name}: walltime_caps: rising numbers of nodes are wanted, got {nodes}")
+    return site

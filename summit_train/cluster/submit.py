@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,11 @@ def prepare_job(site: Site, job: Job, spec: Spec) -> Path:
     Raises SubmitError without a scheduler, and where a job of this run is queued or running.
     """
     check_scheduler(site)
-    waiting = waiting_job(site, job.runs[0])
-    if waiting is not None:
-        raise SubmitError(f"{job.runs[0]}: job {waiting[0]} is {waiting[1]}; wait for it, or cancel it first")
+    # Another scheduler's number says nothing here.
+    ids = [line["id"] for line in submissions(job.runs[0]) if line["scheduler"] == site.scheduler]
+    for job_id, state in job_states(site, ids).items():
+        if state != "gone":
+            raise SubmitError(f"{job.runs[0]}: job {job_id} is {state}; wait for it, or cancel it first")
     return write_job(site, job, [spec])
 
 
@@ -135,19 +137,12 @@ def _ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = 
     return done.stdout
 
 
-def member_ids(site: Site, job: Job, job_id: str) -> list[str]:
-    """Return the id of each run's own job; in an array it has an index."""
-    if not job.is_array:
-        return [job_id]
-    form = "{}_{}" if site.scheduler == "slurm" else "{}[{}]"
-    return [form.format(job_id, index) for index in range(1, len(job.runs) + 1)]
-
-
 def record(site: Site, job: Job, script: Path, job_id: str) -> None:
-    """Append the submission to every run's RUN/job/submitted.jsonl."""
-    for run, own_id in zip(job.runs, member_ids(site, job, job_id), strict=True):
+    """Append the submission to every run's RUN/job/submitted.jsonl. In an array each run's own id has an index."""
+    form = "{}_{}" if site.scheduler == "slurm" else "{}[{}]"
+    for index, run in enumerate(job.runs, 1):
         line = {
-            "id": own_id,
+            "id": form.format(job_id, index) if job.is_array else job_id,
             "time": time.time(),
             "site": site.name,
             "scheduler": site.scheduler,
@@ -177,14 +172,11 @@ def job_states(site: Site, ids: Sequence[str]) -> dict[str, str]:
         return dict.fromkeys(ids, "gone")
     check_scheduler(site)
     states = _squeue() if site.scheduler == "slurm" else _bjobs()
-    return {job_id: _state(job_id, states) for job_id in ids}
-
-
-def _state(job_id: str, states: Mapping[str, str]) -> str:
-    own = [state for name, state in states.items() if name == job_id or re.split(r"[_\[]", name)[0] == job_id]
-    if not own:
-        return "gone"
-    return "running" if _RUNNING & set(own) else "queued"
+    found = {}
+    for job_id in ids:
+        own = {state for name, state in states.items() if job_id in (name, re.split(r"[_\[]", name)[0])}
+        found[job_id] = "gone" if not own else "running" if _RUNNING & own else "queued"
+    return found
 
 
 def _squeue() -> dict[str, str]:
@@ -206,12 +198,3 @@ def _bjobs() -> dict[str, str]:
             job_id, index, state = words
             states[job_id if index == "0" else f"{job_id}[{index}]"] = state
     return states
-
-
-def waiting_job(site: Site, run: Path) -> tuple[str, str] | None:
-    """Return (id, state) of a job of this run that is queued or running, or None."""
-    ids = [line["id"] for line in submissions(run) if line["scheduler"] == site.scheduler]
-    for job_id, state in job_states(site, ids).items():
-        if state != "gone":
-            return job_id, state
-    return None

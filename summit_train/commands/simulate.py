@@ -14,7 +14,7 @@ from summit_train.plan import PlanError
 from summit_train.scaling import published
 from summit_train.scaling.cost import Job, forecast
 from summit_train.scaling.machines import Machine, MachineError, load_machine, machine_names, with_rate
-from summit_train.scaling.measure import checked_rate
+from summit_train.scaling.measure import check_above_0
 from summit_train.spec import Spec, load_spec
 from summit_train.text import NONE, duration, table
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     shipped = ", ".join(machine_names())
-    parser.add_argument("--site", required=True, metavar="NAME", help=f"machine: {shipped}, or the path of a file")
+    parser.add_argument("--site", required=True, metavar="NAME", help=f"machine: {shipped}, or a file")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the machine's file")
     parser.add_argument("--nodes", default=NODES, metavar="N,...", help=f"default {NODES}; a,...,b doubles from a to b")
     parser.add_argument("--fixed-batch", action="store_true", help="keep scale.gpus: fewer GPUs accumulate")
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the rows. Raises UserError for a wrong spec, machine or number."""
-    spec = load_spec(args.spec, args.overrides)
-    job = _job(args, spec, _machine(args, spec))
+    check_above_0({name: getattr(args, name) for name in ("clips", "videos", "clips_per_second")})
+    job = _job(args)
     out = None if args.out is None else figure_path(args.out)
     jobs = [replace(job, nodes=nodes) for nodes in parse_nodes(args.nodes)]
     rows = [_row(job) for job in jobs]
@@ -69,7 +69,6 @@ def parse_nodes(text: str) -> list[int]:
 
     Raises MachineError for anything else.
     """
-    wanted = f"--nodes {text}: numbers above 0 with commas are wanted, such as 1,8,...,1024"
     words = text.split(",")
     nodes: list[int] = []
     for i, word in enumerate(words):
@@ -79,34 +78,27 @@ def parse_nodes(text: str) -> list[int]:
         elif word.isdecimal() and int(word) > 0:
             nodes.append(int(word))
         else:
-            raise MachineError(wanted)
+            raise MachineError(f"--nodes {text}: numbers above 0 with commas are wanted, such as 1,8,...,1024")
     return nodes
 
 
-def _machine(args: argparse.Namespace, spec: Spec) -> Machine:
-    machine = load_machine(args.site, args.set)
-    if args.last_batch is not None:
-        machine = machine.model_copy(update={"last_batch": args.last_batch})
-    rate = checked_rate(args.clips_per_second, "--clips-per-second")
-    return machine if rate is None else with_rate(machine, spec, rate)
-
-
-def _job(args: argparse.Namespace, spec: Spec, machine: Machine) -> Job:
+def _job(args: argparse.Namespace) -> Job:
     """Return the job on one node."""
+    spec = load_spec(args.spec, args.overrides)
+    last_batch = [] if args.last_batch is None else [f"last_batch={args.last_batch}"]
+    machine = load_machine(args.site, [*args.set, *last_batch])
+    if args.clips_per_second is not None:
+        machine = with_rate(machine, spec, args.clips_per_second)
     gpus = spec.scale.gpus if args.fixed_batch else None
     if args.fixed_batch and gpus is None:
         raise PlanError("--fixed-batch: scale.gpus is null, so there is no batch to keep; set scale.gpus")
-    clips = _count(args.clips, "--clips", spec, spec.data.train, published.TRAINING_VIDEOS)
-    videos = _count(args.videos, "--videos", spec, spec.data.val, published.VALIDATION_VIDEOS)
+    clips = args.clips or _count("--clips", spec, spec.data.train, published.TRAINING_VIDEOS)
+    videos = args.videos or _count("--videos", spec, spec.data.val, published.VALIDATION_VIDEOS)
     return Job(spec, machine, 1, clips, videos, gpus, args.storage)
 
 
-def _count(given: int | None, option: str, spec: Spec, path: str, kinetics: int) -> int:
-    """Return the number given, else the manifest's, else the paper's for 400 classes that are not at hand."""
-    if given is not None:
-        if given < 1:
-            raise PlanError(f"{option} {given}: a number above 0 is wanted")
-        return given
+def _count(option: str, spec: Spec, path: str, kinetics: int) -> int:
+    """Return the number of the manifest's videos, else the paper's for 400 classes that are not at hand."""
     if Path(path).exists():
         # Imported here: with the numbers given the command needs no manifest, and so no numpy.
         from summit_train.data.manifest import read_manifest

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,9 +81,9 @@ def setting_of(world: World, device: torch.device, spec: str, gradient_bytes: in
     return Setting(world.size, world.local_size, cores, load, device.type, spec, gradient_bytes)
 
 
-def message_sizes(largest: int) -> list[int]:
-    """Return 4 B, every fourth power of 2 from 256 B up to `largest` bytes, and `largest`."""
-    return sorted({4, largest // 4 * 4, *(4**i for i in range(4, 20) if 4**i < largest)})
+def message_sizes(largest: int, *more: int) -> list[int]:
+    """Return 4 B, the powers of 4 from 256 B up to `largest` bytes, `largest`, and `more`."""
+    return sorted({4, largest // 4 * 4, *more, *(4**i for i in range(4, 20) if 4**i < largest)})
 
 
 def measure(world: World, device: torch.device, sizes: Sequence[int], seconds: float) -> Iterator[Sample]:
@@ -93,7 +94,10 @@ def measure(world: World, device: torch.device, sizes: Sequence[int], seconds: f
     share = seconds / (len(LIBRARIES) * len(sizes))
     for library, num_bytes in itertools.product(LIBRARIES, sizes):
         once = _operation(world, device, library, num_bytes)
-        yield _sample(world, library, num_bytes, once, share)
+        estimate = [slowest(world, once) for _ in range(_WARM_UP)][-1]
+        repeats = max(_FEWEST, min(_MOST, int(share / estimate)))
+        times = [slowest(world, once) for _ in range(repeats)]
+        yield Sample(library, num_bytes, repeats, statistics.median(times), min(times), max(times))
 
 
 def fits_of(samples: Sequence[Sample]) -> dict[str, AlphaBeta | None]:
@@ -149,11 +153,19 @@ def allreduce_values(setting: Setting, samples: Sequence[Sample], fits: Fits) ->
     return asdict(setting) | flags | machine | {"rows": rows, "fits": lines}
 
 
+def slowest(world: World, once: Callable[[], object]) -> float:
+    """Return the seconds of `once` on the slowest rank, on every rank. All begin together."""
+    world.barrier()
+    start = time.perf_counter()
+    once()
+    ranks = world.gather(time.perf_counter() - start)
+    return world.broadcast(max(ranks or [0.0]))
+
+
 def _operation(world: World, device: torch.device, library: str, num_bytes: int) -> Callable[[], None]:
+    tensor = torch.zeros(num_bytes // 4, device="cpu" if library == "mpi4py" else device)
     if library == "mpi4py":
-        buffer = torch.zeros(num_bytes // 4)
-        return lambda: world.sum_by_mpi(buffer)
-    tensor = torch.zeros(num_bytes // 4, device=device)
+        return partial(world.sum_by_mpi, tensor)
 
     def once() -> None:
         world.finish(world.start_mean(tensor, f"bench.{num_bytes}"))
@@ -161,22 +173,3 @@ def _operation(world: World, device: torch.device, library: str, num_bytes: int)
             torch.cuda.synchronize(device)
 
     return once
-
-
-def _sample(world: World, library: str, num_bytes: int, once: Callable[[], None], share: float) -> Sample:
-    for _ in range(_WARM_UP):
-        estimate = _timed(world, once)
-    # Rank 0's word, as every rank must repeat equally often.
-    repeats = int(world.broadcast(max(_FEWEST, min(_MOST, share / estimate))))
-    mine = [_timed(world, once) for _ in range(repeats)]
-    ranks = world.gather(mine)
-    slowest = world.broadcast(None if ranks is None else [max(times) for times in zip(*ranks, strict=True)])
-    assert slowest is not None
-    return Sample(library, num_bytes, repeats, statistics.median(slowest), min(slowest), max(slowest))
-
-
-def _timed(world: World, once: Callable[[], None]) -> float:
-    world.barrier()
-    start = time.perf_counter()
-    once()
-    return time.perf_counter() - start

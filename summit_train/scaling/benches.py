@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
 
 from summit_train.modality import RGB
+from summit_train.models.count import Count
 from summit_train.network import count_network
 from summit_train.scaling.measure import Turns, in_turn, pair_ratios, spread, training_multiply_adds
-from summit_train.scaling.peak import measure_peak, network_shapes
 from summit_train.scaling.published import SLOWEST, label_of, table_1_row
 from summit_train.scaling.steps import Experiment, Place, StepBench, StepTimes, network_values, peak_memory, step_values
 from summit_train.spec import Spec
 from summit_train.training.environment import environment
 from summit_train.training.network import fresh_model
-from summit_train.training.step import AUTOCAST, parameter_type
+from summit_train.training.step import AUTOCAST, mixed_precision, parameter_type
 from summit_train.training.stopwatch import Mark
 from summit_train.training.watch import Watchdog
 
+SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
+RUNS = 5
+_MOST_ELEMENTS = 2**26  # of one matrix, 256 MB in fp32
+Shape = tuple[int, int, int]
 Peaks = Mapping[str, dict[str, Any]]  # by precision; empty where nobody asks for utilisation
 
 
@@ -32,18 +37,73 @@ def measure_peaks(specs: Sequence[Spec], given: float | None, place: Place) -> P
     """
     peaks: dict[str, dict[str, Any]] = {}
     for precision, spec in {} if given == 0 else {spec.precision: spec for spec in specs}.items():
-        rate, shape, tried = given, None, []
+        rate, shape, tried = given, None, {}
         if rate is None:
             place.tell(f"measuring the peak of matrix products in {precision}")
             place.world.barrier()
             shapes = network_shapes(count_network(spec), spec.scale.clips_per_gpu)
-            tried = [asdict(product) for product in measure_peak(precision, place.device, shapes)]
-            rate, shape = max((product["multiply_adds_per_second"], product["shape"]) for product in tried)
-        total = sum(place.world.gather(rate) or [])
+            tried = measure_peak(precision, place.device, shapes)
+            rate, shape = max((rate, shape) for shape, rate in tried.items())
         peaks[precision] = {
-            "precision": precision, "multiply_adds_per_second": total, "shape": shape, "tried": tried,
-        }  # fmt: skip
+            "precision": precision,
+            "multiply_adds_per_second": sum(place.world.gather(rate) or []),
+            "shape": shape,
+            "tried": [{"shape": shape, "multiply_adds_per_second": rate} for shape, rate in tried.items()],
+        }
     return peaks
+
+
+def measure_peak(
+    precision: str, device: torch.device, shapes: Sequence[Shape] = (), seconds: float = 1.0
+) -> dict[Shape, float]:
+    """Measure large square products and products of `shapes`: multiply-adds/s of each, the best of five runs.
+
+    Squares grow until one run takes more than `seconds`. The threads are the process's, and a GPU uses TF32 where
+    convolutions do, so the peak is that of the training's arithmetic.
+    """
+    tried: dict[Shape, float] = {}
+    before, rate = torch.get_float32_matmul_precision(), 0.0
+    if device.type == "cuda" and torch.backends.cudnn.allow_tf32:  # torch's default allows it for convolutions alone
+        torch.set_float32_matmul_precision("high")
+    try:
+        for side in SQUARES:
+            rate = tried[side, side, side] = _product_rate((side, side, side), precision, device)
+            if (2 * side) ** 3 / rate > seconds:
+                break
+        for shape in shapes:
+            if prod(shape) / rate <= 10 * seconds:
+                rate = tried[shape] = _product_rate(shape, precision, device)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return tried
+
+
+def network_shapes(network: Count, clips: int, most: int = 6) -> list[Shape]:
+    """Return the heaviest convolutions on `clips` clips as matrix products: (pixels, inputs x kernel, outputs).
+
+    Those of one shape count together. Rows are cut so that no matrix has more than 2^26 elements.
+    """
+    weights: dict[Shape, int] = {}
+    for layer in network.layers[:-1]:  # without the classifier
+        pixels, inner, columns = layer.product
+        shape = (min(clips * pixels, _MOST_ELEMENTS // max(inner, columns)), inner, columns)
+        weights[shape] = weights.get(shape, 0) + layer.multiply_adds
+    return sorted(weights, key=lambda shape: -weights[shape])[:most]
+
+
+def _product_rate(shape: Shape, precision: str, device: torch.device) -> float:
+    """Return the multiply-adds/s of (rows, inner) times (inner, columns) in the best run."""
+    rows, inner, columns = shape
+    dtype = AUTOCAST.get(precision, parameter_type(precision))
+    left = torch.randn(rows, inner, device=device).to(dtype)
+    right = torch.randn(inner, columns, device=device).to(dtype)
+    out = torch.mm(left, right)  # brings the memory and the library's code in
+    seconds = []
+    for _ in range(RUNS):
+        start = Mark(device)
+        torch.mm(left, right, out=out)
+        seconds.append(start.seconds_to(Mark(device)))
+    return prod(shape) / min(seconds)
 
 
 def measure_steps(
@@ -53,10 +113,13 @@ def measure_steps(
     world, device = place.world, place.device
     benches = [StepBench(experiment, world, device, watchdog) for experiment in experiments]
     repeats: list[list[dict[str, float]]] = [[] for _ in benches]
-    for i, seconds in _turns(benches, turns):
+    measurements = {i: partial(bench.turn, turns, alone=len(benches) == 1) for i, bench in enumerate(benches)}
+    for i, seconds in in_turn(measurements, turns.repeats):
         repeats[i].append(seconds)
         turn = f"turn {len(repeats[i])} of {turns.repeats}"
         place.tell(f"{experiments[i].spec.name}, {turn}: {sum(seconds.values()):.3f} s a step")
+    for bench in benches:
+        bench.close()
     ranks = world.gather((repeats, [bench.activation_bytes for bench in benches], peak_memory(device), world.host))
     if ranks is None:
         return None
@@ -80,29 +143,18 @@ def measure_steps(
     }
 
 
-def _turns(benches: Sequence[StepBench], turns: Turns) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield which bench was measured and its seconds. A bench alone warms up once and keeps its loader."""
-    if len(benches) > 1:
-        yield from in_turn({i: partial(bench.turn, turns) for i, bench in enumerate(benches)}, turns.repeats)
-        return
-    benches[0].warm_up(turns.warm_up)
-    for _ in range(turns.repeats):
-        yield 0, benches[0].repeat(turns.steps)
-    benches[0].close()
-
-
 def forward_passes(spec: Spec, device: torch.device) -> Callable[[int], float]:
     """Return a function of a number of forward passes that returns their mean seconds.
 
     The network has random weights; the passes share one batch of the spec's clips_per_gpu random clips.
     """
-    model, autocast = fresh_model(spec, device).eval(), AUTOCAST.get(spec.precision)
+    model = fresh_model(spec, device).eval()
     shape = (spec.scale.clips_per_gpu, *RGB.clip_shape(spec.data.num_frames, spec.data.crop))
     pixels = torch.randn(shape, device=device, dtype=parameter_type(spec.precision))
     clips = pixels.permute(0, 1, 4, 2, 3)  # channels-last in memory, as from the loader
 
     def seconds(passes: int) -> float:
-        with torch.inference_mode(), torch.autocast(device.type, autocast, enabled=autocast is not None):
+        with torch.inference_mode(), mixed_precision(spec.precision, device):
             start = Mark(device)
             for _ in range(passes):
                 model(clips)
@@ -121,36 +173,33 @@ def measure_inference(specs: Sequence[Spec], turns: Turns, peaks: Peaks, place: 
     for i, found in in_turn({i: partial(bench, turns.steps) for i, bench in enumerate(benches)}, turns.repeats):
         seconds[i].append(found)
         place.tell(f"{label_of(specs[i])}: {found:.3f} s a forward pass of {batch} clips")
-    rows = [_inference_row(spec, times, peaks.get(spec.precision)) for spec, times in zip(specs, seconds, strict=True)]
-    _relate(rows, seconds)
     return {
         "environment": environment(place.world, place.device, [place.world.host]),
         "settings": {"batch": batch} | asdict(turns),
         "peaks": list(peaks.values()),
-        "rows": rows,
+        "rows": _inference_rows(specs, seconds, peaks),
     }
 
 
-def _inference_row(spec: Spec, seconds: Sequence[float], peak: dict[str, Any] | None) -> dict[str, Any]:
-    network, batch = count_network(spec), spec.scale.clips_per_gpu
-    rates = [batch * network.multiply_adds / s for s in seconds]
-    counts = ("parameters", "multiply_adds", "input_bytes", "compute_io")
-    return {"label": label_of(spec), **network_values(spec)} | {
-        **{name: getattr(network, name) for name in counts},
-        "pass_s": spread(seconds),
-        "clips_per_second": spread([batch / s for s in seconds]),
-        "multiply_adds_per_second": spread(rates),
-        "utilisation": None if peak is None else spread([rate / peak["multiply_adds_per_second"] for rate in rates]),
-        "published": table_1_row(spec),
-    }
-
-
-def _relate(rows: Sequence[dict[str, Any]], seconds: Sequence[Sequence[float]]) -> None:
-    """Add throughput and multiply-adds/s in multiples of I3D 3x1x1's, else of the last network's."""
-    base = next((i for i, row in enumerate(rows) if row["arch"] == SLOWEST), len(rows) - 1)
-    for row, times in zip(rows, seconds, strict=True):
+def _inference_rows(specs: Sequence[Spec], seconds: Sequence[Sequence[float]], peaks: Peaks) -> list[dict[str, Any]]:
+    """Return a row a network, with throughput and multiply-adds/s also in multiples of I3D 3x1x1's, or the last's."""
+    base = next((i for i, spec in enumerate(specs) if spec.model.arch == SLOWEST), len(specs) - 1)
+    base_work, rows = count_network(specs[base]).multiply_adds, []
+    for spec, times in zip(specs, seconds, strict=True):
+        network, peak = count_network(spec), peaks.get(spec.precision)
+        rates = [spec.scale.clips_per_gpu * network.multiply_adds / s for s in times]
         faster = pair_ratios(seconds[base], times)
-        work = row["multiply_adds"] / rows[base]["multiply_adds"]
-        row["relative_to"] = rows[base]["label"]
-        row["relative_throughput"] = spread(faster)
-        row["relative_utilisation"] = spread([work * ratio for ratio in faster])
+        rows.append({
+            "label": label_of(spec),
+            **network_values(spec),
+            **{name: getattr(network, name) for name in ("parameters", "multiply_adds", "input_bytes", "compute_io")},
+            "pass_s": spread(times),
+            "clips_per_second": spread([spec.scale.clips_per_gpu / s for s in times]),
+            "multiply_adds_per_second": spread(rates),
+            "utilisation": peak and spread([rate / peak["multiply_adds_per_second"] for rate in rates]),
+            "published": table_1_row(spec),
+            "relative_to": label_of(specs[base]),
+            "relative_throughput": spread(faster),
+            "relative_utilisation": spread([network.multiply_adds / base_work * ratio for ratio in faster]),
+        })  # fmt: skip
+    return rows

@@ -70,7 +70,6 @@ class StepTime:
     stragglers_s: float
     data_s: float
     hidden_communication_s: float
-    num_buffers: int
 
     @property
     def step_s(self) -> float:
@@ -105,17 +104,32 @@ def forecast(job: Job) -> Forecast:
 
     Raises MachineError where the machine's file lacks a figure, PlanError where ranks, batch and clips do not fit.
     """
-    _check(job)
+    if job.nodes < 1:
+        raise MachineError(f"--nodes {job.nodes}: at least one node is wanted")
+    if job.virtual_gpus is not None and job.virtual_gpus % job.gpus:
+        raise PlanError(
+            f"scale.gpus is {job.virtual_gpus}, which {job.gpus} ranks ({job.nodes} nodes) do not divide; choose other "
+            "nodes, or let the batch grow with them (without --fixed-batch)"
+        )
     step, one_node = step_time(job), replace(job, nodes=1)
     per_epoch = steps_per_epoch(job.clips, job.global_batch, job.machine.last_batch)
-    total = per_epoch * job.spec.schedule.epochs
     speed = job.global_batch / step.step_s
-    ideal = job.nodes * one_node.global_batch / step_time(one_node).step_s
-    run_s = total * step.step_s
-    sizes = (job.nodes, job.gpus, job.accumulation, job.global_batch, per_epoch, total)
-    parts = {name: value for name, value in asdict(step).items() if name.endswith("_s")}
-    node_hours = job.nodes * run_s / 3600
-    return Forecast(*sizes, step.step_s, parts, speed, speed / ideal, run_s, evaluation_seconds(job), node_hours)
+    run_s = per_epoch * job.spec.schedule.epochs * step.step_s
+    return Forecast(
+        nodes=job.nodes,
+        gpus=job.gpus,
+        accumulation=job.accumulation,
+        global_batch=job.global_batch,
+        steps_per_epoch=per_epoch,
+        total_steps=per_epoch * job.spec.schedule.epochs,
+        step_s=step.step_s,
+        parts=asdict(step),
+        clips_per_second=speed,
+        efficiency=speed / (job.nodes * one_node.global_batch / step_time(one_node).step_s),
+        run_s=run_s,
+        evaluation_s=evaluation_seconds(job),
+        node_hours=job.nodes * run_s / 3600,
+    )
 
 
 def step_time(job: Job) -> StepTime:
@@ -125,8 +139,7 @@ def step_time(job: Job) -> StepTime:
     pass_s, backward_s = machine.compute.step_overhead_s + clips_s, BACKWARD_SHARE * clips_s
     gradients = layer_gradients(count_network(job.spec), backward_s, gradient_element_bytes(job.spec))
     seconds_of = partial(allreduce_seconds, machine.network, job.nodes, machine.gpus_per_node)
-    horovod = machine.network.model_dump(include={"fusion_bytes", "cycle_s", "blocking", "core_share"})
-    reduced = overlap(gradients, backward_s, seconds_of, **horovod)
+    reduced = overlap(gradients, backward_s, seconds_of, machine.network)
     exposed_s = reduced.exposed_s if job.gpus > 1 else 0.0
     compute_s = job.accumulation * pass_s
     # Passes deviate independently, so the deviations of A passes add up as their squares.
@@ -135,7 +148,7 @@ def step_time(job: Job) -> StepTime:
     frames = job.accumulation * machine.gpus_per_node * clips * job.spec.data.num_frames
     data_s = max(0.0, frames / frame_rate(job) - (compute_s + exposed_s + stragglers_s))
     hidden_s = max(0.0, reduced.communication_s - exposed_s)
-    return StepTime(compute_s, exposed_s, stragglers_s, data_s, hidden_s, reduced.num_buffers)
+    return StepTime(compute_s, exposed_s, stragglers_s, data_s, hidden_s)
 
 
 def seconds_per_clip(spec: Spec, machine: Machine) -> float:
@@ -193,13 +206,3 @@ def _view_seconds(job: Job, area: float) -> float:
     """Return the seconds of a view on one GPU: a forward pass, or loading the frames if that takes longer."""
     forward_s = (1 - BACKWARD_SHARE) * seconds_per_clip(job.spec, job.machine) * area
     return max(forward_s, job.spec.data.num_frames * job.machine.gpus_per_node / frame_rate(job))
-
-
-def _check(job: Job) -> None:
-    if job.nodes < 1:
-        raise MachineError(f"--nodes {job.nodes}: at least one node is wanted")
-    if job.virtual_gpus is not None and job.virtual_gpus % job.gpus:
-        raise PlanError(
-            f"scale.gpus is {job.virtual_gpus}, which {job.gpus} ranks ({job.nodes} nodes) do not divide; choose other "
-            "nodes, or let the batch grow with them (without --fixed-batch)"
-        )

@@ -55,16 +55,13 @@ class Subject:
         """Return the number of clips."""
         return len(self.store.manifest)
 
-    def batches(self, start: int, end: int, workers: int) -> Batches[MicroBatch]:
-        """Return training batches of one clip each, in the order of training."""
+    def next_batches(self, count: int, workers: int) -> Batches[MicroBatch]:
+        """Return the next `count` training batches of one clip each, in the order of training, with their own draws."""
         data = self.data.model_copy(update={"workers": workers, "on_bad_clip": "fail"})
         order = Order(self.clips, self.seed, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=self.clips)
-        return training_batches(data, self.store, order, rank=0, ranks=1, steps=range(start, end))
-
-    def next_batches(self, count: int, workers: int) -> Batches[MicroBatch]:
-        """Return the next `count` batches, with clips and draws of their own."""
         self.step += count
-        return self.batches(self.step - count, self.step, workers)
+        steps = range(self.step - count, self.step)
+        return training_batches(data, self.store, order, rank=0, ranks=1, steps=steps)
 
 
 def subject_of(data: DataSpec, manifest: Manifest, seed: int) -> Subject:
@@ -79,27 +76,21 @@ def sampled(subject: Subject, clips: int, folder: Path) -> Iterator[Subject]:
 
     Raises DecodeError for a clip that cannot be packed.
     """
-    store = subject.store
+    store, manifest = subject.store, subject.store.manifest
     assert isinstance(store, FileStore)
-    num_clips = min(clips, subject.clips)
-    places = [place * subject.clips // num_clips for place in range(num_clips)]
-    write_manifest(folder / "sample.csv", (_row(store, place) for place in places))
+    num_clips, rows = min(clips, subject.clips), []
+    for clip in (place * subject.clips // num_clips for place in range(num_clips)):
+        path, digest = os.path.abspath(store.path(clip)), manifest.sha256(clip)
+        sha256, is_reversed = None if digest is None else digest.hex(), manifest.is_reversed(clip)
+        rows.append(
+            ManifestRow(path, manifest.label(clip), manifest.num_frames(clip), sha256=sha256, reversed=is_reversed)
+        )
+    write_manifest(folder / "sample.csv", rows)
     sample = FileStore(read_manifest(folder / "sample.csv"), "/", store.limits)
     yield Subject("raw", subject.data, sample, subject.seed)
     for kind in ("bytes", "jpeg"):
         pack_set(sample, folder / kind, Packing(kind), _SHARD_BYTES)
         yield subject_of(subject.data, read_manifest(folder / kind), subject.seed)
-
-
-def _row(store: FileStore, clip: int) -> ManifestRow:
-    manifest, digest = store.manifest, store.manifest.sha256(clip)
-    return ManifestRow(
-        os.path.abspath(store.path(clip)),
-        manifest.label(clip),
-        manifest.num_frames(clip),
-        sha256=None if digest is None else digest.hex(),
-        reversed=manifest.is_reversed(clip),
-    )
 
 
 def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int) -> list[dict[str, Any]]:
@@ -110,20 +101,15 @@ def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int)
     worker, and to the GPU where there is one, is timed apart.
     """
     for subject in subjects:
-        _read(subject.batches(0, min(2, clips), 0))
-    core: list[list[float]] = [[] for _ in subjects]
-    together: list[list[float]] = [[] for _ in subjects]
-    for i, rate in in_turn({i: partial(_one_core, s, clips) for i, s in enumerate(subjects)}, repeats):
-        core[i].append(rate)
-    for i, rate in in_turn({i: partial(_all_workers, s, clips, workers) for i, s in enumerate(subjects)}, repeats):
-        together[i].append(rate)
+        _read(subject.next_batches(min(2, clips), 0))
+    ways = {"core": partial(_one_core, clips=clips), "all": partial(_all_workers, clips=clips, workers=workers)}
+    speeds: dict[str, list[list[float]]] = {way: [[] for _ in subjects] for way in ways}
+    for way, take in ways.items():
+        for i, rate in in_turn({i: partial(take, subject) for i, subject in enumerate(subjects)}, repeats):
+            speeds[way][i].append(rate)
     return [
-        {
-            "kind": subject.name,
-            "clips": subject.clips,
-            "clips_per_second_core": spread(core[i]),
-            "clips_per_second_all": spread(together[i]),
-        }
+        {"kind": subject.name, "clips": subject.clips}
+        | {f"clips_per_second_{way}": spread(rates[i]) for way, rates in speeds.items()}
         | _stages(subject, clips)
         for i, subject in enumerate(subjects)
     ]

@@ -8,21 +8,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-import summit_train
 from summit_train.errors import UserError
 from summit_train.models.catalog import Arch, Backbone
-from summit_train.source import SpecError, read_tree
-from summit_train.spec import Spec
+from summit_train.source import SpecError, file_of, read_tree, shipped
+from summit_train.spec import Count, Positive, Spec
 from summit_train.typed import Section, validated
 
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(ge=0)]
 Precision = Literal["fp32", "fp16", "bf16", "fp64"]
 
 
 class MachineError(UserError):
-    """A mistake in a machine's file, or a figure that the file lacks."""
+    """A figure that a machine's file lacks, or a request beyond it."""
 
 
 class Link(Section):
@@ -107,16 +104,9 @@ class Machine(Section):
 def load_machine(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Machine:
     """Load the shipped machine of that name, or the file at that path, with `section.key=value` overrides.
 
-    Raises MachineError for a name that is neither, and SpecError (file:line) for a mistake in the file.
+    Raises SpecError for a name that is neither, and (file:line) for a mistake in the file.
     """
-    path = Path(name_or_path)
-    if path.suffix not in (".yaml", ".yml"):
-        path = _shipped() / f"{name_or_path}.yaml"
-        if not path.is_file():
-            raise MachineError(
-                f"--site {name_or_path}: no such machine; shipped: {', '.join(machine_names())}; or give the path of "
-                "a .yaml file (`bench allreduce --write FILE` writes one)"
-            )
+    path = file_of("machine", str(name_or_path))
     machine = validated(Machine, read_tree(path, overrides))
     if machine.network.algorithm == "hierarchical" and machine.network.inter is None:
         raise SpecError(f"{path}: network.algorithm: hierarchical needs network.inter, a link between nodes")
@@ -125,7 +115,7 @@ def load_machine(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Mac
 
 def machine_names() -> list[str]:
     """Return the names of the shipped machines."""
-    return sorted(path.stem for path in _shipped().glob("*.yaml"))
+    return sorted(path.stem for path in shipped("configs/machines").glob("*.yaml"))
 
 
 def find_rate(machine: Machine, arch: str, precision: str) -> Rate:
@@ -151,11 +141,3 @@ def with_rate(machine: Machine, spec: Spec, clips_per_second: float) -> Machine:
     source = f"{clips_per_second:g} clips a second of one GPU, given"
     updates = {"rates": (rate,), "step_overhead_s": 0.0, "source": source}
     return machine.model_copy(update={"compute": machine.compute.model_copy(update=updates)})
-
-
-def _shipped() -> Path:
-    """Return configs/machines of the checkout that the package is installed from; pip does not copy it."""
-    path = Path(summit_train.__file__).resolve().parents[1] / "configs" / "machines"
-    if not path.is_dir():
-        raise MachineError(f"there is no {path}: install the checkout with `pip install -e`, or give a machine's path")
-    return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,18 +54,11 @@ def in_turn(measurements: Mapping[K, Callable[[], T]], repeats: int) -> Iterator
             yield key, measurements[key]()
 
 
-def positive(value: int, option: str) -> int:
-    """Return the value of an option that counts. Raises MeasureError below 1."""
-    if value < 1:
-        raise MeasureError(f"{option} {value}: a number above 0 is wanted")
-    return value
-
-
-def checked_rate(value: float | None, option: str) -> float | None:
-    """Return the value of an option in units a second, or None. Raises MeasureError unless it is above 0 and finite."""
-    if value is not None and not 0 < value < float("inf"):
-        raise MeasureError(f"{option} {value:g}: a number above 0 is wanted")
-    return value
+def check_above_0(options: Mapping[str, float | None]) -> None:
+    """Raise MeasureError unless every option, by its name in Python, is above 0 and finite, or not given."""
+    for name, value in options.items():
+        if value is not None and not 0 < value < math.inf:
+            raise MeasureError(f"--{name.replace('_', '-')} {value:g}: a number above 0 is wanted")
 
 
 def training_multiply_adds(network: Count) -> int:

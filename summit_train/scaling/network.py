@@ -145,26 +145,20 @@ def layer_gradients(network: Count, backward_s: float, bytes_per_element: int) -
 
 
 def overlap(
-    gradients: Sequence[Gradient],
-    backward_s: float,
-    seconds_of: Callable[[int], float],
-    *,
-    fusion_bytes: int,
-    cycle_s: float,
-    blocking: bool,
-    core_share: float = 0.0,
+    gradients: Sequence[Gradient], backward_s: float, seconds_of: Callable[[int], float], network: Network
 ) -> Overlap:
     """Simulate one step's cycles. seconds_of(bytes): one allreduce. gradients: in the order in which they get ready.
 
-    blocking: no cycle begins while a buffer is reduced, so gradients that get ready meanwhile are fused. core_share:
-    the part of the backward pass's core that an allreduce takes; the time that the pass loses is exposed too.
+    With network.blocking no cycle begins while a buffer is reduced, so gradients that get ready meanwhile are fused.
+    The time that the backward pass loses by network.core_share is exposed too.
     """
+    cycle_s, core_share = network.cycle_s, network.core_share
     tick = free = total = lost = 0.0
     num_buffers, rest = 0, list(gradients)
     while rest:
         tick = max(tick, cycle_s * math.ceil((rest[0].ready_s + lost) / cycle_s - 1e-9))
         count = sum(1 for gradient in rest if gradient.ready_s + lost <= tick + 1e-12) or 1
-        for num_bytes in fused([gradient.num_bytes for gradient in rest[:count]], fusion_bytes):
+        for num_bytes in fused([gradient.num_bytes for gradient in rest[:count]], network.fusion_bytes):
             seconds, start = seconds_of(num_bytes), max(free, tick)
             left_s = max(0.0, backward_s + lost - start)  # of the backward pass
             lost += core_share * min(seconds, left_s / (1 - core_share))
@@ -172,7 +166,7 @@ def overlap(
             total += seconds
             num_buffers += 1
         rest = rest[count:]
-        tick = max(tick + cycle_s, free if blocking else 0.0)
+        tick = max(tick + cycle_s, free if network.blocking else 0.0)
     return Overlap(total, max(0.0, free - backward_s - lost) + lost, num_buffers)
 
 

@@ -14,7 +14,6 @@ from summit_train.spec import Spec
 TRAINING_VIDEOS = 240_000  # section 4.1, "roughly"
 VALIDATION_VIDEOS = 20_000
 EPOCHS = 100
-GPUS_PER_NODE = 6
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ class Row:
 
     @property
     def gpus(self) -> int:
-        """Return the number of GPUs."""
-        return GPUS_PER_NODE * self.nodes
+        """Return the number of GPUs, six a node."""
+        return 6 * self.nodes
 
     @property
     def global_batch(self) -> int:

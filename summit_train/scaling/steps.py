@@ -160,11 +160,16 @@ class StepBench:
             self._recorder.lap("other")
         return mean_phases(self._recorder.read())
 
-    def turn(self, turns: Turns) -> dict[str, float]:
-        """Take one turn among other benches: warm up anew, measure, and end the loader before the next bench's turn."""
-        self.warm_up(turns.warm_up)
+    def turn(self, turns: Turns, alone: bool) -> dict[str, float]:
+        """Take a turn: warm up, measure, and end the loader before another bench's turn.
+
+        alone: there is no other bench, so only the first turn warms up, and the loader stays.
+        """
+        if self._last is None or not alone:
+            self.warm_up(turns.warm_up)
         seconds = self.repeat(turns.steps)
-        self.close()
+        if not alone:
+            self.close()
         return seconds
 
     def close(self) -> None:
@@ -230,13 +235,10 @@ class StepTimes:
 
     def ratios(self, other: StepTimes) -> dict[str, dict[str, float]]:
         """Return this over the other, repeat by repeat: the step, and each phase of at least 1 % of both steps."""
-        shares = (self.shares, other.shares)
         both = {"step": (self.step_s, other.step_s)}
-        both |= {
-            phase: (seconds, other.phases_s[phase])
-            for phase, seconds in self.phases_s.items()
-            if min(part[phase] for part in shares) >= 0.01
-        }
+        for phase, seconds in self.phases_s.items():
+            if min(self.shares[phase], other.shares[phase]) >= 0.01:
+                both[phase] = (seconds, other.phases_s[phase])
         return {name: spread(pair_ratios(mine, others)) for name, (mine, others) in both.items()}
 
 

@@ -39,15 +39,15 @@ def weak_scaling(
 ) -> dict[str, Any]:
     """Measure every number of ranks once a round; return spec, environment and rows as JSON values."""
     found: dict[int, list[Values]] = {count: [] for count in ranks}
-    environments = {}
+    last: dict[int, Facts] = {}
     for count, facts in in_turn({count: partial(measure, count) for count in ranks}, repeats):
-        (spec,), environments[count] = facts["specs"], facts["environment"]
+        (spec,), last[count] = facts["specs"], facts
         found[count].append(spec)
         speed = spec["clips_per_second"]["median"]
         tell(f"round {len(found[count])} of {repeats}, {count} ranks: {speed:.3f} clips/s")
-    most = max(ranks)
-    spec = found[most][-1] | {"repeats_s": None}
-    return {"spec": spec, "environment": environments[most], "rows": scaling_rows(found)}
+    most = last[max(ranks)]
+    spec = most["specs"][0] | {"repeats_s": None}
+    return {"spec": spec, "environment": most["environment"], "rows": scaling_rows(found)}
 
 
 def parse_ranks(text: str) -> list[int]:
@@ -70,27 +70,24 @@ def scaling_rows(found: Mapping[int, Sequence[Values]]) -> list[Values]:
     how ranks share cores and memory. exposed: ranks wait for the allreduce, or for each other.
     """
     fewest = min(found)
-    base_speeds, base_compute = _speeds(found[fewest]), _compute(found[fewest])
+    speeds = {ranks: [spec["clips_per_second"]["median"] for spec in specs] for ranks, specs in found.items()}
+    ideal = {ranks: [ranks / fewest * speed for speed in speeds[fewest]] for ranks in found}
+    compute = {
+        ranks: [sum(spec["phases_s"][phase]["median"] for phase in ("forward", "backward")) for spec in specs]
+        for ranks, specs in found.items()
+    }
     return [
         {
             "ranks": ranks,
-            "clips_per_second": spread(_speeds(specs)),
-            "efficiency": spread(pair_ratios(_speeds(specs), [ranks / fewest * speed for speed in base_speeds])),
+            "clips_per_second": spread(speeds[ranks]),
+            "efficiency": spread(pair_ratios(speeds[ranks], ideal[ranks])),
             "step_s": spread([spec["step_s"]["median"] for spec in specs]),
             "exposed_allreduce_s": spread([spec["phases_s"]["allreduce"]["median"] for spec in specs]),
             "exposed_share": spread([spec["shares"]["allreduce"] for spec in specs]),
-            "compute_ratio": spread(pair_ratios(_compute(specs), base_compute)),
+            "compute_ratio": spread(pair_ratios(compute[ranks], compute[fewest])),
         }
         for ranks, specs in sorted(found.items())
     ]
-
-
-def _speeds(specs: Sequence[Values]) -> list[float]:
-    return [spec["clips_per_second"]["median"] for spec in specs]
-
-
-def _compute(specs: Sequence[Values]) -> list[float]:
-    return [sum(spec["phases_s"][phase]["median"] for phase in ("forward", "backward")) for spec in specs]
 
 
 def _mpirun() -> str:

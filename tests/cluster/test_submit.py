@@ -16,11 +16,10 @@ from summit_train.cluster.submit import (
     SubmitError,
     chain,
     job_states,
-    member_ids,
+    prepare_job,
     record,
     submissions,
     submit,
-    waiting_job,
     write_job,
 )
 from summit_train.spec import Spec, load_spec
@@ -176,27 +175,26 @@ def test_states_of_lsf_jobs(standins: Standins) -> None:
 def test_members_of_an_array(spec: Spec, tmp_path: Path) -> None:
     runs = [tmp_path / "runs" / name for name in ("one", "two")]
     job = _job(spec, runs)
-    assert member_ids(SLURM, job, "7") == ["7_1", "7_2"]
-    assert member_ids(LSF, job, "7") == ["7[1]", "7[2]"]
-    assert member_ids(SLURM, replace(job, runs=job.runs[:1]), "7") == ["7"]
     write_job(SLURM, job, [spec, spec], tmp_path / "sweep")
-    record(SLURM, job, tmp_path / "sweep/job.sh", "7")
-    assert [submissions(run)[0]["id"] for run in runs] == ["7_1", "7_2"]
+    for site, one in ((SLURM, job), (LSF, job), (SLURM, replace(job, runs=job.runs[:1]))):
+        record(site, one, tmp_path / "sweep/job.sh", "7")
+    assert [[line["id"] for line in submissions(run)] for run in runs] == [["7_1", "7[1]", "7"], ["7_2", "7[2]"]]
 
 
 def test_a_job_of_this_run_that_is_waiting(standins: Standins, spec: Spec) -> None:
     job, script = _written(spec, SLURM)
-    assert waiting_job(SLURM, spec.run_path) is None
+    assert prepare_job(SLURM, job, spec) == script
     assert standins.calls("squeue") == []
     for job_id in ("7", "8"):
         record(SLURM, job, script, job_id)
     (standins.folder / "squeue").write_text("8 PENDING\n9 RUNNING\n")
-    assert waiting_job(SLURM, spec.run_path) == ("8", "queued")
+    with pytest.raises(SubmitError, match="job 8 is queued; wait for it, or cancel it first"):
+        prepare_job(SLURM, job, spec)
     (standins.folder / "squeue").write_text("9 RUNNING\n")
-    assert waiting_job(SLURM, spec.run_path) is None
+    assert prepare_job(SLURM, job, spec) == script
     # Another scheduler's number says nothing here.
     (standins.folder / "bjobs").write_text("8 0 RUN\n")
-    assert waiting_job(LSF, spec.run_path) is None
+    assert prepare_job(LSF, job, spec) == script
 
 
 def test_what_was_submitted_is_one_object_a_line(spec: Spec) -> None:

@@ -65,7 +65,7 @@ def test_two_levels_need_a_link_between_nodes(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_none_lists_those_that_are() -> None:
-    with pytest.raises(MachineError, match=r"ib_cluster.*summit"):
+    with pytest.raises(SpecError, match=r"ib_cluster.*summit"):
         load_machine("sumit")
 
 

@@ -7,9 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from summit_train.models import build_model
 from summit_train.scaling.measure import (
     MeasureError,
+    check_above_0,
     in_turn,
     pair_ratios,
-    positive,
     spread,
     spread_text,
     training_multiply_adds,
@@ -33,9 +33,9 @@ def test_rounds_go_forwards_and_backwards() -> None:
 
 
 def test_a_count_is_above_0() -> None:
-    assert positive(1, "--steps") == 1
+    check_above_0({"steps": 1, "warm_up": None})
     with pytest.raises(MeasureError, match="--steps 0: a number above 0"):
-        positive(0, "--steps")
+        check_above_0({"repeats": 1, "steps": 0})
 
 
 @pytest.mark.parametrize(("arch", "backbone", "frames"), [("tsn", "resnet18", 4), ("i3d_3x1x1", "resnet50", 8)])

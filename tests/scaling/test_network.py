@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,17 +171,21 @@ def test_half_of_the_bytes_are_ready_after_a_quarter_of_the_backward_pass() -> N
     assert early > 0.5 * sum(g.num_bytes for g in gradients)
 
 
+def _cycles(*, fusion_bytes: int = 1000, cycle_s: float = MS, **more: Any) -> Network:
+    return Network(intra=INTRA, fusion_bytes=fusion_bytes, cycle_s=cycle_s, **more)
+
+
 def test_two_buffers_by_hand() -> None:
     gradients = [Gradient(0.5 * MS, 100), Gradient(4.5 * MS, 100)]
-    found = overlap(gradients, 4.5 * MS, lambda size: 2 * MS, fusion_bytes=1000, cycle_s=MS, blocking=False)
+    found = overlap(gradients, 4.5 * MS, lambda size: 2 * MS, _cycles(blocking=False))
     # Looked at after 1 ms and after 5 ms; 2 ms each: over at 3 ms and 7 ms.
     assert (rounded(found.communication_s), rounded(found.exposed_s), found.num_buffers) == (4 * MS, 2.5 * MS, 2)
 
 
 def test_a_blocking_cycle_gathers_what_gets_ready_meanwhile() -> None:
     gradients = [Gradient(i * MS, 100) for i in range(1, 6)]
-    queued = overlap(gradients, 5 * MS, lambda size: 4 * MS, fusion_bytes=1000, cycle_s=MS, blocking=False)
-    blocked = overlap(gradients, 5 * MS, lambda size: 4 * MS, fusion_bytes=1000, cycle_s=MS, blocking=True)
+    queued = overlap(gradients, 5 * MS, lambda size: 4 * MS, _cycles(blocking=False))
+    blocked = overlap(gradients, 5 * MS, lambda size: 4 * MS, _cycles(blocking=True))
     # Queued: five times 4 ms from 1 ms on. Blocked: one from 1 to 5 ms, the other four together from 5 to 9 ms.
     assert (queued.num_buffers, rounded(queued.exposed_s)) == (5, 16 * MS)
     assert (blocked.num_buffers, rounded(blocked.exposed_s)) == (2, 4 * MS)
@@ -187,15 +193,12 @@ def test_a_blocking_cycle_gathers_what_gets_ready_meanwhile() -> None:
 
 def test_an_allreduce_that_shares_the_core_holds_the_backward_pass_up() -> None:
     gradients = [Gradient(1 * MS, 100), Gradient(5 * MS, 100)]
-    found = overlap(
-        gradients, 5 * MS, lambda size: 2 * MS, fusion_bytes=1000, cycle_s=MS, blocking=True, core_share=0.5
-    )
+    shared = _cycles(blocking=True, core_share=0.5)
+    found = overlap(gradients, 5 * MS, lambda size: 2 * MS, shared)
     # From 1 to 3 ms at half speed: the pass ends at 6 ms instead of 5, the second allreduce at 8.
     assert (rounded(found.communication_s), rounded(found.exposed_s)) == (4 * MS, 3 * MS)
     # One that outlasts the pass takes half of the core only until that is done: 4 ms left at half speed take 8.
-    found = overlap(
-        gradients[:1], 5 * MS, lambda size: 20 * MS, fusion_bytes=1000, cycle_s=MS, blocking=True, core_share=0.5
-    )
+    found = overlap(gradients[:1], 5 * MS, lambda size: 20 * MS, shared)
     assert rounded(found.exposed_s) == 16 * MS  # over at 21 ms
 
 
@@ -216,14 +219,8 @@ def test_exposed_is_never_negative_and_never_more_than_all(
     gradients: list[Gradient], blocking: bool, cycle_s: float, fusion: int
 ) -> None:
     backward_s = gradients[-1].ready_s
-    found = overlap(
-        gradients,
-        backward_s,
-        lambda size: 1e-4 + size / 1e9,
-        fusion_bytes=fusion,
-        cycle_s=cycle_s,
-        blocking=blocking,
-    )
+    network = _cycles(fusion_bytes=fusion, cycle_s=cycle_s, blocking=blocking)
+    found = overlap(gradients, backward_s, lambda size: 1e-4 + size / 1e9, network)
     # At the latest all of it starts one cycle after the backward pass, so no more than that is exposed.
     assert 0 <= found.exposed_s <= found.communication_s + cycle_s + 1e-9
     assert 1 <= found.num_buffers <= len(gradients)

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.worlds import bench_script
 
-
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("veth", ROOT / "bench" / "veth.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-VETH = _script()
+VETH = bench_script("veth")
 
 
 def test_without_root_it_says_so_and_is_no_failure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from summit_train.commands.bench import allreduce, compare, loader, scaling, step
+from summit_train.scaling.measure import check_above_0
 
 # WHAT -> (its arguments, its function, what it does)
 _PARTS = {
@@ -27,5 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen bench."""
+    """Run the chosen bench. Raises MeasureError for an option that makes no sense."""
+    numbers = {name: value for name, value in vars(args).items() if type(value) in (int, float)}
+    check_above_0({name: value for name, value in numbers.items() if (name, value) != ("peak", 0)})
     return int(args.run_part(args))

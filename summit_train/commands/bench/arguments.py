@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from summit_train.comm import World
-from summit_train.commands.ranks import this_launch
+from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.simulate import figure_path
 from summit_train.commands.start import choose_device, manifest_of
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.files import write_json
 from summit_train.plan import make_plan
-from summit_train.scaling.measure import MeasureError, Turns, positive
+from summit_train.scaling.measure import MeasureError, Turns
 from summit_train.scaling.steps import Experiment, Place
-from summit_train.spec import Spec, load_spec
+from summit_train.spec import Spec
 
 Values = dict[str, Any]
 
@@ -37,21 +37,13 @@ def add_turns(parser: argparse.ArgumentParser, steps: int = 2) -> None:
 
 
 def turns_of(args: argparse.Namespace) -> Turns:
-    """Return how long to measure. Raises MeasureError where an option is not above 0."""
-    names = ("repeats", "steps", "warm_up")
-    return Turns(*(positive(getattr(args, name), f"--{name.replace('_', '-')}") for name in names))
+    """Return how long to measure."""
+    return Turns(args.repeats, args.steps, args.warm_up)
 
 
 def add_peak(parser: argparse.ArgumentParser) -> None:
     """Add the option that replaces the measurement of the peak."""
     parser.add_argument("--peak", type=float, metavar="X", help="multiply-adds/s of a rank at best; 0: no utilisation")
-
-
-def peak_of(args: argparse.Namespace) -> float | None:
-    """Return the given peak, or None. Raises MeasureError for a negative or infinite number."""
-    if args.peak is not None and not 0 <= args.peak < float("inf"):
-        raise MeasureError(f"--peak {args.peak:g}: multiply-adds a second are wanted, or 0 for no utilisation")
-    return None if args.peak is None else float(args.peak)
 
 
 def add_output(parser: argparse.ArgumentParser, *, figure: bool = True) -> None:
@@ -79,27 +71,27 @@ def show(
     return 0
 
 
-def read_experiment(path: str, overrides: Sequence[str], ranks: int, *, synthetic: bool) -> Experiment:
-    """Read a spec and, without `synthetic`, its training manifest. Raises UserError for a mistake in them."""
-    return experiment_of(load_spec(path, overrides), ranks, synthetic=synthetic)
-
-
 def experiment_of(spec: Spec, ranks: int, *, synthetic: bool) -> Experiment:
-    """Plan a spec for so many ranks. Random clips fill one step."""
+    """Read a spec's training manifest and plan it for so many ranks. Random clips (synthetic) fill one step.
+
+    Raises UserError for a mistake in them.
+    """
     if synthetic:
         return Experiment(spec, make_plan(spec, ranks, (spec.scale.gpus or ranks) * spec.scale.clips_per_gpu), None)
     manifest = manifest_of(spec, "train")
     return Experiment(spec, make_plan(spec, ranks, len(kept_clips(spec.data, manifest))), manifest)
 
 
-def place_of(world: World) -> Place:
-    """Return this rank's place; rank 0 tells progress on stderr."""
+@contextmanager
+def open_place() -> Iterator[Place]:
+    """Open the world of this launch for the block; rank 0 tells progress on stderr."""
 
     def tell(text: str) -> None:
         if world.rank == 0:
             print(text, file=sys.stderr, flush=True)
 
-    return Place(world, choose_device(world), tell)
+    with session(this_launch()) as world:
+        yield Place(world, choose_device(world), tell)
 
 
 def alone(why: str) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from summit_train.cluster.site import shipped
 from summit_train.commands.bench import arguments, scaling, step
 from summit_train.commands.bench.arguments import Values
-from summit_train.commands.ranks import session, this_launch
 from summit_train.report.bench import BOUNDS, draw_compute, draw_scalability, draw_waits
 from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_inference, measure_peaks
-from summit_train.scaling.measure import checked_rate, positive, spread_text
+from summit_train.scaling.measure import spread_text
 from summit_train.scaling.published import label_of
+from summit_train.source import shipped
 from summit_train.spec import Spec, load_spec
 from summit_train.text import NONE, share, table
 
@@ -70,12 +70,11 @@ def _paths(args: argparse.Namespace) -> list[str]:
 
 def _words(args: argparse.Namespace) -> list[str]:
     """Return all overrides: one rank a virtual GPU, of --batch clips."""
-    return [*args.overrides, "scale.gpus=null", f"scale.clips_per_gpu={positive(args.batch, '--batch')}"]
+    return [*args.overrides, "scale.gpus=null", f"scale.clips_per_gpu={args.batch}"]
 
 
 def _specs(args: argparse.Namespace) -> list[Spec]:
-    words = _words(args)
-    return [load_spec(path, words) for path in _paths(args)]
+    return [load_spec(path, _words(args)) for path in _paths(args)]
 
 
 def run_inference(args: argparse.Namespace) -> int:
@@ -84,11 +83,10 @@ def run_inference(args: argparse.Namespace) -> int:
 
 
 def _inference(args: argparse.Namespace) -> Values:
-    turns, peak, specs = arguments.turns_of(args), arguments.peak_of(args), _specs(args)
+    turns, specs = arguments.turns_of(args), _specs(args)
     arguments.alone("this bench measures one device, start it")
-    with session(this_launch()) as world:
-        place = arguments.place_of(world)
-        return {"bench": args.bench} | measure_inference(specs, turns, measure_peaks(specs, peak, place), place)
+    with arguments.open_place() as place:
+        return {"bench": args.bench} | measure_inference(specs, turns, measure_peaks(specs, args.peak, place), place)
 
 
 def as_text(values: Values) -> str:
@@ -130,7 +128,7 @@ def _run_b(args: argparse.Namespace) -> int:
 
 
 def _waits(args: argparse.Namespace) -> Values:
-    turns, rate = arguments.turns_of(args), checked_rate(args.frames_per_second, "--frames-per-second")
+    turns, rate = arguments.turns_of(args), args.frames_per_second
     arguments.alone("communication is left out here, start it")
     specs = _specs(args)
     experiments = [arguments.experiment_of(spec, 1, synthetic=rate is not None) for spec in specs]
@@ -170,10 +168,5 @@ def _run_c(args: argparse.Namespace) -> int:
     def as_text(values: Values) -> str:
         return f"{scaling.as_text(values)}\npaper, 8 nodes of 4 Tesla P100s: {BOUNDS}"
 
-    return arguments.show(args, _scalability, as_text, draw_scalability)
-
-
-def _scalability(args: argparse.Namespace) -> Values:
-    words, labels = _words(args), [label_of(spec) for spec in _specs(args)]
-    networks = [scaling.measure_network(path, words, args) for path in _paths(args)]
-    return scaling.values_of(args.bench, list(zip(labels, networks, strict=True)), args)
+    measure = partial(scaling.measure_networks, _paths(args), _words(args), label_of)
+    return arguments.show(args, measure, as_text, draw_scalability)

@@ -17,7 +17,7 @@ from summit_train.commands.start import manifest_of
 from summit_train.data.manifest import read_manifest
 from summit_train.plan import make_plan
 from summit_train.scaling.loader import Subject, measure, sampled, subject_of, verdict
-from summit_train.scaling.measure import MeasureError, checked_rate, positive, spread_text
+from summit_train.scaling.measure import MeasureError, spread_text
 from summit_train.spec import Spec, load_spec
 from summit_train.text import counted, table
 
@@ -44,8 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace) -> Values:
-    clips, repeats = positive(args.clips, "--clips"), positive(args.repeats, "--repeats")
-    workers = num_cpus() if args.workers is None else positive(args.workers, "--workers")
+    clips, repeats, workers = args.clips, args.repeats, args.workers or num_cpus()
     spec = load_spec(args.spec, args.overrides)
     site = None if args.site is None else load_site(args.site)
     speed, source = gpu_speed(spec, site, args)
@@ -65,12 +64,11 @@ def _measure(args: argparse.Namespace) -> Values:
 
 
 def gpu_speed(spec: Spec, site: Site | None, args: argparse.Namespace) -> tuple[float | None, str | None]:
-    """Return the clips/s that a GPU trains on and where the figure is from, or None twice. Raises MeasureError."""
-    step_ms, speed = checked_rate(args.step_ms, "--step-ms"), checked_rate(args.speed, "--speed")
-    if step_ms is not None:
-        return 1000 * spec.scale.clips_per_gpu / step_ms, "--step-ms"
-    if speed is not None:
-        return speed, "--speed"
+    """Return the clips/s that a GPU trains on and where the figure is from, or None twice."""
+    if args.step_ms is not None:
+        return 1000 * spec.scale.clips_per_gpu / args.step_ms, "--step-ms"
+    if args.speed is not None:
+        return args.speed, "--speed"
     if site is None:
         return None, None
     batch = (spec.scale.gpus or site.ranks) * spec.scale.clips_per_gpu

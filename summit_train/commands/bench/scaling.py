@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -13,9 +14,9 @@ from summit_train.commands.bench import arguments
 from summit_train.commands.bench.arguments import Values
 from summit_train.report.bench import draw_scalability
 from summit_train.report.tables import machine_text
-from summit_train.scaling.measure import positive, spread_text
+from summit_train.scaling.measure import spread_text
 from summit_train.scaling.weak import measure_ranks, parse_ranks, weak_scaling
-from summit_train.spec import load_spec
+from summit_train.spec import Spec, load_spec
 from summit_train.text import share, table
 
 
@@ -36,36 +37,30 @@ def add_scaling(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Raises UserError for a wrong spec or option, RanksError where ranks fail."""
-    return arguments.show(args, _measure, as_text, draw_scalability)
+    measure = partial(measure_networks, [args.spec], args.overrides, lambda spec: spec.name)
+    return arguments.show(args, measure, as_text, draw_scalability)
 
 
-def _measure(args: argparse.Namespace) -> Values:
-    network = measure_network(args.spec, args.overrides, args)
-    return values_of("scaling", [(network["spec"]["name"], network)], args)
-
-
-def measure_network(path: str, overrides: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
-    """Measure one spec on each number of ranks. Mistakes are refused before anything is measured."""
+def measure_networks(
+    paths: Sequence[str], overrides: Sequence[str], label: Callable[[Spec], str], args: argparse.Namespace
+) -> Values:
+    """Measure each spec on each number of ranks. Mistakes are refused before anything is measured."""
     arguments.alone("this bench starts its ranks itself,")
-    turns, ranks = arguments.turns_of(args), parse_ranks(args.ranks)
-    for count in ranks:
-        spec = load_spec(path, [*overrides, f"scale.gpus={count}"])
-        arguments.experiment_of(spec, count, synthetic=args.synthetic)
-    words = [path, *overrides, "--peak", "0", "--repeats", "1", "--steps", str(turns.steps)]
-    words += ["--warm-up", str(turns.warm_up), *["--synthetic"] * args.synthetic]
-    start = partial(measure_ranks, words, positive(args.threads, "--threads"))
-    tell = partial(print, f"{spec.name}:", file=sys.stderr, flush=True)
-    return weak_scaling(start, ranks, turns.repeats, tell)
-
-
-def values_of(bench: str, networks: Sequence[tuple[str, dict[str, Any]]], args: argparse.Namespace) -> Values:
-    """Return the JSON values of measured networks, each with its label."""
-    first = networks[0][1]
+    turns, ranks, specs, networks = arguments.turns_of(args), parse_ranks(args.ranks), {}, []
+    for path, count in itertools.product(paths, ranks):
+        specs[path] = load_spec(path, [*overrides, f"scale.gpus={count}"])
+        arguments.experiment_of(specs[path], count, synthetic=args.synthetic)
+    for path, spec in specs.items():
+        words = [path, *overrides, "--peak", "0", "--repeats", "1", "--steps", str(turns.steps)]
+        words += ["--warm-up", str(turns.warm_up), *["--synthetic"] * args.synthetic]
+        tell = partial(print, f"{spec.name}:", file=sys.stderr, flush=True)
+        found = weak_scaling(partial(measure_ranks, words, args.threads), ranks, turns.repeats, tell)
+        networks.append({"label": label(spec), **found})
+    first = networks[0]
     clips = "random clips" if args.synthetic else f"clips of {first['spec']['clips']}"
-    settings = asdict(arguments.turns_of(args)) | {"threads": args.threads}
-    settings |= {"clips_per_rank": first["spec"]["clips_per_gpu"], "clips": clips}
-    labelled = [{"label": label, **network} for label, network in networks]
-    return {"bench": bench, "environment": first["environment"], "settings": settings, "networks": labelled}
+    settings = {"threads": args.threads, "clips_per_rank": first["spec"]["clips_per_gpu"], "clips": clips}
+    about = {"bench": args.bench, "environment": first["environment"], "settings": asdict(turns) | settings}
+    return about | {"networks": networks}
 
 
 def as_text(values: Values) -> str:

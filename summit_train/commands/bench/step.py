@@ -8,11 +8,12 @@ from typing import Any
 
 from summit_train.commands.bench import arguments
 from summit_train.commands.bench.arguments import Values
-from summit_train.commands.ranks import session, this_launch
+from summit_train.commands.ranks import this_launch
 from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_peaks, measure_steps
 from summit_train.scaling.measure import Turns, spread_text
 from summit_train.scaling.steps import Experiment
+from summit_train.spec import load_spec
 from summit_train.text import share, table, with_unit
 from summit_train.training.watch import Watchdog
 
@@ -35,18 +36,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace) -> Values | None:
-    turns, peak, ranks = arguments.turns_of(args), arguments.peak_of(args), this_launch().size
+    turns, ranks = arguments.turns_of(args), this_launch().size
     paths = [args.spec] if args.compare is None else [args.spec, args.compare]
-    experiments = [arguments.read_experiment(path, args.overrides, ranks, synthetic=args.synthetic) for path in paths]
-    return measure(experiments, turns, peak)
+    specs = [load_spec(path, args.overrides) for path in paths]
+    return measure([arguments.experiment_of(spec, ranks, synthetic=args.synthetic) for spec in specs], turns, args.peak)
 
 
 def measure(experiments: Sequence[Experiment], turns: Turns, peak: float | None) -> Values | None:
     """Measure training steps on the ranks of this launch. Return the values on rank 0, None elsewhere."""
-    with session(this_launch()) as world:
-        place = arguments.place_of(world)
+    with arguments.open_place() as place:
         peaks = measure_peaks([experiment.spec for experiment in experiments], peak, place)
-        with Watchdog(world, experiments[0].spec.watch.stall_seconds) as watchdog:
+        with Watchdog(place.world, experiments[0].spec.watch.stall_seconds) as watchdog:
             return measure_steps(experiments, turns, peaks, place, watchdog)
 
 
