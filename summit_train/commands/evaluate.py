@@ -15,7 +15,7 @@ from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.start import Inputs, choose_device, read_inputs
 from summit_train.training.checkpoint import CheckpointError, epoch_checkpoints
 from summit_train.training.evaluation import Evaluation, Progress, show_accuracy
-from summit_train.training.network import fresh_model
+from summit_train.training.run import fresh_model
 from summit_train.training.watch import Watchdog
 
 

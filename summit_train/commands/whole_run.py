@@ -24,7 +24,7 @@ from summit_train.training.environment import environment
 from summit_train.training.evaluation import Evaluation
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog
-from summit_train.training.run import Run, locked_run, prepare_run
+from summit_train.training.run import Run, locked_run
 from summit_train.training.staging import stage_sets
 from summit_train.training.watch import StopRequest, Watchdog
 
@@ -46,7 +46,7 @@ def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *,
     began = time.monotonic()
     spec, plan = inputs.spec, inputs.plan
     device = choose_device(world)
-    run = prepare_run(spec, plan, world, device, inputs.train_manifest, inputs.val_manifest, force_resume=force)
+    run = Run(spec, plan, world, device, inputs.train_manifest, inputs.val_manifest, force_resume=force)
     run.notes += stage_sets(run, watchdog)
     done = _train(run, watchdog, stop, interactive=interactive)
     if not done or _asked_to_stop(world, stop):  # a walltime that is near would cut the evaluation off

@@ -22,10 +22,6 @@ class CheckpointError(UserError):
     """A checkpoint cannot be read, or not be used for this run."""
 
 
-class CheckpointWriteError(RunFailed):
-    """A checkpoint could not be written; the ones before it are as they were."""
-
-
 def checkpoint_path(run_path: Path, step: int) -> Path:
     """Return the file of the checkpoint after `step` updates."""
     return run_path / "checkpoints" / f"step_{step:08d}.pt"
@@ -46,7 +42,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
     The digest is taken in memory, so it is not of what a disk made of the bytes. They are flushed under a temporary
     name, then the digest is written, then the file gets its name. A run that is killed in between leaves files that
-    nothing reads. Raises CheckpointWriteError if the disk is full or fails; earlier checkpoints are untouched.
+    nothing reads. Raises RunFailed if the disk is full or fails; earlier checkpoints are untouched.
     """
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
@@ -61,7 +57,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     except OSError as error:
         last = find_checkpoints(path.parent.parent)
         kept = f"the last good one is {last[-1]}" if last else "there is no earlier one"
-        raise CheckpointWriteError(f"{path}: the checkpoint could not be written: {error.strerror}; {kept}") from error
+        raise RunFailed(f"{path}: the checkpoint could not be written: {error.strerror}; {kept}") from error
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import Spec, load_spec
 from summit_train.training.evaluation import Evaluation, Scores, show_accuracy, summarise
-from summit_train.training.network import fresh_model
+from summit_train.training.run import fresh_model
 from tests.conftest import WriteSpec
 
 
