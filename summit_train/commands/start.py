@@ -15,7 +15,8 @@ from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.memory import keep_freed_memory
 from summit_train.plan import Plan, make_plan
-from summit_train.spec import Spec, SpecError, load_spec
+from summit_train.source import SpecError
+from summit_train.spec import Spec, load_spec
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from functools import partial
 from summit_train.cluster.site import Site, load_site
 from summit_train.commands.plan import count_clips
 from summit_train.commands.site_arguments import add_site_arguments
-from summit_train.spec import SpecError
+from summit_train.source import SpecError
 from summit_train.sweep.figure import write_sweep
 from summit_train.sweep.grid import Sweep, load_sweep
 from summit_train.sweep.planning import PlannedRun, plan_runs, planned_table, planned_values

@@ -355,7 +355,7 @@ def _json(path: Path, notes: list[str]) -> dict[str, Any]:
 
 def _yaml(text: str, notes: list[str]) -> dict[str, Any]:
     try:
-        return parse_mapping(text, "spec.yaml")[0] if text else {}
+        return parse_mapping(text, "spec.yaml").values if text else {}
     except SpecError as error:
         notes.append(f"{error}; shown as it is")
         return {}

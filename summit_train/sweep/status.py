@@ -15,7 +15,8 @@ from summit_train.cluster.submit import SubmitError, job_states, submissions
 from summit_train.files import is_locked
 from summit_train.report.metrics import Run, RunError, number, read_run
 from summit_train.report.tables import machine_of
-from summit_train.spec import SpecError, experiment_keys, spec_from_values
+from summit_train.source import SpecError
+from summit_train.spec import experiment_keys, spec_from_values
 from summit_train.sweep.grid import Sweep, SweepRun
 from summit_train.text import NONE, duration, has_top5, mean_std, percent, show, text_table
 
