@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from summit_train.errors import UserError
@@ -41,13 +41,9 @@ class World:
         self.who = f"rank {self.rank} on {self.host}"  # this rank's name in messages
 
     def wrap(
-        self,
-        optimizer: torch.optim.Optimizer,
-        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
-        accumulation: int,
-        compression: str,
+        self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, accumulation: int, compression: str
     ) -> torch.optim.Optimizer:
-        """Return an optimizer whose gradients are averaged over the ranks while the backward pass still runs."""
+        """Return an optimizer of `model` whose gradients are averaged over the ranks while the backward pass runs."""
         return optimizer
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
@@ -131,16 +127,12 @@ class HorovodWorld(World):
             )
 
     def wrap(
-        self,
-        optimizer: torch.optim.Optimizer,
-        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
-        accumulation: int,
-        compression: str,
+        self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, accumulation: int, compression: str
     ) -> torch.optim.Optimizer:
         """Wrap by Horovod, which averages each gradient as soon as it is ready."""
         wrapped = self._hvd.DistributedOptimizer(
             optimizer,
-            named_parameters=named_parameters,
+            named_parameters=model.named_parameters(),
             compression=getattr(self._hvd.Compression, compression),
             backward_passes_per_step=accumulation,
             op=self._hvd.Average,

@@ -108,8 +108,9 @@ def test_gradients_are_averaged_over_ranks_and_summed_over_passes() -> None:
 import torch
 from summit_train.comm import open_world
 world = open_world(2)
-weight = torch.nn.Parameter(torch.zeros(2))
-optimizer = world.wrap(torch.optim.SGD([weight], lr=1.0), [("weight", weight)], 2, "none")
+model = torch.nn.Module()
+model.weight = weight = torch.nn.Parameter(torch.zeros(2))
+optimizer = world.wrap(torch.optim.SGD([weight], lr=1.0), model, 2, "none")
 for factor in (1, 2):
     (weight * factor * (world.rank + 1)).sum().backward()
 world.synchronize(optimizer)

@@ -12,7 +12,7 @@ import torch
 from summit_train.comm import World
 from summit_train.commands.evaluate import evaluate_paths
 from summit_train.commands.ranks import session, this_launch
-from summit_train.commands.start import Inputs, choose_device, read_inputs
+from summit_train.commands.start import choose_device, read_inputs
 from summit_train.data.manifest.classes import class_warnings, clips_per_class
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.files import write_json, write_text
@@ -24,7 +24,7 @@ from summit_train.training.environment import environment
 from summit_train.training.evaluation import Evaluation
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog
-from summit_train.training.run import Run, locked_run
+from summit_train.training.run import Inputs, Run, locked_run
 from summit_train.training.staging import stage_sets
 from summit_train.training.watch import StopRequest, Watchdog
 
@@ -45,8 +45,7 @@ def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: 
 def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *, force: bool, interactive: bool) -> int:
     began = time.monotonic()
     spec, plan = inputs.spec, inputs.plan
-    device = choose_device(world)
-    run = Run(spec, plan, world, device, inputs.train_manifest, inputs.val_manifest, force_resume=force)
+    run = Run(inputs, world, choose_device(world), force_resume=force)
     run.notes += stage_sets(run, watchdog)
     done = _train(run, watchdog, stop, interactive=interactive)
     if not done or _asked_to_stop(world, stop):  # a walltime that is near would cut the evaluation off

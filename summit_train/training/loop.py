@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 
 from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch, training_batches
@@ -153,7 +152,7 @@ class Ledger:
     def __init__(self, run: Run, log: RunLog | None) -> None:
         self._run, self._log = run, log
         self._pending: Entry | None = None
-        self._broken: deque[Entry] = deque(maxlen=run.spec.watch.nonfinite_steps)
+        self._broken: deque[tuple[bool, str]] = deque(maxlen=run.spec.watch.nonfinite_steps)
 
     def enter(self, entry: Entry) -> Vote | None:
         """Take a launched step; return the vote on the one before it."""
@@ -188,25 +187,20 @@ class Ledger:
         return vote
 
     def _check(self, entry: Entry, vote: Vote) -> None:
+        """Raise AgreedError on all ranks at too many broken steps; rank 0's names the ranks with a bad loss."""
         if not vote.broken:
             self._broken.clear()
             return
-        self._broken.append(entry)
+        run, loss = self._run, entry.result.local_loss.item()
+        clips = ", ".join(run.paths_of(entry.micro_batches))
+        self._broken.append((not math.isfinite(loss), f"step {entry.step}, loss {loss:g}, clips {clips}"))
         if self._log is not None:
             self._log.say(f"step {entry.step}: a loss or gradient is not finite; the update was skipped on all ranks")
         if len(self._broken) == self._broken.maxlen:
-            self._fail()
-
-    def _fail(self) -> None:
-        """Raise AgreedError on all ranks together; rank 0's names the ranks with a bad loss."""
-        run = self._run
-        mine = [
-            f"step {e.step}, loss {e.result.local_loss.item():g}, clips {', '.join(run.paths_of(e.micro_batches))}"
-            for e in self._broken
-        ]
-        at_fault = not all(bool(torch.isfinite(e.result.local_loss)) for e in self._broken)
-        everyone = run.world.gather((at_fault, f"{run.world.who}: {'; '.join(mine)}"))
-        named = [text for fault, text in everyone or [] if fault] or [text for _, text in everyone or []]
-        raise AgreedError(
-            f"{len(self._broken)} steps in a row had a loss or gradient that is not finite. " + " | ".join(named)
-        )
+            at_fault = any(is_bad for is_bad, _ in self._broken)
+            mine = "; ".join(text for _, text in self._broken)
+            everyone = run.world.gather((at_fault, f"{run.world.who}: {mine}")) or []
+            named = [text for fault, text in everyone if fault] or [text for _, text in everyone]
+            raise AgreedError(
+                f"{len(self._broken)} steps in a row had a loss or gradient that is not finite. " + " | ".join(named)
+            )

@@ -6,6 +6,7 @@ import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,30 +37,31 @@ from summit_train.training.checkpoint import (
 from summit_train.training.step import TrainStep, parameter_type
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """The user's input, read and found to fit together before any rank talks to another."""
+
+    spec: Spec
+    plan: Plan
+    train_manifest: Manifest
+    val_manifest: Manifest
+
+
 class Run:
     """One run on one rank.
 
     start_step: the number of updates in the checkpoint that it goes on from. notes: lines for people.
     """
 
-    def __init__(
-        self,
-        spec: Spec,
-        plan: Plan,
-        world: World,
-        device: torch.device,
-        train_manifest: Manifest,
-        val_manifest: Manifest,
-        *,
-        force_resume: bool = False,
-    ) -> None:
+    def __init__(self, inputs: Inputs, world: World, device: torch.device, *, force_resume: bool = False) -> None:
         """Build the model and the optimizer and load the newest whole checkpoint. Collective.
 
         Raises CheckpointError if the checkpoint is of another experiment (unless `force_resume`) or none is whole.
         """
-        self.spec, self.plan, self.world, self.device = spec, plan, world, device
-        self.train_manifest, self.val_manifest = train_manifest, val_manifest
-        self.train_clips = kept = kept_clips(spec.data, train_manifest)
+        self.world, self.device = world, device
+        self.spec, self.plan = spec, plan = inputs.spec, inputs.plan
+        self.train_manifest, self.val_manifest = inputs.train_manifest, inputs.val_manifest
+        self.train_clips = kept = kept_clips(spec.data, inputs.train_manifest)
         self.model = fresh_model(spec, device)
         self.notes = [f"network: {self.model.execution}"]
         if spec.data.quarantine is not None:
@@ -150,7 +152,7 @@ def build_step(
 ) -> tuple[torch.optim.Optimizer, TrainStep]:
     """Return the spec's optimizer over all ranks, with zero momentum, and the step that drives it."""
     sgd = build_sgd(model, momentum=spec.optimizer.momentum, weight_decay=spec.optimizer.weight_decay)
-    optimizer = world.wrap(sgd, model.named_parameters(), plan.accumulation, spec.optimizer.compression)
+    optimizer = world.wrap(sgd, model, plan.accumulation, spec.optimizer.compression)
     start_momentum(optimizer)
     step = TrainStep(
         model,
