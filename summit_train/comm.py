@@ -92,10 +92,6 @@ class World:
         """Leave the world in order."""
 
 
-class SerialWorld(World):
-    """A world of one, without MPI and Horovod."""
-
-
 # On cores that ranks compute on, Horovod's thread must not busy-wait: two ranks on two cores would have 0.6 of their
 # speed. Only Open MPI reads the variable, at its start, before which no CUDA call is allowed; so look for the driver.
 _GPU_DRIVER = "/dev/nvidiactl"
@@ -206,7 +202,7 @@ def open_world(launched: int) -> World:
     model of their own would look like a run.
     """
     if launched == 1:
-        return SerialWorld()
+        return World()
     started = f"{launched} processes were started"
     for package in ("mpi4py", "horovod"):
         if importlib.util.find_spec(package) is None:

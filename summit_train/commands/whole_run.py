@@ -48,7 +48,8 @@ def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *,
     run = Run(inputs, world, choose_device(world), force_resume=force)
     run.notes += stage_sets(run, watchdog)
     done = _train(run, watchdog, stop, interactive=interactive)
-    if not done or _asked_to_stop(world, stop):  # a walltime that is near would cut the evaluation off
+    # If any rank was asked to stop, a walltime is near that would cut the evaluation off.
+    if not done or world.sum(torch.tensor([float(bool(stop))]), "stop").item() > 0:
         return _stopped(spec, world, stop)
     found = epoch_checkpoints(spec.run_path, plan.steps_per_epoch)
     paths = world.broadcast(found[-spec.evaluate.last_checkpoints :])
@@ -58,11 +59,6 @@ def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *,
         report = write_report([spec.run_path], spec.run_path / "report.html")
         print(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
     return 0
-
-
-def _asked_to_stop(world: World, stop: StopRequest) -> bool:
-    """Return whether any rank was asked to, the same answer on each."""
-    return bool(world.sum(torch.tensor([float(bool(stop))]), "stop").item() > 0)
 
 
 def _stopped(spec: Spec, world: World, stop: StopRequest) -> int:

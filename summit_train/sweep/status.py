@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -135,7 +134,10 @@ def _last_job(ids: Sequence[str], states: Mapping[str, str]) -> JobState:
 
 
 def _row(sweep: Sweep, run: SweepRun, job: JobState | None) -> SweepRow:
-    found = _read(run.spec.run_path)
+    try:
+        found = read_run(run.spec.run_path)
+    except RunError:
+        found = None  # nothing there, or only the files of a submission
     plan = _plan(run, found)
     state, note = _state(run, found, job)
     points = sweep.reference.points if sweep.reference else ()
@@ -160,13 +162,6 @@ def _row(sweep: Sweep, run: SweepRun, job: JobState | None) -> SweepRow:
         note=note,
         num_classes=run.spec.model.num_classes,
     )
-
-
-def _read(path: Path) -> Run | None:
-    try:
-        return read_run(path)
-    except RunError:
-        return None  # nothing there, or only the files of a submission
 
 
 def _plan(run: SweepRun, found: Run | None) -> dict[str, Any]:
@@ -219,8 +214,7 @@ def _accuracy(found: Run | None) -> dict[str, Any]:
         final = found.final
         return {"top1": final.top1_mean, "top1_std": final.top1_std, "top5": final.top5_mean, "final": True}
     last = found.evals[-1] if found and found.evals else None
-    top1, top5 = (last.top1, last.top5) if last else (None, None)
-    return {"top1": top1, "top1_std": None, "top5": top5, "final": False}
+    return {"top1": last and last.top1, "top1_std": None, "top5": last and last.top5, "final": False}
 
 
 def _training_top1(found: Run) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ import torch
 
 from summit_train.errors import RunFailed, UserError
 from summit_train.files import file_sha256, replacing, write_text
-
-_NAME = re.compile(r"step_(\d{8})\.pt")
 
 
 class CheckpointError(UserError):
@@ -29,7 +26,7 @@ def checkpoint_path(run_path: Path, step: int) -> Path:
 
 def find_checkpoints(run_path: Path) -> list[Path]:
     """Return the run's checkpoints, oldest first."""
-    return sorted(path for path in (run_path / "checkpoints").glob("step_*.pt") if _NAME.fullmatch(path.name))
+    return sorted((run_path / "checkpoints").glob(f"step_{'[0-9]' * 8}.pt"))
 
 
 def step_of(path: Path) -> int:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-
 from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch, training_batches
 from summit_train.data.batches.order import Order

@@ -26,9 +26,10 @@ class RunLog:
     """
 
     def __init__(self, run_path: Path, title: str, start_step: int, total_steps: int, *, interactive: bool) -> None:
-        self._file = open(run_path / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
-        if self._file.tell() and not _ends_with_newline(run_path / "metrics.jsonl"):
-            self._file.write("\n")  # a run that was killed can leave half a line
+        path = run_path / "metrics.jsonl"
+        is_torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
+        self._file.write("\n" if is_torn else "")  # a run that was killed can leave half a line
         # purge_step hides what the run wrote beyond the checkpoint that it goes on from
         self._events = SummaryWriter(str(run_path / "tensorboard"), purge_step=start_step + 1)
         self._console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -54,7 +55,10 @@ class RunLog:
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one record; a number that is not finite becomes null, as JSON has no NaN."""
-        record = {"kind": kind, **{name: _json_number(value) for name, value in values.items()}}
+        record = {"kind": kind, **values}
+        record |= {
+            name: None for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)
+        }
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         if kind in ("step", "eval"):
@@ -83,13 +87,3 @@ class RunLog:
     def say(self, text: str) -> None:
         """Show a line that stays on the screen."""
         self._console.print(text)
-
-
-def _json_number(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with open(path, "rb") as file:
-        file.seek(-1, 2)
-        return file.read(1) == b"\n"

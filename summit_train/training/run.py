@@ -70,7 +70,8 @@ class Run:
         saved = world.broadcast(self._saved_state(force_resume) if world.rank == 0 else {})
         if spec.model.pretrained is not None and not saved and world.rank == 0:
             self.notes.append(f"pretrained: {load_pretrained(self.model, spec.model.pretrained)}")
-        self.model.load_state_dict(saved["model"] if saved else world.broadcast(_cpu_state(self.model)))
+        weights = saved["model"] if saved else {name: value.cpu() for name, value in self.model.state_dict().items()}
+        self.model.load_state_dict(weights if saved else world.broadcast(weights))
         self.optimizer, self.step = build_step(spec, plan, world, self.model, device)
         if saved:
             self.optimizer.load_state_dict(saved["optimizer"])
@@ -129,10 +130,6 @@ class Run:
         self.notes.extend(f"forced: {difference}" for difference in differing)
         self.notes.append(f"goes on from {path}")
         return state
-
-
-def _cpu_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.cpu() for name, tensor in model.state_dict().items()}
 
 
 def fresh_model(spec: Spec, device: torch.device) -> VideoNetwork:

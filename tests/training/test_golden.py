@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.comm import SerialWorld
+from summit_train.comm import World
 from summit_train.data.manifest import read_manifest
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.plan import make_plan
@@ -51,7 +51,7 @@ def tiny_losses(folder: Path) -> dict[str, list[float]]:
         spec = spec_from_values(values, "golden")
         manifest = read_manifest(spec.data.train)
         plan = make_plan(spec, 1, len(manifest))
-        run = Run(Inputs(spec, plan, manifest, manifest), SerialWorld(), torch.device("cpu"))
+        run = Run(Inputs(spec, plan, manifest, manifest), World(), torch.device("cpu"))
         with batches_between(spec, plan, run.world, manifest, 0, plan.total_steps) as batches:
             losses[arch] = [
                 run.step([next(batches), next(batches)], plan.learning_rate(step)).read(8, 2, 1).loss

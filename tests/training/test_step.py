@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from summit_train.comm import SerialWorld
+from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
 from summit_train.optim.sgd import build_sgd, start_momentum
@@ -44,7 +44,7 @@ def _step(
     optimizer = build_sgd(model, momentum=0.9, weight_decay=decay)
     start_momentum(optimizer)
     settings = {"accumulation": accumulation, "precision": precision, "clip_norm": clip_norm}
-    return TrainStep(model, optimizer, SerialWorld(), CPU, seed=0, **settings)
+    return TrainStep(model, optimizer, World(), CPU, seed=0, **settings)
 
 
 def _reference_gradients(model: nn.Module, batches: Sequence[MicroBatch]) -> dict[str, torch.Tensor]:
@@ -194,7 +194,7 @@ def test_a_step_on_a_gpu_does_not_wait_for_the_device() -> None:
     optimizer = build_sgd(model, momentum=0.9, weight_decay=0.1)
     start_momentum(optimizer)
     settings = {"accumulation": 2, "precision": "fp16", "clip_norm": 1.0}
-    step = TrainStep(model, optimizer, SerialWorld(), device, seed=0, **settings)
+    step = TrainStep(model, optimizer, World(), device, seed=0, **settings)
     batches = [
         MicroBatch(b.step, b.virtual_gpu, b.clips.pin_memory(), b.labels.pin_memory(), b.ids) for b in _micro_batches(2)
     ]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from summit_train.comm import SerialWorld
+from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
 from summit_train.optim.sgd import build_sgd, start_momentum
@@ -22,7 +22,7 @@ def _weights_after_a_step(**options: Callable[[str], None]) -> torch.Tensor:
     model = build_model("tsm", "resnet18", 2, 3, width=0.125, generator=torch.Generator().manual_seed(1))
     optimizer = build_sgd(model, momentum=0.9, weight_decay=0.1)
     start_momentum(optimizer)
-    step = TrainStep(model, optimizer, SerialWorld(), CPU, seed=0, accumulation=2, precision="fp32")
+    step = TrainStep(model, optimizer, World(), CPU, seed=0, accumulation=2, precision="fp32")
     frames = torch.arange(2 * 2 * 16 * 16 * 3).reshape(2, 2, 16, 16, 3).remainder(256).to(torch.uint8)
     labels, ids = torch.tensor([0, 2]), torch.arange(2)
     step([MicroBatch(0, number, frames, labels, ids) for number in range(2)], 0.1, **options)
