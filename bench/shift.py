@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from summit_train.comm import SerialWorld
+from summit_train.comm import World
 from summit_train.commands.start import choose_device
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import PARTS, accelerate
@@ -76,7 +76,7 @@ class OfficialShift(nn.Module):
 def main() -> int:
     """Measure and print."""
     args = _arguments()
-    world = SerialWorld()
+    world = World()
     device = choose_device(world)
     results = {}
     for precision in args.precision:

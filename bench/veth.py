@@ -141,7 +141,7 @@ def rank(repeats: int) -> int:
     """Measure allreduces and steps as one rank; rank 0 prints the row."""
     import torch
 
-    from summit_train.comm import SerialWorld, open_world
+    from summit_train.comm import World, open_world
     from summit_train.commands.bench.arguments import experiment_of
     from summit_train.scaling.allreduce import fits_of, machine_of, measure, message_sizes, setting_of, slowest
     from summit_train.scaling.cost import Job, step_time
@@ -159,7 +159,7 @@ def rank(repeats: int) -> int:
     setting = replace(setting_of(world, cpu, spec.name, gradient_bytes), cores=len(os.sched_getaffinity(0)) // 2)
     fits = fits_of(list(measure(world, cpu, message_sizes(gradient_bytes), 6.0)))
     with Watchdog(world, None) as watchdog:
-        benches = [StepBench(alone, SerialWorld(), cpu, watchdog), StepBench(together, world, cpu, watchdog)]
+        benches = [StepBench(alone, World(), cpu, watchdog), StepBench(together, world, cpu, watchdog)]
         pairs = [[slowest(world, partial(bench.repeat, 1)) for bench in benches] for _ in range(repeats + 2)][2:]
     alones, steps = zip(*pairs, strict=True)
     compute_s, step_s = statistics.median(alones), statistics.median(steps)

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from summit_train.errors import UserError
@@ -41,13 +41,9 @@ class World:
         self.who = f"rank {self.rank} on {self.host}"  # this rank's name in messages
 
     def wrap(
-        self,
-        optimizer: torch.optim.Optimizer,
-        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
-        accumulation: int,
-        compression: str,
+        self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, accumulation: int, compression: str
     ) -> torch.optim.Optimizer:
-        """Return an optimizer whose gradients are averaged over the ranks while the backward pass still runs."""
+        """Return an optimizer of `model` whose gradients are averaged over the ranks while the backward pass runs."""
         return optimizer
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
@@ -96,10 +92,6 @@ class World:
         """Leave the world in order."""
 
 
-class SerialWorld(World):
-    """A world of one, without MPI and Horovod."""
-
-
 # On cores that ranks compute on, Horovod's thread must not busy-wait: two ranks on two cores would have 0.6 of their
 # speed. Only Open MPI reads the variable, at its start, before which no CUDA call is allowed; so look for the driver.
 _GPU_DRIVER = "/dev/nvidiactl"
@@ -131,16 +123,12 @@ class HorovodWorld(World):
             )
 
     def wrap(
-        self,
-        optimizer: torch.optim.Optimizer,
-        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
-        accumulation: int,
-        compression: str,
+        self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, accumulation: int, compression: str
     ) -> torch.optim.Optimizer:
         """Wrap by Horovod, which averages each gradient as soon as it is ready."""
         wrapped = self._hvd.DistributedOptimizer(
             optimizer,
-            named_parameters=named_parameters,
+            named_parameters=model.named_parameters(),
             compression=getattr(self._hvd.Compression, compression),
             backward_passes_per_step=accumulation,
             op=self._hvd.Average,
@@ -214,7 +202,7 @@ def open_world(launched: int) -> World:
     model of their own would look like a run.
     """
     if launched == 1:
-        return SerialWorld()
+        return World()
     started = f"{launched} processes were started"
     for package in ("mpi4py", "horovod"):
         if importlib.util.find_spec(package) is None:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from summit_train.processes import (
     Facts,
@@ -51,14 +51,6 @@ class Check:
     mend: str = ""
 
 
-class Probe(NamedTuple):
-    """A check by a Python program of its own, which prints facts as JSON."""
-
-    program: str
-    judge: Callable[[Facts], Finding]
-    mend: str = SET_UP  # where the program fails
-
-
 def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
     """Yield all checks as they are done; a check comes after those that it builds on.
 
@@ -73,7 +65,9 @@ def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
     yield check_cpus()
     yield check_shared_memory()
     yield check_disk("disk for runs", run_dir)
-    yield check_disk("disk for the cache", cache_folder())
+    # Set-up keeps the wheels there that it built.
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "summit_train"
+    yield check_disk("disk for the cache", cache)
     yield check_allreduce(timeout)
 
 
@@ -291,11 +285,7 @@ def check_disk(name: str, folder: Path) -> Check:
     return Check(name, "warn" if free < 5 else "ok", found, "little for a long run" if free < 5 else "")
 
 
-def cache_folder() -> Path:
-    """Return where set-up keeps the wheels it built: ${XDG_CACHE_HOME:-~/.cache}/summit_train."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "summit_train"
-
-
+_RANKS = "allreduce, 2 ranks"
 _ALLREDUCE = """
 from mpi4py import MPI
 import torch, horovod.torch as hvd
@@ -311,10 +301,10 @@ hvd.shutdown()
 
 def check_allreduce(timeout: float = 120.0) -> Check:
     """Start two ranks with mpirun, which sum 1 and 2 through Horovod and gather through mpi4py."""
-    mpirun, name = find_mpirun(), "allreduce, 2 ranks"
+    mpirun = find_mpirun()
     if mpirun is None:
-        return Check(name, "fail", "not tried: no mpirun", SET_UP)
-    return check(name, timeout, mpirun_command(mpirun, 2))
+        return Check(_RANKS, "fail", "not tried: no mpirun", SET_UP)
+    return check(_RANKS, timeout, mpirun_command(mpirun, 2))
 
 
 def _judge_allreduce(facts: Facts) -> Finding:
@@ -325,14 +315,13 @@ def _judge_allreduce(facts: Facts) -> Finding:
     return "ok", "Horovod's sum and mpi4py's gather are right", ""
 
 
-PROBES = {
-    "torch": Probe(_TORCH, _judge_torch),
-    "horovod": Probe(_HOROVOD, _judge_horovod, f"{SET_UP}; one process alone trains without Horovod"),
-    "kernels": Probe(_KERNELS, _judge_kernels),
-    "mpi4py": Probe(_MPI4PY, _judge_mpi4py),
-    "video": Probe(_VIDEO, _judge_video),
-    "gpus": Probe(_GPUS, _judge_gpus),
-    "allreduce, 2 ranks": Probe(
-        _ALLREDUCE, _judge_allreduce, f"mend what is wrong above; else remove .venv and {SET_UP}"
-    ),
+# name -> (Python program, which prints facts as JSON; what they mean; how to mend a program that fails)
+PROBES: dict[str, tuple[str, Callable[[Facts], Finding], str]] = {
+    "torch": (_TORCH, _judge_torch, SET_UP),
+    "horovod": (_HOROVOD, _judge_horovod, f"{SET_UP}; one process alone trains without Horovod"),
+    "kernels": (_KERNELS, _judge_kernels, SET_UP),
+    "mpi4py": (_MPI4PY, _judge_mpi4py, SET_UP),
+    "video": (_VIDEO, _judge_video, SET_UP),
+    "gpus": (_GPUS, _judge_gpus, SET_UP),
+    _RANKS: (_ALLREDUCE, _judge_allreduce, f"mend what is wrong above; else remove .venv and {SET_UP}"),
 }

@@ -7,7 +7,7 @@ document that is no mapping, a circle of `extends`. This is the only importer of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,11 @@ class Tree:
             if path[:length] in self.places:
                 return self.places[path[:length]]
         raise KeyError(path)
+
+    def lay(self, top: Tree) -> None:
+        """Lay `top` over this tree: merge sections key by key, replace everything else, lists too."""
+        _merge(self.values, top.values)
+        self.places.update(top.places)
 
 
 class _Loader(yaml.SafeLoader):
@@ -147,76 +152,60 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Tree:
 
 
 def _read_file(path: Path, above: tuple[Path, ...]) -> Tree:
+    """Return the file's tree, laid over those of the files that it extends; `above`: the files that extend it."""
     if path.resolve() in above:
         circle = " -> ".join(str(p) for p in (*above, path.resolve()))
         raise SpecError(f"{path}: extends runs in a circle: {circle}")
-    values, places = _parse(path)
-    bases = values.pop("extends", None)
-    if bases is None:
-        return Tree(values, places)
-    place = places[("extends",)]
-    if isinstance(bases, str):
-        bases = [bases]
-    if not isinstance(bases, list) or not all(isinstance(b, str) for b in bases):
-        raise SpecError(f"{place}: extends: a path or a list of paths is wanted, got {bases!r}")
-    merged = Tree({}, {})
-    for base in bases:
-        target = path.parent / base
-        if not target.is_file():
-            raise SpecError(f"{place}: extends: there is no file {target}")
-        _merge(merged, _read_file(target, (*above, path.resolve())))
-    _merge(merged, Tree(values, places))
-    return merged
-
-
-def _parse(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        own = parse_mapping(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}; give the path of a YAML spec") from error
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: is no text file in UTF-8; give the path of a YAML spec") from error
-    return parse_mapping(text, str(path))
+    place = own.place(("extends",))
+    bases = own.values.pop("extends", None)
+    if bases is None or isinstance(bases, str):
+        bases = [] if bases is None else [bases]
+    if not isinstance(bases, list) or not all(isinstance(b, str) for b in bases):
+        raise SpecError(f"{place}: extends: a path or a list of paths is wanted, got {bases!r}")
+    merged = Tree({})
+    for target in (path.parent / base for base in bases):
+        if not target.is_file():
+            raise SpecError(f"{place}: extends: there is no file {target}")
+        merged.lay(_read_file(target, (*above, path.resolve())))
+    merged.lay(own)
+    return merged
 
 
-def parse_mapping(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, str]]:
-    """Return the mapping in a YAML text and the place of each key; `name` is the file's, for places and messages.
+def parse_mapping(text: str, name: str) -> Tree:
+    """Return the mapping in a YAML text; `name` is the file's, for places and messages.
 
     Raises SpecError for text that is no YAML mapping.
     """
-    try:
-        node, values = _load(text)
-    except _Mistake as mistake:
-        raise SpecError(f"{name}:{mistake.line}: not valid YAML: {mistake}") from mistake
-    if not isinstance(values, dict):
+    node, values = _load(text, lambda line: f"{name}:{line}: not valid YAML")
+    if node is None or not isinstance(values, dict):
         raise SpecError(f"{name}:1: a mapping of keys to values is wanted, got {type(values).__name__}")
-    assert node is not None
     places = {key: f"{name}:{line}" for key, line in _lines(node, ())}
-    return values, {(): f"{name}:1", **places}
+    return Tree(values, {(): f"{name}:1", **places})
 
 
-class _Mistake(Exception):
-    """Text that is no YAML, and the line of it that is wrong."""
+def _load(text: str, complaint: Callable[[int], str]) -> tuple[yaml.Node | None, Any]:
+    """Return the one document in `text` as nodes, which know their lines, and as values.
 
-    def __init__(self, problem: str, line: int) -> None:
-        super().__init__(problem)
-        self.line = line
-
-
-def _load(text: str) -> tuple[yaml.Node | None, Any]:
-    """Return the one document in `text` as nodes, which know their lines, and as values."""
+    Raises SpecError, which begins with the complaint about a line.
+    """
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         return node, None if node is None else loader.construct_document(node)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise _Mistake(f"the character U+{error.character:04X} is no text", line) from error
+        raise SpecError(f"{complaint(line)}: the character U+{error.character:04X} is no text") from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise _Mistake(str(error.problem or error.context), line) from error
+        raise SpecError(f"{complaint(line)}: {error.problem or error.context}") from error
     except RecursionError as error:
-        raise _Mistake("it is nested too deeply", 1) from error
+        raise SpecError(f"{complaint(1)}: it is nested too deeply") from error
 
 
 def _lines(node: yaml.Node, prefix: KeyPath) -> Iterator[tuple[KeyPath, int]]:
@@ -231,16 +220,10 @@ def _lines(node: yaml.Node, prefix: KeyPath) -> Iterator[tuple[KeyPath, int]]:
         yield from _lines(below, (*prefix, name))
 
 
-def _merge(base: Tree, top: Tree) -> None:
-    """Lay `top` over `base`: merge sections key by key, replace everything else, lists too."""
-    _merge_values(base.values, top.values)
-    base.places.update(top.places)
-
-
-def _merge_values(base: dict[str, Any], top: Mapping[str, Any]) -> None:
+def _merge(base: dict[str, Any], top: Mapping[str, Any]) -> None:
     for key, value in top.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):
-            _merge_values(base[key], value)
+            _merge(base[key], value)
         else:
             base[key] = value
 
@@ -251,10 +234,7 @@ def apply_override(tree: Tree, override: str) -> None:
     place = f"override {override!r}"
     if not equals or not all(dotted.split(".")):
         raise SpecError(f"{place}: the form section.key=value is wanted, such as optimizer.base_lr=0.01")
-    try:
-        _, value = _load(text)
-    except _Mistake as mistake:
-        raise SpecError(f"{place}: the value is not valid YAML, quote it: {mistake}") from mistake
+    _, value = _load(text, lambda _: f"{place}: the value is not valid YAML, quote it")
     put(tree, dotted, value, place)
 
 

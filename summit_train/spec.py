@@ -23,27 +23,8 @@ from summit_train.models.catalog import (
     backbone_problem,
     frames_problem,
 )
-from summit_train.source import KeyPath, SpecError, Tree, read_tree, to_yaml
+from summit_train.source import SpecError, Tree, read_tree, to_yaml
 from summit_train.typed import Section, validated
-
-__all__ = [
-    "CheckpointSpec",
-    "DataSpec",
-    "EvaluateSpec",
-    "ModelSpec",
-    "OptimizerSpec",
-    "ScaleSpec",
-    "ScheduleSpec",
-    "Spec",
-    "SpecError",
-    "WatchSpec",
-    "dump_spec",
-    "experiment_defaults",
-    "experiment_keys",
-    "load_spec",
-    "spec_from_tree",
-    "spec_from_values",
-]
 
 # Keys of the data section that change what is trained on; the others only say where it lies and how fast it comes.
 _DATA_IDENTITY = ("num_frames", "frame_stride", "sampling", "augment", "short_side", "crop", "flip")
@@ -78,196 +59,175 @@ NonNegative = Annotated[int, Field(ge=0)]
 class ModelSpec(Section):
     """The network."""
 
-    arch: Arch = Field(
-        description="tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time. "
-        "i3d_3x3x3 needs 16 frames or more; i3d_3x1x1 needs 8 or more and a backbone with bottleneck blocks."
-    )
-    backbone: Backbone = Field(default="resnet50", description="The 2D network that the architecture is built on.")
-    width: Annotated[float, Field(gt=0, le=8)] = Field(default=1.0, description="Factor on every channel count.")
-    num_classes: Count = Field(description="Labels are 0 to num_classes - 1.")
-    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0, description="Probability of dropping a feature before the classifier."
-    )
-    shift_fraction: Annotated[float, Field(ge=0, le=0.5)] = Field(
-        default=0.125, description="tsm: fraction of the channels shifted in each direction."
-    )
-    shift_place: ShiftPlace = Field(
-        default="residual", description="tsm: shift the input of the residual branch only, or of the whole block."
-    )
-    shift_direction: ShiftDirection = Field(
-        default="both", description="tsm: exchange features with both neighbouring frames, or read past frames only."
-    )
-    freeze_bn: FreezeBN = Field(
-        default="none",
-        description="Batch normalisations that keep their running statistics, weight and bias, for fine-tuning.",
-    )
-    pretrained: PathText | None = Field(
-        default=None,
-        description="Initial weights: a file under torchvision's names, a checkpoint, or a run folder. "
-        "I3D inflates 2D weights. null: random weights.",
-    )
+    arch: Arch
+    """tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time. i3d_3x3x3 needs 16
+    frames or more; i3d_3x1x1 needs 8 or more and a backbone with bottleneck blocks."""
+    backbone: Backbone = "resnet50"
+    """The 2D network that the architecture is built on."""
+    width: Annotated[float, Field(gt=0, le=8)] = 1.0
+    """Factor on every channel count."""
+    num_classes: Count
+    """Labels are 0 to num_classes - 1."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability of dropping a feature before the classifier."""
+    shift_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.125
+    """tsm: fraction of the channels shifted in each direction."""
+    shift_place: ShiftPlace = "residual"
+    """tsm: shift the input of the residual branch only, or of the whole block."""
+    shift_direction: ShiftDirection = "both"
+    """tsm: exchange features with both neighbouring frames, or read past frames only."""
+    freeze_bn: FreezeBN = "none"
+    """Batch normalisations that keep their running statistics, weight and bias, for fine-tuning."""
+    pretrained: PathText | None = None
+    """Initial weights: a file under torchvision's names, a checkpoint, or a run folder. I3D inflates 2D weights. null:
+    random weights."""
 
 
 class DataSpec(Section):
     """The videos, the frames taken from them, and the crop."""
 
-    train: PathText = Field(
-        description="Training set: a manifest (CSV, or lines `path label`), a folder of class folders, "
-        "or the folder of a packed set."
-    )
-    val: PathText = Field(description="Validation set, in the same forms.")
-    root: PathText | None = Field(
-        default=None, description="Folder that relative video paths start at; null: the manifest's own folder."
-    )
-    num_frames: Count = Field(default=8, description="Frames of a clip (T).")
-    frame_stride: Count = Field(default=8, description="dense: distance between two frames of a clip.")
-    sampling: Literal["dense", "uniform"] = Field(
-        default="dense",
-        description="dense: a window of num_frames * frame_stride frames; uniform: one frame from each of T segments.",
-    )
-    augment: Literal["scale_jitter", "multi_scale_crop"] = Field(
-        default="scale_jitter",
-        description="scale_jitter: random short side, then a random crop; multi_scale_crop: crop of a random size.",
-    )
-    short_side: tuple[Count, Count] = Field(
-        default=(256, 320), description="scale_jitter: the short side is drawn from [low, high], pixels."
-    )
-    crop: Count = Field(default=224, description="Side of the training crop, pixels.")
-    flip: bool = Field(
-        default=True, description="Mirror half of the clips. Use false where labels distinguish left from right."
-    )
-    quarantine: PathText | None = Field(
-        default=None, description="List of clips to leave out, as `data scan` writes it."
-    )
-    on_bad_clip: Literal["fail", "skip"] = Field(
-        default="fail",
-        description="A clip that cannot be read ends the run (fail), or another clip replaces it (skip). "
-        "Replacements are counted and named; an unreadable validation video counts as wrong.",
-    )
-    max_bad_fraction: Fraction = Field(
-        default=0.01, description="skip: the run ends if more than this fraction of an epoch or of a test is bad."
-    )
-    clip_seconds: Positive = Field(default=120, description="A clip is bad if reading it takes longer, seconds.")
-    stage: PathText | None = Field(
-        default=None,
-        description="Folder on each node to copy packed sets to; auto: a job copies them to the site's node_local.",
-    )
-    workers: NonNegative = Field(
-        default=4, description="Loader processes of each rank; 0 loads in the training process."
-    )
+    train: PathText
+    """Training set: a manifest (CSV, or lines `path label`), a folder of class folders, or the folder of a packed
+    set."""
+    val: PathText
+    """Validation set, in the same forms."""
+    root: PathText | None = None
+    """Folder that relative video paths start at; null: the manifest's own folder."""
+    num_frames: Count = 8
+    """Frames of a clip (T)."""
+    frame_stride: Count = 8
+    """dense: distance between two frames of a clip."""
+    sampling: Literal["dense", "uniform"] = "dense"
+    """dense: a window of num_frames * frame_stride frames; uniform: one frame from each of T segments."""
+    augment: Literal["scale_jitter", "multi_scale_crop"] = "scale_jitter"
+    """scale_jitter: random short side, then a random crop; multi_scale_crop: crop of a random size."""
+    short_side: tuple[Count, Count] = (256, 320)
+    """scale_jitter: the short side is drawn from [low, high], pixels."""
+    crop: Count = 224
+    """Side of the training crop, pixels."""
+    flip: bool = True
+    """Mirror half of the clips. Use false where labels distinguish left from right."""
+    quarantine: PathText | None = None
+    """List of clips to leave out, as `data scan` writes it."""
+    on_bad_clip: Literal["fail", "skip"] = "fail"
+    """A clip that cannot be read ends the run (fail), or another clip replaces it (skip). Replacements are counted and
+    named; an unreadable validation video counts as wrong."""
+    max_bad_fraction: Fraction = 0.01
+    """skip: the run ends if more than this fraction of an epoch or of a test is bad."""
+    clip_seconds: Positive = 120
+    """A clip is bad if reading it takes longer, seconds."""
+    stage: PathText | None = None
+    """Folder on each node to copy packed sets to; auto: a job copies them to the site's node_local."""
+    workers: NonNegative = 4
+    """Loader processes of each rank; 0 loads in the training process."""
 
 
 class ScaleSpec(Section):
     """The global batch: virtual GPUs times clips per GPU. The number of ranks does not change the experiment."""
 
-    gpus: Count | None = Field(
-        default=None,
-        description="Virtual GPUs; the number of ranks must divide it. null: as many as ranks, "
-        "which makes the number of ranks part of the experiment.",
-    )
-    clips_per_gpu: Count = Field(
-        default=8, description="Clips of one virtual GPU in a step; the batch of batch normalisation."
-    )
+    gpus: Count | None = None
+    """Virtual GPUs; the number of ranks must divide it. null: as many as ranks, which makes the number of ranks part of
+    the experiment."""
+    clips_per_gpu: Count = 8
+    """Clips of one virtual GPU in a step; the batch of batch normalisation."""
 
 
 class OptimizerSpec(Section):
     """The solver. Peak LR = base_lr * (global_batch / base_batch) under linear scaling."""
 
-    name: Literal["sgd"] = Field(default="sgd", description="SGD with momentum.")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="Momentum.")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(
-        default=1e-4, description="Weight decay; not applied to biases and batch normalisation."
-    )
-    base_lr: Positive = Field(default=0.00125, description="LR at a global batch of base_batch clips.")
-    base_batch: Count = Field(default=8, description="Global batch that base_lr is given for, clips.")
-    lr_scaling: Literal["linear", "sqrt", "none"] = Field(
-        default="linear", description="Peak LR = base_lr * f, with f the ratio of the batches, its root, or 1."
-    )
-    clip_norm: Positive | None = Field(
-        default=None, description="Clip the global norm of the gradient to this; null: no clipping."
-    )
-    compression: Literal["none", "fp16"] = Field(
-        default="none", description="Number format of the gradients on the network; none: that of the parameters."
-    )
+    name: Literal["sgd"] = "sgd"
+    """SGD with momentum."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum."""
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    """Weight decay; not applied to biases and batch normalisation."""
+    base_lr: Positive = 0.00125
+    """LR at a global batch of base_batch clips."""
+    base_batch: Count = 8
+    """Global batch that base_lr is given for, clips."""
+    lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
+    """Peak LR = base_lr * f, with f the ratio of the batches, its root, or 1."""
+    clip_norm: Positive | None = None
+    """Clip the global norm of the gradient to this; null: no clipping."""
+    compression: Literal["none", "fp16"] = "none"
+    """Number format of the gradients on the network; none: that of the parameters."""
 
 
 class ScheduleSpec(Section):
     """The length of the run and the course of the LR."""
 
-    epochs: Count = Field(default=100, description="Length of the run.")
-    warmup_epochs: Annotated[float, Field(ge=0)] = Field(
-        default=5, description="The LR rises linearly to its peak over this many epochs, step by step."
-    )
-    decay: Literal["cosine", "none"] = Field(
-        default="cosine", description="After the warm-up: cosine to 0, or constant."
-    )
+    epochs: Count = 100
+    """Length of the run."""
+    warmup_epochs: Annotated[float, Field(ge=0)] = 5
+    """The LR rises linearly to its peak over this many epochs, step by step."""
+    decay: Literal["cosine", "none"] = "cosine"
+    """After the warm-up: cosine to 0, or constant."""
 
 
 class EvaluateSpec(Section):
     """Validation: one clip and one crop per video during training, `clips` x `crops` views in the final evaluation."""
 
-    every_epochs: NonNegative = Field(default=5, description="Epochs between validations; 0: only the final one.")
-    clips: Count = Field(default=10, description="Clips per video in the final evaluation.")
-    crops: Literal[1, 3, "full"] = Field(
-        default=1, description="Squares of side short_side per clip, or full: the whole frame."
-    )
-    short_side: Count = Field(default=256, description="Short side of the scaled frame, pixels.")
-    last_checkpoints: Count = Field(
-        default=5,
-        description="The final accuracy is mean and deviation over this many checkpoints; at most checkpoint.keep.",
-    )
+    every_epochs: NonNegative = 5
+    """Epochs between validations; 0: only the final one."""
+    clips: Count = 10
+    """Clips per video in the final evaluation."""
+    crops: Literal[1, 3, "full"] = 1
+    """Squares of side short_side per clip, or full: the whole frame."""
+    short_side: Count = 256
+    """Short side of the scaled frame, pixels."""
+    last_checkpoints: Count = 5
+    """The final accuracy is mean and deviation over this many checkpoints; at most checkpoint.keep."""
 
 
 class CheckpointSpec(Section):
     """When the run is saved, and how many checkpoints are kept."""
 
-    every_epochs: Count = Field(default=1, description="Epochs between checkpoints; the last epoch is always saved.")
-    every_minutes: Positive | None = Field(
-        default=None, description="Also save within an epoch, this often; null: never."
-    )
-    keep: Count = Field(
-        default=5, description="Checkpoints of whole epochs to keep; the newest checkpoint always stays."
-    )
+    every_epochs: Count = 1
+    """Epochs between checkpoints; the last epoch is always saved."""
+    every_minutes: Positive | None = None
+    """Also save within an epoch, this often; null: never."""
+    keep: Count = 5
+    """Checkpoints of whole epochs to keep; the newest checkpoint always stays."""
 
 
 class ExecutionSpec(Section):
     """How a step is computed. Results agree to rounding."""
 
-    recompute: bool = Field(
-        default=False, description="Keep only the input of each block and recompute the rest in the backward pass."
-    )
-    compile: bool = Field(default=False, description="Use torch.compile; needs a C++ compiler on the nodes.")
+    recompute: bool = False
+    """Keep only the input of each block and recompute the rest in the backward pass."""
+    compile: bool = False
+    """Use torch.compile; needs a C++ compiler on the nodes."""
 
 
 class WatchSpec(Section):
     """When a run that goes wrong is ended."""
 
-    nonfinite_steps: Count = Field(
-        default=2, description="This many consecutive steps with a NaN or infinity end the run."
-    )
-    stall_seconds: Positive | None = Field(
-        default=900, description="A rank without progress for this long ends the run; null: never."
-    )
+    nonfinite_steps: Count = 2
+    """This many consecutive steps with a NaN or infinity end the run."""
+    stall_seconds: Positive | None = 900
+    """A rank without progress for this long ends the run; null: never."""
 
 
 class Spec(Section):
     """One experiment."""
 
-    name: FolderName = Field(description="Name of the run; its folder is run_dir/name.")
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=0, description="Decides everything random.")
+    name: FolderName
+    """Name of the run; its folder is run_dir/name."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Decides everything random."""
     model: ModelSpec
     data: DataSpec
     scale: ScaleSpec = ScaleSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
-    precision: Literal["fp32", "fp16", "bf16", "fp64"] = Field(
-        default="fp32", description="fp16 uses loss scaling; fp64 computes everything in double."
-    )
+    precision: Literal["fp32", "fp16", "bf16", "fp64"] = "fp32"
+    """fp16 uses loss scaling; fp64 computes everything in double."""
     evaluate: EvaluateSpec = EvaluateSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     watch: WatchSpec = WatchSpec()
     execution: ExecutionSpec = ExecutionSpec()
-    run_dir: PathText = Field(default="runs", description="Folder of the runs.")
+    run_dir: PathText = "runs"
+    """Folder of the runs."""
 
     @property
     def run_path(self) -> Path:
@@ -305,15 +265,10 @@ def experiment_keys(spec: Spec) -> dict[str, str | int | float | None]:
 
 def experiment_defaults() -> dict[str, str | int | float | None]:
     """Return the values of `experiment_keys` that have defaults: those of a checkpoint that is older than the key."""
-    sections: dict[str, type[Section]] = {
-        "model": ModelSpec,
-        "data": DataSpec,
-        "optimizer": OptimizerSpec,
-        "schedule": ScheduleSpec,
-    }
+    sections: tuple[type[Section], ...] = (ModelSpec, DataSpec, OptimizerSpec, ScheduleSpec)
     return {
         f"{name}.{key}": str(field.default) if name == "data" else field.default
-        for name, section in sections.items()
+        for name, section in zip(("model", "data", "optimizer", "schedule"), sections, strict=True)
         for key, field in section.model_fields.items()
         if not field.is_required()
     }
@@ -327,32 +282,28 @@ def dump_spec(spec: Spec) -> str:
 def spec_from_tree(tree: Tree) -> Spec:
     """Return the spec of values that know their places. Raises SpecError as load_spec does."""
     spec = validated(Spec, tree)
-    conflicts = [f"{tree.place(path)}: {'.'.join(path)}: {message}" for path, message in _conflicts(spec)]
+    conflicts = [f"{tree.place(tuple(key.split('.')))}: {key}: {message}" for key, message in _conflicts(spec)]
     if conflicts:
         raise SpecError("\n".join(conflicts))
     return spec
 
 
-def _conflicts(spec: Spec) -> Iterator[tuple[KeyPath, str]]:
+def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     """Keys that are right one by one and impossible together."""
     data, schedule, model = spec.data, spec.schedule, spec.model
     low, high = data.short_side
     if low > high:
-        yield ("data", "short_side"), f"[low, high] is wanted, got [{low}, {high}]"
+        yield "data.short_side", f"[low, high] is wanted, got [{low}, {high}]"
     if data.augment == "scale_jitter" and data.crop > low:
-        yield ("data", "crop"), f"a crop of {data.crop} does not fit a short side of {low} (data.short_side)"
+        yield "data.crop", f"a crop of {data.crop} does not fit a short side of {low} (data.short_side)"
     if schedule.warmup_epochs > schedule.epochs:
-        yield (
-            ("schedule", "warmup_epochs"),
-            f"a warm-up of {schedule.warmup_epochs:g} epochs is longer than the run ({schedule.epochs} epochs)",
-        )
+        longer = f"a warm-up of {schedule.warmup_epochs:g} epochs is longer than the run ({schedule.epochs} epochs)"
+        yield "schedule.warmup_epochs", longer
     too_short, unknown = frames_problem(model.arch, data.num_frames), backbone_problem(model.arch, model.backbone)
     if too_short is not None:
-        yield ("data", "num_frames"), too_short
+        yield "data.num_frames", too_short
     if unknown is not None:
-        yield ("model", "backbone"), unknown
-    if spec.evaluate.last_checkpoints > spec.checkpoint.keep:
-        yield (
-            ("evaluate", "last_checkpoints"),
-            f"{spec.evaluate.last_checkpoints} checkpoints are wanted, but checkpoint.keep is {spec.checkpoint.keep}",
-        )
+        yield "model.backbone", unknown
+    wanted, kept = spec.evaluate.last_checkpoints, spec.checkpoint.keep
+    if wanted > kept:
+        yield "evaluate.last_checkpoints", f"{wanted} checkpoints are wanted, but checkpoint.keep is {kept}"

@@ -92,9 +92,7 @@ def text_table(rows: Sequence[Mapping[str, str]]) -> str:
     """
     columns = [(name, *(row[name] for row in rows)) for name in rows[0]]
     columns = [column for column in columns if any(cell not in ("", NONE) for cell in column[1:])]
-    padded = []
-    for column in columns:
-        is_number = all(cell in ("", NONE) or cell[0].isdigit() for cell in column[1:])
-        width = max(map(len, column))
-        padded.append([cell.rjust(width) if is_number else cell.ljust(width) for cell in column])
-    return "\n".join("  ".join(line).rstrip() for line in zip(*padded, strict=True))
+    for i, column in enumerate(columns):
+        if all(cell in ("", NONE) or cell[0].isdigit() for cell in column[1:]):
+            columns[i] = tuple(cell.rjust(max(map(len, column))) for cell in column)
+    return table(list(zip(*columns, strict=True)), indent="", left=len(columns))

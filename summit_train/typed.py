@@ -14,9 +14,11 @@ from summit_train.source import KeyPath, SpecError, Tree
 
 
 class Section(BaseModel):
-    """A section of keys: frozen, no unknown keys, no text where a number is wanted."""
+    """A section of keys: frozen, no unknown keys, no text where a number is wanted. A text below a key describes it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 SectionType = TypeVar("SectionType", bound=Section)

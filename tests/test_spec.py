@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from summit_train.models.catalog import ARCHITECTURES, BACKBONES
-from summit_train.spec import Spec, SpecError, dump_spec, load_spec, spec_from_values
+from summit_train.source import SpecError
+from summit_train.spec import Spec, dump_spec, load_spec, spec_from_values
 
 # No deadline and no limit on drawing: how fast the machine is, is not the question.
 LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])

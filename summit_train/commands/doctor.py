@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 from summit_train.doctor import Check, examine
@@ -24,18 +23,10 @@ def run(args: argparse.Namespace) -> int:
     for check in examine(args.run_dir, args.timeout):
         checks.append(check)
         if not args.json:
-            print(as_text(check), flush=True)  # each when it is done: the last ones take seconds
+            mend = f"\n{'':<25} -> {check.mend}" if check.mend else ""
+            # Each when it is done: the last ones take seconds.
+            print(f"{check.status:<5} {check.name:<19} {check.found}{mend}", flush=True)
+    is_healthy = all(check.status != "fail" for check in checks)
     if args.json:
-        print(json.dumps({"ok": healthy(checks), "checks": [dataclasses.asdict(check) for check in checks]}))
-    return 0 if healthy(checks) else 1
-
-
-def healthy(checks: Iterable[Check]) -> bool:
-    """Return whether nothing that is needed failed."""
-    return all(check.status != "fail" for check in checks)
-
-
-def as_text(check: Check) -> str:
-    """Return a check for people: status, name, what was found and, below it, how to mend it."""
-    line = f"{check.status:<5} {check.name:<19} {check.found}"
-    return f"{line}\n{'':<25} -> {check.mend}" if check.mend else line
+        print(json.dumps({"ok": is_healthy, "checks": [dataclasses.asdict(check) for check in checks]}))
+    return 0 if is_healthy else 1

@@ -12,10 +12,10 @@ from typing import Any
 from torch import nn
 
 from summit_train.commands.ranks import session, this_launch
-from summit_train.commands.start import Inputs, choose_device, read_inputs
+from summit_train.commands.start import choose_device, read_inputs
 from summit_train.training.checkpoint import CheckpointError, epoch_checkpoints
 from summit_train.training.evaluation import Evaluation, Progress, show_accuracy
-from summit_train.training.network import fresh_model
+from summit_train.training.run import Inputs, fresh_model
 from summit_train.training.watch import Watchdog
 
 
@@ -72,10 +72,8 @@ def _sentence(result: dict[str, Any], num_classes: int) -> str:
 
 def _split(checkpoints: Sequence[str], overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """Tell files from overrides: after --checkpoints both come as one list."""
-    is_override = [re.match(r"[a-z_.0-9]+=", text) is not None and not Path(text).exists() for text in checkpoints]
-    chosen = [text for text, override in zip(checkpoints, is_override, strict=True) if not override]
-    more = [text for text, override in zip(checkpoints, is_override, strict=True) if override]
-    return chosen, [*overrides, *more]
+    more = [text for text in checkpoints if re.match(r"[a-z_.0-9]+=", text) and not Path(text).exists()]
+    return [text for text in checkpoints if text not in more], [*overrides, *more]
 
 
 def _paths(inputs: Inputs, chosen: Sequence[str]) -> list[Path]:

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from summit_train.cluster.estimate import Estimate, check_ranks, estimate
-from summit_train.cluster.site import Site, load_site
-from summit_train.commands.site_arguments import add_site_arguments
+from summit_train.cluster.site import Site, load_site, parse_walltime
 from summit_train.plan import Plan, PlanError, make_plan, sample_learning_rates
 from summit_train.spec import Spec, load_spec
 
@@ -30,6 +29,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes of the site (default: one GPU a virtual GPU)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
+
+
+def add_site_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add --site, --set and --walltime."""
+    parser.add_argument("--site", required=required, metavar="NAME", help="a shipped site profile, or the path of one")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="key of the site to override: account=abc123"
+    )
+    parser.add_argument("--walltime", type=_walltime, metavar="H:MM", help="walltime (default: what the run needs)")
+
+
+def _walltime(text: str) -> int:
+    try:
+        return int(parse_walltime(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
 
 
 def run(args: argparse.Namespace) -> int:

@@ -35,8 +35,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _schema() -> dict[str, Any]:
+    schema: dict[str, Any] = json.loads(json.dumps(Spec.model_json_schema()).replace("\\n", " "))
+    return schema
+
+
 def _editor_schema() -> dict[str, Any]:
-    schema = Spec.model_json_schema()
+    schema = _schema()
     # A file may leave to the one it extends what a whole spec must have; `extends` itself is gone by then.
     schema["properties"]["extends"] = {
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
@@ -49,16 +54,13 @@ def _editor_schema() -> dict[str, Any]:
 
 def reference() -> str:
     """Return docs/reference.md without its last newline: for each section a table of its keys."""
-    schema = Spec.model_json_schema()
-    tables = [_table("", {**schema, "properties": _keys(schema)})]
+    schema = _schema()
+    keys = {name: value for name, value in schema["properties"].items() if "$ref" not in value}
+    tables = [_table("", {**schema, "properties": keys})]
     for name, value in schema["properties"].items():
         if "$ref" in value:
             tables.append(_table(f"{name}.", schema["$defs"][value["$ref"].removeprefix("#/$defs/")]))
     return "\n".join([_PREFACE, *tables]).rstrip("\n")
-
-
-def _keys(schema: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in schema["properties"].items() if "$ref" not in value}
 
 
 def _table(prefix: str, section: dict[str, Any]) -> str:
@@ -83,12 +85,7 @@ def _value(schema: dict[str, Any]) -> str:
 
 
 def _limits(schema: dict[str, Any]) -> Iterator[str]:
-    words = {
-        "minimum": "at least",
-        "exclusiveMinimum": "above",
-        "maximum": "at most",
-        "exclusiveMaximum": "below",
-    }
+    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     for keyword, word in words.items():
         if keyword in schema:
             limit = schema[keyword]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,18 +13,10 @@ from summit_train.data.batches.loader import open_store
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.memory import keep_freed_memory
-from summit_train.plan import Plan, make_plan
-from summit_train.spec import Spec, SpecError, load_spec
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The user's input, read and found to fit together before any rank talks to another."""
-
-    spec: Spec
-    plan: Plan
-    train_manifest: Manifest
-    val_manifest: Manifest
+from summit_train.plan import make_plan
+from summit_train.source import SpecError
+from summit_train.spec import Spec, load_spec
+from summit_train.training.run import Inputs
 
 
 def read_inputs(path: str, overrides: Sequence[str], ranks: int) -> Inputs:

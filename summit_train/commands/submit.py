@@ -10,8 +10,7 @@ from summit_train.cluster.estimate import check_ranks, estimate
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site
 from summit_train.cluster.submit import chain, folders_to_stage, prepare_job, staging_row
-from summit_train.commands.plan import count_clips
-from summit_train.commands.site_arguments import add_site_arguments
+from summit_train.commands.plan import add_site_arguments, count_clips
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
 

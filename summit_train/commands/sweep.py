@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from summit_train.cluster.site import Site, load_site
-from summit_train.commands.plan import count_clips
-from summit_train.commands.site_arguments import add_site_arguments
-from summit_train.spec import SpecError
+from summit_train.commands.plan import add_site_arguments, count_clips
+from summit_train.source import SpecError
 from summit_train.sweep.figure import write_sweep
 from summit_train.sweep.grid import Sweep, load_sweep
-from summit_train.sweep.planning import PlannedRun, plan_runs, planned_table, planned_values
-from summit_train.sweep.start import run_here, submit_runs
+from summit_train.sweep.start import PlannedRun, plan_runs, planned_table, planned_values, run_here, submit_runs
 from summit_train.sweep.status import JobState, as_values, read_jobs, read_rows, table
 
 

@@ -12,7 +12,7 @@ import torch
 from summit_train.comm import World
 from summit_train.commands.evaluate import evaluate_paths
 from summit_train.commands.ranks import session, this_launch
-from summit_train.commands.start import Inputs, choose_device, read_inputs
+from summit_train.commands.start import choose_device, read_inputs
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class, kept_clips
 from summit_train.files import write_json, write_text
 from summit_train.report.page import write_report
@@ -23,7 +23,7 @@ from summit_train.training.environment import environment
 from summit_train.training.evaluation import Evaluation
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog
-from summit_train.training.run import Run, locked_run, prepare_run
+from summit_train.training.run import Inputs, Run, locked_run
 from summit_train.training.staging import stage_sets
 from summit_train.training.watch import StopRequest, Watchdog
 
@@ -44,11 +44,11 @@ def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: 
 def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *, force: bool, interactive: bool) -> int:
     began = time.monotonic()
     spec, plan = inputs.spec, inputs.plan
-    device = choose_device(world)
-    run = prepare_run(spec, plan, world, device, inputs.train_manifest, inputs.val_manifest, force_resume=force)
+    run = Run(inputs, world, choose_device(world), force_resume=force)
     run.notes += stage_sets(run, watchdog)
     done = _train(run, watchdog, stop, interactive=interactive)
-    if not done or _asked_to_stop(world, stop):  # a walltime that is near would cut the evaluation off
+    # If any rank was asked to stop, a walltime is near that would cut the evaluation off.
+    if not done or world.sum(torch.tensor([float(bool(stop))]), "stop").item() > 0:
         return _stopped(spec, world, stop)
     found = epoch_checkpoints(spec.run_path, plan.steps_per_epoch)
     paths = world.broadcast(found[-spec.evaluate.last_checkpoints :])
@@ -58,11 +58,6 @@ def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *,
         report = write_report([spec.run_path], spec.run_path / "report.html")
         print(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
     return 0
-
-
-def _asked_to_stop(world: World, stop: StopRequest) -> bool:
-    """Return whether any rank was asked to, the same answer on each."""
-    return bool(world.sum(torch.tensor([float(bool(stop))]), "stop").item() > 0)
 
 
 def _stopped(spec: Spec, world: World, stop: StopRequest) -> int:

@@ -141,7 +141,7 @@ class Run:
         self.missing = [name for name in RUN_FILES if not (self.path / name).exists()]
         self.spec_text = self._text("spec.yaml")
         try:
-            self.spec: dict[str, Any] = parse_mapping(self.spec_text, "spec.yaml")[0] if self.spec_text else {}
+            self.spec: dict[str, Any] = parse_mapping(self.spec_text, "spec.yaml").values if self.spec_text else {}
         except SpecError as error:
             self.notes.append(f"{error}; shown as it is")
             self.spec = {}

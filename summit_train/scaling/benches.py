@@ -18,7 +18,7 @@ from summit_train.scaling.published import SLOWEST, label_of, table_1_row
 from summit_train.scaling.steps import Experiment, Place, StepBench, StepTimes, network_values, peak_memory, step_values
 from summit_train.spec import Spec
 from summit_train.training.environment import environment
-from summit_train.training.network import fresh_model
+from summit_train.training.run import fresh_model
 from summit_train.training.step import AUTOCAST, mixed_precision, parameter_type
 from summit_train.training.stopwatch import Mark
 from summit_train.training.watch import Watchdog

@@ -23,8 +23,7 @@ from summit_train.plan import Plan
 from summit_train.scaling.measure import Turns, pair_ratios, spread
 from summit_train.spec import Spec
 from summit_train.training.loop import batches_between
-from summit_train.training.network import fresh_model
-from summit_train.training.run import build_step
+from summit_train.training.run import build_step, fresh_model
 from summit_train.training.step import StepResult
 from summit_train.training.stopwatch import Recorder
 from summit_train.training.watch import Watchdog
@@ -153,7 +152,7 @@ class StepBench:
             micro_batches = self._take()
             self._recorder.lap("data_wait")
             self._watchdog.at(f"in a measured step of {self._spec.name}", waits=self._world.size > 1)
-            result = self._step(micro_batches, 0.0, stopwatch=self._recorder)
+            result = self._step(micro_batches, 0.0, lap=self._recorder.lap)
             if self._last is not None:  # as the loop does, one step late
                 self._last.read(self._plan.global_batch, self._plan.virtual_gpus, self._world.size)
             self._last = result

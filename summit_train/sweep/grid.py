@@ -18,7 +18,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -138,8 +138,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     if not drafts:
         raise SpecError(f"{tree.place(())}: a sweep without a run; grid, zip or runs are wanted")
     base = _base(sweep, tree, overrides, {key for draft in drafts for key in draft.values})
-    specs = [_spec(draft, base, sweep.name) for draft in drafts]
-    _refuse_twins(drafts, specs)
+    specs = _specs(drafts, base, sweep.name)
     runs = []
     for draft, spec, name in zip(drafts, specs, _names(drafts), strict=True):
         changes = {key: value for key, (value, _) in draft.values.items()}
@@ -201,7 +200,9 @@ def _axes(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
     places = {key: tree.place((name, key)) for name in ("grid", "zip") for key in getattr(sweep, name)}
     place = tree.place(("zip" if sweep.zip else "grid",))
     # The first zip keys that tell the rows apart are enough for a name.
-    telling = next((n for n in range(1, len(sweep.zip)) if _distinct(row[:n] for row in rows)), len(sweep.zip))
+    texts = [[json.dumps(value, default=str) for value in row] for row in rows]
+    most = len(sweep.zip)
+    telling = next((n for n in range(1, most) if len({tuple(row[:n]) for row in texts}) == len(rows)), most)
     for point in itertools.product(*sweep.grid.values()):
         on_grid = tuple(zip(sweep.grid, point, strict=True))
         for row in rows:
@@ -242,23 +243,22 @@ def _explicit(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
         yield _Draft(place, values, parts, entry.nodes, entry.name, entry.curve)
 
 
-def _spec(draft: _Draft, base: Tree, folder: str) -> Spec:
-    """Return the run's spec, named `run` for now."""
-    tree = Tree(copy.deepcopy(base.values), dict(base.places))
-    put(tree, "name", "run", draft.place)
-    for key, (value, place) in draft.values.items():
-        put(tree, key, copy.deepcopy(value), place)
-    spec = spec_from_tree(tree)
-    return spec.model_copy(update={"run_dir": str(Path(spec.run_dir) / folder)})
-
-
-def _refuse_twins(drafts: Sequence[_Draft], specs: Sequence[Spec]) -> None:
+def _specs(drafts: Sequence[_Draft], base: Tree, folder: str) -> list[Spec]:
+    """Return the runs' specs, each named `run` for now. Raises SpecError where two are equal."""
+    specs: list[Spec] = []
     seen: dict[tuple[str, int | None], _Draft] = {}
-    for draft, spec in zip(drafts, specs, strict=True):
+    for draft in drafts:
+        tree = copy.deepcopy(base)
+        put(tree, "name", "run", draft.place)
+        for key, (value, place) in draft.values.items():
+            put(tree, key, copy.deepcopy(value), place)
+        spec = spec_from_tree(tree)
+        specs.append(spec.model_copy(update={"run_dir": str(Path(spec.run_dir) / folder)}))
         twin = seen.setdefault((spec.model_dump_json(), draft.nodes), draft)
         if twin is not draft:
             both = f"{_joined(twin.parts)} ({twin.place}) and {_joined(draft.parts)}"
             raise SpecError(f"{draft.place}: {both} are one and the same run; a seed would tell them apart")
+    return specs
 
 
 def _names(drafts: Sequence[_Draft]) -> list[str]:
@@ -271,7 +271,7 @@ def _names(drafts: Sequence[_Draft]) -> list[str]:
     count = Counter(name.casefold() for name in names)
     for i, draft in enumerate(drafts):
         if draft.name is None and count[names[i].casefold()] > 1:
-            names[i] = _cut(names[i], _digest(draft.parts))
+            names[i] = _cut(names[i], draft.parts)
     count = Counter(name.casefold() for name in names)
     for draft, name in zip(reversed(drafts), reversed(names), strict=True):
         if count[name.casefold()] > 1:
@@ -283,7 +283,7 @@ def _joined(parts: Sequence[tuple[str, Any]], in_full: Set[str] = frozenset()) -
     """Return `gpus-48_base_lr-0.02`. A long name is cut and ends with a digest of all parts."""
     words = ((key if key in in_full else key.rpartition(".")[2], _text(value)) for key, value in parts)
     name = "_".join(f"{key}-{value}" for key, value in words)
-    return name if len(name) <= _LONGEST_NAME else _cut(name, _digest(parts))
+    return name if len(name) <= _LONGEST_NAME else _cut(name, parts)
 
 
 def _text(value: Any) -> str:
@@ -295,14 +295,6 @@ def _text(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def _cut(name: str, ending: str) -> str:
-    return f"{name[: _LONGEST_NAME - len(ending) - 1]}-{ending}"
-
-
-def _digest(parts: Sequence[tuple[str, Any]]) -> str:
-    return hashlib.blake2b(json.dumps(parts, default=str).encode(), digest_size=4).hexdigest()
-
-
-def _distinct(rows: Iterable[Sequence[Any]]) -> bool:
-    texts = [json.dumps(row, default=str) for row in rows]
-    return len(set(texts)) == len(texts)
+def _cut(name: str, parts: Sequence[tuple[str, Any]]) -> str:
+    digest = hashlib.blake2b(json.dumps(parts, default=str).encode(), digest_size=4).hexdigest()
+    return f"{name[: _LONGEST_NAME - len(digest) - 1]}-{digest}"

@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -15,7 +14,8 @@ from summit_train.cluster.submit import SubmitError, job_states, submissions
 from summit_train.files import is_locked
 from summit_train.report.metrics import Run, RunError, number
 from summit_train.report.tables import machine_of
-from summit_train.spec import SpecError, experiment_keys, spec_from_values
+from summit_train.source import SpecError
+from summit_train.spec import experiment_keys, spec_from_values
 from summit_train.sweep.grid import Sweep, SweepRun
 from summit_train.text import NONE, duration, has_top5, mean_std, percent, show, text_table
 
@@ -134,7 +134,10 @@ def _last_job(ids: Sequence[str], states: Mapping[str, str]) -> JobState:
 
 
 def _row(sweep: Sweep, run: SweepRun, job: JobState | None) -> SweepRow:
-    found = _read(run.spec.run_path)
+    try:
+        found = Run(run.spec.run_path)
+    except RunError:
+        found = None  # nothing there, or only the files of a submission
     plan = _plan(run, found)
     state, note = _state(run, found, job)
     points = sweep.reference.points if sweep.reference else ()
@@ -159,13 +162,6 @@ def _row(sweep: Sweep, run: SweepRun, job: JobState | None) -> SweepRow:
         note=note,
         num_classes=run.spec.model.num_classes,
     )
-
-
-def _read(path: Path) -> Run | None:
-    try:
-        return Run(path)
-    except RunError:
-        return None  # nothing there, or only the files of a submission
 
 
 def _plan(run: SweepRun, found: Run | None) -> dict[str, Any]:
@@ -218,8 +214,7 @@ def _accuracy(found: Run | None) -> dict[str, Any]:
         final = found.final
         return {"top1": final.top1_mean, "top1_std": final.top1_std, "top5": final.top5_mean, "final": True}
     last = found.evals[-1] if found and found.evals else None
-    top1, top5 = (last.top1, last.top5) if last else (None, None)
-    return {"top1": top1, "top1_std": None, "top5": top5, "final": False}
+    return {"top1": last and last.top1, "top1_std": None, "top5": last and last.top5, "final": False}
 
 
 def _training_top1(found: Run) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class BadClips:
         self.total += num_bad
         self._in_epoch += num_bad
         mine = [
-            {"step": step, "epoch": epoch, "virtual_gpu": batch.virtual_gpu, **_record(bad)}
+            {"step": step, "epoch": epoch, "virtual_gpu": batch.virtual_gpu, **asdict(bad)}
             for batch in micro_batches
             for bad in batch.bad
         ]
@@ -68,7 +69,7 @@ def check_test(world: World, run_path: Path, bad: Sequence[BadClip], videos: int
     counts = world.gather(len(bad))
     total = world.broadcast(sum(counts or []))
     if total:
-        gather_records(world, run_path / FILE, [{"test": True, **_record(clip)} for clip in bad])
+        gather_records(world, run_path / FILE, [{"test": True, **asdict(clip)} for clip in bad])
     if total > fraction * videos:
         raise AgreedError(
             f"{total} of {videos} test videos could not be read, more than data.max_bad_fraction ({fraction:g}): "
@@ -84,10 +85,6 @@ def gather_records(world: World, path: Path, mine: Sequence[dict[str, Any]]) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for records in everyone for record in records)
-
-
-def _record(bad: BadClip) -> dict[str, Any]:
-    return {"clip": bad.clip, "path": bad.path, "reason": bad.reason, "substitute": bad.substitute}
 
 
 def _is_of(line: str, step: int) -> bool:

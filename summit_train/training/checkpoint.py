@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,9 @@ import torch
 from summit_train.errors import RunFailed, UserError
 from summit_train.files import file_sha256, replacing, write_text
 
-_NAME = re.compile(r"step_(\d{8})\.pt")
-
 
 class CheckpointError(UserError):
     """A checkpoint cannot be read, or not be used for this run."""
-
-
-class CheckpointWriteError(RunFailed):
-    """A checkpoint could not be written; the ones before it are as they were."""
 
 
 def checkpoint_path(run_path: Path, step: int) -> Path:
@@ -33,7 +26,7 @@ def checkpoint_path(run_path: Path, step: int) -> Path:
 
 def find_checkpoints(run_path: Path) -> list[Path]:
     """Return the run's checkpoints, oldest first."""
-    return sorted(path for path in (run_path / "checkpoints").glob("step_*.pt") if _NAME.fullmatch(path.name))
+    return sorted((run_path / "checkpoints").glob(f"step_{'[0-9]' * 8}.pt"))
 
 
 def step_of(path: Path) -> int:
@@ -46,7 +39,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
     The digest is taken in memory, so it is not of what a disk made of the bytes. They are flushed under a temporary
     name, then the digest is written, then the file gets its name. A run that is killed in between leaves files that
-    nothing reads. Raises CheckpointWriteError if the disk is full or fails; earlier checkpoints are untouched.
+    nothing reads. Raises RunFailed if the disk is full or fails; earlier checkpoints are untouched.
     """
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
@@ -61,7 +54,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     except OSError as error:
         last = find_checkpoints(path.parent.parent)
         kept = f"the last good one is {last[-1]}" if last else "there is no earlier one"
-        raise CheckpointWriteError(f"{path}: the checkpoint could not be written: {error.strerror}; {kept}") from error
+        raise RunFailed(f"{path}: the checkpoint could not be written: {error.strerror}; {kept}") from error
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

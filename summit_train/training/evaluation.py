@@ -129,7 +129,9 @@ class Evaluation:
         rows: list[dict[str, Any]] = []
         num_videos = 0
         for path, name in zip(paths, _prediction_names(paths), strict=True):
-            weights, step = self.world.broadcast(_weights(path) if self.world.rank == 0 else ({}, 0))
+            state = load_checkpoint(path) if self.world.rank == 0 else {}
+            # The optimizer's state, which is as large as the weights, is of no use here.
+            weights, step = self.world.broadcast((state.get("model", {}), state.get("step", 0)))
             model.load_state_dict(weights)
             scores = self.score(model, settings.clips, settings.crops, progress(path))
             if scores is not None:
@@ -156,12 +158,6 @@ def _prediction_names(paths: Sequence[Path]) -> list[str]:
         f"{stem}.npz" if stems.count(stem) == 1 else f"{stem}_{stems[: place + 1].count(stem)}.npz"
         for place, stem in enumerate(stems)
     ]
-
-
-def _weights(path: Path) -> tuple[dict[str, torch.Tensor], int]:
-    """Return a checkpoint's model and step. The optimizer's state, which is as large, is of no use here."""
-    state = load_checkpoint(path)
-    return state["model"], int(state["step"])
 
 
 def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> dict[str, Any]:

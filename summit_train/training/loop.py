@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import torch
+from functools import partial
 
 from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch, open_store, training_batches
@@ -21,8 +21,8 @@ from summit_train.spec import Spec
 from summit_train.training.evaluation import Evaluation, show_accuracy
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
-from summit_train.training.step import StepResult, Vote, Wishes
-from summit_train.training.stopwatch import Mark, Stopwatch
+from summit_train.training.step import StepResult, Vote
+from summit_train.training.stopwatch import Mark
 from summit_train.training.watch import StopRequest, Watchdog
 
 
@@ -31,54 +31,49 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -
 
     Raises RunFailed, with rank, host, step and clips, if the data or the numbers fail.
     """
-    with open_batches(run) as batches:
-        return train_on(batches, run, log, watchdog, stop)
-
-
-def train_on(batches: Batches[MicroBatch], run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> bool:
-    """Run the loop on open batches."""
     plan, spec, world = run.plan, run.spec, run.world
     ledger = Ledger(run, log)
-    timer = CheckpointTimer(spec.checkpoint.every_minutes if world.rank == 0 else None)
+    saved_at, patience = time.monotonic(), 60 * (spec.checkpoint.every_minutes or math.inf)
+    with batches_between(spec, plan, world, run.train_manifest, run.start_step, plan.total_steps) as batches:
+        for step in range(run.start_step, plan.total_steps):
+            # --- data: this rank's virtual GPUs, one micro-batch each
+            watchdog.at(f"loading the clips of step {step + 1}")
+            start = Mark(run.device)
+            micro_batches, data_wait_s = take(batches, run, step)
 
-    for step in range(run.start_step, plan.total_steps):
-        # --- data: this rank's virtual GPUs, one micro-batch each
-        watchdog.at(f"loading the clips of step {step + 1}")
-        start = Mark(run.device)
-        micro_batches, data_wait_s = take(batches, run, step)
+            # --- forward, backward, synchronise, vote, update
+            watchdog.at(f"computing step {step + 1}")
+            lr = plan.learning_rate(step)
+            notice = partial(watchdog.at, f"waiting for the other ranks in step {step + 1}", waits=True)
+            result = run.step(
+                micro_batches,
+                lr,
+                stop=bool(stop),
+                checkpoint=world.rank == 0 and time.monotonic() - saved_at >= patience,
+                data_wait_s=data_wait_s,
+                waits=notice if world.size > 1 else None,
+            )
 
-        # --- forward, backward, synchronise, vote, update
-        watchdog.at(f"computing step {step + 1}")
-        lr = plan.learning_rate(step)
-        wishes = Wishes(stop=bool(stop), checkpoint=timer.due(), data_wait_s=data_wait_s)
-        notice = WaitNotice(watchdog, step + 1) if world.size > 1 else None
-        result = run.step(micro_batches, lr, wishes, notice)
+            # --- the vote on the step before: the device has finished that one, so reading it holds nothing up
+            vote = ledger.enter(Entry(step + 1, lr, micro_batches, result, start, Mark(run.device)))
 
-        # --- the vote on the step before: the device has finished that one, so reading it holds nothing up
-        vote = ledger.enter(Entry(step + 1, lr, micro_batches, result, start, Mark(run.device)))
-
-        # --- the edge of an epoch, or a wish for a checkpoint that the ranks share
-        epochs_done, inside = divmod(step + 1, plan.steps_per_epoch)
-        stopping = vote is not None and vote.stop and step + 1 < plan.total_steps
-        wished = stopping or (vote is not None and vote.checkpoint)
-        due = inside == 0 and epochs_done % spec.checkpoint.every_epochs == 0
-        if wished or due or step + 1 == plan.total_steps:
-            ledger.settle()
-            save(run, log, watchdog, step + 1)
-            timer.restart()
-        if inside == 0 and not stopping:
-            ledger.settle()
-            every = spec.evaluate.every_epochs  # 0: never
-            if every and (epochs_done % every == 0 or epochs_done == spec.schedule.epochs):
-                validate(run, log, watchdog, epochs_done)
-        if stopping:
-            return False
+            # --- the edge of an epoch, or a wish for a checkpoint that the ranks share
+            epochs_done, inside = divmod(step + 1, plan.steps_per_epoch)
+            stopping = vote is not None and vote.stop and step + 1 < plan.total_steps
+            wished = stopping or (vote is not None and vote.checkpoint)
+            due = inside == 0 and epochs_done % spec.checkpoint.every_epochs == 0
+            if wished or due or step + 1 == plan.total_steps:
+                ledger.settle()
+                save(run, log, watchdog, step + 1)
+                saved_at = time.monotonic()
+            if inside == 0 and not stopping:
+                ledger.settle()
+                every = spec.evaluate.every_epochs  # 0: never
+                if every and (epochs_done % every == 0 or epochs_done == spec.schedule.epochs):
+                    validate(run, log, watchdog, epochs_done)
+            if stopping:
+                return False
     return True
-
-
-def open_batches(run: Run) -> Batches[MicroBatch]:
-    """Return this rank's micro-batches from run.start_step to the end of the run."""
-    return batches_between(run.spec, run.plan, run.world, run.train_manifest, run.start_step, run.plan.total_steps)
 
 
 def batches_between(
@@ -137,17 +132,6 @@ def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int) -> No
         log.say(f"epoch {epoch}: {accuracy}  ({videos} videos, one clip each{bad})")
 
 
-class WaitNotice(Stopwatch):
-    """Tell the watchdog when a step begins to wait for the other ranks."""
-
-    def __init__(self, watchdog: Watchdog, step: int) -> None:
-        self._watchdog, self._step = watchdog, step
-
-    def wait(self) -> None:
-        """Tell it."""
-        self._watchdog.at(f"waiting for the other ranks in step {self._step}", waits=True)
-
-
 @dataclass(frozen=True)
 class Entry:
     """One step as it was launched; `step` counts finished updates."""
@@ -166,7 +150,7 @@ class Ledger:
     def __init__(self, run: Run, log: RunLog | None) -> None:
         self._run, self._log = run, log
         self._pending: Entry | None = None
-        self._broken: deque[Entry] = deque(maxlen=run.spec.watch.nonfinite_steps)
+        self._broken: deque[tuple[bool, str]] = deque(maxlen=run.spec.watch.nonfinite_steps)
 
     def enter(self, entry: Entry) -> Vote | None:
         """Take a launched step; return the vote on the one before it."""
@@ -201,41 +185,20 @@ class Ledger:
         return vote
 
     def _check(self, entry: Entry, vote: Vote) -> None:
+        """Raise AgreedError on all ranks at too many broken steps; rank 0's names the ranks with a bad loss."""
         if not vote.broken:
             self._broken.clear()
             return
-        self._broken.append(entry)
+        run, loss = self._run, entry.result.local_loss.item()
+        clips = ", ".join(run.paths_of(entry.micro_batches))
+        self._broken.append((not math.isfinite(loss), f"step {entry.step}, loss {loss:g}, clips {clips}"))
         if self._log is not None:
             self._log.say(f"step {entry.step}: a loss or gradient is not finite; the update was skipped on all ranks")
         if len(self._broken) == self._broken.maxlen:
-            self._fail()
-
-    def _fail(self) -> None:
-        """Raise AgreedError on all ranks together; rank 0's names the ranks with a bad loss."""
-        run = self._run
-        mine = [
-            f"step {e.step}, loss {e.result.local_loss.item():g}, clips {', '.join(run.paths_of(e.micro_batches))}"
-            for e in self._broken
-        ]
-        at_fault = not all(bool(torch.isfinite(e.result.local_loss)) for e in self._broken)
-        everyone = run.world.gather((at_fault, f"{run.world.who}: {'; '.join(mine)}"))
-        named = [text for fault, text in everyone or [] if fault] or [text for _, text in everyone or []]
-        raise AgreedError(
-            f"{len(self._broken)} steps in a row had a loss or gradient that is not finite. " + " | ".join(named)
-        )
-
-
-class CheckpointTimer:
-    """Tell when `minutes` have passed since the last checkpoint; without minutes, never."""
-
-    def __init__(self, minutes: float | None) -> None:
-        self._seconds = None if minutes is None else 60 * minutes
-        self._since = time.monotonic()
-
-    def due(self) -> bool:
-        """Return whether it is time."""
-        return self._seconds is not None and time.monotonic() - self._since >= self._seconds
-
-    def restart(self) -> None:
-        """Note that a checkpoint was written."""
-        self._since = time.monotonic()
+            at_fault = any(is_bad for is_bad, _ in self._broken)
+            mine = "; ".join(text for _, text in self._broken)
+            everyone = run.world.gather((at_fault, f"{run.world.who}: {mine}")) or []
+            named = [text for fault, text in everyone if fault] or [text for _, text in everyone]
+            raise AgreedError(
+                f"{len(self._broken)} steps in a row had a loss or gradient that is not finite. " + " | ".join(named)
+            )

@@ -20,52 +20,18 @@ _SCALARS = ("loss", "lr", "top1", "top5", "clips_per_second", "step_s", "data_wa
 
 
 class RunLog:
-    """Rank 0's record of the run. The other ranks have none."""
-
-    def __init__(self, run_path: Path, title: str, start_step: int, total_steps: int, *, interactive: bool) -> None:
-        self._file = open(run_path / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
-        if self._file.tell() and not _ends_with_newline(run_path / "metrics.jsonl"):
-            self._file.write("\n")  # a run that was killed can leave half a line
-        # purge_step hides what the run wrote beyond the checkpoint that it goes on from
-        self._events = SummaryWriter(str(run_path / "tensorboard"), purge_step=start_step + 1)
-        self._line = ProgressLine(title, start_step, total_steps, interactive)
-
-    def __enter__(self) -> RunLog:
-        self._line.start()
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._line.stop()
-        self._events.close()
-        self._file.close()
-
-    def write(self, kind: str, **values: Any) -> None:
-        """Append one record; a number that is not finite becomes null, as JSON has no NaN."""
-        record = {"kind": kind, **{name: _json_number(value) for name, value in values.items()}}
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-        if kind in ("step", "eval"):
-            for name in _SCALARS:
-                if record.get(name) is not None:
-                    self._events.add_scalar(f"{kind}/{name}", record[name], record["step"])
-
-    def step(self, **values: Any) -> None:
-        """Record one step and show it."""
-        self.write("step", **values)
-        self._line.show_step(values)
-
-    def say(self, text: str) -> None:
-        """Show a line that stays on the screen."""
-        self._line.say(text)
-
-
-class ProgressLine:
-    """A line that moves on a terminal, or a few plain lines a minute elsewhere.
+    """Rank 0's record of the run, with a line that moves on a terminal, or a few plain lines a minute elsewhere.
 
     `interactive` false: never a moving line. A launcher gives its ranks a terminal that may be nobody's.
     """
 
-    def __init__(self, title: str, start_step: int, total_steps: int, interactive: bool) -> None:
+    def __init__(self, run_path: Path, title: str, start_step: int, total_steps: int, *, interactive: bool) -> None:
+        path = run_path / "metrics.jsonl"
+        is_torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
+        self._file.write("\n" if is_torn else "")  # a run that was killed can leave half a line
+        # purge_step hides what the run wrote beyond the checkpoint that it goes on from
+        self._events = SummaryWriter(str(run_path / "tensorboard"), purge_step=start_step + 1)
         self._console = Console(highlight=False, markup=False, soft_wrap=True)
         self._title, self._start, self._total = title, start_step, total_steps
         self._began = self._last_line = time.monotonic()
@@ -76,44 +42,48 @@ class ProgressLine:
             self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)
             self._task = self._bar.add_task(title, total=total_steps, completed=start_step, state="")
 
-    def start(self) -> None:
-        """Start to draw."""
+    def __enter__(self) -> RunLog:
         if self._bar is not None:
             self._bar.start()
+        return self
 
-    def stop(self) -> None:
-        """Leave the screen in order."""
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         if self._bar is not None:
             self._bar.stop()
+        self._events.close()
+        self._file.close()
 
-    def show_step(self, record: dict[str, Any]) -> None:
-        """Show the newest step."""
-        wait = 100 * record["data_wait_s"] / record["step_s"] if record["step_s"] else 0.0
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one record; a number that is not finite becomes null, as JSON has no NaN."""
+        record = {"kind": kind, **values}
+        record |= {
+            name: None for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)
+        }
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        if kind in ("step", "eval"):
+            for name in _SCALARS:
+                if record.get(name) is not None:
+                    self._events.add_scalar(f"{kind}/{name}", record[name], record["step"])
+
+    def step(self, **values: Any) -> None:
+        """Record one step and show it."""
+        self.write("step", **values)
+        step, wait = values["step"], 100 * values["data_wait_s"] / values["step_s"] if values["step_s"] else 0.0
         state = (
-            f"epoch {record['epoch']}  loss {record['loss']:.4f}  lr {record['lr']:.4g}  "
-            f"{record['clips_per_second']:.1f} clips/s  data wait {wait:.0f} %"
+            f"epoch {values['epoch']}  loss {values['loss']:.4f}  lr {values['lr']:.4g}  "
+            f"{values['clips_per_second']:.1f} clips/s  data wait {wait:.0f} %"
         )
-        if record.get("bad_clips"):
-            state += f"  {record['bad_clips']} bad clips"
-        if self._bar is not None:
-            self._bar.update(self._task, completed=record["step"], state=state)
-            return
+        if values.get("bad_clips"):
+            state += f"  {values['bad_clips']} bad clips"
         now = time.monotonic()
-        if now - self._last_line >= _SECONDS_BETWEEN_LINES or record["step"] == self._total:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, state=state)
+        elif now - self._last_line >= _SECONDS_BETWEEN_LINES or step == self._total:
             self._last_line = now
-            left = (now - self._began) / max(1, record["step"] - self._start) * (self._total - record["step"])
-            self.say(f"{self._title}: step {record['step']}/{self._total}  {state}  {duration(left)} left")
+            left = (now - self._began) / max(1, step - self._start) * (self._total - step)
+            self.say(f"{self._title}: step {step}/{self._total}  {state}  {duration(left)} left")
 
     def say(self, text: str) -> None:
-        """Show a line that stays."""
+        """Show a line that stays on the screen."""
         self._console.print(text)
-
-
-def _json_number(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with open(path, "rb") as file:
-        file.seek(-1, 2)
-        return file.read(1) == b"\n"

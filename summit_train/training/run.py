@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from summit_train import rng
 from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.manifest import Manifest
-from summit_train.data.manifest.quarantine import Kept, kept_clips
+from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.errors import UserError
 from summit_train.models import VideoNetwork
 from summit_train.models.weights import load_pretrained
+from summit_train.network import build_network, make_ready
 from summit_train.optim.sgd import build_sgd, start_momentum
 from summit_train.plan import Plan
 from summit_train.spec import Spec, experiment_defaults, experiment_keys
@@ -32,27 +34,52 @@ from summit_train.training.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
-from summit_train.training.network import fresh_model
-from summit_train.training.step import StepSettings, TrainStep
+from summit_train.training.step import TrainStep, parameter_type
 
 
-@dataclass
-class Run:
-    """One run on one rank; start_step is the number of updates in its checkpoint, notes are lines for people."""
+@dataclass(frozen=True)
+class Inputs:
+    """The user's input, read and found to fit together before any rank talks to another."""
 
     spec: Spec
     plan: Plan
-    world: World
-    device: torch.device
     train_manifest: Manifest
     val_manifest: Manifest
-    model: VideoNetwork
-    optimizer: torch.optim.Optimizer
-    step: TrainStep
-    start_step: int
-    notes: list[str]
-    train_clips: Kept
-    bad_clips: BadClips
+
+
+class Run:
+    """One run on one rank.
+
+    start_step: the number of updates in the checkpoint that it goes on from. notes: lines for people.
+    """
+
+    def __init__(self, inputs: Inputs, world: World, device: torch.device, *, force_resume: bool = False) -> None:
+        """Build the model and the optimizer and load the newest whole checkpoint. Collective.
+
+        Raises CheckpointError if the checkpoint is of another experiment (unless `force_resume`) or none is whole.
+        """
+        self.world, self.device = world, device
+        self.spec, self.plan = spec, plan = inputs.spec, inputs.plan
+        self.train_manifest, self.val_manifest = inputs.train_manifest, inputs.val_manifest
+        self.train_clips = kept = kept_clips(spec.data, inputs.train_manifest)
+        self.model = fresh_model(spec, device)
+        self.notes = [f"network: {self.model.execution}"]
+        if spec.data.quarantine is not None:
+            out = f"{len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"
+            self.notes.append(f"left out: {out}")
+        saved = world.broadcast(self._saved_state(force_resume) if world.rank == 0 else {})
+        if spec.model.pretrained is not None and not saved and world.rank == 0:
+            self.notes.append(f"pretrained: {load_pretrained(self.model, spec.model.pretrained)}")
+        weights = saved["model"] if saved else {name: value.cpu() for name, value in self.model.state_dict().items()}
+        self.model.load_state_dict(weights if saved else world.broadcast(weights))
+        self.optimizer, self.step = build_step(spec, plan, world, self.model, device)
+        if saved:
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.step.loss_scale.load_state_dict(saved["loss_scale"])
+        self.start_step = int(saved.get("step", 0))
+        clips_per_epoch = plan.steps_per_epoch * plan.global_batch
+        self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
+        self.bad_clips.load_state_dict(saved.get("bad_clips", self.bad_clips.state_dict()), self.start_step)
 
     def paths_of(self, micro_batches: Sequence[MicroBatch]) -> list[str]:
         """Return the paths of the clips of some micro-batches."""
@@ -71,45 +98,50 @@ class Run:
             "optimizer": self.optimizer.state_dict(),
             "loss_scale": self.step.loss_scale.state_dict(),
             "bad_clips": self.bad_clips.state_dict(),
-            "experiment": experiment(self.spec, self.plan, self.train_manifest, self.train_clips),
+            "experiment": self._experiment(),
             "spec": self.spec.model_dump(mode="json"),
         }
         save_checkpoint(checkpoint_path(self.spec.run_path, step), state)
         prune_checkpoints(self.spec.run_path, self.spec.checkpoint.keep, self.plan.steps_per_epoch)
 
+    def _experiment(self) -> dict[str, str | int | float | None]:
+        """Return what must be equal for one run to go on from another's checkpoint, as flat `section.key: value`.
 
-def prepare_run(
-    spec: Spec,
-    plan: Plan,
-    world: World,
-    device: torch.device,
-    train_manifest: Manifest,
-    val_manifest: Manifest,
-    *,
-    force_resume: bool = False,
-) -> Run:
-    """Build the model and the optimizer and load the newest whole checkpoint. Collective.
+        The number of ranks is not part of it, nor where the data are, nor what only changes the speed.
+        """
+        same = experiment_keys(self.spec) | {"data.train (fingerprint)": self.train_manifest.fingerprint()}
+        if (quarantine := self.train_clips.fingerprint()) is not None:
+            same["data.quarantine (fingerprint)"] = quarantine
+        return same | {"scale.gpus": self.plan.virtual_gpus, "scale.clips_per_gpu": self.plan.clips_per_gpu}
 
-    Raises CheckpointError if the checkpoint is of another experiment (unless `force_resume`) or none is whole.
+    def _saved_state(self, force_resume: bool) -> dict[str, Any]:
+        path, state, complaints = load_newest(self.spec.run_path)
+        self.notes.extend(f"passed over: {complaint}" for complaint in complaints)
+        if path is None:
+            return {}
+        same = self._experiment()
+        older = {key: value for key, value in experiment_defaults().items() if key in same}
+        differing = differences(older | state.get("experiment", {}), same)
+        if differing and not force_resume:
+            raise CheckpointError(
+                f"{path} is of another experiment: {'; '.join(differing)}. Give this run another name, or take it "
+                "over all the same with --force-resume"
+            )
+        self.notes.extend(f"forced: {difference}" for difference in differing)
+        self.notes.append(f"goes on from {path}")
+        return state
+
+
+def fresh_model(spec: Spec, device: torch.device) -> VideoNetwork:
+    """Build the spec's network on `device`, ready to run, with weights that the seed alone decides.
+
+    Weights stay in their plain layout, as Horovod takes contiguous gradients only; clips are channels-last, and every
+    convolution follows its input.
     """
-    model = fresh_model(spec, device)
-    kept = kept_clips(spec.data, train_manifest)
-    notes = [f"network: {model.execution}", *_quarantine_notes(spec, kept)]
-    same = experiment(spec, plan, train_manifest, kept)
-    saved = world.broadcast(_saved_state(spec, same, force_resume, notes) if world.rank == 0 else {})
-    if spec.model.pretrained is not None and not saved and world.rank == 0:
-        notes.append(f"pretrained: {load_pretrained(model, spec.model.pretrained)}")
-    model.load_state_dict(saved["model"] if saved else world.broadcast(_cpu_state(model)))
-    optimizer, step = build_step(spec, plan, world, model, device)
-    if saved:
-        optimizer.load_state_dict(saved["optimizer"])
-        step.loss_scale.load_state_dict(saved["loss_scale"])
-    start = int(saved["step"]) if saved else 0
-    bad_clips = BadClips(world, spec.run_path, plan.steps_per_epoch * plan.global_batch, spec.data.max_bad_fraction)
-    bad_clips.load_state_dict(saved.get("bad_clips", bad_clips.state_dict()), start)
-    return Run(
-        spec, plan, world, device, train_manifest, val_manifest, model, optimizer, step, start, notes, kept, bad_clips
-    )
+    generator = torch.Generator().manual_seed(rng.seed_of(spec.seed, "weights"))
+    network = build_network(spec, generator).to(device=device, dtype=parameter_type(spec.precision))
+    make_ready(network, spec)
+    return network
 
 
 def build_step(
@@ -117,21 +149,19 @@ def build_step(
 ) -> tuple[torch.optim.Optimizer, TrainStep]:
     """Return the spec's optimizer over all ranks, with zero momentum, and the step that drives it."""
     sgd = build_sgd(model, momentum=spec.optimizer.momentum, weight_decay=spec.optimizer.weight_decay)
-    optimizer = world.wrap(sgd, model.named_parameters(), plan.accumulation, spec.optimizer.compression)
+    optimizer = world.wrap(sgd, model, plan.accumulation, spec.optimizer.compression)
     start_momentum(optimizer)
-    settings = StepSettings(spec.seed, plan.accumulation, spec.precision, spec.optimizer.clip_norm)
-    return optimizer, TrainStep(model, optimizer, world, device, settings)
-
-
-def experiment(spec: Spec, plan: Plan, train_manifest: Manifest, kept: Kept) -> dict[str, str | int | float | None]:
-    """Return what must be equal for one run to go on from another's checkpoint, as flat `section.key: value`.
-
-    The number of ranks is not part of it, nor where the data are, nor what only changes the speed.
-    """
-    same = experiment_keys(spec) | {"data.train (fingerprint)": train_manifest.fingerprint()}
-    if kept.fingerprint() is not None:
-        same["data.quarantine (fingerprint)"] = kept.fingerprint()
-    return same | {"scale.gpus": plan.virtual_gpus, "scale.clips_per_gpu": plan.clips_per_gpu}
+    step = TrainStep(
+        model,
+        optimizer,
+        world,
+        device,
+        seed=spec.seed,
+        accumulation=plan.accumulation,
+        precision=spec.precision,
+        clip_norm=spec.optimizer.clip_norm,
+    )
+    return optimizer, step
 
 
 @contextmanager
@@ -154,32 +184,3 @@ def locked_run(run_path: Path) -> Iterator[None]:
         file.write(f"{os.uname().nodename}, process {os.getpid()}\n")
         file.flush()
         yield
-
-
-def _quarantine_notes(spec: Spec, kept: Kept) -> list[str]:
-    if spec.data.quarantine is None:
-        return []
-    return [f"left out: {len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"]
-
-
-def _saved_state(
-    spec: Spec, same: Mapping[str, str | int | float | None], force_resume: bool, notes: list[str]
-) -> dict[str, Any]:
-    path, state, complaints = load_newest(spec.run_path)
-    notes.extend(f"passed over: {complaint}" for complaint in complaints)
-    if path is None:
-        return {}
-    older = {key: value for key, value in experiment_defaults().items() if key in same}
-    differing = differences(older | state.get("experiment", {}), same)
-    if differing and not force_resume:
-        raise CheckpointError(
-            f"{path} is of another experiment: {'; '.join(differing)}. Give this run another name, or take it over "
-            "all the same with --force-resume"
-        )
-    notes.extend(f"forced: {difference}" for difference in differing)
-    notes.append(f"goes on from {path}")
-    return state
-
-
-def _cpu_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.cpu() for name, tensor in model.state_dict().items()}

@@ -30,17 +30,7 @@ class Mark:
         return later._time - self._time
 
 
-class Stopwatch:
-    """Hear a step's phases. This one forgets them, for training that nobody measures."""
-
-    def lap(self, phase: str) -> None:
-        """Note that what happened since the lap before was `phase`, one of PHASES."""
-
-    def wait(self) -> None:
-        """Note that the step now depends on the other ranks, up to its end."""
-
-
-class Recorder(Stopwatch):
+class Recorder:
     """Remember the laps of some steps.
 
     On a GPU a lap is an event in the stream, so the times are the device's: a wait of the host while the device still
@@ -56,18 +46,16 @@ class Recorder(Stopwatch):
         self._steps.append([("", Mark(self._device))])
 
     def lap(self, phase: str) -> None:
-        """Mark the end of a phase of PHASES."""
+        """Note that what happened since the lap before was `phase`, one of PHASES."""
         assert phase in PHASES, phase
         self._steps[-1].append((phase, Mark(self._device)))
 
     def read(self) -> list[dict[str, float]]:
         """Wait for the device; return the seconds of each phase in each step since the last reading."""
-        steps, self._steps = self._steps, []
-        return [_seconds(laps) for laps in steps]
-
-
-def _seconds(laps: list[tuple[str, Mark]]) -> dict[str, float]:
-    seconds = dict.fromkeys(PHASES, 0.0)
-    for (_, before), (phase, mark) in pairwise(laps):
-        seconds[phase] += before.seconds_to(mark)
-    return seconds
+        steps = []
+        for laps in self._steps:
+            steps.append(dict.fromkeys(PHASES, 0.0))
+            for (_, before), (phase, mark) in pairwise(laps):
+                steps[-1][phase] += before.seconds_to(mark)
+        self._steps = []
+        return steps

@@ -23,7 +23,6 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: str | None = None
-        self._leaving = False
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -38,7 +37,6 @@ class StopRequest:
         srun --kill-on-bad-exit sends SIGTERM to the ranks that are still there when the first one has left with a
         status that is not 0. One that dies of it would hide the 85 of the others.
         """
-        self._leaving = True
         for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
@@ -50,7 +48,7 @@ class StopRequest:
             yield self
         finally:
             for number, handler in former.items():
-                if not self._leaving:
+                if signal.getsignal(number) != signal.SIG_IGN:
                     signal.signal(number, handler)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from summit_train.commands import model as command
-from summit_train.spec import SpecError
+from summit_train.source import SpecError
 
 SPEC = """
 name: t

@@ -8,7 +8,7 @@ import pytest
 
 from summit_train.cluster.site import load_site
 from summit_train.sweep.grid import load_sweep
-from summit_train.sweep.planning import plan_runs
+from summit_train.sweep.start import plan_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs/sweeps"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from summit_train.comm import SerialWorld
+from summit_train.comm import World
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.quarantine import kept_clips, write_quarantine
 from summit_train.data.video.source import DecodeError
@@ -22,6 +22,6 @@ def test_a_clip_in_quarantine_is_never_trained_on(write_spec: WriteSpec, tmp_pat
     spec = load_spec(write_spec(data={"quarantine": str(tmp_path / "bad.csv")}))
     plan = make_plan(spec, 1, len(kept_clips(spec.data, manifest)))
     assert plan.steps_per_epoch == 5
-    with batches_between(spec, plan, SerialWorld(), manifest, 0, 5) as batches:
+    with batches_between(spec, plan, World(), manifest, 0, 5) as batches:
         seen = [clip for batch in batches for clip in batch.ids.tolist()]
     assert sorted(seen) == list(range(1, 80, 2))

@@ -124,14 +124,15 @@ _FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 import torch
-from summit_train.training.checkpoint import CheckpointWriteError, checkpoint_path, save_checkpoint
+from summit_train.errors import RunFailed
+from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
 run = Path(sys.argv[1])
 state = {"model": {"w": torch.zeros(1_000_000)}, "optimizer": {}, "step": 20}
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     save_checkpoint(checkpoint_path(run, 20), state)
-except CheckpointWriteError as error:
+except RunFailed as error:
     print(error)
 """
 

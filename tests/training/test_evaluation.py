@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.comm import SerialWorld
+from summit_train.comm import World
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import Spec, load_spec
 from summit_train.training.evaluation import Evaluation, Scores, show_accuracy, summarise
-from summit_train.training.network import fresh_model
+from summit_train.training.run import fresh_model
 from tests.conftest import WriteSpec
 
 
@@ -57,10 +57,10 @@ def test_a_videos_score_is_the_mean_over_its_views_and_depends_on_no_other(write
     manifest = read_manifest(spec.data.val)
     model = fresh_model(spec, torch.device("cpu"))
     model.train()
-    whole = Evaluation(spec, manifest, SerialWorld(), torch.device("cpu")).score(model, 3, 3)
+    whole = Evaluation(spec, manifest, World(), torch.device("cpu")).score(model, 3, 3)
     assert whole is not None and model.training
     assert whole.scores.shape == (101, 4) and np.isfinite(whole.scores).all()
-    second = SerialWorld()
+    second = World()
     second.rank, second.size = 1, 2
     half = _Half(model, spec, manifest, second)
     for video, score in half:
@@ -70,7 +70,7 @@ def test_a_videos_score_is_the_mean_over_its_views_and_depends_on_no_other(write
 class _Half(list[tuple[int, np.ndarray]]):
     """What rank 1 of 2 would send to rank 0."""
 
-    def __init__(self, model: nn.Module, spec: Spec, manifest: Manifest, world: SerialWorld) -> None:
+    def __init__(self, model: nn.Module, spec: Spec, manifest: Manifest, world: World) -> None:
         def gather(value: tuple[list[int], list[np.ndarray]]) -> None:
             self.extend(zip(*value, strict=True))
 
@@ -87,4 +87,4 @@ def test_a_video_that_cannot_be_read_is_named(write_spec: WriteSpec, tmp_path: P
     spec = load_spec(write_spec(data={"val": str(tmp_path / "val.csv")}))
     model = fresh_model(spec, torch.device("cpu"))
     with pytest.raises(DecodeError, match=r"gone\.mp4"):
-        Evaluation(spec, read_manifest(spec.data.val), SerialWorld(), torch.device("cpu")).score(model, 1, 1)
+        Evaluation(spec, read_manifest(spec.data.val), World(), torch.device("cpu")).score(model, 1, 1)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.comm import SerialWorld
+from summit_train.comm import World
 from summit_train.data.manifest import read_manifest
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.plan import make_plan
 from summit_train.spec import spec_from_values
-from summit_train.training.loop import open_batches
-from summit_train.training.run import prepare_run
+from summit_train.training.loop import batches_between
+from summit_train.training.run import Inputs, Run
 
 # In double. The narrow I3D at this LR multiplies a rounding error by ten at each step: 1e-16 becomes 1e-6 after twelve,
 # whatever the order of its sums. The 2D networks do not.
@@ -51,8 +51,8 @@ def tiny_losses(folder: Path) -> dict[str, list[float]]:
         spec = spec_from_values(values, "golden")
         manifest = read_manifest(spec.data.train)
         plan = make_plan(spec, 1, len(manifest))
-        run = prepare_run(spec, plan, SerialWorld(), torch.device("cpu"), manifest, manifest)
-        with open_batches(run) as batches:
+        run = Run(Inputs(spec, plan, manifest, manifest), World(), torch.device("cpu"))
+        with batches_between(spec, plan, run.world, manifest, 0, plan.total_steps) as batches:
             losses[arch] = [
                 run.step([next(batches), next(batches)], plan.learning_rate(step)).read(8, 2, 1).loss
                 for step in range(plan.total_steps)

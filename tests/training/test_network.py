@@ -9,7 +9,7 @@ import torch
 
 from summit_train.models.recompute import RecomputedBlocks
 from summit_train.spec import Spec, load_spec
-from summit_train.training.network import fresh_model
+from summit_train.training.run import fresh_model
 from tests.conftest import WriteSpec
 
 CPU = torch.device("cpu")

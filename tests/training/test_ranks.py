@@ -190,10 +190,10 @@ from summit_train.cluster.launcher import find_launch
 from summit_train.training.step import TrainStep
 mode, culprit = sys.argv[2:]
 honest, launch = TrainStep._forward, find_launch(os.environ)
-def forward(self, index, batch, stopwatch):
+def forward(self, index, batch, lap):
     if batch.step == 3 and launch.rank == int(culprit):
         os.kill(os.getpid(), signal.SIGSTOP) if mode == "stopped" else time.sleep(1000)
-    return honest(self, index, batch, stopwatch)
+    return honest(self, index, batch, lap)
 TrainStep._forward = forward
 sys.exit(main(["train", sys.argv[1], "watch.stall_seconds=10"]))
 """

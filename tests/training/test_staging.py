@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from summit_train.__main__ import main
-from summit_train.comm import SerialWorld
+from summit_train.comm import World
 from summit_train.data.manifest import read_manifest
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
@@ -95,7 +95,7 @@ def test_without_a_disk_it_trains_from_the_shared_set_and_says_so_once(
     assert printed.count("warning: ") == 1 and f"{absent}: No such file or directory" in printed
 
 
-class _Node(SerialWorld):
+class _Node(World):
     """Rank 1 of 4, which leads the second of two nodes with two ranks each."""
 
     rank, size = 1, 4
@@ -111,7 +111,7 @@ class _Node(SerialWorld):
         return self._others(value)
 
 
-def _run(spec: Path, world: SerialWorld) -> Any:
+def _run(spec: Path, world: World) -> Any:
     values = load_spec(spec)
     train, val = read_manifest(values.data.train), read_manifest(values.data.val)
     plan = make_plan(values, world.size, len(train))
@@ -137,8 +137,8 @@ def test_one_rank_of_a_node_copies_and_one_warning_is_for_all(
 
 
 def test_what_cannot_be_staged_is_said(write_spec: WriteSpec, tmp_path: Path) -> None:
-    with Watchdog(SerialWorld(), None) as watchdog:
+    with Watchdog(World(), None) as watchdog:
         for stage, said in (("auto", "data.stage is auto: "), (str(tmp_path / "node"), "is no packed set")):
-            run = _run(write_spec("raw", data={"stage": stage}), SerialWorld())
+            run = _run(write_spec("raw", data={"stage": stage}), World())
             assert said in stage_sets(run, watchdog)[0]
-        assert stage_sets(_run(write_spec("none"), SerialWorld()), watchdog) == []
+        assert stage_sets(_run(write_spec("none"), World()), watchdog) == []

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.comm import SerialWorld
-from summit_train.training.statistics import RunningStatistics
+from summit_train.comm import World
+from summit_train.training.step import RunningStatistics
 
 
 def _batches(count: int) -> list[torch.Tensor]:
@@ -19,7 +19,7 @@ def _batches(count: int) -> list[torch.Tensor]:
 def test_every_micro_batch_has_the_same_weight(accumulation: int) -> None:
     """r <- (1 - m) r + m / A * sum(s_i), for mean and (unbiased) variance, over three steps."""
     norm = nn.BatchNorm2d(3, momentum=0.1, dtype=torch.float64)
-    statistics = RunningStatistics(norm, accumulation, SerialWorld())
+    statistics = RunningStatistics(norm, accumulation, World())
     mean, var = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     batches = _batches(3 * accumulation)
     for step in range(3):
@@ -39,7 +39,7 @@ def test_every_micro_batch_has_the_same_weight(accumulation: int) -> None:
 
 def test_a_skipped_step_leaves_no_trace() -> None:
     norm = nn.BatchNorm2d(3)
-    statistics = RunningStatistics(norm, 2, SerialWorld())
+    statistics = RunningStatistics(norm, 2, World())
     statistics.begin_step()
     for index in range(2):
         statistics.begin_pass(index)
@@ -53,7 +53,7 @@ def test_a_skipped_step_leaves_no_trace() -> None:
 
 def test_the_counter_counts_updates_not_passes() -> None:
     norm = nn.BatchNorm2d(3)
-    statistics = RunningStatistics(norm, 4, SerialWorld())
+    statistics = RunningStatistics(norm, 4, World())
     for batch in _batches(4):
         norm(batch.float())
     statistics.count(1)
@@ -61,7 +61,7 @@ def test_the_counter_counts_updates_not_passes() -> None:
 
 
 def test_a_network_without_norms_has_nothing_to_average() -> None:
-    statistics = RunningStatistics(nn.Linear(2, 2), 2, SerialWorld())
+    statistics = RunningStatistics(nn.Linear(2, 2), 2, World())
     statistics.begin_step()
     statistics.begin_pass(0)
     statistics.start_mean()

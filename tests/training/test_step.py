@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from summit_train.comm import SerialWorld
+from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
 from summit_train.optim.sgd import build_sgd, start_momentum
-from summit_train.training.step import LossScale, Normalise, StepSettings, TrainStep, Wishes
+from summit_train.training.step import LossScale, Normalise, TrainStep
 
 CPU = torch.device("cpu")
 
@@ -43,7 +43,8 @@ def _step(
 ) -> TrainStep:
     optimizer = build_sgd(model, momentum=0.9, weight_decay=decay)
     start_momentum(optimizer)
-    return TrainStep(model, optimizer, SerialWorld(), CPU, StepSettings(0, accumulation, precision, clip_norm))
+    settings = {"accumulation": accumulation, "precision": precision, "clip_norm": clip_norm}
+    return TrainStep(model, optimizer, World(), CPU, seed=0, **settings)
 
 
 def _reference_gradients(model: nn.Module, batches: Sequence[MicroBatch]) -> dict[str, torch.Tensor]:
@@ -91,7 +92,7 @@ def test_the_vote_has_the_mean_loss_the_top1_and_the_wishes() -> None:
         logits = [copy.deepcopy(model)(Normalise(torch.float64, CPU)(b.clips)) for b in batches]
     loss = sum(float(functional.cross_entropy(x, b.labels)) for x, b in zip(logits, batches, strict=True)) / 2
     right = sum(int((x.argmax(1) == b.labels).sum()) for x, b in zip(logits, batches, strict=True))
-    vote = _step(model, 2)(batches, 0.1, Wishes(stop=True, checkpoint=False, data_wait_s=0.25)).read(4, 2, 1)
+    vote = _step(model, 2)(batches, 0.1, stop=True, checkpoint=False, data_wait_s=0.25).read(4, 2, 1)
     assert vote.loss == pytest.approx(loss, rel=1e-12)
     assert vote.top1 == pytest.approx(100 * right / 4)
     assert (vote.stop, vote.checkpoint, vote.data_wait_s) == (True, False, 0.25)
@@ -192,7 +193,8 @@ def test_a_step_on_a_gpu_does_not_wait_for_the_device() -> None:
     model = _model(dtype=torch.float32).to(device)
     optimizer = build_sgd(model, momentum=0.9, weight_decay=0.1)
     start_momentum(optimizer)
-    step = TrainStep(model, optimizer, SerialWorld(), device, StepSettings(0, 2, "fp16", 1.0))
+    settings = {"accumulation": 2, "precision": "fp16", "clip_norm": 1.0}
+    step = TrainStep(model, optimizer, World(), device, seed=0, **settings)
     batches = [
         MicroBatch(b.step, b.virtual_gpu, b.clips.pin_memory(), b.labels.pin_memory(), b.ids) for b in _micro_batches(2)
     ]

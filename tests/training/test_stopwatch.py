@@ -3,46 +3,40 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from summit_train.comm import SerialWorld
+from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
 from summit_train.optim.sgd import build_sgd, start_momentum
-from summit_train.training.step import StepSettings, TrainStep
-from summit_train.training.stopwatch import PHASES, Mark, Recorder, Stopwatch
+from summit_train.training.step import TrainStep
+from summit_train.training.stopwatch import PHASES, Mark, Recorder
 
 CPU = torch.device("cpu")
 
 
-class _Listener(Stopwatch):
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def lap(self, phase: str) -> None:
-        self.heard.append(phase)
-
-
-def _weights_after_a_step(stopwatch: Stopwatch | None) -> torch.Tensor:
+def _weights_after_a_step(**options: Callable[[str], None]) -> torch.Tensor:
     model = build_model("tsm", "resnet18", 2, 3, width=0.125, generator=torch.Generator().manual_seed(1))
     optimizer = build_sgd(model, momentum=0.9, weight_decay=0.1)
     start_momentum(optimizer)
-    step = TrainStep(model, optimizer, SerialWorld(), CPU, StepSettings(0, 2, "fp32"))
+    step = TrainStep(model, optimizer, World(), CPU, seed=0, accumulation=2, precision="fp32")
     frames = torch.arange(2 * 2 * 16 * 16 * 3).reshape(2, 2, 16, 16, 3).remainder(256).to(torch.uint8)
     labels, ids = torch.tensor([0, 2]), torch.arange(2)
-    step([MicroBatch(0, number, frames, labels, ids) for number in range(2)], 0.1, stopwatch=stopwatch)
+    step([MicroBatch(0, number, frames, labels, ids) for number in range(2)], 0.1, **options)
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def test_a_step_names_its_phases_in_their_order_and_computes_the_same() -> None:
-    listener, recorder = _Listener(), Recorder(CPU)
-    alone = _weights_after_a_step(None)
-    assert torch.equal(_weights_after_a_step(listener), alone)
+    heard: list[str] = []
+    recorder = Recorder(CPU)
+    alone = _weights_after_a_step()
+    assert torch.equal(_weights_after_a_step(lap=heard.append), alone)
     recorder.begin_step()
-    assert torch.equal(_weights_after_a_step(recorder), alone)
-    work = [phase for phase in listener.heard if phase != "other"]
+    assert torch.equal(_weights_after_a_step(lap=recorder.lap), alone)
+    work = [phase for phase in heard if phase != "other"]
     assert work == ["forward", "backward"] * 2 + ["allreduce"] * 2 + ["update"]
     (seconds,) = recorder.read()
     assert set(seconds) == set(PHASES) and seconds["data_wait"] == 0

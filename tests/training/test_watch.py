@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from summit_train.comm import SerialWorld
+from summit_train.comm import World
 from summit_train.training.watch import Neighbour, StopRequest
 from tests.worlds import run
 
 _STALL = """
 import sys, time
-from summit_train.comm import SerialWorld
+from summit_train.comm import World
 from summit_train.training.watch import Watchdog
-class World(SerialWorld):
+class Stalled(World):
     who = "rank 3 on node7"
     def __init__(self):
         pass
@@ -28,7 +28,7 @@ class World(SerialWorld):
         print("ending all", status, time.monotonic() - began, flush=True)
 waits = sys.argv[1] == "waits"
 began = time.monotonic()
-with Watchdog(World(), 1.0) as watchdog:
+with Watchdog(Stalled(), 1.0) as watchdog:
     watchdog.at("in step 1")
     time.sleep(0.5)
     watchdog.at("loading the clips of step 2", waits=waits)
@@ -48,19 +48,19 @@ def test_a_rank_that_stalls_says_where_and_ends_all(mode: str) -> None:
 def test_a_rank_that_goes_on_is_left_alone() -> None:
     program = """
 import time
-from summit_train.comm import SerialWorld
+from summit_train.comm import World
 from summit_train.training.watch import Watchdog
-with Watchdog(SerialWorld(), 1.0) as watchdog:
+with Watchdog(World(), 1.0) as watchdog:
     for step in range(8):
         watchdog.at(f"in step {step}")
         time.sleep(0.25)
-with Watchdog(SerialWorld(), None):
+with Watchdog(World(), None):
     time.sleep(0.1)
 """
     assert run(0, "-c", program, timeout=30) == (0, "")
 
 
-class _Rank(SerialWorld):
+class _Rank(World):
     """A rank of a world that lives in threads of this process. Its hosts are two names of this machine."""
 
     hosts = ("localhost", "127.0.0.1", "no-such-host.invalid")
