@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from summit_train.models.catalog import (
+    ARCHITECTURES,
     Arch,
     Backbone,
     FreezeBN,
@@ -80,9 +81,11 @@ class ModelSpec(Section):
 
     arch: Arch = Field(
         description="tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time. "
-        "i3d_3x3x3 needs 16 frames or more; i3d_3x1x1 needs 8 or more and a backbone with bottleneck blocks."
+        "i3d_3x3x3 needs 16 frames or more and i3d_3x1x1 8 or more; i3d_3x1x1 and i3d_replace need bottleneck blocks."
     )
-    backbone: Backbone = Field(default="resnet50", description="The 2D network that the architecture is built on.")
+    backbone: Backbone | None = Field(
+        default=None, description="The 2D network that the architecture is built on. null: its usual one, resnet50."
+    )
     width: Annotated[float, Field(gt=0, le=8)] = Field(default=1.0, description="Factor on every channel count.")
     num_classes: Count = Field(description="Labels are 0 to num_classes - 1.")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -106,6 +109,18 @@ class ModelSpec(Section):
         description="Initial weights: a file under torchvision's names, a checkpoint, or a run folder. "
         "I3D inflates 2D weights. null: random weights.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_backbone(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("backbone") is None and values.get("arch") in ARCHITECTURES:
+            return {**values, "backbone": ARCHITECTURES[values["arch"]].usual_backbone}
+        return values
+
+    @property
+    def title(self) -> str:
+        """Return architecture and backbone, e.g. "tsm resnet50"."""
+        return " ".join(name for name in (self.arch, self.backbone) if name)
 
 
 class DataSpec(Section):
