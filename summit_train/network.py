@@ -69,6 +69,7 @@ def _built(model: ModelSpec, num_frames: int, generator: torch.Generator | None)
         model.num_classes,
         width=model.width,
         dropout=model.dropout,
+        zero_init_residual=model.zero_init_residual,
         shift_fraction=model.shift_fraction,
         shift_place=model.shift_place,
         shift_direction=model.shift_direction,

@@ -31,6 +31,7 @@ __all__ = [
     "CheckpointSpec",
     "DataSpec",
     "EvaluateSpec",
+    "LossSpec",
     "ModelSpec",
     "OptimizerSpec",
     "ScaleSpec",
@@ -90,6 +91,9 @@ class ModelSpec(Section):
     num_classes: Count = Field(description="Labels are 0 to num_classes - 1.")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0, description="Probability of dropping a feature before the classifier."
+    )
+    zero_init_residual: bool = Field(
+        default=False, description="The last batch normalisation of each residual branch begins at 0 (Goyal et al.)."
     )
     shift_fraction: Annotated[float, Field(ge=0, le=0.5)] = Field(
         default=0.125, description="tsm: fraction of the channels shifted in each direction."
@@ -198,11 +202,22 @@ class OptimizerSpec(Section):
     lr_scaling: Literal["linear", "sqrt", "none"] = Field(
         default="linear", description="Peak LR = base_lr * f, with f the ratio of the batches, its root, or 1."
     )
+    head_lr_factor: Positive = Field(
+        default=1.0, description="The classifier's LR is this times the others', for fine-tuning."
+    )
     clip_norm: Positive | None = Field(
         default=None, description="Clip the global norm of the gradient to this; null: no clipping."
     )
     compression: Literal["none", "fp16"] = Field(
         default="none", description="Number format of the gradients on the network; none: that of the parameters."
+    )
+
+
+class LossSpec(Section):
+    """The training loss: cross-entropy."""
+
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="Part of each label that is spread evenly over all classes; evaluation has none."
     )
 
 
@@ -275,6 +290,7 @@ class Spec(Section):
     scale: ScaleSpec = ScaleSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
+    loss: LossSpec = LossSpec()
     precision: Literal["fp32", "fp16", "bf16", "fp64"] = Field(
         default="fp32", description="fp16 uses loss scaling; fp64 computes everything in double."
     )
@@ -313,7 +329,7 @@ def experiment_keys(spec: Spec) -> dict[str, str | int | float | None]:
     values = spec.model_dump(mode="json")
     same = {f"model.{key}": value for key, value in values["model"].items() if key != "pretrained"}
     same |= {f"data.{key}": str(values["data"][key]) for key in _DATA_IDENTITY}
-    for section in ("optimizer", "schedule", "scale"):
+    for section in ("optimizer", "schedule", "loss", "scale"):
         same |= {f"{section}.{key}": value for key, value in values[section].items()}
     return same | {"seed": spec.seed, "precision": spec.precision}
 
@@ -325,6 +341,7 @@ def experiment_defaults() -> dict[str, str | int | float | None]:
         "data": DataSpec,
         "optimizer": OptimizerSpec,
         "schedule": ScheduleSpec,
+        "loss": LossSpec,
     }
     return {
         f"{name}.{key}": str(field.default) if name == "data" else field.default

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import get_args
 
 import torch
+from torch import nn
 
 from summit_train.models.catalog import (
     ARCHITECTURES,
@@ -16,8 +17,8 @@ from summit_train.models.catalog import (
     frames_problem,
 )
 from summit_train.models.i3d import I3D
-from summit_train.models.mobilenet import MobileNetV2
-from summit_train.models.resnet import ResNet
+from summit_train.models.mobilenet import InvertedResidual, MobileNetV2
+from summit_train.models.resnet import ResidualBlock, ResNet
 from summit_train.models.tsm import add_shifts
 from summit_train.models.video import VideoNetwork, initialise
 
@@ -30,6 +31,7 @@ def build_model(
     *,
     width: float = 1.0,
     dropout: float = 0.0,
+    zero_init_residual: bool = False,
     shift_fraction: float = 0.125,
     shift_place: ShiftPlace = "residual",
     shift_direction: ShiftDirection = "both",
@@ -39,7 +41,8 @@ def build_model(
 
     arch, backbone, shift_place and shift_direction are names of the catalog; "tsn" is the 2D network, "tsm" the same
     with the temporal shift. Without `backbone` it is the architecture's usual one. `width` multiplies the channels,
-    rounded to multiples of 8. Only "tsm" reads the shift's settings. Weights are drawn from `generator`, or from
+    rounded to multiples of 8. With `zero_init_residual` every residual block begins as its shortcut (Goyal et al.,
+    section 5.1). Only "tsm" reads the shift's settings. Weights are drawn from `generator`, or from
     torch's global one. Raises ValueError for a choice that does not exist and for a clip that is too short for the
     network's strides in time.
     """
@@ -55,6 +58,10 @@ def build_model(
     if arch == "tsm":
         add_shifts(model, shift_fraction, shift_place, shift_direction)
     initialise(model, generator)
+    if zero_init_residual:
+        for module in model.modules():
+            if isinstance(module, ResidualBlock | InvertedResidual):
+                nn.init.zeros_(module.last_norm.get_parameter("weight"))
     return model
 
 

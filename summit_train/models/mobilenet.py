@@ -41,6 +41,11 @@ class InvertedResidual(nn.Module):
             nn.BatchNorm2d(channels),
         )
 
+    @property
+    def last_norm(self) -> nn.Module:
+        """Return the normalisation that ends the branch."""
+        return self.conv[-1]
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the branch, and add the shortcut where there is one."""
         shifted = self.shift(x)

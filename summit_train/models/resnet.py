@@ -30,6 +30,11 @@ class ResidualBlock(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.nl: nn.Module = nn.Identity()
 
+    @property
+    def last_norm(self) -> nn.Module:
+        """Return the normalisation that ends the branch."""
+        raise NotImplementedError
+
     def branch(self, x: torch.Tensor) -> torch.Tensor:
         """Return the residual, without the last relu."""
         raise NotImplementedError
@@ -57,6 +62,11 @@ class BasicBlock(ResidualBlock):
         self.bn2 = nn.BatchNorm2d(channels)
         self.downsample = projection(in_channels, channels, stride)
 
+    @property
+    def last_norm(self) -> nn.Module:
+        """Return bn2."""
+        return self.bn2
+
     def branch(self, x: torch.Tensor) -> torch.Tensor:
         """Return 3x3, 3x3 of `x`."""
         x = self.relu(self.bn1(self.conv1(x)))
@@ -82,6 +92,11 @@ class Bottleneck(ResidualBlock):
         self.conv3 = nn.Conv2d(inner, out_channels, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(out_channels)
         self.downsample = projection(in_channels, out_channels, stride)
+
+    @property
+    def last_norm(self) -> nn.Module:
+        """Return bn3."""
+        return self.bn3
 
     def branch(self, x: torch.Tensor) -> torch.Tensor:
         """Return 1x1, 3x3, 1x1 of `x`."""

@@ -20,7 +20,7 @@ from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.errors import UserError
 from summit_train.models import VideoNetwork
 from summit_train.models.weights import load_pretrained
-from summit_train.optim.sgd import build_sgd, start_momentum
+from summit_train.optim.sgd import build_sgd, parameter_groups, start_momentum
 from summit_train.plan import Plan
 from summit_train.spec import Spec, experiment_defaults, experiment_keys
 from summit_train.training.bad_clips import BadClips
@@ -113,14 +113,17 @@ def prepare_run(
 
 
 def build_step(
-    spec: Spec, plan: Plan, world: World, model: nn.Module, device: torch.device
+    spec: Spec, plan: Plan, world: World, model: VideoNetwork, device: torch.device
 ) -> tuple[torch.optim.Optimizer, TrainStep]:
     """Return the spec's optimizer over all ranks, with zero momentum, and the step that drives it."""
-    sgd = build_sgd(model, momentum=spec.optimizer.momentum, weight_decay=spec.optimizer.weight_decay)
-    optimizer = world.wrap(sgd, model.named_parameters(), plan.accumulation, spec.optimizer.compression)
+    settings = spec.optimizer
+    groups = parameter_groups(model, settings.weight_decay, model.head, settings.head_lr_factor)
+    sgd = build_sgd(groups, settings.momentum)
+    optimizer = world.wrap(sgd, model.named_parameters(), plan.accumulation, settings.compression)
     start_momentum(optimizer)
-    settings = StepSettings(spec.seed, plan.accumulation, spec.precision, spec.optimizer.clip_norm)
-    return optimizer, TrainStep(model, optimizer, world, device, settings)
+    smoothing = spec.loss.label_smoothing
+    step = StepSettings(spec.seed, plan.accumulation, spec.precision, settings.clip_norm, smoothing)
+    return optimizer, TrainStep(model, optimizer, world, device, step)
 
 
 def experiment(spec: Spec, plan: Plan, train_manifest: Manifest, kept: Kept) -> dict[str, str | int | float | None]:

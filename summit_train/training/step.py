@@ -134,12 +134,17 @@ class StepResult:
 
 @dataclass(frozen=True)
 class StepSettings:
-    """The spec's part in a step. accumulation: micro-batches of a rank; clip_norm: L2 norm of the gradient, or None."""
+    """The spec's part in a step.
+
+    accumulation: micro-batches of a rank; clip_norm: L2 norm of the gradient, or None; label_smoothing: part of each
+    label that is spread over all classes (Szegedy et al., "Rethinking the Inception architecture", section 7).
+    """
 
     seed: int
     accumulation: int
     precision: str
     clip_norm: float | None = None
+    label_smoothing: float = 0.0
 
 
 class TrainStep:
@@ -223,7 +228,7 @@ class TrainStep:
             logits = self._model(clips)
         logits = logits.to(self._dtype)
         correct = (logits.detach().argmax(1) == labels).sum()
-        loss = functional.cross_entropy(logits, labels)
+        loss = functional.cross_entropy(logits, labels, label_smoothing=self._settings.label_smoothing)
         stopwatch.lap("forward")
         return loss, correct
 

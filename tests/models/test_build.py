@@ -303,3 +303,14 @@ def test_the_catalog_builds() -> None:
 def test_an_input_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"takes \(N, 4, 3, H, W\); this input is"):
         small("tsm", "resnet18", 4)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(("arch", "backbone", "num_frames"), SMALL)
+def test_zero_init_residual_makes_every_block_its_shortcut(arch: str, backbone: str, num_frames: int) -> None:
+    model = small(arch, backbone, num_frames, zero_init_residual=True)
+    blocks = [m for m in model.modules() if hasattr(m, "last_norm")]
+    assert len(blocks) in (8, 16, 17, 33)
+    assert all(not block.last_norm.weight.any() for block in blocks)
+    assert not any(module.last_norm.weight.requires_grad is False for module in blocks)
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    assert sum(bool(norm.weight.any()) for norm in norms) == len(norms) - len(blocks)

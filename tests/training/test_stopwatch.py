@@ -10,7 +10,7 @@ import torch
 from summit_train.comm import SerialWorld
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
-from summit_train.optim.sgd import build_sgd, start_momentum
+from summit_train.optim.sgd import build_sgd, parameter_groups, start_momentum
 from summit_train.training.step import StepSettings, TrainStep
 from summit_train.training.stopwatch import PHASES, Mark, Recorder, Stopwatch
 
@@ -27,7 +27,7 @@ class _Listener(Stopwatch):
 
 def _weights_after_a_step(stopwatch: Stopwatch | None) -> torch.Tensor:
     model = build_model("tsm", "resnet18", 2, 3, width=0.125, generator=torch.Generator().manual_seed(1))
-    optimizer = build_sgd(model, momentum=0.9, weight_decay=0.1)
+    optimizer = build_sgd(parameter_groups(model, 0.1), 0.9)
     start_momentum(optimizer)
     step = TrainStep(model, optimizer, SerialWorld(), CPU, StepSettings(0, 2, "fp32"))
     frames = torch.arange(2 * 2 * 16 * 16 * 3).reshape(2, 2, 16, 16, 3).remainder(256).to(torch.uint8)
