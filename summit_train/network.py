@@ -33,7 +33,7 @@ def make_ready(network: VideoNetwork, spec: Spec) -> None:
         return
     # The features alone: the dropout's own generator is nothing that a compiler takes. As a function it is no module,
     # so that the parameters' names stay.
-    network.features = torch.compile(network.features)  # type: ignore[method-assign]
+    network.extract = torch.compile(network.extract)  # type: ignore[method-assign]
     network.execution = "compiled by torch.compile"
 
 
@@ -69,6 +69,7 @@ def _built(model: ModelSpec, num_frames: int, generator: torch.Generator | None)
         model.num_classes,
         width=model.width,
         dropout=model.dropout,
+        zero_init_residual=model.zero_init_residual,
         shift_fraction=model.shift_fraction,
         shift_place=model.shift_place,
         shift_direction=model.shift_direction,

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from summit_train.models.catalog import (
+    ARCHITECTURES,
     Arch,
     Backbone,
     FreezeBN,
@@ -61,15 +62,17 @@ class ModelSpec(Section):
 
     arch: Arch
     """tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time. i3d_3x3x3 needs 16
-    frames or more; i3d_3x1x1 needs 8 or more and a backbone with bottleneck blocks."""
-    backbone: Backbone = "resnet50"
-    """The 2D network that the architecture is built on."""
+    frames or more and i3d_3x1x1 8 or more; i3d_3x1x1 and i3d_replace need bottleneck blocks."""
+    backbone: Backbone | None = None
+    """The 2D network that the architecture is built on. null: its usual one, resnet50."""
     width: Annotated[float, Field(gt=0, le=8)] = 1.0
     """Factor on every channel count."""
     num_classes: Count
     """Labels are 0 to num_classes - 1."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability of dropping a feature before the classifier."""
+    zero_init_residual: bool = False
+    """The last batch normalisation of each residual branch begins at 0 (Goyal et al.)."""
     shift_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.125
     """tsm: fraction of the channels shifted in each direction."""
     shift_place: ShiftPlace = "residual"
@@ -81,6 +84,19 @@ class ModelSpec(Section):
     pretrained: PathText | None = None
     """Initial weights: a file under torchvision's names, a checkpoint, or a run folder. I3D inflates 2D weights. null:
     random weights."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_backbone(cls, values: Any) -> Any:
+        known = ARCHITECTURES.get(str(values.get("arch"))) if isinstance(values, dict) else None
+        if known is None or values.get("backbone") is not None:
+            return values
+        return {**values, "backbone": known.usual_backbone}
+
+    @property
+    def title(self) -> str:
+        """Return architecture and backbone, e.g. "tsm resnet50"."""
+        return " ".join(name for name in (self.arch, self.backbone) if name)
 
 
 class DataSpec(Section):
@@ -147,10 +163,19 @@ class OptimizerSpec(Section):
     """Global batch that base_lr is given for, clips."""
     lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
     """Peak LR = base_lr * f, with f the ratio of the batches, its root, or 1."""
+    head_lr_factor: Positive = 1.0
+    """The classifier's LR is this times the others', for fine-tuning."""
     clip_norm: Positive | None = None
     """Clip the global norm of the gradient to this; null: no clipping."""
     compression: Literal["none", "fp16"] = "none"
     """Number format of the gradients on the network; none: that of the parameters."""
+
+
+class LossSpec(Section):
+    """The training loss: cross-entropy."""
+
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Part of each label that is spread evenly over all classes; evaluation has none."""
 
 
 class ScheduleSpec(Section):
@@ -220,6 +245,7 @@ class Spec(Section):
     scale: ScaleSpec = ScaleSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
+    loss: LossSpec = LossSpec()
     precision: Literal["fp32", "fp16", "bf16", "fp64"] = "fp32"
     """fp16 uses loss scaling; fp64 computes everything in double."""
     evaluate: EvaluateSpec = EvaluateSpec()
@@ -258,17 +284,17 @@ def experiment_keys(spec: Spec) -> dict[str, str | int | float | None]:
     values = spec.model_dump(mode="json")
     same = {f"model.{key}": value for key, value in values["model"].items() if key != "pretrained"}
     same |= {f"data.{key}": str(values["data"][key]) for key in _DATA_IDENTITY}
-    for section in ("optimizer", "schedule", "scale"):
+    for section in ("optimizer", "schedule", "loss", "scale"):
         same |= {f"{section}.{key}": value for key, value in values[section].items()}
     return same | {"seed": spec.seed, "precision": spec.precision}
 
 
 def experiment_defaults() -> dict[str, str | int | float | None]:
     """Return the values of `experiment_keys` that have defaults: those of a checkpoint that is older than the key."""
-    sections: tuple[type[Section], ...] = (ModelSpec, DataSpec, OptimizerSpec, ScheduleSpec)
+    sections: tuple[type[Section], ...] = (ModelSpec, DataSpec, OptimizerSpec, ScheduleSpec, LossSpec)
     return {
         f"{name}.{key}": str(field.default) if name == "data" else field.default
-        for name, section in zip(("model", "data", "optimizer", "schedule"), sections, strict=True)
+        for name, section in zip(("model", "data", "optimizer", "schedule", "loss"), sections, strict=True)
         for key, field in section.model_fields.items()
         if not field.is_required()
     }

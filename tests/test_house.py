@@ -35,7 +35,7 @@ ARROWS: dict[str, set[str]] = {
     "plan": _GROUND,
     "data": _GROUND | {"memory"},
     "training": _GROUND | {"text", "source", "comm", "models", "plan", "data", "optim"},
-    "cluster": {"errors", "files", "source", "typed", "spec", "plan", "data"},
+    "cluster": {"errors", "files", "source", "typed", "spec", "plan", "data", "models.catalog"},
     "report": {"errors", "files", "source", "text", "scaling.published"},
     "sweep": {"errors", "files", "text", "source", "typed", "spec", "plan", "cluster", "report"},
     # The cost model is integers and floats; the benches run what training runs.

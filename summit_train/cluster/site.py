@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from summit_train.errors import UserError
+from summit_train.models.catalog import Arch, Backbone
 from summit_train.source import SpecError, file_of, read_tree
 from summit_train.spec import Count, Positive
 from summit_train.typed import Section, validated
@@ -91,8 +92,8 @@ class Cap(Section):
 class Speed(Section):
     """Measured training speed of one network: clips a second of one GPU, and the source of the figure."""
 
-    arch: Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1"]
-    backbone: str = "resnet50"
+    arch: Arch
+    backbone: Backbone | None = "resnet50"
     num_frames: Count
     crop: Count = 224
     nodes: Count

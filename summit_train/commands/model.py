@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
 def _table(spec: Spec, count: Count) -> str:
     frames, height, width = count.clip
     rows = {
-        "network": f"{spec.model.arch}, {spec.model.backbone}, {spec.model.num_classes} classes",
+        "network": f"{spec.model.title}, {spec.model.num_classes} classes",
         "input": f"{frames} x 3 x {height} x {width} ({count.input_bytes:,} bytes as uint8)",
         "parameters": f"{count.parameters:,}",
         "gradients": f"{count.gradient_bytes:,} bytes a step in fp32",

@@ -154,7 +154,7 @@ def _print_tables(spec: Spec, plan: Plan, left_out: int, hours: float | None, co
     elif hours is not None:
         rows.append(("training time", f"{hours:,.2f} h, {hours * plan.ranks:,.1f} rank-hours, without validation"))
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{spec.name}: {spec.model.arch} {spec.model.backbone}, {spec.data.num_frames} frames")
+    console.print(f"{spec.name}: {spec.model.title}, {spec.data.num_frames} frames")
     for name, value in rows:
         console.print(f"  {name:<15} {value}")
     table = Table("step", "epoch", "learning rate", title="learning rate", title_justify="left")

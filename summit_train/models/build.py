@@ -7,29 +7,31 @@ from collections.abc import Iterable
 from typing import get_args
 
 import torch
+from torch import nn
 
 from summit_train.models.catalog import (
     ARCHITECTURES,
-    BACKBONES,
     ShiftDirection,
     ShiftPlace,
     backbone_problem,
     frames_problem,
 )
 from summit_train.models.i3d import I3D
-from summit_train.models.resnet import ResNet
+from summit_train.models.mobilenet import InvertedResidual, MobileNetV2
+from summit_train.models.resnet import ResidualBlock, ResNet
 from summit_train.models.tsm import add_shifts
 from summit_train.models.video import VideoNetwork, initialise
 
 
 def build_model(
     arch: str,
-    backbone: str = "resnet50",
+    backbone: str | None = None,
     num_frames: int = 8,
     num_classes: int = 400,
     *,
     width: float = 1.0,
     dropout: float = 0.0,
+    zero_init_residual: bool = False,
     shift_fraction: float = 0.125,
     shift_place: ShiftPlace = "residual",
     shift_direction: ShiftDirection = "both",
@@ -38,26 +40,37 @@ def build_model(
     """Build a video network with fresh weights: float (N, num_frames, 3, H, W) -> logits (N, num_classes).
 
     arch, backbone, shift_place and shift_direction are names of the catalog; "tsn" is the 2D network, "tsm" the same
-    with the temporal shift. `width` multiplies the channels, rounded to multiples of 8. Only "tsm" reads the shift's
-    settings. Weights are drawn from `generator`, or from torch's global one. Raises ValueError for a choice that does
-    not exist and for a clip that is too short for the network's strides in time.
+    with the temporal shift. Without `backbone` it is the architecture's usual one. `width` multiplies the channels,
+    rounded to multiples of 8. With `zero_init_residual` every residual block begins as its shortcut (Goyal et al.,
+    section 5.1). Only "tsm" reads the shift's settings. Weights are drawn from `generator`, or from
+    torch's global one. Raises ValueError for a choice that does not exist and for a clip that is too short for the
+    network's strides in time.
     """
     _check_choice("arch", arch, ARCHITECTURES)
-    _check_choice("backbone", backbone, BACKBONES)
+    backbone = ARCHITECTURES[arch].usual_backbone if backbone is None else backbone
     _check_choice("shift_place", shift_place, get_args(ShiftPlace))
     for problem in (backbone_problem(arch, backbone), frames_problem(arch, num_frames)):
         if problem is not None:
             raise ValueError(problem)
     if num_classes < 1 or not (math.isfinite(width) and width > 0):
         raise ValueError(f"num_classes is {num_classes} and width is {width}; both are positive")
-    if ARCHITECTURES[arch].inflated:
-        model: VideoNetwork = I3D(arch, backbone, num_frames, num_classes, width, dropout)
-    else:
-        model = resnet = ResNet(backbone, num_frames, num_classes, width, dropout)
-        if arch == "tsm":
-            add_shifts(resnet, shift_fraction, shift_place, shift_direction)
+    model = _built(arch, backbone or "", num_frames, num_classes, width, dropout)
+    if arch == "tsm":
+        add_shifts(model, shift_fraction, shift_place, shift_direction)
     initialise(model, generator)
+    if zero_init_residual:
+        for module in model.modules():
+            if isinstance(module, ResidualBlock | InvertedResidual):
+                nn.init.zeros_(module.last_norm.get_parameter("weight"))
     return model
+
+
+def _built(arch: str, backbone: str, num_frames: int, num_classes: int, width: float, dropout: float) -> VideoNetwork:
+    if arch in ("i3d_3x3x3", "i3d_3x1x1", "i3d_replace"):
+        return I3D(arch, backbone, num_frames, num_classes, width, dropout)
+    if backbone == "mobilenet_v2":
+        return MobileNetV2(num_frames, num_classes, width, dropout)
+    return ResNet(backbone, num_frames, num_classes, width, dropout)
 
 
 def _check_choice(name: str, value: str, valid: Iterable[str]) -> None:

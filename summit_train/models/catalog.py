@@ -4,44 +4,61 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
-Arch = Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1"]
-Backbone = Literal["resnet18", "resnet34", "resnet50", "resnet101"]
+Arch = Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1", "i3d_replace"]
+Backbone = Literal[
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "resnext101_32x4d",
+    "resnext101_32x8d",
+    "mobilenet_v2",
+]
 ShiftPlace = Literal["residual", "in_place"]
 ShiftDirection = Literal["both", "past"]
 FreezeBN = Literal["none", "all", "all_but_first"]
 
 BACKBONES: tuple[str, ...] = get_args(Backbone)
-BOTTLENECK_BACKBONES: tuple[str, ...] = ("resnet50", "resnet101")
+RESNETS = BACKBONES[:-1]
+BOTTLENECK_BACKBONES = RESNETS[2:]
 
 
 class Architecture(NamedTuple):
     """An architecture's limits.
 
+    `backbones` are the 2D networks that it can be built on; with none the architecture is a network of its own.
     `minimum_frames` is the product of its strides in time. With fewer frames a stage would be down to one frame while
     strides are still to come: they would halve nothing, and the kernels there would see padding alone on both sides.
     """
 
     title: str
+    backbones: tuple[str, ...]
     minimum_frames: int = 1
-    backbones: tuple[str, ...] = BACKBONES
-    inflated: bool = False
+
+    @property
+    def usual_backbone(self) -> str | None:
+        """Return the backbone that is meant where none is named."""
+        return "resnet50" if "resnet50" in self.backbones else next(iter(self.backbones), None)
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "tsm": Architecture("TSM"),
-    "tsn": Architecture("TSN"),
-    "i3d_3x3x3": Architecture("I3D 3x3x3", minimum_frames=16, inflated=True),
-    "i3d_3x1x1": Architecture("I3D 3x1x1", minimum_frames=8, backbones=BOTTLENECK_BACKBONES, inflated=True),
+    "tsm": Architecture("TSM", BACKBONES),
+    "tsn": Architecture("TSN", BACKBONES),
+    "i3d_3x3x3": Architecture("I3D 3x3x3", RESNETS, minimum_frames=16),
+    "i3d_3x1x1": Architecture("I3D 3x1x1", BOTTLENECK_BACKBONES, minimum_frames=8),
+    "i3d_replace": Architecture("I3D replace", BOTTLENECK_BACKBONES),
 }
 
 
-def backbone_problem(arch: str, backbone: str) -> str | None:
+def backbone_problem(arch: str, backbone: str | None) -> str | None:
     """Return why `arch` cannot be built on `backbone`, and what would be right; None where it can."""
     valid = ARCHITECTURES[arch].backbones
-    if backbone in valid:
+    if backbone in valid or (backbone is None and not valid):
         return None
-    reason = f"{arch} inflates the first 1x1 convolution of bottleneck blocks, and {backbone} has none"
-    return f"{reason}; valid: {', '.join(valid)}"
+    if not valid:
+        return f"{arch} is a network of its own, without a backbone; leave the key out"
+    return f"{arch} cannot be built on {backbone}; valid: {', '.join(valid)}"
 
 
 def frames_problem(arch: str, num_frames: int) -> str | None:

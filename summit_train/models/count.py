@@ -122,7 +122,7 @@ class _Walk:
     """What hooks see while the network runs once.
 
     `floats` maps a storage that autograd keeps to its elements and the block that kept it first ("" outside of blocks).
-    A block is a child of a stage that is a sequence; `block_inputs` maps the storages of their inputs to elements.
+    `block_inputs` maps the storages of their inputs to elements.
     `alive` holds the tensors, so that no storage is used twice.
     """
 
@@ -144,12 +144,11 @@ class _Walk:
             elif isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.register_forward_hook(self._norm)
         for name, title in self.network.stages.items():
-            stage = self.network.get_submodule(name)
-            stage.register_forward_hook(self._stage(title))
-            if isinstance(stage, nn.Sequential):
-                for number, block in stage.named_children():
-                    block.register_forward_pre_hook(self._enter(f"{name}.{number}"))
-                    block.register_forward_hook(self._leave)
+            self.network.get_submodule(name).register_forward_hook(self._stage(title))
+        for name in self.network.blocks:
+            for number, block in self.network.get_submodule(name).named_children():
+                block.register_forward_pre_hook(self._enter(f"{name}.{number}"))
+                block.register_forward_hook(self._leave)
         parameters = {_place(parameter) for parameter in self.network.parameters()}
 
         def _keep(tensor: torch.Tensor) -> torch.Tensor:

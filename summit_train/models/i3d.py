@@ -11,6 +11,8 @@ from summit_train.models.resnet import STAGES, ResidualBlock, ResNet
 class I3D(ResNet):
     """A ResNet over volumes (N, 3, T, H, W), with the parameter names of the 2D network.
 
+    i3d_replace (Lin et al., "TSM", journal version, Table 6): the first 1x1 of every block becomes 3x1x1, where TSM has
+    its shifts; T stays.
     i3d_3x3x3 (Hara et al., 2018): every 3x3 becomes 3x3x3; res3 to res5 halve T together with H and W; conv1 is
     7x7x7 / (1, 2, 2), pool1 3x3x3 / 2.
     i3d_3x1x1 (Wang et al., "Non-local neural networks", 2018): the first 1x1 of every block of res2, of blocks 1010..
@@ -25,7 +27,10 @@ class I3D(ResNet):
         super().__init__(backbone, num_frames, num_classes, width, dropout)
         self.pool2: nn.Module = nn.Identity()
         self.avgpool = nn.AdaptiveAvgPool3d(1)
-        if arch == "i3d_3x3x3":
+        if arch == "i3d_replace":
+            self.conv1 = inflated(self.conv1)
+            self.maxpool = nn.MaxPool3d((1, 3, 3), (1, 2, 2), padding=(0, 1, 1))
+        elif arch == "i3d_3x3x3":
             self.conv1 = inflated(self.conv1, kernel=7)
             self.maxpool = nn.MaxPool3d(3, 2, padding=1)
         else:
@@ -36,14 +41,18 @@ class I3D(ResNet):
         for stage in range(4):
             for number, block in enumerate(self.get_submodule(f"layer{stage + 1}").children()):
                 assert isinstance(block, ResidualBlock)
-                _inflate_3x3x3(block) if arch == "i3d_3x3x3" else _inflate_3x1x1(block, stage, number)
+                if arch == "i3d_3x3x3":
+                    _inflate_3x3x3(block)
+                else:
+                    chosen = stage == 0 or number % 2 == (1 if stage == 3 else 0)
+                    _inflate_3x1x1(block, first=3 if arch == "i3d_replace" or chosen else 1)
         _inflate_norms(self)
 
     def to_input(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
         """Return clips as volumes (N, C, T, H, W), a view."""
         return clip_NTCHW.transpose(1, 2)
 
-    def features(self, x: torch.Tensor) -> torch.Tensor:
+    def extract(self, x: torch.Tensor) -> torch.Tensor:
         """Return the features of volumes (N, C, T, H, W), averaged over T, H and W: (N, F)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.pool2(self.layer1(x))
@@ -57,7 +66,9 @@ def inflated(conv: nn.Module, kernel: int = 1, stride: int = 1) -> nn.Conv3d:
     assert isinstance(conv, nn.Conv2d) and not isinstance(conv.padding, str)
     (height, width), (down, right), (above, left) = conv.kernel_size, conv.stride, conv.padding
     kernels, strides, padding = (kernel, height, width), (stride, down, right), (kernel // 2, above, left)
-    return nn.Conv3d(conv.in_channels, conv.out_channels, kernels, strides, padding, bias=False)
+    return nn.Conv3d(
+        conv.in_channels, conv.out_channels, kernels, strides, padding, groups=conv.groups, bias=conv.bias is not None
+    )
 
 
 def _inflate_3x3x3(block: ResidualBlock) -> None:
@@ -66,10 +77,9 @@ def _inflate_3x3x3(block: ResidualBlock) -> None:
         block.set_submodule(name, inflated(conv, kernel, stride=conv.stride[0]))
 
 
-def _inflate_3x1x1(block: ResidualBlock, stage: int, number: int) -> None:
-    chosen = stage == 0 or number % 2 == (1 if stage == 3 else 0)
+def _inflate_3x1x1(block: ResidualBlock, first: int) -> None:
     for name, conv in _convolutions(block):
-        block.set_submodule(name, inflated(conv, kernel=3 if chosen and name == "conv1" else 1))
+        block.set_submodule(name, inflated(conv, kernel=first if name == "conv1" else 1))
 
 
 def _convolutions(block: nn.Module) -> list[tuple[str, nn.Conv2d]]:

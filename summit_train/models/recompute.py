@@ -34,11 +34,11 @@ class RecomputedBlocks(nn.Sequential):
 
 
 def recompute_blocks(network: VideoNetwork) -> None:
-    """Make the stages of `network` that are sequences of blocks keep the blocks' inputs only."""
-    for name in network.stages:
+    """Make the sequences of blocks of `network` keep the blocks' inputs only."""
+    for name in network.blocks:
         stage = network.get_submodule(name)
-        if isinstance(stage, nn.Sequential):
-            network.set_submodule(name, RecomputedBlocks(*stage))
+        assert isinstance(stage, nn.Sequential)
+        network.set_submodule(name, RecomputedBlocks(*stage))
 
 
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

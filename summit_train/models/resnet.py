@@ -1,6 +1,9 @@
-"""ResNet-18/34/50/101 on frames (He et al., 2016), with torchvision's parameter names and strides."""
+"""ResNet-18 to 152 (He et al., 2016) and ResNeXt-101 (Xie et al., 2017), with torchvision's parameter names."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -13,9 +16,10 @@ class ResidualBlock(nn.Module):
     """relu(branch(x) + shortcut).
 
     TSM puts its temporal shift in `shift`: in front of the branch (Figure 3, residual) or, with `shift_in_place`, in
-    front of the shortcut too.
+    front of the shortcut too. `nl` takes a non-local block, which follows the residual one.
     """
 
+    expansion: int  # output channels for each of `channels`
     conv1: nn.Module
     downsample: nn.Sequential | None
 
@@ -24,6 +28,12 @@ class ResidualBlock(nn.Module):
         self.shift: nn.Module = nn.Identity()
         self.shift_in_place = False
         self.relu = nn.ReLU(inplace=True)
+        self.nl: nn.Module = nn.Identity()
+
+    @property
+    def last_norm(self) -> nn.Module:
+        """Return the normalisation that ends the branch."""
+        raise NotImplementedError
 
     def branch(self, x: torch.Tensor) -> torch.Tensor:
         """Return the residual, without the last relu."""
@@ -35,7 +45,7 @@ class ResidualBlock(nn.Module):
         shortcut = shifted if self.shift_in_place else x
         if self.downsample is not None:
             shortcut = self.downsample(shortcut)
-        out: torch.Tensor = self.relu(self.branch(shifted) + shortcut)
+        out: torch.Tensor = self.nl(self.relu(self.branch(shifted) + shortcut))
         return out
 
 
@@ -52,6 +62,11 @@ class BasicBlock(ResidualBlock):
         self.bn2 = nn.BatchNorm2d(channels)
         self.downsample = projection(in_channels, channels, stride)
 
+    @property
+    def last_norm(self) -> nn.Module:
+        """Return bn2."""
+        return self.bn2
+
     def branch(self, x: torch.Tensor) -> torch.Tensor:
         """Return 3x3, 3x3 of `x`."""
         x = self.relu(self.bn1(self.conv1(x)))
@@ -60,20 +75,28 @@ class BasicBlock(ResidualBlock):
 
 
 class Bottleneck(ResidualBlock):
-    """1x1, 3x3 and 1x1 convolutions, the stride in the 3x3 as torchvision and its weights have it."""
+    """1x1, 3x3 and 1x1 convolutions, the stride in the 3x3 as torchvision and its weights have it.
+
+    ResNeXt: the 3x3 has `groups` groups of group_width / 64 * `channels` channels.
+    """
 
     expansion = 4
 
-    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+    def __init__(self, in_channels: int, channels: int, stride: int, groups: int = 1, group_width: int = 64) -> None:
         super().__init__()
-        out_channels = self.expansion * channels
-        self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
-        self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
+        inner, out_channels = max(1, channels * group_width // 64) * groups, self.expansion * channels
+        self.conv1 = nn.Conv2d(in_channels, inner, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride, padding=1, groups=groups, bias=False)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv3 = nn.Conv2d(inner, out_channels, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(out_channels)
         self.downsample = projection(in_channels, out_channels, stride)
+
+    @property
+    def last_norm(self) -> nn.Module:
+        """Return bn3."""
+        return self.bn3
 
     def branch(self, x: torch.Tensor) -> torch.Tensor:
         """Return 1x1, 3x3, 1x1 of `x`."""
@@ -90,12 +113,15 @@ def projection(in_channels: int, out_channels: int, stride: int) -> nn.Sequentia
     return nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels))
 
 
-# The block, and how many of them in layer1 .. layer4 (He et al., Table 1).
-BACKBONES: dict[str, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
+# The block, and how many of them in layer1 .. layer4 (He et al., Table 1; Xie et al., Table 1).
+BACKBONES: dict[str, tuple[Callable[[int, int, int], ResidualBlock], tuple[int, int, int, int]]] = {
     "resnet18": (BasicBlock, (2, 2, 2, 2)),
     "resnet34": (BasicBlock, (3, 4, 6, 3)),
     "resnet50": (Bottleneck, (3, 4, 6, 3)),
     "resnet101": (Bottleneck, (3, 4, 23, 3)),
+    "resnet152": (Bottleneck, (3, 8, 36, 3)),
+    "resnext101_32x4d": (partial(Bottleneck, groups=32, group_width=4), (3, 4, 23, 3)),
+    "resnext101_32x8d": (partial(Bottleneck, groups=32, group_width=8), (3, 4, 23, 3)),
 }
 # Module -> the paper's name for its output ("Training Kinetics in 15 Minutes", Table 2).
 STAGES = {"conv1": "conv1", "maxpool": "pool1", **{f"layer{i}": f"res{i + 1}" for i in (1, 2, 3, 4)}}
@@ -104,6 +130,7 @@ STAGES = {"conv1": "conv1", "maxpool": "pool1", **{f"layer{i}": f"res{i + 1}" fo
 class ResNet(VideoNetwork):
     """The stem, four stages of residual blocks, and the classifier."""
 
+    blocks = ("layer1", "layer2", "layer3", "layer4")
     layer1: nn.Module
     layer2: nn.Module
     layer3: nn.Module
@@ -123,14 +150,14 @@ class ResNet(VideoNetwork):
             blocks = []
             for number in range(num_blocks[stage]):
                 inner = scaled_channels(64 * 2**stage, width)
-                blocks.append(block(channels, inner, stride=2 if stage > 0 and number == 0 else 1))
-                channels = inner * block.expansion
+                blocks.append(block(channels, inner, 2 if stage > 0 and number == 0 else 1))
+                channels = inner * blocks[-1].expansion
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
         self.avgpool: nn.Module = nn.AdaptiveAvgPool2d(1)
         self.dropout = Dropout(dropout)
         self.fc = nn.Linear(channels, num_classes)
 
-    def features(self, x: torch.Tensor) -> torch.Tensor:
+    def extract(self, x: torch.Tensor) -> torch.Tensor:
         """Return the stages' features of frames (M, C, H, W), averaged over H and W: (M, F)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))

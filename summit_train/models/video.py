@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 class VideoNetwork(nn.Module):
     """A network on clips: float (N, T, C, H, W), in any memory format, to logits (N, num_classes).
 
-    A subclass has a backbone, `features`, and a head, `classify`. It sees every frame as an image of the batch (TSN,
+    A subclass has a backbone, `extract`, and a head, `classify`. It sees every frame as an image of the batch (TSN,
     TSM) or, with `to_input` overridden, the clip as a volume (I3D). Logits are fp32, or wider where the input is.
 
     `memory_format`: the format that frames stored as (N, T, H, W, C) arrive in, as a view.
     `stages`: the modules after which T is reported, with the paper's names for them (Table 2).
+    `blocks`: the sequences whose members can be computed again in the backward pass. `head`: the classifier's name.
     """
 
     memory_format: torch.memory_format = torch.channels_last
+    blocks: tuple[str, ...] = ()
+    head = "fc"
 
     def __init__(self, num_frames: int, stages: dict[str, str], in_channels: int = 3) -> None:
         super().__init__()
@@ -38,16 +41,16 @@ class VideoNetwork(nn.Module):
         shape = tuple(clip_NTCHW.shape)
         if len(shape) != 5 or shape[1:3] != (self.num_frames, self.in_channels):
             raise ValueError(f"the model takes (N, {self.num_frames}, {self.in_channels}, H, W); this input is {shape}")
-        logits = self.classify(self.features(self.to_input(clip_NTCHW)))
+        logits = self.classify(self.extract(self.to_input(clip_NTCHW)))
         # bf16 logits of 8 frames are averaged in fp32, so that the loss sees all their digits.
         wide = torch.promote_types(logits.dtype, torch.float32)
         return logits.view(shape[0], -1, logits.shape[1]).mean(1, dtype=wide)
 
     def to_input(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
-        """Return the clip as `features` takes it: frames (N*T, C, H, W). A view, never a copy."""
+        """Return the clip as `extract` takes it: frames (N*T, C, H, W). A view, never a copy."""
         return clip_NTCHW.flatten(0, 1)
 
-    def features(self, x: torch.Tensor) -> torch.Tensor:
+    def extract(self, x: torch.Tensor) -> torch.Tensor:
         """Return one feature vector for each image or volume of `x`, (len(x), F)."""
         raise NotImplementedError
 

@@ -6,23 +6,30 @@ import torch
 from torch import nn
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Return two groups: convolution and linear weights with decay; biases and BN's scale and shift without.
+def parameter_groups(
+    model: nn.Module, weight_decay: float, head: str = "", head_lr_factor: float = 1.0
+) -> list[dict[str, object]]:
+    """Return convolution and linear weights, with decay, and biases and BN's scale and shift, without.
 
+    The module named `head` has two groups of its own where its LR is another one, `head_lr_factor` times the others'.
     Source: the paper, section 4.1 ("no weight decay on BatchNorm and bias").
     """
-    weights = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    return [{"params": weights, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    of_head = set() if head_lr_factor == 1.0 else set(model.get_submodule(head).parameters())
+    groups: list[dict[str, object]] = []
+    for factor in dict.fromkeys((1.0, head_lr_factor)):
+        own = [p for p in model.parameters() if (p in of_head) == (factor != 1.0)]
+        for decay, params in ((weight_decay, [p for p in own if p.ndim > 1]), (0.0, [p for p in own if p.ndim <= 1])):
+            groups.append({"params": params, "weight_decay": decay, "lr_factor": factor})
+    return groups
 
 
-def build_sgd(model: nn.Module, *, momentum: float, weight_decay: float) -> torch.optim.SGD:
+def build_sgd(groups: list[dict[str, object]], momentum: float) -> torch.optim.SGD:
     """Return fused SGD, whose LR is set before each update. Only the fused kernel can skip an update on the device.
 
     The LR stays outside the momentum buffer (v <- m v + g; w <- w - lr v), so a warm-up needs no momentum correction
     (Goyal et al., section 3).
     """
-    return torch.optim.SGD(parameter_groups(model, weight_decay), lr=0.0, momentum=momentum, fused=True)
+    return torch.optim.SGD(groups, lr=0.0, momentum=momentum, fused=True)
 
 
 def start_momentum(optimizer: torch.optim.Optimizer) -> None:
@@ -38,6 +45,6 @@ def start_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the LR of every group."""
+    """Set the LR of every group: `lr` times the group's factor."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_factor", 1.0)  # checkpoints of before the factor have none

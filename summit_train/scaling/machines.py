@@ -55,7 +55,7 @@ class Rate(Section):
     """Clips a second that one GPU trains, without the steps' fixed part; other sizes by their multiply-adds."""
 
     arch: Arch
-    backbone: Backbone = "resnet50"
+    backbone: Backbone | None = "resnet50"
     width: Positive = 1.0
     num_classes: Count = 400
     num_frames: Count

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from summit_train import rng
 from summit_train.comm import World
@@ -22,7 +21,7 @@ from summit_train.errors import UserError
 from summit_train.models import VideoNetwork
 from summit_train.models.weights import load_pretrained
 from summit_train.network import build_network, make_ready
-from summit_train.optim.sgd import build_sgd, start_momentum
+from summit_train.optim.sgd import build_sgd, parameter_groups, start_momentum
 from summit_train.plan import Plan
 from summit_train.spec import Spec, experiment_defaults, experiment_keys
 from summit_train.training.bad_clips import BadClips
@@ -34,7 +33,7 @@ from summit_train.training.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
-from summit_train.training.step import TrainStep, parameter_type
+from summit_train.training.step import StepSettings, TrainStep, parameter_type
 
 
 @dataclass(frozen=True)
@@ -145,23 +144,16 @@ def fresh_model(spec: Spec, device: torch.device) -> VideoNetwork:
 
 
 def build_step(
-    spec: Spec, plan: Plan, world: World, model: nn.Module, device: torch.device
+    spec: Spec, plan: Plan, world: World, model: VideoNetwork, device: torch.device
 ) -> tuple[torch.optim.Optimizer, TrainStep]:
     """Return the spec's optimizer over all ranks, with zero momentum, and the step that drives it."""
-    sgd = build_sgd(model, momentum=spec.optimizer.momentum, weight_decay=spec.optimizer.weight_decay)
-    optimizer = world.wrap(sgd, model, plan.accumulation, spec.optimizer.compression)
+    solver = spec.optimizer
+    groups = parameter_groups(model, solver.weight_decay, model.head, solver.head_lr_factor)
+    optimizer = world.wrap(build_sgd(groups, solver.momentum), model, plan.accumulation, solver.compression)
     start_momentum(optimizer)
-    step = TrainStep(
-        model,
-        optimizer,
-        world,
-        device,
-        seed=spec.seed,
-        accumulation=plan.accumulation,
-        precision=spec.precision,
-        clip_norm=spec.optimizer.clip_norm,
-    )
-    return optimizer, step
+    smoothing = spec.loss.label_smoothing
+    settings = StepSettings(spec.seed, plan.accumulation, spec.precision, solver.clip_norm, smoothing)
+    return optimizer, TrainStep(model, optimizer, world, device, settings)
 
 
 @contextmanager

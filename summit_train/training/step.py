@@ -182,11 +182,23 @@ class StepResult:
         )
 
 
-class TrainStep:
-    """A callable step: `accumulation` micro-batches of one rank in, weights updated on all ranks.
+@dataclass(frozen=True)
+class StepSettings:
+    """The spec's part in a step.
 
-    clip_norm: limit of the gradient's L2 norm, or None.
+    accumulation: micro-batches of a rank; clip_norm: L2 norm of the gradient, or None; label_smoothing: part of each
+    label that is spread over all classes (Szegedy et al., "Rethinking the Inception architecture", section 7).
     """
+
+    seed: int
+    accumulation: int
+    precision: str
+    clip_norm: float | None = None
+    label_smoothing: float = 0.0
+
+
+class TrainStep:
+    """A callable step: micro-batches of one rank in, weights updated on all ranks."""
 
     def __init__(
         self,
@@ -194,18 +206,14 @@ class TrainStep:
         optimizer: torch.optim.Optimizer,
         world: World,
         device: torch.device,
-        *,
-        seed: int,
-        accumulation: int,
-        precision: str,
-        clip_norm: float | None = None,
+        settings: StepSettings,
     ) -> None:
         self._model, self._optimizer, self._world, self._device = model, optimizer, world, device
-        self._seed, self._accumulation, self._precision, self._clip_norm = seed, accumulation, precision, clip_norm
-        self._dtype = parameter_type(precision)
+        self._settings = settings
+        self._dtype = parameter_type(settings.precision)
         self._normalise = Normalise(self._dtype, device)
-        self.statistics = RunningStatistics(model, accumulation, world)
-        self.loss_scale = LossScale(precision == "fp16", device)
+        self.statistics = RunningStatistics(model, settings.accumulation, world)
+        self.loss_scale = LossScale(settings.precision == "fp16", device)
 
     def __call__(
         self,
@@ -229,15 +237,15 @@ class TrainStep:
         losses, corrects, num_bad = [], [], 0
         for index, batch in enumerate(micro_batches):
             loss, correct = self._forward(index, batch, lap)
-            if index == self._accumulation - 1:
+            if index == self._settings.accumulation - 1:
                 self.statistics.start_mean()
             lap("other")
-            torch.autograd.backward(loss * self.loss_scale.scale / self._accumulation)
+            torch.autograd.backward(loss * self.loss_scale.scale / self._settings.accumulation)
             lap("backward")
             losses.append(loss.detach())
             corrects.append(correct)
             num_bad += len(batch.bad)
-        assert len(losses) == self._accumulation
+        assert len(losses) == self._settings.accumulation
         if waits is not None:
             waits()
         self._world.synchronize(self._optimizer)
@@ -267,14 +275,14 @@ class TrainStep:
         self.statistics.begin_pass(index)
         clips = self._normalise(batch.clips)
         labels = batch.labels.to(self._device, non_blocking=True)
-        seed = rng.seed_of(self._seed, "dropout", batch.step, batch.virtual_gpu)
+        seed = rng.seed_of(self._settings.seed, "dropout", batch.step, batch.virtual_gpu)
         self._model.reseed_dropout(seed)  # type: ignore[operator]
         lap("other")
-        with mixed_precision(self._precision, self._device):
+        with mixed_precision(self._settings.precision, self._device):
             logits = self._model(clips)
         logits = logits.to(self._dtype)
         correct = (logits.detach().argmax(1) == labels).sum()
-        loss = functional.cross_entropy(logits, labels)
+        loss = functional.cross_entropy(logits, labels, label_smoothing=self._settings.label_smoothing)
         lap("forward")
         return loss, correct
 
@@ -285,7 +293,7 @@ class TrainStep:
 
     def _update(self, lr: float, norm: torch.Tensor, skipped: torch.Tensor) -> None:
         """Unscale, clip and update in one pass of the fused kernel, which does nothing where `skipped` is 1."""
-        divisor, clip_norm = self.loss_scale.scale, self._clip_norm
+        divisor, clip_norm = self.loss_scale.scale, self._settings.clip_norm
         if clip_norm is not None:
             divisor = divisor * torch.clamp(norm / divisor / clip_norm, min=1.0)
         unscaled = not self.loss_scale.enabled and clip_norm is None

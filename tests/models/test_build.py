@@ -19,6 +19,9 @@ SMALL = [
     ("tsn", "resnet18", 4),
     ("tsm", "resnet18", 4),
     ("tsm", "resnet50", 3),
+    ("tsm", "resnext101_32x4d", 2),
+    ("tsm", "mobilenet_v2", 3),
+    ("i3d_replace", "resnet50", 2),
     ("i3d_3x3x3", "resnet18", 16),
     ("i3d_3x1x1", "resnet50", 8),
 ]
@@ -28,8 +31,14 @@ def small(arch: str, backbone: str, num_frames: int, **options: object) -> Video
     """A narrow network with a classifier whose outputs are of order one."""
     generator = torch.Generator().manual_seed(0)
     model = build_model(arch, backbone, num_frames, 5, width=0.125, generator=generator, **options)
-    model.fc.weight.data.normal_(generator=generator)
+    with torch.no_grad():
+        next(model.get_submodule(model.head).parameters()).normal_(generator=generator)
     return model
+
+
+def stem(model: nn.Module) -> nn.Module:
+    """The first convolution."""
+    return next(module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Conv3d))
 
 
 def clips(num_clips: int, num_frames: int, height: int = 32, width: int = 32) -> torch.Tensor:
@@ -91,6 +100,25 @@ def _shifted_blocks(backbone: str, place: str) -> list[str]:
     return [name.rpartition(".")[0] for name, module in model.named_modules() if isinstance(module, TemporalShift)]
 
 
+def test_where_the_shifts_sit_in_mobilenet() -> None:
+    """The blocks of Lin et al.'s code (ops/models.py), 0-based and without the stem: 10 of 17."""
+    blocks = (2, 4, 5, 7, 8, 9, 11, 12, 14, 15)
+    for width in (0.125, 1.0):
+        with torch.device("meta"):
+            model = build_model("tsm", "mobilenet_v2", width=width)
+        found = [name for name, module in model.named_modules() if isinstance(module, TemporalShift)]
+        assert found == [f"features.{block + 1}.shift" for block in blocks]
+    assert model.features[16].conv[0][0].in_channels == 160
+
+
+@pytest.mark.parametrize("backbone", ["resnet152", "resnext101_32x4d", "resnext101_32x8d"])
+def test_deep_networks_shift_every_second_block(backbone: str) -> None:
+    numbers = [int(name.split(".")[1]) for name in _shifted_blocks(backbone, "residual")]
+    assert len(numbers) == {"resnet152": 2 + 4 + 18 + 2}.get(backbone, 18) and all(
+        number % 2 == 0 for number in numbers
+    )
+
+
 def test_where_the_shifts_sit() -> None:
     assert len(_shifted_blocks("resnet50", "residual")) == 16
     every_second = _shifted_blocks("resnet101", "residual")
@@ -131,12 +159,12 @@ def test_frames_are_not_copied_on_their_way_in(
     def note(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         # Each convolution's result goes into a normalisation.
         seen.append(all(x.is_contiguous(memory_format=model.memory_format) for x in (*inputs, output)))
-        if module is model.conv1:
+        if module is stem(model):
             assert inputs[0].data_ptr() == clip.data_ptr()
             assert inputs[0].is_contiguous(memory_format=model.memory_format)
 
     for module in model.modules():
-        if module is model.conv1 or isinstance(module, nn.modules.batchnorm._BatchNorm | TemporalShift):
+        if module is stem(model) or isinstance(module, nn.modules.batchnorm._BatchNorm | TemporalShift):
             module.register_forward_hook(note)
     model(clip)
     assert len(seen) >= 20 and all(seen)
@@ -147,10 +175,10 @@ def test_logits_and_gradients_do_not_depend_on_the_memory_format(arch: str, back
     model = small(arch, backbone, num_frames).double()
     clip = clips(2, num_frames).double()
     logits = model(clip)
-    (grad,) = torch.autograd.grad(logits.square().sum(), model.conv1.weight)
+    (grad,) = torch.autograd.grad(logits.square().sum(), stem(model).weight)
     other = model.to(memory_format=model.memory_format)
     plain = other(clip.contiguous())
-    (plain_grad,) = torch.autograd.grad(plain.square().sum(), model.conv1.weight)
+    (plain_grad,) = torch.autograd.grad(plain.square().sum(), stem(model).weight)
     assert logits.shape == (2, 5)
     torch.testing.assert_close(plain, logits, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(plain_grad, grad, rtol=1e-7, atol=1e-9)
@@ -188,7 +216,7 @@ def test_past_shift_is_causal() -> None:
     changed = {}
     for direction in ("past", "both"):
         model = small("tsm", "resnet18", 4, shift_direction=direction, shift_fraction=0.25).eval()
-        first, second = (model.features(model.to_input(x)) for x in (clip, later))
+        first, second = (model.extract(model.to_input(x)) for x in (clip, later))
         difference = (first - second).abs().amax(dim=1)
         changed[direction] = (difference > 1e-4).tolist()
     assert changed["past"] == [False, False, True, True]
@@ -243,7 +271,10 @@ def test_width_scales_the_channels_to_multiples_of_8() -> None:
         ({"shift_place": "block"}, "shift_place is 'block'; valid: residual, in_place"),
         ({"shift_direction": "future"}, "direction 'future'"),
         ({"shift_fraction": 0.75}, "between 0 and 0.5"),
-        ({"arch": "i3d_3x1x1", "backbone": "resnet34", "num_frames": 32}, "resnet34 has none; valid: resnet50"),
+        (
+            {"arch": "i3d_3x1x1", "backbone": "resnet34", "num_frames": 32},
+            "cannot be built on resnet34; valid: resnet50, resnet101",
+        ),
         ({"arch": "i3d_3x3x3", "num_frames": 8}, "i3d_3x3x3 needs at least 16 frames.*got 8"),
         ({"arch": "i3d_3x1x1", "num_frames": 7}, "at least 8 frames"),
         ({"num_frames": 0}, "at least 1 frames"),
@@ -272,3 +303,14 @@ def test_the_catalog_builds() -> None:
 def test_an_input_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"takes \(N, 4, 3, H, W\); this input is"):
         small("tsm", "resnet18", 4)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(("arch", "backbone", "num_frames"), SMALL)
+def test_zero_init_residual_makes_every_block_its_shortcut(arch: str, backbone: str, num_frames: int) -> None:
+    model = small(arch, backbone, num_frames, zero_init_residual=True)
+    blocks = [m for m in model.modules() if hasattr(m, "last_norm")]
+    assert len(blocks) in (8, 16, 17, 33)
+    assert all(not block.last_norm.weight.any() for block in blocks)
+    assert not any(module.last_norm.weight.requires_grad is False for module in blocks)
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    assert sum(bool(norm.weight.any()) for norm in norms) == len(norms) - len(blocks)

@@ -50,6 +50,24 @@ def test_the_papers_tables(arch: str) -> None:
     assert list(found.stages.items()) == list(zip(names, TABLE_2[arch], strict=True))
 
 
+@pytest.mark.parametrize(
+    ("arch", "backbone", "parameters", "multiply_adds"),
+    [
+        ("tsm", "mobilenet_v2", 2_736_272, 2.400e9),
+        ("tsm", "resnet101", 43_319_760, 62.40e9),
+        ("tsm", "resnet152", 58_963_408, 92.10e9),
+        ("tsm", "resnext101_32x4d", 42_948_304, 63.75e9),
+        ("tsm", "resnext101_32x8d", 87_561_936, 131.30e9),
+        ("i3d_replace", "resnet50", 32_986_576, 47.71e9),
+    ],
+)
+def test_the_tsm_papers_other_networks(arch: str, backbone: str, parameters: int, multiply_adds: float) -> None:
+    """Lin et al., journal version, Tables 3 and 6: 8 frames, 400 classes."""
+    found = counted(arch, backbone)
+    assert found.parameters == parameters
+    assert found.multiply_adds == pytest.approx(multiply_adds, rel=0.01)
+
+
 def test_torchvisions_published_parameters() -> None:
     with torch.device("meta"):
         found = {backbone: count(build_model("tsn", backbone, 1, 1000), 32).parameters for backbone in BACKBONES}
@@ -58,6 +76,10 @@ def test_torchvisions_published_parameters() -> None:
         "resnet34": 21_797_672,
         "resnet50": 25_557_032,
         "resnet101": 44_549_160,
+        "resnet152": 60_192_808,
+        "resnext101_32x4d": 44_177_704,
+        "resnext101_32x8d": 88_791_336,
+        "mobilenet_v2": 3_504_872,
     }
 
 
@@ -81,8 +103,9 @@ def test_layers_are_the_whole_network(arch: str, fast: bool) -> None:
             accelerate(model)
         found = count(model, 33, 47)
         convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Conv3d)]
-        assert sorted(layer.name for layer in found.layers) == sorted([*convolutions, "fc"])
-        assert found.layers[0].name == "conv1" and found.layers[-1].name == "fc"
+        (linear,) = (n for n, m in model.named_modules() if isinstance(m, nn.Linear))
+        assert sorted(layer.name for layer in found.layers) == sorted([*convolutions, linear])
+        assert found.layers[0].name == convolutions[0] and found.layers[-1].name == linear
         assert sum(layer.parameters for layer in found.layers) == found.parameters
         assert sum(layer.multiply_adds for layer in found.layers) == found.multiply_adds
         assert all(math.prod(layer.product) == layer.multiply_adds for layer in found.layers)

@@ -24,7 +24,7 @@ def _gradients(model: nn.Module, seed: int) -> None:
 
 
 def _started(model: nn.Module, momentum: float = MOMENTUM) -> torch.optim.SGD:
-    optimizer = build_sgd(model, momentum=momentum, weight_decay=DECAY)
+    optimizer = build_sgd(parameter_groups(model, DECAY), momentum)
     start_momentum(optimizer)
     return optimizer
 
@@ -90,6 +90,24 @@ def test_the_learning_rate_is_zero_until_it_is_set() -> None:
     assert all(torch.equal(one, other) for one, other in zip(_weights(model), before, strict=True))
     set_learning_rate(optimizer, 0.25)
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "mobilenet_v2"])
+def test_the_classifier_can_have_a_factor_on_its_lr(backbone: str) -> None:
+    model = build_model("tsn", backbone, 4, 5, width=0.125)
+    groups = parameter_groups(model, DECAY, model.head, 5.0)
+    assert [(group["weight_decay"], group["lr_factor"]) for group in groups] == [
+        (DECAY, 1.0),
+        (0.0, 1.0),
+        (DECAY, 5.0),
+        (0.0, 5.0),
+    ]
+    (linear,) = (module for module in model.modules() if isinstance(module, nn.Linear))
+    assert groups[2]["params"] == [linear.weight] and groups[3]["params"] == [linear.bias]
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    optimizer = build_sgd(groups, MOMENTUM)
+    set_learning_rate(optimizer, 0.2)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.2, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("good_steps", [0, 1, 3])

@@ -13,8 +13,8 @@ from torch.nn import functional
 from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
-from summit_train.optim.sgd import build_sgd, start_momentum
-from summit_train.training.step import LossScale, Normalise, TrainStep
+from summit_train.optim.sgd import build_sgd, parameter_groups, start_momentum
+from summit_train.training.step import LossScale, Normalise, StepSettings, TrainStep
 
 CPU = torch.device("cpu")
 
@@ -39,12 +39,17 @@ def _model(dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> nn.Modul
 
 
 def _step(
-    model: nn.Module, accumulation: int, precision: str = "fp64", clip_norm: float | None = None, decay: float = 0.1
+    model: nn.Module,
+    accumulation: int,
+    precision: str = "fp64",
+    clip_norm: float | None = None,
+    decay: float = 0.1,
+    label_smoothing: float = 0.0,
 ) -> TrainStep:
-    optimizer = build_sgd(model, momentum=0.9, weight_decay=decay)
+    optimizer = build_sgd(parameter_groups(model, decay), 0.9)
     start_momentum(optimizer)
-    settings = {"accumulation": accumulation, "precision": precision, "clip_norm": clip_norm}
-    return TrainStep(model, optimizer, World(), CPU, seed=0, **settings)
+    settings = StepSettings(0, accumulation, precision, clip_norm, label_smoothing)
+    return TrainStep(model, optimizer, World(), CPU, settings)
 
 
 def _reference_gradients(model: nn.Module, batches: Sequence[MicroBatch]) -> dict[str, torch.Tensor]:
@@ -83,6 +88,19 @@ def test_two_steps_are_sgd_with_momentum_on_the_mean_gradient(clip_norm: float |
         # grad_scale goes through the fused kernel in single precision
         rtol = 1e-12 if clip_norm is None else 1e-6
         torch.testing.assert_close(one, other, rtol=rtol, atol=rtol * 1e-2, msg=name)
+
+
+def test_label_smoothing_spreads_a_part_of_each_label() -> None:
+    """(1 - e) * -log p[label] + e * mean over the classes of -log p, averaged over clips and micro-batches."""
+    model, batches = _model(), _micro_batches(2)
+    smoothed = []
+    with torch.no_grad():
+        for batch in batches:
+            logs = -functional.log_softmax(copy.deepcopy(model)(Normalise(torch.float64, CPU)(batch.clips)), 1)
+            chosen = logs[torch.arange(len(logs)), batch.labels]
+            smoothed.append(float((0.75 * chosen + 0.25 * logs.mean(1)).mean()))
+    vote = _step(model, 2, label_smoothing=0.25)(batches, 0.1).read(4, 2, 1)
+    assert vote.loss == pytest.approx(sum(smoothed) / 2, rel=1e-12)
 
 
 def test_the_vote_has_the_mean_loss_the_top1_and_the_wishes() -> None:
@@ -191,10 +209,9 @@ def test_normalise_is_a_channels_last_view_of_imagenets_units() -> None:
 def test_a_step_on_a_gpu_does_not_wait_for_the_device() -> None:
     device = torch.device("cuda", 0)
     model = _model(dtype=torch.float32).to(device)
-    optimizer = build_sgd(model, momentum=0.9, weight_decay=0.1)
+    optimizer = build_sgd(parameter_groups(model, 0.1), 0.9)
     start_momentum(optimizer)
-    settings = {"accumulation": 2, "precision": "fp16", "clip_norm": 1.0}
-    step = TrainStep(model, optimizer, World(), device, seed=0, **settings)
+    step = TrainStep(model, optimizer, World(), device, StepSettings(0, 2, "fp16", 1.0))
     batches = [
         MicroBatch(b.step, b.virtual_gpu, b.clips.pin_memory(), b.labels.pin_memory(), b.ids) for b in _micro_batches(2)
     ]

@@ -64,7 +64,8 @@ def as_text(values: Values) -> str:
 
 
 def _spec_text(values: Values) -> str:
-    model = f"{values['arch']} {values['backbone']}, {values['frames']} x {values['crop']}^2, {values['precision']}"
+    name = " ".join(filter(None, (values["arch"], values["backbone"])))
+    model = f"{name}, {values['frames']} x {values['crop']}^2, {values['precision']}"
     batch = f"{values['accumulation']} x {values['clips_per_gpu']} clips a step on each of {values['ranks']} ranks"
     clips = "RANDOM CLIPS, no loader" if values["synthetic"] else f"{values['clips']}, {values['workers']} workers"
     parts = [("step", spread_text(values["step_s"]) + " s", "")]

@@ -11,6 +11,7 @@ from summit_train.models.fast.blocks import FusedBlock, join_shift
 from summit_train.models.fast.native.library import KernelError, Kernels, compile_for_cluster, kernels
 from summit_train.models.fast.norm import FusedNorm
 from summit_train.models.fast.shifted_conv import ShiftedConv2d
+from summit_train.models.mobilenet import InvertedResidual
 from summit_train.models.resnet import ResidualBlock, ResNet
 
 __all__ = ["PARTS", "accelerate", "compile_for_cluster", "execution"]
@@ -26,7 +27,7 @@ def accelerate(model: nn.Module, parts: Collection[str] = PARTS) -> str:
     Networks without any of these run plain.
     """
     for block in model.modules():
-        if isinstance(block, ResidualBlock) and "shift" in parts:
+        if isinstance(block, ResidualBlock | InvertedResidual) and "shift" in parts:
             join_shift(block)
     devices = {parameter.device.type for parameter in model.parameters()}
     where = f"on {', '.join(sorted(devices))}"

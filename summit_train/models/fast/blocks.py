@@ -10,18 +10,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from summit_train.models.fast.norm import FusedNorm
 from summit_train.models.fast.shifted_conv import ShiftedConv2d
+from summit_train.models.mobilenet import InvertedResidual
 from summit_train.models.resnet import ResidualBlock
 from summit_train.models.shift import TemporalShift, num_shifted_channels
 
 
-def join_shift(block: ResidualBlock) -> None:
+def join_shift(block: ResidualBlock | InvertedResidual) -> None:
     """Let the first convolution of `block` shift its input, where the block has a shift in front of its branch."""
-    shift, conv = block.shift, block.conv1
+    shift = block.shift
     if not isinstance(shift, TemporalShift) or block.shift_in_place:
         return
+    name = "conv1" if isinstance(block, ResidualBlock) else "conv.0.0"
+    conv = block.get_submodule(name)
     assert isinstance(conv, nn.Conv2d)
     if num_shifted_channels(conv.in_channels, shift.fraction):
-        block.conv1 = ShiftedConv2d(conv, shift)
+        block.set_submodule(name, ShiftedConv2d(conv, shift))
     block.shift = nn.Identity()
 
 
@@ -50,7 +53,8 @@ class FusedBlock(nn.Module):
             shortcut = self._run("downsample", shortcut)
         for number in range(1, self.num_convs):
             out = self._run(f"bn{number}", self._run(f"conv{number}", out))
-        return self._run(f"bn{self.num_convs}", self._run(f"conv{self.num_convs}", out), shortcut)
+        out = self._run(f"bn{self.num_convs}", self._run(f"conv{self.num_convs}", out), shortcut)
+        return self._run("nl", out)
 
     def _run(self, name: str, *inputs: torch.Tensor) -> torch.Tensor:
         return cast(torch.Tensor, cast(nn.Module, self._modules[name])(*inputs))

@@ -1,0 +1,105 @@
+"""MobileNetV2 on frames (Sandler et al., 2018), with torchvision's parameter names."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from summit_train.models.dropout import Dropout
+from summit_train.models.video import VideoNetwork
+
+# Expansion t, channels c, blocks n, stride s of the first (Sandler et al., Table 2).
+BLOCKS = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+
+
+class InvertedResidual(nn.Module):
+    """1x1 to `expansion` times the channels, depthwise 3x3, linear 1x1; with a shortcut where the shape stays.
+
+    TSM puts its temporal shift in `shift`: in front of the branch or, with `shift_in_place`, of the shortcut too.
+    """
+
+    def __init__(self, in_channels: int, channels: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        inner = in_channels * expansion
+        self.expands = expansion > 1
+        self.has_shortcut = stride == 1 and in_channels == channels
+        self.shift: nn.Module = nn.Identity()
+        self.shift_in_place = False
+        expand = [_convolution(in_channels, inner, 1)] if self.expands else []
+        self.conv = nn.Sequential(
+            *expand,
+            _convolution(inner, inner, 3, stride, groups=inner),
+            nn.Conv2d(inner, channels, 1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+
+    @property
+    def last_norm(self) -> nn.Module:
+        """Return the normalisation that ends the branch."""
+        return self.conv[-1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the branch, and add the shortcut where there is one."""
+        shifted = self.shift(x)
+        out: torch.Tensor = self.conv(shifted)
+        shortcut = shifted if self.shift_in_place else x
+        return shortcut + out if self.has_shortcut else out
+
+
+class MobileNetV2(VideoNetwork):
+    """The stem, 17 inverted residuals, a 1x1 convolution, and the classifier."""
+
+    blocks = ("features",)
+    head = "classifier"
+
+    def __init__(self, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0) -> None:
+        stages = {"features.0": "conv1"}
+        super().__init__(num_frames, stages)
+        channels = rounded_channels(32 * width)
+        layers: list[nn.Module] = [_convolution(self.in_channels, channels, 3, 2)]
+        for number, (expansion, base, num_blocks, stride) in enumerate(BLOCKS, 1):
+            for index in range(num_blocks):
+                out_channels = rounded_channels(base * width)
+                layers.append(InvertedResidual(channels, out_channels, stride if index == 0 else 1, expansion))
+                channels = out_channels
+            stages[f"features.{len(layers) - 1}"] = f"bottleneck{number}"
+        last = rounded_channels(1280 * max(1.0, width))
+        stages[f"features.{len(layers)}"] = "conv2"
+        self.features = nn.Sequential(*layers, _convolution(channels, last, 1))
+        self.classifier = nn.Sequential(Dropout(dropout), nn.Linear(last, num_classes))
+
+    def extract(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the features of frames (M, C, H, W), averaged over H and W: (M, F)."""
+        out: torch.Tensor = self.features(x).mean((2, 3))
+        return out
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        """Return logits (M, num_classes)."""
+        logits: torch.Tensor = self.classifier(features)
+        return logits
+
+
+def _convolution(in_channels: int, channels: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    """Return convolution, normalisation, ReLU6."""
+    return nn.Sequential(
+        nn.Conv2d(in_channels, channels, kernel, stride, kernel // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(channels),
+        nn.ReLU6(inplace=True),
+    )
+
+
+def rounded_channels(channels: float) -> int:
+    """Return `channels` rounded to the nearest multiple of 8, but not below 90 % of it, as torchvision does.
+
+    The TSM authors' code rounds up: at widths other than 1 its networks differ from these.
+    """
+    nearest = max(8, int(channels + 4) // 8 * 8)
+    return nearest if nearest >= 0.9 * channels else nearest + 8
