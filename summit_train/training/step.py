@@ -217,7 +217,7 @@ class TrainStep:
         clips = self._normalise(batch.clips)
         labels = batch.labels.to(self._device, non_blocking=True)
         seed = self._settings.seed
-        self._model.reseed_dropout(rng.seed_of(seed, "dropout", batch.step, batch.virtual_gpu))  # type: ignore[operator]
+        self._model.reseed(rng.seed_of(seed, "dropout", batch.step, batch.virtual_gpu))  # type: ignore[operator]
         stopwatch.lap("other")
         with mixed_precision(self._settings.precision, self._device):
             logits = self._model(clips)

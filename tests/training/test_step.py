@@ -117,7 +117,7 @@ class _Poison(nn.Module):
         logits: torch.Tensor = self.model(clips)
         return logits * float("nan") if self.on else logits
 
-    def reseed_dropout(self, seed: int) -> None:
+    def reseed(self, seed: int) -> None:
         """As the networks do."""
 
 

@@ -47,7 +47,7 @@ def test_values_gradients_and_statistics_are_the_plain_networks(
     assert list(fast.state_dict()) == list(plain.state_dict())
     assert [n for n, _ in fast.named_parameters()] == [n for n, _ in plain.named_parameters()]
     for network in (plain.double().train(), fast.double().train()):
-        network.reseed_dropout(5)
+        network.reseed(5)
         network(clip).square().sum().backward()
     for (name, parameter), other in zip(plain.named_parameters(), fast.parameters(), strict=True):
         assert (other.grad - parameter.grad).norm() <= 1e-9 * parameter.grad.norm(), name
