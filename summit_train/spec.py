@@ -80,16 +80,20 @@ class ModelSpec(Section):
     """The network."""
 
     arch: Arch = Field(
-        description="tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time. "
-        "i3d_3x3x3 needs 16 frames or more and i3d_3x1x1 8 or more; i3d_3x1x1 and i3d_replace need bottleneck blocks."
+        description="tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time, trn puts "
+        "relations of frames on a 2D ResNet, eco_lite is a 2D network followed by a 3D one. i3d_3x3x3 needs 16 frames "
+        "or more, i3d_3x1x1 8, eco_lite 4 and trn 2; i3d_3x1x1 and i3d_replace need bottleneck blocks."
     )
     backbone: Backbone | None = Field(
-        default=None, description="The 2D network that the architecture is built on. null: its usual one, resnet50."
+        default=None,
+        description="The 2D network that the architecture is built on. null: its usual one, resnet50; "
+        "none for eco_lite, which is a network of its own.",
     )
     width: Annotated[float, Field(gt=0, le=8)] = Field(default=1.0, description="Factor on every channel count.")
     num_classes: Count = Field(description="Labels are 0 to num_classes - 1.")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0, description="Probability of dropping a feature before the classifier."
+        default=0.0,
+        description="Probability of dropping a feature before the classifier; trn: before each frame's linear layer.",
     )
     shift_fraction: Annotated[float, Field(ge=0, le=0.5)] = Field(
         default=0.125, description="tsm: fraction of the channels shifted in each direction."
