@@ -51,10 +51,13 @@ class TRN(ResNet):
 class Relations(KeyedModule):
     """Logits from ordered tuples of frames: for each scale, linear layers on the frames of a tuple side by side.
 
-    Equation 2 and 4: the sum over scales s = T, T-1, ... 2 and over `TUPLES` tuples of s frames (one for s = T). In
-    training tuples are drawn, the same for all clips of a micro-batch. In evaluation they are fixed, evenly spread over
-    all tuples of s frames in lexicographic order: the same logits every time, at the cost of training. The authors'
-    code and mmaction2 draw in testing too, so their accuracy varies from run to run.
+    Equation 3: the sum over scales s = T, T-1, ... 2 and, at each, over `TUPLES` tuples of s frames (one for s = T).
+    The paper sums over a scale's tuples in front of the last linear layer, the authors' code behind it; the code is
+    meant, so the layer's bias counts once for each tuple.
+
+    In training the tuples are drawn, the same for all clips of a micro-batch. In evaluation they are fixed, evenly
+    spread over all tuples of s frames in lexicographic order: the same logits every time, at the cost of training. The
+    authors' code and mmaction2 draw in testing too, so their accuracy varies from run to run.
     """
 
     def __init__(self, num_frames: int, features: int, num_classes: int) -> None:
