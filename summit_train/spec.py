@@ -61,16 +61,17 @@ class ModelSpec(Section):
     """The network."""
 
     arch: Arch
-    """tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time. i3d_3x3x3 needs 16
-    frames or more and i3d_3x1x1 8 or more; i3d_3x1x1 and i3d_replace need bottleneck blocks."""
+    """tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time, trn relates the frames
+    of a 2D ResNet, eco_lite is a 2D network followed by a 3D one. Wrong backbones and too few frames are refused."""
     backbone: Backbone | None = None
-    """The 2D network that the architecture is built on. null: its usual one, resnet50."""
+    """The 2D network that the architecture is built on. null: its usual one, or none where it is a network of its
+    own."""
     width: Annotated[float, Field(gt=0, le=8)] = 1.0
     """Factor on every channel count."""
     num_classes: Count
     """Labels are 0 to num_classes - 1."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Probability of dropping a feature before the classifier."""
+    """Probability of dropping a feature before the classifier; trn: before each frame's linear layer."""
     zero_init_residual: bool = False
     """The last batch normalisation of each residual branch begins at 0 (Goyal et al.)."""
     shift_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.125

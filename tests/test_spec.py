@@ -159,6 +159,22 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
             "needs at least 8 frames, the product of its strides in time, got 7",
         ),
         (["model.arch=i3d_3x1x1", "model.backbone=resnet18"], "model.backbone", "valid: resnet50, resnet101"),
+        (["model.arch=trn", "model.backbone=mobilenet_v2"], "model.backbone", "trn cannot be built on mobilenet_v2"),
+        (
+            ["model.arch=trn", "data.num_frames=1"],
+            "data.num_frames",
+            "trn needs at least 2 frames, those of its smallest relation, got 1",
+        ),
+        (
+            ["model.arch=eco_lite", "model.backbone=resnet50"],
+            "model.backbone",
+            "eco_lite is a network of its own, without a backbone; leave the key out",
+        ),
+        (
+            ["model.arch=eco_lite", "data.num_frames=3"],
+            "data.num_frames",
+            "eco_lite needs at least 4 frames, the product of its strides in time, got 3",
+        ),
         (
             ["checkpoint.keep=3"],
             "evaluate.last_checkpoints",
@@ -183,6 +199,8 @@ def test_impossible_combinations_are_refused(
         ["schedule.warmup_epochs=0"],
         ["model.arch=i3d_3x3x3", "data.num_frames=16", "model.backbone=resnet18"],
         ["model.arch=i3d_3x1x1", "data.num_frames=8"],
+        ["model.arch=trn", "model.backbone=resnext101_32x4d", "data.num_frames=2"],
+        ["model.arch=eco_lite", "data.num_frames=4"],
         ["data.num_frames=1"],
         ["checkpoint.keep=5"],
         ["data.short_side=[256, 256]"],
@@ -297,13 +315,14 @@ def specs(draw: st.DrawFn) -> Spec:
     low = draw(st.integers(32, 300))
     epochs = draw(st.integers(1, 300))
     keep = draw(st.integers(1, 9))
+    arch = draw(st.sampled_from(list(ARCHITECTURES)))
     return spec_from_values(
         {
             "name": draw(NAMES),
             "seed": draw(st.integers(0, 2**63 - 1)),
             "model": {
-                "arch": draw(st.sampled_from(list(ARCHITECTURES))),
-                "backbone": draw(st.sampled_from(["resnet50", "resnet101"])),
+                "arch": arch,
+                "backbone": draw(st.sampled_from(ARCHITECTURES[arch].backbones or (None,))),
                 "width": draw(st.floats(0.01, 8)),
                 "num_classes": draw(st.integers(1, 1000)),
                 "pretrained": draw(st.none() | PATHS),

@@ -16,9 +16,11 @@ from summit_train.models.catalog import (
     backbone_problem,
     frames_problem,
 )
+from summit_train.models.eco import ECOLite
 from summit_train.models.i3d import I3D
 from summit_train.models.mobilenet import InvertedResidual, MobileNetV2
 from summit_train.models.resnet import ResidualBlock, ResNet
+from summit_train.models.trn import TRN
 from summit_train.models.tsm import add_shifts
 from summit_train.models.video import VideoNetwork, initialise
 
@@ -68,6 +70,10 @@ def build_model(
 def _built(arch: str, backbone: str, num_frames: int, num_classes: int, width: float, dropout: float) -> VideoNetwork:
     if arch in ("i3d_3x3x3", "i3d_3x1x1", "i3d_replace"):
         return I3D(arch, backbone, num_frames, num_classes, width, dropout)
+    if arch == "trn":
+        return TRN(backbone, num_frames, num_classes, width, dropout)
+    if arch == "eco_lite":
+        return ECOLite(num_frames, num_classes, width, dropout)
     if backbone == "mobilenet_v2":
         return MobileNetV2(num_frames, num_classes, width, dropout)
     return ResNet(backbone, num_frames, num_classes, width, dropout)

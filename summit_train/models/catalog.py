@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
-Arch = Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1", "i3d_replace"]
+Arch = Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1", "i3d_replace", "trn", "eco_lite"]
 Backbone = Literal[
     "resnet18",
     "resnet34",
@@ -30,11 +30,13 @@ class Architecture(NamedTuple):
     `backbones` are the 2D networks that it can be built on; with none the architecture is a network of its own.
     `minimum_frames` is the product of its strides in time. With fewer frames a stage would be down to one frame while
     strides are still to come: they would halve nothing, and the kernels there would see padding alone on both sides.
+    Another reason for it is said in `minimum_reason`.
     """
 
     title: str
     backbones: tuple[str, ...]
     minimum_frames: int = 1
+    minimum_reason: str = "the product of its strides in time"
 
     @property
     def usual_backbone(self) -> str | None:
@@ -48,6 +50,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "i3d_3x3x3": Architecture("I3D 3x3x3", RESNETS, minimum_frames=16),
     "i3d_3x1x1": Architecture("I3D 3x1x1", BOTTLENECK_BACKBONES, minimum_frames=8),
     "i3d_replace": Architecture("I3D replace", BOTTLENECK_BACKBONES),
+    "trn": Architecture("TRN", RESNETS, minimum_frames=2, minimum_reason="those of its smallest relation"),
+    "eco_lite": Architecture("ECO-lite", (), minimum_frames=4),
 }
 
 
@@ -63,7 +67,7 @@ def backbone_problem(arch: str, backbone: str | None) -> str | None:
 
 def frames_problem(arch: str, num_frames: int) -> str | None:
     """Return why clips of `num_frames` frames are too short for `arch`; None where they are not."""
-    fewest = ARCHITECTURES[arch].minimum_frames
-    if num_frames >= fewest:
+    known = ARCHITECTURES[arch]
+    if num_frames >= known.minimum_frames:
         return None
-    return f"{arch} needs at least {fewest} frames, the product of its strides in time, got {num_frames}"
+    return f"{arch} needs at least {known.minimum_frames} frames, {known.minimum_reason}, got {num_frames}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -38,7 +39,7 @@ def recompute_blocks(network: VideoNetwork) -> None:
     for name in network.blocks:
         stage = network.get_submodule(name)
         assert isinstance(stage, nn.Sequential)
-        network.set_submodule(name, RecomputedBlocks(*stage))
+        network.set_submodule(name, RecomputedBlocks(OrderedDict(stage.named_children())))
 
 
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from summit_train.models.dropout import Dropout
 from summit_train.models.freeze import keep_frozen
+from summit_train.models.keyed import KeyedModule
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -64,18 +64,21 @@ class VideoNetwork(nn.Module):
         keep_frozen(self)
         return self
 
-    def reseed_dropout(self, seed: int) -> None:
-        """Make the dropout masks that follow a function of `seed` alone."""
-        for module in self.modules():
-            if isinstance(module, Dropout):
-                module.reseed(seed)
+    def reseed(self, seed: int) -> None:
+        """Make the random draws that follow, of dropout and of others, a function of `seed` alone."""
+        drawing = [module for module in self.modules() if isinstance(module, KeyedModule)]
+        for number, module in enumerate(drawing):
+            module.reseed((seed + number) % 2**63)
+
+    def initialise_head(self, generator: torch.Generator | None) -> None:
+        """Draw anew the initial weights that differ from those of `initialise`. Here there are none."""
 
 
-def initialise(model: nn.Module, generator: torch.Generator | None = None) -> None:
+def initialise(model: VideoNetwork, generator: torch.Generator | None = None) -> None:
     """Draw torchvision's initial weights for the body and TSM's for the classifier, from one generator.
 
-    Convolutions are normal with variance 2 / fan_out (He et al., 2015), norms 1 and 0, the classifier N(0, 0.001) with
-    zero bias. A network on the meta device has no numbers to draw.
+    Convolutions are normal with variance 2 / fan_out (He et al., 2015), norms 1 and 0, the classifier N(0, 0.001);
+    biases are zero. A network on the meta device has no numbers to draw.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         return
@@ -84,6 +87,9 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None) -> No
             if isinstance(module, nn.Conv2d | nn.Conv3d):
                 fan_out = module.out_channels * module.weight[0, 0].numel()
                 module.weight.normal_(0.0, (2.0 / fan_out) ** 0.5, generator=generator)
+                if module.bias is not None:
+                    module.bias.zero_()
             elif isinstance(module, nn.Linear):
                 module.weight.normal_(0.0, 0.001, generator=generator)
                 module.bias.zero_()
+        model.initialise_head(generator)

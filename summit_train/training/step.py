@@ -276,7 +276,7 @@ class TrainStep:
         clips = self._normalise(batch.clips)
         labels = batch.labels.to(self._device, non_blocking=True)
         seed = rng.seed_of(self._settings.seed, "dropout", batch.step, batch.virtual_gpu)
-        self._model.reseed_dropout(seed)  # type: ignore[operator]
+        self._model.reseed(seed)  # type: ignore[operator]
         lap("other")
         with mixed_precision(self._settings.precision, self._device):
             logits = self._model(clips)

@@ -18,12 +18,16 @@ NETWORKS = [
     ("tsm", "resnet101", 2),
     ("tsn", "resnet18", 2),
     ("i3d_3x3x3", "resnet18", 16),
+    ("trn", "resnet18", 3),
+    ("eco_lite", None, 4),
 ]
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
 @pytest.mark.parametrize(("arch", "backbone", "num_frames"), NETWORKS)
-def test_gradients_and_statistics_are_the_same_bits(arch: str, backbone: str, num_frames: int, fast: bool) -> None:
+def test_gradients_and_statistics_are_the_same_bits(
+    arch: str, backbone: str | None, num_frames: int, fast: bool
+) -> None:
     torch.manual_seed(0)
     kept = build_model(arch, backbone, num_frames, 3, width=0.125).train()
     recomputed = copy.deepcopy(kept)
@@ -31,7 +35,8 @@ def test_gradients_and_statistics_are_the_same_bits(arch: str, backbone: str, nu
     if fast:
         accelerate(kept)
         accelerate(recomputed)
-    assert isinstance(recomputed.layer1, RecomputedBlocks)
+    assert all(isinstance(recomputed.get_submodule(name), RecomputedBlocks) for name in recomputed.blocks)
+    assert list(recomputed.state_dict()) == list(kept.state_dict())
     clip = torch.randn(2, num_frames, 3, 32, 32)
     for _ in range(2):
         kept(clip).square().sum().backward()
@@ -53,7 +58,7 @@ def test_the_weight_of_a_micro_batch_in_the_statistics_comes_back() -> None:
 
 
 @pytest.mark.parametrize(("arch", "backbone", "num_frames"), NETWORKS)
-def test_the_blocks_keep_their_inputs_only(arch: str, backbone: str, num_frames: int) -> None:
+def test_the_blocks_keep_their_inputs_only(arch: str, backbone: str | None, num_frames: int) -> None:
     model = build_model(arch, backbone, num_frames, 3, width=0.25).train()
     counted = count(model, 64)
     recompute_blocks(model)
@@ -67,7 +72,7 @@ def test_the_blocks_keep_their_inputs_only(arch: str, backbone: str, num_frames:
         return tensor
 
     for name, block in model.named_modules():
-        if name.startswith("layer") and name.count(".") == 1:
+        if name.rpartition(".")[0] in model.blocks:
             block.register_forward_pre_hook(lambda _, inputs: (note(inputs[0]), None)[1])
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         logits = model(torch.randn(1, num_frames, 3, 64, 64))

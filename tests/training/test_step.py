@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -33,9 +34,9 @@ def _micro_batches(count: int, clips: int = 2, frames: int = 4, side: int = 32) 
     ]
 
 
-def _model(dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> nn.Module:
+def _model(dropout: float = 0.0, dtype: torch.dtype = torch.float64, arch: str = "tsm") -> nn.Module:
     generator = torch.Generator().manual_seed(1)
-    return build_model("tsm", "resnet18", 4, 5, width=0.125, dropout=dropout, generator=generator).to(dtype)
+    return build_model(arch, "resnet18", 4, 5, width=0.125, dropout=dropout, generator=generator).to(dtype)
 
 
 def _step(
@@ -125,6 +126,19 @@ def test_dropout_is_keyed_by_step_and_virtual_gpu() -> None:
     torch.testing.assert_close(one.state_dict()["fc.weight"], other.state_dict()["fc.weight"], rtol=1e-12, atol=0)
 
 
+def test_trns_tuples_are_keyed_by_step_and_virtual_gpu() -> None:
+    one, other, unkeyed = (_model(arch="trn") for _ in range(3))
+    batches = _micro_batches(2)
+    _step(one, 2)(batches, 0.1)
+    _step(other, 2)(batches[::-1], 0.1)
+    swapped = [dataclasses.replace(batch, virtual_gpu=1 - batch.virtual_gpu) for batch in batches]
+    _step(unkeyed, 2)(swapped, 0.1)
+    name = "consensus.fc_fusion_scales.2.1.weight"
+    first, second, third = (model.state_dict()[name] for model in (one, other, unkeyed))
+    torch.testing.assert_close(first, second, rtol=1e-12, atol=1e-14)
+    assert (first - third).abs().max() > 1e-9
+
+
 class _Poison(nn.Module):
     """Wraps a network; its logits are NaN while `on`."""
 
@@ -136,7 +150,7 @@ class _Poison(nn.Module):
         logits: torch.Tensor = self.model(clips)
         return logits * float("nan") if self.on else logits
 
-    def reseed_dropout(self, seed: int) -> None:
+    def reseed(self, seed: int) -> None:
         """As the networks do."""
 
 

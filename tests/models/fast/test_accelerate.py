@@ -24,11 +24,15 @@ NETWORKS = [
     ("tsm", "resnet101", 2, {}),
     ("i3d_3x3x3", "resnet18", 16, {}),
     ("i3d_3x1x1", "resnet50", 8, {}),
+    ("trn", "resnet18", 3, {}),
+    ("eco_lite", None, 4, {}),
 ]
 needs_kernels = pytest.mark.skipif(execution().startswith("none"), reason=f"no kernels: {execution()}")
 
 
-def twins(arch: str, backbone: str, num_frames: int, options: dict) -> tuple[VideoNetwork, VideoNetwork, torch.Tensor]:
+def twins(
+    arch: str, backbone: str | None, num_frames: int, options: dict
+) -> tuple[VideoNetwork, VideoNetwork, torch.Tensor]:
     """A plain network, its accelerated twin, and two clips."""
     generator = torch.Generator().manual_seed(0)
     plain = build_model(arch, backbone, num_frames, 3, width=0.125, dropout=0.2, generator=generator, **options)
@@ -41,16 +45,17 @@ def twins(arch: str, backbone: str, num_frames: int, options: dict) -> tuple[Vid
 
 @pytest.mark.parametrize(("arch", "backbone", "num_frames", "options"), NETWORKS)
 def test_values_gradients_and_statistics_are_the_plain_networks(
-    arch: str, backbone: str, num_frames: int, options: dict
+    arch: str, backbone: str | None, num_frames: int, options: dict
 ) -> None:
     plain, fast, clip = twins(arch, backbone, num_frames, options)
     assert list(fast.state_dict()) == list(plain.state_dict())
     assert [n for n, _ in fast.named_parameters()] == [n for n, _ in plain.named_parameters()]
     for network in (plain.double().train(), fast.double().train()):
-        network.reseed_dropout(5)
+        network.reseed(5)
         network(clip).square().sum().backward()
     for (name, parameter), other in zip(plain.named_parameters(), fast.parameters(), strict=True):
-        assert (other.grad - parameter.grad).norm() <= 1e-9 * parameter.grad.norm(), name
+        # The gradient of a bias in front of a normalisation is 0 but for rounding.
+        assert (other.grad - parameter.grad).norm() <= 1e-9 * parameter.grad.norm() + 1e-11, name
     for buffer, other in zip(plain.buffers(), fast.buffers(), strict=True):
         torch.testing.assert_close(other, buffer, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(fast.eval()(clip), plain.eval()(clip), rtol=1e-9, atol=1e-9)
