@@ -80,11 +80,14 @@ class ModelSpec(Section):
     """The network."""
 
     arch: Arch = Field(
-        description="tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time. "
-        "i3d_3x3x3 needs 16 frames or more and i3d_3x1x1 8 or more; i3d_3x1x1 and i3d_replace need bottleneck blocks."
+        description="tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time; "
+        "slowfast, x3d_m and ir_csn are the networks of their papers. i3d_3x3x3 needs 16 frames or more, i3d_3x1x1 and "
+        "ir_csn 8 or more, slowfast a multiple of 8; i3d_3x1x1 and i3d_replace need bottleneck blocks."
     )
     backbone: Backbone | None = Field(
-        default=None, description="The 2D network that the architecture is built on. null: its usual one, resnet50."
+        default=None,
+        description="The 2D network that the architecture is built on; x3d_m has none. "
+        "null: its usual one, resnet50 (ir_csn: resnet152).",
     )
     width: Annotated[float, Field(gt=0, le=8)] = Field(default=1.0, description="Factor on every channel count.")
     num_classes: Count = Field(description="Labels are 0 to num_classes - 1.")

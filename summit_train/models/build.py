@@ -15,11 +15,14 @@ from summit_train.models.catalog import (
     backbone_problem,
     frames_problem,
 )
+from summit_train.models.csn import IrCSN
 from summit_train.models.i3d import I3D
 from summit_train.models.mobilenet import MobileNetV2
 from summit_train.models.resnet import ResNet
+from summit_train.models.slowfast import SlowFast
 from summit_train.models.tsm import add_shifts
 from summit_train.models.video import VideoNetwork, initialise
+from summit_train.models.x3d import X3D
 
 
 def build_model(
@@ -61,6 +64,12 @@ def build_model(
 def _built(arch: str, backbone: str, num_frames: int, num_classes: int, width: float, dropout: float) -> VideoNetwork:
     if arch in ("i3d_3x3x3", "i3d_3x1x1", "i3d_replace"):
         return I3D(arch, backbone, num_frames, num_classes, width, dropout)
+    if arch == "slowfast":
+        return SlowFast(num_frames, num_classes, width, dropout)
+    if arch == "x3d_m":
+        return X3D(num_frames, num_classes, width, dropout)
+    if arch == "ir_csn":
+        return IrCSN(backbone, num_frames, num_classes, width, dropout)
     if backbone == "mobilenet_v2":
         return MobileNetV2(num_frames, num_classes, width, dropout)
     return ResNet(backbone, num_frames, num_classes, width, dropout)

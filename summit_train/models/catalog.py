@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
-Arch = Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1", "i3d_replace"]
+Arch = Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1", "i3d_replace", "slowfast", "x3d_m", "ir_csn"]
 Backbone = Literal[
     "resnet18",
     "resnet34",
@@ -30,11 +30,13 @@ class Architecture(NamedTuple):
     `backbones` are the 2D networks that it can be built on; with none the architecture is a network of its own.
     `minimum_frames` is the product of its strides in time. With fewer frames a stage would be down to one frame while
     strides are still to come: they would halve nothing, and the kernels there would see padding alone on both sides.
+    A clip has a multiple of `frames_step` frames.
     """
 
     title: str
     backbones: tuple[str, ...]
     minimum_frames: int = 1
+    frames_step: int = 1
 
     @property
     def usual_backbone(self) -> str | None:
@@ -48,6 +50,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "i3d_3x3x3": Architecture("I3D 3x3x3", RESNETS, minimum_frames=16),
     "i3d_3x1x1": Architecture("I3D 3x1x1", BOTTLENECK_BACKBONES, minimum_frames=8),
     "i3d_replace": Architecture("I3D replace", BOTTLENECK_BACKBONES),
+    "slowfast": Architecture("SlowFast", ("resnet50",), minimum_frames=8, frames_step=8),
+    "x3d_m": Architecture("X3D-M", ()),
+    "ir_csn": Architecture("ir-CSN", ("resnet152",), minimum_frames=8),
 }
 
 
@@ -62,8 +67,10 @@ def backbone_problem(arch: str, backbone: str | None) -> str | None:
 
 
 def frames_problem(arch: str, num_frames: int) -> str | None:
-    """Return why clips of `num_frames` frames are too short for `arch`; None where they are not."""
-    fewest = ARCHITECTURES[arch].minimum_frames
-    if num_frames >= fewest:
-        return None
-    return f"{arch} needs at least {fewest} frames, the product of its strides in time, got {num_frames}"
+    """Return why clips of `num_frames` frames do not suit `arch`; None where they do."""
+    fewest, step = ARCHITECTURES[arch].minimum_frames, ARCHITECTURES[arch].frames_step
+    if num_frames % step:
+        return f"{arch} needs a multiple of {step} frames, its slow pathway sees every {step}th; got {num_frames}"
+    if num_frames < fewest:
+        return f"{arch} needs at least {fewest} frames, the product of its strides in time, got {num_frames}"
+    return None

@@ -74,8 +74,8 @@ class VideoNetwork(nn.Module):
 def initialise(model: nn.Module, generator: torch.Generator | None = None) -> None:
     """Draw torchvision's initial weights for the body and TSM's for the classifier, from one generator.
 
-    Convolutions are normal with variance 2 / fan_out (He et al., 2015), norms 1 and 0, the classifier N(0, 0.001) with
-    zero bias. A network on the meta device has no numbers to draw.
+    Convolutions are normal with variance 2 / fan_out (He et al., 2015), norms 1 and 0, the classifier N(0, 0.001), all
+    biases zero. A network on the meta device has no numbers to draw.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         return
@@ -84,6 +84,8 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None) -> No
             if isinstance(module, nn.Conv2d | nn.Conv3d):
                 fan_out = module.out_channels * module.weight[0, 0].numel()
                 module.weight.normal_(0.0, (2.0 / fan_out) ** 0.5, generator=generator)
+                if module.bias is not None:
+                    module.bias.zero_()
             elif isinstance(module, nn.Linear):
                 module.weight.normal_(0.0, 0.001, generator=generator)
                 module.bias.zero_()

@@ -24,10 +24,13 @@ SMALL = [
     ("i3d_replace", "resnet50", 2),
     ("i3d_3x3x3", "resnet18", 16),
     ("i3d_3x1x1", "resnet50", 8),
+    ("slowfast", "resnet50", 8),
+    ("x3d_m", None, 2),
+    ("ir_csn", "resnet152", 8),
 ]
 
 
-def small(arch: str, backbone: str, num_frames: int, **options: object) -> VideoNetwork:
+def small(arch: str, backbone: str | None, num_frames: int, **options: object) -> VideoNetwork:
     """A narrow network with a classifier whose outputs are of order one."""
     generator = torch.Generator().manual_seed(0)
     model = build_model(arch, backbone, num_frames, 5, width=0.125, generator=generator, **options)
@@ -144,7 +147,7 @@ def test_the_shortcut_is_shifted_in_place_only(backbone: str, place: str) -> Non
 @pytest.mark.parametrize("converted", [True, False], ids=["converted weights", "plain weights"])
 @pytest.mark.parametrize(("arch", "backbone", "num_frames"), SMALL)
 def test_frames_are_not_copied_on_their_way_in(
-    arch: str, backbone: str, num_frames: int, converted: bool, fast: bool
+    arch: str, backbone: str | None, num_frames: int, converted: bool, fast: bool
 ) -> None:
     """Frames stored (N, T, H, W, 3) reach conv1 as a view and stay channels-last, whatever the weights."""
     model = small(arch, backbone, num_frames)
@@ -171,7 +174,9 @@ def test_frames_are_not_copied_on_their_way_in(
 
 
 @pytest.mark.parametrize(("arch", "backbone", "num_frames"), SMALL)
-def test_logits_and_gradients_do_not_depend_on_the_memory_format(arch: str, backbone: str, num_frames: int) -> None:
+def test_logits_and_gradients_do_not_depend_on_the_memory_format(
+    arch: str, backbone: str | None, num_frames: int
+) -> None:
     model = small(arch, backbone, num_frames).double()
     clip = clips(2, num_frames).double()
     logits = model(clip)
@@ -182,6 +187,13 @@ def test_logits_and_gradients_do_not_depend_on_the_memory_format(arch: str, back
     assert logits.shape == (2, 5)
     torch.testing.assert_close(plain, logits, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(plain_grad, grad, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize(("arch", "backbone", "num_frames"), SMALL)
+def test_every_parameter_gets_a_gradient(arch: str, backbone: str | None, num_frames: int) -> None:
+    model = small(arch, backbone, num_frames)
+    model(clips(2, num_frames)).square().sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -243,6 +255,8 @@ def test_initial_weights() -> None:
     assert abs(kernel.mean().item()) < 1e-4
     assert model.fc.weight.std().item() == pytest.approx(0.001, rel=0.02)
     assert not model.fc.bias.any()
+    squeeze = build_model("x3d_m", None, 1, 2, width=0.125).layer1[0].se.fc1
+    assert squeeze.weight.any() and not squeeze.bias.any()
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     assert all((norm.weight == 1).all() and not norm.bias.any() for norm in norms)
 
@@ -278,6 +292,12 @@ def test_width_scales_the_channels_to_multiples_of_8() -> None:
         ({"arch": "i3d_3x3x3", "num_frames": 8}, "i3d_3x3x3 needs at least 16 frames.*got 8"),
         ({"arch": "i3d_3x1x1", "num_frames": 7}, "at least 8 frames"),
         ({"num_frames": 0}, "at least 1 frames"),
+        ({"arch": "slowfast", "num_frames": 12}, "slowfast needs a multiple of 8 frames.*got 12"),
+        ({"arch": "slowfast", "num_frames": 0}, "at least 8 frames"),
+        ({"arch": "slowfast", "num_frames": 8, "backbone": "resnet101"}, "valid: resnet50"),
+        ({"arch": "x3d_m", "backbone": "resnet50"}, "x3d_m is a network of its own, without a backbone"),
+        ({"arch": "ir_csn", "num_frames": 7}, "ir_csn needs at least 8 frames"),
+        ({"arch": "ir_csn", "num_frames": 8, "backbone": "resnet50"}, "valid: resnet152"),
         ({"num_classes": 0}, "num_classes is 0"),
         ({"width": 0.0}, "width is 0.0"),
         ({"width": float("nan")}, "width is nan"),
@@ -293,7 +313,7 @@ def test_the_catalog_builds() -> None:
     """Every architecture on every backbone that the catalog gives it, at its fewest frames."""
     for arch, known in ARCHITECTURES.items():
         assert set(known.backbones) <= set(BACKBONES)
-        for backbone in known.backbones:
+        for backbone in known.backbones or (None,):
             with torch.device("meta"):
                 model = build_model(arch, backbone, known.minimum_frames, 3, width=0.125).eval()
                 assert model(torch.empty(2, known.minimum_frames, 3, 32, 32)).shape == (2, 3)

@@ -19,6 +19,9 @@ NETWORKS = [
     ("tsn", "resnet18", 2),
     ("i3d_3x3x3", "resnet18", 16),
     ("i3d_3x1x1", "resnet50", 8),
+    ("slowfast", None, 8),
+    ("x3d_m", None, 2),
+    ("ir_csn", None, 8),
 ]
 
 

@@ -24,11 +24,16 @@ NETWORKS = [
     ("tsm", "resnet101", 2, {}),
     ("i3d_3x3x3", "resnet18", 16, {}),
     ("i3d_3x1x1", "resnet50", 8, {}),
+    ("slowfast", None, 8, {}),
+    ("x3d_m", None, 2, {}),
+    ("ir_csn", None, 8, {}),
 ]
 needs_kernels = pytest.mark.skipif(execution().startswith("none"), reason=f"no kernels: {execution()}")
 
 
-def twins(arch: str, backbone: str, num_frames: int, options: dict) -> tuple[VideoNetwork, VideoNetwork, torch.Tensor]:
+def twins(
+    arch: str, backbone: str | None, num_frames: int, options: dict
+) -> tuple[VideoNetwork, VideoNetwork, torch.Tensor]:
     """A plain network, its accelerated twin, and two clips."""
     generator = torch.Generator().manual_seed(0)
     plain = build_model(arch, backbone, num_frames, 3, width=0.125, dropout=0.2, generator=generator, **options)
@@ -41,7 +46,7 @@ def twins(arch: str, backbone: str, num_frames: int, options: dict) -> tuple[Vid
 
 @pytest.mark.parametrize(("arch", "backbone", "num_frames", "options"), NETWORKS)
 def test_values_gradients_and_statistics_are_the_plain_networks(
-    arch: str, backbone: str, num_frames: int, options: dict
+    arch: str, backbone: str | None, num_frames: int, options: dict
 ) -> None:
     plain, fast, clip = twins(arch, backbone, num_frames, options)
     assert list(fast.state_dict()) == list(plain.state_dict())
