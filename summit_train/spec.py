@@ -62,7 +62,7 @@ class ModelSpec(Section):
 
     arch: Arch
     """tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time, trn relates the frames
-    of a 2D ResNet, eco_lite is a 2D network followed by a 3D one. Wrong backbones and too few frames are refused."""
+    of a 2D ResNet; the others are the networks of their papers. Wrong backbones and too few frames are refused."""
     backbone: Backbone | None = None
     """The 2D network that the architecture is built on. null: its usual one, or none where it is a network of its
     own."""

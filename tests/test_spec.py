@@ -158,6 +158,21 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
             "data.num_frames",
             "needs at least 8 frames, the product of its strides in time, got 7",
         ),
+        (
+            ["model.arch=slowfast", "data.num_frames=20"],
+            "data.num_frames",
+            "slowfast needs a multiple of 8 frames, its slow pathway sees every 8th; got 20",
+        ),
+        (
+            ["model.arch=x3d_m", "model.backbone=resnet50"],
+            "model.backbone",
+            "x3d_m is a network of its own, without a backbone; leave the key out",
+        ),
+        (
+            ["model.arch=ir_csn", "model.backbone=resnet50"],
+            "model.backbone",
+            "ir_csn cannot be built on resnet50; valid: resnet152",
+        ),
         (["model.arch=i3d_3x1x1", "model.backbone=resnet18"], "model.backbone", "valid: resnet50, resnet101"),
         (["model.arch=trn", "model.backbone=mobilenet_v2"], "model.backbone", "trn cannot be built on mobilenet_v2"),
         (
@@ -201,6 +216,8 @@ def test_impossible_combinations_are_refused(
         ["model.arch=i3d_3x1x1", "data.num_frames=8"],
         ["model.arch=trn", "model.backbone=resnext101_32x4d", "data.num_frames=2"],
         ["model.arch=eco_lite", "data.num_frames=4"],
+        ["model.arch=slowfast", "data.num_frames=8"],
+        ["model.arch=x3d_m", "data.num_frames=1", "model.backbone=null"],
         ["data.num_frames=1"],
         ["checkpoint.keep=5"],
         ["data.short_side=[256, 256]"],
@@ -322,7 +339,7 @@ def specs(draw: st.DrawFn) -> Spec:
             "seed": draw(st.integers(0, 2**63 - 1)),
             "model": {
                 "arch": arch,
-                "backbone": draw(st.sampled_from(ARCHITECTURES[arch].backbones or (None,))),
+                "backbone": draw(st.sampled_from([None, *ARCHITECTURES[arch].backbones])),
                 "width": draw(st.floats(0.01, 8)),
                 "num_classes": draw(st.integers(1, 1000)),
                 "pretrained": draw(st.none() | PATHS),
@@ -331,7 +348,7 @@ def specs(draw: st.DrawFn) -> Spec:
                 "train": draw(PATHS),
                 "val": draw(PATHS),
                 "root": draw(st.none() | PATHS),
-                "num_frames": draw(st.integers(16, 64)),
+                "num_frames": 8 * draw(st.integers(2, 8)),
                 "short_side": [low, low + draw(st.integers(0, 99))],
                 "crop": draw(st.integers(1, low)),
                 "flip": draw(st.booleans()),

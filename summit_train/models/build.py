@@ -16,13 +16,16 @@ from summit_train.models.catalog import (
     backbone_problem,
     frames_problem,
 )
+from summit_train.models.csn import IrCSN
 from summit_train.models.eco import ECOLite
 from summit_train.models.i3d import I3D
 from summit_train.models.mobilenet import InvertedResidual, MobileNetV2
 from summit_train.models.resnet import ResidualBlock, ResNet
+from summit_train.models.slowfast import SlowFast
 from summit_train.models.trn import TRN
 from summit_train.models.tsm import add_shifts
 from summit_train.models.video import VideoNetwork, initialise
+from summit_train.models.x3d import X3D, X3DBlock
 
 
 def build_model(
@@ -62,7 +65,7 @@ def build_model(
     initialise(model, generator)
     if zero_init_residual:
         for module in model.modules():
-            if isinstance(module, ResidualBlock | InvertedResidual):
+            if isinstance(module, ResidualBlock | InvertedResidual | X3DBlock):
                 nn.init.zeros_(module.last_norm.get_parameter("weight"))
     return model
 
@@ -74,6 +77,12 @@ def _built(arch: str, backbone: str, num_frames: int, num_classes: int, width: f
         return TRN(backbone, num_frames, num_classes, width, dropout)
     if arch == "eco_lite":
         return ECOLite(num_frames, num_classes, width, dropout)
+    if arch == "slowfast":
+        return SlowFast(num_frames, num_classes, width, dropout)
+    if arch == "x3d_m":
+        return X3D(num_frames, num_classes, width, dropout)
+    if arch == "ir_csn":
+        return IrCSN(backbone, num_frames, num_classes, width, dropout)
     if backbone == "mobilenet_v2":
         return MobileNetV2(num_frames, num_classes, width, dropout)
     return ResNet(backbone, num_frames, num_classes, width, dropout)

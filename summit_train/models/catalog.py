@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
-Arch = Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1", "i3d_replace", "trn", "eco_lite"]
+Arch = Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1", "i3d_replace", "trn", "eco_lite", "slowfast", "x3d_m", "ir_csn"]
 Backbone = Literal[
     "resnet18",
     "resnet34",
@@ -30,13 +30,15 @@ class Architecture(NamedTuple):
     `backbones` are the 2D networks that it can be built on; with none the architecture is a network of its own.
     `minimum_frames` is the product of its strides in time. With fewer frames a stage would be down to one frame while
     strides are still to come: they would halve nothing, and the kernels there would see padding alone on both sides.
-    Another reason for it is said in `minimum_reason`.
+    Another reason for it is said in `minimum_reason`. A clip has a multiple of `frames_step` frames.
     """
 
     title: str
     backbones: tuple[str, ...]
     minimum_frames: int = 1
     minimum_reason: str = "the product of its strides in time"
+    frames_step: int = 1
+    norm_ends_branch: bool = True  # each residual branch ends in a normalisation
 
     @property
     def usual_backbone(self) -> str | None:
@@ -51,7 +53,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "i3d_3x1x1": Architecture("I3D 3x1x1", BOTTLENECK_BACKBONES, minimum_frames=8),
     "i3d_replace": Architecture("I3D replace", BOTTLENECK_BACKBONES),
     "trn": Architecture("TRN", RESNETS, minimum_frames=2, minimum_reason="those of its smallest relation"),
-    "eco_lite": Architecture("ECO-lite", (), minimum_frames=4),
+    "eco_lite": Architecture("ECO-lite", (), minimum_frames=4, norm_ends_branch=False),
+    "slowfast": Architecture("SlowFast", ("resnet50",), minimum_frames=8, frames_step=8),
+    "x3d_m": Architecture("X3D-M", ()),
+    "ir_csn": Architecture("ir-CSN", ("resnet152",), minimum_frames=8),
 }
 
 
@@ -65,9 +70,17 @@ def backbone_problem(arch: str, backbone: str | None) -> str | None:
     return f"{arch} cannot be built on {backbone}; valid: {', '.join(valid)}"
 
 
+def zero_init_problem(arch: str) -> str | None:
+    """Return why the residual branches of `arch` cannot begin at 0; None where they can."""
+    return None if ARCHITECTURES[arch].norm_ends_branch else f"no residual branch of {arch} ends in a normalisation"
+
+
 def frames_problem(arch: str, num_frames: int) -> str | None:
-    """Return why clips of `num_frames` frames are too short for `arch`; None where they are not."""
+    """Return why clips of `num_frames` frames do not suit `arch`; None where they do."""
     known = ARCHITECTURES[arch]
-    if num_frames >= known.minimum_frames:
-        return None
-    return f"{arch} needs at least {known.minimum_frames} frames, {known.minimum_reason}, got {num_frames}"
+    if num_frames % known.frames_step:
+        every = known.frames_step
+        return f"{arch} needs a multiple of {every} frames, its slow pathway sees every {every}th; got {num_frames}"
+    if num_frames < known.minimum_frames:
+        return f"{arch} needs at least {known.minimum_frames} frames, {known.minimum_reason}, got {num_frames}"
+    return None

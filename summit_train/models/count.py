@@ -121,7 +121,8 @@ def count(model: VideoNetwork, height: int, width: int | None = None) -> Count:
 class _Walk:
     """What hooks see while the network runs once.
 
-    `floats` maps a storage that autograd keeps to its elements and the block that kept it first ("" outside of blocks).
+    `floats` maps a storage that autograd keeps to its elements and the first block that keeps it, or "" where one of
+    the modules outside of the blocks does.
     `block_inputs` maps the storages of their inputs to elements.
     `alive` holds the tensors, so that no storage is used twice.
     """
@@ -159,7 +160,9 @@ class _Walk:
                     self.indices[place] = tensor.numel()
                 else:
                     elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-                    self.floats.setdefault(place, (elements, self.block))
+                    # What is kept outside of the blocks stays, whichever block had it first.
+                    if not self.block or place not in self.floats:
+                        self.floats[place] = (elements, self.block)
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(_keep, lambda tensor: tensor):

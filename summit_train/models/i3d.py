@@ -46,7 +46,7 @@ class I3D(ResNet):
                 else:
                     chosen = stage == 0 or number % 2 == (1 if stage == 3 else 0)
                     _inflate_3x1x1(block, first=3 if arch == "i3d_replace" or chosen else 1)
-        _inflate_norms(self)
+        inflate_norms(self)
 
     def to_input(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
         """Return clips as volumes (N, C, T, H, W), a view."""
@@ -86,7 +86,8 @@ def _convolutions(block: nn.Module) -> list[tuple[str, nn.Conv2d]]:
     return [(name, module) for name, module in block.named_modules() if isinstance(module, nn.Conv2d)]
 
 
-def _inflate_norms(network: nn.Module) -> None:
+def inflate_norms(network: nn.Module) -> None:
+    """Put a 3D normalisation in place of each 2D one of `network`."""
     for name, module in list(network.named_modules()):
         if isinstance(module, nn.BatchNorm2d):
             network.set_submodule(name, nn.BatchNorm3d(module.num_features))

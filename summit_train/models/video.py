@@ -77,8 +77,8 @@ class VideoNetwork(nn.Module):
 def initialise(model: VideoNetwork, generator: torch.Generator | None = None) -> None:
     """Draw torchvision's initial weights for the body and TSM's for the classifier, from one generator.
 
-    Convolutions are normal with variance 2 / fan_out (He et al., 2015), norms 1 and 0, the classifier N(0, 0.001);
-    biases are zero. A network on the meta device has no numbers to draw.
+    Convolutions are normal with variance 2 / fan_out (He et al., 2015), norms 1 and 0, the classifier N(0, 0.001), all
+    biases zero. A network on the meta device has no numbers to draw.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         return

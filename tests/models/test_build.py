@@ -26,6 +26,9 @@ SMALL = [
     ("i3d_3x1x1", "resnet50", 8),
     ("trn", "resnet18", 3),
     ("eco_lite", None, 4),
+    ("slowfast", "resnet50", 8),
+    ("x3d_m", None, 2),
+    ("ir_csn", "resnet152", 8),
 ]
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -198,6 +201,13 @@ def test_logits_and_gradients_do_not_depend_on_the_memory_format(
     torch.testing.assert_close(plain_grad, grad, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize(("arch", "backbone", "num_frames"), SMALL)
+def test_every_parameter_gets_a_gradient(arch: str, backbone: str | None, num_frames: int) -> None:
+    model = small(arch, backbone, num_frames)
+    model(clips(2, num_frames)).square().sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_tsn_cannot_tell_the_order_of_frames(training: bool) -> None:
     """Equal to rounding: the same numbers are summed over T, in another order (hence double and 1e-12)."""
@@ -257,6 +267,8 @@ def test_initial_weights() -> None:
     assert abs(kernel.mean().item()) < 1e-4
     assert model.fc.weight.std().item() == pytest.approx(0.001, rel=0.02)
     assert not model.fc.bias.any()
+    squeeze = build_model("x3d_m", None, 1, 2, width=0.125).layer1[0].se.fc1
+    assert squeeze.weight.any() and not squeeze.bias.any()
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     assert all((norm.weight == 1).all() and not norm.bias.any() for norm in norms)
 
@@ -292,6 +304,12 @@ def test_width_scales_the_channels_to_multiples_of_8() -> None:
         ({"arch": "i3d_3x3x3", "num_frames": 8}, "i3d_3x3x3 needs at least 16 frames.*got 8"),
         ({"arch": "i3d_3x1x1", "num_frames": 7}, "at least 8 frames"),
         ({"num_frames": 0}, "at least 1 frames"),
+        ({"arch": "slowfast", "num_frames": 12}, "slowfast needs a multiple of 8 frames.*got 12"),
+        ({"arch": "slowfast", "num_frames": 0}, "at least 8 frames"),
+        ({"arch": "slowfast", "num_frames": 8, "backbone": "resnet101"}, "valid: resnet50"),
+        ({"arch": "x3d_m", "backbone": "resnet50"}, "x3d_m is a network of its own, without a backbone"),
+        ({"arch": "ir_csn", "num_frames": 7}, "ir_csn needs at least 8 frames"),
+        ({"arch": "ir_csn", "num_frames": 8, "backbone": "resnet50"}, "valid: resnet152"),
         ({"num_classes": 0}, "num_classes is 0"),
         ({"width": 0.0}, "width is 0.0"),
         ({"width": float("nan")}, "width is nan"),

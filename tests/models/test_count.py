@@ -104,6 +104,37 @@ def test_a_network_that_is_2d_and_then_3d_has_t_in_every_stage() -> None:
     assert list(counted("eco_lite", None, 16, 64).stages.items()) == list(expected.items())
 
 
+@pytest.mark.parametrize(
+    ("arch", "frames", "height", "parameters", "multiply_adds"),
+    [
+        ("slowfast", 32, 224, 34_480_216, 27.64e9),
+        ("slowfast", 32, 256, 34_480_216, 36.1e9),  # Feichtenhofer et al., Table 2: 36.1 G a view
+        ("x3d_m", 16, 224, 3_794_322, 4.73e9),  # Feichtenhofer, Table 3: 4.73 G
+        ("x3d_m", 16, 256, 3_794_322, 6.2e9),  # the same, Table 4: 6.2 G a view, 3.8 M
+        ("ir_csn", 32, 224, 29_703_568, 74.05e9),
+        ("ir_csn", 32, 256, 29_703_568, 96.7e9),  # Tran et al.: 96.7 G a view, 29.6 M
+    ],
+)
+def test_the_3d_comparators(arch: str, frames: int, height: int, parameters: int, multiply_adds: float) -> None:
+    """At 400 classes. The published multiply-adds of a view are those of 256 x 256 pixels but for X3D's 4.73 G."""
+    found = counted(arch, None, frames, height)
+    assert found.parameters == parameters
+    assert found.multiply_adds == pytest.approx(multiply_adds, rel=0.005)
+
+
+def test_the_comparators_frames() -> None:
+    """SlowFast, Table 1; X3D, Table 3; CSN, Table 1."""
+    both = {"fast conv1": 32, "fast pool1": 32, "slow conv1": 4, "slow pool1": 4}
+    stages = [f"res{number}" for number in (2, 3, 4, 5)]
+    for stage in stages:
+        both |= {f"slow {stage}": 4, f"fast {stage}": 32}
+    assert counted("slowfast", None, 32, 64).stages == {"data": 32, **both, "global_pool": 1}
+    names = ["data", "conv1", *stages, "conv5"]
+    assert counted("x3d_m", None, 16, 64).stages == {**dict.fromkeys(names, 16), "global_pool": 1}
+    csn = dict(zip(["data", "conv1", "pool1", *stages, "global_pool"], [32, 32, 32, 32, 16, 8, 4, 1], strict=True))
+    assert counted("ir_csn", None, 32, 64).stages == csn
+
+
 def test_torchvisions_published_parameters() -> None:
     with torch.device("meta"):
         found = {backbone: count(build_model("tsn", backbone, 1, 1000), 32).parameters for backbone in BACKBONES}
@@ -134,7 +165,7 @@ def test_layers_are_the_whole_network(arch: str, fast: bool) -> None:
     known = ARCHITECTURES[arch]
     for backbone in known.backbones or (None,):
         with torch.device("meta"):
-            model = build_model(arch, backbone, known.minimum_frames + 1, 10, width=0.3)
+            model = build_model(arch, backbone, known.minimum_frames + known.frames_step, 10, width=0.3)
         if fast:
             accelerate(model)
         found = count(model, 33, 47)
@@ -156,7 +187,9 @@ def kept_by_autograd(model: nn.Module, clip: torch.Tensor) -> tuple[int, int]:
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         place = tensor.untyped_storage().data_ptr()
         if tensor.dim() >= 2 and place not in parameters:
-            (indices if tensor.dtype == torch.int64 else floats)[place] = tensor.numel()
+            # A view keeps all of its storage.
+            elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+            (indices if tensor.dtype == torch.int64 else floats)[place] = elements
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -180,6 +213,9 @@ def kept_by_autograd(model: nn.Module, clip: torch.Tensor) -> tuple[int, int]:
         ("i3d_3x1x1", "resnet50", 16, {}),
         ("trn", "resnet18", 4, {}),
         ("eco_lite", None, 4, {}),
+        ("slowfast", None, 16, {}),
+        ("x3d_m", None, 3, {}),
+        ("ir_csn", None, 8, {}),
     ],
 )
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
@@ -206,8 +242,9 @@ def test_the_shift_is_free() -> None:
 
 
 def test_minimum_frames_leave_one_frame_for_every_stride() -> None:
-    for arch, backbone in (("i3d_3x3x3", "resnet50"), ("i3d_3x1x1", "resnet50"), ("eco_lite", None)):
-        assert counted(arch, backbone, frames=ARCHITECTURES[arch].minimum_frames, height=32).stages["res5"] == 1
+    stages = {"i3d_3x3x3": "res5", "i3d_3x1x1": "res5", "eco_lite": "res5", "ir_csn": "res5", "slowfast": "slow res5"}
+    for arch, stage in stages.items():
+        assert counted(arch, None, ARCHITECTURES[arch].minimum_frames, height=32).stages[stage] == 1
 
 
 def test_the_network_is_left_alone() -> None:

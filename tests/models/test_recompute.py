@@ -20,6 +20,10 @@ NETWORKS = [
     ("i3d_3x3x3", "resnet18", 16),
     ("trn", "resnet18", 3),
     ("eco_lite", None, 4),
+    ("i3d_3x1x1", "resnet50", 8),
+    ("slowfast", None, 8),
+    ("x3d_m", None, 2),
+    ("ir_csn", None, 8),
 ]
 
 
@@ -68,7 +72,7 @@ def test_the_blocks_keep_their_inputs_only(arch: str, backbone: str | None, num_
     def note(tensor: torch.Tensor) -> torch.Tensor:
         place = tensor.untyped_storage().data_ptr()
         if tensor.dim() >= 2 and tensor.dtype == torch.float32 and place not in parameters:
-            kept[place] = tensor.numel()
+            kept[place] = tensor.untyped_storage().nbytes() // tensor.element_size()
         return tensor
 
     for name, block in model.named_modules():

@@ -26,6 +26,9 @@ NETWORKS = [
     ("i3d_3x1x1", "resnet50", 8, {}),
     ("trn", "resnet18", 3, {}),
     ("eco_lite", None, 4, {}),
+    ("slowfast", None, 8, {}),
+    ("x3d_m", None, 2, {}),
+    ("ir_csn", None, 8, {}),
 ]
 needs_kernels = pytest.mark.skipif(execution().startswith("none"), reason=f"no kernels: {execution()}")
 

@@ -1,0 +1,162 @@
+"""SlowFast (Feichtenhofer et al., "SlowFast networks for video recognition", 2019): two pathways, two frame rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from summit_train.models.dropout import Dropout
+from summit_train.models.resnet import STAGES as RESNET_STAGES
+from summit_train.models.resnet import ResidualBlock, scaled_channels
+from summit_train.models.video import VideoNetwork
+
+ALPHA = 8  # frames of the fast pathway for each frame of the slow one
+BETA_INVERSE = 8  # channels of the slow pathway for each channel of the fast one
+BASE = 64  # channels of the slow pathway's conv1
+BLOCKS = (3, 4, 6, 3)  # ResNet-50, res2 to res5
+# Module -> the paper's name for its output, for each pathway (Table 1).
+STAGES = {
+    f"{pathway}.{name}": f"{pathway} {title}" for name, title in RESNET_STAGES.items() for pathway in ("fast", "slow")
+}
+# Frames that the kernels of conv1 and of the first 1x1 of each block in res2 to res5 span (Table 1).
+SLOW_KERNELS = (1, 1, 1, 3, 3)
+FAST_KERNELS = (5, 3, 3, 3, 3)
+
+
+class Bottleneck3d(ResidualBlock):
+    """Tx1x1, 1x3x3 and 1x1x1 convolutions, the stride in space alone, in the 1x3x3."""
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, channels: int, kernel: int, stride: int) -> None:
+        super().__init__()
+        out_channels, strides = self.expansion * channels, (1, stride, stride)
+        self.conv1 = nn.Conv3d(in_channels, channels, (kernel, 1, 1), padding=(kernel // 2, 0, 0), bias=False)
+        self.bn1 = nn.BatchNorm3d(channels)
+        self.conv2 = nn.Conv3d(channels, channels, (1, 3, 3), strides, padding=(0, 1, 1), bias=False)
+        self.bn2 = nn.BatchNorm3d(channels)
+        self.conv3 = nn.Conv3d(channels, out_channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm3d(out_channels)
+        self.downsample = None
+        if stride > 1 or in_channels != out_channels:
+            shortcut = nn.Conv3d(in_channels, out_channels, 1, strides, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm3d(out_channels))
+
+    @property
+    def last_norm(self) -> nn.Module:
+        """Return bn3."""
+        return self.bn3
+
+    def branch(self, x: torch.Tensor) -> torch.Tensor:
+        """Return Tx1x1, 1x3x3, 1x1x1 of `x`."""
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.relu(self.bn2(self.conv2(x)))
+        out: torch.Tensor = self.bn3(self.conv3(x))
+        return out
+
+
+class Pathway(nn.Module):
+    """A 3D ResNet-50 that keeps its frames: the stem and res2 to res5.
+
+    kernels: the frames that the convolutions of conv1 and res2 to res5 span. joined: how many channels of the other
+    pathway join the inputs of res2 to res5. `outputs`: the channels after pool1 and res2 to res5.
+    """
+
+    layer1: nn.Module
+    layer2: nn.Module
+    layer3: nn.Module
+    layer4: nn.Module
+
+    def __init__(
+        self, in_channels: int, base: int, width: float, kernels: Sequence[int], joined: Sequence[int] = (0, 0, 0, 0)
+    ) -> None:
+        super().__init__()
+        channels, (span, *spans) = scaled_channels(base, width), kernels
+        self.conv1 = nn.Conv3d(in_channels, channels, (span, 7, 7), (1, 2, 2), padding=(span // 2, 3, 3), bias=False)
+        self.bn1: nn.Module = nn.BatchNorm3d(channels)
+        self.relu: nn.Module = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool3d((1, 3, 3), (1, 2, 2), padding=(0, 1, 1))
+        self.outputs = [channels]
+        for stage, num_blocks in enumerate(BLOCKS):
+            blocks: list[nn.Module] = []
+            inner = scaled_channels(base * 2**stage, width)
+            channels += joined[stage]
+            for number in range(num_blocks):
+                blocks.append(Bottleneck3d(channels, inner, spans[stage], 2 if stage > 0 and number == 0 else 1))
+                channels = inner * Bottleneck3d.expansion
+            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+            self.outputs.append(channels)
+
+    def stem(self, x: torch.Tensor) -> torch.Tensor:
+        """Return pool1 of volumes (N, 3, T, H, W): (N, channels, T, H / 4, W / 4)."""
+        out: torch.Tensor = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        return out
+
+
+class Lateral(nn.Module):
+    """A 5x1x1 convolution of every ALPHA-th frame of the fast pathway to twice its channels, for the slow pathway."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = 2 * channels
+        self.conv = nn.Conv3d(channels, self.channels, (5, 1, 1), (ALPHA, 1, 1), padding=(2, 0, 0), bias=False)
+        self.bn: nn.Module = nn.BatchNorm3d(self.channels)
+        self.relu: nn.Module = nn.ReLU(inplace=True)
+
+    def forward(self, slow: torch.Tensor, fast: torch.Tensor) -> torch.Tensor:
+        """Return the slow pathway's channels and behind them those of the fast one."""
+        return torch.cat((slow, self.relu(self.bn(self.conv(fast)))), dim=1)
+
+
+class SlowFast(VideoNetwork):
+    """SlowFast 4x16, R50: clips of T frames, all of them for the fast pathway, every ALPHA-th for the slow one.
+
+    The slow pathway is a ResNet-50 with kernels in time in res4 and res5 alone; the fast one has kernels in time
+    everywhere and 1 / BETA_INVERSE of the channels. After pool1, res2, res3 and res4 a lateral connection joins the
+    fast pathway's channels to the slow one's (Table 1; section 3.3, "time-strided convolution"). The classifier sees
+    both pathways' averages.
+
+    Where the authors' code (PySlowFast) and the paper differ, the paper is meant: of 32 frames the slow ones are 0, 8,
+    16 and 24, a stride in time, and the lateral convolutions are centred on them; PySlowFast's loader and
+    pytorchvideo's examples take 0, 10, 20 and 31. Where the paper is silent, PySlowFast is meant: a norm and a relu
+    follow each lateral convolution (mmaction2 has neither). PySlowFast begins the last norm of each residual branch at
+    0 (zero_init_residual) and drops half of the features before the classifier; neither is a default here.
+
+    `width` multiplies both pathways' channels; the fast one's stay at 8 or more, so that below 1 its part grows. Names
+    of parameters are those of torchvision's ResNet in `slow` and `fast`: PySlowFast, pytorchvideo and mmaction2 publish
+    three different sets.
+    """
+
+    memory_format = torch.channels_last_3d
+    blocks = tuple(f"{pathway}.layer{i}" for i in (1, 2, 3, 4) for pathway in ("fast", "slow"))
+
+    def __init__(self, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0) -> None:
+        super().__init__(num_frames, STAGES)
+        # The fast pathway comes first, since it takes the clip as it is.
+        self.fast = Pathway(self.in_channels, BASE // BETA_INVERSE, width, FAST_KERNELS)
+        laterals = [Lateral(channels) for channels in self.fast.outputs[:-1]]
+        self.lateral1, self.lateral2, self.lateral3, self.lateral4 = laterals
+        self.slow = Pathway(self.in_channels, BASE, width, SLOW_KERNELS, [lateral.channels for lateral in laterals])
+        self.avgpool = nn.AdaptiveAvgPool3d(1)
+        self.dropout = Dropout(dropout)
+        self.fc = nn.Linear(self.slow.outputs[-1] + self.fast.outputs[-1], num_classes)
+
+    def to_input(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
+        """Return clips as volumes (N, C, T, H, W), a view."""
+        return clip_NTCHW.transpose(1, 2)
+
+    def extract(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the averages over T, H and W of the slow and of the fast pathway, one behind the other: (N, F)."""
+        fast, slow = self.fast.stem(x), self.slow.stem(x[:, :, ::ALPHA])
+        slow, fast = self.slow.layer1(self.lateral1(slow, fast)), self.fast.layer1(fast)
+        slow, fast = self.slow.layer2(self.lateral2(slow, fast)), self.fast.layer2(fast)
+        slow, fast = self.slow.layer3(self.lateral3(slow, fast)), self.fast.layer3(fast)
+        slow, fast = self.slow.layer4(self.lateral4(slow, fast)), self.fast.layer4(fast)
+        return torch.cat((self.avgpool(slow), self.avgpool(fast)), dim=1).flatten(1)
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        """Return logits (N, num_classes)."""
+        logits: torch.Tensor = self.fc(self.dropout(features))
+        return logits

@@ -1,0 +1,135 @@
+"""X3D (Feichtenhofer, "X3D: Expanding architectures for efficient video recognition", 2020): X3D-M."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from summit_train.models.dropout import Dropout
+from summit_train.models.mobilenet import rounded_channels
+from summit_train.models.resnet import STAGES, scaled_channels
+from summit_train.models.video import VideoNetwork
+
+# Channels of conv1 and of res2 to res5: X2D's 12, 12, 24, 48, 96 (Table 1) times the width factor of 2.0.
+CHANNELS = (24, 24, 48, 96, 192)
+# X2D's blocks in res2 to res5 times the depth factor.
+BLOCKS = tuple(math.ceil(2.2 * num_blocks) for num_blocks in (1, 2, 5, 3))
+BOTTLENECK = 2.25  # inner channels of a block for each of its output channels
+FC1 = 2048  # "C5", the features before the classifier
+
+
+class SqueezeExcitation(nn.Module):
+    """x times a gate for each channel: sigmoid of two 1x1x1 convolutions of its average (Hu et al., 2018)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        squeezed = rounded_channels(channels / 16)
+        self.pool = nn.AdaptiveAvgPool3d(1)
+        self.fc1 = nn.Conv3d(channels, squeezed, 1)
+        self.relu = nn.ReLU(inplace=True)
+        self.fc2 = nn.Conv3d(squeezed, channels, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x` with its channels weighted."""
+        gate: torch.Tensor = self.fc2(self.relu(self.fc1(self.pool(x)))).sigmoid()
+        return x * gate
+
+
+class X3DBlock(nn.Module):
+    """relu(branch(x) + shortcut): 1x1x1, relu, depthwise 3x3x3, squeeze-excitation in some, swish, 1x1x1."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int, has_se: bool) -> None:
+        super().__init__()
+        inner, strides = int(BOTTLENECK * channels), (1, stride, stride)
+        self.conv1 = nn.Conv3d(in_channels, inner, 1, bias=False)
+        self.bn1: nn.Module = nn.BatchNorm3d(inner)
+        self.conv2 = nn.Conv3d(inner, inner, 3, strides, padding=1, groups=inner, bias=False)
+        self.bn2: nn.Module = nn.BatchNorm3d(inner)
+        self.se = SqueezeExcitation(inner) if has_se else nn.Identity()
+        self.swish = nn.SiLU()
+        self.conv3 = nn.Conv3d(inner, channels, 1, bias=False)
+        self.bn3: nn.Module = nn.BatchNorm3d(channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module = nn.Identity()
+        if stride > 1 or in_channels != channels:
+            shortcut = nn.Conv3d(in_channels, channels, 1, strides, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm3d(channels))
+
+    @property
+    def last_norm(self) -> nn.Module:
+        """Return bn3."""
+        return self.bn3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add the shortcut to the branch and rectify."""
+        branch = self.relu(self.bn1(self.conv1(x)))
+        branch = self.swish(self.se(self.bn2(self.conv2(branch))))
+        branch = self.bn3(self.conv3(branch))
+        out: torch.Tensor = self.relu(branch + self.downsample(x))
+        return out
+
+
+class X3D(VideoNetwork):
+    """X3D-M, on 16 frames of 224 pixels: a narrow 3D ResNet that keeps its frames (Table 3).
+
+    conv1 is 1x3x3 / (1, 2, 2) and then depthwise 5x1x1; there is no pool1, res2 to res5 halve H and W. A block's
+    inner channels are 2.25 times its output's. conv5 and fc1 follow res5, and the average stands between them.
+    Blocks 0, 2, 4 ... of a stage have squeeze-excitation, with a 16th of the inner channels.
+
+    Where the paper gives no detail the authors' code (PySlowFast) is meant: squeezed channels are rounded as those of
+    MobileNetV2 (8, 8, 16, 32), swish follows the depthwise convolution alone, relu all others. pytorchvideo has no norm
+    on the shortcut of res2, where the number of channels stays; PySlowFast and this network have one (48 parameters).
+    In a test the average is over the whole crop; PySlowFast's has the size of the training crop. It begins the last
+    norm of each residual branch at 0 and drops half of the features before the classifier; neither is a default here.
+
+    `width` multiplies the channels, on top of the 2.0 of X3D-M. Names of parameters follow torchvision's ResNet:
+    PySlowFast, pytorchvideo and mmaction2 publish three different sets.
+    """
+
+    memory_format = torch.channels_last_3d
+    blocks = ("layer1", "layer2", "layer3", "layer4")
+    layer1: nn.Module
+    layer2: nn.Module
+    layer3: nn.Module
+    layer4: nn.Module
+
+    def __init__(self, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0) -> None:
+        stages = {name: title for name, title in STAGES.items() if name != "maxpool"} | {"conv5": "conv5"}
+        super().__init__(num_frames, stages)
+        channels, *stage_channels = (scaled_channels(base, width) for base in CHANNELS)
+        self.conv1_xy = nn.Conv3d(self.in_channels, channels, (1, 3, 3), (1, 2, 2), padding=(0, 1, 1), bias=False)
+        self.conv1 = nn.Conv3d(channels, channels, (5, 1, 1), padding=(2, 0, 0), groups=channels, bias=False)
+        self.bn1: nn.Module = nn.BatchNorm3d(channels)
+        self.relu = nn.ReLU(inplace=True)
+        for stage, (out_channels, num_blocks) in enumerate(zip(stage_channels, BLOCKS, strict=True), 1):
+            blocks = []
+            for number in range(num_blocks):
+                blocks.append(X3DBlock(channels, out_channels, 2 if number == 0 else 1, has_se=number % 2 == 0))
+                channels = out_channels
+            self.add_module(f"layer{stage}", nn.Sequential(*blocks))
+        inner, features = int(BOTTLENECK * channels), scaled_channels(FC1, width)
+        self.conv5 = nn.Conv3d(channels, inner, 1, bias=False)
+        self.bn5: nn.Module = nn.BatchNorm3d(inner)
+        self.avgpool = nn.AdaptiveAvgPool3d(1)
+        self.fc1 = nn.Conv3d(inner, features, 1, bias=False)
+        self.dropout = Dropout(dropout)
+        self.fc = nn.Linear(features, num_classes)
+
+    def to_input(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
+        """Return clips as volumes (N, C, T, H, W), a view."""
+        return clip_NTCHW.transpose(1, 2)
+
+    def extract(self, x: torch.Tensor) -> torch.Tensor:
+        """Return fc1 of the average over T, H and W of volumes (N, C, T, H, W): (N, F)."""
+        x = self.relu(self.bn1(self.conv1(self.conv1_xy(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        x = self.avgpool(self.relu(self.bn5(self.conv5(x))))
+        out: torch.Tensor = self.relu(self.fc1(x)).flatten(1)
+        return out
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        """Return logits (N, num_classes)."""
+        logits: torch.Tensor = self.fc(self.dropout(features))
+        return logits

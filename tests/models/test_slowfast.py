@@ -1,0 +1,124 @@
+"""SlowFast's two pathways: which frames each sees, what the lateral connections bring, and how they end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from summit_train.models import VideoNetwork, build_model
+
+
+def network(num_frames: int = 16, width: float = 0.125) -> VideoNetwork:
+    """A narrow network in double, in evaluation mode: frames meet in convolutions alone."""
+    generator = torch.Generator().manual_seed(0)
+    model = build_model("slowfast", None, num_frames, 5, width=width, generator=generator)
+    with torch.no_grad():
+        model.fc.weight.normal_(generator=generator)
+    return model.double().eval()
+
+
+def frames_that_reach(model: VideoNetwork, name: str, channels: slice = slice(None)) -> list[set[int]]:
+    """For each frame of the module's input (N, C, T, H, W), the frames of the clip that change it."""
+    seen: list[torch.Tensor] = []
+    # A copy, since the relu behind a stem's norm works in place.
+    hook = model.get_submodule(name).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
+    clip = torch.randn(1, model.num_frames, 3, 32, 32, dtype=torch.double)
+    clips = [clip.clone() for _ in range(model.num_frames)]
+    with torch.no_grad():
+        model(clip)
+        for t, other in enumerate(clips):
+            other[:, t] += 1.0
+            model(other)
+    hook.remove()
+    plain, *changed = (value[0, channels].movedim(1, 0) for value in seen)
+    differs = [[not torch.equal(a, b) for a, b in zip(plain, other, strict=True)] for other in changed]
+    return [{t for t, frames in enumerate(differs) if frames[place]} for place in range(len(plain))]
+
+
+def test_the_slow_pathway_sees_every_8th_frame() -> None:
+    model = network(24)
+    assert frames_that_reach(model, "slow.conv1") == [{0}, {8}, {16}]
+    # conv1 and res2 of the slow pathway have no kernel in time: its own channels come from these frames alone.
+    assert frames_that_reach(model, "slow.layer1", slice(8)) == [{0}, {8}, {16}]
+
+
+def test_the_fast_pathway_sees_all_frames() -> None:
+    """conv1 spans 5 frames, pool1 one."""
+    expected = [set(range(max(0, t - 2), min(16, t + 3))) for t in range(16)]
+    assert frames_that_reach(network(), "fast.layer1") == expected
+
+
+def test_laterals_bring_the_frames_around_each_slow_one() -> None:
+    """The lateral spans frames 8 s - 2 .. 8 s + 2 of pool1, each of which spans 5 frames of the clip."""
+    model = network()
+    joined = frames_that_reach(model, "slow.layer1", slice(8, None))
+    assert joined == [set(range(5)), set(range(4, 13))]
+
+
+def test_a_lateral_by_hand() -> None:
+    """norm(conv) at evaluation divides by sqrt(1 + 1e-5): out[s] = relu(sum over k of w[k] fast[8 s + k - 2])."""
+    lateral = network().lateral1
+    slow = torch.randn(2, 8, 3, 4, 4, dtype=torch.double)
+    fast = torch.randn(2, 8, 24, 4, 4, dtype=torch.double)
+    weight = lateral.conv.weight[..., 0, 0]
+    assert weight.shape == (16, 8, 5)
+    joined = lateral(slow, fast)
+    assert joined.shape == (2, 24, 3, 4, 4)
+    assert torch.equal(joined[:, :8], slow)
+    for s in range(3):
+        taps = [(k, 8 * s + k - 2) for k in range(5) if 8 * s + k - 2 >= 0]
+        total = sum(torch.einsum("oc,nchw->nohw", weight[..., k], fast[:, :, t]) for k, t in taps)
+        torch.testing.assert_close(joined[:, 8:, s], torch.relu(total) / (1 + 1e-5) ** 0.5)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_each_lateral_feeds_the_slow_pathway(number: int) -> None:
+    """Without the others and without the fast half of the classifier, frame 9 still reaches the logits through it."""
+    model = network()
+    with torch.no_grad():
+        model.fc.weight[:, 256:] = 0.0
+        for other in {1, 2, 3, 4} - {number}:
+            model.get_submodule(f"lateral{other}").bn.weight.zero_()
+    clip = torch.randn(1, 16, 3, 32, 32, dtype=torch.double)
+    changed = clip.clone()
+    changed[:, 9] += 1.0
+    assert not torch.allclose(model(clip), model(changed))
+    model.get_submodule(f"lateral{number}").bn.weight.data.zero_()
+    assert torch.equal(model(clip), model(changed))
+
+
+def test_kernels_and_channels_are_table_1() -> None:
+    with torch.device("meta"):
+        model = build_model("slowfast", "resnet50", 32)
+    spans = {name: module.kernel_size[0] for name, module in model.named_modules() if isinstance(module, nn.Conv3d)}
+    for pathway, stem, stages in (("slow", 1, (1, 1, 3, 3)), ("fast", 5, (3, 3, 3, 3))):
+        assert spans[f"{pathway}.conv1"] == stem
+        for number, span in enumerate(stages, 1):
+            stage = {name: s for name, s in spans.items() if name.startswith(f"{pathway}.layer{number}.")}
+            assert {s for name, s in stage.items() if name.endswith(".conv1")} == {span}
+            assert {s for name, s in stage.items() if not name.endswith(".conv1")} == {1}
+    for number, channels in enumerate((64, 256, 512, 1024), 1):
+        lateral = model.get_submodule(f"lateral{number}").conv
+        assert (lateral.in_channels, lateral.out_channels) == (channels // 8, channels // 4)
+        assert (lateral.kernel_size, lateral.stride) == ((5, 1, 1), (8, 1, 1))
+        first = model.get_submodule(f"slow.layer{number}")[0]
+        assert first.conv1.in_channels == first.downsample[0].in_channels == channels + channels // 4
+        strides = {module.stride for module in model.get_submodule(f"fast.layer{number}")[0].modules()
+                   if isinstance(module, nn.Conv3d)}  # fmt: skip
+        assert strides == ({(1, 1, 1)} if number == 1 else {(1, 1, 1), (1, 2, 2)})
+
+
+def test_the_classifier_takes_both_averages() -> None:
+    model = network()
+    ends: dict[str, torch.Tensor] = {}
+    for pathway in ("slow", "fast"):
+        last = model.get_submodule(f"{pathway}.layer4")
+        last.register_forward_hook(lambda _m, _i, out, pathway=pathway: ends.update({pathway: out}))
+    clip = torch.randn(2, 16, 3, 32, 32, dtype=torch.double)
+    features = model.extract(model.to_input(clip))
+    assert features.shape == (2, 256 + 32)
+    assert (ends["slow"].shape[2], ends["fast"].shape[2]) == (2, 16)
+    expected = torch.cat([ends[pathway].mean((2, 3, 4)) for pathway in ("slow", "fast")], 1)
+    torch.testing.assert_close(features, expected)
+    torch.testing.assert_close(model(clip), model.fc(features))
