@@ -13,6 +13,7 @@ import torch
 from summit_train.modality import RGB
 from summit_train.models.count import Count
 from summit_train.network import count_network
+from summit_train.plan import make_plan
 from summit_train.scaling.measure import Turns, in_turn, pair_ratios, spread, training_multiply_adds
 from summit_train.scaling.published import SLOWEST, label_of, table_1_row
 from summit_train.scaling.steps import Experiment, Place, StepBench, StepTimes, network_values, peak_memory, step_values
@@ -141,6 +142,18 @@ def measure_steps(
         "specs": specs,
         "ratios": times[0].ratios(times[1]) if len(times) == 2 else None,
     }
+
+
+def network_rate(spec: Spec, turns: Turns, place: Place) -> float:
+    """Measure the training step of one virtual GPU, alone and without a loader: clips a second of the fastest turn."""
+    scale = spec.scale.model_copy(update={"gpus": 1})
+    alone = spec.model_copy(update={"scale": scale})
+    experiment = Experiment(alone, make_plan(alone, 1, scale.clips_per_gpu), None)
+    with Watchdog(place.world, spec.watch.stall_seconds) as watchdog:
+        values = measure_steps([experiment], turns, {}, place, watchdog)
+    assert values is not None, "one rank"
+    rate: float = values["specs"][0]["clips_per_second"]["max"]
+    return rate
 
 
 def forward_passes(spec: Spec, device: torch.device) -> Callable[[int], float]:

@@ -167,16 +167,28 @@ def _handed_over(batch: MicroBatch) -> float:
     return time.perf_counter() - began
 
 
-def verdict(core_clips_per_second: float, gpu_clips_per_second: float, cores_per_rank: int | None) -> dict[str, Any]:
-    """Return how many cores a GPU needs for the loader, and whether the site has them; None without a site.
+def core_rate(alone: float, together: float, cores: int) -> float:
+    """Return the clips a second that a rank can count on for each core of its loader.
 
-    cores_per_rank: of the site, its training process included. gpu_clips_per_second: what a GPU trains on.
+    That is what one core gives `alone`, or its part of what workers on `cores` cores give `together`: they share memory
+    and caches, and hand their clips over.
+    """
+    return min(alone, together / cores)
+
+
+def verdict(core_clips_per_second: float, gpu_clips_per_second: float, cores_per_rank: int | None) -> dict[str, Any]:
+    """Return how many cores a rank needs so that its network never waits; whether the site has them, None without one.
+
+    cores_per_rank: of the site, its training process included. gpu_clips_per_second: what a rank trains on.
+    The values: `cores_per_gpu` are the loader's, as many as data.workers; `cores_per_rank` are these and one for the
+    training process.
     """
     needed = math.ceil(gpu_clips_per_second / core_clips_per_second)
     there = None if cores_per_rank is None else cores_per_rank - 1
     return {
         "gpu_clips_per_second": gpu_clips_per_second,
         "cores_per_gpu": needed,
+        "cores_per_rank": needed + 1,
         "cores_there": there,
         "keeps_up": None if there is None else needed <= there,
     }

@@ -40,8 +40,10 @@ def test_a_sample_is_measured_raw_and_packed(write_spec: WriteSpec, capsys: pyte
         assert kind["clips"] == 3
         found = kind["verdict"]
         assert found["gpu_clips_per_second"] == values["gpu"]["clips_per_second"] == pytest.approx(40)
-        rate = kind["clips_per_second_core"]["median"]
+        rate = kind["clips_per_second_per_core"]
+        assert rate <= kind["clips_per_second_core"]["median"]
         assert (found["cores_per_gpu"] - 1) * rate < 40 <= found["cores_per_gpu"] * rate
+        assert found["cores_per_rank"] == found["cores_per_gpu"] + 1
         assert found["cores_there"] is None and found["keeps_up"] is None
     raw, _, jpeg = values["kinds"]
     assert raw["stages_ms"]["seek"] > 0 and jpeg["stages_ms"]["seek"] < raw["stages_ms"]["seek"]
@@ -63,10 +65,26 @@ def test_a_packed_set_that_is_given(
 
 
 def test_for_people_with_a_site(write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "loader", str(write_spec()), *SHORT, "--speed", "0.01", "--site", "summit"]) == 0
+    assert main(["bench", "loader", str(write_spec()), *SHORT, "--rate", "0.01", "--site", "summit"]) == 0
     text = capsys.readouterr().out
-    assert "a GPU takes 0.01 clips/s (--speed)" in text
-    assert "raw: 1 core a GPU for the loader; summit has 6 beside the training process: keeps up" in text
+    assert "a rank trains tsm resnet18 on 0.01 clips/s (--rate)" in text
+    assert "raw: 2 cores a rank, 1 for the loader (data.workers=1); summit has 6 for it: keeps up" in text
+
+
+def test_the_networks_own_rate_is_measured(write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = write_spec(model={"arch": "tsn", "backbone": "mobilenet_v2"}, scale={"gpus": 4})
+    values = _bench(capsys, str(spec), *SHORT, "--measure")
+    assert values["network"] == "tsn mobilenet_v2" and values["gpu"]["source"].startswith("measured here, c")
+    rate = values["gpu"]["clips_per_second"]
+    for kind in values["kinds"]:
+        cores = kind["verdict"]["cores_per_gpu"]
+        assert (cores - 1) * kind["clips_per_second_per_core"] < rate <= cores * kind["clips_per_second_per_core"]
+
+
+def test_without_a_rate_the_cores_are_said_for_any(write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "loader", str(write_spec()), *SHORT]) == 0
+    text = capsys.readouterr().out
+    assert "raw: a core for each " in text and "--measure, --rate, --step-ms or --site" in text
 
 
 @pytest.mark.parametrize(
@@ -75,7 +93,7 @@ def test_for_people_with_a_site(write_spec: WriteSpec, capsys: pytest.CaptureFix
         (["--clips", "0"], "--clips 0"),
         (["--workers", "0"], "--workers 0"),
         (["--step-ms", "0"], "--step-ms 0"),
-        (["--speed", "inf"], "--speed inf"),
+        (["--speed", "inf"], "--rate inf"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from summit_train.scaling.loader import OTHER, stage_of, verdict
+from summit_train.scaling.loader import OTHER, core_rate, stage_of, verdict
 
 
 @pytest.mark.parametrize(
@@ -24,10 +24,16 @@ def test_an_own_time_belongs_to_a_stage(file: str, function: str, stage: str) ->
     assert stage_of(file, function) == stage
 
 
-def test_cores_of_a_gpu() -> None:
+def test_a_core_among_others_gives_no_more_than_one_alone() -> None:
+    assert core_rate(20.0, 36.0, 2) == 18.0
+    assert core_rate(20.0, 44.0, 2) == 20.0
+
+
+def test_cores_of_a_rank() -> None:
     assert verdict(20.0, 99.0, 7) == {
         "gpu_clips_per_second": 99.0,
         "cores_per_gpu": 5,
+        "cores_per_rank": 6,
         "cores_there": 6,
         "keeps_up": True,
     }

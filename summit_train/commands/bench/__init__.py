@@ -11,7 +11,7 @@ from summit_train.scaling.measure import check_above_0
 _PARTS = {
     "step": (step.add_arguments, step.run, "a training step by part, clips/s, utilisation, memory; one spec or two"),
     "scaling": (scaling.add_arguments, scaling.run, "weak scaling here: percent of ideal, exposed allreduce"),
-    "loader": (loader.add_arguments, loader.run, "the loader: clips/s raw and packed, by stage; cores a GPU needs"),
+    "loader": (loader.add_arguments, loader.run, "the loader: clips/s raw and packed, by stage; cores a rank needs"),
     "allreduce": (allreduce.add_arguments, allreduce.run, "an allreduce by size; a machine's file for simulate"),
     "table1": (compare.add_table_1, compare.run_inference, "the paper's Table 1: three networks, measured here"),
     "fig3": (compare.add_fig3, None, "the paper's Figure 3: a computation, b data loading, c networking"),

@@ -1,4 +1,4 @@
-"""`summit-train bench loader SPEC`: clips a second of the loader, where the time goes, the cores that a GPU needs."""
+"""`summit-train bench loader SPEC`: clips a second of the loader, where the time goes, the cores that a rank needs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from summit_train.commands.data.ranks import num_cpus
 from summit_train.commands.start import manifest_of
 from summit_train.data.manifest import read_manifest
 from summit_train.plan import make_plan
-from summit_train.scaling.loader import Subject, measure, sampled, subject_of, verdict
-from summit_train.scaling.measure import MeasureError, spread_text
+from summit_train.scaling.benches import network_rate
+from summit_train.scaling.loader import Subject, core_rate, measure, sampled, subject_of, verdict
+from summit_train.scaling.measure import MeasureError, Turns, spread_text
 from summit_train.spec import Spec, load_spec
 from summit_train.text import counted, table
 
@@ -32,8 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="measured turns [5]")
     parser.add_argument("--workers", type=int, metavar="N", help="processes of `in all` [one a CPU]")
     demand = parser.add_mutually_exclusive_group()
-    demand.add_argument("--step-ms", type=float, metavar="X", help="a GPU's step of clips_per_gpu clips takes X ms")
-    demand.add_argument("--speed", type=float, metavar="X", help="a GPU trains on X clips/s [the site's figure]")
+    demand.add_argument("--measure", action="store_true", help="measure the spec's network here, on one rank")
+    demand.add_argument(
+        "--rate", "--speed", type=float, metavar="X", help="a rank trains on X clips/s [the site's figure]"
+    )
+    demand.add_argument("--step-ms", type=float, metavar="X", help="a rank's step of clips_per_gpu clips takes X ms")
     parser.add_argument("--site", metavar="NAME", help="site (name or YAML file): its cores, its GPUs' speed")
     arguments.add_output(parser, figure=False)
 
@@ -52,11 +56,14 @@ def _measure(args: argparse.Namespace) -> Values:
     with tempfile.TemporaryDirectory() as folder:
         kinds = measure(_subjects(spec, args, Path(folder)), clips, workers, repeats)
     for kind in kinds:
-        core = kind["clips_per_second_core"]["median"]
+        core, together = (kind[f"clips_per_second_{of}"]["median"] for of in ("core", "all"))
+        per_core = core_rate(core, together, min(workers, num_cpus()))
         cores = None if site is None else site.cores_per_rank
-        kind["verdict"] = None if speed is None else verdict(core, speed, cores)
+        kind["clips_per_second_per_core"] = per_core
+        kind["verdict"] = None if speed is None else verdict(per_core, speed, cores)
     return {
         "bench": "loader",
+        "network": spec.model.title,
         "settings": {"clips": clips, "repeats": repeats, "workers": workers, "cores": num_cpus()},
         "gpu": {"clips_per_second": speed, "source": source, "site": None if site is None else site.name},
         "kinds": kinds,
@@ -64,11 +71,16 @@ def _measure(args: argparse.Namespace) -> Values:
 
 
 def gpu_speed(spec: Spec, site: Site | None, args: argparse.Namespace) -> tuple[float | None, str | None]:
-    """Return the clips/s that a GPU trains on and where the figure is from, or None twice."""
+    """Return the clips/s that a rank trains on and where the figure is from, or None twice."""
+    if args.measure:
+        arguments.alone("--measure times one network, start it")
+        with arguments.open_place() as place:
+            turns = Turns(args.repeats, steps=2, warm_up=2)
+            return network_rate(spec, turns, place), f"measured here, {place.device.type}"
     if args.step_ms is not None:
         return 1000 * spec.scale.clips_per_gpu / args.step_ms, "--step-ms"
-    if args.speed is not None:
-        return args.speed, "--speed"
+    if args.rate is not None:
+        return args.rate, "--rate"
     if site is None:
         return None, None
     batch = (spec.scale.gpus or site.ranks) * spec.scale.clips_per_gpu
@@ -102,13 +114,19 @@ def as_text(values: Values) -> str:
 def _verdicts(values: Values) -> list[str]:
     gpu = values["gpu"]
     if gpu["clips_per_second"] is None:
-        return ["how many cores a GPU needs: say by --step-ms or --speed what a GPU takes, or by --site where it is"]
-    lines = [f"a GPU takes {gpu['clips_per_second']:.4g} clips/s ({gpu['source']})"]
-    for kind in values["kinds"]:
-        found = kind["verdict"]
-        line = f"{kind['kind']}: {counted(found['cores_per_gpu'], 'core')} a GPU for the loader"
-        if found["cores_there"] is not None:
-            word = "keeps up" if found["keeps_up"] else "THE GPU WAITS"
-            line += f"; {gpu['site']} has {found['cores_there']} beside the training process: {word}"
-        lines.append(line)
-    return lines
+        lines = [
+            f"{kind['kind']}: a core for each {kind['clips_per_second_per_core']:.4g} clips/s of a rank"
+            for kind in values["kinds"]
+        ]
+        return [*lines, "--measure, --rate, --step-ms or --site says how many clips/s a rank trains on"]
+    lines = [f"a rank trains {values['network']} on {gpu['clips_per_second']:.4g} clips/s ({gpu['source']})"]
+    return lines + [_verdict(kind["kind"], kind["verdict"], gpu["site"]) for kind in values["kinds"]]
+
+
+def _verdict(kind: str, found: Values, site: str | None) -> str:
+    needed = found["cores_per_gpu"]
+    line = f"{kind}: {counted(found['cores_per_rank'], 'core')} a rank, {needed} for the loader (data.workers={needed})"
+    if found["cores_there"] is None:
+        return line
+    word = "keeps up" if found["keeps_up"] else "THE GPU WAITS"
+    return f"{line}; {site} has {found['cores_there']} for it: {word}"
