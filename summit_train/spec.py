@@ -19,10 +19,12 @@ from summit_train.models.catalog import (
     Arch,
     Backbone,
     FreezeBN,
+    NonLocal,
     ShiftDirection,
     ShiftPlace,
     backbone_problem,
     frames_problem,
+    non_local_problem,
 )
 from summit_train.source import KeyPath, SpecError, Tree, read_tree, to_yaml
 from summit_train.typed import Section, validated
@@ -99,6 +101,11 @@ class ModelSpec(Section):
     )
     shift_direction: ShiftDirection = Field(
         default="both", description="tsm: exchange features with both neighbouring frames, or read past frames only."
+    )
+    non_local: NonLocal = Field(
+        default=False,
+        description="Non-local blocks after two blocks of res3 and three of res4. tsm: places and form of Lin et al.'s "
+        "code; original: those of Wang et al.'s. Needs bottleneck blocks, and a crop of 17 or more.",
     )
     freeze_bn: FreezeBN = Field(
         default="none",
@@ -366,6 +373,8 @@ def _conflicts(spec: Spec) -> Iterator[tuple[KeyPath, str]]:
         yield ("data", "num_frames"), too_short
     if unknown is not None:
         yield ("model", "backbone"), unknown
+    elif model.non_local and (refusal := non_local_problem(model.arch, model.backbone, data.crop)) is not None:
+        yield ("model", "non_local"), refusal
     if spec.evaluate.last_checkpoints > spec.checkpoint.keep:
         yield (
             ("evaluate", "last_checkpoints"),
