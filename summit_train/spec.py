@@ -113,8 +113,8 @@ class ModelSpec(Section):
     )
     pretrained: PathText | None = Field(
         default=None,
-        description="Initial weights: a file under torchvision's names, a checkpoint, or a run folder. "
-        "I3D inflates 2D weights. null: random weights.",
+        description="Initial weights: a file under torchvision's, the TSM authors' or mmaction2's names, a checkpoint, "
+        "or a run folder. I3D inflates 2D weights; i3d_replace takes a TSM's shifts over. null: random weights.",
     )
 
     @model_validator(mode="before")
