@@ -152,7 +152,8 @@ def _why_unreadable(file: Path, reason: str) -> str:
         return f"{file}: not readable as weights ({reason.splitlines()[0]})"
     program = (
         f"import torch; x = torch.load({str(file)!r}, map_location='cpu', weights_only=False); "
-        f"torch.save(getattr(x, 'state_dict', lambda: x)(), {str(file) + '.converted'!r})"
+        "x = x.get('state_dict', x) if isinstance(x, dict) else x.state_dict(); "
+        f"torch.save(x, {str(file) + '.converted'!r})"
     )
     return (
         f"{file} {problem}, which cannot be read without running what stands in it. If you trust where it comes from, "

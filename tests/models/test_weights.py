@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import pickle
@@ -293,9 +294,18 @@ def _pickled_module(path: Path) -> None:
     torch.save(network(), path, _use_new_zipfile_serialization=False)
 
 
+def _with_arguments(path: Path) -> None:
+    """A checkpoint with the program's arguments or a logger in it, as many trainers write it."""
+    torch.save({"state_dict": network().state_dict(), "args": argparse.Namespace(lr=0.1)}, path)
+
+
 @pytest.mark.parametrize(
     ("write", "problem"),
-    [(_legacy_tar, "legacy tar format"), (_pickled_module, "pickled objects besides tensors")],
+    [
+        (_legacy_tar, "legacy tar format"),
+        (_pickled_module, "pickled objects besides tensors"),
+        (_with_arguments, "pickled objects besides tensors"),
+    ],
 )
 def test_formats_that_could_run_code_come_with_the_way_to_convert(
     tmp_path: Path, write: Callable[[Path], None], problem: str
@@ -306,7 +316,7 @@ def test_formats_that_could_run_code_come_with_the_way_to_convert(
         load_pretrained(network(), path)
     message = str(caught.value)
     assert "\n" not in message and "weights_only=False" in message
-    if write is _pickled_module:  # the command that it names does it
+    if write is not _legacy_tar:  # the command that it names does it
         command = shlex.split(message.partition("convert it once: ")[2])
         subprocess.run([sys.executable, *command[1:]], check=True)
         assert len(load_pretrained(network(), f"{path}.converted").loaded) == 20 + 20 * 4 + 2
