@@ -73,6 +73,7 @@ def _built(model: ModelSpec, num_frames: int, generator: torch.Generator | None)
         shift_fraction=model.shift_fraction,
         shift_place=model.shift_place,
         shift_direction=model.shift_direction,
+        non_local=model.non_local,
         generator=generator,
     )
 

@@ -19,10 +19,13 @@ from summit_train.models.catalog import (
     Arch,
     Backbone,
     FreezeBN,
+    NonLocal,
     ShiftDirection,
     ShiftPlace,
     backbone_problem,
     frames_problem,
+    non_local_problem,
+    zero_init_problem,
 )
 from summit_train.source import SpecError, Tree, read_tree, to_yaml
 from summit_train.typed import Section, validated
@@ -80,11 +83,14 @@ class ModelSpec(Section):
     """tsm: shift the input of the residual branch only, or of the whole block."""
     shift_direction: ShiftDirection = "both"
     """tsm: exchange features with both neighbouring frames, or read past frames only."""
+    non_local: NonLocal = False
+    """Non-local blocks after two blocks of res3 and three of res4. tsm: places and form of Lin et al.'s code; original:
+    those of Wang et al.'s. Needs bottleneck blocks, and a crop of 17 or more."""
     freeze_bn: FreezeBN = "none"
     """Batch normalisations that keep their running statistics, weight and bias, for fine-tuning."""
     pretrained: PathText | None = None
-    """Initial weights: a file under torchvision's names, a checkpoint, or a run folder. I3D inflates 2D weights. null:
-    random weights."""
+    """Initial weights: a file under torchvision's, the TSM authors' or mmaction2's names, a checkpoint, or a run
+    folder. I3D inflates 2D weights; i3d_replace takes a TSM's shifts over. null: random weights."""
 
     @model_validator(mode="before")
     @classmethod
@@ -331,6 +337,10 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "data.num_frames", too_short
     if unknown is not None:
         yield "model.backbone", unknown
+    elif model.non_local and (refusal := non_local_problem(model.arch, model.backbone, data.crop)) is not None:
+        yield "model.non_local", refusal
+    if model.zero_init_residual and (problem := zero_init_problem(model.arch)) is not None:
+        yield "model.zero_init_residual", problem
     wanted, kept = spec.evaluate.last_checkpoints, spec.checkpoint.keep
     if wanted > kept:
         yield "evaluate.last_checkpoints", f"{wanted} checkpoints are wanted, but checkpoint.keep is {kept}"

@@ -44,8 +44,8 @@ def _line(model: type[Section], tree: Tree, details: Any) -> str:
     elif kind == "missing":
         message = "is missing and has no default"
     elif kind == "literal_error":
-        choices = re.findall(r"'([^']*)'|(\d+)", context["expected"])
-        message = f"{given!r} is no choice; {_choices(str(given), [a or b for a, b in choices])}"
+        choices = re.findall(r"'([^']*)'|(\d+|False)", context["expected"])
+        message = f"{given!r} is no choice; {_choices(str(given), [a or b.lower() for a, b in choices])}"
     elif kind == "model_type":
         message = f"a section of keys is wanted, got {given!r}"
     else:

@@ -173,6 +173,11 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
             "model.backbone",
             "ir_csn cannot be built on resnet50; valid: resnet152",
         ),
+        (
+            ["model.arch=eco_lite", "data.num_frames=8", "model.zero_init_residual=true"],
+            "model.zero_init_residual",
+            "no residual branch of eco_lite ends in a normalisation",
+        ),
         (["model.arch=i3d_3x1x1", "model.backbone=resnet18"], "model.backbone", "valid: resnet50, resnet101"),
         (["model.arch=trn", "model.backbone=mobilenet_v2"], "model.backbone", "trn cannot be built on mobilenet_v2"),
         (
@@ -190,6 +195,14 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
             "data.num_frames",
             "eco_lite needs at least 4 frames, the product of its strides in time, got 3",
         ),
+        (
+            ["model.backbone=mobilenet_v2", "model.non_local=tsm"],
+            "model.non_local",
+            "takes no non-local blocks; tsm, tsn",
+        ),
+        (["model.backbone=resnet34", "model.non_local=original"], "model.non_local", "on one of resnet50, resnet101"),
+        (["model.non_local=true"], "model.non_local", "True is no choice; valid: false, tsm, original"),
+        (["data.crop=16", "model.non_local=tsm"], "model.non_local", "a crop of 17 pixels or more, got 16"),
         (
             ["checkpoint.keep=3"],
             "evaluate.last_checkpoints",
@@ -219,6 +232,9 @@ def test_impossible_combinations_are_refused(
         ["model.arch=slowfast", "data.num_frames=8"],
         ["model.arch=x3d_m", "data.num_frames=1", "model.backbone=null"],
         ["data.num_frames=1"],
+        ["model.non_local=tsm", "data.crop=17"],
+        ["model.non_local=original", "model.arch=i3d_3x1x1", "data.num_frames=8"],
+        ["model.non_local=false", "model.backbone=mobilenet_v2"],
         ["checkpoint.keep=5"],
         ["data.short_side=[256, 256]"],
         ["scale.gpus=null"],

@@ -77,7 +77,8 @@ def _value(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return ", or ".join(_value(choice) for choice in schema["anyOf"])
     if "enum" in schema or "const" in schema:
-        return ", ".join(f"`{choice}`" for choice in schema.get("enum", [schema.get("const")]))
+        choices = schema.get("enum", [schema.get("const")])
+        return ", ".join("`{}`".format(json.dumps(choice).strip('"')) for choice in choices)
     if "prefixItems" in schema:
         return f"[{'; '.join(_value(item) for item in schema['prefixItems'])}]"
     kind = {"string": "text", "boolean": "`true`, `false`", "null": "`null`"}.get(schema["type"], schema["type"])

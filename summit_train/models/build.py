@@ -11,15 +11,19 @@ from torch import nn
 
 from summit_train.models.catalog import (
     ARCHITECTURES,
+    NonLocal,
+    NonLocalForm,
     ShiftDirection,
     ShiftPlace,
     backbone_problem,
     frames_problem,
+    non_local_problem,
 )
 from summit_train.models.csn import IrCSN
 from summit_train.models.eco import ECOLite
 from summit_train.models.i3d import I3D
 from summit_train.models.mobilenet import InvertedResidual, MobileNetV2
+from summit_train.models.non_local import add_non_local
 from summit_train.models.resnet import ResidualBlock, ResNet
 from summit_train.models.slowfast import SlowFast
 from summit_train.models.trn import TRN
@@ -40,21 +44,26 @@ def build_model(
     shift_fraction: float = 0.125,
     shift_place: ShiftPlace = "residual",
     shift_direction: ShiftDirection = "both",
+    non_local: NonLocal = False,
     generator: torch.Generator | None = None,
 ) -> VideoNetwork:
     """Build a video network with fresh weights: float (N, num_frames, 3, H, W) -> logits (N, num_classes).
 
-    arch, backbone, shift_place and shift_direction are names of the catalog; "tsn" is the 2D network, "tsm" the same
-    with the temporal shift. Without `backbone` it is the architecture's usual one. `width` multiplies the channels,
-    rounded to multiples of 8. With `zero_init_residual` every residual block begins as its shortcut (Goyal et al.,
-    section 5.1). Only "tsm" reads the shift's settings. Weights are drawn from `generator`, or from
-    torch's global one. Raises ValueError for a choice that does not exist and for a clip that is too short for the
-    network's strides in time.
+    arch, backbone, shift_place, shift_direction and non_local are names of the catalog; "tsn" is the 2D network, "tsm"
+    the same with the temporal shift. Without `backbone` it is the architecture's usual one. `width` multiplies the
+    channels, rounded to multiples of 8. With `zero_init_residual` every residual block begins as its shortcut (Goyal et
+    al., section 5.1). Only "tsm" reads the shift's settings. `non_local` adds non-local blocks, which begin as the
+    identity. Weights are drawn from `generator`, or from torch's global one. Raises ValueError for a choice that does
+    not exist and for a clip that is too short for the network's strides in time.
     """
     _check_choice("arch", arch, ARCHITECTURES)
     backbone = ARCHITECTURES[arch].usual_backbone if backbone is None else backbone
     _check_choice("shift_place", shift_place, get_args(ShiftPlace))
-    for problem in (backbone_problem(arch, backbone), frames_problem(arch, num_frames)):
+    if non_local:
+        _check_choice("non_local", non_local, get_args(NonLocalForm))
+    problems = [backbone_problem(arch, backbone), frames_problem(arch, num_frames)]
+    problems += [non_local_problem(arch, backbone)] if non_local else []
+    for problem in problems:
         if problem is not None:
             raise ValueError(problem)
     if num_classes < 1 or not (math.isfinite(width) and width > 0):
@@ -62,6 +71,8 @@ def build_model(
     model = _built(arch, backbone or "", num_frames, num_classes, width, dropout)
     if arch == "tsm":
         add_shifts(model, shift_fraction, shift_place, shift_direction)
+    if non_local:
+        add_non_local(model, non_local, None if isinstance(model, I3D) else num_frames)
     initialise(model, generator)
     if zero_init_residual:
         for module in model.modules():

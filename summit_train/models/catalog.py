@@ -18,6 +18,8 @@ Backbone = Literal[
 ShiftPlace = Literal["residual", "in_place"]
 ShiftDirection = Literal["both", "past"]
 FreezeBN = Literal["none", "all", "all_but_first"]
+NonLocalForm = Literal["tsm", "original"]
+NonLocal = Literal[False, NonLocalForm]
 
 BACKBONES: tuple[str, ...] = get_args(Backbone)
 RESNETS = BACKBONES[:-1]
@@ -31,6 +33,7 @@ class Architecture(NamedTuple):
     `minimum_frames` is the product of its strides in time. With fewer frames a stage would be down to one frame while
     strides are still to come: they would halve nothing, and the kernels there would see padding alone on both sides.
     Another reason for it is said in `minimum_reason`. A clip has a multiple of `frames_step` frames.
+    `non_local`: whether it takes non-local blocks, on its backbones that have bottleneck blocks.
     """
 
     title: str
@@ -39,6 +42,7 @@ class Architecture(NamedTuple):
     minimum_reason: str = "the product of its strides in time"
     frames_step: int = 1
     norm_ends_branch: bool = True  # each residual branch ends in a normalisation
+    non_local: bool = False
 
     @property
     def usual_backbone(self) -> str | None:
@@ -47,11 +51,11 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "tsm": Architecture("TSM", BACKBONES),
-    "tsn": Architecture("TSN", BACKBONES),
-    "i3d_3x3x3": Architecture("I3D 3x3x3", RESNETS, minimum_frames=16),
-    "i3d_3x1x1": Architecture("I3D 3x1x1", BOTTLENECK_BACKBONES, minimum_frames=8),
-    "i3d_replace": Architecture("I3D replace", BOTTLENECK_BACKBONES),
+    "tsm": Architecture("TSM", BACKBONES, non_local=True),
+    "tsn": Architecture("TSN", BACKBONES, non_local=True),
+    "i3d_3x3x3": Architecture("I3D 3x3x3", RESNETS, minimum_frames=16, non_local=True),
+    "i3d_3x1x1": Architecture("I3D 3x1x1", BOTTLENECK_BACKBONES, minimum_frames=8, non_local=True),
+    "i3d_replace": Architecture("I3D replace", BOTTLENECK_BACKBONES, non_local=True),
     "trn": Architecture("TRN", RESNETS, minimum_frames=2, minimum_reason="those of its smallest relation"),
     "eco_lite": Architecture("ECO-lite", (), minimum_frames=4, norm_ends_branch=False),
     "slowfast": Architecture("SlowFast", ("resnet50",), minimum_frames=8, frames_step=8),
@@ -84,3 +88,15 @@ def frames_problem(arch: str, num_frames: int) -> str | None:
     if num_frames < known.minimum_frames:
         return f"{arch} needs at least {known.minimum_frames} frames, {known.minimum_reason}, got {num_frames}"
     return None
+
+
+def non_local_problem(arch: str, backbone: str | None, crop: int | None = None) -> str | None:
+    """Return why `arch` on `backbone` cannot have non-local blocks, and what can; None where it can.
+
+    crop: the side of the picture, where it is known; res4 leaves a sixteenth of it, which the blocks halve.
+    """
+    if ARCHITECTURES[arch].non_local and backbone in BOTTLENECK_BACKBONES:
+        return None if crop is None or crop > 16 else f"non-local blocks need a crop of 17 pixels or more, got {crop}"
+    takers = [name for name, known in ARCHITECTURES.items() if known.non_local]
+    network = f"{arch} on {backbone}" if backbone else arch
+    return f"{network} takes no non-local blocks; {', '.join(takers)} do, on one of {', '.join(BOTTLENECK_BACKBONES)}"

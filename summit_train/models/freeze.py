@@ -6,14 +6,17 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from summit_train.models.catalog import FreezeBN
+from summit_train.models.non_local import NonLocal
 
 
 def freeze_norms(network: nn.Module, which: FreezeBN) -> None:
     """Freeze the normalisations of `network`: "all", "all_but_first", as TSN's partial BN, or "none".
 
-    A frozen one normalises by its running statistics and keeps them, and its weight and bias get no gradient.
+    A frozen one normalises by its running statistics and keeps them, and its weight and bias get no gradient. Those of
+    non-local blocks are never frozen, as in Lin et al.'s code: with its weight at 0 such a block would never learn.
     """
-    norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+    added = {norm for block in network.modules() if isinstance(block, NonLocal) for norm in block.modules()}
+    norms = [module for module in network.modules() if isinstance(module, _BatchNorm) and module not in added]
     for norm in {"none": [], "all": norms, "all_but_first": norms[1:]}[which]:
         norm.requires_grad_(False)
     keep_frozen(network)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeGuard
 
 from torch import nn
@@ -21,12 +22,17 @@ def add_shifts(network: VideoNetwork, fraction: float, place: ShiftPlace, direct
     it in its blocks that expand and have a shortcut.
     """
     stages = [list(network.get_submodule(name).children()) for name in network.blocks]
-    every = 2 if place == "residual" and max(map(len, stages)) >= 23 else 1
+    every = shift_step(map(len, stages), place)
     for stage in stages:
         blocks = [block for block in stage if _takes_shift(block)]
         for block in blocks[::every]:
             block.shift = TemporalShift(network.num_frames, fraction, direction)
             block.shift_in_place = place == "in_place"
+
+
+def shift_step(stages: Iterable[int], place: ShiftPlace) -> int:
+    """Return 1 where each block of stages of so many blocks gets a shift, 2 where every second one does."""
+    return 2 if place == "residual" and max(stages) >= 23 else 1
 
 
 def _takes_shift(block: nn.Module) -> TypeGuard[ResidualBlock | InvertedResidual]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from summit_train.models.freeze import keep_frozen
 from summit_train.models.keyed import KeyedModule
+from summit_train.models.non_local import NonLocal
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -78,12 +79,17 @@ def initialise(model: VideoNetwork, generator: torch.Generator | None = None) ->
     """Draw torchvision's initial weights for the body and TSM's for the classifier, from one generator.
 
     Convolutions are normal with variance 2 / fan_out (He et al., 2015), norms 1 and 0, the classifier N(0, 0.001), all
-    biases zero. A network on the meta device has no numbers to draw.
+    biases zero. Non-local blocks have their own weights, drawn last, so that the others are those of the network
+    without them. A network on the meta device has no numbers to draw.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         return
+    added = [module for module in model.modules() if isinstance(module, NonLocal)]
+    within = {module for block in added for module in block.modules()}
     with torch.no_grad():
         for module in model.modules():
+            if module in within:
+                continue
             if isinstance(module, nn.Conv2d | nn.Conv3d):
                 fan_out = module.out_channels * module.weight[0, 0].numel()
                 module.weight.normal_(0.0, (2.0 / fan_out) ** 0.5, generator=generator)
@@ -93,3 +99,5 @@ def initialise(model: VideoNetwork, generator: torch.Generator | None = None) ->
                 module.weight.normal_(0.0, 0.001, generator=generator)
                 module.bias.zero_()
         model.initialise_head(generator)
+        for block in added:
+            block.initialise(generator)

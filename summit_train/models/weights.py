@@ -1,22 +1,23 @@
-"""Weights from a file into a network, with an account of every key that did not fit."""
+"""Weights from a file into a network, with an account of every key that did not fit and of every one that was made."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from summit_train.errors import UserError
+from summit_train.models.inflation import Fitted, Shift, fitted
+from summit_train.models.names import has_shift, our_names
+from summit_train.models.tsm import shift_step
+from summit_train.models.video import VideoNetwork
 
 # Keys that wrap a state dict in the files people have: our checkpoints ("model") and others' ("state_dict").
 _WRAPPERS: tuple[str, ...] = ("model", "state_dict")
-# Name prefixes that DistributedDataParallel and torch.compile leave behind.
-_PREFIXES: tuple[str, ...] = ("module.", "_orig_mod.")
 # BatchNorm's step counter: absent in old files, and read by no norm that has a momentum.
 _COUNTER = "num_batches_tracked"
 
@@ -39,17 +40,24 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of each key: `loaded`; `missing` in the file; `unexpected` by the model; `mismatched`."""
+    """What became of each key: `loaded`; `missing` in the file; `unexpected` by the model; `mismatched`.
+
+    `made` are those of the loaded ones whose numbers are not the file's own: name -> how they were made. Names are the
+    model's, but those of `unexpected`, which are the file's.
+    """
 
     path: str
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
     mismatched: tuple[Mismatch, ...]
+    made: Mapping[str, str]
 
     def __str__(self) -> str:
         wanted = len(self.loaded) + len(self.missing) + len(self.mismatched)
         parts = [f"{self.path}: {len(self.loaded)} of the model's {wanted} tensors loaded"]
+        for how in dict.fromkeys(self.made.values()):
+            parts.append(f"{how}: {', '.join(name for name, made in self.made.items() if made == how)}")
         if self.missing:
             parts.append(f"not in the file, left as initialised: {', '.join(self.missing)}")
         if self.mismatched:
@@ -59,47 +67,45 @@ class LoadReport:
         return "; ".join(parts)
 
 
-def load_pretrained(model: nn.Module, path: str | Path) -> LoadReport:
+class Content(NamedTuple):
+    """A file's tensors by its own names, and the `model` section of the spec in a checkpoint of ours."""
+
+    tensors: dict[str, torch.Tensor]
+    spec: Mapping[str, Any]
+
+
+def load_pretrained(model: VideoNetwork, path: str | Path) -> LoadReport:
     """Copy into `model` every tensor of `path` that fits by name and shape; the rest stays as it is.
 
-    `path` is a file of ResNet weights under torchvision's names, one of our checkpoints, or a run directory
-    (its newest checkpoint). A 2D kernel is inflated for a 3D convolution (see `inflate`). A classifier for
-    another number of classes is left as initialised and reported. Raises WeightsError, with the path, when
-    there is no such file, it cannot be read, or nothing in it fits; the model is unchanged then.
+    `path` is a file under torchvision's names, the TSM authors' or mmaction2's, one of our checkpoints, or a run
+    directory (its newest checkpoint). A 2D kernel is inflated for a 3D convolution, or made of the shift where the file
+    is a TSM's; the first one is averaged for clips of other channels (see models.inflation). A classifier for another
+    number of classes is left as initialised and reported. Raises WeightsError, with the path, when there is no such
+    file, it cannot be read, or it is of another network; the model is unchanged then.
     """
     file = weights_file(path)
-    found = read_state_dict(file)
+    content = read_weights(file)
     targets = model.state_dict()
-    fitting: dict[str, torch.Tensor] = {}
-    mismatched: list[Mismatch] = []
-    for name in targets.keys() & found.keys():
-        value = _fitted(found[name], targets[name])
-        if value is None:
-            mismatched.append(Mismatch(name, tuple(targets[name].shape), tuple(found[name].shape)))
-        else:
-            fitting[name] = value
+    names = our_names(content.tensors, _classifier(model, targets))
+    found = {names[name]: tensor for name, tensor in content.tensors.items()}
+    fitting, mismatched = _fitting(found, targets, model.in_channels, _shifts(content, names, model))
     report = LoadReport(
         path=str(file),
         loaded=_reported(name for name in targets if name in fitting),
-        missing=_reported(name for name in targets if name not in found),
-        unexpected=_reported(name for name in found if name not in targets),
-        mismatched=tuple(sorted(mismatched, key=lambda mismatch: list(targets).index(mismatch.name))),
+        missing=_reported(name for name in targets if name not in found and name not in fitting),
+        unexpected=_reported(name for name, ours in names.items() if ours not in targets),
+        mismatched=tuple(mismatched),
+        made={name: tensor.made for name, tensor in fitting.items() if tensor.made},
     )
-    if not report.loaded:
+    reason = _other_network(model, targets, found, mismatched)
+    if not report.loaded and (reason is None or not mismatched):
         raise WeightsError(f"{file}: no tensor fits this model. {_first_names(found, targets)}")
+    if reason is not None:
+        raise WeightsError(f"{file}: weights of another network: {reason}")
     with torch.no_grad():
-        for name, value in fitting.items():
-            targets[name].copy_(value)
+        for name, tensor in fitting.items():
+            targets[name].copy_(tensor.value)
     return report
-
-
-def inflate(kernel: torch.Tensor, length: int) -> torch.Tensor:
-    """Inflate a 2D kernel (O, I, h, w) to (O, I, length, h, w): repeat it over time and divide by `length`.
-
-    On an image repeated in time the inflated convolution then returns what the 2D one does (Carreira and
-    Zisserman, "Quo vadis", Section 2.4.1), away from the clip's ends where it sees its zero padding.
-    """
-    return kernel.unsqueeze(2).repeat(1, 1, length, 1, 1) / length
 
 
 def weights_file(path: str | Path) -> Path:
@@ -115,23 +121,26 @@ def weights_file(path: str | Path) -> Path:
     return max(checkpoints, key=lambda file: int(file.stem[5:]))
 
 
-def read_state_dict(file: Path) -> dict[str, torch.Tensor]:
-    """Read tensors by name, onto the CPU, without wrappers and prefixes. Raises WeightsError when unreadable."""
+def read_weights(file: Path) -> Content:
+    """Read tensors by name, onto the CPU, without wrappers. Raises WeightsError when unreadable."""
     try:
         content: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # A damaged file can raise almost anything out of the unpickler.
         raise WeightsError(_why_unreadable(file, str(error).strip() or type(error).__name__)) from error
+    spec: Any = {}
     while isinstance(content, Mapping):
+        spec = content.get("spec", spec)
         inner = [content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)]
         if not inner:
             break
         content = inner[0]
     if not isinstance(content, Mapping):
         raise WeightsError(f"{file}: holds a {type(content).__name__}, not tensors by name")
-    tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
+    tensors = {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
     if not tensors:
         raise WeightsError(f"{file}: holds no tensors by name")
-    return _without_prefixes(tensors)
+    section = spec.get("model") if isinstance(spec, Mapping) else None
+    return Content(tensors, section if isinstance(section, Mapping) else {})
 
 
 def _why_unreadable(file: Path, reason: str) -> str:
@@ -143,7 +152,8 @@ def _why_unreadable(file: Path, reason: str) -> str:
         return f"{file}: not readable as weights ({reason.splitlines()[0]})"
     program = (
         f"import torch; x = torch.load({str(file)!r}, map_location='cpu', weights_only=False); "
-        f"torch.save(getattr(x, 'state_dict', lambda: x)(), {str(file) + '.converted'!r})"
+        "x = x.get('state_dict', x) if isinstance(x, dict) else x.state_dict(); "
+        f"torch.save(x, {str(file) + '.converted'!r})"
     )
     return (
         f"{file} {problem}, which cannot be read without running what stands in it. If you trust where it comes from, "
@@ -151,20 +161,85 @@ def _why_unreadable(file: Path, reason: str) -> str:
     )
 
 
-def _without_prefixes(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    for prefix in _PREFIXES:
-        if all(name.startswith(prefix) for name in tensors):
-            return _without_prefixes({name[len(prefix) :]: value for name, value in tensors.items()})
-    return tensors
+def _classifier(model: VideoNetwork, targets: Mapping[str, torch.Tensor]) -> str:
+    """Return the name of the model's last layer: "fc", "classifier.1"."""
+    weights = [name for name in targets if name.startswith(f"{model.head}.") and name.endswith(".weight")]
+    return weights[-1].removesuffix(".weight") if weights else model.head
 
 
-def _fitted(found: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None:
-    """`found` in the shape of `target`, or None where there is no honest way to it."""
-    if found.shape == target.shape:
-        return found
-    if found.dim() == 4 and target.dim() == 5 and found.shape == target.shape[:2] + target.shape[3:]:
-        return inflate(found, target.shape[2])
+def _shifts(content: Content, names: Mapping[str, str], model: VideoNetwork) -> dict[str, Shift]:
+    """Return the shifts in front of the file's convolutions, by our names; none where it is of no TSM."""
+    shifts = {ours: Shift() for name, ours in names.items() if has_shift(name)}
+    spec = content.spec
+    if model.blocks and spec.get("arch") == "tsm" and spec.get("shift_place", "residual") == "residual":
+        shift = Shift(spec.get("shift_fraction", 0.125), spec.get("shift_direction", "both"))
+        stages = {name: len(list(model.get_submodule(name).children())) for name in model.blocks}
+        step = shift_step(stages.values(), "residual")
+        for stage, num_blocks in stages.items():
+            shifts |= {f"{stage}.{number}.conv1.weight": shift for number in range(0, num_blocks, step)}
+    return shifts
+
+
+def _fitting(
+    found: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor], in_channels: int, shifts: dict[str, Shift]
+) -> tuple[dict[str, Fitted], list[Mismatch]]:
+    """Return what of `found` can be had in the shapes of `targets`, and what cannot."""
+    fitting, mismatched = {}, []
+    for name, target in targets.items():
+        if name in found:
+            # In a TSM, a convolution without a shift sees its own frame alone.
+            shift = shifts.get(name, Shift(0.0)) if shifts else None
+            tensor = fitted(found[name], target.shape, in_channels, shift)
+            if tensor is None:
+                mismatched.append(Mismatch(name, tuple(target.shape), tuple(found[name].shape)))
+            else:
+                fitting[name] = tensor
+    return fitting | _absent_biases(targets, found, fitting), mismatched
+
+
+def _absent_biases(
+    targets: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], fitting: Mapping[str, Fitted]
+) -> dict[str, Fitted]:
+    """Return zeros for the biases of layers that have none in the file, as W of mmaction2's non-local blocks."""
+    return {
+        name: Fitted(torch.zeros_like(target), "0, since the file's layer has no bias")
+        for name, target in targets.items()
+        if name.endswith(".bias") and name not in found and f"{name.removesuffix('bias')}weight" in fitting
+    }
+
+
+def _other_network(
+    model: VideoNetwork,
+    targets: Mapping[str, torch.Tensor],
+    found: Mapping[str, torch.Tensor],
+    mismatched: Iterable[Mismatch],
+) -> str | None:
+    """Return what shows that the file is of another network; None where its blocks are the model's.
+
+    Non-local blocks may be on one side only: other networks start theirs from one without.
+    """
+    for stage in model.blocks:
+        ours, theirs = (_children(stage, names) for names in (targets, found))
+        if theirs and ours != theirs:
+            return f"{stage} has {len(theirs)} blocks there and {len(ours)} in this model"
+    inside = tuple(f"{stage}." for stage in model.blocks)
+    if inside and not any(name.startswith(inside) for name in found if name in targets):
+        return f"it has nothing of {', '.join(model.blocks)}. {_first_names(found, targets)}"
+    for mismatch in mismatched:
+        if mismatch.name.startswith(inside):
+            return str(mismatch)
+    ours, theirs = ({name.partition(".nl.")[0] for name in names if ".nl." in name} for names in (targets, found))
+    if ours and theirs and ours != theirs:
+        places = " and ".join(", ".join(sorted(blocks)) for blocks in (theirs, ours))
+        return f"non-local blocks are after {places} here: the other form; see model.non_local"
+    for name in found:
+        if name.startswith(inside) and name not in targets and ".nl." not in name and not name.endswith(_COUNTER):
+            return f"it has {name}, which this model has not"
     return None
+
+
+def _children(stage: str, names: Iterable[str]) -> set[str]:
+    return {name[len(stage) + 1 :].partition(".")[0] for name in names if name.startswith(f"{stage}.")}
 
 
 def _reported(names: Any) -> tuple[str, ...]:

@@ -338,10 +338,12 @@ def test_an_input_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("arch", "backbone", "num_frames"), SMALL)
-def test_zero_init_residual_makes_every_block_its_shortcut(arch: str, backbone: str, num_frames: int) -> None:
+def test_zero_init_residual_makes_every_block_its_shortcut(arch: str, backbone: str | None, num_frames: int) -> None:
+    if arch == "eco_lite":
+        pytest.skip("its branches end in a sum; the spec refuses the key")
     model = small(arch, backbone, num_frames, zero_init_residual=True)
     blocks = [m for m in model.modules() if hasattr(m, "last_norm")]
-    assert len(blocks) in (8, 16, 17, 33)
+    assert len(blocks) in (8, 16, 17, 26, 32, 33, 50)
     assert all(not block.last_norm.weight.any() for block in blocks)
     assert not any(module.last_norm.weight.requires_grad is False for module in blocks)
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]

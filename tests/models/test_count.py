@@ -135,6 +135,39 @@ def test_the_comparators_frames() -> None:
     assert counted("ir_csn", None, 32, 64).stages == csn
 
 
+@pytest.mark.parametrize(
+    ("arch", "frames", "form", "parameters", "multiply_adds"),
+    [
+        ("tsm", 8, "tsm", 31_686_096, 61.10e9),
+        ("tsm", 8, "original", 31_686_096, 54.94e9),
+        ("i3d_3x1x1", 32, "tsm", 35_401_936, 44.34e9),
+        ("i3d_3x1x1", 32, "original", 35_401_936, 41.26e9),
+    ],
+)
+def test_non_local_networks(arch: str, frames: int, form: str, parameters: int, multiply_adds: float) -> None:
+    """Lin et al. print 31.7 M. Pooling first saves multiply-adds, since phi and g run on a quarter of the places."""
+    found = counted(arch, frames=frames, non_local=form)
+    assert found.parameters == parameters
+    assert found.multiply_adds == pytest.approx(multiply_adds, rel=0.01)
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
+@pytest.mark.parametrize("form", ["tsm", "original"])
+def test_attention_is_counted_and_is_no_layer(form: str, fast: bool) -> None:
+    """Beside the layers are two products a block: places x pooled places x half the channels."""
+    with torch.device("meta"):
+        model = build_model("tsm", "resnet50", 2, 10, width=0.25, non_local=form)
+    if fast:
+        accelerate(model)
+    found = count(model, 72)
+    convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
+    assert sorted(layer.name for layer in found.layers) == sorted([*convolutions, "fc"])
+    assert sum(layer.parameters for layer in found.layers) == found.parameters
+    # 72 pixels are 9 in res3, pooled 4, and 5 in res4, pooled 2; inner channels are 512 / 4 / 2 and 1024 / 4 / 2.
+    attention = 2 * 2 * (2 * 81) * (2 * 16) * 64 + 3 * 2 * (2 * 25) * (2 * 4) * 128
+    assert sum(layer.multiply_adds for layer in found.layers) + attention == found.multiply_adds
+
+
 def test_torchvisions_published_parameters() -> None:
     with torch.device("meta"):
         found = {backbone: count(build_model("tsn", backbone, 1, 1000), 32).parameters for backbone in BACKBONES}
@@ -209,6 +242,8 @@ def kept_by_autograd(model: nn.Module, clip: torch.Tensor) -> tuple[int, int]:
         ("tsm", "resnet50", 4, {"shift_place": "in_place"}),
         ("tsm", "resnet50", 4, {"shift_fraction": 0.0}),
         ("tsm", "resnet101", 2, {}),
+        ("tsm", "resnet50", 2, {"non_local": "tsm"}),
+        ("tsn", "resnet50", 2, {"non_local": "original"}),
         ("i3d_3x3x3", "resnet18", 16, {}),
         ("i3d_3x1x1", "resnet50", 16, {}),
         ("trn", "resnet18", 4, {}),
@@ -216,6 +251,8 @@ def kept_by_autograd(model: nn.Module, clip: torch.Tensor) -> tuple[int, int]:
         ("slowfast", None, 16, {}),
         ("x3d_m", None, 3, {}),
         ("ir_csn", None, 8, {}),
+        ("i3d_replace", "resnet50", 16, {"non_local": "tsm"}),
+        ("i3d_3x1x1", "resnet50", 16, {"non_local": "original"}),
     ],
 )
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])

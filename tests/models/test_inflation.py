@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from summit_train.models import VideoNetwork, build_model
+from summit_train.models.inflation import Shift, shift_taps
 from summit_train.models.weights import load_pretrained
 
 Clean = list[bool]
@@ -135,3 +136,91 @@ def test_an_inflated_kernel_of_length_one_is_the_2d_network_everywhere(tmp_path:
     with torch.no_grad():
         expected, actual = flat.layer2[1](frames), inflated.layer2[1](volume)
     torch.testing.assert_close(actual[0].transpose(0, 1), expected, rtol=0, atol=1e-4)
+
+
+def _random(arch: str, backbone: str, num_frames: int, seed: int, **options: object) -> VideoNetwork:
+    """A narrow network in double and evaluation mode whose tensors are all random."""
+    generator = torch.Generator().manual_seed(seed)
+    model = build_model(arch, backbone, num_frames, 5, width=0.125, generator=generator, **options).double().eval()
+    for name, tensor in model.state_dict().items():
+        if name.endswith("running_var"):
+            tensor.uniform_(0.5, 2.0, generator=generator)
+        elif tensor.dim() == 1:
+            tensor.normal_(0.5, 0.5, generator=generator)
+    return model
+
+
+def _with_nets(model: VideoNetwork) -> dict[str, torch.Tensor]:
+    """The state dict under the TSM authors' names: conv1.net where a shift is."""
+    state = {}
+    for name, value in model.state_dict().items():
+        block = name.removesuffix(".conv1.weight")
+        shifted = name.startswith("layer") and block != name and hasattr(model.get_submodule(block).shift, "fraction")
+        state[f"module.base_model.{block}.conv1.net.weight" if shifted else f"module.base_model.{name}"] = value
+    state["module.new_fc.weight"] = state.pop("module.base_model.fc.weight")
+    state["module.new_fc.bias"] = state.pop("module.base_model.fc.bias")
+    return state
+
+
+@pytest.mark.parametrize(
+    ("backbone", "options"),
+    [
+        ("resnet50", {}),
+        ("resnet50", {"shift_direction": "past"}),
+        ("resnet50", {"shift_direction": "past", "shift_fraction": 0.3}),
+        ("resnet50", {"shift_fraction": 0.25, "non_local": "tsm"}),
+        ("resnet101", {}),  # every second block
+        ("resnext101_32x4d", {"shift_direction": "past"}),
+    ],
+    ids=str,
+)
+def test_i3d_replace_from_our_tsm_gives_its_outputs(tmp_path: Path, backbone: str, options: dict) -> None:
+    tsm = _random("tsm", backbone, 5, 1, **options)
+    spec = {"model": {"arch": "tsm", "shift_fraction": 0.125, "shift_place": "residual", **options}}
+    torch.save({"model": tsm.state_dict(), "step": 1, "spec": spec}, tmp_path / "w.pt")
+    inflated = _random("i3d_replace", backbone, 5, 2, non_local=options.get("non_local", False))
+    report = load_pretrained(inflated, tmp_path / "w.pt")
+    assert (report.missing, report.unexpected, report.mismatched) == ((), (), ())
+    blocks = sum(name.endswith("conv3.weight") for name in tsm.state_dict())
+    assert set(report.made.values()) == {"the shift as taps in time"} and len(report.made) == blocks
+    clip = torch.randn(2, 5, 3, 32, 32, dtype=torch.double)
+    expected = tsm(clip)
+    assert expected.std() > 1e-3
+    torch.testing.assert_close(inflated(clip), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("backbone", ["resnet50", "resnet101"])
+def test_i3d_replace_from_the_authors_tsm_gives_its_outputs(tmp_path: Path, backbone: str) -> None:
+    tsm = _random("tsm", backbone, 4, 1)
+    torch.save({"state_dict": _with_nets(tsm)}, tmp_path / "w.pth")
+    inflated = _random("i3d_replace", backbone, 4, 2)
+    report = load_pretrained(inflated, tmp_path / "w.pth")
+    assert (report.missing, report.unexpected, report.mismatched) == ((), (), ())
+    clip = torch.randn(2, 4, 3, 32, 32, dtype=torch.double)
+    torch.testing.assert_close(inflated(clip), tsm(clip), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "spec", [{}, {"model": {"arch": "tsn"}}, {"model": {"arch": "tsm", "shift_place": "in_place"}}]
+)
+def test_i3d_replace_from_plain_weights_is_inflated(tmp_path: Path, spec: dict) -> None:
+    """A shift in place moves the shortcut too, which no kernel of the branch does."""
+    flat = _random("tsn", "resnet50", 2, 1)
+    torch.save({"model": flat.state_dict(), "spec": spec}, tmp_path / "w.pt")
+    inflated = _random("i3d_replace", "resnet50", 2, 2)
+    report = load_pretrained(inflated, tmp_path / "w.pt")
+    assert set(report.made.values()) == {"inflated over 3 frames"} and len(report.made) == 16
+    kernel = flat.layer2[1].conv1.weight
+    for tap in range(3):
+        torch.testing.assert_close(inflated.layer2[1].conv1.weight[:, :, tap], kernel / 3)
+
+
+def test_taps_by_hand() -> None:
+    """Eight input channels, a quarter of them each way: 0, 1 from frame t+1, 2, 3 from t-1."""
+    kernel = torch.arange(1.0, 9.0).reshape(1, 8, 1, 1)
+    both = shift_taps(kernel, Shift(0.25)).flatten(2)[0].T.tolist()
+    assert both == [[0, 0, 3, 4, 0, 0, 0, 0], [0, 0, 0, 0, 5, 6, 7, 8], [1, 2, 0, 0, 0, 0, 0, 0]]
+    past = shift_taps(kernel, Shift(0.25, "past")).flatten(2)[0].T.tolist()
+    assert past == [[1, 2, 0, 0, 0, 0, 0, 0], [0, 0, 3, 4, 5, 6, 7, 8], [0] * 8]
+    none = shift_taps(kernel, Shift(0.0)).flatten(2)[0].T.tolist()
+    assert none == [[0] * 8, kernel.flatten().tolist(), [0] * 8]

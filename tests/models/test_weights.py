@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import pickle
@@ -17,7 +18,8 @@ import torch
 from torch import nn
 
 from summit_train.models import VideoNetwork, build_model
-from summit_train.models.weights import Mismatch, WeightsError, inflate, load_pretrained
+from summit_train.models.inflation import averaged, inflate
+from summit_train.models.weights import Mismatch, WeightsError, load_pretrained
 
 
 def network(arch: str = "tsn", backbone: str = "resnet18", classes: int = 5, seed: int = 0) -> VideoNetwork:
@@ -112,15 +114,99 @@ def test_inflation_by_hand() -> None:
     assert inflate(kernel, 3).tolist() == [[[[[2.0]], [[2.0]], [[2.0]]]], [[[[1.0]], [[1.0]], [[1.0]]]]]
 
 
+def test_what_was_inflated_is_named(tmp_path: Path) -> None:
+    torch.save(network("tsn", "resnet50", seed=1).state_dict(), tmp_path / "w.pth")
+    report = load_pretrained(network("i3d_3x1x1", "resnet50"), tmp_path / "w.pth")
+    made = {"conv1.weight": "inflated over 5 frames"}
+    for stage, blocks in (("layer1", (0, 1, 2)), ("layer2", (0, 2)), ("layer3", (0, 2, 4)), ("layer4", (1,))):
+        made |= {f"{stage}.{block}.conv1.weight": "inflated over 3 frames" for block in blocks}
+    assert report.made == made
+    assert "inflated over 5 frames: conv1.weight; inflated over 3 frames: layer1.0.conv1.weight, layer1" in str(report)
+
+
 def test_an_i3d_checkpoint_goes_into_an_i3d_only(tmp_path: Path) -> None:
     trained = network("i3d_3x3x3", seed=1)
     torch.save({"model": trained.state_dict(), "step": 1}, tmp_path / "w.pt")
     again = network("i3d_3x3x3")
     load_pretrained(again, tmp_path / "w.pt")
     assert _same(again, trained.state_dict())
-    report = load_pretrained(network("tsn"), tmp_path / "w.pt")
-    assert Mismatch("conv1.weight", (8, 3, 7, 7), (8, 3, 7, 7, 7)) in report.mismatched
-    assert len(report.mismatched) == 20
+    with pytest.raises(WeightsError, match=r"another network: layer1\.0\.conv1\.weight \(the model has \(8, 8, 3, 3\)"):
+        load_pretrained(network("tsn"), tmp_path / "w.pt")
+
+
+def test_weights_for_other_channels_are_averaged(tmp_path: Path, source: VideoNetwork) -> None:
+    """Five flow fields of two channels in place of RGB (Wang et al., TSN, section 3.2)."""
+    torch.save(source.state_dict(), tmp_path / "w.pth")
+    model = network()
+    model.in_channels, model.conv1 = 10, nn.Conv2d(10, 8, 7, 2, padding=3, bias=False)
+    report = load_pretrained(model, tmp_path / "w.pth")
+    assert report.made == {"conv1.weight": "averaged over 3 input channels"}
+    assert (report.missing, report.unexpected, report.mismatched) == ((), (), ())
+    torch.testing.assert_close(model.conv1.weight, source.conv1.weight.mean(1, keepdim=True).expand(8, 10, 7, 7))
+    assert _same(model, source.state_dict(), but=("conv1.weight",))
+    kernel = torch.tensor([[[[1.0]], [[2.0]], [[6.0]]]])
+    assert averaged(kernel, 2).tolist() == [[[[3.0]], [[3.0]]]]
+
+
+def test_channels_are_averaged_before_time_is_inflated(tmp_path: Path) -> None:
+    flat = network("tsn", "resnet50", seed=1)
+    torch.save(flat.state_dict(), tmp_path / "w.pth")
+    model = network("i3d_3x1x1", "resnet50")
+    model.in_channels, model.conv1 = 2, nn.Conv3d(2, 8, (5, 7, 7), bias=False)
+    report = load_pretrained(model, tmp_path / "w.pth")
+    assert report.made["conv1.weight"] == "averaged over 3 input channels, inflated over 5 frames"
+    expected = flat.conv1.weight.mean(1, keepdim=True).unsqueeze(2).expand(8, 2, 5, 7, 7) / 5
+    torch.testing.assert_close(model.conv1.weight, expected)
+
+
+def _torchvision(backbone: str) -> dict[str, torch.Tensor]:
+    return build_model("tsn", backbone, 1, 1000, width=0.125).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("backbone", "model", "reason"),
+    [
+        ("resnet101", "resnet50", "layer3 has 23 blocks there and 6 in this model"),
+        ("resnet50", "resnet101", "layer3 has 6 blocks there and 23 in this model"),
+        ("resnet50", "resnet34", r"layer1\.0\.conv1\.weight \(the model has \(8, 8, 3, 3\), the file \(8, 8, 1, 1\)\)"),
+        ("resnext101_32x4d", "resnet101", r"layer1\.0\.conv1\.weight"),
+        ("mobilenet_v2", "resnet50", "no tensor fits this model"),
+        ("resnet18", "mobilenet_v2", "no tensor fits this model"),
+    ],
+)
+def test_weights_of_another_network_are_refused(tmp_path: Path, backbone: str, model: str, reason: str) -> None:
+    torch.save(_torchvision(backbone), tmp_path / "w.pth")
+    wanted = build_model("tsm", model, 2, 5, width=0.125)
+    before = {name: value.clone() for name, value in wanted.state_dict().items()}
+    with pytest.raises(WeightsError, match=rf"w\.pth: .*{reason}") as caught:
+        load_pretrained(wanted, tmp_path / "w.pth")
+    assert "\n" not in str(caught.value)
+    assert _same(wanted, before)
+
+
+def test_another_width_and_other_blocks_are_another_network(tmp_path: Path, source: VideoNetwork) -> None:
+    torch.save(source.state_dict(), tmp_path / "narrow.pth")
+    with pytest.raises(
+        WeightsError, match=r"another network: layer1\.0\.conv1\.weight \(the model has \(16, 16, 3, 3\)"
+    ):
+        load_pretrained(build_model("tsn", "resnet18", 2, 5, width=0.25), tmp_path / "narrow.pth")
+    torch.save({**source.state_dict(), "layer2.0.se.weight": torch.ones(8)}, tmp_path / "more.pth")
+    with pytest.raises(WeightsError, match=r"it has layer2\.0\.se\.weight, which this model has not"):
+        load_pretrained(network(), tmp_path / "more.pth")
+
+
+def test_an_imagenet_backbone_without_its_classifier(tmp_path: Path) -> None:
+    """MobileNetV2 as it is often shared."""
+    backbone = {name: value for name, value in _torchvision("mobilenet_v2").items() if name.startswith("features.")}
+    for value in backbone.values():
+        if value.is_floating_point():
+            value.uniform_(0.5, 1.5)
+    torch.save(backbone, tmp_path / "w.pth")
+    model = build_model("tsm", "mobilenet_v2", 2, 10, width=0.125)
+    report = load_pretrained(model, tmp_path / "w.pth")
+    assert report.missing == ("classifier.1.weight", "classifier.1.bias")
+    assert (report.unexpected, report.mismatched, report.made) == ((), (), {})
+    assert _same(model, backbone) and len(report.loaded) == 52 * 5
 
 
 def test_half_precision_and_memory_format(tmp_path: Path, source: VideoNetwork) -> None:
@@ -208,9 +294,18 @@ def _pickled_module(path: Path) -> None:
     torch.save(network(), path, _use_new_zipfile_serialization=False)
 
 
+def _with_arguments(path: Path) -> None:
+    """A checkpoint with the program's arguments or a logger in it, as many trainers write it."""
+    torch.save({"state_dict": network().state_dict(), "args": argparse.Namespace(lr=0.1)}, path)
+
+
 @pytest.mark.parametrize(
     ("write", "problem"),
-    [(_legacy_tar, "legacy tar format"), (_pickled_module, "pickled objects besides tensors")],
+    [
+        (_legacy_tar, "legacy tar format"),
+        (_pickled_module, "pickled objects besides tensors"),
+        (_with_arguments, "pickled objects besides tensors"),
+    ],
 )
 def test_formats_that_could_run_code_come_with_the_way_to_convert(
     tmp_path: Path, write: Callable[[Path], None], problem: str
@@ -221,7 +316,7 @@ def test_formats_that_could_run_code_come_with_the_way_to_convert(
         load_pretrained(network(), path)
     message = str(caught.value)
     assert "\n" not in message and "weights_only=False" in message
-    if write is _pickled_module:  # the command that it names does it
+    if write is not _legacy_tar:  # the command that it names does it
         command = shlex.split(message.partition("convert it once: ")[2])
         subprocess.run([sys.executable, *command[1:]], check=True)
         assert len(load_pretrained(network(), f"{path}.converted").loaded) == 20 + 20 * 4 + 2

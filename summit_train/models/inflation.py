@@ -1,0 +1,78 @@
+"""Kernels for another shape of network: inflated in time, made of a shift's taps, averaged over input channels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from summit_train.models.catalog import ShiftDirection
+from summit_train.models.shift import num_shifted_channels
+
+
+class Shift(NamedTuple):
+    """The temporal shift in front of a convolution: a fraction of the channels in each direction; 0 for none."""
+
+    fraction: float = 0.125
+    direction: ShiftDirection = "both"
+
+
+class Fitted(NamedTuple):
+    """A tensor of a file in the shape that a model wants, and how it was made; "" where the numbers are the file's."""
+
+    value: torch.Tensor
+    made: str
+
+
+def inflate(kernel: torch.Tensor, length: int) -> torch.Tensor:
+    """Inflate a 2D kernel (O, I, h, w) to (O, I, length, h, w): repeat it over time and divide by `length`.
+
+    On an image repeated in time the inflated convolution then returns what the 2D one does (Carreira and
+    Zisserman, "Quo vadis", Section 2.4.1), away from the clip's ends where it sees its zero padding.
+    """
+    return kernel.unsqueeze(2).repeat(1, 1, length, 1, 1) / length
+
+
+def shift_taps(kernel: torch.Tensor, shift: Shift) -> torch.Tensor:
+    """Return the 3x1x1 kernel (O, I, 3, 1, 1) that does what `shift` and the 1x1 `kernel` (O, I, 1, 1) do.
+
+    Channels that the shift takes from frame t+1 have the last tap alone, those from t-1 the first, all others the
+    middle one. Zero padding is what the shift reads outside of the clip.
+    """
+    fold = num_shifted_channels(kernel.shape[1], shift.fraction)
+    from_next = fold if shift.direction == "both" else 0
+    taps = kernel.new_zeros(*kernel.shape[:2], 3, 1, 1)
+    taps[:, :from_next, 2] = kernel[:, :from_next]
+    taps[:, from_next : from_next + fold, 0] = kernel[:, from_next : from_next + fold]
+    taps[:, from_next + fold :, 1] = kernel[:, from_next + fold :]
+    return taps
+
+
+def averaged(kernel: torch.Tensor, num_channels: int) -> torch.Tensor:
+    """Return a first kernel for `num_channels` input channels: its mean over the channels, for each of them.
+
+    Source: Wang et al., "Temporal segment networks", section 3.2, cross-modality initialisation.
+    """
+    return kernel.mean(1, keepdim=True).repeat_interleave(num_channels, 1)
+
+
+def fitted(found: torch.Tensor, wanted: torch.Size, in_channels: int, shift: Shift | None) -> Fitted | None:
+    """Return `found` in the shape `wanted`, or None where there is no honest way to it.
+
+    in_channels: the channels of the model's clips. shift: that of the file's network in front of this convolution; None
+    where the file is of a network without shifts.
+    """
+    value, made = found, []
+    if value.dim() == 5 and len(wanted) == 4 and value.shape[2] == 1:
+        value = value.squeeze(2)  # 1x1x1 in published non-local blocks, 1x1 on frames
+    if value.dim() >= 4 and wanted[1:2] == (in_channels,) and value.shape[1] != in_channels:
+        made.append(f"averaged over {value.shape[1]} input channels")
+        value = averaged(value, in_channels)
+    if value.dim() == 4 and len(wanted) == 5:
+        if shift is not None and wanted[2:] == (3, 1, 1) and value.shape[2:] == (1, 1):
+            made.append("the shift as taps in time")
+            value = shift_taps(value, shift)
+        else:
+            made += [f"inflated over {wanted[2]} frames"] if wanted[2] > 1 else []
+            value = inflate(value, wanted[2])
+    return Fitted(value, ", ".join(made)) if value.shape == wanted else None

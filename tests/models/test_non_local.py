@@ -1,0 +1,244 @@
+"""Non-local blocks: both forms by hand, where they stand, how they begin, and what they leave as it was."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from summit_train.models import VideoNetwork, build_model
+from summit_train.models.catalog import ARCHITECTURES
+from summit_train.models.fast import accelerate
+from summit_train.models.freeze import freeze_norms, is_frozen
+from summit_train.models.non_local import NonLocal
+from summit_train.models.recompute import recompute_blocks
+
+FORMS = ("tsm", "original")
+NETWORKS = [
+    ("tsm", "resnet50", 2),
+    ("tsn", "resnext101_32x4d", 2),
+    ("i3d_3x1x1", "resnet50", 8),
+    ("i3d_replace", "resnet50", 2),
+]
+
+
+def network(arch: str, backbone: str, num_frames: int, **options: object) -> VideoNetwork:
+    """A narrow network in double whose logits are of order one."""
+    generator = torch.Generator().manual_seed(0)
+    model = build_model(arch, backbone, num_frames, 5, width=0.125, generator=generator, **options).double()
+    nn.init.normal_(model.fc.weight, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+def clips(num_clips: int, num_frames: int, side: int = 32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    stored = torch.randn(num_clips, num_frames, side, side, 3, dtype=torch.double, generator=generator)
+    return stored.permute(0, 1, 4, 2, 3)
+
+
+def block(form: str, num_frames: int | None, channels: int = 6) -> NonLocal:
+    """A block whose weights are all of order one."""
+    made = NonLocal(channels, form, num_frames).double().eval()
+    for name, tensor in made.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.uniform_(0.5 if name.endswith("running_var") else -1.0, 1.0)
+    return made
+
+
+def by_hand(made: NonLocal, x: torch.Tensor, form: str) -> torch.Tensor:
+    """Equations 5 and 6 on one volume (C, T, H, W), place by place."""
+    weights = {name: tensor.flatten(1) if tensor.dim() > 1 else tensor for name, tensor in made.state_dict().items()}
+
+    def linear(name: str, places: torch.Tensor) -> torch.Tensor:
+        return places @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    def pooled(volume: torch.Tensor) -> torch.Tensor:
+        channels, t, h, w = volume.shape
+        corners = volume[:, :, : h // 2 * 2, : w // 2 * 2].reshape(channels, t, h // 2, 2, w // 2, 2)
+        return corners.amax(dim=(3, 5))
+
+    def places(volume: torch.Tensor) -> torch.Tensor:
+        return volume.flatten(1).T
+
+    def projected(name: str) -> torch.Tensor:
+        if form == "original":
+            return linear(name, places(pooled(x)))
+        full = linear(name, places(x)).T.reshape(-1, *x.shape[1:])
+        return places(pooled(full))
+
+    theta, phi, g = linear("theta", places(x)), projected("phi.0"), projected("g.0")
+    scale = theta.shape[1] ** -0.5 if form == "original" else 1.0
+    rows = []
+    for i in range(len(theta)):
+        product = torch.stack([scale * (theta[i] * phi[j]).sum() for j in range(len(phi))]).exp()
+        rows.append((product / product.sum()) @ g)
+    y = linear("W.0", torch.stack(rows))
+    y = (y - weights["W.1.running_mean"]) / (weights["W.1.running_var"] + 1e-5).sqrt()
+    return x + (y * weights["W.1.weight"] + weights["W.1.bias"]).T.reshape(x.shape)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_block_by_hand_on_volumes_and_on_frames(form: str) -> None:
+    x = torch.randn(2, 6, 3, 5, 4, dtype=torch.double)
+    volumes, frames = block(form, None), block(form, 3)
+    state = volumes.state_dict()
+    frames.load_state_dict({name: state[name].reshape(value.shape) for name, value in frames.state_dict().items()})
+    expected = torch.stack([by_hand(volumes, clip, form) for clip in x])
+    assert (expected - x).abs().max() > 0.1
+    torch.testing.assert_close(volumes(x), expected)
+    as_frames = x.transpose(1, 2).flatten(0, 1)
+    for given in (as_frames, as_frames.contiguous(memory_format=torch.channels_last)):
+        torch.testing.assert_close(frames(given).unflatten(0, (2, 3)).transpose(1, 2), expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_clips_do_not_see_each_other_and_their_frames_do(form: str) -> None:
+    made = block(form, 3)
+    x = torch.randn(6, 6, 4, 4, dtype=torch.double)
+    other = x.clone()
+    other[4] += 1.0
+    changed = (made(x) - made(other)).abs().amax(dim=(1, 2, 3)) > 1e-9
+    assert changed.tolist() == [False] * 3 + [True] * 3
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("arch", "backbone", "num_frames"), NETWORKS)
+def test_at_its_start_the_network_is_the_one_without(
+    arch: str, backbone: str, num_frames: int, form: str, fast: bool
+) -> None:
+    without, with_blocks = (network(arch, backbone, num_frames, non_local=value) for value in (False, form))
+    if fast:
+        accelerate(without)
+        accelerate(with_blocks)
+    clip = clips(2, num_frames)
+    for training in (True, False):
+        expected = without.train(training)(clip)
+        torch.testing.assert_close(with_blocks.train(training)(clip), expected, rtol=1e-12, atol=1e-12)
+    assert sum(isinstance(module, NonLocal) for module in with_blocks.modules()) == 5
+
+
+def _places(backbone: str, form: str, arch: str = "tsm") -> list[str]:
+    with torch.device("meta"):
+        model = build_model(arch, backbone, 8, non_local=form)
+    return [name.removesuffix(".nl") for name, module in model.named_modules() if isinstance(module, NonLocal)]
+
+
+@pytest.mark.parametrize(
+    ("backbone", "form", "res3", "res4"),
+    [
+        ("resnet50", "tsm", (0, 2), (0, 2, 4)),
+        ("resnet50", "original", (1, 3), (1, 3, 5)),
+        ("resnet101", "original", (1, 3), (6, 13, 20)),
+        ("resnet101", "tsm", (0, 2), (0, 7, 14)),
+        ("resnext101_32x8d", "tsm", (0, 2), (0, 7, 14)),
+        ("resnet152", "tsm", (0, 4), (0, 12, 24)),
+        ("resnet152", "original", (3, 7), (11, 23, 35)),
+    ],
+)
+def test_where_the_blocks_stand(backbone: str, form: str, res3: tuple[int, ...], res4: tuple[int, ...]) -> None:
+    """The first three rows are published: Lin et al., ops/non_local.py; Wang et al., lib/models/resnet_video.py."""
+    assert _places(backbone, form) == [f"layer2.{i}" for i in res3] + [f"layer3.{i}" for i in res4]
+    assert _places(backbone, form, "i3d_3x1x1") == _places(backbone, form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_names_are_the_authors(form: str) -> None:
+    with torch.device("meta"):
+        model = build_model("tsm", "resnet50", 8, non_local=form)
+    found = {name: tuple(value.shape) for name, value in model.layer2[_first(model)].nl.state_dict().items()}
+    inner = {f"{name}.weight": (256, 512, 1, 1) for name in ("theta", "phi.0", "g.0")}
+    inner |= {f"{name}.bias": (256,) for name in ("theta", "phi.0", "g.0")}
+    norm = {f"W.1.{part}": (512,) for part in ("weight", "bias", "running_mean", "running_var")}
+    outer = {"W.0.weight": (512, 256, 1, 1), "W.0.bias": (512,)}
+    assert found == inner | outer | norm | {"W.1.num_batches_tracked": ()}
+
+
+def _first(model: VideoNetwork) -> int:
+    return next(number for number, block in enumerate(model.layer2) if isinstance(block.nl, NonLocal))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_initial_weights(form: str) -> None:
+    """Published: PyTorch's own, uniform within 1 / sqrt(C); N(0, 0.01) with zero biases. Both: gamma = beta = 0."""
+    model = build_model("tsm", "resnet50", 2, width=0.5, non_local=form, generator=torch.Generator().manual_seed(0))
+    nl = model.layer3[max(n for n, b in enumerate(model.layer3) if isinstance(b.nl, NonLocal))].nl
+    assert not nl.W[1].weight.any() and not nl.W[1].bias.any()
+    for conv in (nl.theta, nl.phi[0], nl.g[0], nl.W[0]):
+        bound = conv.in_channels**-0.5
+        if form == "original":
+            assert conv.weight.std().item() == pytest.approx(0.01, rel=0.02) and not conv.bias.any()
+        else:
+            assert conv.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
+            assert 0.9 * bound < conv.bias.abs().max() <= bound and conv.weight.abs().max() <= bound
+
+
+def test_weights_come_from_the_generator_alone() -> None:
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        states.append(network("tsm", "resnet50", 2, non_local="tsm").state_dict())
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_recomputed_blocks_give_the_same_gradients() -> None:
+    kept = network("tsm", "resnet50", 2, non_local="tsm").train()
+    for module in kept.modules():
+        if isinstance(module, NonLocal):
+            nn.init.ones_(module.W[1].weight)
+    recomputed = copy.deepcopy(kept)
+    recompute_blocks(recomputed)
+    clip = clips(2, 2)
+    for model in (kept, recomputed):
+        model(clip).square().sum().backward()
+    gradients = dict(recomputed.named_parameters())
+    assert all(torch.equal(gradients[name].grad, parameter.grad) for name, parameter in kept.named_parameters())
+    assert gradients["layer2.0.nl.theta.weight"].grad.any()
+
+
+def test_the_blocks_own_normalisations_are_never_frozen() -> None:
+    model = network("tsm", "resnet50", 2, non_local="tsm")
+    freeze_norms(model, "all")
+    frozen = {name for name, module in model.named_modules() if is_frozen(module)}
+    assert len(frozen) == 53 and not any(".nl." in name for name in frozen)
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
+@pytest.mark.parametrize("form", FORMS)
+def test_frames_stay_channels_last(form: str, fast: bool) -> None:
+    model = network("tsm", "resnet50", 2, non_local=form).to(memory_format=torch.channels_last)
+    if fast:
+        accelerate(model)
+    seen = []
+    for module in model.modules():
+        if isinstance(module, NonLocal):
+            module.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    model(clips(2, 2, 64))
+    assert len(seen) == 5 and all(out.is_contiguous(memory_format=torch.channels_last) for out in seen)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backbone": "resnet18"}, "^tsm on resnet18 takes no non-local blocks; tsm, tsn, .* do, on one of resnet50"),
+        ({"backbone": "mobilenet_v2"}, "^tsm on mobilenet_v2 takes no non-local blocks"),
+        ({"non_local": "dot"}, "^non_local is 'dot'; valid: tsm, original$"),
+        ({"non_local": True}, "^non_local is True; valid: tsm, original$"),
+    ],
+)
+def test_networks_that_cannot_have_them_are_refused(options: dict, message: str) -> None:
+    with torch.device("meta"), pytest.raises(ValueError, match=message):
+        build_model(**{"arch": "tsm", "non_local": "tsm", **options})
+
+
+def test_the_catalog_says_who_takes_them() -> None:
+    for arch, known in ARCHITECTURES.items():
+        with torch.device("meta"):
+            if known.non_local:
+                model = build_model(arch, "resnet50", 16, 3, width=0.125, non_local="original").eval()
+                assert model(torch.empty(2, 16, 3, 32, 32)).shape == (2, 3)
+            else:
+                with pytest.raises(ValueError, match=f"{arch}.* takes no non-local blocks"):
+                    build_model(arch, num_frames=known.minimum_frames, non_local="tsm")
