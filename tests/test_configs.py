@@ -52,6 +52,8 @@ def test_the_promised_specs_are_there() -> None:
         "kinetics/tsn_mobilenet_v2_8f",
         "kinetics/tsm_resnext101_8f",
         "kinetics/tsn_resnext101_8f",
+        "kinetics/tsm_nl_r50_8f",
+        "kinetics/tsn_nl_r50_8f",
         # Tables 2, 4, 5 and 6: what it compares with.
         "kinetics/eco_lite_16f",
         "kinetics/slowfast_r50_4x16",
@@ -120,17 +122,20 @@ def test_weights_of_a_run_are_those_of_a_shipped_spec() -> None:
     assert len(started) >= 5
     for spec in started:
         source = specs[str(spec.model.pretrained)]
-        assert source.model.title == spec.model.title and source.data.num_frames == spec.data.num_frames
+        assert (source.model.title, source.model.non_local) == (spec.model.title, spec.model.non_local)
+        assert source.data.num_frames == spec.data.num_frames
 
 
 def test_numbers_that_specs_quote_are_their_networks() -> None:
     """Those of one network are counted once; published figures are rounded, and not looked at here."""
-    quoted: dict[tuple[str, int], tuple[Path, set[tuple[str, str]]]] = {}
+    quoted: dict[tuple[str, object, int], tuple[Path, set[tuple[str, str]]]] = {}
     for path in SPECS:
         numbers = re.search(r"Numbers:\s+([\d,]{9,}) parameters\b.*?([\d.]+) G", "".join(_opening(path)), re.S)
         if numbers is not None:
             model = load_spec(path).model
-            quoted.setdefault((model.title, model.num_classes), (path, set()))[1].add((numbers[1], numbers[2]))
+            quoted.setdefault((model.title, model.non_local, model.num_classes), (path, set()))[1].add(
+                (numbers[1], numbers[2])
+            )
     assert len(quoted) >= 10
     for path, numbers_there in quoted.values():
         found = count_network(load_spec(path))

@@ -26,6 +26,9 @@ CLIPS = 240_000
         ("tsn_mobilenet_v2_8f", 6, 96, 768, 0.015, 250_000),
         ("tsm_resnext101_8f", 6, 96, 768, 0.015, 250_000),
         ("tsn_resnext101_8f", 6, 96, 768, 0.015, 250_000),
+        ("tsm_nl_r50_8f", 6, 96, 768, 0.015, 250_000),
+        ("tsn_nl_r50_8f", 6, 96, 768, 0.015, 250_000),
+        ("i3d_3x1x1_nl_r50_32f", 6, 96, 3_072, 0.015, 250_000),
     ],
 )
 def test_the_plan_has_the_papers_numbers(
@@ -70,19 +73,19 @@ def test_all_shipped_specs_are_looked_at() -> None:
     archs = {load_spec(FOLDER / f"{name}.yaml").model.arch for name in names}
     # Of the other two the papers have figures on Something-Something alone.
     assert archs == set(ARCHITECTURES) - {"i3d_replace", "trn"}
-    assert len(names) == 13
+    assert len(names) == 16
 
 
-@pytest.mark.parametrize("backbone", ["r50", "mobilenet_v2", "resnext101"])
+@pytest.mark.parametrize("backbone", ["r50", "mobilenet_v2", "resnext101", "nl_r50"])
 def test_the_twin_differs_from_tsm_in_the_network_alone(backbone: str) -> None:
     tsm, tsn = (load_spec(FOLDER / f"{name}_{backbone}_8f.yaml").model_dump() for name in ("tsm", "tsn"))
     assert tsm["model"].pop("arch") == "tsm" and tsn["model"].pop("arch") == "tsn"
     assert {key for key in tsm if tsm[key] != tsn[key]} == {"name"}
 
 
-@pytest.mark.parametrize("backbone", ["mobilenet_v2", "resnext101"])
+@pytest.mark.parametrize("backbone", ["mobilenet_v2", "resnext101", "nl_r50"])
 def test_the_specs_of_table_3_differ_in_the_backbone_alone(backbone: str) -> None:
     base, other = (load_spec(FOLDER / f"tsm_{name}_8f.yaml").model_dump() for name in ("r50", backbone))
     for model in (base["model"], other["model"]):
-        del model["backbone"], model["pretrained"]
+        del model["backbone"], model["non_local"], model["pretrained"]
     assert {key for key in base if base[key] != other[key]} <= {"name", "execution"}
