@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from summit_train.models.catalog import ARCHITECTURES
 from summit_train.network import count_network
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
@@ -152,6 +153,10 @@ def test_it_opens_with_what_a_reader_needs(path: Path) -> None:
     assert re.search(r"\b(node-hours?|hours?|minutes?|min|h)\b", text), "what does it cost?"
     # The command names this very file.
     assert f"{path.relative_to(CONFIGS.parent)}" in text
+
+
+def test_every_architecture_has_a_spec() -> None:
+    assert {load_spec(path).model.arch for path in SPECS} == set(ARCHITECTURES)
 
 
 def test_no_two_specs_write_into_one_run_directory() -> None:
