@@ -42,7 +42,7 @@ def draw_compute(path: Path, values: Mapping[str, Any]) -> None:
         f"Bars: median of {settings['repeats']} turns, least and most. x: in multiples of {rows[0]['relative_to']}"
         "; paper: Table 1 and section 3 a, one Tesla P100, 16 clips."
     )
-    with _drawn(path, _wrapped(caption)) as figure:
+    with drawn(path, wrapped(caption)) as figure:
         for axes, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             if name == "utilisation":
                 _bars(axes, rows, name, "% of peak multiply-adds/s", 100, _use_note)
@@ -62,7 +62,7 @@ def draw_waits(path: Path, values: Mapping[str, Any]) -> None:
         f"Median of {settings['repeats']} turns. The paper's Figure 3b has no numbers in its text: on a Summit "
         "node loading is the bottleneck of I3D 3x1x1, less of I3D 3x3x3, and hidden under TSM's computation."
     )
-    with _drawn(path, _wrapped(caption)) as figure:
+    with drawn(path, wrapped(caption)) as figure:
         axes = figure.subplots()
         axes.bar(range(len(rows)), busy, 0.6, color=PALETTE[0], label="computation and update")
         axes.bar(range(len(rows)), waits, 0.6, bottom=busy, color=PALETTE[1], label="wait for data")
@@ -82,7 +82,7 @@ def draw_scalability(path: Path, values: Mapping[str, Any]) -> None:
         f"{machine_text(values['environment'])}. Speed over the first point's speed times the ranks: median of "
         f"{settings['repeats']} rounds, least and most. Paper, Figure 3c, 8 nodes of 4 Tesla P100s: {BOUNDS}."
     )
-    with _drawn(path, _wrapped(caption)) as figure:
+    with drawn(path, wrapped(caption)) as figure:
         axes = figure.subplots()
         highest = 100.0
         for i, network in enumerate(networks):
@@ -101,7 +101,7 @@ def draw_scalability(path: Path, values: Mapping[str, Any]) -> None:
 def draw_messages(path: Path, values: Mapping[str, Any], caption: str) -> None:
     """Draw time and bus bandwidth of an allreduce against its bytes, with the fitted lines of `bench allreduce`."""
     rows, marked = values["rows"], f"gradients of {values['spec']}"
-    with _drawn(path, caption, (12.0, 5.0)) as figure:
+    with drawn(path, caption, (12.0, 5.0)) as figure:
         left, right = figure.subplots(1, 2)
         for i, (library, fit) in enumerate(values["fits"].items()):
             mine = [row for row in rows if row["library"] == library]
@@ -170,7 +170,8 @@ def _name_bars(axes: Axes, rows: Rows, y_label: str) -> None:
     axes.set_ylim(0, 1.22 * axes.get_ylim()[1])  # room for two lines of notes
 
 
-def _wrapped(caption: str) -> str:
+def wrapped(caption: str) -> str:
+    """Break the lines of a caption at the width of a figure."""
     return "\n".join(textwrap.fill(line, _CAPTION_LETTERS, break_on_hyphens=False) for line in caption.splitlines())
 
 
@@ -182,7 +183,7 @@ def draw_scaling(path: Path, curves: Mapping[str, Rows], rows: Rows, name: str, 
     published = [row for row in rows if row["published_run_s"] is not None]
     measured_nodes = max((row["nodes"] for row in published), default=0)
     nodes = [row["nodes"] for row in rows]
-    with _drawn(path, caption, (12.0, 5.4)) as figure:
+    with drawn(path, caption, (12.0, 5.4)) as figure:
         left, right = figure.subplots(1, 2)
         for i, (label, curve) in enumerate(curves.items()):
             speeds = [row["clips_per_second"] for row in curve]
@@ -235,7 +236,7 @@ def _node_axis(axes: Axes, nodes: Sequence[int], gpus_per_node: int) -> None:
 
 
 @contextmanager
-def _drawn(path: Path, caption: str, inches: tuple[float, float] = (10.0, 4.4)) -> Iterator[Figure]:
+def drawn(path: Path, caption: str, inches: tuple[float, float] = (10.0, 4.4)) -> Iterator[Figure]:
     """Yield a figure to draw on; then add the caption below it and write the file at once.
 
     Without a date: equal figures have equal bytes.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from summit_train.modality import RGB
+from summit_train.models import VideoNetwork
 from summit_train.models.count import Count
 from summit_train.network import count_network
 from summit_train.plan import make_plan
@@ -156,15 +157,20 @@ def network_rate(spec: Spec, turns: Turns, place: Place) -> float:
     return rate
 
 
+def evaluated_network(spec: Spec, device: torch.device) -> tuple[VideoNetwork, torch.Tensor]:
+    """Return the spec's network as evaluation runs it, with random weights, and clips_per_gpu random clips for it."""
+    model = fresh_model(spec, device).eval()
+    shape = (spec.scale.clips_per_gpu, *RGB.clip_shape(spec.data.num_frames, spec.data.crop))
+    pixels = torch.randn(shape, device=device, dtype=parameter_type(spec.precision))
+    return model, pixels.permute(0, 1, 4, 2, 3)  # channels-last in memory, as from the loader
+
+
 def forward_passes(spec: Spec, device: torch.device) -> Callable[[int], float]:
     """Return a function of a number of forward passes that returns their mean seconds.
 
     The network has random weights; the passes share one batch of the spec's clips_per_gpu random clips.
     """
-    model = fresh_model(spec, device).eval()
-    shape = (spec.scale.clips_per_gpu, *RGB.clip_shape(spec.data.num_frames, spec.data.crop))
-    pixels = torch.randn(shape, device=device, dtype=parameter_type(spec.precision))
-    clips = pixels.permute(0, 1, 4, 2, 3)  # channels-last in memory, as from the loader
+    model, clips = evaluated_network(spec, device)
 
     def seconds(passes: int) -> float:
         with torch.inference_mode(), mixed_precision(spec.precision, device):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from summit_train.commands.bench import allreduce, compare, loader, scaling, step
+from summit_train.commands.bench import allreduce, compare, latency, loader, scaling, step
 from summit_train.scaling.measure import check_above_0
 
 # WHAT -> (its arguments, its function, what it does)
@@ -13,6 +13,7 @@ _PARTS = {
     "scaling": (scaling.add_arguments, scaling.run, "weak scaling here: percent of ideal, exposed allreduce"),
     "loader": (loader.add_arguments, loader.run, "the loader: clips/s raw and packed, by stage; cores a rank needs"),
     "allreduce": (allreduce.add_arguments, allreduce.run, "an allreduce by size; a machine's file for simulate"),
+    "latency": (latency.add_arguments, latency.run, "latency and throughput of networks; tables of the TSM paper"),
     "table1": (compare.add_table_1, compare.run_inference, "the paper's Table 1: three networks, measured here"),
     "fig3": (compare.add_fig3, None, "the paper's Figure 3: a computation, b data loading, c networking"),
 }
