@@ -11,7 +11,8 @@ import yaml
 from summit_train.models.catalog import ARCHITECTURES
 from summit_train.network import count_network
 from summit_train.plan import make_plan
-from summit_train.spec import load_spec
+from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES
+from summit_train.spec import Spec, load_spec
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 OTHERS = ("sites", "sweeps", "machines")  # folders whose files are no specs
@@ -36,6 +37,11 @@ def _opening(path: Path) -> list[str]:
     lines = path.read_text(encoding="utf-8").splitlines()
     first_key = next(number for number, line in enumerate(lines) if not line.startswith("#"))
     return lines[:first_key]
+
+
+def _network(spec: Spec) -> tuple[str, str | None, str | bool, int]:
+    """Return what makes a network and its cost, but for the number of classes."""
+    return spec.model.arch, spec.model.backbone, spec.model.non_local, spec.data.num_frames
 
 
 def test_the_promised_specs_are_there() -> None:
@@ -127,16 +133,27 @@ def test_weights_of_a_run_are_those_of_a_shipped_spec() -> None:
         assert source.data.num_frames == spec.data.num_frames
 
 
+def test_every_row_of_the_tsm_papers_tables_that_can_be_trained_has_a_spec() -> None:
+    """And the spec quotes its accuracy. Ensembles are left out."""
+    folders = {SOMETHING: "something_v1", KINETICS: "kinetics"}
+    specs = {(path.parent.name, *_network(load_spec(path))): path for path in reversed(SPECS)}
+    rows = [row for table in TABLES.values() for row in table.rows if row.network and len(row.network.frames) == 1]
+    assert len(rows) >= 20
+    for row in rows:
+        for data_set, top1 in row.top1.items():
+            assert row.network is not None
+            network = (row.network.arch, row.network.backbone, row.network.non_local or False, row.network.frames[0])
+            assert f"{top1:.1f} %" in "\n".join(_opening(specs[(folders[data_set], *network)])), row.label
+
+
 def test_numbers_that_specs_quote_are_their_networks() -> None:
     """Those of one network are counted once; published figures are rounded, and not looked at here."""
-    quoted: dict[tuple[str, object, int], tuple[Path, set[tuple[str, str]]]] = {}
+    quoted: dict[tuple[object, ...], tuple[Path, set[tuple[str, str]]]] = {}
     for path in SPECS:
         numbers = re.search(r"Numbers:\s+([\d,]{9,}) parameters\b.*?([\d.]+) G", "".join(_opening(path)), re.S)
         if numbers is not None:
-            model = load_spec(path).model
-            quoted.setdefault((model.title, model.non_local, model.num_classes), (path, set()))[1].add(
-                (numbers[1], numbers[2])
-            )
+            network = (*_network(load_spec(path)), load_spec(path).model.num_classes)
+            quoted.setdefault(network, (path, set()))[1].add((numbers[1], numbers[2]))
     assert len(quoted) >= 10
     for path, numbers_there in quoted.values():
         found = count_network(load_spec(path))

@@ -19,6 +19,7 @@ CLIPS = 240_000
     [
         ("tsm_r50_8f", 6, 96, 768, 0.015, 250_000),
         ("tsm_r50_8f_1536gpu", 1536, 12_288, 98_304, 1.92, 1_900),
+        ("tsm_r50_16f", 12, 96, 1_536, 0.015, 250_000),
         ("tsn_r50_8f", 6, 96, 768, 0.015, 250_000),
         ("i3d_3x3x3_r50_16f", 6, 96, 1_536, 0.015, 250_000),
         ("i3d_3x1x1_r50_32f", 6, 96, 3_072, 0.015, 250_000),
@@ -73,7 +74,7 @@ def test_all_shipped_specs_are_looked_at() -> None:
     archs = {load_spec(FOLDER / f"{name}.yaml").model.arch for name in names}
     # Of the other two the papers have figures on Something-Something alone.
     assert archs == set(ARCHITECTURES) - {"i3d_replace", "trn"}
-    assert len(names) == 16
+    assert len(names) == 17
 
 
 @pytest.mark.parametrize("backbone", ["r50", "mobilenet_v2", "resnext101", "nl_r50"])
