@@ -146,7 +146,7 @@ def entries_of_table(table: Table, words: Sequence[str]) -> list[Entry]:
 
 
 def _networks(row: Row) -> list[list[str]]:
-    return row.network.words() if row.network is not None and row.network.exists else []
+    return [] if row.network is None else row.network.words()
 
 
 def _timed_rows(entries: Sequence[Entry], settings: Passes, place: Place) -> list[dict[str, Any]]:

@@ -9,9 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from summit_train.models.catalog import ARCHITECTURES
-from summit_train.spec import ModelSpec
-
 SOMETHING, KINETICS = "Something-Something V1", "Kinetics"
 Family = Literal["TSM", "TSN", "TRN", "ECO", "I3D", "other 3D"]
 
@@ -24,11 +21,6 @@ class Network:
     backbone: str | None
     frames: tuple[int, ...]
     non_local: Literal["tsm", "original"] | None = None
-
-    @property
-    def exists(self) -> bool:
-        """Return whether this version can build it. The rows of others are published alone."""
-        return self.arch in ARCHITECTURES and (self.non_local is None or "non_local" in ModelSpec.model_fields)
 
     def words(self) -> list[list[str]]:
         """Return the overrides that turn a spec into each of the networks."""

@@ -52,15 +52,14 @@ def test_table_6_has_the_ratios_of_section_5_4() -> None:
 def test_our_networks_cost_what_is_printed(number: int) -> None:
     for entry in entries_of_table(TABLES[number], []):
         row, values = entry.published, entry.count_values()
-        assert row is not None and bool(entry.specs) == (row.network is not None and row.network.exists)
+        assert row is not None and bool(entry.specs) == (row.network is not None)
         if entry.specs and row.multiply_adds is not None:
             assert values["multiply_adds"] == pytest.approx(row.multiply_adds, rel=0.02)
             if entry.label not in ("TRN multi-scale, ResNet-50", "I3D 3x1x1"):
                 assert values["parameters"] == pytest.approx(row.parameters, rel=0.005)
 
 
-def test_a_network_that_this_version_lacks_is_not_built() -> None:
-    assert Network("tsm", "resnet50", (8,)).exists and not Network("none_such", None, (8,)).exists
+def test_an_ensemble_is_a_network_for_each_number_of_frames() -> None:
     assert Network("tsm", "resnet50", (8, 16)).words() == [
         ["model.arch=tsm", "model.backbone=resnet50", f"data.num_frames={frames}"] for frames in (8, 16)
     ]
