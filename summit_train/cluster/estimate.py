@@ -92,8 +92,8 @@ def estimate(
 def _measured(site: Site, spec: Spec, nodes: int) -> Speed | None:
     """Return the site's speed of this network at the next larger number of nodes, else at the largest."""
     model, data = spec.model, spec.data
-    wanted = (model.arch, model.backbone, data.num_frames, data.crop, 1.0)
-    found = [s for s in site.speeds if (s.arch, s.backbone, s.num_frames, s.crop, model.width) == wanted]
+    wanted = (model.arch, model.backbone, model.non_local, data.num_frames, data.crop, 1.0)
+    found = [s for s in site.speeds if (s.arch, s.backbone, s.non_local, s.num_frames, s.crop, model.width) == wanted]
     found.sort(key=lambda s: s.nodes)
     return next((s for s in found if s.nodes >= nodes), found[-1] if found else None)
 

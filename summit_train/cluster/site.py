@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from summit_train.errors import UserError
-from summit_train.models.catalog import Arch, Backbone
+from summit_train.models.catalog import Arch, Backbone, NonLocal
 from summit_train.source import SpecError, file_of, read_tree
 from summit_train.spec import Count, Positive
 from summit_train.typed import Section, validated
@@ -94,6 +94,7 @@ class Speed(Section):
 
     arch: Arch
     backbone: Backbone | None = "resnet50"
+    non_local: NonLocal = False
     num_frames: Count
     crop: Count = 224
     nodes: Count

@@ -154,7 +154,7 @@ def step_time(job: Job) -> StepTime:
 def seconds_per_clip(spec: Spec, machine: Machine) -> float:
     """Return the training seconds of a clip on one GPU: the machine's rate for that network, by multiply-adds."""
     rate = find_rate(machine, spec.model.arch, spec.precision)
-    measured = ModelSpec(**rate.model_dump(include={"arch", "backbone", "width", "num_classes"}))
+    measured = ModelSpec(**rate.model_dump(include={"arch", "backbone", "non_local", "width", "num_classes"}))
     known = count_model(measured, rate.num_frames, rate.crop)
     return count_network(spec).multiply_adds / known.multiply_adds / rate.clips_per_second
 

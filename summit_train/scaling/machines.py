@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from summit_train.errors import UserError
-from summit_train.models.catalog import Arch, Backbone
+from summit_train.models.catalog import Arch, Backbone, NonLocal
 from summit_train.source import SpecError, file_of, read_tree, shipped
 from summit_train.spec import Count, Positive, Spec
 from summit_train.typed import Section, validated
@@ -56,6 +56,7 @@ class Rate(Section):
 
     arch: Arch
     backbone: Backbone | None = "resnet50"
+    non_local: NonLocal = False
     width: Positive = 1.0
     num_classes: Count = 400
     num_frames: Count
@@ -135,7 +136,7 @@ def with_rate(machine: Machine, spec: Spec, clips_per_second: float) -> Machine:
 
     It is measured with the spec's own network, frames, crop and precision, on one GPU, without waiting for data.
     """
-    network = spec.model.model_dump(include={"arch", "backbone", "width", "num_classes"})
+    network = spec.model.model_dump(include={"arch", "backbone", "non_local", "width", "num_classes"})
     network |= spec.data.model_dump(include={"num_frames", "crop"})
     rate = Rate(**network, precision=spec.precision, clips_per_second=clips_per_second, source="given")
     source = f"{clips_per_second:g} clips a second of one GPU, given"

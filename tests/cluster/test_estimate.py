@@ -75,7 +75,15 @@ def test_the_other_networks_are_slower_as_in_figure_6(name: str, factor: float) 
 
 
 @pytest.mark.parametrize(
-    "override", ["model.arch=tsn", "model.backbone=resnet101", "model.width=0.5", "data.num_frames=16", "data.crop=112"]
+    "override",
+    [
+        "model.arch=tsn",
+        "model.backbone=resnet101",
+        "model.non_local=tsm",
+        "model.width=0.5",
+        "data.num_frames=16",
+        "data.crop=112",
+    ],
 )
 def test_nothing_is_said_of_a_network_that_nobody_measured(override: str) -> None:
     cost = _cost("tsm_r50_8f", 1, override)

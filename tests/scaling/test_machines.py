@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from summit_train.scaling.cost import seconds_per_clip
 from summit_train.scaling.machines import MachineError, find_rate, load_machine, machine_names, with_rate
 from summit_train.source import SpecError
 from summit_train.spec import load_spec
@@ -75,10 +76,12 @@ def test_a_rate_that_is_not_there_says_what_to_do(tmp_path: Path) -> None:
         find_rate(machine, "tsm", "bf16")
 
 
-def test_a_given_rate_is_the_specs_own() -> None:
-    spec = load_spec(ROOT / "configs/motion/tsm.yaml")
+@pytest.mark.parametrize("overrides", [(), ("model.backbone=resnet50", "model.non_local=tsm")])
+def test_a_given_rate_is_the_specs_own(overrides: tuple[str, ...]) -> None:
+    spec = load_spec(ROOT / "configs/motion/tsm.yaml", overrides)
     machine = with_rate(load_machine("summit"), spec, 50.0)
     rate = find_rate(machine, "tsm", spec.precision)
     assert (rate.clips_per_second, rate.crop, rate.width) == (50.0, spec.data.crop, spec.model.width)
+    assert seconds_per_clip(spec, machine) == 1 / 50
     assert machine.compute.step_overhead_s == 0
     assert machine.compute.straggler_cv == load_machine("summit").compute.straggler_cv
