@@ -62,7 +62,7 @@ def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             written[name] = write(
                 f"{place}_{name}",
                 model={"backbone": None, **options},
-                data={"val": str(folder / "train.csv"), "num_frames": options.pop("num_frames"), **data},
+                data={"val": str(folder / "train.csv"), **data},
                 scale={"gpus": 2, "clips_per_gpu": 2},
                 precision="fp64",
             )
