@@ -98,7 +98,8 @@ def _of_video(path: str, facts: Sequence[Facts], sha256: bytes | None, packing: 
     budget, compress = Budget(path, NO_HURRY), _Compress(packing)
     # A codec may give more frames than packets.
     limit = 2 * count_packets(video, budget) + 1
-    wanted = {n for one in facts for n in range(one.span.start, one.span.end_in(limit), packing.every)}
+    spans = [one.span for one in facts]
+    wanted = {n for span in spans for n in range(span.start, min(span.end_in(limit), limit), packing.every)}
     # No frame has the number -1, so the video is decoded to its end.
     pictures, num_frames = read_from_start(video, frozenset(wanted | {-1}), compress, budget)
 

@@ -117,8 +117,10 @@ class ShardStore:
         packing, base, rows = self.pack.packing, facts.checksum(), self._index.pictures(place)
         edges = np.concatenate([np.zeros(1, np.int64), rows["end"]])  # picture n from edges[n] to edges[n + 1]
         is_index_right = np.all(np.diff(edges) > 0) and edges[-1] == place.length and base == place.checksum
+        if not is_index_right:
+            raise DecodeError(name, _CHANGED)
         num_frames = facts.span.num_frames(name, facts.num_frames)
-        if not is_index_right or len(rows) != packing.num_packed(num_frames):
+        if len(rows) != packing.num_packed(num_frames):
             raise DecodeError(name, _CHANGED)
 
         packed: NDArray[np.int64] = np.asarray(choose(num_frames)) // packing.every
