@@ -26,6 +26,7 @@ from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, f
 from summit_train.data.video.clips import probe_folder
 from summit_train.data.video.decode import probe
 from summit_train.data.video.source import MISSING, NO_HURRY, DecodeError, load_video, worker_pool
+from summit_train.data.video.span import Span, SpanError, located_error, span_of
 from summit_train.files import file_sha256
 
 _PATHS_PER_WORKER = 16
@@ -185,7 +186,7 @@ def list_videos(source: str | Path, root: str | Path | None = None) -> Listing:
     """List the videos to index.
 
     source: a folder with a folder for each class; a folder of videos, which is one class with the folder's
-    name; or a manifest, whose labels, groups and directions are kept and whose paths are relative to `root`
+    name; or a manifest, whose labels, groups, directions and spans are kept and whose paths are relative to `root`
     (default: the manifest's folder). Raises ManifestError where there is no video, and for videos beside class
     folders: their class is unknown.
     """
@@ -215,8 +216,19 @@ def list_videos(source: str | Path, root: str | Path | None = None) -> Listing:
 
 
 def with_facts(row: ManifestRow, found: Found) -> ManifestRow | DecodeError:
-    """Return a row with the facts of its file; a bad file stays an error."""
-    return found if isinstance(found, DecodeError) else replace(row, **asdict(found))
+    """Return a row with the facts of its file; a bad file stays an error, and a span outside it becomes one."""
+    if isinstance(found, DecodeError):
+        return found
+    try:
+        row.span.frames(row.path, found.num_frames)
+    except SpanError as error:
+        return error
+    return replace(row, **asdict(found))
+
+
+def clip_frames(row: ManifestRow) -> int:
+    """Return the number of frames of a clip whose file was found, a span's own."""
+    return row.span.num_frames(row.path, row.num_frames or 0)
 
 
 @dataclass(frozen=True)
@@ -240,10 +252,10 @@ class Summary:
 
 def summarise(rows: Sequence[ManifestRow | DecodeError], min_frames: int = 1) -> Summary:
     """Sort the rows of an index; those with fewer than `min_frames` frames are left out."""
-    bad = {row.path: row for row in rows if isinstance(row, DecodeError)}.values()
+    bad = {(row.path, span_of(row)): row for row in rows if isinstance(row, DecodeError)}.values()
     good = [row for row in rows if isinstance(row, ManifestRow)]
-    short = {row.path: row.num_frames for row in good if (row.num_frames or 0) < min_frames}
-    rows_left = [row for row in good if row.path not in short]
+    short = {(row.path, row.span): clip_frames(row) for row in good if clip_frames(row) < min_frames}
+    rows_left = [row for row in good if (row.path, row.span) not in short]
     by_digest = defaultdict[str | None, dict[str, None]](dict)  # dicts keep the order
     for row in rows_left:
         by_digest[row.sha256][row.path] = None
@@ -251,7 +263,10 @@ def summarise(rows: Sequence[ManifestRow | DecodeError], min_frames: int = 1) ->
         rows_left,
         [error for error in bad if error.reason == MISSING],
         [error for error in bad if error.reason != MISSING],
-        [DecodeError(path, f"has {count} frames, fewer than {min_frames}") for path, count in short.items()],
+        [
+            located_error(path, f"has {count} frames, fewer than {min_frames}", span)
+            for (path, span), count in short.items()
+        ],
         tuple((path, first) for first, *others in by_digest.values() for path in others),
     )
 
@@ -266,14 +281,18 @@ def compare(manifest: Manifest, clip: int, found: Found) -> DecodeError | None:
         return DecodeError(path, "has changed since it was indexed: its SHA-256 is not the manifest's")
     if num_frames not in (None, found.num_frames):
         return DecodeError(path, f"has {found.num_frames} frames, but the manifest says {num_frames}")
+    try:
+        manifest.span(clip).frames(path, found.num_frames)
+    except SpanError as error:
+        return error
     return None
 
 
 def bad_clips(manifest: Manifest, found: Mapping[str, Found]) -> list[DecodeError]:
-    """Return the bad clips of a manifest, each path once. found: by path."""
-    errors = dict[str, DecodeError]()
+    """Return the bad clips of a manifest, each file or bad span of one once. found: by path."""
+    errors = dict[tuple[str, Span], DecodeError]()
     for clip in range(len(manifest)):
         error = compare(manifest, clip, found[manifest.path(clip)])
         if error is not None:
-            errors.setdefault(error.path, error)
+            errors.setdefault((error.path, span_of(error)), error)
     return list(errors.values())

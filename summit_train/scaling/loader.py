@@ -8,7 +8,7 @@ import os
 import pstats
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from summit_train.data.batches.loader import MicroBatch, Store, open_store, training_batches
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.workers import Batches
-from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest import Manifest, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed.format import Packing
 from summit_train.data.packed.pack import pack_set
@@ -80,11 +80,9 @@ def sampled(subject: Subject, clips: int, folder: Path) -> Iterator[Subject]:
     assert isinstance(store, FileStore)
     num_clips, rows = min(clips, subject.clips), []
     for clip in (place * subject.clips // num_clips for place in range(num_clips)):
-        path, digest = os.path.abspath(store.path(clip)), manifest.sha256(clip)
-        sha256, is_reversed = None if digest is None else digest.hex(), manifest.is_reversed(clip)
-        rows.append(
-            ManifestRow(path, manifest.label(clip), manifest.num_frames(clip), sha256=sha256, reversed=is_reversed)
-        )
+        digest = manifest.sha256(clip)
+        sha256 = None if digest is None else digest.hex()
+        rows.append(replace(manifest.row(clip), path=os.path.abspath(store.path(clip)), sha256=sha256))
     write_manifest(folder / "sample.csv", rows)
     sample = FileStore(read_manifest(folder / "sample.csv"), "/", store.limits)
     yield Subject("raw", subject.data, sample, subject.seed)

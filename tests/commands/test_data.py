@@ -49,7 +49,7 @@ def test_index_writes_the_good_and_names_the_bad(folder: Path, capsys: pytest.Ca
     assert "left out, unreadable: 1\n  jump/torn.mp4: is no video" in printed
     assert "2 videos, 6 frames, 2 classes" in printed
     assert "the same bytes as another: 1\n  walk/b.mp4 = jump/a.mp4" in printed
-    assert read_quarantine(folder.parent / "list.left_out.csv")[0][0] == "jump/torn.mp4"
+    assert read_quarantine(folder.parent / "list.left_out.csv")[0].path == "jump/torn.mp4"
     assert [path.name for path in sorted(folder.parent.iterdir())] == [
         "classes.txt",
         "list.csv",
@@ -116,15 +116,15 @@ def test_scan_lists_what_should_not_be_trained_on(folder: Path, capsys: pytest.C
     arguments = ["--root", str(folder), "--out", str(bad), "--workers", "1"]
     assert main(["data", "scan", str(listed), *arguments]) == 0
     reason = "has changed since it was indexed: its SHA-256 is not the manifest's"
-    assert read_quarantine(bad) == [("walk/b.mp4", reason)]
+    assert list(map(str, read_quarantine(bad))) == [f"walk/b.mp4: {reason}"]
     printed = capsys.readouterr().out
-    assert f"2 clips decoded, 1 bad\n       1  {reason}\n" in printed and f"data.quarantine={bad}" in printed
+    assert f"2 videos decoded, 1 bad\n       1  {reason}\n" in printed and f"data.quarantine={bad}" in printed
 
 
 def test_scan_of_class_folders(folder: Path) -> None:
     bad = folder.parent / "bad.csv"
     assert main(["data", "scan", str(folder), "--out", str(bad), "--workers", "0"]) == 0
-    assert [path for path, _ in read_quarantine(bad)] == [str(folder / "jump" / "torn.mp4")]
+    assert [error.path for error in read_quarantine(bad)] == [str(folder / "jump" / "torn.mp4")]
 
 
 # Killed, and on several ranks.

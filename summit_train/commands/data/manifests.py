@@ -9,7 +9,7 @@ from pathlib import Path
 
 from summit_train.commands.data.ranks import followed, surveyed
 from summit_train.commands.ranks import session, this_launch
-from summit_train.data.check import Listing, Summary, bad_clips, list_videos, summarise, with_facts
+from summit_train.data.check import Listing, Summary, bad_clips, clip_frames, list_videos, summarise, with_facts
 from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import located_root
 from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request, locate
@@ -19,6 +19,7 @@ from summit_train.data.manifest.split import Splitting, split_manifest
 from summit_train.data.motion import KINDS as MOTION_KINDS
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.data.video.source import MISSING, DecodeError
+from summit_train.data.video.span import WHOLE
 from summit_train.text import table
 
 _SHOWN = 20  # lines of each list on the screen; the file has them all
@@ -114,8 +115,9 @@ def _report_index(listing: Listing, summary: Summary) -> None:
     width = max(map(len, names), default=0)
     for label, name in enumerate(names):
         print(f"{label:>4} {name:<{width}} {counts[label]:>8,}")
-    frames = sum(row.num_frames or 0 for row in summary.rows)
-    print(f"{len(summary.rows):,} videos, {frames:,} frames, {len(names)} classes")
+    frames = sum(map(clip_frames, summary.rows))
+    what = "clips" if any(row.span != WHOLE for row in summary.rows) else "videos"
+    print(f"{len(summary.rows):,} {what}, {frames:,} frames, {len(names)} classes")
     if listing.skipped:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(listing.skipped.items()))
         print(f"no videos by their names: {kinds}")
@@ -144,7 +146,8 @@ def _scan(args: argparse.Namespace) -> int:
             bad = bad_clips(manifest, found)
             write_quarantine(args.out, bad)
             journal.remove()
-            print(f"{len(paths):,} clips decoded, {len(bad):,} bad")
+            of = "" if len(paths) == len(manifest) else f" for {len(manifest):,} clips"
+            print(f"{len(paths):,} videos decoded{of}, {len(bad):,} bad")
             for reason, count in Counter(error.reason for error in bad).most_common(_SHOWN):
                 print(f"  {count:>6,}  {reason}")
             print(f"wrote {args.out}" + (f"; train without them: data.quarantine={args.out}" if bad else ""))

@@ -29,6 +29,7 @@ class FileStore:
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
         """Read clips in several views, see Store."""
         path, num_frames = self.path(clip), self.manifest.num_frames(clip)
+        choose = self.manifest.span(clip).chosen_in(path, choose)
         if os.path.isdir(path):
             return read_folder_views(path, choose, views_of, num_frames, self.limits)
         video = load_video(path, self.manifest.sha256(clip))

@@ -23,9 +23,11 @@ from summit_train.data.manifest.tables import (
     file_tables,
     is_video,
     opened,
+    table_spans,
 )
 from summit_train.data.video.clips import list_pictures
 from summit_train.data.video.source import MISSING, DecodeError
+from summit_train.data.video.span import WHOLE, Span, located_error, span_of
 
 HMDB51_PARTS = {"train": "1", "test": "2"}
 
@@ -43,12 +45,16 @@ class Request:
 
 
 class Listed(NamedTuple):
-    """A clip as a data set's own files list it. place: there. names: on the disk, the likeliest first."""
+    """A clip as a data set's own files list it. place: there. names: on the disk, the likeliest first.
+
+    span: its frames in the file, where the list has them.
+    """
 
     place: str
     names: tuple[str, ...]
     label: str
     group: str | None = None
+    span: Span = WHOLE
 
 
 @dataclass(frozen=True)
@@ -92,9 +98,12 @@ def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | Decode
             full = os.path.join(root, found[0])
             try:
                 num_frames = len(list_pictures(full)) if os.path.isdir(full) else None
-                yield ManifestRow(found[0], labels[clip.label], num_frames, group=clip.group)
+                if num_frames is not None:
+                    clip.span.frames(full, num_frames)
+                row = ManifestRow(found[0], labels[clip.label], num_frames, group=clip.group)
+                yield row.with_span(clip.span)
             except DecodeError as error:
-                yield DecodeError(found[0], error.reason)
+                yield located_error(found[0], error.reason, span_of(error))
 
 
 def _paths_by_stem(root: str) -> dict[str, list[str]]:
@@ -119,6 +128,7 @@ def _kinetics(ask: Request) -> Annotations:
 
     The usual downloaders cut the clip out and call it ID_000010_000020.mp4, in seconds, or keep ID.mp4; in one folder,
     or in a folder for each class. Labels are the class names' places in alphabetical order; one split may lack some.
+    time_start and time_end are seconds of the original video and part of the clip's name: a clip is a whole file.
     """
     rows = list(_kinetics_rows(ask.source))
     counts = Counter(row["youtube_id"] for _, row in rows)
@@ -263,21 +273,25 @@ def _folders(ask: Request) -> Annotations:
 def _list(ask: Request) -> Annotations:
     """Read lines `path label` or `path num_frames label`; a label is a number, or a name of `classes`.
 
-    num_frames is ignored: `locate` counts the frames.
+    num_frames is ignored: `locate` counts the frames. Below a header such as path,label,start_frame,end_frame a clip
+    may be a span of its file.
     """
     found = [
-        (f"{ask.source}:{line}", path, label)
+        (f"{ask.source}:{line}", path, label, span)
         for table in file_tables(ask.source)
-        for line, path, label in zip(table.lines, table.cells["path"], table.cells["label"], strict=True)
+        for line, path, label, span in zip(
+            table.lines, table.cells["path"], table.cells["label"], table_spans(ask.source, table), strict=True
+        )
     ]
     classes = ask.classes
     if classes is None:
-        for place, _, label in found:
+        for place, _, label, _ in found:
             if not label.isdecimal():
                 raise ManifestError(f"{place}: label {label!r} is no number, and there is no classes.txt")
-        classes = tuple(map(str, range(1 + max((int(label) for *_, label in found), default=0))))
+        classes = tuple(map(str, range(1 + max((int(label) for _, _, label, _ in found), default=0))))
     names = dict(zip(map(str, range(len(classes))), classes, strict=True))
-    return Annotations(tuple(Listed(place, (path,), names.get(label, label)) for place, path, label in found), classes)
+    clips = (Listed(place, (path,), names.get(label, label), None, span) for place, path, label, span in found)
+    return Annotations(tuple(clips), classes)
 
 
 # kind -> its reader, which raises ManifestError, and what its source is
@@ -289,5 +303,5 @@ KINDS: dict[str, tuple[Callable[[Request], Annotations], str]] = {
     "something_v2": (_something_v2, "JSON; --labels something-something-v2-labels.json"),
     "jester": (_something_v1, "CSV ID;label; --labels jester-v1-labels.csv"),
     "folders": (_folders, "folder with a folder for each class, of videos or of folders of pictures"),
-    "list": (_list, "lines `path label` or `path num_frames label`"),
+    "list": (_list, "lines `path label` or `path num_frames label`, or a CSV with path,label,start_frame,end_frame"),
 }

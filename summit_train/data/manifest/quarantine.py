@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import os
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.data.manifest.reading import Manifest
-from summit_train.data.manifest.tables import ManifestError, opened
+from summit_train.data.manifest.tables import ManifestError, opened, parse_span
 from summit_train.data.video.source import DecodeError
+from summit_train.data.video.span import WHOLE, Span, SpanError, located_error, span_of
 from summit_train.files import write_text
 from summit_train.spec import DataSpec
 
 COLUMNS = ("path", "reason")
+SPAN_COLUMNS = ("start_frame", "end_frame")  # written where a span is bad and its file may be good
 _AT_ONCE = 1 << 16
 _NAMED = 5
 
@@ -55,37 +58,52 @@ def kept_clips(data: DataSpec, manifest: Manifest) -> Kept:
     """
     excluded: list[int] = []
     if data.quarantine is not None:
-        # A path may stand in the manifest twice, once in each direction.
+        # A path may stand in the manifest more than once: in each direction, with several spans.
         prefix = os.path.join(manifest.folder, "")
-        listed = read_quarantine(data.quarantine)
-        bad = {path.removeprefix(prefix).encode("utf-8", "surrogateescape") for path, _ in listed}
+        bad = defaultdict[bytes, set[Span]](set)
+        for error in read_quarantine(data.quarantine):
+            bad[error.path.removeprefix(prefix).encode("utf-8", "surrogateescape")].add(span_of(error))
         # In blocks: a call for each of millions of clips takes long.
         for start in range(0, len(manifest), _AT_ONCE):
             edges = manifest.offsets[start : start + _AT_ONCE + 1].astype(np.int64)
             block = manifest.paths[edges[0] : edges[-1]].tobytes()
             ends = (edges - edges[0]).tolist()
-            excluded += [start + n for n, (a, b) in enumerate(pairwise(ends)) if block[a:b] in bad]
+            named = ((start + n, bad[block[a:b]]) for n, (a, b) in enumerate(pairwise(ends)) if block[a:b] in bad)
+            excluded += [clip for clip, spans in named if WHOLE in spans or manifest.span(clip) in spans]
     if len(excluded) == len(manifest):
         raise ManifestError(f"{data.quarantine}: names every clip of {manifest.source}")
     return Kept(len(manifest), np.array(excluded, np.int64))
 
 
-def read_quarantine(path: str | Path) -> list[tuple[str, str]]:
-    """Read (path as the manifest has it, reason) of each clip. Raises ManifestError."""
+def read_quarantine(path: str | Path) -> list[DecodeError]:
+    """Read the errors as they were written, with paths as the manifest has them. Raises ManifestError."""
     with opened(path, "the quarantine list ") as file:
         rows = list(csv.reader(file))
-    if not rows or tuple(rows[0]) != COLUMNS:
+    header = tuple(rows[0]) if rows else ()
+    if header not in (COLUMNS, COLUMNS + SPAN_COLUMNS):
         raise ManifestError(f"{path}:1: wanted the header {','.join(COLUMNS)}, as `data scan` writes it")
+    errors = list[DecodeError]()
     for line, row in enumerate(rows[1:], 2):
-        if len(row) != len(COLUMNS) and row:
-            raise ManifestError(f"{path}:{line}: wanted a path and a reason, got {len(row)} fields")
-    return [(row[0], row[1]) for row in rows[1:] if row]
+        if row and len(row) != len(header):
+            more = f", and {' and '.join(header[2:])}" if header[2:] else ""
+            raise ManifestError(f"{path}:{line}: wanted a path and a reason{more}, got {len(row)} fields")
+        try:
+            errors += [located_error(row[0], row[1], parse_span(*row[2:]))] if row else []
+        except ValueError as error:
+            raise ManifestError(f"{path}:{line}: {error}") from None
+    return errors
 
 
 def write_quarantine(path: str | Path, bad: Iterable[DecodeError]) -> None:
-    """Write the list, with the errors' paths, whole or not at all."""
+    """Write the list, with the errors' paths, whole or not at all. A bad span is written with its frames."""
+    bad = list(bad)
+    rows: list[tuple[str, ...]] = [(error.path, error.reason) for error in bad]
+    header: tuple[str, ...] = COLUMNS
+    if any(isinstance(error, SpanError) for error in bad):
+        header += SPAN_COLUMNS
+        rows = [row + span_of(error).cells for row, error in zip(rows, bad, strict=True)]
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *((error.path, error.reason) for error in bad)])
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
     write_text(path, text.getvalue())
 
 

@@ -12,7 +12,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,14 @@ from summit_train.data.manifest.tables import (
     opened,
     parse_table,
 )
+from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 from summit_train.files import write_json, write_text
 
 # Each process parses a smaller file itself: that is quick and leaves nothing beside the file.
 CACHED_BYTES = 8 << 20
 # A packed set: its record, the columns of its manifest, and the folder that exists until it is finished.
 PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER = "pack.json", "manifest", ".packing"
-_FORMAT = "columns 2"
+_FORMAT = "columns 3"
 _ABOUT = "columns.json"
 # Columns are hashed in pieces of this many rows, without a copy of the whole.
 _AT_ONCE = 1 << 20
@@ -49,6 +50,7 @@ _AT_ONCE = 1 << 20
 class ManifestRow:
     """One clip as it is written. label: an integer or a class name. None becomes an empty cell.
 
+    num_frames: of the video. start_frame, end_frame: of a clip that is a span of it; the end is exclusive.
     duration, codec: for people, not read back: lists from elsewhere may use these names for other things.
     """
 
@@ -61,8 +63,19 @@ class ManifestRow:
     group: str | None = None
     sha256: str | None = None
     reversed: bool = False
+    start_frame: int | None = None
+    end_frame: int | None = None
     duration: float | None = None
     codec: str | None = None
+
+    @property
+    def span(self) -> Span:
+        """Return the clip's frames in its video."""
+        return Span(self.start_frame or 0, TO_THE_END if self.end_frame is None else self.end_frame)
+
+    def with_span(self, span: Span) -> ManifestRow:
+        """Return the row with other frames of the video."""
+        return replace(self, start_frame=span.start or None, end_frame=None if span.end == TO_THE_END else span.end)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +86,9 @@ class Manifest:
     lists, whose paths are relative to `data.root`). paths: all paths' bytes, uint8; path i is
     paths[offsets[i]:offsets[i + 1]]. offsets: uint32 or int64 (N + 1,). labels: int32 (N,). frame_counts: int32 (N,),
     -1 where unknown. reversed_flags: bool (N,). lines: int32 (N,), in the source, 0 in class folders. digests: V32
-    (N,), the files' SHA-256, zeros where unknown, or (0,) where none is known. stored: the folder of these columns,
-    None where they are in memory. stored_fingerprint: as noted there. pixels: what packing did to the pixels ("":
-    nothing).
+    (N,), the files' SHA-256, zeros where unknown, or (0,) where none is known. spans: (N,), each clip's `start` and
+    `end` in its video, see Span, or (0,) where all are whole videos. stored: the folder of these columns, None where
+    they are in memory. stored_fingerprint: as noted there. pixels: what packing did to the pixels ("": nothing).
     """
 
     source: str
@@ -88,6 +101,7 @@ class Manifest:
     reversed_flags: NDArray[np.bool_]
     lines: NDArray[np.int32]
     digests: NDArray[np.void] | StoredRows
+    spans: NDArray[np.void]
     stored: Path | None = None
     stored_fingerprint: str = ""
     pixels: str = ""
@@ -127,11 +141,19 @@ class Manifest:
         """Return whether the clip is the video played backwards."""
         return bool(self.reversed_flags[index])
 
+    def span(self, index: int) -> Span:
+        """Return the clip's frames in its video."""
+        return Span(*self.spans[index].item()) if len(self.spans) else WHOLE
+
+    @property
+    def has_spans(self) -> bool:
+        """Return whether a clip is less than its whole video."""
+        return bool(np.any(self.spans["start"] != WHOLE.start) or np.any(self.spans["end"] != WHOLE.end))
+
     def row(self, index: int) -> ManifestRow:
         """Return a clip as it is written."""
-        return ManifestRow(
-            self.path(index), self.label(index), self.num_frames(index), reversed=self.is_reversed(index)
-        )
+        path, label, num_frames = self.path(index), self.label(index), self.num_frames(index)
+        return ManifestRow(path, label, num_frames, reversed=self.is_reversed(index)).with_span(self.span(index))
 
     @property
     def num_classes(self) -> int:
@@ -169,15 +191,18 @@ class Manifest:
         )
 
     def fingerprint(self) -> str:
-        """Return 32 hexadecimal digits of the clips' paths, labels and directions, in order.
+        """Return 32 hexadecimal digits of the clips' paths, labels, directions and spans, in order.
 
-        A set of packed bytes has the fingerprint of its videos; packing that changes the pixels changes it.
+        Whole videos have the same one with and without columns for spans. A set of packed bytes has the fingerprint of
+        its videos; packing that changes the pixels changes it.
         """
         # Hashing ten million clips takes seconds, and every process would have to read all columns.
         if self.stored_fingerprint:
             return self.stored_fingerprint
         digest = hashlib.blake2b(digest_size=16, person=b"manifest")
-        columns = ((self.offsets, "<i8"), (self.paths, "u1"), (self.labels, "<i4"), (self.reversed_flags, "u1"))
+        columns: list[tuple[Any, Any]] = [(self.offsets, "<i8"), (self.paths, "u1")]
+        columns += [(self.labels, "<i4"), (self.reversed_flags, "u1")]
+        columns += [(self.spans, DTYPES["spans"])] if self.has_spans else []
         for column, dtype in columns:
             for start in range(0, len(column), _AT_ONCE):
                 digest.update(column[start : start + _AT_ONCE].astype(dtype).tobytes())
@@ -254,17 +279,22 @@ def open_columns(folder: Path, source: str) -> Manifest:
         about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
         classes = None if about["classes"] is None else tuple(about["classes"])
         more = {"stored": folder, "stored_fingerprint": about["fingerprint"], "pixels": about["pixels"]}
-        return Manifest(source, "", classes, **_mapped(folder), **more)
+        return Manifest(source, "", classes, **_mapped(folder, about.get("spans", False)), **more)
     except (OSError, ValueError, KeyError, TypeError) as error:
         if folder == Path(source) / PACKED_MANIFEST:
             raise ManifestError(f"{source}: is damaged ({error}); `data verify` says what else is") from error
         raise ManifestError(f"{folder}: what was worked out from {source} is damaged ({error}); delete it") from error
 
 
-def _mapped(folder: Path) -> dict[str, Any]:
+def _mapped(folder: Path, has_spans: bool) -> dict[str, Any]:
     """Map the columns of a folder. Raises ValueError where they do not fit together."""
-    columns: dict[str, Any] = {name: map_column(folder / f"{name}.npy", dtype) for name, dtype in DTYPES.items()}
+    columns: dict[str, Any] = {
+        name: map_column(folder / f"{name}.npy", dtype)
+        for name, dtype in DTYPES.items()
+        if name != "spans" or has_spans
+    }
     lengths = {len(column) for name, column in columns.items() if name != "digests" or len(column)}
+    columns.setdefault("spans", np.zeros(0, DTYPES["spans"]))
     if len(columns["digests"]):
         columns["digests"] = StoredRows(folder / "digests.npy", DTYPES["digests"])
     columns["offsets"] = map_column(folder / "offsets.npy", np.uint32, np.int64)
@@ -291,8 +321,12 @@ def write_columns(
     """
     dtypes = DTYPES | {"paths": np.uint8, "offsets": np.int64 if wide else np.uint32}
     write_table(folder, dtypes, chain([{"offsets": np.zeros(1, np.int64)}], parts))
-    fingerprint = Manifest("", "", classes, **_mapped(folder), pixels=pixels).fingerprint()
-    write_json(folder / _ABOUT, {"classes": classes, "pixels": pixels, "fingerprint": fingerprint})
+    has_spans = len(map_column(folder / "spans.npy", DTYPES["spans"])) > 0
+    if not has_spans:  # as in the folders of versions before spans
+        (folder / "spans.npy").unlink()
+    fingerprint = Manifest("", "", classes, **_mapped(folder, has_spans), pixels=pixels).fingerprint()
+    about = {"classes": classes, "pixels": pixels, "fingerprint": fingerprint}
+    write_json(folder / _ABOUT, about | {"spans": True} if has_spans else about)
     return fingerprint
 
 

@@ -17,13 +17,16 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from summit_train.data.video.span import TO_THE_END, Span, SpanError
 from summit_train.errors import UserError
 
 VIDEO_EXTENSIONS = (
     ".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4",
     ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv",
 )  # fmt: skip
-COLUMNS = ("path", "label", "num_frames", "fps", "width", "height", "group", "sha256", "reversed")
+COLUMNS = (
+    "path", "label", "num_frames", "fps", "width", "height", "group", "sha256", "reversed", "start_frame", "end_frame"
+)  # fmt: skip
 CLASSES_FILE = "classes.txt"
 _ROWS_AT_ONCE = 65536
 _INT32_MAX = 2**31 - 1
@@ -37,6 +40,7 @@ Columns = dict[str, NDArray[Any]]
 # The columns with a row for each clip, see `reading.Manifest`.
 DTYPES: dict[str, DTypeLike] = {
     "labels": np.int32, "frame_counts": np.int32, "reversed_flags": np.bool_, "lines": np.int32, "digests": "V32",
+    "spans": [("start", "<i4"), ("end", "<i4")],
 }  # fmt: skip
 
 
@@ -170,15 +174,60 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
         raise ManifestError(f"{source}:{table.lines[paths.index(b'')]}: the path is empty")
     numbers = {name: number for number, name in enumerate(classes or ())}
     parsed = partial(_parsed, source, table)
+    frame_counts = parsed("num_frames", _frame_count, np.int32)
     return {
         "paths": np.frombuffer(b"".join(paths), np.uint8),
         "lengths": np.array([len(path) for path in paths]),
         "labels": parsed("label", partial(_label, numbers), np.int32),
-        "frame_counts": parsed("num_frames", _frame_count, np.int32),
+        "frame_counts": frame_counts,
         "reversed_flags": parsed("reversed", _flag, np.bool_),
         "lines": np.array(table.lines, np.int32),
         "digests": parsed("sha256", _digest, "V32") if "sha256" in table.cells else np.zeros(0, "V32"),
+        "spans": _spans(source, table, frame_counts),
     }
+
+
+def _spans(source: Path, table: Table, frame_counts: NDArray[np.int32]) -> NDArray[np.void]:
+    """Return the spans as a column, without a row where all are whole videos by the header. Raises ManifestError."""
+    if not table.cells.keys() & {"start_frame", "end_frame"}:
+        return np.zeros(0, DTYPES["spans"])
+    spans = table_spans(source, table)
+    for line, span, num_frames in zip(table.lines, spans, frame_counts.tolist(), strict=True):
+        if num_frames > 0:
+            try:
+                span.frames("a video", num_frames)
+            except SpanError as error:
+                raise ManifestError(f"{source}:{line}: {error.path} {error.reason}") from None
+    return np.array(spans, DTYPES["spans"])
+
+
+def table_spans(source: Path, table: Table) -> list[Span]:
+    """Parse the spans of a table, by default whole videos. Raises ManifestError."""
+    starts, ends = (table.cells.get(name, [""] * len(table.lines)) for name in ("start_frame", "end_frame"))
+    spans = []
+    for line, start, end in zip(table.lines, starts, ends, strict=True):
+        try:
+            spans.append(parse_span(start, end))
+        except ValueError as error:
+            raise ManifestError(f"{source}:{line}: {error}") from None
+    return spans
+
+
+def parse_span(start: str = "", end: str = "") -> Span:
+    """Parse a span's two cells; an empty one means the video's own start or end. Raises ValueError."""
+    span = Span(_frame_number("start_frame", start), _frame_number("end_frame", end, TO_THE_END))
+    if span.end != TO_THE_END and span.start >= span.end:
+        raise ValueError(f"start_frame is {span.start} and end_frame {span.end}: wanted an end after the start")
+    return span
+
+
+def _frame_number(name: str, text: str, usual: int = 0) -> int:
+    if not text.strip():
+        return usual
+    number = int(text) if _INTEGER.fullmatch(text.strip()) else -1
+    if not 0 <= number <= _INT32_MAX:
+        raise ValueError(f"{name} is {text!r}: wanted the number of a frame, 0 or more, or nothing")
+    return number
 
 
 def _parsed(source: Path, table: Table, name: str, parse: Callable[[str], object], dtype: DTypeLike) -> NDArray[Any]:

@@ -2,7 +2,9 @@
 
 A shard is a plain tar file with WebDataset's naming. A clip is a sample of three members with one key, its number in
 nine digits: KEY.mp4 (the video's own extension; KEY.mjpeg for JPEG pictures, one after the other), KEY.cls (the label)
-and KEY.json (the other facts). A shard holds no times and no owners, so packing twice gives the same bytes.
+and KEY.json (the other facts). In a set of original bytes, of spans of one video that follow each other, the first has
+the video, and the KEY.json of the others names that member (`content`). A shard holds no times and no owners, so
+packing twice gives the same bytes.
 
 The index has a row for each clip and a row for each picture: `np.load("packed/index/clips.npy", mmap_mode="r")`.
 pack.json lists every file of the set with its SHA-256. A set without it is not finished.
@@ -26,6 +28,7 @@ from numpy.typing import NDArray
 
 from summit_train.data.manifest.columns import StoredRows, write_table
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, Manifest
+from summit_train.data.video.span import WHOLE, Span
 from summit_train.errors import UserError
 from summit_train.files import file_sha256, write_text
 
@@ -61,7 +64,7 @@ class Facts:
     """What is known of a clip besides its bytes. All of it enters the clip's checksums.
 
     num_frames: of the video, -1 where unknown. width, height: of the upright frame before packing, 0 in a set of the
-    original bytes.
+    original bytes. span: the clip's frames in the video.
     """
 
     path: str
@@ -70,6 +73,13 @@ class Facts:
     reversed: bool
     width: int = 0
     height: int = 0
+    span: Span = WHOLE
+
+    def entries(self) -> dict[str, Any]:
+        """Return what KEY.json says of the clip."""
+        names = ("path", "label", "num_frames", "reversed", "width", "height")
+        said = {name: getattr(self, name) for name in names}
+        return said if self.span == WHOLE else said | {"start_frame": self.span.start, "end_frame": self.span.end}
 
     def checksum(self) -> int:
         """Return the CRC-32 of the facts, with which those of the clip's bytes start.
@@ -77,14 +87,17 @@ class Facts:
         It finds every burst of up to 32 changed bits, and any other change with probability 1 - 2^-32. Training checks
         it in every read; a cryptographic hash would take several times as long.
         """
-        fields = (self.label, self.num_frames, int(self.reversed), self.width, self.height)
-        return zlib.crc32(os.fsencode(self.path), zlib.crc32("{} {} {} {} {} ".format(*fields).encode()))
+        fields = [self.label, self.num_frames, int(self.reversed), self.width, self.height]
+        fields += [] if self.span == WHOLE else self.span
+        return zlib.crc32(os.fsencode(self.path), zlib.crc32("".join(f"{field} " for field in fields).encode()))
 
 
 def facts_of(manifest: Manifest, clip: int, width: int = 0, height: int = 0) -> Facts:
     """Return the facts of a manifest's clip. width, height: see Facts."""
     count, is_reversed = int(manifest.frame_counts[clip]), manifest.is_reversed(clip)
-    return Facts(manifest.stored_path(clip), manifest.label(clip), count, is_reversed, width, height)
+    return Facts(
+        manifest.stored_path(clip), manifest.label(clip), count, is_reversed, width, height, manifest.span(clip)
+    )
 
 
 def picture_checksum(facts_checksum: int, number: int, payload: bytes) -> int:
@@ -97,11 +110,15 @@ def shard_name(number: int) -> str:
     return f"{number:06}.tar"
 
 
-def encode_sample(clip: int, ending: str, payload: Sequence[bytes], facts: Facts, more: dict[str, Any]) -> bytes:
-    """Return a clip's three members in its shard, the payload from CONTENT_AT on. more: further entries of KEY.json."""
-    about = json.dumps(asdict(facts) | more, sort_keys=True).encode()
+def encode_sample(clip: int, ending: str, payload: Sequence[bytes] | None, facts: Facts, more: dict[str, Any]) -> bytes:
+    """Return a clip's three members in its shard, the payload from CONTENT_AT on; two where there is no payload.
+
+    more: further entries of KEY.json.
+    """
+    about = json.dumps(facts.entries() | more, sort_keys=True).encode()
     encoded = []
-    for name, parts in ((ending, payload), (".cls", [str(facts.label).encode()]), (".json", [about])):
+    members = [(".cls", [str(facts.label).encode()]), (".json", [about])]
+    for name, parts in members if payload is None else [(ending, payload), *members]:
         info = tarfile.TarInfo(f"{clip:09}{name}")
         info.size, info.mode = sum(map(len, parts)), 0o644
         encoded += [info.tobuf(tarfile.USTAR_FORMAT), *parts, bytes(-info.size % _BLOCK)]

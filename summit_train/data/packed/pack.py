@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, islice, starmap
+from itertools import chain, count, groupby, islice, starmap, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,9 @@ from summit_train.data.packed.format import (
     stored_file,
     write_index,
 )
-from summit_train.data.packed.payload import Sample, make_sample
+from summit_train.data.packed.payload import Sample, make_samples
 from summit_train.data.video.source import DecodeError, worker_pool
+from summit_train.data.video.span import WHOLE
 from summit_train.files import replacing, write_json
 
 _SAMPLED_CLIPS = 16
@@ -111,11 +112,32 @@ def _mean_bytes(job: Job, workers: int) -> float:
     num_clips = len(job.store.manifest)
     chosen = sorted({place * num_clips // _SAMPLED_CLIPS for place in range(_SAMPLED_CLIPS)})
     samples = _samples(job, chosen, workers if job.packing.kind == "jpeg" else 0)
-    sizes = [len(sample.encoded) for sample in samples if isinstance(sample, Sample)]
+    sizes = [
+        # Spans of one video share its bytes.
+        len(sample.encoded) / (1 if sample.pictures else _run_length(job, clip))
+        for clip, sample in zip(chosen, samples, strict=True)
+        if isinstance(sample, Sample)
+    ]
     if not sizes:
         source = job.store.manifest.source
         raise PackError(f"{source}: none of {len(chosen)} clips that were tried can be read below {job.store.root}")
     return sum(sizes) / len(sizes)
+
+
+def _source(job: Job, clip: int) -> tuple[Any, ...]:
+    """Return what is equal for neighbouring clips that are made from one reading of a file: spans of one video."""
+    manifest = job.store.manifest
+    return manifest.stored_path(clip), manifest.sha256(clip), clip if manifest.span(clip) == WHOLE else None
+
+
+def _run_length(job: Job, clip: int) -> int:
+    """Return how many clips around this one come from one reading, were they all in one shard."""
+    source, num_clips = _source(job, clip), len(job.store.manifest)
+    others = chain.from_iterable(
+        takewhile(lambda n: 0 <= n < num_clips and _source(job, n) == source, count(clip + step, step))
+        for step in (-1, 1)
+    )
+    return 1 + sum(1 for _ in others)
 
 
 def missing_shards(job: Job) -> list[int]:
@@ -143,14 +165,14 @@ class _NotWholeError(Exception):
 def _pack_shard(job: Job, shard: int, samples: Iterable[Sample | DecodeError]) -> Iterator[DecodeError | None]:
     """Write a shard, and with it its part: the rows of the index and the record's facts."""
     clips, pictures, frame_counts = list[tuple[int, ...]](), list[tuple[int, int]](), list[int]()
-    digest, is_whole = hashlib.sha256(), True
+    digest, is_whole, start = hashlib.sha256(), True, 0
     with suppress(_NotWholeError), replacing(job.folder / shard_name(shard)) as file:
         for sample in samples:
             if isinstance(sample, DecodeError):
                 is_whole = False
                 yield sample
                 continue
-            facts, start = sample.facts, file.tell() + CONTENT_AT
+            facts, start = sample.facts, start if sample.is_shared else file.tell() + CONTENT_AT
             row = (shard, sample.checksum, start, sample.length, len(pictures), facts.width, facts.height)
             clips.append(row)
             pictures += sample.pictures
@@ -175,20 +197,24 @@ def _pack_shard(job: Job, shard: int, samples: Iterable[Sample | DecodeError]) -
 def _samples(job: Job, clips: Iterable[int], workers: int) -> Generator[Sample | DecodeError, None, None]:
     """Yield each clip's sample in order, or why it has none. Raises PackError where a worker dies."""
     manifest = job.store.manifest
-    asked = ((n, job.store.path(n), facts_of(manifest, n), manifest.sha256(n), job.packing) for n in clips)
+    runs = (list(run) for _, run in groupby(clips, lambda n: (n // job.clips_per_shard, _source(job, n))))
+    asked = (
+        (run, job.store.path(run[0]), [facts_of(manifest, n) for n in run], manifest.sha256(run[0]), job.packing)
+        for run in runs
+    )
     if not workers:
-        yield from starmap(make_sample, asked)
+        yield from chain.from_iterable(starmap(make_samples, asked))
         return
     with worker_pool(workers) as pool:
-        futures = ((words[0], pool.submit(make_sample, *words)) for words in asked)
+        futures = ((words[0], pool.submit(make_samples, *words)) for words in asked)
         waiting = deque(islice(futures, 1 + _READ_AHEAD * workers))
         try:
             while waiting:
-                yield waiting[0][1].result()
+                yield from waiting[0][1].result()
                 waiting.popleft()
                 waiting.extend(islice(futures, 1))
         except BrokenProcessPool as error:
-            paths = ", ".join(manifest.path(clip) for clip, _ in waiting)
+            paths = ", ".join(manifest.path(run[0]) for run, _ in waiting)
             raise PackError(
                 f"a worker died while it packed one of {paths}: is one of them damaged (see `data scan`), or is there "
                 "too little memory (--workers)?"
@@ -245,5 +271,6 @@ def _columns(job: Job, shard: int, frame_counts: NDArray[np.int32]) -> Columns:
         "labels": manifest.labels[rows],
         "frame_counts": frame_counts,
         "reversed_flags": manifest.reversed_flags[rows],
+        "spans": manifest.spans[rows],
         "lines": np.zeros(len(clips), np.int32),
     }

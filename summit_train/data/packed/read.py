@@ -95,7 +95,10 @@ class ShardStore:
         return {}
 
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
-        """Read clips in several views, see Store. Frame numbers are the video's, also where every n-th is packed."""
+        """Read clips in several views, see Store. Frame numbers are the video's, also where every n-th is packed.
+
+        Of a span the numbers are its own; where pictures are packed, only its pictures are.
+        """
         place = self._index.place(clip)
         path = self._path(clip, place)
         name = f"{path}:{self.manifest.path(clip)}"
@@ -105,7 +108,8 @@ class ShardStore:
         content = self._read(name, path, place, 0, place.length)
         if zlib.crc32(content, facts.checksum()) != place.checksum:
             raise DecodeError(name, _CHANGED)
-        return read_views(Encoded(name, content), choose, views_of, self.manifest.num_frames(clip), limits=self.limits)
+        choose, num_frames = facts.span.chosen_in(name, choose), self.manifest.num_frames(clip)
+        return read_views(Encoded(name, content), choose, views_of, num_frames, limits=self.limits)
 
     def _read_pictures(
         self, name: str, path: str, place: Place, facts: Facts, choose: Choose, views_of: ViewsOf
@@ -113,10 +117,13 @@ class ShardStore:
         packing, base, rows = self.pack.packing, facts.checksum(), self._index.pictures(place)
         edges = np.concatenate([np.zeros(1, np.int64), rows["end"]])  # picture n from edges[n] to edges[n + 1]
         is_index_right = np.all(np.diff(edges) > 0) and edges[-1] == place.length and base == place.checksum
-        if not is_index_right or len(rows) != packing.num_packed(facts.num_frames):
+        if not is_index_right:
+            raise DecodeError(name, _CHANGED)
+        num_frames = facts.span.num_frames(name, facts.num_frames)
+        if len(rows) != packing.num_packed(num_frames):
             raise DecodeError(name, _CHANGED)
 
-        packed: NDArray[np.int64] = np.asarray(choose(facts.num_frames)) // packing.every
+        packed: NDArray[np.int64] = np.asarray(choose(num_frames)) // packing.every
         pictures = dict[int, bytes]()
         for numbers in _spans(edges, np.unique(packed).tolist()):
             first = edges[numbers[0]]

@@ -21,8 +21,8 @@ from summit_train.data.video.render import Frames as Frames
 from summit_train.data.video.render import Renderer
 from summit_train.data.video.render import ViewsOf as ViewsOf
 from summit_train.data.video.source import LIMITS, NO_HURRY, Budget, DecodeError, Encoded, Limits, VideoInfo, read_bytes
+from summit_train.data.video.span import Choose as Choose
 
-Choose = Callable[[int], NDArray[np.int64]]
 ViewOf = Callable[[int, int], View]
 Fetch = Callable[[int], tuple[str, bytes]]
 

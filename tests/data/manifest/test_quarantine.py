@@ -44,7 +44,7 @@ def test_what_is_written_is_found_in_the_manifest(tmp_path: Path) -> None:
     manifest = _manifest(tmp_path)
     bad = [DecodeError(NAMES[n], f"reason, {n}") for n in (0, 1, 3)]
     write_quarantine(tmp_path / "bad.csv", bad)
-    assert read_quarantine(tmp_path / "bad.csv") == [(error.path, error.reason) for error in bad]
+    assert list(map(str, read_quarantine(tmp_path / "bad.csv"))) == list(map(str, bad))
     kept = kept_clips(_data(quarantine=str(tmp_path / "bad.csv")), manifest)
     # The clip that stands there in both directions is out in both.
     assert kept.ids(np.arange(len(kept))).tolist() == [2, 4]

@@ -22,6 +22,7 @@ from summit_train.data.packed.format import (
     read_pack,
     shard_name,
 )
+from summit_train.data.video.span import Span
 
 FACTS = Facts("walk/a.mp4", 3, 84, True)
 
@@ -67,10 +68,11 @@ def test_every_fact_enters_the_checksums() -> None:
     others = [
         Facts("walk/b.mp4", 3, 84, True), Facts("walk/a.mp4", 4, 84, True), Facts("walk/a.mp4", 3, 85, True),
         Facts("walk/a.mp4", 3, 84, False), Facts("walk/a.mp4", 3, 84, True, 1), Facts("walk/a.mp4", 3, 84, True, 0, 1),
-        Facts("walk/\udcff.mp4", 3, 84, True),
+        Facts("walk/\udcff.mp4", 3, 84, True), Facts("walk/a.mp4", 3, 84, True, span=Span(1)),
+        Facts("walk/a.mp4", 3, 84, True, span=Span(0, 84)),
     ]  # fmt: skip
-    assert len({facts.checksum() for facts in [FACTS, *others]}) == 8
-    assert len({picture_checksum(facts.checksum(), 0, b"bytes") for facts in [FACTS, *others]}) == 8
+    assert len({facts.checksum() for facts in [FACTS, *others]}) == 10
+    assert len({picture_checksum(facts.checksum(), 0, b"bytes") for facts in [FACTS, *others]}) == 10
     assert len({picture_checksum(1, 0, b"x"), picture_checksum(1, 1, b"x"), picture_checksum(2, 0, b"x")}) == 3
 
 

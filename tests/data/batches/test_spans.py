@@ -1,0 +1,100 @@
+"""Clips that are spans of their files, drawn by the loader: the frames are those of the file cut to the span."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from summit_train.data.batches.loader import open_store, test_batches, training_batches
+from summit_train.data.batches.order import Order
+from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest.files import FileStore
+from summit_train.data.video.augment import View
+from summit_train.data.video.encode import write_video
+from summit_train.data.video.render import Frames
+from summit_train.data.video.source import DecodeError
+from summit_train.data.video.span import WHOLE, Span
+from summit_train.spec import DataSpec, EvaluateSpec
+
+NUM_FRAMES = 14
+FRAMES = np.random.default_rng(3).integers(0, 256, (NUM_FRAMES, 4, 5, 3), np.uint8).repeat(8, 1).repeat(8, 2)
+
+
+@st.composite
+def _some_span(draw: st.DrawFn) -> Span:
+    start = draw(st.integers(0, NUM_FRAMES - 1))
+    return draw(st.sampled_from([WHOLE, Span(start), Span(start, draw(st.integers(start + 1, NUM_FRAMES)))]))
+
+
+def _batches(folder: Path, row: ManifestRow, data: DataSpec) -> tuple[Any, Any]:
+    """The pixels of two epochs of training and of the test's views of a manifest's only clip."""
+    write_manifest(folder / "list.csv", [row])
+    store = open_store(data, read_manifest(folder / "list.csv"))
+    order = Order(1, 7, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=1)
+    drawn = [batch.clips.numpy() for batch in training_batches(data, store, order, 0, 1, range(2))]
+    (tested,) = test_batches(data, EvaluateSpec(clips=3, crops=1, short_side=24), store, [0])
+    return np.concatenate(drawn), tested.views.numpy()
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    span=_some_span(),
+    sampling=st.sampled_from(["dense", "uniform"]),
+    stride=st.integers(1, 4),
+    is_reversed=st.booleans(),
+    is_counted=st.booleans(),
+)
+def test_a_span_gives_the_frames_of_the_cut_file(
+    tmp_path: Path, span: Span, sampling: Any, stride: int, is_reversed: bool, is_counted: bool
+) -> None:
+    frames = FRAMES[span.start :] if span.end < 0 else FRAMES[span.start : span.end]
+    for name, content in (("whole.mkv", FRAMES), ("cut.mkv", frames)):  # without loss, and each frame by itself
+        write_video(tmp_path / name, content, codec="ffv1", b_frames=0)
+    data = DataSpec(
+        train="x", val="x", num_frames=4, frame_stride=stride, sampling=sampling, short_side=(24, 32), crop=24,
+        workers=0,
+    )  # fmt: skip
+    whole = ManifestRow("whole.mkv", 0, NUM_FRAMES if is_counted else None, reversed=is_reversed).with_span(span)
+    cut = ManifestRow("cut.mkv", 0, len(frames) if is_counted else None, reversed=is_reversed)
+    found, wanted = _batches(tmp_path, whole, data), _batches(tmp_path, cut, data)
+    np.testing.assert_array_equal(found[0], wanted[0])
+    np.testing.assert_array_equal(found[1], wanted[1])
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A video whose frames need each other, with key frames 5 apart."""
+    path = tmp_path_factory.mktemp("video") / "a.mp4"
+    write_video(path, FRAMES, key_every=5)
+    return path
+
+
+def _all_of(video: Path, row: ManifestRow) -> Frames:
+    """Every frame of a clip, in the order of its own numbers."""
+    write_manifest(video.parent / "list.csv", [row])
+    store = FileStore(read_manifest(video.parent / "list.csv"), str(video.parent))
+    frames: Frames = store.read_views(0, lambda n: np.arange(n)[None], lambda w, h: [View(w, h, 0, 0, w, h)])[0]
+    return frames
+
+
+@pytest.mark.parametrize("num_frames", [None, NUM_FRAMES])
+@pytest.mark.parametrize("span", [Span(0, 3), Span(4, 11), Span(13), Span(7, 8)])
+def test_a_span_of_a_video_of_key_frames_and_others(video: Path, span: Span, num_frames: int | None) -> None:
+    row = ManifestRow("a.mp4", 0, num_frames)
+    wanted = _all_of(video, row)[span.start : span.end if span.end > 0 else None]
+    np.testing.assert_array_equal(_all_of(video, row.with_span(span)), wanted)
+
+
+def test_a_span_outside_its_file_is_a_bad_clip(video: Path) -> None:
+    row = ManifestRow("a.mp4", 0).with_span(Span(10, 20))
+    with pytest.raises(DecodeError, match=r"a.mp4: has 14 frames, and the span 10:20 does not lie among them"):
+        _all_of(video, row)
+    # The manifest is wrong about the file too.
+    with pytest.raises(DecodeError, match=r"a.mp4: has 14 frames, and the span 10:20 does not lie among them"):
+        _all_of(video, replace(row, num_frames=30))

@@ -1,0 +1,190 @@
+"""Clips that are spans of their files, in manifests: read, written, split, quarantined, imported."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from summit_train.__main__ import main
+from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest import reading as manifest_module
+from summit_train.data.manifest.quarantine import kept_clips, read_quarantine, write_quarantine
+from summit_train.data.manifest.split import Splitting, split_manifest
+from summit_train.data.video.encode import write_video
+from summit_train.data.video.source import DecodeError
+from summit_train.data.video.span import TO_THE_END, WHOLE, Span, SpanError
+from summit_train.spec import DataSpec
+
+HEADER = "path,label,reversed,num_frames"
+# Of "a.mp4,0,0,7" and "b.mp4,1,1," before there were spans.
+BEFORE = "d531fd8c03b05cdca4f8e6fb82537620"
+
+
+def _read(folder: Path, text: str) -> Manifest:
+    (folder / "list.csv").write_text(text)
+    return read_manifest(folder / "list.csv")
+
+
+def _spans(manifest: Manifest) -> list[Span]:
+    return [manifest.span(clip) for clip in range(len(manifest))]
+
+
+def test_cells_are_read_and_empty_ones_are_the_videos_own(tmp_path: Path) -> None:
+    rows = "a,0,3,9\na,1,,4\na,1,5,\na,0,,\na,0, 0 ,\n"
+    manifest = _read(tmp_path, f"path,label,start_frame,end_frame\n{rows}")
+    assert _spans(manifest) == [Span(3, 9), Span(0, 4), Span(5), WHOLE, WHOLE]
+    assert _spans(_read(tmp_path, "path,label,end_frame\na,0,4\nb,1,\n")) == [Span(0, 4), WHOLE]
+    assert _spans(_read(tmp_path, "path,label\na,0\n")) == [WHOLE]
+
+
+_SPANS = st.tuples(st.integers(0, 10**6), st.none() | st.integers(1, 10**6)).map(
+    lambda pair: Span(pair[0], TO_THE_END if pair[1] is None else sum(pair))
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(spans=st.lists(st.just(WHOLE) | _SPANS, min_size=1, max_size=6), large=st.booleans())
+def test_what_is_written_is_read(tmp_path: Path, spans: list[Span], large: bool) -> None:
+    rows = [ManifestRow("a, b.mp4", n).with_span(span) for n, span in enumerate(spans)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_module, "CACHED_BYTES", 1 if large else 1 << 30)
+        write_manifest(tmp_path / "list.csv", rows)
+        manifest = read_manifest(tmp_path / "list.csv")
+        assert (manifest.stored is not None) == large
+        assert [row.span for row in rows] == _spans(manifest) == _spans(pickle.loads(pickle.dumps(manifest))) == spans
+        assert [manifest.row(clip) for clip in range(len(manifest))] == rows
+        # To the byte, and in columns as in memory.
+        fingerprint, text = manifest.fingerprint(), (tmp_path / "list.csv").read_text()
+        write_manifest(tmp_path / "list.csv", [manifest.row(clip) for clip in range(len(manifest))])
+        assert (tmp_path / "list.csv").read_text() == text
+        patch.setattr(manifest_module, "CACHED_BYTES", 1 << 30)
+        assert read_manifest(tmp_path / "list.csv").fingerprint() == fingerprint
+
+
+def test_columns_of_whole_videos_lie_on_the_disk_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_module, "CACHED_BYTES", 1)
+    for text, has_column in (("path,label\na,0\n", False), ("path,label,start_frame\na,0,\n", True)):
+        stored = _read(tmp_path, text).stored
+        assert stored is not None
+        assert (stored / "spans.npy").exists() == has_column
+        assert ("spans" in (stored / "columns.json").read_text()) == has_column
+
+
+def test_spans_enter_the_fingerprint_and_whole_videos_keep_theirs(tmp_path: Path) -> None:
+    assert _read(tmp_path, f"{HEADER}\na.mp4,0,0,7\nb.mp4,1,1,\n").fingerprint() == BEFORE
+    header = f"{HEADER},start_frame,end_frame\n"
+    assert _read(tmp_path, header + "a.mp4,0,0,7,,\nb.mp4,1,1,,0,\n").fingerprint() == BEFORE
+    texts = ["1,,,", ",6,,", ",,1,", "1,6,,", "1,5,,", ",,1,6", ",7,,"]
+    cells = [tuple(text.rsplit(",", 2)) for text in texts]
+    others = {
+        _read(tmp_path, f"{header}a.mp4,0,0,7,{first}\nb.mp4,1,1,,{second},{third}\n").fingerprint()
+        for first, second, third in cells
+    }
+    assert len(others | {BEFORE}) == len(texts) + 1
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        (",x,9", "list.csv:3: start_frame is 'x': wanted the number of a frame, 0 or more, or nothing"),
+        (",1.5,9", "list.csv:3: start_frame is '1.5': wanted the number of a frame"),
+        (",-1,9", "list.csv:3: start_frame is '-1': wanted the number of a frame"),
+        (",,-1", "list.csv:3: end_frame is '-1': wanted the number of a frame"),
+        (",0,99999999999", "list.csv:3: end_frame is '99999999999': wanted the number of a frame"),
+        (",5,5", "list.csv:3: start_frame is 5 and end_frame 5: wanted an end after the start"),
+        (",6,5", "list.csv:3: start_frame is 6 and end_frame 5: wanted an end after the start"),
+        (",,0", "list.csv:3: start_frame is 0 and end_frame 0: wanted an end after the start"),
+        ("20,10,21", "list.csv:3: a video has 20 frames, and the span 10:21 does not lie among them"),
+        ("20,20,", "list.csv:3: a video has 20 frames, and the span 20: does not lie among them"),
+    ],
+)
+def test_mistakes_are_named_with_their_line(tmp_path: Path, cells: str, reason: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        _read(tmp_path, f"path,label,num_frames,start_frame,end_frame\na,0,20,0,20\nb,1,{cells}\n")
+    assert str(caught.value).endswith(reason) or reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_misspelt_column_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="unknown column 'start_frames': did you mean 'start_frame'"):
+        _read(tmp_path, "path,label,start_frames\na,0,1\n")
+
+
+# Quarantine and split.
+
+
+def test_a_bad_span_leaves_the_others_of_its_file(tmp_path: Path) -> None:
+    rows = [ManifestRow("a", 0).with_span(Span(2 * n, 2 * n + 2)) for n in range(3)]
+    rows += [ManifestRow("b", 1).with_span(Span(2 * n)) for n in range(2)] + [ManifestRow("c", 0)]
+    write_manifest(tmp_path / "list.csv", rows)
+    manifest = read_manifest(tmp_path / "list.csv")
+    data = DataSpec(train="x", val="x", quarantine=str(tmp_path / "bad.csv"))
+    write_quarantine(tmp_path / "bad.csv", [SpanError("a", "is outside", Span(2, 4)), SpanError("b", "so", Span(2))])
+    text = "path,reason,start_frame,end_frame\na,is outside,2,4\nb,so,2,\n"
+    assert (tmp_path / "bad.csv").read_text() == text
+    assert kept_clips(data, manifest).excluded.tolist() == [1, 4]
+    # A bad file takes all of its spans with it.
+    write_quarantine(tmp_path / "bad.csv", [DecodeError("a", "is empty"), SpanError("b", "is outside", Span(7, 9))])
+    assert (tmp_path / "bad.csv").read_text().splitlines()[1] == "a,is empty,,"
+    assert kept_clips(data, manifest).excluded.tolist() == [0, 1, 2]
+    assert [type(error) for error in read_quarantine(tmp_path / "bad.csv")] == [DecodeError, SpanError]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("a,b,4,2", "bad.csv:2: start_frame is 4 and end_frame 2: wanted an end after the start"),
+        ("a,b", "bad.csv:2: wanted a path and a reason, and start_frame and end_frame, got 2 fields"),
+    ],
+)
+def test_a_list_of_bad_spans_that_cannot_be_used(tmp_path: Path, row: str, reason: str) -> None:
+    (tmp_path / "bad.csv").write_text(f"path,reason,start_frame,end_frame\n{row}\n")
+    with pytest.raises(ManifestError, match=reason):
+        read_quarantine(tmp_path / "bad.csv")
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_split_keeps_spans_and_never_divides_a_files(tmp_path: Path, both: bool) -> None:
+    rows = [ManifestRow(f"{n % 4}.mp4", n % 4 % 2).with_span(Span(n, n + 9)) for n in range(12)]
+    write_manifest(tmp_path / "list.csv", rows)
+    (fold, _) = split_manifest(tmp_path / "list.csv", tmp_path, Splitting(2, both_directions=both))
+    sides = [read_manifest(fold.folder / f"{side}.csv") for side in ("train", "val")]
+    found = [[(side.path(clip), side.span(clip)) for clip in range(len(side))] for side in sides]
+    assert sorted({*found[0], *found[1]}) == sorted((row.path, row.span) for row in rows)
+    assert not {path for path, _ in found[0]} & {path for path, _ in found[1]}
+    assert sum(map(len, found)) == (24 if both else 12)
+
+
+# Importers.
+
+
+def test_a_list_with_spans_is_imported_with_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_video(tmp_path / "a.mp4", np.zeros((6, 16, 16, 3), np.uint8))
+    (tmp_path / "b").mkdir()
+    for number in range(4):
+        os.link(tmp_path / "a.mp4", tmp_path / "b" / f"{number:05}.jpg")
+    source = tmp_path / "source.csv"
+    source.write_text("path,label,start_frame,end_frame\na.mp4,0,0,3\na.mp4,1,3,\nb,1,1,4\nb,0,2,9\n")
+    words = [str(source), "--root", str(tmp_path), "--out", str(tmp_path / "list.csv")]
+    assert main(["data", "import", "list", *words]) == 0
+    manifest = read_manifest(tmp_path / "list.csv")
+    assert _spans(manifest) == [Span(0, 3), Span(3), Span(1, 4)]
+    assert [manifest.num_frames(clip) for clip in range(3)] == [None, None, 4]
+    assert "b: has 4 frames, and the span 2:9 does not lie among them" in capsys.readouterr().out
+    source.write_text("path,label,start_frame,end_frame\na.mp4,0,0,3\na.mp4,1,3,2\n")
+    assert main(["data", "import", "list", *words]) == 2
+    assert "source.csv:3: start_frame is 3 and end_frame 2: wanted an end after the start" in capsys.readouterr().err
+
+
+def test_kinetics_seconds_are_no_spans(tmp_path: Path) -> None:
+    source = tmp_path / "train.csv"
+    source.write_text("label,youtube_id,time_start,time_end,split\nrun,abc,10,20,train\n")
+    (tmp_path / "abc_000010_000020.mp4").write_text("x")
+    assert main(["data", "import", "kinetics", str(source), "--out", str(tmp_path / "list.csv")]) == 0
+    assert _spans(read_manifest(tmp_path / "list.csv")) == [WHOLE]
