@@ -25,7 +25,7 @@ from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, rea
 from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, file_tables, folder_tables, is_video
 from summit_train.data.video.clips import probe_folder
 from summit_train.data.video.decode import probe
-from summit_train.data.video.source import MISSING, NO_HURRY, DecodeError, load_video, worker_pool
+from summit_train.data.video.source import MISSING, NO_HURRY, DecodeError, VideoInfo, load_video, worker_pool
 from summit_train.data.video.span import Span, SpanError, located_error, span_of
 from summit_train.files import file_sha256
 
@@ -35,15 +35,9 @@ _PATIENCE = 1.5
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a video or a folder of pictures holds: see VideoInfo. sha256: in hexadecimal digits."""
+class Facts(VideoInfo):
+    """What a video or a folder of pictures holds. sha256: in hexadecimal digits."""
 
-    num_frames: int
-    fps: float | None
-    width: int
-    height: int
-    duration: float | None
-    codec: str
     sha256: str
 
 

@@ -18,6 +18,7 @@ from summit_train.models.catalog import (
     backbone_problem,
     frames_problem,
     non_local_problem,
+    zero_init_problem,
 )
 from summit_train.models.csn import IrCSN
 from summit_train.models.eco import ECOLite
@@ -63,6 +64,7 @@ def build_model(
         _check_choice("non_local", non_local, get_args(NonLocalForm))
     problems = [backbone_problem(arch, backbone), frames_problem(arch, num_frames)]
     problems += [non_local_problem(arch, backbone)] if non_local else []
+    problems += [zero_init_problem(arch)] if zero_init_residual else []
     for problem in problems:
         if problem is not None:
             raise ValueError(problem)

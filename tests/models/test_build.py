@@ -303,6 +303,7 @@ def test_width_scales_the_channels_to_multiples_of_8() -> None:
         ),
         ({"arch": "i3d_3x3x3", "num_frames": 8}, "i3d_3x3x3 needs at least 16 frames.*got 8"),
         ({"arch": "i3d_3x1x1", "num_frames": 7}, "at least 8 frames"),
+        ({"arch": "eco_lite", "zero_init_residual": True}, "no residual branch of eco_lite ends in a normalisation"),
         ({"num_frames": 0}, "at least 1 frames"),
         ({"arch": "slowfast", "num_frames": 12}, "slowfast needs a multiple of 8 frames.*got 12"),
         ({"arch": "slowfast", "num_frames": 0}, "at least 8 frames"),
