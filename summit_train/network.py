@@ -7,8 +7,10 @@ from functools import cache
 import torch
 
 from summit_train.models import VideoNetwork, build_model
+from summit_train.models.catalog import stream_problem
 from summit_train.models.count import Count, count
 from summit_train.models.freeze import freeze_norms
+from summit_train.models.online import cache_elements
 from summit_train.models.recompute import recompute_blocks
 from summit_train.spec import ModelSpec, Spec
 
@@ -50,6 +52,15 @@ def count_model(model: ModelSpec, num_frames: int, crop: int, *, accelerated: bo
         if accelerated:
             _accelerated(network)
     return count(network, crop)
+
+
+def stream_elements(spec: Spec) -> int | None:
+    """Return the elements that a stream of square frames of side data.crop caches; None where it cannot stream."""
+    model = spec.model
+    if stream_problem(model.arch, model.shift_direction, model.non_local) is not None:
+        return None
+    with torch.device("meta"):
+        return cache_elements(_built(model, spec.data.num_frames, None), spec.data.crop, spec.data.crop)
 
 
 def cpu_kernels() -> str:

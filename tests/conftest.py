@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from summit_train.data.motion import MotionSet, write_motion_set
 from tests.slurm import Slurm, missing, running_slurm
+from tests.worlds import succeed
 
 torch.set_num_threads(1)
 settings.register_profile("shared_machine", deadline=None)  # a test's time says nothing of its code here
@@ -70,6 +71,14 @@ def spec_writer(motion_set: Path, folder: Path) -> WriteSpec:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def trained_run(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that trained an online TSM for two epochs. Tests leave it as it is, or copy it."""
+    folder = tmp_path_factory.mktemp("trained")
+    succeed(0, "train", str(spec_writer(motion_set, folder)("run", model={"shift_direction": "past"})))
+    return folder / "runs/run"
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,7 @@ ARROWS: dict[str, set[str]] = {
     "plan": _GROUND,
     "data": _GROUND | {"memory"},
     "training": _GROUND | {"text", "source", "comm", "models", "plan", "data", "optim"},
+    "inference": _GROUND | {"text", "source", "comm", "models", "plan", "data", "training"},
     "cluster": {"errors", "files", "source", "typed", "spec", "plan", "data", "models.catalog"},
     "report": {"errors", "files", "source", "text", "scaling.published"},
     "sweep": {"errors", "files", "text", "source", "typed", "spec", "plan", "cluster", "report"},
@@ -58,7 +59,7 @@ OWNERS = {
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"comm|models\.(?!catalog).*|network|plan|training(\..*)?|optim\.sgd|data\.batches\.(loader|workers)|scaling\..*|"
+    r"comm|models\.(?!catalog).*|network|plan|training(\..*)?|inference(\..*)?|optim\.sgd|data\.batches\.(loader|workers)|scaling\..*|"
     r"cluster\.estimate|sweep\.start|"
     r"commands\.(bench(\..*)?|start|whole_run|evaluate|plan|model|simulate|submit|sweep)"
 )

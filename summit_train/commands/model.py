@@ -6,7 +6,7 @@ import argparse
 import json
 
 from summit_train.models.count import Count
-from summit_train.network import count_network
+from summit_train.network import count_network, stream_elements
 from summit_train.spec import Spec, load_spec
 
 
@@ -21,11 +21,13 @@ def run(args: argparse.Namespace) -> int:
     """Print the cost of the spec's network on one training clip; ValueError for a wrong spec."""
     spec = load_spec(args.spec, args.overrides)
     count = count_network(spec)
-    print(json.dumps(count.values()) if args.json else _table(spec, count))
+    cached = stream_elements(spec)
+    values = count.values() | ({} if cached is None else {"cache_elements": cached})
+    print(json.dumps(values) if args.json else _table(spec, count, cached))
     return 0
 
 
-def _table(spec: Spec, count: Count) -> str:
+def _table(spec: Spec, count: Count, cached: int | None) -> str:
     frames, height, width = count.clip
     rows = {
         "network": f"{spec.model.title}, {spec.model.num_classes} classes",
@@ -36,4 +38,7 @@ def _table(spec: Spec, count: Count) -> str:
         "compute/IO": f"{count.compute_io:,.0f} multiply-adds an input element",
         "T per stage": ", ".join(f"{stage} {length}" for stage, length in count.stages.items()),
     }
+    if cached:
+        size = f"{4 * cached:,} bytes ({4 * cached / 2**20:.2f} MiB) in fp32"
+        rows["stream cache"] = f"{cached:,} elements, of the input of each shift: {size}"
     return "\n".join(f"{name:<15}{text}" for name, text in rows.items())

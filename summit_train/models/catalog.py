@@ -100,3 +100,14 @@ def non_local_problem(arch: str, backbone: str | None, crop: int | None = None) 
     takers = [name for name, known in ARCHITECTURES.items() if known.non_local]
     network = f"{arch} on {backbone}" if backbone else arch
     return f"{network} takes no non-local blocks; {', '.join(takers)} do, on one of {', '.join(BOTTLENECK_BACKBONES)}"
+
+
+def stream_problem(arch: str, shift_direction: ShiftDirection, non_local: NonLocal) -> str | None:
+    """Return why a network cannot see a video frame by frame, and what can; None where it can."""
+    if arch not in ("tsm", "tsn"):
+        return f"{arch} cannot stream: it sees whole clips; a tsm with model.shift_direction past can, and a tsn"
+    if non_local:
+        return "non-local blocks attend to all frames of a clip, so the network cannot stream; it can without them"
+    if arch == "tsm" and shift_direction != "past":
+        return "this tsm cannot stream: its shift needs the next frame; train one with model.shift_direction past"
+    return None

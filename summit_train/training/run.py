@@ -99,6 +99,8 @@ class Run:
             "bad_clips": self.bad_clips.state_dict(),
             "experiment": self._experiment(),
             "spec": self.spec.model_dump(mode="json"),
+            # So that the file alone is enough to use the network.
+            "classes": self.train_manifest.classes and list(self.train_manifest.classes),
         }
         save_checkpoint(checkpoint_path(self.spec.run_path, step), state)
         prune_checkpoints(self.spec.run_path, self.spec.checkpoint.keep, self.plan.steps_per_epoch)

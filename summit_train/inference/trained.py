@@ -1,0 +1,78 @@
+"""A trained network with all that is needed to use it, from a run directory or from a checkpoint alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from summit_train.models import VideoNetwork
+from summit_train.network import build_network, make_ready
+from summit_train.source import Tree, apply_override
+from summit_train.spec import Spec, spec_from_tree
+from summit_train.training.checkpoint import CheckpointError, find_checkpoints, load_checkpoint, load_newest
+from summit_train.training.step import parameter_type
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a checkpoint holds for those who use the network.
+
+    path: the checkpoint. run_path: the run directory that it lies in, None for a file of its own. step: updates so far.
+    classes: the names, label 0 first; numbers where the checkpoint has none, as `has_names` says. weights: the state
+    dict, on the CPU.
+    """
+
+    path: Path
+    run_path: Path | None
+    spec: Spec
+    step: int
+    classes: tuple[str, ...]
+    has_names: bool
+    weights: dict[str, torch.Tensor]
+
+    def network(self, device: torch.device, *, ready: bool = True) -> VideoNetwork:
+        """Build the network on `device`, in evaluation mode, in the type of its weights.
+
+        ready: let it run as fast as the spec asks for; else every layer is a plain torch module.
+        """
+        network = build_network(self.spec).to(device=device, dtype=parameter_type(self.spec.precision))
+        if ready:
+            make_ready(network, self.spec)
+        network.load_state_dict(self.weights)
+        return network.eval()
+
+
+def open_trained(path: str | Path, overrides: Sequence[str] = ()) -> Trained:
+    """Open a run directory (its newest whole checkpoint) or a checkpoint file, with `section.key=value` overrides.
+
+    Raises CheckpointError where there is none, it cannot be read, or it does not say what network it is of, and
+    SpecError for an override that is wrong.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if not find_checkpoints(path):
+            raise CheckpointError(f"{path}: there is no checkpoint in it; the folder of a run that trained is wanted")
+        file, state, _ = load_newest(path)
+        assert file is not None
+        return _trained(file, path, state, overrides)
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such run directory or checkpoint")
+    run_path = path.parent.parent if path.parent.name == "checkpoints" else None
+    return _trained(path, run_path, load_checkpoint(path, may_be_alone=True), overrides)
+
+
+def _trained(file: Path, run_path: Path | None, state: dict[str, Any], overrides: Sequence[str]) -> Trained:
+    if not isinstance(state.get("spec"), dict):
+        raise CheckpointError(f"{file}: does not hold its spec, so its network is not known")
+    tree = Tree(state["spec"], {(): str(file)})
+    for override in overrides:
+        apply_override(tree, override)
+    spec = spec_from_tree(tree)
+    names = state.get("classes") or ()
+    has_names = len(names) == spec.model.num_classes
+    classes = tuple(names if has_names else map(str, range(spec.model.num_classes)))
+    return Trained(file, run_path, spec, int(state["step"]), classes, has_names, state["model"])

@@ -1,0 +1,97 @@
+"""Online TSM: a past-only network, frame by frame, with a cached slice for each shift (Lin et al., section 4.2)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from summit_train.models.shift import TemporalShift, num_shifted_channels
+from summit_train.models.video import VideoNetwork
+
+
+class Caches:
+    """The slices that the shifts hand from frame to frame, in the order in which the shifts run.
+
+    `before`: of the frame before this one, empty at a stream's start, where zeros stand for them. `after`: of this
+    frame, as far as it has come.
+    """
+
+    def __init__(self) -> None:
+        self.before: Sequence[torch.Tensor] = ()
+        self.after: list[torch.Tensor] = []
+
+    def exchange(self, own: torch.Tensor) -> torch.Tensor:
+        """Keep this frame's slice for the next frame; return the one of the frame before."""
+        number = len(self.after)
+        self.after.append(own)
+        return self.before[number] if self.before else torch.zeros_like(own)
+
+
+class CachedShift(nn.Module):
+    """The past-only shift of a stream: the first channels come from the frame before."""
+
+    def __init__(self, fraction: float, caches: Caches) -> None:
+        super().__init__()
+        self.fraction = fraction
+        self._caches = caches
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return frames (N, C, H, W), each of another stream, with channels [0, fold) of the frames before."""
+        fold = num_shifted_channels(x.shape[1], self.fraction)
+        # Concatenation, not assignment to a slice: exporters fold an assignment away and freeze what it assigns.
+        return torch.cat([self._caches.exchange(x[:, :fold]), x[:, fold:]], 1)
+
+
+class StreamNetwork(nn.Module):
+    """A copy of a past-only TSM, or of its 2D twin, that sees one frame at a time: float (N, C, H, W) of N streams.
+
+    The logits of frame t are those that the network itself gives frame t of a clip, to rounding: they depend on frames
+    up to t alone. The state is explicit: tensors (N, fold, H', W') go in and come out, one for each shift, in the order
+    in which the shifts run; each is the input of that shift, unshifted. Raises ValueError for a network with a
+    bidirectional shift, and for one that was accelerated; `catalog.stream_problem` tells of all that cannot stream.
+    """
+
+    def __init__(self, network: VideoNetwork) -> None:
+        super().__init__()
+        if network.execution != "plain":
+            raise ValueError(f"a stream is made of a plain network; this one runs {network.execution}")
+        self.network = copy.deepcopy(network).eval()
+        self._caches = Caches()
+        for name, module in list(self.network.named_modules()):
+            if isinstance(module, TemporalShift):
+                if module.direction != "past":
+                    raise ValueError(f"{name} needs the next frame; a stream has the past alone")
+                self.network.set_submodule(name, CachedShift(module.fraction, self._caches))
+
+    def forward(
+        self, frames_NCHW: torch.Tensor, caches: Sequence[torch.Tensor] = ()
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return logits (N, num_classes) of the streams' next frames, and the caches for the frames after them.
+
+        caches: as returned for the frames before; without them the streams start.
+        """
+        self._caches.before, self._caches.after = caches, []
+        logits = self.network.classify(self.network.extract(frames_NCHW))
+        return logits, self._caches.after
+
+    def start(self, frames_NCHW: torch.Tensor) -> list[torch.Tensor]:
+        """Return the caches of streams of frames of this shape that have not begun: zeros."""
+        with torch.inference_mode():
+            _, caches = self(torch.zeros_like(frames_NCHW))
+        return [torch.zeros_like(cache) for cache in caches]
+
+
+def cache_shapes(network: VideoNetwork, height: int, width: int) -> list[tuple[int, ...]]:
+    """Return the shape (fold, H', W') of each cached slice of one stream of `height` x `width` pixels."""
+    with torch.device("meta"):
+        frame = torch.empty(1, network.in_channels, height, width)
+    return [tuple(cache.shape[1:]) for cache in StreamNetwork(copy.deepcopy(network).to("meta")).start(frame)]
+
+
+def cache_elements(network: VideoNetwork, height: int, width: int) -> int:
+    """Return the number of elements in the caches of one stream."""
+    return sum(map(math.prod, cache_shapes(network, height, width)))

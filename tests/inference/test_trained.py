@@ -1,0 +1,75 @@
+"""A run directory or a checkpoint alone gives back the network, its spec and the names of its classes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from summit_train.errors import UserError
+from summit_train.inference.trained import open_trained
+from tests.runs import final_state
+
+CPU = torch.device("cpu")
+
+
+def changed_copy(run: Path, target: Path, **changes: object) -> Path:
+    """A copy of a run's last checkpoint, without its digest, with other entries; None leaves one out."""
+    state = {**final_state(run), **changes}
+    torch.save({key: value for key, value in state.items() if value is not None}, target)
+    return target
+
+
+def test_a_run_gives_its_newest_checkpoint(trained_run: Path, motion_set: Path) -> None:
+    trained = open_trained(trained_run)
+    assert trained.path.name == "step_00000020.pt" and trained.step == 20 and trained.run_path == trained_run
+    assert trained.spec.model.shift_direction == "past"
+    assert list(trained.classes) == (motion_set / "classes.txt").read_text().split() and trained.has_names
+
+
+def test_a_checkpoint_alone_is_enough(trained_run: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "weights.pt"
+    shutil.copy(open_trained(trained_run).path, alone)
+    ours, theirs = open_trained(alone), open_trained(trained_run)
+    assert ours.run_path is None
+    assert (ours.spec, ours.step, ours.classes) == (theirs.spec, theirs.step, theirs.classes)
+    clip = torch.rand(1, 4, 3, 32, 32)
+    with torch.inference_mode():
+        plain, fast = ours.network(CPU, ready=False), theirs.network(CPU)
+        assert plain.execution == "plain" and not plain.training and not fast.training
+        torch.testing.assert_close(plain(clip), fast(clip))
+
+
+def test_overrides(trained_run: Path) -> None:
+    assert open_trained(trained_run, ["evaluate.clips=3"]).spec.evaluate.clips == 3
+    with pytest.raises(UserError, match=r"evaluate\.clips"):
+        open_trained(trained_run, ["evaluate.clips=0"])
+
+
+def test_without_names_the_classes_are_numbers(trained_run: Path, tmp_path: Path) -> None:
+    trained = open_trained(changed_copy(trained_run, tmp_path / "a.pt", classes=None))
+    assert trained.classes == ("0", "1", "2", "3") and not trained.has_names
+
+
+def test_a_digest_beside_it_counts(trained_run: Path, tmp_path: Path) -> None:
+    path = changed_copy(trained_run, tmp_path / "a.pt", step=1)
+    (tmp_path / "a.pt.sha256").write_text(f"{'0' * 64}  a.pt\n")
+    with pytest.raises(UserError, match="the file is damaged"):
+        open_trained(path)
+
+
+def test_what_is_refused(trained_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    without_spec = changed_copy(trained_run, tmp_path / "old.pt", spec=None)
+    for path, reason in (
+        (tmp_path / "empty", "there is no checkpoint in it"),
+        (tmp_path / "nowhere", "no such run directory or checkpoint"),
+        (tmp_path / "text.pt", "is no checkpoint"),
+        (without_spec, "does not hold its spec"),
+    ):
+        with pytest.raises(UserError, match=reason) as caught:
+            open_trained(path)
+        assert str(path) in str(caught.value) and "\n" not in str(caught.value)

@@ -1,0 +1,129 @@
+"""The stream against the clip network: the same logits frame by frame, and caches of the sizes worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from summit_train.models import VideoNetwork, build_model
+from summit_train.models.catalog import BACKBONES, stream_problem
+from summit_train.models.fast import accelerate
+from summit_train.models.online import StreamNetwork, cache_elements, cache_shapes
+
+FRAMES = 5
+
+
+def past_only(
+    backbone: str, *, dtype: torch.dtype = torch.float64, width: float = 0.125, **options: object
+) -> VideoNetwork:
+    """A narrow past-only TSM whose normalisations and classifier have weights that show in the logits."""
+    generator = torch.Generator().manual_seed(3)
+    model = build_model("tsm", backbone, FRAMES, 6, width=width, shift_direction="past", generator=generator, **options)  # type: ignore[arg-type]
+    for name, value in model.state_dict().items():
+        if value.dtype.is_floating_point and value.dim() == 1:
+            low, high = (0.5, 1.5) if name.endswith(("weight", "var")) else (-0.2, 0.2)
+            value.uniform_(low, high, generator=generator)
+    torch.nn.init.normal_(model.get_submodule(model.head).get_parameter("weight") if backbone != "mobilenet_v2"
+                          else model.get_parameter("classifier.1.weight"), generator=generator)  # fmt: skip
+    return model.to(dtype).eval()
+
+
+def frame_logits(model: VideoNetwork, clip: torch.Tensor) -> torch.Tensor:
+    """The clip network's logits of each frame, (T, N, classes), before they are averaged."""
+    logits = model.classify(model.extract(model.to_input(clip)))
+    return logits.view(*clip.shape[:2], -1).transpose(0, 1)
+
+
+def streamed(model: VideoNetwork, clip: torch.Tensor) -> torch.Tensor:
+    stream, caches, logits = StreamNetwork(model), (), []
+    for frame in clip.unbind(1):
+        one, caches = stream(frame, caches)
+        logits.append(one)
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "resnet50", "resnet101", "resnext101_32x4d", "mobilenet_v2"])
+@torch.inference_mode()
+def test_the_stream_gives_each_frame_the_clip_networks_logits(backbone: str) -> None:
+    assert backbone in BACKBONES
+    model, clip = past_only(backbone), torch.randn(2, FRAMES, 3, 32, 32, dtype=torch.float64)
+    ours, theirs = streamed(model, clip), frame_logits(model, clip)
+    assert theirs.std(0).min() > 1e-6, "the frames differ"
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    torch.testing.assert_close(ours.mean(0), model(clip), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backbone", ["resnet50", "mobilenet_v2"])
+@torch.inference_mode()
+def test_in_single_precision(backbone: str) -> None:
+    model, clip = past_only(backbone, dtype=torch.float32), torch.randn(1, FRAMES, 3, 48, 32)
+    scale = frame_logits(model, clip).abs().max()
+    torch.testing.assert_close(streamed(model, clip) / scale, frame_logits(model, clip) / scale, rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_shift_in_place_streams_too() -> None:
+    model, clip = past_only("resnet18", shift_place="in_place"), torch.randn(1, FRAMES, 3, 32, 32, dtype=torch.float64)
+    torch.testing.assert_close(streamed(model, clip), frame_logits(model, clip), rtol=0, atol=1e-12)
+
+
+@torch.inference_mode()
+def test_the_past_changes_the_logits_and_the_state_is_the_callers() -> None:
+    stream, frames = StreamNetwork(past_only("resnet18", width=0.25)), torch.randn(3, 1, 3, 32, 32, dtype=torch.float64)
+    alone, _ = stream(frames[2])
+    _, caches = stream(frames[0])
+    kept = [cache.clone() for cache in caches]
+    after, _ = stream(frames[2], caches)
+    again, _ = stream(frames[2], kept)
+    started, _ = stream(frames[2], stream.start(frames[2]))
+    assert not torch.equal(after, alone)
+    assert torch.equal(again, after) and torch.equal(started, alone)
+    assert all(torch.equal(cache, copy) for cache, copy in zip(caches, kept, strict=True))
+
+
+@torch.inference_mode()
+def test_the_2d_twin_streams_without_a_cache() -> None:
+    stream = StreamNetwork(build_model("tsn", "resnet18", FRAMES, 4, width=0.125).eval())
+    assert stream(torch.randn(1, 3, 32, 32))[1] == []
+
+
+def test_the_network_that_is_streamed_stays_as_it_is() -> None:
+    model = past_only("resnet18").train()
+    before = repr(model)
+    StreamNetwork(model)
+    assert repr(model) == before and model.training
+
+
+def test_what_a_stream_cannot_be_made_of() -> None:
+    with pytest.raises(ValueError, match=r"layer1\.0\.shift needs the next frame"):
+        StreamNetwork(build_model("tsm", "resnet18", 4, 4, width=0.125))
+    fast = past_only("resnet18", dtype=torch.float32)
+    fast.execution = accelerate(fast)
+    with pytest.raises(ValueError, match="plain network"):
+        StreamNetwork(fast)
+
+
+def test_why_a_network_cannot_stream() -> None:
+    assert stream_problem("tsm", "past", False) is None
+    assert stream_problem("tsn", "both", False) is None
+    assert "next frame" in (stream_problem("tsm", "both", False) or "")
+    assert "non-local" in (stream_problem("tsm", "past", "tsm") or "")
+    assert "whole clips" in (stream_problem("i3d_3x1x1", "past", False) or "")
+
+
+# Derived from the networks' shapes at 224 x 224, 1/8 of the channels.
+@pytest.mark.parametrize(("backbone", "elements"), [("resnet50", 702_464), ("mobilenet_v2", 27_048)])
+def test_the_caches_elements(backbone: str, elements: int) -> None:
+    with torch.device("meta"):
+        model = build_model("tsm", backbone, 8, 400, shift_direction="past")
+    assert cache_elements(model, 224, 224) == elements
+
+
+def test_the_caches_shapes() -> None:
+    with torch.device("meta"):
+        mobile = build_model("tsm", "mobilenet_v2", 8, 400, shift_direction="past")
+        resnet = build_model("tsm", "resnet50", 8, 400, shift_direction="past")
+    wanted = [(3, 56, 56), *2 * [(4, 28, 28)], *3 * [(8, 14, 14)], *2 * [(12, 14, 14)], *2 * [(20, 7, 7)]]
+    assert cache_shapes(mobile, 224, 224) == wanted
+    wanted = [(8, 56, 56), *3 * [(32, 56, 56)], *4 * [(64, 28, 28)], *6 * [(128, 14, 14)], *2 * [(256, 7, 7)]]
+    assert cache_shapes(resnet, 224, 224) == wanted
