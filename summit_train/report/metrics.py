@@ -165,6 +165,11 @@ class Run:
         return values.get(key) if isinstance(values, dict) else None
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """Return the names of the classes, label 0 first, as far as the plan has them."""
+        return tuple(self.clips_per_class.train) if self.clips_per_class else ()
+
+    @property
     def shows_top5(self) -> bool:
         """Return whether the run has so many classes that top-5 is shown."""
         return has_top5(number(self.setting("model", "num_classes")))

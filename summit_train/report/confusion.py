@@ -1,0 +1,108 @@
+"""Which classes a run takes for which: counted from the scores of its final evaluation."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from summit_train.report.figures import Picture, drawable, house_style
+from summit_train.report.metrics import Run
+from summit_train.report.tables import MOST_CLASSES
+from summit_train.text import counted
+
+MOST_PAIRS = 10
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """The videos of each true class (row) by predicted class (column), of one checkpoint.
+
+    names: of the classes. unread: videos without a prediction, which are in no cell.
+    """
+
+    checkpoint: str
+    names: tuple[str, ...]
+    counts: NDArray[np.int64]
+    unread: int
+
+    def pairs(self) -> list[tuple[str, str, str, str]]:
+        """Return (true class, predicted class, videos, share of the true class) of the most frequent mistakes."""
+        wrong = self.counts - np.diag(np.diag(self.counts))
+        order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS]
+        rows, columns = np.unravel_index(order, wrong.shape)
+        return [
+            (self.names[row], self.names[column], str(n), f"{100 * n / self.counts[row].sum():.1f} %")
+            for row, column in zip(rows.tolist(), columns.tolist(), strict=True)
+            if (n := int(wrong[row, column]))
+        ]
+
+    def picture(self) -> Picture | None:
+        """Draw the matrix, each row in percent of its class, with the counts. None for more than 30 classes."""
+        if len(self.names) > MOST_CLASSES:
+            return None
+        with house_style():
+            svg = self._drawn()
+        unread = f" Left out, as they could not be read: {counted(self.unread, 'video')}." if self.unread else ""
+        caption = f"Videos of {self.checkpoint}. Rows: true class, shaded by its share.{unread}"
+        alt = "Confusion matrix: true class by predicted class"
+        return Picture("Confusion", caption, alt, svg, third=False)
+
+    def _drawn(self) -> bytes:
+        size = len(self.names)
+        share = self.counts / np.maximum(1, self.counts.sum(1, keepdims=True))
+        figure = Figure(figsize=(2.2 + 0.42 * size, 1.8 + 0.42 * size), layout="constrained")
+        axes = figure.subplots()
+        axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+        labels = [drawable(name) for name in self.names]
+        axes.set_xticks(range(size), labels, rotation=60, ha="right", rotation_mode="anchor", parse_math=False)
+        axes.set_yticks(range(size), labels, parse_math=False)
+        axes.set_xlabel("predicted")
+        axes.set_ylabel("true")
+        axes.grid(visible=False)
+        for row, column in np.argwhere(self.counts).tolist():
+            colour = "white" if share[row, column] > 0.5 else "black"
+            axes.text(column, row, str(self.counts[row, column]), ha="center", va="center", color=colour, fontsize=9)
+        svg = io.BytesIO()
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+        return svg.getvalue()
+
+
+def read_confusion(run: Run) -> Confusion | None:
+    """Count the scores of the last evaluated checkpoint of a run; None where there are none.
+
+    Scores that cannot be read are noted in the run.
+    """
+    if run.final is None or not run.final.checkpoints:
+        return None
+    checkpoint = Path(run.final.checkpoints[-1].path).stem
+    path = run.path / "predictions" / f"{checkpoint}.npz"
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            labels, scores = file["label"].astype(np.int64), file["scores"].astype(np.float64)
+        return confusion_of(checkpoint, labels, scores, run.class_names)
+    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
+        run.notes.append(f"predictions/{path.name}: unreadable, left out ({error})")
+        return None
+
+
+def confusion_of(
+    checkpoint: str, labels: NDArray[np.int64], scores: NDArray[np.float64], names: tuple[str, ...]
+) -> Confusion:
+    """Count labels (V,) against the highest of scores (V, classes); NaN scores are videos without a prediction.
+
+    names: of the first classes; the others are their numbers. Of equal scores the first class counts.
+    """
+    size = scores.shape[1]
+    is_read = ~np.isnan(scores[:, 0])
+    counts = np.zeros((size, size), np.int64)
+    np.add.at(counts, (labels[is_read], scores[is_read].argmax(1)), 1)
+    every = (*names[:size], *map(str, range(len(names), size)))
+    return Confusion(checkpoint, every, counts, int((~is_read).sum()))

@@ -1,0 +1,68 @@
+"""Which classes are taken for which, by hand, and in the page of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from summit_train.report.confusion import confusion_of, read_confusion
+from summit_train.report.metrics import Run, read_runs
+from summit_train.report.page import render
+
+NAN = float("nan")
+LABELS = np.array([0, 0, 0, 1, 2, 2])
+SCORES = np.array([[9, 1, 0], [1, 9, 0], [1, 1, 0], [0, 2, 5], [0, 1, 7], [NAN, NAN, NAN]])
+
+
+@pytest.fixture
+def run_with_scores(write_run) -> Path:
+    path = write_run("run", num_classes=3, clips_per_class={"train": {"a": 5, "b": 5, "<c>": 5}, "val": {"a": 3}})
+    (path / "predictions").mkdir()
+    np.savez(path / "predictions/step_00000040.npz", video=np.arange(6), label=LABELS, scores=SCORES)
+    return path
+
+
+def test_by_hand() -> None:
+    """Three videos of class 0: one right, one taken for 1, one undecided between 0 and 1, which is a 0."""
+    confusion = confusion_of("last", LABELS, SCORES, ("a", "b"))
+    assert confusion.counts.tolist() == [[2, 1, 0], [0, 0, 1], [0, 0, 1]]
+    assert confusion.names == ("a", "b", "2") and confusion.unread == 1
+    assert confusion.pairs() == [("a", "b", "1", "33.3 %"), ("b", "2", "1", "100.0 %")]
+
+
+def test_the_most_frequent_mistakes_come_first_and_ten_at_most() -> None:
+    labels = np.repeat(np.arange(12), 12)
+    scores = np.zeros((144, 12))
+    scores[np.arange(144), np.tile(np.arange(12), 12)] = 1
+    scores[1] = np.eye(12)[5]
+    pairs = confusion_of("last", labels, scores, ()).pairs()
+    assert len(pairs) == 10 and pairs[0] == ("0", "5", "2", "16.7 %")
+
+
+def test_the_page_shows_it(run_with_scores: Path) -> None:
+    confusion = read_confusion(Run(run_with_scores))
+    assert confusion is not None and confusion.names == ("a", "b", "<c>") and confusion.checkpoint == "step_00000040"
+    picture = confusion.picture()
+    assert picture is not None and picture.svg.startswith(b"<?xml") and "not be read: 1 video." in picture.caption
+    page = render(read_runs([run_with_scores]))
+    assert "taken for" in page and "&lt;c&gt;" in page and "<c>" not in page
+
+
+def test_many_classes_have_a_table_alone() -> None:
+    labels = np.arange(31)
+    assert confusion_of("last", labels, np.eye(31), ()).picture() is None
+    assert confusion_of("last", labels[:30], np.eye(30), ()).picture() is not None
+
+
+def test_nothing_is_shown_without_scores_and_bad_ones_are_noted(run_with_scores: Path) -> None:
+    scores = run_with_scores / "predictions/step_00000040.npz"
+    scores.write_bytes(b"no archive")
+    run = Run(run_with_scores)
+    assert read_confusion(run) is None and "step_00000040.npz: unreadable" in run.notes[-1]
+    scores.unlink()
+    assert read_confusion(Run(run_with_scores)) is None
+    (run_with_scores / "eval.json").write_text(json.dumps({"top1_mean": 1.0}))
+    assert read_confusion(Run(run_with_scores)) is None
