@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.files import is_locked, locked, replacing, write_json, write_text
+from summit_train.files import check_writable, is_locked, locked, replacing, write_json, write_text
 
 
 def test_the_new_content_takes_the_old_one_s_place(tmp_path: Path) -> None:
@@ -62,3 +62,14 @@ def test_a_lock_is_seen_from_outside_and_ends_with_its_holder(tmp_path: Path) ->
     assert not is_locked(tmp_path / "lock")
     with locked(tmp_path / "lock"):
         assert not is_locked(tmp_path / "lock")  # this process's own
+
+
+def test_whether_a_file_can_be_written_is_known_before(tmp_path: Path) -> None:
+    write_text(tmp_path / "a", "old")
+    check_writable(tmp_path / "a")
+    check_writable(tmp_path / "new" / "b")
+    assert (tmp_path / "a").read_text() == "old" and os.listdir(tmp_path / "new") == []
+    for wrong in (tmp_path, tmp_path / "a" / "b", Path("/dev/null"), Path("/proc/a")):
+        with pytest.raises(OSError, match=str(wrong)):
+            check_writable(wrong)
+    assert sorted(os.listdir(tmp_path)) == ["a", "new"]
