@@ -39,7 +39,10 @@ def check_writable(path: str | Path) -> None:
     target = Path(path)
     if target.exists() and not target.is_file():
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target.parent)) from error
     temporary = _temporary(target)
     try:
         temporary.touch()

@@ -14,7 +14,7 @@ import torch
 
 from summit_train.__main__ import main
 from tests.runs import final_state
-from tests.worlds import command, lines, needs_ranks, run, succeed
+from tests.worlds import command, lines, needs_ranks, run
 
 Said = tuple[int, str, str]
 Say = Callable[..., Said]
@@ -48,36 +48,43 @@ def nameless(trained_run: Path, target: Path) -> Path:
     return target
 
 
-def test_the_accuracy_is_that_of_eval(say: Say, trained_run: Path, motion_set: Path, tmp_path: Path) -> None:
+def test_the_accuracy_is_that_of_eval(
+    say: Say, trained_run: Path, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     val = motion_set / "val.csv"
     status, out, err = say(val, "--json", "evaluate.clips=2")
     assert (status, err) == (0, "") and out.count("\n") == 1
     found = json.loads(out)
     (checkpoint,) = (trained_run / "checkpoints").glob("step_00000020.pt")
     words = [str(trained_run / "spec.yaml"), "--checkpoints", str(checkpoint), "--json", "evaluate.clips=2"]
-    wanted = json.loads(succeed(0, "eval", *words, f"run_dir={tmp_path}"))
+    assert main(["eval", *words, f"run_dir={tmp_path}"]) == 0
+    wanted = json.loads(capsys.readouterr().out)
     row = wanted["checkpoints"][0]
     assert (found["top1"], found["top5"], found["videos_labelled"]) == (row["top1"], row["top5"], wanted["videos"])
     assert list(found) == ["videos", "top1", "top5", "videos_labelled"] and len(found["videos"]) == 101
     assert all(list(video) == ["path", "predictions"] for video in found["videos"])
-    _, out, _ = say(val, "evaluate.clips=2", "--top", "1")
-    assert lines(out)[-1] == f"top-1 {found['top1']:.2f} %  (101 labelled videos)"
-    assert lines(out)[0].split() == ["video", "class", "score"] and len(lines(out)) == 103
+    # The table, of the first four.
+    rows = val.read_text().splitlines()[1:5]
+    (tmp_path / "few.csv").write_text("path,label,num_frames\n" + "".join(f"{motion_set}/{row}\n" for row in rows))
+    right = sum(video["predictions"][0]["label"] == int(row.split(",")[1]) for video, row in zip(found["videos"], rows))
+    _, out, _ = say(tmp_path / "few.csv", "evaluate.clips=2", "--top", "1")
+    assert lines(out)[0].split() == ["video", "class", "score"] and len(lines(out)) == 6
+    assert lines(out)[-1] == f"top-1 {25 * right:.2f} %  (4 labelled videos)"
 
 
 @needs_ranks
-def test_two_ranks_say_what_one_says(trained_run: Path, motion_set: Path, videos: Path, tmp_path: Path) -> None:
-    words = ["predict", str(trained_run), str(motion_set / "val.csv"), str(videos), "data.workers=1", "--json"]
-    outputs, tables = [], []
-    for ranks in (0, 2):
-        table = tmp_path / f"{ranks}.csv"
-        status, output = command(ranks, *words, "--csv", str(table))
-        assert status == 1, output
-        assert output.count("1 of 104 videos could not be read") == 1
-        outputs.append([json.loads(line) for line in lines(output) if line.startswith("{")])
-        tables.append(table.read_text())
-    assert outputs[0] == outputs[1] and len(outputs[0]) == 1 and len(outputs[0][0]["videos"]) == 104
-    assert tables[0] == tables[1]
+def test_two_ranks_say_what_one_says(
+    say: Say, trained_run: Path, motion_set: Path, videos: Path, tmp_path: Path
+) -> None:
+    words = [motion_set / "val.csv", videos, "--json", "--csv"]
+    status, one, _ = say(*words, tmp_path / "one.csv")
+    assert status == 1
+    more = [str(tmp_path / "two.csv"), "data.workers=1"]
+    status, output = command(2, "predict", str(trained_run), *map(str, words), *more)
+    assert status == 1 and output.count("1 of 104 videos could not be read") == 1, output
+    (two,) = (line for line in lines(output) if line.startswith("{"))
+    assert json.loads(two) == json.loads(one) and len(json.loads(two)["videos"]) == 104
+    assert (tmp_path / "one.csv").read_text() == (tmp_path / "two.csv").read_text()
 
 
 @needs_ranks
@@ -152,8 +159,8 @@ def test_what_is_wrong_is_one_line_and_2(
         (trained_run, [good, "--classes", tmp_path / "three.txt"], "has 3 names"),
         (trained_run, [good, "--csv", tmp_path], "cannot be written: is not a regular file"),
         (trained_run, [good, "--csv", "/dev/null"], "cannot be written: is not a regular file"),
-        (trained_run, [good, "--csv", good / "a.csv"], "cannot be written: "),
-        (trained_run, [good, "--csv", "/proc/a.csv"], "cannot be written: "),
+        (trained_run, [good, "--csv", good / "a.csv"], "cannot be written: Not a directory"),
+        (trained_run, [good, "--csv", "/proc/a.csv"], "cannot be written: No such file"),
         (trained_run, [good, "evaluate.clips=0"], "evaluate.clips"),
         (trained_run, ["evaluate.clips=1"], "there is no VIDEO"),
     ):
