@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from summit_train.__main__ import main
+from summit_train.comm import World
+from summit_train.commands.data.ranks import shown
 from tests.runs import final_state
 from tests.worlds import command, lines, needs_ranks, run
 
@@ -66,7 +68,8 @@ def test_the_accuracy_is_that_of_eval(
     # The table, of the first four.
     rows = val.read_text().splitlines()[1:5]
     (tmp_path / "few.csv").write_text("path,label,num_frames\n" + "".join(f"{motion_set}/{row}\n" for row in rows))
-    right = sum(video["predictions"][0]["label"] == int(row.split(",")[1]) for video, row in zip(found["videos"], rows))
+    answers = [video["predictions"][0]["label"] for video in found["videos"][:4]]
+    right = sum(answer == int(row.split(",")[1]) for answer, row in zip(answers, rows, strict=True))
     _, out, _ = say(tmp_path / "few.csv", "evaluate.clips=2", "--top", "1")
     assert lines(out)[0].split() == ["video", "class", "score"] and len(lines(out)) == 6
     assert lines(out)[-1] == f"top-1 {25 * right:.2f} %  (4 labelled videos)"
@@ -198,3 +201,23 @@ def test_a_terminal_shows_the_progress_and_the_time_left(trained_run: Path, vide
     status, output = run(0, "-c", program, str(trained_run), str(videos), env={"TERM": "xterm", "COLUMNS": "100"})
     assert status == 1, output
     assert "3/3" in output and "0:00:00" in output and "1 of 3 videos could not be read" in output
+
+
+def test_elsewhere_the_progress_is_lines_of_rank_0(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("summit_train.commands.data.ranks._PLAIN_EVERY_SECONDS", 0)
+    world = World()
+    for rank, size in ((0, 1), (0, 2), (1, 2)):
+        world.rank, world.size = rank, size
+        with shown(2, "videos", world) as advance:
+            advance()
+            advance()
+    said = lines(capsys.readouterr().err)
+    assert [line.split(",")[0] for line in said] == [
+        "1/2 videos",
+        "2/2 videos",
+        "1/2 videos of rank 0 of 2",
+        "2/2 videos of rank 0 of 2",
+    ]
+    assert said[1].endswith(", 0 s left")
