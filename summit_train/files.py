@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -21,8 +22,7 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # The process number keeps two commands that write one file apart.
-    temporary = target.with_name(f".{target.name[:200]}.{os.getpid()}.writing")
+    temporary = _temporary(target)
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -34,10 +34,31 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
         raise
 
 
+def check_writable(path: str | Path) -> None:
+    """Raise OSError where `replacing` could not write a file at `path`; leave nothing but its folder behind."""
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target.parent)) from error
+    temporary = _temporary(target)
+    try:
+        temporary.touch()
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file. A surrogate, which stands for a byte of a file name that is no UTF-8, becomes that byte."""
     with replacing(path) as file:
         file.write(text.encode("utf-8", "surrogateescape"))
+
+
+def _temporary(target: Path) -> Path:
+    # The process number keeps two commands that write one file apart.
+    return target.with_name(f".{target.name[:200]}.{os.getpid()}.writing")
 
 
 def write_json(path: str | Path, value: Any) -> None:

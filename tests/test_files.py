@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.files import is_locked, locked, replacing, write_json, write_text
+from summit_train.files import check_writable, is_locked, locked, replacing, write_json, write_text
 
 
 def test_the_new_content_takes_the_old_one_s_place(tmp_path: Path) -> None:
@@ -62,3 +62,19 @@ def test_a_lock_is_seen_from_outside_and_ends_with_its_holder(tmp_path: Path) ->
     assert not is_locked(tmp_path / "lock")
     with locked(tmp_path / "lock"):
         assert not is_locked(tmp_path / "lock")  # this process's own
+
+
+def test_whether_a_file_can_be_written_is_known_before(tmp_path: Path) -> None:
+    write_text(tmp_path / "a", "old")
+    check_writable(tmp_path / "a")
+    check_writable(tmp_path / "new" / "b")
+    assert (tmp_path / "a").read_text() == "old" and os.listdir(tmp_path / "new") == []
+    for wrong, reason in (
+        (tmp_path, "is not a regular file"),
+        (Path("/dev/null"), "is not a regular file"),
+        (tmp_path / "a" / "b", "Not a directory"),
+        (Path("/proc/a"), "No such file"),
+    ):
+        with pytest.raises(OSError, match=reason):
+            check_writable(wrong)
+    assert sorted(os.listdir(tmp_path)) == ["a", "new"]

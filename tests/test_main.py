@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from summit_train.__main__ import main
-from summit_train.commands import evaluate
 from summit_train.commands.data import DiskError
+from summit_train.commands.start import tell_overrides
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = ("plan", "train", "eval", "model", "data", "submit", "report", "doctor", "schema")
+COMMANDS = ("plan", "train", "eval", "predict", "model", "data", "submit", "report", "doctor", "schema")
 SPEC = """name: t
 model: {arch: tsm, num_classes: 400}
 data: {train: FOLDER/train.csv, val: FOLDER/val.csv, root: FOLDER}
@@ -85,6 +85,7 @@ def test_help_of_the_contracts_options(say: Callable[..., Said]) -> None:
         "plan": ("SPEC", "--ranks N", "--clips N", "--json", "key=value"),
         "train": ("SPEC", "key=value"),
         "eval": ("SPEC", "--checkpoints", "--json", "key=value"),
+        "predict": ("RUN|CHECKPOINT", "VIDEO", "--top K", "--json", "--csv FILE", "--classes FILE", "key=value"),
         "model": ("SPEC", "--json"),
         "data": ("motion", "index"),
         "report": ("RUN_DIR", "--out"),
@@ -342,13 +343,13 @@ def test_the_last_override_of_a_key_wins_wherever_it_stands(say: Callable[..., S
         assert _plan(say, spec, *words)["virtual_gpus"] == 3
 
 
-def test_files_and_overrides_behind_checkpoints_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_overrides_in_one_list_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "seed=1").touch()
     words = ["last:5", "evaluate.clips=1", "runs/lr=0.1/step_00000001.pt", "seed=1", "seed=2"]
-    assert evaluate._split(words, ["precision=bf16"]) == (
+    assert tell_overrides(words) == (
         ["last:5", "runs/lr=0.1/step_00000001.pt", "seed=1"],
-        ["precision=bf16", "evaluate.clips=1", "seed=2"],
+        ["evaluate.clips=1", "seed=2"],
     )
 
 

@@ -12,10 +12,11 @@ from typing import Any
 from torch import nn
 
 from summit_train.commands.ranks import session, this_launch
-from summit_train.commands.start import choose_device, read_inputs
+from summit_train.commands.start import choose_device, read_inputs, tell_overrides
 from summit_train.training.checkpoint import CheckpointError, epoch_checkpoints
-from summit_train.training.evaluation import Evaluation, Progress, show_accuracy
+from summit_train.training.evaluation import Evaluation, show_accuracy
 from summit_train.training.run import Inputs, fresh_model
+from summit_train.training.scoring import Progress
 from summit_train.training.watch import Watchdog
 
 
@@ -35,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate; rank 0 writes predictions and eval.json into the run directory and prints the accuracy."""
     launch = this_launch()
-    chosen, overrides = _split(args.checkpoints or [], args.overrides)
-    inputs = read_inputs(args.spec, overrides, launch.size)
+    chosen, more = tell_overrides(args.checkpoints or [])
+    inputs = read_inputs(args.spec, [*args.overrides, *more], launch.size)
     paths = _paths(inputs, chosen)
     with session(launch) as world, Watchdog(world, inputs.spec.watch.stall_seconds) as watchdog:
         device = choose_device(world)
@@ -68,12 +69,6 @@ def _sentence(result: dict[str, Any], num_classes: int) -> str:
     wrong = f", {bad} of them could not be read and count as wrong" if bad else ""
     accuracy = show_accuracy(f"{result['top1_mean']:.2f} +- {result['top1_std']:.2f}", result["top5_mean"], num_classes)
     return f"{accuracy}  ({result['videos']} videos{wrong}, {views}, {len(result['checkpoints'])} checkpoints)"
-
-
-def _split(checkpoints: Sequence[str], overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Tell files from overrides: after --checkpoints both come as one list."""
-    more = [text for text in checkpoints if re.match(r"[a-z_.0-9]+=", text) and not Path(text).exists()]
-    return [text for text in checkpoints if text not in more], [*overrides, *more]
 
 
 def _paths(inputs: Inputs, chosen: Sequence[str]) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,12 @@ from summit_train.plan import make_plan
 from summit_train.source import SpecError
 from summit_train.spec import Spec, load_spec
 from summit_train.training.run import Inputs
+
+
+def tell_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Tell files from overrides, where an option takes both as one list: (files, overrides)."""
+    overrides = [word for word in words if re.match(r"[a-z_.0-9]+=", word) and not Path(word).exists()]
+    return [word for word in words if word not in overrides], overrides
 
 
 def read_inputs(path: str, overrides: Sequence[str], ranks: int) -> Inputs:

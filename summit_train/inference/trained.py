@@ -37,12 +37,17 @@ class Trained:
     def network(self, device: torch.device, *, ready: bool = True) -> VideoNetwork:
         """Build the network on `device`, in evaluation mode, in the type of its weights.
 
-        ready: let it run as fast as the spec asks for; else every layer is a plain torch module.
+        ready: let it run as fast as the spec asks for; else every layer is a plain torch module. Raises CheckpointError
+        where an override made the spec that of another network.
         """
         network = build_network(self.spec).to(device=device, dtype=parameter_type(self.spec.precision))
         if ready:
             make_ready(network, self.spec)
-        network.load_state_dict(self.weights)
+        try:
+            network.load_state_dict(self.weights)
+        except RuntimeError as error:
+            problem = "its weights do not fit its spec; an override must not make it another network's"
+            raise CheckpointError(f"{self.path}: {problem}") from error
         return network.eval()
 
 

@@ -1,4 +1,4 @@
-"""Score every video once, whatever the number of ranks, by the average of its views' logits."""
+"""The accuracy of a network on a manifest's videos, and of a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ import torch
 from torch import nn
 
 from summit_train.comm import World
-from summit_train.data.batches.loader import BadClip, open_store, test_batches
+from summit_train.data.batches.loader import open_store
 from summit_train.data.manifest import Manifest
-from summit_train.data.manifest.quarantine import Kept, kept_clips
+from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.files import replacing, write_json
 from summit_train.spec import Spec
 from summit_train.text import has_top5
 from summit_train.training.bad_clips import check_test
 from summit_train.training.checkpoint import load_checkpoint
-from summit_train.training.step import Normalise, mixed_precision, parameter_type
-
-# Bounds the memory of 30 views of 256^2 without splitting a common case.
-_VIEWS_AT_ONCE = 16
-
-Progress = Callable[[int, int], None]  # (videos done, videos of this rank)
+from summit_train.training.scoring import Progress, Scorer
 
 
 @dataclass(frozen=True)
@@ -65,11 +60,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores a manifest's videos on all ranks: rank r those at r, r + ranks, ... of what data.quarantine leaves.
-
-    No video is padded or scored twice. A video's views form batches of their own, so its scores do not depend on the
-    number of ranks.
-    """
+    """Scores a manifest's videos on all ranks, as `Scorer` does: those that data.quarantine leaves."""
 
     spec: Spec
     manifest: Manifest
@@ -82,40 +73,19 @@ class Evaluation:
         """Score every video with `clips` x `crops` views; return the Scores on rank 0, None elsewhere. Collective.
 
         With data.on_bad_clip "skip" a video that cannot be read is counted and written down. Raises AgreedError if
-        there are too many, UserError at the first one otherwise.
+        there are too many, DecodeError at the first one otherwise.
         """
-        data = self.spec.data
+        data, evaluate = self.spec.data, self.spec.evaluate.model_copy(update={"clips": clips, "crops": crops})
         kept = kept_clips(data, self.manifest)
-        mine = kept.ids(np.arange(self.world.rank, len(kept), self.world.size)).tolist()
-        scores: list[np.ndarray] = []
-        bad: list[BadClip] = []
-        was_training = model.training
-        model.eval()
-        normalise = Normalise(parameter_type(self.spec.precision), self.device)
-        with torch.inference_mode(), mixed_precision(self.spec.precision, self.device):
-            store = open_store(data, self.manifest)
-            evaluate = self.spec.evaluate.model_copy(update={"clips": clips, "crops": crops})
-            for batch in test_batches(data, evaluate, store, mine):
-                if batch.bad is None:
-                    parts = [model(normalise(part)) for part in torch.split(batch.views, _VIEWS_AT_ONCE)]
-                    scores.append(torch.cat(parts).double().mean(0).cpu().numpy())
-                else:
-                    bad.append(batch.bad)
-                    scores.append(np.full(self.spec.model.num_classes, np.nan))
-                assert batch.video == mine[len(scores) - 1]
-                progress(len(scores), len(mine))
-        model.train(was_training)
+        scorer = Scorer(self.spec.model_copy(update={"evaluate": evaluate}), self.world, self.device)
+        scored = scorer.score(model, open_store(data, self.manifest), kept, progress)
         if data.on_bad_clip == "skip":
+            bad = () if scored is None else scored.bad
             check_test(self.world, self.spec.run_path, bad, len(kept), data.max_bad_fraction)
-        gathered = self.world.gather((mine, scores))
-        return None if gathered is None else self._in_order(gathered, kept)
-
-    def _in_order(self, gathered: Sequence[tuple[list[int], list[np.ndarray]]], kept: Kept) -> Scores:
-        by_video = {video: score for videos, scores in gathered for video, score in zip(videos, scores, strict=True)}
-        assert sum(len(videos) for videos, _ in gathered) == len(by_video) == len(kept), "each video exactly once"
+        if scored is None:
+            return None
         videos = kept.ids(np.arange(len(kept)))
-        labels = self.manifest.labels[videos].astype(np.int64)
-        return Scores(videos, labels, np.stack([by_video[video] for video in videos.tolist()]).astype(np.float32))
+        return Scores(videos, self.manifest.labels[videos].astype(np.int64), scored.scores)
 
     def score_checkpoints(
         self, model: nn.Module, paths: Sequence[Path], progress: Callable[[Path], Progress]

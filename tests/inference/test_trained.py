@@ -48,6 +48,12 @@ def test_overrides(trained_run: Path) -> None:
         open_trained(trained_run, ["evaluate.clips=0"])
 
 
+def test_an_override_that_makes_it_another_network_is_refused(trained_run: Path) -> None:
+    trained = open_trained(trained_run, ["model.width=0.25"])
+    with pytest.raises(UserError, match=r"step_00000020\.pt: its weights do not fit its spec"):
+        trained.network(CPU)
+
+
 def test_without_names_the_classes_are_numbers(trained_run: Path, tmp_path: Path) -> None:
     trained = open_trained(changed_copy(trained_run, tmp_path / "a.pt", classes=None))
     assert trained.classes == ("0", "1", "2", "3") and not trained.has_names

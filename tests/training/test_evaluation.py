@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from summit_train.comm import World
+from summit_train.data.batches.loader import BadClip
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import Spec, load_spec
@@ -71,8 +72,10 @@ class _Half(list[tuple[int, np.ndarray]]):
     """What rank 1 of 2 would send to rank 0."""
 
     def __init__(self, model: nn.Module, spec: Spec, manifest: Manifest, world: World) -> None:
-        def gather(value: tuple[list[int], list[np.ndarray]]) -> None:
-            self.extend(zip(*value, strict=True))
+        def gather(value: tuple[list[int], list[np.ndarray], list[BadClip]]) -> None:
+            videos, scores, bad = value
+            self.extend(zip(videos, scores, strict=True))
+            assert bad == []
 
         world.gather = gather  # type: ignore[method-assign, assignment]
         done: list[tuple[int, int]] = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,28 +28,48 @@ def num_cpus() -> int:
 
 
 def followed(items: Iterable[Item], total: int, what: str, world: World | None = None) -> Iterator[Item]:
-    """Yield the items and show progress on stderr: a bar on a terminal, a line every ten seconds elsewhere.
+    """Yield the items and show progress as `shown` does."""
+    with shown(total, what, world) as advance:
+        for item in items:
+            yield item
+            advance()
 
-    Of several ranks, rank 0 shows its own progress.
+
+@contextmanager
+def shown(total: int, what: str, world: World | None = None) -> Iterator[Callable[[], None]]:
+    """Show progress on stderr within the block: a bar on a terminal, a line every ten seconds elsewhere.
+
+    Yield what is to be called after each of the `total` items. Of several ranks, rank 0 shows its own progress.
     """
     if world is not None and world.size > 1:
         what = f"{what} of rank 0 of {world.size}"
     console = Console(stderr=True)
     if world is not None and world.rank:
-        yield from items
+        yield lambda: None
     elif console.is_terminal:
         columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console) as progress:
-            yield from progress.track(items, total=total)
+            task = progress.add_task(what, total=total)
+            yield lambda: progress.advance(task)
     else:
-        start = last = time.monotonic()
-        for count, item in enumerate(items, 1):
-            yield item
-            now = time.monotonic()
-            if now - last >= _PLAIN_EVERY_SECONDS:
-                last = now
-                left = (now - start) / count * (total - count)
-                print(f"{count}/{total} {what}, {left:.0f} s left", file=sys.stderr, flush=True)
+        yield _Lines(total, what).advance
+
+
+class _Lines:
+    """Prints the number of items that are done and the seconds left, at most every ten seconds."""
+
+    def __init__(self, total: int, what: str) -> None:
+        self._total, self._what, self._count = total, what, 0
+        self._start = self._last = time.monotonic()
+
+    def advance(self) -> None:
+        """Count one more."""
+        self._count += 1
+        now = time.monotonic()
+        if now - self._last >= _PLAIN_EVERY_SECONDS:
+            self._last = now
+            left = (now - self._start) / self._count * (self._total - self._count)
+            print(f"{self._count}/{self._total} {self._what}, {left:.0f} s left", file=sys.stderr, flush=True)
 
 
 def num_workers(asked: int | None, world: World, least: int) -> int:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from summit_train.data.manifest.reading import Manifest
+from summit_train.data.manifest.tables import DTYPES
 from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_folder_views, read_views
 from summit_train.data.video.source import LIMITS, Limits, load_video
 
@@ -34,6 +38,25 @@ class FileStore:
             return read_folder_views(path, choose, views_of, num_frames, self.limits)
         video = load_video(path, self.manifest.sha256(clip))
         return read_views(video, choose, views_of, num_frames, limits=self.limits)
+
+
+def plain_manifest(paths: Sequence[str]) -> Manifest:
+    """Return the list of videos of which nothing but the path is known. Their labels are -1."""
+    names = [path.encode("utf-8", "surrogateescape") for path in paths]
+    unknown = np.full(len(paths), -1, np.int32)
+    return Manifest(
+        source="",
+        folder="",
+        classes=None,
+        paths=np.frombuffer(b"".join(names), np.uint8),
+        offsets=np.cumsum([0, *map(len, names)]),
+        labels=unknown,
+        frame_counts=unknown,
+        reversed_flags=np.zeros(len(paths), np.bool_),
+        lines=np.zeros(len(paths), np.int32),
+        digests=np.zeros(0, DTYPES["digests"]),
+        spans=np.zeros(0, DTYPES["spans"]),
+    )
 
 
 def located_root(root: str | None, manifest: Manifest) -> str:

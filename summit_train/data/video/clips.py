@@ -92,6 +92,11 @@ def _clip_by_clip(chosen: NDArray[np.int64], pictures: dict[int, list[Frames]]) 
     return views
 
 
+def is_picture(name: str) -> bool:
+    """Return whether a file's name is that of a frame in a folder of pictures, such as 00001.jpg."""
+    return _NUMBERED.fullmatch(name) is not None
+
+
 def list_pictures(folder: str) -> list[str]:
     """Return the paths of a folder's frames in order (00001.jpg, img_00001.jpg, ...), without its other files.
 

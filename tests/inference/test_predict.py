@@ -1,0 +1,227 @@
+"""Predictions worked out by hand, and those of a trained network on real videos."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from av.video.frame import VideoFrame
+
+from summit_train.__main__ import main
+from summit_train.comm import World
+from summit_train.data.manifest import read_manifest
+from summit_train.data.video.span import TO_THE_END, Span
+from summit_train.errors import UserError
+from summit_train.inference.predict import (
+    PredictedVideo,
+    Prediction,
+    Predictions,
+    most_probable,
+    named,
+    predict_videos,
+)
+from summit_train.inference.trained import Trained, open_trained
+from summit_train.inference.videos import list_named
+from summit_train.training.evaluation import Evaluation, Scores
+
+CPU = torch.device("cpu")
+NAMES = ("a", "b", "c", "d")
+
+
+@pytest.fixture
+def trained(trained_run: Path) -> Trained:
+    return open_trained(trained_run)
+
+
+def predicted(trained: Trained, *words: Path, top: int = 4) -> Predictions:
+    listings, _ = list_named([str(word) for word in words], trained.spec, trained.classes)
+    predictions = predict_videos(trained, listings, World(), CPU, top)
+    assert predictions is not None
+    return predictions
+
+
+def scores(video: PredictedVideo) -> list[float]:
+    """The softmax of every class, label 0 first."""
+    return [one.score for one in sorted(video.predictions, key=lambda one: one.label)]
+
+
+def write_pictures(folder: Path, frames: Sequence[np.ndarray]) -> Path:
+    folder.mkdir()
+    for number, frame in enumerate(frames):
+        VideoFrame.from_ndarray(frame, "rgb24").save(str(folder / f"{number:05}.png"))
+    return folder
+
+
+def test_the_softmax_by_hand_and_the_order_of_equal_classes() -> None:
+    logits = np.array([0, math.log(3), 0, math.log(6)], np.float32) + 1000
+    found = most_probable(logits, NAMES, 3)
+    assert [(one.label, one.name) for one in found] == [(3, "d"), (1, "b"), (0, "a")]
+    assert [one.score for one in found] == pytest.approx([6 / 11, 3 / 11, 1 / 11], rel=1e-4)
+    assert len(most_probable(logits, NAMES, 9)) == 4
+
+
+def test_json_and_csv_by_hand() -> None:
+    videos = (
+        PredictedVideo("x, y.mp4", Span(), (Prediction(2, "c", 0.75), Prediction(0, "a", 0.125))),
+        PredictedVideo("z.mp4", Span(3, TO_THE_END), (), "is empty"),
+    )
+    labelled = Scores(np.arange(2), np.array([0, 1]), np.array([[1.0, 0, 2, 0], [np.nan] * 4]))
+    values = Predictions(videos, labelled).values()
+    first = [{"label": 2, "name": "c", "score": 0.75}, {"label": 0, "name": "a", "score": 0.125}]
+    assert values == {
+        "videos": [
+            {"path": "x, y.mp4", "predictions": first},
+            {"path": "z.mp4", "start_frame": 3, "end_frame": None, "error": "is empty"},
+        ],
+        "top1": 0.0,
+        "top5": 50.0,
+        "videos_labelled": 2,
+    }
+    assert Predictions(videos, None).values().keys() == {"videos"}
+    text = Predictions(videos, None).csv_text()
+    assert list(csv.reader(io.StringIO(text))) == [
+        ["path", "start_frame", "end_frame", "label", "name", "score", "label_2", "name_2", "score_2", "error"],
+        ["x, y.mp4", "", "", "2", "c", "0.75", "0", "a", "0.125", ""],
+        ["z.mp4", "3", "", *[""] * 6, "is empty"],
+    ]
+    assert Predictions(videos[:1], None).csv_text().startswith("path,label,name,score,label_2,")
+    backwards = replace(videos[0], is_reversed=True)
+    assert backwards.values() == {"path": "x, y.mp4", "reversed": True, "predictions": first}
+    rows = list(csv.reader(io.StringIO(Predictions((*videos[:1], backwards), None).csv_text())))
+    assert [row[:3] for row in rows] == [["path", "reversed", "label"], ["x, y.mp4", "0", "2"], ["x, y.mp4", "1", "2"]]
+
+
+def test_the_scores_are_those_of_the_evaluation(trained: Trained, motion_set: Path) -> None:
+    manifest = read_manifest(motion_set / "val.csv")
+    for clips in (1, 3):
+        evaluation = Evaluation(trained.spec, manifest, World(), CPU)
+        wanted = evaluation.score(trained.network(CPU), clips, 1)
+        found = predicted(open_trained(trained.path, [f"evaluate.clips={clips}"]), motion_set / "val.csv")
+        assert wanted is not None and found.labelled is not None
+        assert np.array_equal(found.labelled.scores, wanted.scores)
+        assert np.array_equal(found.labelled.labels, wanted.labels)
+        assert found.values()["top1"] == wanted.top(1)
+        assert [video.path for video in found.videos] == [manifest.path(clip) for clip in range(101)]
+        for video, logits in zip(found.videos, wanted.scores, strict=True):
+            assert video.predictions[0].label == int(np.argmax(logits))
+            softmax = torch.softmax(torch.from_numpy(logits).double(), 0)
+            assert scores(video) == pytest.approx(softmax.tolist(), abs=1e-12)
+
+
+def test_a_file_a_folder_a_manifest_and_a_packed_set_give_the_same(
+    trained: Trained, motion_set: Path, tmp_path: Path
+) -> None:
+    rows = (motion_set / "val.csv").read_text().splitlines()[1:4]
+    (tmp_path / "few.csv").write_text("path,label,num_frames\n" + "".join(f"{motion_set}/{row}\n" for row in rows))
+    pack = ["data", "pack", str(tmp_path / "few.csv"), str(tmp_path / "packed"), "--kind", "bytes", "--workers", "0"]
+    assert main(pack) == 0
+    files = [motion_set / row.split(",")[0] for row in rows]
+    (tmp_path / "folder").mkdir()
+    for number, file in enumerate(files):
+        (tmp_path / f"folder/{number}.mp4").symlink_to(file)
+    one, folder, listed, packed = (
+        [scores(video) for video in predicted(trained, *words).videos]
+        for words in (files, [tmp_path / "folder"], [tmp_path / "few.csv"], [tmp_path / "packed"])
+    )
+    assert one == folder == listed == packed and len(one) == 3 and one[0] != one[1]
+    both = predicted(trained, tmp_path / "few.csv", files[0], tmp_path / "packed")
+    assert len(both.videos) == 7 and both.labelled is not None and len(both.labelled.labels) == 6
+
+
+def test_a_video_of_two_frames_repeats_them(trained: Trained, tmp_path: Path) -> None:
+    a, b = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
+    clips = [write_pictures(tmp_path / name, frames) for name, frames in (
+        ("two", [a, b]), ("four", [a, b, a, b]), ("other", [a, a, b, b]),
+    )]  # fmt: skip
+    two, four, other = (scores(video) for video in predicted(trained, *clips).videos)
+    assert two == four != other
+
+
+def test_spans_are_clips_of_their_own(trained: Trained, tmp_path: Path) -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), np.uint8)
+    for name, part in (("whole", frames), ("first", frames[:4]), ("last", frames[4:])):
+        write_pictures(tmp_path / name, part)
+    (tmp_path / "spans.csv").write_text("path,label,start_frame,end_frame\nwhole,0,,4\nwhole,1,4,\n")
+    spans = predicted(trained, tmp_path / "spans.csv")
+    whole = predicted(trained, tmp_path / "first", tmp_path / "last")
+    assert [scores(video) for video in spans.videos] == [scores(video) for video in whole.videos]
+    assert [video.span for video in spans.videos] == [Span(0, 4), Span(4, TO_THE_END)]
+
+
+def test_a_clip_is_played_in_its_direction(trained: Trained, tmp_path: Path) -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
+    write_pictures(tmp_path / "clip", frames)
+    write_pictures(tmp_path / "turned", frames[::-1])
+    (tmp_path / "list.csv").write_text("path,label,reversed\nclip,0,0\nclip,0,1\nturned,0,0\n")
+    forwards, backwards, turned = predicted(trained, tmp_path / "list.csv").videos
+    assert scores(backwards) == scores(turned) != scores(forwards)
+    assert [video.is_reversed for video in (forwards, backwards, turned)] == [False, True, False]
+
+
+def test_a_bad_file_is_named_and_the_rest_goes_on(trained: Trained, motion_set: Path, tmp_path: Path) -> None:
+    good = motion_set / (motion_set / "val.csv").read_text().splitlines()[1].split(",")[0]
+    (tmp_path / "bad.mp4").write_bytes(good.read_bytes()[:300])
+    frames = np.zeros((3, 32, 32, 3), np.uint8)
+    torn = write_pictures(tmp_path / "pictures", frames) / "00001.png"
+    torn.write_bytes(torn.read_bytes()[:40])
+    found = predicted(trained, tmp_path / "bad.mp4", good, tmp_path / "pictures")
+    assert [video.path for video in found.bad] == [str(tmp_path / "bad.mp4"), str(tmp_path / "pictures")]
+    assert found.bad[0].error == "is no video of a kind that is read here, or its header is damaged"
+    assert found.bad[1].error == "00001.png is cut short"
+    assert scores(found.videos[1]) == scores(predicted(trained, good).videos[0])
+
+
+def test_a_labelled_video_that_cannot_be_read_counts_as_wrong(
+    trained: Trained, motion_set: Path, tmp_path: Path
+) -> None:
+    name = (motion_set / "val.csv").read_text().splitlines()[1].split(",")[0]
+    label = predicted(trained, motion_set / name).videos[0].predictions[0].label
+    (tmp_path / "list.csv").write_text(f"path,label\n{motion_set}/{name},{label}\ngone.mp4,0\n")
+    values = predicted(trained, tmp_path / "list.csv").values()
+    assert (values["top1"], values["videos_labelled"]) == (50.0, 2)
+    assert values["videos"][1] == {"path": "gone.mp4", "error": "No such file or directory"}
+
+
+def test_scores_that_are_not_finite_are_no_prediction(trained: Trained, motion_set: Path) -> None:
+    broken = {**trained.weights, "fc.bias": torch.full((4,), torch.nan)}
+    video = motion_set / (motion_set / "val.csv").read_text().splitlines()[1].split(",")[0]
+    assert predicted(replace(trained, weights=broken), video).bad[0].error == "its scores are not finite"
+
+
+def test_progress_counts_over_all_lists_of_this_rank(trained: Trained, motion_set: Path) -> None:
+    rows = (motion_set / "val.csv").read_text().splitlines()[1:4]
+    file = str(motion_set / rows[0].split(",")[0])
+    listings, _ = list_named([file, str(motion_set / "val.csv"), file, file], trained.spec, None)
+    world = World()
+    world.rank, world.size = 1, 2
+    world.gather = lambda value: None  # type: ignore[method-assign, assignment, misc]
+    done: list[tuple[int, int]] = []
+    found = predict_videos(trained, listings, world, CPU, 1, lambda *progress: done.append(progress))
+    assert found is None
+    # Of 1, 101 and 2 videos, rank 1 of 2 has none, 50 and 1.
+    assert done == [(number, 51) for number in range(1, 52)]
+
+
+def test_names_of_the_classes(trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("a\nb\nc\nd\n")
+    (tmp_path / "three.txt").write_text("a\nb\nc\n")
+    (tmp_path / "twice.txt").write_text("a\nb\nc\na\n")
+    nameless = replace(trained, classes=("0", "1", "2", "3"), has_names=False)
+    assert named(nameless, None) is nameless
+    found = named(nameless, str(tmp_path / "names.txt"))
+    assert (found.classes, found.has_names) == (NAMES, True)
+    for name, reason in (
+        ("three.txt", "has 3 names, and .* 4 classes: one name each"),
+        ("twice.txt", "stands there twice"),
+        ("gone.txt", "there is no such file; the names of the 4 classes"),
+    ):
+        with pytest.raises(UserError, match=reason) as caught:
+            named(nameless, str(tmp_path / name))
+        assert name in str(caught.value) and "\n" not in str(caught.value)
