@@ -63,7 +63,8 @@ def evaluate_paths(
 
 
 def _sentence(result: dict[str, Any], num_classes: int) -> str:
-    views = f"{result['clips']} clips x {result['crops']} crops"
+    clips = "all frames streamed" if result["mode"] == "stream" else f"{result['clips']} clips"
+    views = f"{clips} x {result['crops']} crops"
     bad = max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0)
     wrong = f", {bad} of them could not be read and count as wrong" if bad else ""
     accuracy = show_accuracy(f"{result['top1_mean']:.2f} +- {result['top1_std']:.2f}", result["top5_mean"], num_classes)

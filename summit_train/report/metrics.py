@@ -101,13 +101,14 @@ class CheckpointScore(Record):
 
 
 class FinalEval(Record):
-    """eval.json: many clips of each video, mean and standard deviation over the last checkpoints."""
+    """eval.json: mean and standard deviation over the last checkpoints. mode: clips, or stream: of all frames."""
 
     top1_mean: float
     top1_std: Known = None
     top5_mean: Known = None
     top5_std: Known = None
     videos: int | None = None
+    mode: str = "clips"
     clips: int | None = None
     crops: int | str | None = None
     checkpoints: tuple[CheckpointScore, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from summit_train.comm import World
-from summit_train.data.batches.loader import BadClip, open_store, test_batches
+from summit_train.data.batches.loader import BadClip, TestBatch, open_store, test_batches
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.files import replacing, write_json
@@ -22,11 +22,13 @@ from summit_train.text import has_top5
 from summit_train.training.bad_clips import check_test
 from summit_train.training.checkpoint import load_checkpoint
 from summit_train.training.step import Normalise, mixed_precision, parameter_type
+from summit_train.training.streaming import stream_scores, streamer_of
 
 # Bounds the memory of 30 views of 256^2 without splitting a common case.
 _VIEWS_AT_ONCE = 16
 
 Progress = Callable[[int, int], None]  # (videos done, videos of this rank)
+Results = Callable[[Sequence[int]], Iterator[np.ndarray | BadClip]]  # of these videos, or why one cannot be read
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,36 @@ class Evaluation:
     ) -> Scores | None:
         """Score every video with `clips` x `crops` views; return the Scores on rank 0, None elsewhere. Collective.
 
+        With evaluate.mode "stream" all frames are streamed in `crops` crops, and `clips` is not read.
         With data.on_bad_clip "skip" a video that cannot be read is counted and written down. Raises AgreedError if
         there are too many, UserError at the first one otherwise.
+        """
+        data, store = self.spec.data, open_store(self.spec.data, self.manifest)
+        settings = self.spec.evaluate.model_copy(update={"clips": clips, "crops": crops})
+        if settings.mode == "stream":
+            streamer = streamer_of(model, self.spec, self.device)
+            results: Results = lambda mine: stream_scores(streamer, data, settings, store, mine)  # noqa: E731
+        else:
+            results = lambda mine: self._clip_scores(model, test_batches(data, settings, store, mine), mine)  # noqa: E731
+        return self.gathered(model, results, (self.spec.model.num_classes,), progress)
+
+    def _clip_scores(
+        self, model: nn.Module, batches: Iterable[TestBatch], videos: Sequence[int]
+    ) -> Iterator[np.ndarray | BadClip]:
+        """Yield the average of the logits of each video's views, or why it has none."""
+        normalise = Normalise(parameter_type(self.spec.precision), self.device)
+        for batch, video in zip(batches, videos, strict=True):
+            assert batch.video == video
+            if batch.bad is None:
+                parts = [model(normalise(part)) for part in torch.split(batch.views, _VIEWS_AT_ONCE)]
+                yield torch.cat(parts).double().mean(0).cpu().numpy()
+            else:
+                yield batch.bad
+
+    def gathered(self, model: nn.Module, results: Results, shape: tuple[int, ...], progress: Progress) -> Scores | None:
+        """Return the results of all ranks' videos, each an array of `shape`, in the manifest's order. Collective.
+
+        results: gives those of some videos, in their order, while `model` is in evaluation mode.
         """
         data = self.spec.data
         kept = kept_clips(data, self.manifest)
@@ -91,20 +121,16 @@ class Evaluation:
         bad: list[BadClip] = []
         was_training = model.training
         model.eval()
-        normalise = Normalise(parameter_type(self.spec.precision), self.device)
         with torch.inference_mode(), mixed_precision(self.spec.precision, self.device):
-            store = open_store(data, self.manifest)
-            evaluate = self.spec.evaluate.model_copy(update={"clips": clips, "crops": crops})
-            for batch in test_batches(data, evaluate, store, mine):
-                if batch.bad is None:
-                    parts = [model(normalise(part)) for part in torch.split(batch.views, _VIEWS_AT_ONCE)]
-                    scores.append(torch.cat(parts).double().mean(0).cpu().numpy())
-                else:
-                    bad.append(batch.bad)
-                    scores.append(np.full(self.spec.model.num_classes, np.nan))
-                assert batch.video == mine[len(scores) - 1]
+            for result in results(mine):
+                if isinstance(result, BadClip):
+                    bad.append(result)
+                    result = np.full(shape, np.nan)
+                assert result.shape == shape
+                scores.append(result)
                 progress(len(scores), len(mine))
         model.train(was_training)
+        assert len(scores) == len(mine)
         if data.on_bad_clip == "skip":
             check_test(self.world, self.spec.run_path, bad, len(kept), data.max_bad_fraction)
         gathered = self.world.gather((mine, scores))
@@ -168,7 +194,8 @@ def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> di
         "top5_mean": statistics.fmean(row["top5"] for row in rows),
         "top5_std": statistics.pstdev(row["top5"] for row in rows),
         "videos": num_videos,
-        "clips": spec.evaluate.clips,
+        "mode": spec.evaluate.mode,
+        "clips": spec.evaluate.clips if spec.evaluate.mode == "clips" else None,
         "crops": spec.evaluate.crops,
         "checkpoints": list(rows),
     }
