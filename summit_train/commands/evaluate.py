@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from summit_train.commands.observed import check_alone, run_observed
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.start import choose_device, read_inputs
 from summit_train.training.checkpoint import CheckpointError, epoch_checkpoints
@@ -28,14 +29,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="last:N|PATH",
         help="the run's N newest checkpoints of whole epochs, or files (default: last:evaluate.last_checkpoints)",
     )
+    parser.add_argument(
+        "--observed",
+        nargs="?",
+        const="",
+        metavar="R,R,...",
+        help="early recognition: accuracy when these fractions of each video are seen (0.1,0.2,...,1); one checkpoint, "
+        "the newest by default",
+    )
+    parser.add_argument("--out", metavar="FILE", help="with --observed: draw the curves")
+    parser.add_argument("--beside", nargs="+", metavar="RUN", help="with --out: and those of other runs' directories")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate; rank 0 writes predictions and eval.json into the run directory and prints the accuracy."""
-    launch = this_launch()
     chosen, overrides = _split(args.checkpoints or [], args.overrides)
+    args.beside, overrides = (None, overrides) if args.beside is None else _split(args.beside, overrides)
+    if "=" in (args.observed or ""):  # --observed alone, before an override
+        args.observed, overrides = "", [*overrides, args.observed]
+    check_alone(args)
+    if args.observed is not None:
+        return run_observed(args, chosen, overrides)
+    launch = this_launch()
     inputs = read_inputs(args.spec, overrides, launch.size)
     paths = _paths(inputs, chosen)
     with session(launch) as world, Watchdog(world, inputs.spec.watch.stall_seconds) as watchdog:
@@ -72,7 +89,7 @@ def _sentence(result: dict[str, Any], num_classes: int) -> str:
 
 
 def _split(checkpoints: Sequence[str], overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Tell files from overrides: after --checkpoints both come as one list."""
+    """Tell files from overrides: after --checkpoints and --beside both come as one list."""
     more = [text for text in checkpoints if re.match(r"[a-z_.0-9]+=", text) and not Path(text).exists()]
     return [text for text in checkpoints if text not in more], [*overrides, *more]
 

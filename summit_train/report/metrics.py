@@ -20,6 +20,7 @@ from summit_train.source import SpecError, parse_mapping
 from summit_train.text import has_top5
 
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
+OBSERVED_FILE = "observed.json"  # of `eval --observed`, which need not be there
 
 
 class RunError(UserError):
@@ -114,6 +115,25 @@ class FinalEval(Record):
     checkpoints: tuple[CheckpointScore, ...] = ()
 
 
+class ObservedPoint(Record):
+    """Accuracies when this fraction of each video is seen."""
+
+    fraction: float
+    top1: float
+    top5: Known = None
+
+
+class Observed(Record):
+    """observed.json: early recognition. observed: by a clip of `frames` frames. anytime: by a stream, where it can."""
+
+    name: str
+    frames: int | None = None
+    videos: int | None = None
+    crops: int | str | None = None
+    observed: tuple[ObservedPoint, ...]
+    anytime: tuple[ObservedPoint, ...] = ()
+
+
 class ClipsPerClass(Record):
     """Class name -> number of clips, of the training and the validation set."""
 
@@ -151,6 +171,7 @@ class Run:
         counts = self.plan.pop("clips_per_class", None)
         self.clips_per_class = self._parsed(ClipsPerClass, counts, "plan.json: clips_per_class")
         self.final = self._parsed(FinalEval, self._json("eval.json"), "eval.json")
+        self.observed = self._parsed(Observed, self._json(OBSERVED_FILE), OBSERVED_FILE)
         self.starts: list[StartRecord] = []
         self.checkpoints: list[CheckpointRecord] = []
         self.seconds = 0.0

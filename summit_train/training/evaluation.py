@@ -25,7 +25,7 @@ from summit_train.training.step import Normalise, mixed_precision, parameter_typ
 from summit_train.training.streaming import stream_scores, streamer_of
 
 # Bounds the memory of 30 views of 256^2 without splitting a common case.
-_VIEWS_AT_ONCE = 16
+VIEWS_AT_ONCE = 16
 
 Progress = Callable[[int, int], None]  # (videos done, videos of this rank)
 Results = Callable[[Sequence[int]], Iterator[np.ndarray | BadClip]]  # of these videos, or why one cannot be read
@@ -104,7 +104,7 @@ class Evaluation:
         for batch, video in zip(batches, videos, strict=True):
             assert batch.video == video
             if batch.bad is None:
-                parts = [model(normalise(part)) for part in torch.split(batch.views, _VIEWS_AT_ONCE)]
+                parts = [model(normalise(part)) for part in torch.split(batch.views, VIEWS_AT_ONCE)]
                 yield torch.cat(parts).double().mean(0).cpu().numpy()
             else:
                 yield batch.bad
@@ -143,6 +143,14 @@ class Evaluation:
         labels = self.manifest.labels[videos].astype(np.int64)
         return Scores(videos, labels, np.stack([by_video[video] for video in videos.tolist()]).astype(np.float32))
 
+    def load(self, model: nn.Module, path: Path) -> int:
+        """Give `model` the weights of a checkpoint, which rank 0 reads, and return its step. Collective."""
+        state = load_checkpoint(path) if self.world.rank == 0 else {}
+        # The optimizer's state, which is as large as the weights, is of no use here.
+        weights, step = self.world.broadcast((state.get("model", {}), state.get("step", 0)))
+        model.load_state_dict(weights)
+        return int(step)
+
     def score_checkpoints(
         self, model: nn.Module, paths: Sequence[Path], progress: Callable[[Path], Progress]
     ) -> dict[str, Any] | None:
@@ -155,10 +163,7 @@ class Evaluation:
         rows: list[dict[str, Any]] = []
         num_videos = 0
         for path, name in zip(paths, _prediction_names(paths), strict=True):
-            state = load_checkpoint(path) if self.world.rank == 0 else {}
-            # The optimizer's state, which is as large as the weights, is of no use here.
-            weights, step = self.world.broadcast((state.get("model", {}), state.get("step", 0)))
-            model.load_state_dict(weights)
+            step = self.load(model, path)
             scores = self.score(model, settings.clips, settings.crops, progress(path))
             if scores is not None:
                 scores.save(run_path / "predictions" / name)
