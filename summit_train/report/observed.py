@@ -54,10 +54,10 @@ def draw_observed(path: Path, runs: Sequence[Observed]) -> None:
 
 def observed_pictures(runs: Sequence[Run]) -> list[Picture]:
     """Return the figure of those of a report's runs that have curves, or no figure."""
-    found = {run.label: run.observed for run in runs if run.observed is not None}
-    if not found:
+    found = {run.label: run.observed for run in runs}
+    curves = [curve for curve in found.values() if curve is not None]
+    if not curves:
         return []
-    curves = list(found.values())
     entries = [*(_names(found) if len(runs) > 1 else []), *_kinds(curves)]
     with house_style():
         figure = Figure(figsize=(WIDTH, HEIGHT + LEGEND_LINE * len(entries)), layout="constrained")
@@ -65,7 +65,7 @@ def observed_pictures(runs: Sequence[Run]) -> list[Picture]:
         _legend(figure, entries, "outside lower left")
         svg = io.BytesIO()
         figure.savefig(svg, format="svg", metadata={"Date": None})
-    alt = f"Early recognition, {_Y} by {_X}: {', '.join(found)}"
+    alt = f"Early recognition, {_Y} by {_X}: {', '.join(label for label in found if found[label])}"
     return [Picture("Early recognition", _caption(curves), alt, svg.getvalue(), third=False)]
 
 
@@ -78,9 +78,12 @@ def labels(runs: Sequence[Observed]) -> list[str]:
     ]
 
 
-def _draw(figure: Figure, runs: Mapping[str, Observed]) -> None:
+def _draw(figure: Figure, runs: Mapping[str, Observed | None]) -> None:
+    """Draw the runs that have curves; run i has its colour also where those before it have none."""
     axes = figure.subplots()
     for i, run in enumerate(runs.values()):
+        if run is None:
+            continue
         axes.plot(*_points(run.observed), linestyle="-", markersize=5, **series(i))
         axes.plot(*_points(run.anytime), **_STREAM, **series(i))
     axes.set_xlabel(_X)
@@ -94,8 +97,9 @@ def _points(curve: Sequence[ObservedPoint]) -> tuple[list[float], list[float]]:
     return [100 * point.fraction for point in curve], [point.top1 for point in curve]
 
 
-def _names(runs: Mapping[str, Observed]) -> list[Entry]:
-    return [(Line2D([], [], markersize=5, **series(i)), label) for i, label in enumerate(runs)]
+def _names(runs: Mapping[str, Observed | None]) -> list[Entry]:
+    known = [(i, label) for i, (label, run) in enumerate(runs.items()) if run is not None]
+    return [(Line2D([], [], markersize=5, **series(i)), label) for i, label in known]
 
 
 def _kinds(runs: Sequence[Observed]) -> list[Entry]:
