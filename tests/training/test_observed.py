@@ -18,7 +18,7 @@ from summit_train.training.evaluation import Evaluation, Scores
 from summit_train.training.observed import TENTHS, _curves, parse_fractions, score_observed
 from summit_train.training.run import fresh_model
 from tests.conftest import WriteSpec
-from tests.training.test_streaming import CPU, network_of, noise_videos, score
+from tests.streamed import CPU, network_of, noise_videos, score
 
 HALVES = (Fraction(1, 2), Fraction(1))
 

@@ -4,59 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from summit_train.comm import World
 from summit_train.data.batches import walk
 from summit_train.data.batches.loader import open_store
 from summit_train.data.batches.walk import StreamedFrames, walks
-from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
-from summit_train.data.video.encode import write_video
+from summit_train.data.manifest import read_manifest
 from summit_train.data.video.source import DecodeError
-from summit_train.models import VideoNetwork
 from summit_train.source import SpecError
-from summit_train.spec import Spec, load_spec
-from summit_train.training.evaluation import Evaluation, Scores
+from summit_train.spec import load_spec
 from summit_train.training.run import fresh_model
 from tests.conftest import WriteSpec
+from tests.streamed import CPU, network_of, noise_videos, score
 from tests.worlds import succeed
-
-CPU = torch.device("cpu")
-
-
-def network_of(spec: Spec) -> VideoNetwork:
-    """The spec's network, executed fast, with normalisations and a classifier that show in the logits."""
-    model, generator = fresh_model(spec, CPU), torch.Generator().manual_seed(5)
-    for name, value in model.state_dict().items():
-        if value.dtype.is_floating_point and value.dim() == 1:
-            low, high = (0.5, 1.5) if name.endswith(("weight", "var")) else (-0.2, 0.2)
-            value.uniform_(low, high, generator=generator)
-    torch.nn.init.normal_(model.get_parameter("fc.weight"), generator=generator)
-    return model
-
-
-def noise_videos(
-    folder: Path, lengths: Sequence[int], *, counted: bool = False, size: tuple[int, int] = (48, 32)
-) -> str:
-    """Videos whose frames all differ, and their manifest; counted: with the numbers of frames."""
-    rows = []
-    for number, length in enumerate(lengths):
-        frames = np.random.default_rng(number).integers(0, 256, (length, size[1] // 8, size[0] // 8, 3), np.uint8)
-        write_video(folder / f"{number}.mp4", frames.repeat(8, 1).repeat(8, 2), 25)
-        rows.append(ManifestRow(f"{number}.mp4", number % 4, num_frames=length if counted else None))
-    write_manifest(folder / "noise.csv", rows)
-    return str(folder / "noise.csv")
-
-
-def score(spec: Spec, model: VideoNetwork, crops: int | str = 1) -> Scores:
-    found = Evaluation(spec, read_manifest(spec.data.val), World(), CPU).score(model, 1, crops)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("fp64", 1e-12), ("fp32", 1e-5)])
@@ -148,13 +111,10 @@ def test_a_run_says_that_it_streamed(trained_run: Path, tmp_path: Path) -> None:
     assert "all frames streamed" in succeed(0, "eval", spec, *words)
     result = json.loads((tmp_path / "run/eval.json").read_text())
     assert (result["mode"], result["clips"]) == ("stream", None)
-    succeed(
-        0,
-        "train",
-        spec,
-        f"run_dir={tmp_path}",
-        "name=other",
-        "evaluate.mode=stream",
-        "evaluate.every_epochs=1",
-        "schedule.epochs=1",
-    )
+    output = succeed(0, "train", spec, *words, "name=other", "evaluate.every_epochs=1", "schedule.epochs=1")
+    assert "(101 videos, all frames streamed)" in output and "(101 videos, all frames streamed x 1 crops" in output
+    log = (tmp_path / "other/metrics.jsonl").read_text().splitlines()
+    (validation,) = (record for record in map(json.loads, log) if record["kind"] == "eval")
+    assert validation["clips"] is None
+    assert validation["top1"] == json.loads((tmp_path / "other/eval.json").read_text())["top1_mean"]
+    assert "all frames, streamed" in (tmp_path / "other/report.html").read_text()
