@@ -25,6 +25,7 @@ from summit_train.models.catalog import (
     backbone_problem,
     frames_problem,
     non_local_problem,
+    stream_problem,
     zero_init_problem,
 )
 from summit_train.source import SpecError, Tree, read_tree, to_yaml
@@ -197,12 +198,18 @@ class ScheduleSpec(Section):
 
 
 class EvaluateSpec(Section):
-    """Validation: one clip and one crop per video during training, `clips` x `crops` views in the final evaluation."""
+    """Validation: one clip and one crop per video during training, `clips` x `crops` views in the final evaluation.
+
+    In mode stream both see all frames of a video, during training in one crop.
+    """
 
     every_epochs: NonNegative = 5
     """Epochs between validations; 0: only the final one."""
+    mode: Literal["clips", "stream"] = "clips"
+    """clips: the average over `clips` clips of num_frames; stream: a past-only network sees frame by frame, averaged
+    over all: each frame_stride-th one of the video, with uniform sampling one clip's."""
     clips: Count = 10
-    """Clips per video in the final evaluation."""
+    """Clips per video in the final evaluation; not read in mode stream."""
     crops: Literal[1, 3, "full"] = 1
     """Squares of side short_side per clip, or full: the whole frame."""
     short_side: Count = 256
@@ -341,6 +348,10 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "model.non_local", refusal
     if model.zero_init_residual and (problem := zero_init_problem(model.arch)) is not None:
         yield "model.zero_init_residual", problem
+    if spec.evaluate.mode == "stream":
+        problem = stream_problem(model.arch, model.shift_direction, model.non_local)
+        if problem is not None:
+            yield "evaluate.mode", problem
     wanted, kept = spec.evaluate.last_checkpoints, spec.checkpoint.keep
     if wanted > kept:
         yield "evaluate.last_checkpoints", f"{wanted} checkpoints are wanted, but checkpoint.keep is {kept}"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from summit_train.models.catalog import ARCHITECTURES
-from summit_train.network import count_network
+from summit_train.network import count_network, stream_elements
 from summit_train.plan import make_plan
 from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES
 from summit_train.spec import Spec, load_spec
@@ -71,6 +71,10 @@ def test_the_promised_specs_are_there() -> None:
         "something_v1/trn_r50_8f",
         "something_v2/trn_r50_8f",
         "jester/tsm_mobilenet_v2_8f",
+        # Table 7: online TSM.
+        "kinetics/tsm_online_r50_8f",
+        "jester/tsm_online_mobilenet_v2_8f",
+        "motion/tsm_online",
     }
     tables = ("something_v1", "something_v2")
     assert names >= {f"{name}/tsm_{network}" for name in tables for network in ("r50_8f", "r50_16f", "r101_8f")}
@@ -170,6 +174,19 @@ def test_it_opens_with_what_a_reader_needs(path: Path) -> None:
     assert re.search(r"\b(node-hours?|hours?|minutes?|min|h)\b", text), "what does it cost?"
     # The command names this very file.
     assert f"{path.relative_to(CONFIGS.parent)}" in text
+
+
+def test_online_specs_stream_and_quote_their_caches() -> None:
+    online = [path for path in SPECS if "online" in path.stem]
+    assert len(online) == 3
+    for path in online:
+        spec, text = load_spec(path), "\n".join(_opening(path))
+        assert (spec.model.shift_direction, spec.evaluate.mode) == ("past", "stream")
+        quoted = re.search(r"caches ([\d,]+) elements, ([\d.]+) MiB in fp32", text)
+        assert quoted is not None or path.parent.name == "motion"
+        if quoted is not None:
+            elements = stream_elements(spec) or 0
+            assert (quoted[1], quoted[2]) == (f"{elements:,}", f"{4 * elements / 2**20:.2f}")
 
 
 def test_every_architecture_has_a_spec() -> None:

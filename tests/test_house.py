@@ -59,9 +59,9 @@ OWNERS = {
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"comm|models\.(?!catalog).*|network|plan|training(\..*)?|inference(\..*)?|optim\.sgd|data\.batches\.(loader|workers)|scaling\..*|"
+    r"comm|models\.(?!catalog).*|network|plan|training(\..*)?|inference(\..*)?|optim\.sgd|data\.batches\.(loader|walk|workers)|scaling\..*|"
     r"cluster\.estimate|sweep\.start|"
-    r"commands\.(bench(\..*)?|start|whole_run|evaluate|predict|plan|model|simulate|submit|sweep)"
+    r"commands\.(bench(\..*)?|start|whole_run|evaluate|observed|predict|plan|model|simulate|submit|sweep)"
 )
 
 # Who may print: the commands, and the watchdog, which speaks when the main thread cannot.

@@ -24,6 +24,7 @@ CLIPS = 240_000
         ("i3d_3x3x3_r50_16f", 6, 96, 1_536, 0.015, 250_000),
         ("i3d_3x1x1_r50_32f", 6, 96, 3_072, 0.015, 250_000),
         ("tsm_mobilenet_v2_8f", 6, 96, 768, 0.015, 250_000),
+        ("tsm_online_r50_8f", 6, 96, 768, 0.015, 250_000),
         ("tsn_mobilenet_v2_8f", 6, 96, 768, 0.015, 250_000),
         ("tsm_resnext101_8f", 6, 96, 768, 0.015, 250_000),
         ("tsn_resnext101_8f", 6, 96, 768, 0.015, 250_000),
@@ -74,7 +75,7 @@ def test_all_shipped_specs_are_looked_at() -> None:
     archs = {load_spec(FOLDER / f"{name}.yaml").model.arch for name in names}
     # Of the other two the papers have figures on Something-Something alone.
     assert archs == set(ARCHITECTURES) - {"i3d_replace", "trn"}
-    assert len(names) == 17
+    assert len(names) == 18
 
 
 @pytest.mark.parametrize("backbone", ["r50", "mobilenet_v2", "resnext101", "nl_r50"])
@@ -90,3 +91,10 @@ def test_the_specs_of_table_3_differ_in_the_backbone_alone(backbone: str) -> Non
     for model in (base["model"], other["model"]):
         del model["backbone"], model["non_local"], model["pretrained"]
     assert {key for key in base if base[key] != other[key]} <= {"name", "execution"}
+
+
+def test_the_online_network_differs_in_the_shift_and_the_test_alone() -> None:
+    offline, online = (load_spec(FOLDER / f"{name}.yaml").model_dump() for name in ("tsm_r50_8f", "tsm_online_r50_8f"))
+    assert (offline["model"].pop("shift_direction"), online["model"].pop("shift_direction")) == ("both", "past")
+    assert (offline["evaluate"].pop("mode"), online["evaluate"].pop("mode")) == ("clips", "stream")
+    assert {key for key in offline if offline[key] != online[key]} == {"name"}

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from summit_train.commands.observed import check_alone, run_observed
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.start import choose_device, read_inputs, tell_overrides
 from summit_train.training.checkpoint import CheckpointError, epoch_checkpoints
@@ -29,6 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="last:N|PATH",
         help="the run's N newest checkpoints of whole epochs, or files (default: last:evaluate.last_checkpoints)",
     )
+    parser.add_argument(
+        "--observed",
+        nargs="?",
+        const="",
+        metavar="R,R,...",
+        help="early recognition: accuracy when these fractions of each video are seen (0.1,0.2,...,1); one checkpoint, "
+        "the newest by default",
+    )
+    parser.add_argument("--out", metavar="FILE", help="with --observed: draw the curves")
+    parser.add_argument("--beside", nargs="+", metavar="RUN", help="with --out: and those of other runs' directories")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
@@ -37,7 +48,14 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate; rank 0 writes predictions and eval.json into the run directory and prints the accuracy."""
     launch = this_launch()
     chosen, more = tell_overrides(args.checkpoints or [])
-    inputs = read_inputs(args.spec, [*args.overrides, *more], launch.size)
+    args.beside, words = (None, []) if args.beside is None else tell_overrides(args.beside)
+    overrides = [*args.overrides, *more, *words]
+    if "=" in (args.observed or ""):  # --observed alone, before an override
+        args.observed, overrides = "", [*overrides, args.observed]
+    check_alone(args)
+    if args.observed is not None:
+        return run_observed(args, chosen, overrides)
+    inputs = read_inputs(args.spec, overrides, launch.size)
     paths = _paths(inputs, chosen)
     with session(launch) as world, Watchdog(world, inputs.spec.watch.stall_seconds) as watchdog:
         device = choose_device(world)
@@ -64,7 +82,8 @@ def evaluate_paths(
 
 
 def _sentence(result: dict[str, Any], num_classes: int) -> str:
-    views = f"{result['clips']} clips x {result['crops']} crops"
+    clips = "all frames streamed" if result["mode"] == "stream" else f"{result['clips']} clips"
+    views = f"{clips} x {result['crops']} crops"
     bad = max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0)
     wrong = f", {bad} of them could not be read and count as wrong" if bad else ""
     accuracy = show_accuracy(f"{result['top1_mean']:.2f} +- {result['top1_std']:.2f}", result["top5_mean"], num_classes)

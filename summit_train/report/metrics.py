@@ -20,6 +20,7 @@ from summit_train.source import SpecError, parse_mapping
 from summit_train.text import has_top5
 
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
+OBSERVED_FILE = "observed.json"  # of `eval --observed`, which need not be there
 
 
 class RunError(UserError):
@@ -101,16 +102,36 @@ class CheckpointScore(Record):
 
 
 class FinalEval(Record):
-    """eval.json: many clips of each video, mean and standard deviation over the last checkpoints."""
+    """eval.json: mean and standard deviation over the last checkpoints. mode: clips, or stream: of all frames."""
 
     top1_mean: float
     top1_std: Known = None
     top5_mean: Known = None
     top5_std: Known = None
     videos: int | None = None
+    mode: str = "clips"
     clips: int | None = None
     crops: int | str | None = None
     checkpoints: tuple[CheckpointScore, ...] = ()
+
+
+class ObservedPoint(Record):
+    """Accuracies when this fraction of each video is seen."""
+
+    fraction: float
+    top1: float
+    top5: Known = None
+
+
+class Observed(Record):
+    """observed.json: early recognition. observed: by a clip of `frames` frames. anytime: by a stream, where it can."""
+
+    name: str
+    frames: int | None = None
+    videos: int | None = None
+    crops: int | str | None = None
+    observed: tuple[ObservedPoint, ...]
+    anytime: tuple[ObservedPoint, ...] = ()
 
 
 class ClipsPerClass(Record):
@@ -150,6 +171,7 @@ class Run:
         counts = self.plan.pop("clips_per_class", None)
         self.clips_per_class = self._parsed(ClipsPerClass, counts, "plan.json: clips_per_class")
         self.final = self._parsed(FinalEval, self._json("eval.json"), "eval.json")
+        self.observed = self._parsed(Observed, self._json(OBSERVED_FILE), OBSERVED_FILE)
         self.starts: list[StartRecord] = []
         self.checkpoints: list[CheckpointRecord] = []
         self.seconds = 0.0

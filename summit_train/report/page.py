@@ -15,8 +15,9 @@ import jinja2
 from summit_train.errors import UserError
 from summit_train.files import replacing
 from summit_train.report.confusion import read_confusion
-from summit_train.report.figures import pictures
+from summit_train.report.figures import Picture, pictures
 from summit_train.report.metrics import Run, read_runs
+from summit_train.report.observed import observed_pictures
 from summit_train.report.tables import class_rows, notes_of, rows, start_rows, summary_row, views_of
 from summit_train.text import duration, mean_std, percent, show
 
@@ -42,12 +43,16 @@ def render(runs: Sequence[Run]) -> str:
     )
     environment.filters.update(percent=percent, show=show, duration=duration, views=views_of, notes=notes_of, rows=rows)
     environment.filters.update(class_rows=class_rows, start_rows=start_rows)
-    environment.globals.update(mean_std=mean_std, pictures=pictures, read_confusion=read_confusion)
+    environment.globals.update(mean_std=mean_std, pictures=_every_picture, read_confusion=read_confusion)
     template = resources.files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
         summary=[summary_row(run) for run in runs],
         shows_top5=any(run.shows_top5 for run in runs),
-        overlay=pictures(runs) if len(runs) > 1 else [],
+        overlay=_every_picture(runs) if len(runs) > 1 else [],
         runs=runs,
     )
+
+
+def _every_picture(runs: Sequence[Run]) -> list[Picture]:
+    return [*pictures(runs), *observed_pictures(runs)]

@@ -103,8 +103,10 @@ def start_rows(starts: Sequence[StartRecord]) -> list[tuple[str, str, str, str]]
 
 
 def views_of(final: FinalEval) -> str:
-    """Return `10 clips x 3 crops`, as far as it is known."""
+    """Return `10 clips x 3 crops` or `all frames x 3 crops`, as far as it is known."""
     clips = "" if final.clips is None else f"{final.clips} clips"
+    if final.mode == "stream":
+        clips = "all frames, streamed"
     crops = {None: "", "full": "the full frame", 1: "1 crop"}.get(final.crops, f"{final.crops} crops")
     return " \N{MULTIPLICATION SIGN} ".join(part for part in (clips, crops) if part)
 

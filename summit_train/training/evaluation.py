@@ -21,7 +21,7 @@ from summit_train.spec import Spec
 from summit_train.text import has_top5
 from summit_train.training.bad_clips import check_test
 from summit_train.training.checkpoint import load_checkpoint
-from summit_train.training.scoring import Progress, Scorer
+from summit_train.training.scoring import Progress, Results, Scorer
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,22 @@ class Evaluation:
     ) -> Scores | None:
         """Score every video with `clips` x `crops` views; return the Scores on rank 0, None elsewhere. Collective.
 
+        With evaluate.mode "stream" all frames are streamed in `crops` crops, and `clips` is not read.
         With data.on_bad_clip "skip" a video that cannot be read is counted and written down. Raises AgreedError if
         there are too many, DecodeError at the first one otherwise.
         """
-        data, evaluate = self.spec.data, self.spec.evaluate.model_copy(update={"clips": clips, "crops": crops})
-        kept = kept_clips(data, self.manifest)
-        scorer = Scorer(self.spec.model_copy(update={"evaluate": evaluate}), self.world, self.device)
-        scored = scorer.score(model, open_store(data, self.manifest), kept, progress)
+        settings = self.spec.evaluate.model_copy(update={"clips": clips, "crops": crops})
+        scorer = Scorer(self.spec.model_copy(update={"evaluate": settings}), self.world, self.device)
+        results = scorer.results(model, open_store(self.spec.data, self.manifest))
+        return self.gathered(model, results, (self.spec.model.num_classes,), progress)
+
+    def gathered(self, model: nn.Module, results: Results, shape: tuple[int, ...], progress: Progress) -> Scores | None:
+        """Return the results of all ranks' videos, each an array of `shape`, in the manifest's order. Collective.
+
+        results: gives those of some videos, in their order, while `model` is in evaluation mode.
+        """
+        data, kept = self.spec.data, kept_clips(self.spec.data, self.manifest)
+        scored = Scorer(self.spec, self.world, self.device).gathered(model, results, shape, kept, progress)
         if data.on_bad_clip == "skip":
             bad = () if scored is None else scored.bad
             check_test(self.world, self.spec.run_path, bad, len(kept), data.max_bad_fraction)
@@ -86,6 +95,14 @@ class Evaluation:
             return None
         videos = kept.ids(np.arange(len(kept)))
         return Scores(videos, self.manifest.labels[videos].astype(np.int64), scored.scores)
+
+    def load(self, model: nn.Module, path: Path) -> int:
+        """Give `model` the weights of a checkpoint, which rank 0 reads, and return its step. Collective."""
+        state = load_checkpoint(path) if self.world.rank == 0 else {}
+        # The optimizer's state, which is as large as the weights, is of no use here.
+        weights, step = self.world.broadcast((state.get("model", {}), state.get("step", 0)))
+        model.load_state_dict(weights)
+        return int(step)
 
     def score_checkpoints(
         self, model: nn.Module, paths: Sequence[Path], progress: Callable[[Path], Progress]
@@ -99,10 +116,7 @@ class Evaluation:
         rows: list[dict[str, Any]] = []
         num_videos = 0
         for path, name in zip(paths, _prediction_names(paths), strict=True):
-            state = load_checkpoint(path) if self.world.rank == 0 else {}
-            # The optimizer's state, which is as large as the weights, is of no use here.
-            weights, step = self.world.broadcast((state.get("model", {}), state.get("step", 0)))
-            model.load_state_dict(weights)
+            step = self.load(model, path)
             scores = self.score(model, settings.clips, settings.crops, progress(path))
             if scores is not None:
                 scores.save(run_path / "predictions" / name)
@@ -138,7 +152,8 @@ def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> di
         "top5_mean": statistics.fmean(row["top5"] for row in rows),
         "top5_std": statistics.pstdev(row["top5"] for row in rows),
         "videos": num_videos,
-        "clips": spec.evaluate.clips,
+        "mode": spec.evaluate.mode,
+        "clips": spec.evaluate.clips if spec.evaluate.mode == "clips" else None,
         "crops": spec.evaluate.crops,
         "checkpoints": list(rows),
     }

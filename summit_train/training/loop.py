@@ -115,7 +115,10 @@ def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
 
 
 def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int) -> None:
-    """Score one clip and one crop of every video, as for the curve in the paper's Figure 5."""
+    """Score one clip and one crop of every video, as for the curve in the paper's Figure 5.
+
+    With evaluate.mode "stream": all its frames, streamed, in one crop.
+    """
     watchdog.at(f"validating after epoch {epoch}")
     began = time.perf_counter()
 
@@ -127,9 +130,10 @@ def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int) -> No
         top1, top5, seconds = scores.top(1), scores.top(5), time.perf_counter() - began
         step, videos = epoch * run.plan.steps_per_epoch, len(scores.videos)
         bad = f"; {scores.num_bad} could not be read and count as wrong" if scores.num_bad else ""
-        log.write("eval", epoch=epoch, step=step, top1=top1, top5=top5, videos=videos, clips=1, seconds=seconds)
+        views, clips = ("one clip each", 1) if run.spec.evaluate.mode == "clips" else ("all frames streamed", None)
+        log.write("eval", epoch=epoch, step=step, top1=top1, top5=top5, videos=videos, clips=clips, seconds=seconds)
         accuracy = show_accuracy(f"{top1:.2f}", top5, run.spec.model.num_classes)
-        log.say(f"epoch {epoch}: {accuracy}  ({videos} videos, one clip each{bad})")
+        log.say(f"epoch {epoch}: {accuracy}  ({videos} videos, {views}{bad})")
 
 
 @dataclass(frozen=True)

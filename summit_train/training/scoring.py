@@ -1,8 +1,8 @@
-"""Score videos by the average of their views' logits: each once, whatever the number of ranks."""
+"""Score videos by their views or frame by frame: each once, whatever the number of ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,20 +11,22 @@ from numpy.typing import NDArray
 from torch import nn
 
 from summit_train.comm import World
-from summit_train.data.batches.loader import BadClip, Store, test_batches
+from summit_train.data.batches.loader import BadClip, Store, TestBatch, test_batches
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.spec import Spec
 from summit_train.training.step import Normalise, mixed_precision, parameter_type
+from summit_train.training.streaming import stream_scores, streamer_of
 
 # Bounds the memory of 30 views of 256^2 without splitting a common case.
-_VIEWS_AT_ONCE = 16
+VIEWS_AT_ONCE = 16
 
 Progress = Callable[[int, int], None]  # (videos done, videos of this rank)
+Results = Callable[[Sequence[int]], Iterator[NDArray[np.float64] | BadClip]]  # of these videos, or why one has none
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The averaged logits of some videos, float32 (V, classes), in their order, and the videos without any.
+    """The averaged logits of some videos, float32 (V, classes), or other results, in their order.
 
     A video in `bad` could not be read; its scores are NaN.
     """
@@ -53,36 +55,59 @@ class Scorer:
         With data.on_bad_clip "skip" a video that cannot be read is collected. Raises DecodeError at the first one
         otherwise.
         """
+        return self.gathered(model, self.results(model, store), (self.spec.model.num_classes,), kept, progress)
+
+    def results(self, model: nn.Module, store: Store) -> Results:
+        """Return what scores videos of a store, as spec.evaluate.mode says."""
+        data, evaluate = self.spec.data, self.spec.evaluate
+        if evaluate.mode == "stream":
+            streamer = streamer_of(model, self.spec, self.device)
+            return lambda videos: stream_scores(streamer, data, evaluate, store, videos)
+        return lambda videos: self._clip_scores(model, test_batches(data, evaluate, store, videos), videos)
+
+    def gathered(
+        self, model: nn.Module, results: Results, shape: tuple[int, ...], kept: Kept, progress: Progress
+    ) -> Scored | None:
+        """Return the results of all ranks' kept videos on rank 0, each an array of `shape`; None elsewhere. Collective.
+
+        results: gives those of some videos, in their order, while `model` is in evaluation mode.
+        """
         mine = kept.ids(np.arange(self.world.rank, len(kept), self.world.size)).tolist()
         was_training = model.training
         model.eval()
-        scores, bad = self._scores(model, store, mine, progress)
-        model.train(was_training)
-        gathered = self.world.gather((mine, scores, bad))
-        if gathered is None:
-            return None
-        by_video = {video: score for ids, rows, _ in gathered for video, score in zip(ids, rows, strict=True)}
-        assert sum(len(ids) for ids, _, _ in gathered) == len(by_video) == len(kept), "each video exactly once"
-        videos = kept.ids(np.arange(len(kept))).tolist()
-        unreadable = sorted((clip for _, _, clips in gathered for clip in clips), key=lambda clip: clip.clip)
-        return Scored(np.stack([by_video[video] for video in videos]).astype(np.float32), tuple(unreadable))
-
-    def _scores(
-        self, model: nn.Module, store: Store, videos: list[int], progress: Progress
-    ) -> tuple[list[NDArray[np.float64]], list[BadClip]]:
-        """Return the scores of this rank's videos, and those that could not be read."""
-        spec = self.spec
-        normalise = Normalise(parameter_type(spec.precision), self.device)
         scores: list[NDArray[np.float64]] = []
         bad: list[BadClip] = []
-        with torch.inference_mode(), mixed_precision(spec.precision, self.device):
-            for batch in test_batches(spec.data, spec.evaluate, store, videos):
-                if batch.bad is None:
-                    parts = [model(normalise(part)) for part in torch.split(batch.views, _VIEWS_AT_ONCE)]
-                    scores.append(torch.cat(parts).double().mean(0).cpu().numpy())
-                else:
-                    bad.append(batch.bad)
-                    scores.append(np.full(spec.model.num_classes, np.nan))
-                assert batch.video == videos[len(scores) - 1]
-                progress(len(scores), len(videos))
-        return scores, bad
+        with torch.inference_mode(), mixed_precision(self.spec.precision, self.device):
+            for result in results(mine):
+                if isinstance(result, BadClip):
+                    bad.append(result)
+                    result = np.full(shape, np.nan)
+                assert result.shape == shape
+                scores.append(result)
+                progress(len(scores), len(mine))
+        model.train(was_training)
+        assert len(scores) == len(mine)
+        gathered = self.world.gather((mine, scores, bad))
+        return None if gathered is None else _in_order(gathered, kept)
+
+    def _clip_scores(
+        self, model: nn.Module, batches: Iterable[TestBatch], videos: Sequence[int]
+    ) -> Iterator[NDArray[np.float64] | BadClip]:
+        """Yield the average of the logits of each video's views, or why it has none."""
+        normalise = Normalise(parameter_type(self.spec.precision), self.device)
+        for batch, video in zip(batches, videos, strict=True):
+            assert batch.video == video
+            if batch.bad is None:
+                parts = [model(normalise(part)) for part in torch.split(batch.views, VIEWS_AT_ONCE)]
+                yield torch.cat(parts).double().mean(0).cpu().numpy()
+            else:
+                yield batch.bad
+
+
+def _in_order(gathered: Sequence[tuple[list[int], list[NDArray[np.float64]], list[BadClip]]], kept: Kept) -> Scored:
+    """Return all ranks' results in the order of the videos."""
+    by_video = {video: score for ids, rows, _ in gathered for video, score in zip(ids, rows, strict=True)}
+    assert sum(len(ids) for ids, _, _ in gathered) == len(by_video) == len(kept), "each video exactly once"
+    videos = kept.ids(np.arange(len(kept))).tolist()
+    unreadable = sorted((clip for _, _, clips in gathered for clip in clips), key=lambda clip: clip.clip)
+    return Scored(np.stack([by_video[video] for video in videos]).astype(np.float32), tuple(unreadable))

@@ -189,7 +189,7 @@ class _TrainingClips:
         def choose(num_frames: int) -> NDArray[np.int64]:
             generator = rng.key(seed, "sampling", epoch, drawn_for)
             frames = augment.train_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, generator)
-            return _in_direction(frames, num_frames, manifest.is_reversed(clip))
+            return in_direction(frames, num_frames, manifest.is_reversed(clip))
 
         def view_of(width: int, height: int) -> augment.View:
             generator = rng.key(seed, "augment", epoch, drawn_for)
@@ -213,7 +213,7 @@ class _TestVideos:
 
         def choose(num_frames: int) -> NDArray[np.int64]:
             frames = augment.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, evaluate.clips)
-            return _in_direction(frames, num_frames, manifest.is_reversed(video))
+            return in_direction(frames, num_frames, manifest.is_reversed(video))
 
         def views_of(width: int, height: int) -> list[augment.View]:
             return augment.test_views(evaluate.short_side, evaluate.crops, width, height)
@@ -230,6 +230,6 @@ class _TestVideos:
         return TestBatch(video, label, torch.from_numpy(views))
 
 
-def _in_direction(frames: NDArray[np.int64], num_frames: int, backwards: bool) -> NDArray[np.int64]:
+def in_direction(frames: NDArray[np.int64], num_frames: int, backwards: bool) -> NDArray[np.int64]:
     """Return the frame numbers, counted from the end where the video is played backwards."""
     return num_frames - 1 - frames if backwards else frames

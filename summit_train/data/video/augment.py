@@ -8,7 +8,10 @@ decoder to scale the whole upright frame, cut a rectangle out of it and perhaps 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +66,30 @@ def test_frames(
         return np.repeat(segment * num_video_frames // num_frames, num_clips, axis=0)
     halves = 2 * num_clips * segment + 2 * clip + 1
     return num_video_frames * halves // (2 * num_clips * num_frames)
+
+
+def stream_frames(sampling: str, num_video_frames: int, num_frames: int, stride: int) -> NDArray[np.int64]:
+    """Return the frames of a video that a stream sees, int64 (S,), rising.
+
+    dense: every `stride`-th from the first to the end. uniform: those of the one test clip, which repeats frames of a
+    video with fewer than `num_frames`.
+    """
+    if sampling == "dense":
+        _check(sampling, num_video_frames, num_frames, stride)
+        return np.arange(0, num_video_frames, stride, dtype=np.int64)
+    one: NDArray[np.int64] = test_frames(sampling, num_video_frames, num_frames, stride, num_clips=1)[0]
+    return one
+
+
+def num_observed(num_video_frames: int, fraction: Fraction) -> int:
+    """Return ceil(fraction * N): how many frames, from the first, are observed. A float would miss by one at times."""
+    return math.ceil(fraction * num_video_frames)
+
+
+def observed_frames(num_video_frames: int, fractions: Sequence[Fraction], num_frames: int) -> NDArray[np.int64]:
+    """Return clips for early recognition, int64 (len(fractions), num_frames): uniform in what is observed by then."""
+    observed = [num_observed(num_video_frames, fraction) for fraction in fractions]
+    return np.concatenate([test_frames("uniform", number, num_frames, 1, num_clips=1) for number in observed])
 
 
 def _num_starts(num_video_frames: int, num_frames: int, stride: int) -> int:

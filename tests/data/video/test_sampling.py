@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -142,3 +143,35 @@ def test_what_cannot_be_sampled_is_refused(arguments: tuple[str, int, int, int],
 def test_no_test_clip_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one test clip, not 0"):
         augment.test_frames("dense", 10, 4, 2, 0)
+
+
+# Streams, and early recognition.
+
+
+def test_a_dense_stream_sees_every_strides_frame_to_the_end() -> None:
+    assert augment.stream_frames("dense", 25, 4, 8).tolist() == [0, 8, 16, 24]
+    assert augment.stream_frames("dense", 24, 4, 8).tolist() == [0, 8, 16]
+    assert augment.stream_frames("dense", 3, 4, 8).tolist() == [0]
+
+
+def test_a_uniform_stream_sees_the_one_clip() -> None:
+    assert augment.stream_frames("uniform", 100, 8, 5).tolist() == [6, 18, 31, 43, 56, 68, 81, 93]
+    assert augment.stream_frames("uniform", 3, 8, 5).tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
+    with pytest.raises(ValueError, match="unknown sampling 'sparse'"):
+        augment.stream_frames("sparse", 10, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "percent", "observed"),
+    # 0.55 * 100 is 55.00000000000001 in floats.
+    [(25, 10, 3), (30, 10, 3), (31, 10, 4), (1, 10, 1), (100, 55, 55), (25, 100, 25)],
+)
+def test_the_observed_frames_are_rounded_up(num_frames: int, percent: int, observed: int) -> None:
+    assert augment.num_observed(num_frames, Fraction(percent, 100)) == observed
+
+
+def test_clips_of_the_observed_frames() -> None:
+    """25 frames, T = 4: a tenth is 3, a half 13 with ticks of 3.25, and all have ticks of 6.25."""
+    clips = augment.observed_frames(25, [Fraction(1, 10), Fraction(1, 2), Fraction(1)], 4)
+    assert clips.tolist() == [[0, 0, 1, 2], [1, 4, 8, 11], [3, 9, 15, 21]]
+    assert clips[-1:].tolist() == augment.test_frames("uniform", 25, 4, 1, 1).tolist()

@@ -1,0 +1,114 @@
+"""`summit-train eval SPEC --observed`: early recognition, on any number of ranks, and its figure."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from summit_train.comm import World
+from summit_train.commands.ranks import session, this_launch
+from summit_train.commands.simulate import figure_path
+from summit_train.commands.start import choose_device, read_inputs
+from summit_train.errors import UserError
+from summit_train.files import write_json
+from summit_train.report.metrics import OBSERVED_FILE, Observed
+from summit_train.report.observed import draw_observed, read_observed
+from summit_train.spec import Spec
+from summit_train.text import has_top5, table
+from summit_train.training.checkpoint import CheckpointError, find_checkpoints
+from summit_train.training.evaluation import Evaluation
+from summit_train.training.observed import TENTHS, no_stream, parse_fractions, score_observed
+from summit_train.training.run import fresh_model
+from summit_train.training.scoring import Progress
+from summit_train.training.watch import Watchdog
+
+
+def run_observed(args: argparse.Namespace, checkpoints: Sequence[str], overrides: Sequence[str]) -> int:
+    """Score one checkpoint after parts of the videos; rank 0 writes observed.json, draws, and prints."""
+    fractions = parse_fractions(args.observed) if args.observed else TENTHS
+    out = None if args.out is None else figure_path(args.out)
+    beside = [read_observed(Path(run)) for run in args.beside or []]
+    launch = this_launch()
+    inputs = read_inputs(args.spec, overrides, launch.size)
+    spec = inputs.spec
+    path = _checkpoint(spec.run_path, checkpoints)
+    with session(launch) as world, Watchdog(world, spec.watch.stall_seconds) as watchdog:
+        device = choose_device(world)
+        evaluation = Evaluation(spec, inputs.val_manifest, world, device)
+        with _followed(world, watchdog) as progress:
+            result = score_observed(evaluation, fresh_model(spec, device), path, fractions, progress)
+        if result is not None:
+            write_json(spec.run_path / OBSERVED_FILE, result)
+            if out is not None:
+                draw_observed(out, [Observed.model_validate(result), *beside])
+    if result is not None:
+        print(json.dumps(result) if args.json else _as_text(result, spec))
+    return 0
+
+
+def _checkpoint(run_path: Path, chosen: Sequence[str]) -> Path:
+    """Return the one checkpoint that is meant, by default the run's newest. Raises CheckpointError."""
+    if len(chosen) > 1 or (chosen and chosen[0].startswith("last:") and chosen[0] != "last:1"):
+        raise CheckpointError(f"--observed takes one checkpoint, not {' '.join(chosen)}; by default the newest")
+    if chosen and chosen[0] != "last:1":
+        if not Path(chosen[0]).is_file():
+            raise CheckpointError(f"there is no checkpoint {chosen[0]}; a file is wanted")
+        return Path(chosen[0])
+    found = find_checkpoints(run_path)
+    if not found:
+        raise CheckpointError(f"{run_path}: there is no checkpoint to evaluate")
+    return found[-1]
+
+
+@contextmanager
+def _followed(world: World, watchdog: Watchdog) -> Iterator[Progress]:
+    """Yield a callback that tells the watchdog, and on rank 0's terminal shows a bar with the time that is left."""
+    console = Console(stderr=True)
+    columns = (TextColumn("videos of rank 0"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, disable=world.rank > 0 or not console.is_terminal) as bar:
+        task = bar.add_task("videos", total=None)
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            watchdog.at(f"evaluating video {done} of {total}", waits=done == total)
+
+        yield progress
+
+
+def check_alone(args: argparse.Namespace) -> None:
+    """Raise UserError for options that belong to --observed and stand without it."""
+    if args.observed is None and (args.out is not None or args.beside is not None):
+        raise UserError("--out and --beside are for the figure of early recognition: add --observed")
+    if args.beside is not None and args.out is None:
+        raise UserError("--beside draws other runs' curves: add --out FILE.png")
+
+
+def _as_text(result: dict[str, Any], spec: Spec) -> str:
+    """Return the curves as a table, and what cannot be seen in it."""
+    top5 = ["top5"] if has_top5(spec.model.num_classes) else []
+    names = {"top1": "top-1", "top5": "top-5"}
+    curves = {"clip": result["observed"], "stream": result.get("anytime")}
+    known = {kind: rows for kind, rows in curves.items() if rows}
+    keys = ["top1", *top5]
+    rows = [["observed", *(f"{kind} {names[key]}" for kind in known for key in keys)]]
+    for place, point in enumerate(result["observed"]):
+        cells = [f"{curve[place][key]:.2f} %" for curve in known.values() for key in keys]
+        rows.append([f"{100 * point['fraction']:g} %", *cells])
+    lines = [table(rows, indent=""), f"{result['videos']} videos, step {result['step']}"]
+    if result["bad_videos"]:
+        lines[-1] += f"; {result['bad_videos']} could not be read and count as wrong"
+    if (why := no_stream(spec)) is not None:
+        lines.append(f"no stream: {why}")
+    undecided = {100 * row["fraction"]: row["undecided"] for row in curves["stream"] or [] if row["undecided"]}
+    if undecided:
+        parts = ", ".join(f"{number} at {part:g} %" for part, number in undecided.items())
+        lines.append(f"videos of which the stream has no frame yet, which count as wrong: {parts}")
+    return "\n".join(lines)
