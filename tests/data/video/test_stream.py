@@ -85,6 +85,7 @@ each_way = pytest.mark.parametrize("read", [of_file, of_pipe])
         ("a.avi", {"codec": "mpeg4", "b_frames": 0}),
         ("a.avi", {"codec": "mpeg4", "b_frames": 2}),  # AVI has no presentation times
         ("a.mkv", {"key_every": 250}),
+        ("a.h264", {"b_frames": 0}),  # has no times
     ],
 )
 def test_every_frame_comes_once_in_order(tmp_path: Path, read: Read, name: str, options: dict[str, object]) -> None:
