@@ -54,14 +54,14 @@ OWNERS = {
     "horovod": {"comm"},
     "mpi4py": {"comm"},
     "av": {"data.video"},
-    "PIL": {"data.packed.payload"},
+    "PIL": {"data.packed.payload", "data.video.caption"},
 }
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
     r"comm|models\.(?!catalog).*|network|plan|training(\..*)?|inference(\..*)?|optim\.sgd|data\.batches\.(loader|walk|workers)|scaling\..*|"
     r"cluster\.estimate|sweep\.start|"
-    r"commands\.(bench(\..*)?|start|whole_run|evaluate|observed|predict|plan|model|simulate|submit|sweep)"
+    r"commands\.(bench(\..*)?|start|whole_run|evaluate|observed|predict|stream|plan|model|simulate|submit|sweep)"
 )
 
 # Who may print: the commands, and the watchdog, which speaks when the main thread cannot.

@@ -56,26 +56,39 @@ class _InMemory(BytesIO):
 
 
 @contextmanager
-def _open(video: Encoded, budget: Budget) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open a video for decoding; errors of FFmpeg within the block become DecodeErrors."""
+def open_video(video: Encoded, budget: Budget) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open a file or its bytes for decoding; errors of FFmpeg within the block become DecodeErrors."""
     video.check()
     # PyAV gets an opened file: it would take a name such as "a:b.mp4" for a protocol, and refuse one that is not UTF-8.
     content = video.content
+    with (
+        _decode_errors(video.name),
+        open(video.name, "rb") if content is None else _InMemory(content, video.name) as source,
+        open_source(video.name, source, budget) as opened,
+    ):
+        yield opened
+
+
+@contextmanager
+def open_source(name: str, source: Any, budget: Budget) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open an object with a `read` method for decoding, and close it; errors in the block become DecodeErrors."""
+    with _decode_errors(name), _container(name, source, budget) as container:
+        stream = _video_stream(name, container)
+        budget.size(stream.width, stream.height)
+        stream.codec_context.options = codec_options(budget)
+        yield container, stream
+
+
+@contextmanager
+def _decode_errors(name: str) -> Iterator[None]:
     try:
-        with (
-            open(video.name, "rb") if content is None else _InMemory(content, video.name) as source,
-            _container(video.name, source, budget) as container,
-        ):
-            stream = _video_stream(video.name, container)
-            budget.size(stream.width, stream.height)
-            stream.codec_context.options = codec_options(budget)
-            yield container, stream
+        yield
     except av.FFmpegError as error:
-        raise DecodeError(video.name, f"cannot be decoded: {error.strerror}") from error
+        raise DecodeError(name, f"cannot be decoded: {error.strerror}") from error
     except MemoryError as error:
-        raise DecodeError(video.name, "wants more memory than a video may have") from error
+        raise DecodeError(name, "wants more memory than a video may have") from error
     except OSError as error:
-        raise DecodeError(video.name, error.strerror or str(error)) from error
+        raise DecodeError(name, error.strerror or str(error)) from error
 
 
 def codec_options(budget: Budget) -> dict[str, str]:
@@ -102,7 +115,7 @@ def _video_stream(name: str, container: InputContainer) -> VideoStream:
     raise DecodeError(name, "has no video stream")
 
 
-def _demuxed(container: InputContainer, stream: VideoStream, budget: Budget) -> Iterator[Packet]:
+def demuxed(container: InputContainer, stream: VideoStream, budget: Budget) -> Iterator[Packet]:
     """Yield the video packets, without the empty ones by which PyAV marks the end."""
     for number, packet in enumerate(container.demux(stream)):
         budget.packet(number)
@@ -112,14 +125,14 @@ def _demuxed(container: InputContainer, stream: VideoStream, budget: Budget) -> 
 
 def count_packets(video: Encoded, budget: Budget) -> int:
     """Count the frames that the packets promise; at least 1, because only decoding can tell that there is none."""
-    with _open(video, budget) as (container, stream):
-        return max(1, sum(not packet.is_discard for packet in _demuxed(container, stream, budget)))
+    with open_video(video, budget) as (container, stream):
+        return max(1, sum(not packet.is_discard for packet in demuxed(container, stream, budget)))
 
 
 def read_from_start(video: Encoded, wanted: frozenset[int], render: Render, budget: Budget) -> tuple[Pictures, int]:
     """Decode from the start; return the wanted frames' pictures and the number of frames seen. Raises DecodeError."""
-    with _open(video, budget) as (container, stream):
-        packets = chain(_demuxed(container, stream, budget), [None])
+    with open_video(video, budget) as (container, stream):
+        packets = chain(demuxed(container, stream, budget), [None])
         frames = (frame for packet in packets for frame in stream.decode(packet))
         pictures, num_seen = _pick(video.name, enumerate(frames), wanted, render)
     if not num_seen:
@@ -132,9 +145,9 @@ def read_by_jumps(
 ) -> Pictures:
     """Decode from the nearest key frames; return the wanted pictures, or none where they might be wrong."""
     try:
-        with _open(video, budget) as (container, stream):
+        with open_video(video, budget) as (container, stream):
             first_size = (stream.width, stream.height)
-            packets = _held(_demuxed(container, stream, budget))
+            packets = _held(demuxed(container, stream, budget))
             # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong.
             if container.format.name == "avi" and stream.codec_context.has_b_frames:
                 return {}
@@ -246,19 +259,29 @@ def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
     """
     # The log starts before the opening, which reads a short file to its end.
     budget = Budget(video.name, limits)
-    with _error_log() as log, _open(video, budget) as (container, stream):
+    with error_log() as log, open_video(video, budget) as (container, stream):
         tally = Tally(stream.time_base)
-        width, height = _tally_all(_demuxed(container, stream, budget), stream, tally)
-        if any(entry.pos + entry.size > container.size for entry in stream.index_entries):
+        width, height = _tally_all(demuxed(container, stream, budget), stream, tally)
+        if is_cut_short(container, stream):
             tally.damage.append("the file is cut short")
-        # Decoders' messages are often harmless; those of containers are not, nor of HEVC, which marks no frame.
-        speakers = (container.format.name, "hevc")
-        tally.damage += [f"{speaker}: {line.strip()}" for _, speaker, line in log if speaker in speakers]
+        tally.damage += damage_in(log, container)
         if tally.damage or not tally.num_frames:
             reason = tally.damage[0] if tally.damage else "no frame can be decoded"
             raise DecodeError(video.name, f"{reason} ({tally.num_frames} frames decoded)")
         fps = float(stream.average_rate or stream.guessed_rate or 0) or None
         return VideoInfo(tally.num_frames, fps, width, height, tally.duration, stream.codec_context.name)
+
+
+def is_cut_short(container: InputContainer, stream: VideoStream) -> bool:
+    """Return whether the file ends before a packet that its index names."""
+    return any(entry.pos + entry.size > container.size for entry in stream.index_entries)
+
+
+def damage_in(log: Iterable[tuple[int, str, str]], container: InputContainer) -> list[str]:
+    """Return the messages of FFmpeg that tell of damage, with their speakers."""
+    # Decoders' messages are often harmless; those of containers are not, nor of HEVC, which marks no frame.
+    speakers = (container.format.name, "hevc")
+    return [f"{speaker}: {line.strip()}" for _, speaker, line in log if speaker in speakers]
 
 
 class Tally:
@@ -291,7 +314,7 @@ class Tally:
 
 
 @contextmanager
-def _error_log() -> Iterator[list[tuple[int, str, str]]]:
+def error_log() -> Iterator[list[tuple[int, str, str]]]:
     """Collect FFmpeg's error messages (level, speaker, line); some damage shows nowhere else."""
     level, skip_repeated = av.logging.get_level(), av.logging.get_skip_repeated()
     av.logging.set_level(av.logging.ERROR)

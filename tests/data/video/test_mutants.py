@@ -13,7 +13,9 @@ import os
 import resource
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 import av
@@ -26,6 +28,7 @@ from summit_train.data.manifest.files import FileStore
 from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError, Limits
+from summit_train.data.video.stream import Reading, file_frames, pipe_frames
 from tests.data.clips import probe, read_clip, stored_clip
 
 SEED = 20191
@@ -290,3 +293,20 @@ def test_the_decoder_alone_survives_all_of_them(mutants: Mutants) -> None:
     print(f"{len(names)} files; other frames without an error, by the decoder alone: {dict(missed)}")
     # What is cut short, empty, or no video is found by an index without knowing any hash.
     assert not [what for what in missed if what.startswith(("cut", "no video", "wrong"))]
+
+
+@pytest.mark.parametrize("is_piped", [False, True])
+def test_a_stream_of_each_of_them_ends_and_says_what_it_lacks(mutants: Mutants, is_piped: bool) -> None:
+    for name in sorted(mutants.kinds):
+        path, reading = mutants.folder / name, Reading()
+        if is_piped and not path.is_file():
+            continue
+        try:
+            with FileIO(path) if is_piped else nullcontext() as pipe:
+                frames = file_frames(str(path), reading) if pipe is None else pipe_frames(pipe, reading)
+                num_whole = sum(1 for _ in frames)
+        except DecodeError as error:
+            assert "\n" not in str(error), name
+        else:
+            assert num_whole == reading.num_frames - reading.num_damaged, name
+            assert num_whole == NUM_FRAMES or reading.damage, name
