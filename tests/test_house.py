@@ -61,7 +61,7 @@ OWNERS = {
 NEEDS_TORCH = re.compile(
     r"comm|models\.(?!catalog).*|network|plan|training(\..*)?|inference(\..*)?|optim\.sgd|data\.batches\.(loader|workers)|scaling\..*|"
     r"cluster\.estimate|sweep\.start|"
-    r"commands\.(bench(\..*)?|start|whole_run|evaluate|plan|model|simulate|submit|sweep)"
+    r"commands\.(bench(\..*)?|start|whole_run|evaluate|plan|model|simulate|submit|sweep|cam)"
 )
 
 # Who may print: the commands, and the watchdog, which speaks when the main thread cannot.
