@@ -6,6 +6,7 @@ import argparse
 import csv
 import io
 import json
+import math
 import re
 import sys
 import tempfile
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--frames", type=_number_of_frames, default=ACROSS, metavar="N|all", help="most frames in a strip [%(default)s]"
     )
     parser.add_argument(
-        "--threshold", type=float, action="append", default=[], metavar="VALUE",
+        "--threshold", type=finite_number, action="append", default=[], metavar="VALUE",
         help="of the foreground, once for each network [what keeps 20 %% of the pixels of the validation set]",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -110,6 +111,14 @@ def _number_of_frames(text: str) -> int | None:
     return None if text == "all" else int(text)
 
 
+def finite_number(text: str) -> float:
+    """Parse --threshold."""
+    value = float(text)  # argparse reports the ValueError
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r}: a finite number is wanted")
+    return value
+
+
 def _check_folder(out: Path) -> None:
     """Make the folder. Raises UserError where it cannot be written to."""
     try:
@@ -139,9 +148,9 @@ def _map_videos(
         streams.append(network.mapper.heatmaps(store, range(len(videos)), "skip", predicted=False))
     found = zip(names, zip(*streams, strict=True), strict=True)
     for name, heatmaps in followed(found, len(videos), "videos"):
-        if isinstance(heatmaps[0], BadClip):
-            bad.append(heatmaps[0])
-        else:
+        unread = [one for one in heatmaps if isinstance(one, BadClip)]
+        bad += unread[:1]
+        if not unread:
             done.append(_write(args.out / name, networks, heatmaps, args.frames))
     return done, bad
 
@@ -161,7 +170,8 @@ def _row(network: _Network, heatmap: Heatmap, most: int | None) -> Row:
     num_frames = len(heatmap.frames)
     places = np.linspace(0, num_frames - 1, min(num_frames, most or num_frames)).round().astype(int).tolist()
     share_above = share(heatmap.record(network.threshold)["foreground"])
-    title = f"{heatmap.name}, score {heatmap.score:.2f}, foreground {share_above}    {network.title}"
+    name = heatmap.name if network.mapper.trained.has_names else f"class {heatmap.label}"
+    title = f"{name}, score {heatmap.score:.2f}, foreground {share_above}    {network.title}"
     foreground = heatmap.foreground(places, network.threshold)
     return Row(title, heatmap.frames[places].tolist(), heatmap.pictures[places], foreground)
 

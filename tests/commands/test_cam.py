@@ -138,11 +138,19 @@ def test_what_is_wrong_is_said_before_the_work(
     assert not (tmp_path / "out/cam.csv").exists()
 
 
-@pytest.mark.parametrize("frames", ["0", "-1", "some"])
-def test_frames_are_a_number_or_all(frames: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["--frames", "0"], "a number of frames, 1 or more, or all is wanted"),
+        (["--frames", "some"], "a number of frames, 1 or more, or all is wanted"),
+        (["--threshold", "nan"], "a finite number is wanted"),
+        (["--threshold", "x"], "invalid finite_number value"),
+    ],
+)
+def test_options_are_checked(words: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["cam", "run", "a.mp4", "--out", "out", "--frames", frames])
-    assert ended.value.code == 2 and "a number of frames, 1 or more, or all is wanted" in capsys.readouterr().err
+        main(["cam", "run", "a.mp4", "--out", "out", *words])
+    assert ended.value.code == 2 and wanted in capsys.readouterr().err
 
 
 @needs_ranks

@@ -14,6 +14,8 @@ from summit_train.errors import RunFailed, UserError
 from summit_train.inference.cam import Heatmap, Mapper, label_of, save_maps
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.inference.videos import video_store
+from summit_train.network import build_network
+from summit_train.spec import spec_from_values
 from summit_train.training.step import Normalise
 from tests.inference.test_trained import changed_copy
 
@@ -64,6 +66,18 @@ def test_the_view_is_the_whole_frame_or_the_centre(trained: Trained, trained_run
         assert found.map.shape == (4, 2, 2) and found.pictures.shape == (4, 64, 64, 3)
         assert Mapper(square, CPU).views()["crop"] == "centre square"
     assert Mapper(trained, CPU).views()["crop"] == "whole frame"
+
+
+def test_a_slice_of_a_3d_network_has_several_frames(trained: Trained, tmp_path: Path) -> None:
+    values = trained.spec.model_dump(mode="json")
+    values["model"] |= {"arch": "eco_lite", "backbone": None}
+    values["data"] |= {"num_frames": 8}
+    spec = spec_from_values(values, "here")
+    network = build_network(spec, torch.Generator().manual_seed(0))
+    found = _heatmap(replace(trained, spec=spec, weights=network.state_dict()), _video(tmp_path / "a.mp4", 12))
+    assert found.map.shape == (2, 2, 3) and found.pictures.shape == (8, 64, 85, 3)
+    assert found.frames.tolist() == list(range(2, 10)) and found.slices.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert found.foreground([0, 7], -1e9).shape == (2, 64, 85) and found.peak_frame in (4, 8)
 
 
 def test_a_named_class(trained: Trained, motion_set: Path) -> None:
