@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import math
 import re
@@ -24,15 +22,14 @@ from summit_train.commands.start import choose_device
 from summit_train.data.batches.loader import BadClip
 from summit_train.errors import UserError
 from summit_train.files import write_text
-from summit_train.inference.cam import Heatmap, Mapper, save_maps
+from summit_train.inference.cam import Heatmap, Mapper
+from summit_train.inference.cam_files import csv_text, find_videos, output_names, save_maps, video_store
 from summit_train.inference.threshold import Threshold, threshold_for
 from summit_train.inference.trained import open_trained
-from summit_train.inference.videos import find_videos, output_names, video_store
 from summit_train.report.cam import ACROSS, Row, draw_strip
 from summit_train.text import share, text_table
 
 _BESIDE_FILE = "cam_beside.json"
-_COLUMNS = ("label", "class", "score", "logit", "mean", "peak_frame", "foreground", "threshold")
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     networks = [_with_threshold(mapper, number, args) for number, mapper in enumerate(mappers)]
     done, bad = _map_videos(networks, videos, args)
     table = args.out / "cam.csv"
-    write_text(table, _csv(done))
+    write_text(table, csv_text(done))
     result = {
         "csv": str(table),
         "networks": [_about(network) for network in networks],
@@ -176,18 +173,6 @@ def _row(network: _Network, heatmap: Heatmap, most: int | None) -> Row:
     return Row(title, heatmap.frames[places].tolist(), heatmap.pictures[places], foreground)
 
 
-def _csv(videos: Sequence[dict[str, Any]]) -> str:
-    """Return a line for each video and network."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["path", "network", *_COLUMNS, "strip", "maps"])
-    for video in videos:
-        for row in video["networks"]:
-            cells = [row[name] for name in ("network", *_COLUMNS)]
-            writer.writerow([video["path"], *cells, video["strip"], video["maps"]])
-    return text.getvalue()
-
-
 def _about(network: _Network) -> dict[str, Any]:
     trained = network.mapper.trained
     about: dict[str, Any] = {"name": trained.spec.name, "network": trained.spec.model.title, "was_saved": False}
@@ -200,7 +185,7 @@ def _about(network: _Network) -> dict[str, Any]:
 def _text(result: dict[str, Any], networks: Sequence[_Network]) -> str:
     rows = [
         {
-            "video": video["path"],
+            "video": _printable(video["path"]),
             "network": row["network"] if len(networks) > 1 else "",
             "class": row["class"],
             "score": f"{row['score']:.2f}",
@@ -214,6 +199,11 @@ def _text(result: dict[str, Any], networks: Sequence[_Network]) -> str:
     ]
     table = [text_table(rows)] if rows else []
     return "\n".join([*table, *map(_threshold_text, networks), f"all of it: {result['csv']}"])
+
+
+def _printable(path: str) -> str:
+    """Return a path as a terminal takes it: bytes that are no UTF-8 are written out."""
+    return path.encode("utf-8", "backslashreplace").decode()
 
 
 def _threshold_text(network: _Network) -> str:

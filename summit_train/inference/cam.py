@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch.nn import functional
 
 from summit_train.data.batches.loader import BadClip, Store, TestBatch, test_batches
 from summit_train.errors import RunFailed, UserError
-from summit_train.files import replacing
 from summit_train.inference.trained import Trained
 from summit_train.models.cam import ClassMaps, class_maps
 from summit_train.models.catalog import maps_problem
@@ -82,19 +80,6 @@ class Heatmap:
             "map": self.map, "frames": self.frames, "slices": self.slices, "path": self.path,
             "label": self.label, "class": self.name, "score": self.score, "logit": self.logit,
         }  # fmt: skip
-
-
-def save_maps(path: Path, first: tuple[Heatmap, float], *others: tuple[Heatmap, float]) -> None:
-    """Write the maps of one video by one network or two, each with its threshold, as npz, whole or not at all.
-
-    `np.load` reads it without pickle. The second network's names begin with beside_.
-    """
-    arrays = first[0].values() | {"threshold": first[1]}
-    for heatmap, threshold in others:
-        values = heatmap.values() | {"threshold": threshold}
-        arrays |= {f"beside_{name}": value for name, value in values.items()}
-    with replacing(path) as file:
-        np.savez_compressed(file, **arrays)
 
 
 class Mapper:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -88,13 +89,18 @@ def test_two_networks_a_named_class_and_all_frames(
 def test_files_of_one_stem_get_names_of_their_own(
     trained_run: Path, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    odd = tmp_path / os.fsdecode(b"\xff.mp4")  # a name that is no UTF-8
+    shutil.copy(motion_set / VIDEO, odd)
     for number, folder in enumerate("ab"):
         (tmp_path / folder).mkdir()
         shutil.copy(motion_set / f"videos/val_00000{number}.mp4", tmp_path / folder / "clip.mp4")
     out = tmp_path / "out"
-    _cam(capsys, trained_run, tmp_path / "a", tmp_path / "b/clip.mp4", "--out", out, *GIVEN)
+    text, _ = _cam(capsys, trained_run, tmp_path / "a", tmp_path / "b/clip.mp4", odd, "--out", out, *GIVEN)
     paths = {name: str(np.load(out / f"{name}.npz")["path"]) for name in ("clip", "clip_2")}
     assert paths == {"clip": str(tmp_path / "a/clip.mp4"), "clip_2": str(tmp_path / "b/clip.mp4")}
+    assert f"{tmp_path}/\\udcff.mp4" in text and str(odd).encode("utf-8", "surrogateescape") in (
+        (out / "cam.csv").read_bytes()
+    )
 
 
 def test_a_bad_file_is_named_and_the_rest_goes_on(

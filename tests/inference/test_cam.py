@@ -11,9 +11,9 @@ import torch
 
 from summit_train.data.video.encode import write_video
 from summit_train.errors import RunFailed, UserError
-from summit_train.inference.cam import Heatmap, Mapper, label_of, save_maps
+from summit_train.inference.cam import Heatmap, Mapper, label_of
+from summit_train.inference.cam_files import save_maps, video_store
 from summit_train.inference.trained import Trained, open_trained
-from summit_train.inference.videos import video_store
 from summit_train.network import build_network
 from summit_train.spec import spec_from_values
 from summit_train.training.step import Normalise

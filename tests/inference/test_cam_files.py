@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from summit_train.errors import UserError
-from summit_train.inference.videos import find_videos, output_names
+from summit_train.inference.cam_files import find_videos, output_names
 
 
 def _touch(path: Path) -> str:

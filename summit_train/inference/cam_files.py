@@ -1,10 +1,15 @@
-"""The videos that a command is given: files, and folders of files."""
+"""The videos that cam is given, and the files that it writes: maps as npz, and a table."""
 
 from __future__ import annotations
 
+import csv
+import io
 import os
-from collections.abc import Iterable, Sequence
-from pathlib import PurePath
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
 
 from summit_train.data.manifest import manifest_of_files
 from summit_train.data.manifest.files import FileStore
@@ -12,7 +17,10 @@ from summit_train.data.manifest.tables import is_video
 from summit_train.data.video.clips import list_pictures
 from summit_train.data.video.source import DecodeError, Limits
 from summit_train.errors import UserError
+from summit_train.files import replacing
+from summit_train.inference.cam import Heatmap
 
+_COLUMNS = ("label", "class", "score", "logit", "mean", "peak_frame", "foreground", "threshold")
 _MOST_BYTES = 180  # of a name; file systems take 255, and endings are to come
 
 
@@ -56,3 +64,28 @@ def output_names(paths: Sequence[str]) -> list[str]:
         taken.add(name)
         names.append(name)
     return names
+
+
+def save_maps(path: Path, first: tuple[Heatmap, float], *others: tuple[Heatmap, float]) -> None:
+    """Write the maps of one video by one network or two, each with its threshold, as npz, whole or not at all.
+
+    `np.load` reads it without pickle. The second network's names begin with beside_.
+    """
+    arrays = first[0].values() | {"threshold": first[1]}
+    for heatmap, threshold in others:
+        values = heatmap.values() | {"threshold": threshold}
+        arrays |= {f"beside_{name}": value for name, value in values.items()}
+    with replacing(path) as file:
+        np.savez_compressed(file, **arrays)
+
+
+def csv_text(videos: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of mapped videos: a line for each video and network, as `Heatmap.record` has it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["path", "network", *_COLUMNS, "strip", "maps"])
+    for video in videos:
+        for row in video["networks"]:
+            cells = [row[name] for name in ("network", *_COLUMNS)]
+            writer.writerow([video["path"], *cells, video["strip"], video["maps"]])
+    return text.getvalue()
