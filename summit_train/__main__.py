@@ -20,6 +20,7 @@ _COMMANDS = {
     "eval": ("evaluate", "accuracy of a run's checkpoints"),
     "predict": ("predict", "the classes of new videos, by a trained network"),
     "stream": ("stream", "the label of a video while it plays, frame by frame, by a past-only TSM"),
+    "cam": ("cam", "where a trained network looks: class activation maps of videos"),
     "model": ("model", "parameters, multiply-adds, T per stage, compute/IO"),
     "data": ("data", "make, index and check data sets"),
     "submit": ("submit", "a job script of a spec to the batch system, with its cost said before"),

@@ -34,6 +34,7 @@ class Architecture(NamedTuple):
     strides are still to come: they would halve nothing, and the kernels there would see padding alone on both sides.
     Another reason for it is said in `minimum_reason`. A clip has a multiple of `frames_step` frames.
     `non_local`: whether it takes non-local blocks, on its backbones that have bottleneck blocks.
+    `no_maps`: why it has no class activation maps, None where its head is a global average and one linear layer.
     """
 
     title: str
@@ -43,6 +44,7 @@ class Architecture(NamedTuple):
     frames_step: int = 1
     norm_ends_branch: bool = True  # each residual branch ends in a normalisation
     non_local: bool = False
+    no_maps: str | None = None
 
     @property
     def usual_backbone(self) -> str | None:
@@ -56,12 +58,18 @@ ARCHITECTURES: dict[str, Architecture] = {
     "i3d_3x3x3": Architecture("I3D 3x3x3", RESNETS, minimum_frames=16, non_local=True),
     "i3d_3x1x1": Architecture("I3D 3x1x1", BOTTLENECK_BACKBONES, minimum_frames=8, non_local=True),
     "i3d_replace": Architecture("I3D replace", BOTTLENECK_BACKBONES, non_local=True),
-    "trn": Architecture("TRN", RESNETS, minimum_frames=2, minimum_reason="those of its smallest relation"),
+    "trn": Architecture(
+        "TRN", RESNETS, minimum_frames=2, minimum_reason="those of its smallest relation",
+        no_maps="it relates frames by layers that are not linear",
+    ),
     "eco_lite": Architecture("ECO-lite", (), minimum_frames=4, norm_ends_branch=False),
-    "slowfast": Architecture("SlowFast", ("resnet50",), minimum_frames=8, frames_step=8),
-    "x3d_m": Architecture("X3D-M", ()),
+    "slowfast": Architecture(
+        "SlowFast", ("resnet50",), minimum_frames=8, frames_step=8,
+        no_maps="its two pathways have different numbers of frames",
+    ),
+    "x3d_m": Architecture("X3D-M", (), no_maps="its classifier follows a layer that is not linear"),
     "ir_csn": Architecture("ir-CSN", ("resnet152",), minimum_frames=8),
-}
+}  # fmt: skip
 
 
 def backbone_problem(arch: str, backbone: str | None) -> str | None:
@@ -100,6 +108,15 @@ def non_local_problem(arch: str, backbone: str | None, crop: int | None = None) 
     takers = [name for name, known in ARCHITECTURES.items() if known.non_local]
     network = f"{arch} on {backbone}" if backbone else arch
     return f"{network} takes no non-local blocks; {', '.join(takers)} do, on one of {', '.join(BOTTLENECK_BACKBONES)}"
+
+
+def maps_problem(arch: str) -> str | None:
+    """Return why `arch` has no class activation maps, and what has; None where a linear layer follows its average."""
+    reason = ARCHITECTURES[arch].no_maps
+    if reason is None:
+        return None
+    takers = ", ".join(name for name, known in ARCHITECTURES.items() if known.no_maps is None)
+    return f"{arch} has no class activation maps: {reason}; {takers} have them"
 
 
 def stream_problem(arch: str, shift_direction: ShiftDirection, non_local: NonLocal) -> str | None:

@@ -48,13 +48,18 @@ class ECOLite(VideoNetwork):
         self.dropout = Dropout(dropout)
         self.fc = nn.Linear(c512, num_classes)
 
-    def extract(self, x: torch.Tensor) -> torch.Tensor:
-        """Return one feature vector for each clip of frames (N*T, C, H, W), averaged over T, H and W: (N, F)."""
+    def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
+        """Return res5 of clips of frames (N*T, C, H, W): volumes (N, F, T / 4, h, w)."""
         x = self.pool1(self.conv1_7x7_s2(x))
         x = self.pool2(self.conv2_3x3(self.conv2_3x3_reduce(x)))
         frames = self.inception(x)
         volume_NCTHW = frames.unflatten(0, (-1, self.num_frames)).transpose(1, 2)
-        out: torch.Tensor = self.avgpool(self.resnet(volume_NCTHW)).flatten(1)
+        out: torch.Tensor = self.resnet(volume_NCTHW)
+        return out
+
+    def extract(self, x: torch.Tensor) -> torch.Tensor:
+        """Return one feature vector for each clip of frames (N*T, C, H, W), averaged over T, H and W: (N, F)."""
+        out: torch.Tensor = self.avgpool(self.feature_maps(x)).flatten(1)
         return out
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:

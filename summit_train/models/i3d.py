@@ -52,12 +52,11 @@ class I3D(ResNet):
         """Return clips as volumes (N, C, T, H, W), a view."""
         return clip_NTCHW.transpose(1, 2)
 
-    def extract(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the features of volumes (N, C, T, H, W), averaged over T, H and W: (N, F)."""
+    def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the last stage's output of volumes (N, C, T, H, W): (N, F, T', H / 32, W / 32)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.pool2(self.layer1(x))
-        x = self.layer4(self.layer3(self.layer2(x)))
-        out: torch.Tensor = self.avgpool(x).flatten(1)
+        out: torch.Tensor = self.layer4(self.layer3(self.layer2(x)))
         return out
 
 

@@ -76,10 +76,14 @@ class MobileNetV2(VideoNetwork):
         self.features = nn.Sequential(*layers, _convolution(channels, last, 1))
         self.classifier = nn.Sequential(Dropout(dropout), nn.Linear(last, num_classes))
 
-    def extract(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the features of frames (M, C, H, W), averaged over H and W: (M, F)."""
-        out: torch.Tensor = self.features(x).mean((2, 3))
+    def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the last convolution's output of frames (M, C, H, W): (M, F, H / 32, W / 32)."""
+        out: torch.Tensor = self.features(x)
         return out
+
+    def extract(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the feature maps averaged over H and W: (M, F)."""
+        return self.feature_maps(x).mean((2, 3))
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:
         """Return logits (M, num_classes)."""

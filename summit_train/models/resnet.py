@@ -157,11 +157,15 @@ class ResNet(VideoNetwork):
         self.dropout = Dropout(dropout)
         self.fc = nn.Linear(channels, num_classes)
 
-    def extract(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the stages' features of frames (M, C, H, W), averaged over H and W: (M, F)."""
+    def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the last stage's output of frames (M, C, H, W): (M, F, H / 32, W / 32)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        out: torch.Tensor = self.avgpool(x).flatten(1)
+        out: torch.Tensor = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return out
+
+    def extract(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the feature maps averaged over all but channels: (len(x), F)."""
+        out: torch.Tensor = self.avgpool(self.feature_maps(x)).flatten(1)
         return out
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ class VideoNetwork(nn.Module):
     `memory_format`: the format that frames stored as (N, T, H, W, C) arrive in, as a view.
     `stages`: the modules after which T is reported, with the paper's names for them (Table 2).
     `blocks`: the sequences whose members can be computed again in the backward pass. `head`: the classifier's name.
+    Where the head is a global average and one linear layer, `extract` averages what `feature_maps` returns.
     """
 
     memory_format: torch.memory_format = torch.channels_last
@@ -53,6 +54,10 @@ class VideoNetwork(nn.Module):
 
     def extract(self, x: torch.Tensor) -> torch.Tensor:
         """Return one feature vector for each image or volume of `x`, (len(x), F)."""
+        raise NotImplementedError
+
+    def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the last feature maps: (M, F, h, w) of images, (N, F, T', h, w) of volumes."""
         raise NotImplementedError
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:

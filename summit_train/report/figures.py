@@ -138,10 +138,10 @@ def pictures(runs: Sequence[Run]) -> list[Picture]:
         return [picture for picture in drawn if picture is not None]
 
 
-def drawable(text: str) -> str:
+def drawable(text: str, most: int = MOST_LABEL) -> str:
     """Cut a name to a length that fits, and replace each character that the font lacks by a white square."""
     known = FT2Font(findfont(FONT)).get_charmap()
-    cut = text if len(text) <= MOST_LABEL else text[: MOST_LABEL - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    cut = text if len(text) <= most else text[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
     return "".join(c if c.isprintable() and ord(c) in known else "\N{WHITE SQUARE}" for c in cut)
 
 

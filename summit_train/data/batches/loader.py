@@ -7,7 +7,7 @@ Pixels stay uint8; the device normalises them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Protocol
 
@@ -97,7 +97,7 @@ class MicroBatch:
 class TestBatch:
     """One video of the test: its place in the manifest, and its views, uint8 (clips * crops, T, h, w, C).
 
-    bad: why there is no view.
+    bad: why there is no view. frames: the clips' frame numbers in the video, int64 (clips, T).
     """
 
     __test__ = False  # not a test case, whatever pytest makes of the name
@@ -106,6 +106,7 @@ class TestBatch:
     label: int
     views: torch.Tensor
     bad: BadClip | None = None
+    frames: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
 
     def pin_memory(self) -> TestBatch:
         """Return the batch in page-locked memory; called by the DataLoader."""
@@ -210,10 +211,12 @@ class _TestVideos:
 
     def __call__(self, video: int, reading: Reading) -> TestBatch:
         data, manifest, evaluate = self.data, self.store.manifest, self.evaluate
+        chosen = list[NDArray[np.int64]]()  # the last choice is the one that is read
 
         def choose(num_frames: int) -> NDArray[np.int64]:
             frames = augment.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, evaluate.clips)
-            return in_direction(frames, num_frames, manifest.is_reversed(video))
+            chosen.append(in_direction(frames, num_frames, manifest.is_reversed(video)))
+            return chosen[-1]
 
         def views_of(width: int, height: int) -> list[augment.View]:
             return augment.test_views(evaluate.short_side, evaluate.crops, width, height)
@@ -227,7 +230,7 @@ class _TestVideos:
                 raise
             bad = BadClip(video, error.path, error.reason, None)
             return TestBatch(video, label, torch.zeros(0, dtype=torch.uint8), bad)
-        return TestBatch(video, label, torch.from_numpy(views))
+        return TestBatch(video, label, torch.from_numpy(views), frames=manifest.span(video).start + chosen[-1])
 
 
 def in_direction(frames: NDArray[np.int64], num_frames: int, backwards: bool) -> NDArray[np.int64]:

@@ -110,6 +110,7 @@ def test_test_views_come_in_the_order_asked(manifest: Manifest, workers: int) ->
         assert (batch.views.dtype, batch.views.shape) == (torch.uint8, (3, 4, 24, 24, 3))
         wanted = backwards if batch.video == 2 else starts
         assert [grey(view) for view in batch.views.numpy()] == wanted
+        assert batch.frames.tolist() == wanted
 
 
 def test_clips_and_crops_can_be_asked_for(manifest: Manifest) -> None:

@@ -67,6 +67,20 @@ def test_a_span_gives_the_frames_of_the_cut_file(
     np.testing.assert_array_equal(found[1], wanted[1])
 
 
+@pytest.mark.parametrize(("is_reversed", "numbers"), [(False, [3, 5, 7, 9]), (True, [11, 9, 7, 5])])
+def test_frame_numbers_are_those_in_the_video(tmp_path: Path, is_reversed: bool, numbers: list[int]) -> None:
+    write_video(tmp_path / "whole.mkv", FRAMES, codec="ffv1", b_frames=0)
+    # 9 frames and a window of 2 * 4: the only clip starts at the first of two places.
+    row = ManifestRow("whole.mkv", 0, reversed=is_reversed).with_span(Span(3, 12))
+    write_manifest(tmp_path / "list.csv", [row])
+    data = DataSpec(train="x", val="x", num_frames=4, frame_stride=2, short_side=(24, 32), crop=24, workers=0)
+    store = open_store(data, read_manifest(tmp_path / "list.csv"))
+    (tested,) = test_batches(data, EvaluateSpec(clips=1, crops="full", short_side=32), store, [0])
+    assert tested.frames.tolist() == [numbers]
+    for number, seen in zip(numbers, tested.views[0].numpy(), strict=True):
+        assert np.abs(FRAMES.astype(int) - seen).mean((1, 2, 3)).argmin() == number
+
+
 @pytest.fixture(scope="module")
 def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A video whose frames need each other, with key frames 5 apart."""

@@ -1,0 +1,167 @@
+"""`summit-train cam` on a trained run and real videos: the files that it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from summit_train.__main__ import main
+from summit_train.data.video.encode import write_video
+from tests.inference.test_trained import changed_copy
+from tests.worlds import command, needs_ranks
+
+GIVEN = ("--threshold", "0.1")
+VIDEO = "videos/val_000000.mp4"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def _cam(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> tuple[str, str]:
+    assert main(["cam", *map(str, words)]) == status
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_strips_maps_and_a_table(
+    trained_run: Path, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = shutil.copytree(trained_run, tmp_path / "run"), tmp_path / "out"
+    val = tmp_path / "val.csv"
+    val.write_text("path,label\nvideos/val_000000.mp4,0\nvideos/val_000001.mp4,1\nvideos/val_000002.mp4,2\n")
+    videos = [motion_set / f"videos/val_00000{number}.mp4" for number in range(2)]
+    words = [run, *videos, "--out", out, "--json", f"data.val={val}", f"data.root={motion_set}"]
+    printed: dict[str, Any] = json.loads(_cam(capsys, *words)[0])
+    assert [video["path"] for video in printed["videos"]] == [str(video) for video in videos] and printed["bad"] == []
+    (network,) = printed["networks"]
+    assert network["file"] == str(run / "cam.json") and not network["was_saved"] and network["videos"] == 3
+    assert network["threshold"] == json.loads((run / "cam.json").read_text())["threshold"]
+    assert network["views"]["crop"] == "centre square"
+
+    table = list(csv.DictReader((out / "cam.csv").open()))
+    names = ["path", "network", "label", "class", "score", "logit", "mean", "peak_frame", "foreground", "threshold"]
+    assert list(table[0]) == [*names, "strip", "maps"] and len(table) == 2
+    for row, video, name in zip(table, printed["videos"], ("val_000000", "val_000001"), strict=True):
+        assert row["path"] == video["path"] and row["network"] == "tsm resnet18 (run)"
+        maps = np.load(out / f"{name}.npz", allow_pickle=False)
+        assert row["maps"] == str(out / f"{name}.npz") and row["strip"] == str(out / f"{name}.png")
+        assert float(row["mean"]) == pytest.approx(float(maps["map"].mean())) and row["class"] == str(maps["class"])
+        peak = np.unravel_index(maps["map"].argmax(), maps["map"].shape)[0]
+        assert int(row["peak_frame"]) == maps["frames"][peak] and float(row["score"]) == float(maps["score"])
+        assert float(maps["threshold"]) == float(row["threshold"]) == network["threshold"]
+        assert matplotlib.image.imread(row["strip"]).shape == (220, 544, 4)  # four frames of 128 pixels
+
+    text, _ = _cam(capsys, *[word for word in words if word != "--json"])
+    assert f"keeps {100 * network['kept']:.1f} % of the pixels of 3 validation videos, from {run / 'cam.json'}" in text
+    assert "sees 4 frames (dense, every 1), the centre square at 32" in text and str(out / "val_000001.png") in text
+
+
+def test_two_networks_a_named_class_and_all_frames(
+    trained_run: Path, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [trained_run, motion_set / VIDEO, "--out", tmp_path, "--beside", trained_run, "--class", "left"]
+    words += [*GIVEN, "--threshold", "-100", "--frames", "3", "--json", "evaluate.short_side=64"]
+    printed = json.loads(_cam(capsys, *words)[0])
+    first, second = printed["videos"][0]["networks"]
+    assert (first["class"], first["threshold"]) == ("left", 0.1) and second["foreground"] == 1.0
+    assert [network["threshold"] for network in printed["networks"]] == [0.1, -100.0]
+    assert len(list(csv.DictReader((tmp_path / "cam.csv").open()))) == 2
+    maps = np.load(tmp_path / "val_000000.npz", allow_pickle=False)
+    assert (maps["map"] == maps["beside_map"]).all() and float(maps["beside_threshold"]) == -100
+    strip = matplotlib.image.imread(tmp_path / "val_000000.png")
+    assert strip.shape[:2] == (394, 500)  # two rows; three frames are narrower than a title
+    dark, bright = strip[62:190, 10:138, :3], strip[236:364, 10:138, :3]
+    assert bright.mean() > dark.mean()  # at -100 all is foreground
+    assert not (trained_run / "cam.json").exists()
+
+
+def test_files_of_one_stem_get_names_of_their_own(
+    trained_run: Path, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = tmp_path / os.fsdecode(b"\xff.mp4")  # a name that is no UTF-8
+    shutil.copy(motion_set / VIDEO, odd)
+    for number, folder in enumerate("ab"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(motion_set / f"videos/val_00000{number}.mp4", tmp_path / folder / "clip.mp4")
+    out = tmp_path / "out"
+    text, _ = _cam(capsys, trained_run, tmp_path / "a", tmp_path / "b/clip.mp4", odd, "--out", out, *GIVEN)
+    paths = {name: str(np.load(out / f"{name}.npz")["path"]) for name in ("clip", "clip_2")}
+    assert paths == {"clip": str(tmp_path / "a/clip.mp4"), "clip_2": str(tmp_path / "b/clip.mp4")}
+    assert f"{tmp_path}/\\udcff.mp4" in text and str(odd).encode("utf-8", "surrogateescape") in (
+        (out / "cam.csv").read_bytes()
+    )
+
+
+def test_a_bad_file_is_named_and_the_rest_goes_on(
+    trained_run: Path, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.mp4").write_text("no video")
+    frames = np.random.default_rng(0).integers(256, size=(2, 32, 32, 3)).astype(np.uint8)
+    write_video(tmp_path / "two.mp4", frames)
+    words = [trained_run, tmp_path / "text.mp4", tmp_path / "two.mp4", tmp_path / "gone.mp4", "--out", tmp_path / "out"]
+    out, err = _cam(capsys, *words, *GIVEN, "--json", status=1)
+    printed = json.loads(out)
+    assert [bad["path"] for bad in printed["bad"]] == [str(tmp_path / "text.mp4"), str(tmp_path / "gone.mp4")]
+    assert [video["path"] for video in printed["videos"]] == [str(tmp_path / "two.mp4")]
+    assert np.load(tmp_path / "out/two.npz")["frames"].tolist() == [0, 1, 0, 1]
+    assert f"summit-train: {tmp_path / 'gone.mp4'}: No such file or directory\n" in err
+    assert "text.mp4: is no video of a kind that is read here" in err
+    _, err = _cam(capsys, *words[:2], *words[-2:], *GIVEN, status=1)
+    assert len(list(csv.reader((tmp_path / "out/cam.csv").open()))) == 1 and "text.mp4" in err
+
+
+def test_what_is_wrong_is_said_before_the_work(
+    trained_run: Path, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    alone = changed_copy(trained_run, tmp_path / "alone.pt")
+    video, out = motion_set / VIDEO, ["--out", tmp_path / "out"]
+    for words, reason in (
+        ([trained_run, video, "--out", tmp_path / "file/out", *GIVEN], "--out .*file/out: cannot be written to"),
+        ([trained_run, video, "--out", tmp_path / "file", *GIVEN], "--out .*file: cannot be written to: File exists"),
+        ([trained_run, tmp_path / "empty", *out, *GIVEN], "empty: there is no video in it"),
+        ([trained_run, "data.val=x", *out, *GIVEN], "there is no video among the arguments"),
+        ([trained_run, video, *out, *GIVEN, "--class", "lift"], "there is no class 'lift'; did you mean 'left'"),
+        ([alone, video, *out, "data.val=gone.csv"], "no gone.csv .*--threshold VALUE"),
+        ([trained_run, video, *out, *GIVEN, *GIVEN], "--threshold stands there 2 times, for 1 networks"),
+        ([tmp_path / "empty", video, *out, *GIVEN], "empty: there is no checkpoint in it"),
+    ):
+        printed, err = _cam(capsys, *words, status=2)
+        assert printed == "" and len(err.splitlines()) == 1
+        assert re.search(reason, err), err
+    assert not (tmp_path / "out/cam.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["--frames", "0"], "a number of frames, 1 or more, or all is wanted"),
+        (["--frames", "some"], "a number of frames, 1 or more, or all is wanted"),
+        (["--threshold", "nan"], "a finite number is wanted"),
+        (["--threshold", "x"], "invalid finite_number value"),
+    ],
+)
+def test_options_are_checked(words: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["cam", "run", "a.mp4", "--out", "out", *words])
+    assert ended.value.code == 2 and wanted in capsys.readouterr().err
+
+
+@needs_ranks
+def test_several_ranks_are_refused(trained_run: Path, motion_set: Path, tmp_path: Path) -> None:
+    words = ["cam", str(trained_run), str(motion_set / VIDEO), "--out", str(tmp_path / "out"), *GIVEN]
+    status, output = command(2, *words)
+    assert status == 2 and "cam is one process and shares no work among ranks" in output
+    assert not (tmp_path / "out").exists()
