@@ -18,6 +18,7 @@ _COMMANDS = {
     "plan": ("plan", "every number of a run before the run"),
     "train": ("train", "train, evaluate and report; alone, or under mpirun, srun or jsrun"),
     "eval": ("evaluate", "accuracy of a run's checkpoints"),
+    "export": ("export", "a trained network, or its stream, as an ONNX file that was checked"),
     "model": ("model", "parameters, multiply-adds, T per stage, compute/IO"),
     "data": ("data", "make, index and check data sets"),
     "submit": ("submit", "a job script of a spec to the batch system, with its cost said before"),
