@@ -49,7 +49,7 @@ def test_a_stream_gives_each_frame_the_clip_networks_logits(
     # Three clips through two streams: the last batch is filled up.
     found = difference(wanted, Exported(Runtime(stream), stream=True)(clips))
     assert found.largest < 1e-5 < 0.1 < found.largest_logit
-    assert wanted.std(1).min() > 1e-3, "the frames differ"
+    assert wanted.std(1).min() > 1e-4, "the frames differ"
 
 
 def test_what_a_streams_file_holds(stream: bytes) -> None:
@@ -63,7 +63,8 @@ def test_what_a_streams_file_holds(stream: bytes) -> None:
     assert {info.dtype for info in (*runtime.inputs, *runtime.outputs)} == {"float32"}
     told = facts(stream)
     # The normalisations are part of the convolutions; a concatenation for each shift that moves something.
-    assert told["operators"] == {"Conv": 52, "Clip": 35, "Slice": 14, "Add": 10, "Concat": 7, "ReduceMean": 1, "Gemm": 1}
+    wanted = {"Conv": 52, "Clip": 35, "Slice": 14, "Add": 11, "Concat": 7, "ReduceMean": 1, "Gemm": 1}
+    assert told["operators"] == wanted  # 11 shortcuts: so narrow, the first block has one too
     assert told["versions"]["torch"] == torch.__version__ and told["versions"]["opset"] >= 18
     assert b"/summit_train/" not in stream and b".py" not in stream, "paths of this machine"
 
