@@ -92,8 +92,10 @@ class Validation:
             return self.videos
         return tuple(self.videos[number * len(self.videos) // most] for number in range(most))
 
-    def first_clips(self, data: DataSpec, num_clips: int, picture: Picture) -> tuple[Clips | None, str]:
-        """Return clips of the first video that can be read; or None, and why there is none."""
+    def first_clips(
+        self, data: DataSpec, num_clips: int, picture: Picture, tell: Callable[[str], None]
+    ) -> tuple[Clips | None, str]:
+        """Return clips of the first video that can be read, and tell the others before it; or None, and why."""
         if self.store is None:
             return None, self.reason
         here = data.model_copy(update={"workers": 0})
@@ -101,6 +103,7 @@ class Validation:
         for batch in self.batches(tried, here, num_clips, picture):
             if batch.bad is None:
                 return Clips(self.store.manifest.path(batch.video), batch.views), ""
+            tell(f"left out: {batch.bad.path}: {batch.bad.reason}")
         return None, f"none of the first {len(tried)} videos of {self.spec.data.val} can be read"
 
 

@@ -40,6 +40,10 @@ class TensorInfo:
     shape: tuple[int, ...]
     dtype: str
 
+    def values(self) -> dict[str, Any]:
+        """Return the fields as JSON has them."""
+        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
+
 
 class Runtime:
     """A graph in onnxruntime, on the CPU, with as many threads as torch has."""

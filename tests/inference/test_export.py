@@ -17,7 +17,7 @@ import summit_train
 from summit_train.errors import RunFailed, UserError
 from summit_train.files import file_sha256
 from summit_train.inference import export as module
-from summit_train.inference.export import Request, export
+from summit_train.inference.export import Request, allowed, export
 from tests.inference.test_trained import changed_copy
 
 
@@ -110,6 +110,11 @@ def test_the_clip_network_and_what_eight_bits_cost(trained_run: Path, tmp_path: 
     assert (accuracy["videos"], accuracy["unreadable"]) == (10, 0)
     assert 0 <= accuracy["top1"] <= 100 and 0 <= accuracy["top1_fp32"] <= 100 and accuracy["agreement"] >= 50
     assert found["sha256"] == file_sha256(out) and len(said) == 3
+
+
+@pytest.mark.parametrize(("largest_logit", "difference"), [(20, 1e-4), (1, 1e-4), (0.01, 1e-6), (0, 0), (np.inf, 1e-4)])
+def test_tiny_logits_are_compared_more_closely(largest_logit: float, difference: float) -> None:
+    assert allowed(largest_logit) == pytest.approx(difference)
 
 
 def frozen(model: bytes) -> bytes:

@@ -45,7 +45,7 @@ def test_the_validation_set(spec: Spec) -> None:
     assert (len(validation.videos), validation.reason) == (101, "")
     assert validation.spread(None) == validation.spread(200) == validation.videos
     assert validation.spread(4) == (0, 25, 50, 75)
-    clips, reason = validation.first_clips(spec.data, 2, Picture(32, 32, 32))
+    clips, reason = validation.first_clips(spec.data, 2, Picture(32, 32, 32), print)
     assert clips is not None and reason == ""
     assert clips.path == "videos/val_000000.mp4" and clips.clips.shape == (2, 4, 32, 32, 3)
 
@@ -61,10 +61,11 @@ def test_the_first_that_can_be_read(spec: Spec, motion_set: Path, tmp_path: Path
         path.write_text("path,label\n" + "".join(f"videos/{name},0\n" for name in names))
         return str(path)
 
-    picture = Picture(32, 32, 32)
-    clips, _ = open_validation(there(["torn.mp4", "good.mp4"])).first_clips(spec.data, 1, picture)
+    picture, said = Picture(32, 32, 32), list[str]()
+    clips, _ = open_validation(there(["torn.mp4", "good.mp4"])).first_clips(spec.data, 1, picture, said.append)
+    assert len(said) == 1 and said[0].startswith("left out: videos/torn.mp4: ")
     assert clips is not None and clips.path == "videos/good.mp4"
-    clips, reason = open_validation(there(["torn.mp4"])).first_clips(spec.data, 1, picture)
+    clips, reason = open_validation(there(["torn.mp4"])).first_clips(spec.data, 1, picture, said.append)
     assert clips is None and reason.startswith("none of the first 1 videos of ")
 
 
@@ -77,4 +78,4 @@ def test_why_there_is_none(content: str | None, reason: str, spec: Spec, tmp_pat
     validation = open_validation(changed)
     assert validation.store is None and validation.videos == ()
     assert reason in validation.reason
-    assert validation.first_clips(spec.data, 1, Picture(32, 32, 32)) == (None, validation.reason)
+    assert validation.first_clips(spec.data, 1, Picture(32, 32, 32), print) == (None, validation.reason)
