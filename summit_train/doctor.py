@@ -60,7 +60,7 @@ def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
     for name in ("torch", "horovod", "kernels"):
         yield check(name, timeout)
     yield check_mpi()
-    for name in ("mpi4py", "video", "gpus"):
+    for name in ("mpi4py", "video", "export", "gpus"):
         yield check(name, timeout)
     yield check_cpus()
     yield check_shared_memory()
@@ -198,6 +198,27 @@ def _judge_video(facts: Facts) -> Finding:
     return "ok", found, ""
 
 
+_EXPORT = """
+import importlib
+versions = {}
+for name in ("onnx", "onnxruntime", "onnxscript"):
+    try:
+        versions[name] = importlib.import_module(name).__version__
+    except ImportError:
+        versions[name] = None
+print(json.dumps(versions))
+"""
+
+
+def _judge_export(facts: Facts) -> Finding:
+    """Want what `summit-train export` needs; nothing else needs it."""
+    found = ", ".join(f"{name} {version}" for name, version in facts.items() if version)
+    missing = [name for name, version in facts.items() if not version]
+    if missing:
+        return "warn", f"no {', '.join(missing)}", f"to export trained networks: pip install {' '.join(facts)}"
+    return "ok", found, ""
+
+
 _GPUS = """
 import torch
 devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -322,6 +343,7 @@ PROBES: dict[str, tuple[str, Callable[[Facts], Finding], str]] = {
     "kernels": (_KERNELS, _judge_kernels, SET_UP),
     "mpi4py": (_MPI4PY, _judge_mpi4py, SET_UP),
     "video": (_VIDEO, _judge_video, SET_UP),
+    "export": (_EXPORT, _judge_export, SET_UP),
     "gpus": (_GPUS, _judge_gpus, SET_UP),
     _RANKS: (_ALLREDUCE, _judge_allreduce, f"mend what is wrong above; else remove .venv and {SET_UP}"),
 }

@@ -47,6 +47,18 @@ def test_a_lost_decoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nonesuch" in check.mend
 
 
+def test_what_export_needs() -> None:
+    check = doctor.check("export")
+    assert check.status == "ok" and check.found.startswith("onnx 1."), check
+
+
+def test_export_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "probe", lambda *_: {"onnx": "1.23.2", "onnxruntime": None, "onnxscript": None})
+    check = doctor.check("export")
+    assert check.status == "warn" and check.found == "no onnxruntime, onnxscript"
+    assert check.mend.endswith("pip install onnx onnxruntime onnxscript")
+
+
 def test_a_package_that_cannot_be_imported_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: cannot open shared object file')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -55,6 +55,9 @@ OWNERS = {
     "mpi4py": {"comm"},
     "av": {"data.video"},
     "PIL": {"data.packed.payload", "data.video.caption"},
+    "onnx": {"inference.export_onnx"},
+    "onnxruntime": {"inference.export_onnx"},
+    "onnxscript": {"inference.export_onnx"},
 }
 
 # Everything else must be importable on a machine without torch.

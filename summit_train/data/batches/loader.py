@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Protocol
 
@@ -129,14 +130,21 @@ def training_batches(
     return Batches(_TrainingClips(data, store, order.seed, kept), clips, data.workers, data.clip_seconds)
 
 
-def test_batches(data: DataSpec, evaluate: EvaluateSpec, store: Store, videos: Sequence[int]) -> Batches[TestBatch]:
+def test_batches(
+    data: DataSpec,
+    evaluate: EvaluateSpec,
+    store: Store,
+    videos: Sequence[int],
+    views_of: ViewsOf | None = None,
+) -> Batches[TestBatch]:
     """Return the test views of the given videos, in their order: clips times crops each, clip by clip.
 
-    Nothing is random. A bad video raises DecodeError, or with data.on_bad_clip "skip" has no views; there are no
-    substitutes.
+    Nothing is random. views_of: other views than the crops of `evaluate`; workers pickle it. A bad video raises
+    DecodeError, or with data.on_bad_clip "skip" has no views; there are no substitutes.
     """
-    workers = min(data.workers, len(videos))
-    return Batches(_TestVideos(data, store, evaluate), [int(video) for video in videos], workers, data.clip_seconds)
+    views_of = views_of or partial(augment.test_views, evaluate.short_side, evaluate.crops)
+    make = _TestVideos(data, store, evaluate.clips, views_of)
+    return Batches(make, [int(video) for video in videos], min(data.workers, len(videos)), data.clip_seconds)
 
 
 test_batches.__test__ = False  # type: ignore[attr-defined]  # nor is this one
@@ -207,24 +215,22 @@ class _TestVideos:
 
     data: DataSpec
     store: Store
-    evaluate: EvaluateSpec
+    num_clips: int
+    views_of: ViewsOf
 
     def __call__(self, video: int, reading: Reading) -> TestBatch:
-        data, manifest, evaluate = self.data, self.store.manifest, self.evaluate
+        data, manifest = self.data, self.store.manifest
         chosen = list[NDArray[np.int64]]()  # the last choice is the one that is read
 
         def choose(num_frames: int) -> NDArray[np.int64]:
-            frames = augment.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, evaluate.clips)
+            frames = augment.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, self.num_clips)
             chosen.append(in_direction(frames, num_frames, manifest.is_reversed(video)))
             return chosen[-1]
-
-        def views_of(width: int, height: int) -> list[augment.View]:
-            return augment.test_views(evaluate.short_side, evaluate.crops, width, height)
 
         label = manifest.label(video)
         try:
             with reading(video, manifest.path(video)):
-                views = self.store.read_views(video, choose, views_of)
+                views = self.store.read_views(video, choose, self.views_of)
         except DecodeError as error:
             if data.on_bad_clip == "fail":
                 raise

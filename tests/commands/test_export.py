@@ -1,0 +1,66 @@
+"""`summit-train export`: what it prints, and its words where something is missing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from summit_train.__main__ import main
+from tests.worlds import ROOT, environment
+
+
+def test_the_summary_and_the_json(trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "clip.onnx"
+    words = ["export", str(trained_run), "--out", str(out), "--size", "32x48", "--batch", "2"]
+    assert main([*words, "--precision", "fp16", "--videos", "4", "evaluate.clips=2"]) == 0
+    text = capsys.readouterr()
+    lines = dict(line.split(maxsplit=1) for line in text.out.splitlines() if not line.startswith(" "))
+    assert lines["network"] == "tsm resnet18, 4 classes"
+    assert lines["graph"] == "clip, fp16, clip 2 x 4 x 3 x 32 x 48"
+    assert lines["pictures"] == "32 x 48, shorter side 32"
+    assert lines["check"].startswith("4 clips of 4 frames: logits up to") and "random pixels" in lines["check"]
+    assert lines["accuracy"].endswith("the same class in 100.0 % of 4 videos")
+    assert "2 clips of 4 frames" in text.out and "videos/val_000000.mp4" in text.out
+    assert lines["written"].startswith(f"{out} (") and out.with_suffix(".json").is_file()
+
+
+def test_nothing_but_json_on_stdout(trained_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "stream.onnx"
+    assert main(["export", str(trained_run), "--out", str(out), "--stream", "--json"]) == 0
+    printed = capfd.readouterr()
+    assert json.loads(printed.out) == json.loads(out.with_suffix(".json").read_text())
+    assert printed.err.splitlines() == ["exporting the graph", "checking it against the network"]
+
+
+@pytest.mark.parametrize("package", ["onnxruntime", "onnxscript"])
+def test_without_a_package(package: str, tmp_path: Path) -> None:
+    program = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from summit_train.__main__ import main\n"
+        f"sys.exit(main(['export', 'run', '--out', {str(tmp_path / 'a.onnx')!r}]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    mend = "pip install onnx onnxruntime onnxscript"
+    assert done.stderr == f"summit-train: export needs the package {package}, which is not installed: {mend}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--size", "axb"], "--size axb: HEIGHTxWIDTH or one number is wanted"),
+        (["--size", "64x"], "--size 64x: HEIGHTxWIDTH"),
+        (["--stream", "model.shift_direction=both"], "its shift needs the next frame"),
+    ],
+)
+def test_wrong_input(
+    words: list[str], reason: str, trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(trained_run), "--out", str(tmp_path / "a.onnx"), *words]) == 2
+    error = capsys.readouterr().err
+    assert reason in error and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
