@@ -24,8 +24,9 @@ from summit_train.models.online import StreamNetwork
 from summit_train.spec import EvaluateSpec, Spec
 from summit_train.training.step import Normalise
 
-# Mean difference of two thumbnails' levels, 0 to 255. Cuts in edited clips gave 47 to 130, motion from one frame to the
-# next up to 35; over eight frames a camera that pans fast gives 70.
+# Mean difference of two thumbnails' levels, 0 to 255. From one frame to the next the cuts of an edited clip gave 47 to
+# 130, motion up to 35; a jerk of a hand-held camera gave 47, and over eight frames fast pans give 70. A false alarm
+# costs one window, a missed cut mixes two scenes.
 CUT_THRESHOLD = 45.0
 _THUMBNAIL = 16
 
