@@ -1,4 +1,4 @@
-"""The program in docs/inference_export.md runs as it stands, and gives the network's logits."""
+"""The program in docs/export.md runs as it stands, and gives the network's logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from summit_train.inference.trained import open_trained
 from summit_train.inference.verify import normalised
 from summit_train.models.online import StreamNetwork
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/inference_export.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs/export.md"
 
 
 @torch.inference_mode()
