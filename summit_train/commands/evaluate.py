@@ -59,6 +59,8 @@ def evaluate_paths(
     result = evaluation.score_checkpoints(model, paths, progress)
     if result is not None and not quiet:
         print(_sentence(result, evaluation.spec.model.num_classes))
+        if "ema" in result:
+            print(f"average of the weights: {_sentence(result['ema'], evaluation.spec.model.num_classes)}")
     return result
 
 
