@@ -177,11 +177,12 @@ def _print(job: Job, rows: Sequence[dict[str, Any]], out: Path | None) -> None:
 
 
 def _print_same_loss(spec: Spec, rows: Sequence[dict[str, Any]]) -> None:
-    columns = ("epochs", "training", "node-hours")
-    header = [f"{name} at {noise_text(need['noise_scale'])}" for need in rows[0]["same_loss"] for name in columns]
+    header: list[str] = []
+    for need in rows[0]["same_loss"]:
+        header += [f"at {noise_text(need['noise_scale'])}: epochs", "training"]
     cells = [["nodes", "batch", *header]]
     for row in rows:
-        needs = [(f"{n['epochs']:,.0f}", duration(n["run_s"]), f"{n['node_hours']:,.1f}") for n in row["same_loss"]]
+        needs = [(f"{need['epochs']:,.0f}", duration(need["run_s"])) for need in row["same_loss"]]
         cells.append([f"{row['nodes']:,}", f"{row['global_batch']:,}", *(cell for need in needs for cell in need)])
     print("\n" + table(cells, "", left=0))
     own = (spec.scale.gpus or 0) * spec.scale.clips_per_gpu

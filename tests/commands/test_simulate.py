@@ -140,7 +140,7 @@ def test_a_noise_scale_gives_the_epochs_to_the_same_loss(capsys: pytest.CaptureF
             assert need["run_s"] == pytest.approx(row["run_s"] * need["epochs"] / 100)
             assert need["node_hours"] == pytest.approx(row["node_hours"] * need["epochs"] / 100)
     assert _run(*words, "--noise-scale", "12288") == 0
-    assert "epochs at 12,300 clips" in capsys.readouterr().out
+    assert "at 12,300 clips: epochs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "many", "1,2,3", "", "nan"])
