@@ -209,6 +209,9 @@ class EvaluateSpec(Section):
     """Short side of the scaled frame, pixels."""
     last_checkpoints: Count = 5
     """The final accuracy is mean and deviation over this many checkpoints; at most checkpoint.keep."""
+    precise_bn: NonNegative = 0
+    """Before the final evaluation BN's statistics are recomputed, with fixed weights, over the batches of this many
+    training steps; 0: the running statistics."""
 
 
 class CheckpointSpec(Section):

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.start import choose_device, read_inputs
+from summit_train.models import VideoNetwork
+from summit_train.text import counted
 from summit_train.training.checkpoint import CheckpointError, epoch_checkpoints
 from summit_train.training.evaluation import Evaluation, Progress, show_accuracy
+from summit_train.training.precise_bn import preparation
 from summit_train.training.run import Inputs, fresh_model
 from summit_train.training.watch import Watchdog
 
@@ -41,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
     with session(launch) as world, Watchdog(world, inputs.spec.watch.stall_seconds) as watchdog:
         device = choose_device(world)
         model = fresh_model(inputs.spec, device)
-        evaluation = Evaluation(inputs.spec, inputs.val_manifest, world, device)
+        evaluation = Evaluation(
+            inputs.spec, inputs.val_manifest, world, device, preparation(inputs, world, device, watchdog)
+        )
         result = evaluate_paths(model, evaluation, paths, watchdog, quiet=args.json)
     if result is not None and args.json:
         print(json.dumps(result))
@@ -49,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def evaluate_paths(
-    model: nn.Module, evaluation: Evaluation, paths: Sequence[Path], watchdog: Watchdog, *, quiet: bool
+    model: VideoNetwork, evaluation: Evaluation, paths: Sequence[Path], watchdog: Watchdog, *, quiet: bool
 ) -> dict[str, Any] | None:
     """Evaluate checkpoints on all ranks. Rank 0 prints the accuracy and returns the content of eval.json."""
 
@@ -66,6 +69,8 @@ def evaluate_paths(
 
 def _sentence(result: dict[str, Any], num_classes: int) -> str:
     views = f"{result['clips']} clips x {result['crops']} crops"
+    if "precise_bn" in result:
+        views += f", BN's statistics of {counted(result['precise_bn'], 'training step')}"
     bad = max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0)
     wrong = f", {bad} of them could not be read and count as wrong" if bad else ""
     accuracy = show_accuracy(f"{result['top1_mean']:.2f} +- {result['top1_std']:.2f}", result["top5_mean"], num_classes)

@@ -99,7 +99,7 @@ def batch_rows(batch: float, noise_scale: float) -> tuple[tuple[str, ...], ...]:
         other = factor * batch
         steps, clips = steps_factor(other, noise_scale), clips_factor(other, noise_scale)
         share = (steps / steps_factor(batch, noise_scale), clips / clips_factor(batch, noise_scale))
-        rows.append((f"{other:,.0f}", f"{steps:.3g}", f"{clips:.3g}", *(f"{100 * part:,.3g} %" for part in share)))
+        rows.append((f"{other:,.0f}", f"{steps:.2f}", f"{clips:.2f}", *(f"{100 * part:,.0f} %" for part in share)))
     return tuple(rows)
 
 

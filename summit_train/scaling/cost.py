@@ -203,7 +203,8 @@ def evaluation_seconds(job: Job) -> float:
     in_training = validations * _view_seconds(job, area)
     num_networks = evaluate.last_checkpoints * (1 if job.spec.ema.decay is None else 2)
     final = num_networks * evaluate.clips * crops * _view_seconds(job, area * shape)
-    return math.ceil(job.videos / job.gpus) * (in_training + final)
+    precise_clips = num_networks * evaluate.precise_bn * job.accumulation * job.spec.scale.clips_per_gpu
+    return math.ceil(job.videos / job.gpus) * (in_training + final) + precise_clips * _view_seconds(job, 1.0)
 
 
 def _view_seconds(job: Job, area: float) -> float:

@@ -17,6 +17,7 @@ from summit_train.data.batches.loader import BadClip, open_store, test_batches
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.files import replacing, write_json
+from summit_train.models import VideoNetwork
 from summit_train.spec import Spec
 from summit_train.text import has_top5
 from summit_train.training.bad_clips import check_test
@@ -68,13 +69,14 @@ class Evaluation:
     """Scores a manifest's videos on all ranks: rank r those at r, r + ranks, ... of what data.quarantine leaves.
 
     No video is padded or scored twice. A video's views form batches of their own, so its scores do not depend on the
-    number of ranks.
+    number of ranks. prepare: done to a checkpoint's network before it is scored, as precise_bn.preparation.
     """
 
     spec: Spec
     manifest: Manifest
     world: World
     device: torch.device
+    prepare: Callable[[VideoNetwork], None] | None = None
 
     def score(
         self, model: nn.Module, clips: int, crops: int | str, progress: Progress = lambda done, total: None
@@ -118,7 +120,7 @@ class Evaluation:
         return Scores(videos, labels, np.stack([by_video[video] for video in videos.tolist()]).astype(np.float32))
 
     def score_checkpoints(
-        self, model: nn.Module, paths: Sequence[Path], progress: Callable[[Path], Progress]
+        self, model: VideoNetwork, paths: Sequence[Path], progress: Callable[[Path], Progress]
     ) -> dict[str, Any] | None:
         """Score the checkpoints with the spec's views; on rank 0 write predictions/*.npz and eval.json. Collective.
 
@@ -144,13 +146,17 @@ class Evaluation:
         if self.world.rank != 0:
             return None
         result = summarise(rows, self.spec, num_videos)
+        if self.prepare is not None:
+            result["precise_bn"] = self.spec.evaluate.precise_bn
         if averages:
             result["ema"] = summarise(averages, self.spec, num_videos)
         write_json(self.spec.run_path / "eval.json", result)
         return result
 
-    def _score_saved(self, model: nn.Module, name: str, progress: Progress) -> Scores | None:
+    def _score_saved(self, model: VideoNetwork, name: str, progress: Progress) -> Scores | None:
         """Score with the spec's views; rank 0 writes predictions/`name` and returns the Scores."""
+        if self.prepare is not None:
+            self.prepare(model)
         scores = self.score(model, self.spec.evaluate.clips, self.spec.evaluate.crops, progress)
         if scores is not None:
             scores.save(self.spec.run_path / "predictions" / name)

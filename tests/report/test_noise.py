@@ -30,9 +30,9 @@ def test_the_cost_of_a_batch_by_hand() -> None:
     for batch in (1, 50, 700):  # equation 2.11
         assert (steps_factor(batch, 96) - 1) * (clips_factor(batch, 96) - 1) == pytest.approx(1)
     rows = batch_rows(32, 96)
-    assert rows[0] == ("32", "4", "1.33", "100 %", "100 %")
+    assert rows[0] == ("32", "4.00", "1.33", "100 %", "100 %")
     # 128 clips: 1 + 96/128 = 1.75 of 4 steps; 1 + 128/96 = 2.33 of 1.33 clips
-    assert rows[2] == ("128", "1.75", "2.33", "43.8 %", "175 %")
+    assert rows[2] == ("128", "1.75", "2.33", "44 %", "175 %")
     assert rows[-1][0] == "2,048"
 
 
