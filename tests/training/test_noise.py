@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 from summit_train.comm import World
-from summit_train.models import VideoNetwork
+from summit_train.models import VideoNetwork, build_model
+from summit_train.models.fast import accelerate
 from summit_train.models.recompute import recompute_blocks
 from summit_train.optim.sgd import build_sgd, parameter_groups, start_momentum
 from summit_train.training.noise import DECAY, NoiseScale, PassSquares, Squares
@@ -113,6 +114,18 @@ def test_a_step_measures_each_virtual_gpu_and_the_average(recompute: bool) -> No
     assert squares is not None and squares.single > 1.5 * squares.average
     assert squares.single == pytest.approx(wanted.single, rel=1e-10)
     assert squares.average == pytest.approx(wanted.average, rel=1e-10)
+
+
+@pytest.mark.parametrize("arch", ["tsm", "trn", "i3d_3x1x1", "slowfast", "x3d_m", "ir_csn"])
+def test_no_parameter_of_an_accelerated_network_is_missed(arch: str) -> None:
+    """With one virtual GPU its gradient is the average, and both norms are taken in ways of their own."""
+    frames = {"i3d_3x1x1": 8, "slowfast": 8, "ir_csn": 8}.get(arch, 4)
+    generator = torch.Generator().manual_seed(1)
+    model = build_model(arch, None, frames, 5, width=0.125, generator=generator).double()
+    accelerate(model)
+    squares = _step(model, 1)(_micro_batches(1, frames=frames), 0.0).read(2, 1, 1).squares
+    assert squares is not None and squares.single > 0
+    assert squares.single == pytest.approx(squares.average, rel=1e-12)
 
 
 def test_measuring_changes_no_bit_of_a_step() -> None:
