@@ -24,8 +24,8 @@ class PlanError(UserError):
 class Plan:
     """The numbers of one run. Bytes are bytes; LR as the optimizer gets it; multiply-adds of one clip's forward pass.
 
-    memory_bytes_per_rank is an estimate: weights, gradients and momentum, plus what the backward pass needs of the
-    clips of one virtual GPU.
+    memory_bytes_per_rank is an estimate: weights, their average, gradients and momentum, plus what the backward pass
+    needs of the clips of one virtual GPU.
     """
 
     ranks: int
@@ -99,7 +99,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         multiply_adds=network.multiply_adds,
         input_bytes_per_step_and_rank=accumulation * spec.scale.clips_per_gpu * _clip_bytes(spec),
         memory_bytes_per_rank=_memory(spec, network),
-        checkpoint_bytes=2 * network.parameters * spec.weight_bytes,
+        checkpoint_bytes=(2 + _averages(spec)) * network.parameters * spec.weight_bytes,
         decay=spec.schedule.decay,
     )
 
@@ -122,8 +122,13 @@ def _clip_bytes(spec: Spec) -> int:
     return math.prod(RGB.clip_shape(spec.data.num_frames, spec.data.crop))
 
 
+def _averages(spec: Spec) -> int:
+    """Return the number of averages of the weights that a run holds."""
+    return int(spec.ema.decay is not None)
+
+
 def _memory(spec: Spec, network: Count) -> int:
-    weights = 3 * network.parameters * spec.weight_bytes
+    weights = (3 + _averages(spec)) * network.parameters * spec.weight_bytes
     return weights + spec.scale.clips_per_gpu * network.activation_bytes(
         _BYTES[spec.precision], spec.execution.recompute
     )

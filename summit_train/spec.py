@@ -216,6 +216,9 @@ class EvaluateSpec(Section):
     """Short side of the scaled frame, pixels."""
     last_checkpoints: Count = 5
     """The final accuracy is mean and deviation over this many checkpoints; at most checkpoint.keep."""
+    precise_bn: NonNegative = 0
+    """Before the final evaluation BN's statistics are recomputed, with fixed weights, over the batches of this many
+    training steps; 0: the running statistics."""
 
 
 class CheckpointSpec(Section):
@@ -247,6 +250,20 @@ class WatchSpec(Section):
     """A rank without progress for this long ends the run; null: never."""
 
 
+class EmaSpec(Section):
+    """A moving average of the weights and of BN's running statistics, evaluated beside the weights at the end."""
+
+    decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Weight of the average in each step; its memory is about 1 / (1 - decay) steps. null: no average."""
+
+
+class NoiseScaleSpec(Section):
+    """The gradient noise scale (McCandlish et al.): how large a batch the data can use. It changes no result."""
+
+    every_steps: NonNegative = 10
+    """Steps between two measurements; 0: never. Needs two virtual GPUs or more."""
+
+
 class Spec(Section):
     """One experiment."""
 
@@ -260,11 +277,13 @@ class Spec(Section):
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     loss: LossSpec = LossSpec()
+    ema: EmaSpec = EmaSpec()
     precision: Literal["fp32", "fp16", "bf16", "fp64"] = "fp32"
     """fp16 uses loss scaling; fp64 computes everything in double."""
     evaluate: EvaluateSpec = EvaluateSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     watch: WatchSpec = WatchSpec()
+    noise_scale: NoiseScaleSpec = NoiseScaleSpec()
     execution: ExecutionSpec = ExecutionSpec()
     run_dir: PathText = "runs"
     """Folder of the runs."""
@@ -298,17 +317,17 @@ def experiment_keys(spec: Spec) -> dict[str, str | int | float | None]:
     values = spec.model_dump(mode="json")
     same = {f"model.{key}": value for key, value in values["model"].items() if key != "pretrained"}
     same |= {f"data.{key}": str(values["data"][key]) for key in _DATA_IDENTITY}
-    for section in ("optimizer", "schedule", "loss", "scale"):
+    for section in ("optimizer", "schedule", "loss", "ema", "scale"):
         same |= {f"{section}.{key}": value for key, value in values[section].items()}
     return same | {"seed": spec.seed, "precision": spec.precision}
 
 
 def experiment_defaults() -> dict[str, str | int | float | None]:
     """Return the values of `experiment_keys` that have defaults: those of a checkpoint that is older than the key."""
-    sections: tuple[type[Section], ...] = (ModelSpec, DataSpec, OptimizerSpec, ScheduleSpec, LossSpec)
+    sections: tuple[type[Section], ...] = (ModelSpec, DataSpec, OptimizerSpec, ScheduleSpec, LossSpec, EmaSpec)
     return {
         f"{name}.{key}": str(field.default) if name == "data" else field.default
-        for name, section in zip(("model", "data", "optimizer", "schedule", "loss"), sections, strict=True)
+        for name, section in zip(("model", "data", "optimizer", "schedule", "loss", "ema"), sections, strict=True)
         for key, field in section.model_fields.items()
         if not field.is_required()
     }

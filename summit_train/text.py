@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 NONE = "\N{EM DASH}"
@@ -40,6 +41,13 @@ def mean_std(mean: float | None, std: float | None) -> str:
     if mean is None or std is None:
         return percent(mean)
     return f"{mean:.2f} \N{PLUS-MINUS SIGN} {std:.2f} %"
+
+
+def noise_text(clips: float | None) -> str:
+    """Return a noise scale as `1,230 clips`, three digits; `unclear` where its estimates scatter too widely."""
+    if clips is None or not math.isfinite(clips):
+        return "unclear"
+    return f"{clips:.3g} clips" if clips < 999.5 else f"{float(f'{clips:.3g}'):,.0f} clips"
 
 
 def has_top5(num_classes: float | None) -> bool:

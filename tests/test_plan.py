@@ -89,6 +89,13 @@ def test_bytes_by_hand() -> None:
     assert double.input_bytes_per_step_and_rank == plan.input_bytes_per_step_and_rank
 
 
+def test_an_average_of_the_weights_takes_their_bytes_again() -> None:
+    plain, averaged = (make_plan(_spec(4, ema={"decay": decay}), 4, KINETICS) for decay in (None, 0.9))
+    assert averaged.memory_bytes_per_rank - plain.memory_bytes_per_rank == 4 * TSM_PARAMETERS
+    assert averaged.checkpoint_bytes - plain.checkpoint_bytes == 4 * TSM_PARAMETERS
+    assert averaged.gradient_bytes == plain.gradient_bytes
+
+
 def test_memory_is_that_of_one_virtual_gpu_whatever_the_accumulation() -> None:
     weights = 3 * 4 * TSM_PARAMETERS
     eight, sixteen = (make_plan(_spec(4, clips), 4, KINETICS).memory_bytes_per_rank for clips in (8, 16))

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from summit_train.commands.observed import check_alone, run_observed
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.start import choose_device, read_inputs, tell_overrides
+from summit_train.models import VideoNetwork
+from summit_train.text import counted
 from summit_train.training.checkpoint import CheckpointError, epoch_checkpoints
 from summit_train.training.evaluation import Evaluation, show_accuracy
+from summit_train.training.precise_bn import preparation
 from summit_train.training.run import Inputs, fresh_model
 from summit_train.training.scoring import Progress
 from summit_train.training.watch import Watchdog
@@ -60,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
     with session(launch) as world, Watchdog(world, inputs.spec.watch.stall_seconds) as watchdog:
         device = choose_device(world)
         model = fresh_model(inputs.spec, device)
-        evaluation = Evaluation(inputs.spec, inputs.val_manifest, world, device)
+        evaluation = Evaluation(
+            inputs.spec, inputs.val_manifest, world, device, preparation(inputs, world, device, watchdog)
+        )
         result = evaluate_paths(model, evaluation, paths, watchdog, quiet=args.json)
     if result is not None and args.json:
         print(json.dumps(result))
@@ -68,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def evaluate_paths(
-    model: nn.Module, evaluation: Evaluation, paths: Sequence[Path], watchdog: Watchdog, *, quiet: bool
+    model: VideoNetwork, evaluation: Evaluation, paths: Sequence[Path], watchdog: Watchdog, *, quiet: bool
 ) -> dict[str, Any] | None:
     """Evaluate checkpoints on all ranks. Rank 0 prints the accuracy and returns the content of eval.json."""
 
@@ -78,12 +81,16 @@ def evaluate_paths(
     result = evaluation.score_checkpoints(model, paths, progress)
     if result is not None and not quiet:
         print(_sentence(result, evaluation.spec.model.num_classes))
+        if "ema" in result:
+            print(f"average of the weights: {_sentence(result['ema'], evaluation.spec.model.num_classes)}")
     return result
 
 
 def _sentence(result: dict[str, Any], num_classes: int) -> str:
     clips = "all frames streamed" if result["mode"] == "stream" else f"{result['clips']} clips"
     views = f"{clips} x {result['crops']} crops"
+    if "precise_bn" in result:
+        views += f", BN's statistics of {counted(result['precise_bn'], 'training step')}"
     bad = max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0)
     wrong = f", {bad} of them could not be read and count as wrong" if bad else ""
     accuracy = show_accuracy(f"{result['top1_mean']:.2f} +- {result['top1_std']:.2f}", result["top5_mean"], num_classes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 
 from summit_train.models.catalog import BOTTLENECK_BACKBONES
 from summit_train.plan import PlanError
+from summit_train.report.noise import clips_factor
 from summit_train.scaling import published
 from summit_train.scaling.cost import Job, forecast
 from summit_train.scaling.machines import Machine, MachineError, load_machine, machine_names, with_rate
 from summit_train.scaling.measure import check_above_0
 from summit_train.spec import Spec, load_spec
-from summit_train.text import NONE, duration, table
+from summit_train.text import NONE, duration, noise_text, table
 
 FORMATS = (".png", ".svg", ".pdf")
 NODES = "1,8,16,32,64,128,256,384,512,1024"  # those of the paper's Table 3
@@ -36,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--storage", choices=("shared", "local"), default="shared", help="where the frames lie")
     last_batch = "an epoch's partial batch (default: the machine's)"
     parser.add_argument("--last-batch", choices=("drop", "keep"), help=last_batch)
+    noise = "measured noise scale, or the ends of a band: adds epochs and time to the loss of the spec's own batch"
+    parser.add_argument("--noise-scale", metavar="CLIPS[,CLIPS]", help=noise)
     parser.add_argument("--out", metavar="FILE", help="draw Figure 6 and the times of Table 3: .png, .svg or .pdf")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
@@ -48,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     out = None if args.out is None else figure_path(args.out)
     jobs = [replace(job, nodes=nodes) for nodes in parse_nodes(args.nodes)]
     rows = [_row(job) for job in jobs]
+    if args.noise_scale is not None:
+        rows = [row | {"same_loss": same_loss(job.spec, row, parse_noise(args.noise_scale))} for row in rows]
     if out is not None:
         _draw(out, jobs, rows)
     if args.json:
@@ -80,6 +86,30 @@ def parse_nodes(text: str) -> list[int]:
         else:
             raise MachineError(f"--nodes {text}: numbers above 0 with commas are wanted, such as 1,8,...,1024")
     return nodes
+
+
+def parse_noise(text: str) -> list[float]:
+    """Read '800' or '800,1200', clips above 0. Raises MachineError for anything else."""
+    words = text.split(",")
+    if len(words) > 2 or not all(re.fullmatch(r"\d+(\.\d+)?", word) and float(word) > 0 for word in words):
+        raise MachineError(f"--noise-scale {text}: one or two numbers of clips above 0 are wanted, such as 800,1200")
+    return [float(word) for word in words]
+
+
+def same_loss(spec: Spec, row: dict[str, Any], noise_scales: Sequence[float]) -> list[dict[str, float]]:
+    """Return what `row` needs, by each noise scale, for the loss that the spec's epochs reach at the spec's own batch.
+
+    The clips to a loss are 1 + batch / noise scale times the fewest (McCandlish et al., section 2.3). Raises PlanError
+    where the spec has no batch of its own.
+    """
+    if spec.scale.gpus is None:
+        raise PlanError("--noise-scale: scale.gpus is null, so schedule.epochs belong to no batch; set scale.gpus")
+    own, needs = spec.scale.gpus * spec.scale.clips_per_gpu, []
+    for noise in noise_scales:
+        factor = clips_factor(row["global_batch"], noise) / clips_factor(own, noise)
+        scaled = {name: factor * row[name] for name in ("run_s", "node_hours")}
+        needs.append({"noise_scale": noise, "epochs": factor * spec.schedule.epochs, **scaled})
+    return needs
 
 
 def _job(args: argparse.Namespace) -> Job:
@@ -138,10 +168,26 @@ def _print(job: Job, rows: Sequence[dict[str, Any]], out: Path | None) -> None:
     print(table([steps, *map(_step_cells, rows)], "", left=0))
     runs = ("nodes", "clips/s", "efficiency", "training", "node-hours", "+ evaluation", "published", "paper's top-1")
     print("\n" + table([runs, *map(_run_cells, rows)], "", left=0))
+    if "same_loss" in rows[0]:
+        _print_same_loss(spec, rows)
     print("\npublished: training time in Table 3; a row without one is a projection. top-1: what the paper saw at that")
     print("batch, ~ interpolated. Efficiency: against one node's speed times the nodes. Evaluation comes on top.")
     if out is not None:
         print(f"drawn: {out}")
+
+
+def _print_same_loss(spec: Spec, rows: Sequence[dict[str, Any]]) -> None:
+    header: list[str] = []
+    for need in rows[0]["same_loss"]:
+        header += [f"at {noise_text(need['noise_scale'])}: epochs", "training"]
+    cells = [["nodes", "batch", *header]]
+    for row in rows:
+        needs = [(f"{need['epochs']:,.0f}", duration(need["run_s"])) for need in row["same_loss"]]
+        cells.append([f"{row['nodes']:,}", f"{row['global_batch']:,}", *(cell for need in needs for cell in need)])
+    print("\n" + table(cells, "", left=0))
+    own = (spec.scale.gpus or 0) * spec.scale.clips_per_gpu
+    print(f"\nto the loss of {spec.schedule.epochs} epochs at a batch of {own:,}, each batch at its best learning rate")
+    print("(McCandlish et al., 2018). The noise scale grows during a run; give a band of it to see what that changes.")
 
 
 def _step_cells(row: dict[str, Any]) -> list[str]:

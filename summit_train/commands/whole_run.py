@@ -23,6 +23,7 @@ from summit_train.training.environment import environment
 from summit_train.training.evaluation import Evaluation
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog
+from summit_train.training.precise_bn import preparation
 from summit_train.training.run import Inputs, Run, locked_run
 from summit_train.training.staging import stage_sets
 from summit_train.training.watch import StopRequest, Watchdog
@@ -52,7 +53,8 @@ def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *,
         return _stopped(spec, world, stop)
     found = epoch_checkpoints(spec.run_path, plan.steps_per_epoch)
     paths = world.broadcast(found[-spec.evaluate.last_checkpoints :])
-    evaluation = Evaluation(spec, inputs.val_manifest, world, run.device)
+    prepare = preparation(inputs, world, run.device, watchdog)
+    evaluation = Evaluation(spec, inputs.val_manifest, world, run.device, prepare)
     evaluate_paths(run.model, evaluation, paths, watchdog, quiet=False)
     if world.rank == 0:
         report = write_report([spec.run_path], spec.run_path / "report.html")

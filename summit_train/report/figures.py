@@ -21,7 +21,7 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from summit_train.report.metrics import Run, StepRecord
+from summit_train.report.metrics import Run, StepRecord, number
 from summit_train.report.tables import machine_of, views_of
 from summit_train.text import mean_std
 
@@ -126,7 +126,7 @@ class Canvas:
 
 
 def pictures(runs: Sequence[Run]) -> list[Picture]:
-    """Draw the figures that these runs have data for: loss, accuracy, learning rate, throughput, data wait."""
+    """Draw what these runs have data for: loss, accuracy, learning rate, throughput, data wait, noise scale."""
     with house_style():
         drawn = (
             _steps(runs, "Loss", "training loss (nats)", lambda s: s.loss),
@@ -134,6 +134,7 @@ def pictures(runs: Sequence[Run]) -> list[Picture]:
             _steps(runs, "Learning rate", "learning rate", lambda s: s.lr, "Of every update.", smooth=False),
             _steps(runs, "Throughput", "clips/s, all ranks", lambda s: s.clips_per_second, f"Training only. {TWICE}"),
             _steps(runs, "Data wait", "data wait (% of step time)", _wait_share, least=5.0),
+            _noise_scale(runs),
         )
         return [picture for picture in drawn if picture is not None]
 
@@ -198,6 +199,25 @@ def _steps(
         canvas.axes.set_ylim(0, max(least, 1.04 * canvas.axes.get_ylim()[1]))
     skipped = is_loss and any(run.skipped_steps for run in runs)
     return canvas.picture(title, caption + (" Cross: step without an update." if skipped else ""))
+
+
+def _noise_scale(runs: Sequence[Run]) -> Picture | None:
+    """Draw the noise scale of the runs that measured it, and their batches. None if it is nowhere clear."""
+    canvas, known = Canvas(runs, "noise scale (clips)", third=True), False
+    for i, run in enumerate(runs):
+        steps = [step for step in run.steps if step.gradient_square is not None]
+        y = finite(step.noise_scale or None for step in steps)  # 0 has no place on the axis
+        known |= bool(np.isfinite(y).any())
+        x = positions(run, (step.step for step in steps), canvas.axis)
+        canvas.axes.plot(*thinned(x, y), canvas.line(i), color=canvas.colour(i), linewidth=1.6)
+        if (batch := number(run.plan.get("global_batch"))) is not None:
+            canvas.axes.axhline(batch, color=canvas.colour(i, 1), linestyle="--", linewidth=1.0)
+        if len(runs) > 1:
+            canvas.add_run(i, run.label)
+    if not known:
+        return None
+    canvas.axes.set_yscale("log")
+    return canvas.picture("Noise scale", "Moving average over the measured steps. Dashed: the batch.")
 
 
 def _accuracy(runs: Sequence[Run]) -> Picture | None:

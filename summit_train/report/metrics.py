@@ -49,7 +49,8 @@ RecordType = TypeVar("RecordType", bound=Record)
 class StepRecord(Record):
     """One update. step: finished updates, from 1. epoch: from 0. top1: of the training batch.
 
-    bad_clips: unreadable clips that the run has replaced so far.
+    bad_clips: unreadable clips that the run has replaced so far. noise_scale: clips, averaged up to this step, where it
+    is measured and clear; gradient_variance, gradient_square: tr(Sigma) and |G|^2 of this step alone.
     """
 
     step: int
@@ -62,6 +63,9 @@ class StepRecord(Record):
     top1: Known = None
     skipped: bool = False
     bad_clips: int = 0
+    noise_scale: Known = None
+    gradient_variance: Known = None
+    gradient_square: Known = None
 
 
 class EvalRecord(Record):
@@ -101,18 +105,24 @@ class CheckpointScore(Record):
     top5: Known = None
 
 
-class FinalEval(Record):
-    """eval.json: mean and standard deviation over the last checkpoints. mode: clips, or stream: of all frames."""
+class CheckpointScores(Record):
+    """The accuracies of the last checkpoints, with mean and standard deviation."""
 
     top1_mean: float
     top1_std: Known = None
     top5_mean: Known = None
     top5_std: Known = None
+    checkpoints: tuple[CheckpointScore, ...] = ()
+
+
+class FinalEval(CheckpointScores):
+    """eval.json. mode: clips, or stream: of all frames. ema: of the averages of the weights."""
+
     videos: int | None = None
     mode: str = "clips"
     clips: int | None = None
     crops: int | str | None = None
-    checkpoints: tuple[CheckpointScore, ...] = ()
+    ema: CheckpointScores | None = None
 
 
 class ObservedPoint(Record):

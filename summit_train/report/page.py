@@ -17,6 +17,7 @@ from summit_train.files import replacing
 from summit_train.report.confusion import read_confusion
 from summit_train.report.figures import Picture, pictures
 from summit_train.report.metrics import Run, read_runs
+from summit_train.report.noise import noise_section
 from summit_train.report.observed import observed_pictures
 from summit_train.report.tables import class_rows, notes_of, rows, start_rows, summary_row, views_of
 from summit_train.text import duration, mean_std, percent, show
@@ -42,7 +43,7 @@ def render(runs: Sequence[Run]) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(percent=percent, show=show, duration=duration, views=views_of, notes=notes_of, rows=rows)
-    environment.filters.update(class_rows=class_rows, start_rows=start_rows)
+    environment.filters.update(class_rows=class_rows, start_rows=start_rows, noise=noise_section)
     environment.globals.update(mean_std=mean_std, pictures=_every_picture, read_confusion=read_confusion)
     template = resources.files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from summit_train.report.metrics import ClipsPerClass, FinalEval, Run, StartRecord, number
+from summit_train.report.noise import noise_missing
 from summit_train.text import MOST_ITEMS, NONE, counted, duration, listed, mean_std, percent, show
 
 MOST_CLASSES = 30  # of a table with a row for each class
@@ -70,6 +71,8 @@ def notes_of(run: Run) -> list[str]:
     if run.skipped_steps:
         count = counted(len(run.skipped_steps), "step")
         notes.append(f"{count} without an update, the gradient was not finite: {listed(run.skipped_steps)}")
+    if (missing := noise_missing(run)) is not None:
+        notes.append(missing)
     bad_clips = run.steps[-1].bad_clips if run.steps else 0
     if bad_clips:
         notes.append(f"{bad_clips:,} times a clip could not be read and another took its place: see bad_clips.jsonl")

@@ -192,14 +192,19 @@ def frame_rate(job: Job) -> float:
 
 
 def evaluation_seconds(job: Job) -> float:
-    """Return the seconds of the validations in training and of the final evaluation. A rank takes whole videos."""
+    """Return the seconds of the validations in training and of the final evaluation. A rank takes whole videos.
+
+    The average of the weights is evaluated in the final one, beside the weights.
+    """
     evaluate, epochs = job.spec.evaluate, job.spec.schedule.epochs
     area = (evaluate.short_side / job.spec.data.crop) ** 2
     crops, shape = (1, _FULL_FRAME) if evaluate.crops == "full" else (evaluate.crops, 1.0)
     validations = math.ceil(epochs / evaluate.every_epochs) if evaluate.every_epochs else 0
     in_training = validations * _view_seconds(job, area)
-    final = evaluate.last_checkpoints * evaluate.clips * crops * _view_seconds(job, area * shape)
-    return math.ceil(job.videos / job.gpus) * (in_training + final)
+    num_networks = evaluate.last_checkpoints * (1 if job.spec.ema.decay is None else 2)
+    final = num_networks * evaluate.clips * crops * _view_seconds(job, area * shape)
+    precise_clips = num_networks * evaluate.precise_bn * job.accumulation * job.spec.scale.clips_per_gpu
+    return math.ceil(job.videos / job.gpus) * (in_training + final) + precise_clips * _view_seconds(job, 1.0)
 
 
 def _view_seconds(job: Job, area: float) -> float:

@@ -17,6 +17,7 @@ from summit_train.data.batches.loader import open_store
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.files import replacing, write_json
+from summit_train.models import VideoNetwork
 from summit_train.spec import Spec
 from summit_train.text import has_top5
 from summit_train.training.bad_clips import check_test
@@ -60,12 +61,16 @@ class Scores:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores a manifest's videos on all ranks, as `Scorer` does: those that data.quarantine leaves."""
+    """Scores a manifest's videos on all ranks, as `Scorer` does: those that data.quarantine leaves.
+
+    prepare: done to a checkpoint's network before it is scored, as precise_bn.preparation.
+    """
 
     spec: Spec
     manifest: Manifest
     world: World
     device: torch.device
+    prepare: Callable[[VideoNetwork], None] | None = None
 
     def score(
         self, model: nn.Module, clips: int, crops: int | str, progress: Progress = lambda done, total: None
@@ -98,36 +103,56 @@ class Evaluation:
 
     def load(self, model: nn.Module, path: Path) -> int:
         """Give `model` the weights of a checkpoint, which rank 0 reads, and return its step. Collective."""
+        weights, _, step = self._saved(path)
+        model.load_state_dict(weights)
+        return step
+
+    def _saved(self, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None, int]:
+        """Return the weights of a checkpoint, their average if it holds one, and its step. Collective."""
         state = load_checkpoint(path) if self.world.rank == 0 else {}
         # The optimizer's state, which is as large as the weights, is of no use here.
-        weights, step = self.world.broadcast((state.get("model", {}), state.get("step", 0)))
-        model.load_state_dict(weights)
-        return int(step)
+        average = state.get("ema", {}).get("model")
+        return self.world.broadcast((state.get("model", {}), average, int(state.get("step", 0))))
 
     def score_checkpoints(
-        self, model: nn.Module, paths: Sequence[Path], progress: Callable[[Path], Progress]
+        self, model: VideoNetwork, paths: Sequence[Path], progress: Callable[[Path], Progress]
     ) -> dict[str, Any] | None:
         """Score the checkpoints with the spec's views; on rank 0 write predictions/*.npz and eval.json. Collective.
 
         Source: the paper, section 4.1: mean and standard deviation (of the population) over the last checkpoints.
-        Returns the content of eval.json on rank 0, None elsewhere.
+        The averages of the weights that the checkpoints hold are scored beside them ("ema"). Returns the content of
+        eval.json on rank 0, None elsewhere.
         """
-        settings, run_path = self.spec.evaluate, self.spec.run_path
         rows: list[dict[str, Any]] = []
+        averages: list[dict[str, Any]] = []  # of the same checkpoints' averaged weights
         num_videos = 0
         for path, name in zip(paths, _prediction_names(paths), strict=True):
-            step = self.load(model, path)
-            scores = self.score(model, settings.clips, settings.crops, progress(path))
-            if scores is not None:
-                scores.save(run_path / "predictions" / name)
-                row = {"path": str(path), "step": step, "top1": scores.top(1), "top5": scores.top(5)}
-                rows.append(row | ({"bad_videos": scores.num_bad} if scores.num_bad else {}))
-                num_videos = len(scores.videos)
+            weights, average, step = self._saved(path)
+            for found, kind, suffix in ((weights, rows, ""), (average, averages, "_ema")):
+                if found is not None:
+                    model.load_state_dict(found)
+                    scores = self._score_saved(model, f"{name}{suffix}.npz", progress(path))
+                    if scores is not None:
+                        kind.append({"path": str(path), "step": step} | _accuracy_of(scores))
+                        num_videos = len(scores.videos)
         if self.world.rank != 0:
             return None
         result = summarise(rows, self.spec, num_videos)
-        write_json(run_path / "eval.json", result)
+        if self.prepare is not None:
+            result["precise_bn"] = self.spec.evaluate.precise_bn
+        if averages:
+            result["ema"] = summarise(averages, self.spec, num_videos)
+        write_json(self.spec.run_path / "eval.json", result)
         return result
+
+    def _score_saved(self, model: VideoNetwork, name: str, progress: Progress) -> Scores | None:
+        """Score with the spec's views; rank 0 writes predictions/`name` and returns the Scores."""
+        if self.prepare is not None:
+            self.prepare(model)
+        scores = self.score(model, self.spec.evaluate.clips, self.spec.evaluate.crops, progress)
+        if scores is not None:
+            scores.save(self.spec.run_path / "predictions" / name)
+        return scores
 
 
 def show_accuracy(top1: str, top5: float, num_classes: int) -> str:
@@ -135,11 +160,16 @@ def show_accuracy(top1: str, top5: float, num_classes: int) -> str:
     return f"top-1 {top1} %" + (f"  top-5 {top5:.2f} %" if has_top5(num_classes) else "")
 
 
+def _accuracy_of(scores: Scores) -> dict[str, Any]:
+    bad = {"bad_videos": scores.num_bad} if scores.num_bad else {}
+    return {"top1": scores.top(1), "top5": scores.top(5)} | bad
+
+
 def _prediction_names(paths: Sequence[Path]) -> list[str]:
-    """Return a file name for each checkpoint's scores. Checkpoints of one name, from several folders, are numbered."""
+    """Return a name for each checkpoint's scores. Checkpoints of one name, from several folders, are numbered."""
     stems = [path.stem for path in paths]
     return [
-        f"{stem}.npz" if stems.count(stem) == 1 else f"{stem}_{stems[: place + 1].count(stem)}.npz"
+        stem if stems.count(stem) == 1 else f"{stem}_{stems[: place + 1].count(stem)}"
         for place, stem in enumerate(stems)
     ]
 

@@ -172,6 +172,7 @@ class Ledger:
         self._check(entry, vote)
         bad_clips, epoch = self._run.bad_clips, (entry.step - 1) // plan.steps_per_epoch
         bad_clips.add(vote.bad_clips, entry.micro_batches, entry.step, epoch)
+        noise = {} if vote.squares is None else self._run.noise.add(vote.squares)
         if self._log is not None:
             step_s = entry.start.seconds_to(entry.end)
             self._log.step(
@@ -185,6 +186,7 @@ class Ledger:
                 top1=vote.top1,
                 skipped=int(vote.skipped),
                 bad_clips=bad_clips.total,
+                **noise,
             )
         return vote
 

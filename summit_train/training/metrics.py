@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
-from summit_train.text import duration
+from summit_train.text import duration, noise_text
 
 _SECONDS_BETWEEN_LINES = 10.0
-_SCALARS = ("loss", "lr", "top1", "top5", "clips_per_second", "step_s", "data_wait_s")
+_SCALARS = ("loss", "lr", "top1", "top5", "clips_per_second", "step_s", "data_wait_s", "noise_scale")
 
 
 class RunLog:
@@ -35,6 +35,7 @@ class RunLog:
         self._console = Console(highlight=False, markup=False, soft_wrap=True)
         self._title, self._start, self._total = title, start_step, total_steps
         self._began = self._last_line = time.monotonic()
+        self._noise_scale: float | None = None  # as measured last
         self._bar: Progress | None = None
         if interactive and self._console.is_terminal:
             text = TextColumn("{task.fields[state]}", markup=False)
@@ -74,6 +75,9 @@ class RunLog:
             f"epoch {values['epoch']}  loss {values['loss']:.4f}  lr {values['lr']:.4g}  "
             f"{values['clips_per_second']:.1f} clips/s  data wait {wait:.0f} %"
         )
+        self._noise_scale = values.get("noise_scale", self._noise_scale)
+        if self._noise_scale is not None:
+            state += f"  noise scale {noise_text(self._noise_scale)}"
         if values.get("bad_clips"):
             state += f"  {values['bad_clips']} bad clips"
         now = time.monotonic()

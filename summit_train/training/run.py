@@ -33,6 +33,7 @@ from summit_train.training.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
+from summit_train.training.noise import NoiseScale
 from summit_train.training.step import StepSettings, TrainStep, parameter_type
 
 
@@ -75,6 +76,14 @@ class Run:
         if saved:
             self.optimizer.load_state_dict(saved["optimizer"])
             self.step.loss_scale.load_state_dict(saved["loss_scale"])
+            if self.step.average is not None and "ema" in saved:
+                self.step.average.load_state_dict(saved["ema"])
+            elif self.step.average is not None:
+                self.notes.append("ema: the checkpoint has no average of the weights; it begins here")
+        self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
+        self.noise.load_state_dict(saved.get("noise_scale", self.noise.state_dict()))
+        if spec.noise_scale.every_steps and plan.virtual_gpus == 1:
+            self.notes.append("noise scale: not measured; one virtual GPU has no other to compare its gradient with")
         self.start_step = int(saved.get("step", 0))
         clips_per_epoch = plan.steps_per_epoch * plan.global_batch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
@@ -97,11 +106,14 @@ class Run:
             "optimizer": self.optimizer.state_dict(),
             "loss_scale": self.step.loss_scale.state_dict(),
             "bad_clips": self.bad_clips.state_dict(),
+            "noise_scale": self.noise.state_dict(),
             "experiment": self._experiment(),
             "spec": self.spec.model_dump(mode="json"),
             # So that the file alone is enough to use the network.
             "classes": self.train_manifest.classes and list(self.train_manifest.classes),
         }
+        if self.step.average is not None:
+            state["ema"] = self.step.average.state_dict()
         save_checkpoint(checkpoint_path(self.spec.run_path, step), state)
         prune_checkpoints(self.spec.run_path, self.spec.checkpoint.keep, self.plan.steps_per_epoch)
 
@@ -154,7 +166,10 @@ def build_step(
     optimizer = world.wrap(build_sgd(groups, solver.momentum), model, plan.accumulation, solver.compression)
     start_momentum(optimizer)
     smoothing = spec.loss.label_smoothing
-    settings = StepSettings(spec.seed, plan.accumulation, spec.precision, solver.clip_norm, smoothing)
+    noise_every = spec.noise_scale.every_steps if plan.virtual_gpus > 1 else 0
+    settings = StepSettings(
+        spec.seed, plan.accumulation, spec.precision, solver.clip_norm, smoothing, noise_every, spec.ema.decay
+    )
     return optimizer, TrainStep(model, optimizer, world, device, settings)
 
 

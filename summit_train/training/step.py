@@ -16,6 +16,8 @@ from summit_train.data.batches.loader import MicroBatch
 from summit_train.modality import RGB, Modality
 from summit_train.models.freeze import is_frozen
 from summit_train.optim.sgd import set_learning_rate
+from summit_train.training.average import WeightAverage
+from summit_train.training.noise import PassSquares, Squares
 
 AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -147,7 +149,8 @@ class Vote:
     """The sums over all ranks after a step, the same numbers on each.
 
     loss: mean over the global batch. top1: of the training batch, in percent. skipped: something was not finite and no
-    weight changed. broken: and no loss scale explains it. data_wait_s: mean over the ranks, in seconds.
+    weight changed. broken: and no loss scale explains it. data_wait_s: mean over the ranks, in seconds. squares: of the
+    gradients, where the step measured them and was not skipped.
     """
 
     loss: float
@@ -158,6 +161,7 @@ class Vote:
     checkpoint: bool
     data_wait_s: float
     bad_clips: int
+    squares: Squares | None
 
 
 @dataclass
@@ -166,10 +170,13 @@ class StepResult:
 
     votes: torch.Tensor
     local_loss: torch.Tensor
+    has_squares: bool
 
     def read(self, global_batch: int, virtual_gpus: int, ranks: int) -> Vote:
         """Wait for the device and read the vote."""
-        loss, correct, nonfinite, broken, stop, checkpoint, data_wait_s, bad_clips = self.votes.tolist()
+        loss, correct, nonfinite, broken, single, average, *wishes = self.votes.tolist()
+        stop, checkpoint, data_wait_s, bad_clips = wishes
+        is_measured = self.has_squares and nonfinite == 0
         return Vote(
             loss=loss / virtual_gpus,
             top1=100 * correct / global_batch,
@@ -179,6 +186,7 @@ class StepResult:
             checkpoint=checkpoint > 0,
             data_wait_s=data_wait_s / ranks,
             bad_clips=round(bad_clips),
+            squares=Squares(single / virtual_gpus, average / ranks) if is_measured else None,
         )
 
 
@@ -187,7 +195,9 @@ class StepSettings:
     """The spec's part in a step.
 
     accumulation: micro-batches of a rank; clip_norm: L2 norm of the gradient, or None; label_smoothing: part of each
-    label that is spread over all classes (Szegedy et al., "Rethinking the Inception architecture", section 7).
+    label that is spread over all classes (Szegedy et al., "Rethinking the Inception architecture", section 7);
+    noise_every: every so many updates the gradient noise scale is measured, 0: never; ema_decay: of the average of the
+    weights, or None.
     """
 
     seed: int
@@ -195,6 +205,12 @@ class StepSettings:
     precision: str
     clip_norm: float | None = None
     label_smoothing: float = 0.0
+    noise_every: int = 0
+    ema_decay: float | None = None
+
+    def measures_noise(self, step: int) -> bool:
+        """Return whether update number `step`, counted from 0, is a multiple of `noise_every` when counted from 1."""
+        return self.noise_every > 0 and (step + 1) % self.noise_every == 0
 
 
 class TrainStep:
@@ -214,6 +230,8 @@ class TrainStep:
         self._normalise = Normalise(self._dtype, device)
         self.statistics = RunningStatistics(model, settings.accumulation, world)
         self.loss_scale = LossScale(settings.precision == "fp16", device)
+        self.average = None if settings.ema_decay is None else WeightAverage(model, settings.ema_decay)
+        self._squares = PassSquares(model)
 
     def __call__(
         self,
@@ -234,13 +252,15 @@ class TrainStep:
         """
         self._optimizer.zero_grad()
         self.statistics.begin_step()
-        losses, corrects, num_bad = [], [], 0
+        losses, corrects, num_bad, measured = [], [], 0, False
         for index, batch in enumerate(micro_batches):
             loss, correct = self._forward(index, batch, lap)
             if index == self._settings.accumulation - 1:
                 self.statistics.start_mean()
+            measured = self._settings.measures_noise(batch.step)
             lap("other")
-            torch.autograd.backward(loss * self.loss_scale.scale / self._settings.accumulation)
+            with self._squares.listening(measured):
+                torch.autograd.backward(loss * self.loss_scale.scale / self._settings.accumulation)
             lap("backward")
             losses.append(loss.detach())
             corrects.append(correct)
@@ -256,7 +276,7 @@ class TrainStep:
         bad_loss, bad_gradient = ~torch.isfinite(local_loss), ~torch.isfinite(norm)
         # An fp16 gradient that overflows is the loss scale's business until the scale has come down to 1.
         broken = bad_loss | (bad_gradient & (self.loss_scale.scale <= 1))
-        ballot = [local_loss, torch.stack(corrects).sum(), bad_loss | bad_gradient, broken]
+        ballot = [local_loss, torch.stack(corrects).sum(), bad_loss | bad_gradient, broken, *self._unscaled(norm)]
         # full() launches a kernel, where tensor() would copy from the host and wait.
         wishes = (stop, checkpoint, data_wait_s, num_bad)
         ballot += [torch.full((), float(number), device=self._device) for number in wishes]
@@ -267,8 +287,10 @@ class TrainStep:
         self.statistics.finish(skipped)
         lap("other")
         self._update(lr, norm, skipped)
+        if self.average is not None:
+            self.average.update(skipped)
         lap("update")
-        return StepResult(votes, local_loss)
+        return StepResult(votes, local_loss, measured)
 
     def _forward(self, index: int, batch: MicroBatch, lap: Callable[[str], None]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the mean loss of the micro-batch and the number of its clips that are classified right."""
@@ -290,6 +312,12 @@ class TrainStep:
         """Return the L2 norm of the averaged gradient, still scaled. It is finite if every entry is."""
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
         return torch.nn.utils.get_total_norm(gradients, foreach=True)
+
+    def _unscaled(self, norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sum of the passes' squared gradient norms, 0 where unmeasured, and that of the average."""
+        scale = self.loss_scale.scale.double()
+        own = self._squares.take(self._device) * (self._settings.accumulation / scale).square()
+        return own, (norm.double() / scale).square()
 
     def _update(self, lr: float, norm: torch.Tensor, skipped: torch.Tensor) -> None:
         """Unscale, clip and update in one pass of the fused kernel, which does nothing where `skipped` is 1."""

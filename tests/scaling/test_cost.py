@@ -135,6 +135,15 @@ def test_evaluation_by_hand() -> None:
     assert evaluation_seconds(_job(256, spec, storage="local")) == pytest.approx(14 * (10 + 60) / 3 / TSM_RATE)
 
 
+def test_averaged_weights_and_precise_bn_lengthen_the_final_evaluation() -> None:
+    """14 videos of 4 checkpoints' 2 networks with 10 views, and 30 steps of 8 clips for each of the 8 networks."""
+    keys = ["evaluate.short_side=224", "evaluate.crops=1", "evaluate.every_epochs=0", "evaluate.last_checkpoints=4"]
+    keys += ["ema.decay=0.9", "evaluate.precise_bn=30"]
+    spec = load_spec(ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml", keys)
+    views = 14 * 4 * 2 * 10 + 4 * 2 * 30 * 8
+    assert evaluation_seconds(_job(256, spec, storage="local")) == pytest.approx(views / 3 / TSM_RATE)
+
+
 def test_no_nodes_and_no_link_are_refused() -> None:
     with pytest.raises(MachineError, match="at least one node"):
         forecast(_job(0))

@@ -38,6 +38,20 @@ def test_half_a_line_of_a_killed_run_stays_its_own_line(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_text().splitlines()[1] == '{"kind": "start", "step": 0}'
 
 
+def test_the_noise_scale_is_recorded_where_measured_and_shown_until_the_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _log(tmp_path) as log:
+        log.step(step=2, **_STEP, noise_scale=math.inf)
+        log.step(step=3, **_STEP, noise_scale=1234.5)
+        log.step(step=4, **_STEP)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [record.get("noise_scale", "none") for record in records] == [None, 1234.5, "none"]
+    assert "data wait 25 %  noise scale 1,230 clips  0 s left" in capsys.readouterr().out
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("step/noise_scale")] == [(3, 1234.5)]
+
+
 def test_plain_lines_where_the_output_is_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The last step is always shown; the ones before only every ten seconds."""
     with _log(tmp_path) as log:

@@ -225,7 +225,7 @@ def test_a_step_on_a_gpu_does_not_wait_for_the_device() -> None:
     model = _model(dtype=torch.float32).to(device)
     optimizer = build_sgd(parameter_groups(model, 0.1), 0.9)
     start_momentum(optimizer)
-    step = TrainStep(model, optimizer, World(), device, StepSettings(0, 2, "fp16", 1.0))
+    step = TrainStep(model, optimizer, World(), device, StepSettings(0, 2, "fp16", 1.0, noise_every=1, ema_decay=0.9))
     batches = [
         MicroBatch(b.step, b.virtual_gpu, b.clips.pin_memory(), b.labels.pin_memory(), b.ids) for b in _micro_batches(2)
     ]

@@ -1,0 +1,140 @@
+"""Recompute BN's statistics for fixed weights (Wu and Johnson, "Rethinking 'Batch' in BatchNorm", section 3).
+
+The running statistics lag behind the weights, and those of an average of weights belong to no network that was trained.
+Here the mean and the variance over all inputs of K training batches, n elements a channel each, are put in their place.
+Each batch is normalised by its own statistics on the way, as in training. With m_i and v_i (biased) of batch i, the law
+of total variance gives
+
+    mean = 1/K sum_i m_i        variance = 1/K sum_i v_i + 1/K sum_i m_i^2 - mean^2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from summit_train import rng
+from summit_train.comm import World
+from summit_train.data.batches.loader import MicroBatch
+from summit_train.models import VideoNetwork
+from summit_train.models.freeze import is_frozen
+from summit_train.network import build_network
+from summit_train.spec import Spec
+from summit_train.training.loop import batches_between
+from summit_train.training.run import Inputs
+from summit_train.training.step import Normalise, mixed_precision, parameter_type
+from summit_train.training.watch import Watchdog
+
+
+def preparation(
+    inputs: Inputs, world: World, device: torch.device, watchdog: Watchdog
+) -> Callable[[VideoNetwork], None] | None:
+    """Return what `evaluate.precise_bn` asks to do to a network before it is scored; None where it is 0. Collective.
+
+    The batches are those of the first steps of training, so they do not depend on the number of ranks.
+    """
+    spec, plan = inputs.spec, inputs.plan
+    num_steps = spec.evaluate.precise_bn
+    if not num_steps:
+        return None
+
+    def prepare(model: VideoNetwork) -> None:
+        with batches_between(spec, plan, world, inputs.train_manifest, 0, num_steps) as batches:
+            recompute_statistics(model, _taken(batches, num_steps * plan.accumulation, watchdog), spec, world, device)
+
+    return prepare
+
+
+def _taken(batches: Iterator[MicroBatch], count: int, watchdog: Watchdog) -> Iterator[MicroBatch]:
+    for number in range(count):
+        watchdog.at(f"recomputing BN's statistics, batch {number + 1} of {count}")
+        yield next(batches)
+    watchdog.at("waiting for the other ranks' BN statistics", waits=True)
+
+
+def recompute_statistics(
+    model: VideoNetwork, batches: Iterable[MicroBatch], spec: Spec, world: World, device: torch.device
+) -> None:
+    """Set the running statistics of `model` to those over all ranks' `batches`, equally many on each. Collective.
+
+    A rank adds up 1, m_i, v_i and m_i^2 of its batches; frozen normalisations stay as they are.
+    """
+    norms = {name: norm for name, norm in model.named_modules() if isinstance(norm, _BatchNorm)}
+    norms = {name: norm for name, norm in norms.items() if not is_frozen(norm) and norm.running_mean is not None}
+    if not norms:
+        return
+    elements = _elements_per_clip(spec)
+    counts = [spec.scale.clips_per_gpu * elements[name] for name in norms]
+    means, variances = ([_buffer(norm, name) for norm in norms.values()] for name in ("running_mean", "running_var"))
+    # A batch's variance arrives as torch estimates that of the population, n / (n - 1) times its own.
+    biased = torch.cat([torch.full_like(v, (n - 1) / n) for v, n in zip(variances, counts, strict=True)]).double()
+    sums = torch.zeros(1 + 3 * len(biased), dtype=torch.float64, device=device)
+    for _ in _passes(model, list(norms.values()), batches, spec, device):
+        mean, variance = torch.cat(means).double(), torch.cat(variances).double()
+        sums += torch.cat([sums.new_ones(1), mean, variance * biased, mean.square()])
+    sums = world.sum(sums, "precise_bn")
+    mean, within, square = torch.chunk(sums[1:] / sums[0], 3)
+    sizes = [len(buffer) for buffer in means]
+    # As torch does, the population's variance is kept: K n / (K n - 1) times that of the K n elements.
+    totals = (
+        torch.cat([torch.full_like(v, float(n)) for v, n in zip(variances, counts, strict=True)]).double() * sums[0]
+    )
+    variance = (within + square - mean.square()) * totals / (totals - 1)
+    for buffers, values in ((means, mean), (variances, variance)):
+        for buffer, value in zip(buffers, torch.split(values, sizes), strict=True):
+            buffer.copy_(value)
+
+
+def _buffer(norm: _BatchNorm, name: str) -> torch.Tensor:
+    buffer = getattr(norm, name)
+    assert isinstance(buffer, torch.Tensor)
+    return buffer
+
+
+def _passes(
+    model: VideoNetwork, norms: list[_BatchNorm], batches: Iterable[MicroBatch], spec: Spec, device: torch.device
+) -> Iterator[None]:
+    """Run each batch forward as in training; after each, the running statistics are those of that batch alone."""
+    normalise = Normalise(parameter_type(spec.precision), device)
+    with torch.no_grad(), _batch_statistics(model, norms), mixed_precision(spec.precision, device):
+        for batch in batches:
+            model.reseed(rng.seed_of(spec.seed, "dropout", batch.step, batch.virtual_gpu))
+            model(normalise(batch.clips))
+            yield
+
+
+@contextmanager
+def _batch_statistics(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
+    """Put `model` into training mode, with running statistics that keep nothing of earlier batches."""
+    was_training, momenta = model.training, [norm.momentum for norm in norms]
+    model.train()
+    for norm in norms:
+        norm.momentum = 1.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        model.train(was_training)
+
+
+def _elements_per_clip(spec: Spec) -> dict[str, int]:
+    """Return each normalisation's elements of a channel that one training clip has, by the normalisation's name."""
+    found: dict[str, int] = {}
+
+    def note(name: str, norm: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        found[name] = inputs[0].numel() // inputs[0].shape[1]
+
+    with torch.device("meta"), torch.no_grad():
+        network = build_network(spec)
+        for name, norm in network.named_modules():
+            if isinstance(norm, _BatchNorm):
+                norm.register_forward_pre_hook(partial(note, name))
+        side = spec.data.crop
+        network.eval()(torch.zeros(1, spec.data.num_frames, network.in_channels, side, side))
+    return found

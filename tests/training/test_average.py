@@ -1,0 +1,157 @@
+"""The average of the weights: by hand, and through checkpoints, ranks and the final evaluation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from summit_train.comm import World
+from summit_train.optim.sgd import build_sgd, parameter_groups, start_momentum
+from summit_train.source import SpecError
+from summit_train.spec import load_spec
+from summit_train.training.average import WeightAverage
+from summit_train.training.checkpoint import load_checkpoint, save_checkpoint
+from summit_train.training.step import StepSettings, TrainStep
+from tests.conftest import WriteSpec
+from tests.training.test_step import _micro_batches, _model, _Poison
+from tests.worlds import command, needs_ranks, succeed
+
+DONE, SKIPPED = torch.zeros(()), torch.ones(())
+
+
+def _values(average: WeightAverage) -> dict[str, torch.Tensor]:
+    model: dict[str, torch.Tensor] = average.state_dict()["model"]
+    return model
+
+
+def test_three_updates_by_hand_without_the_first_weights() -> None:
+    """Decay 1/2 over 8, 2, 6: (8/4 + 2/2 + 6) / (1/4 + 1/2 + 1) = 36/7. The 100 that it began with has no part."""
+    layer = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    nn.init.constant_(layer.weight, 100.0)
+    average = WeightAverage(layer, 0.5)
+    expected = {8.0: 8.0, 2.0: 4.0, 6.0: 36 / 7}
+    for weight, mean in expected.items():
+        nn.init.constant_(layer.weight, weight)
+        average.update(DONE)
+        assert _values(average)["weight"].item() == pytest.approx(mean, rel=1e-15)
+    assert layer.weight.item() == 6.0 and average.state_dict()["updates"] == 3
+
+
+def test_a_skipped_step_does_not_count_not_even_the_first() -> None:
+    layer = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    nn.init.constant_(layer.weight, 100.0)
+    average = WeightAverage(layer, 0.5)
+    average.update(SKIPPED)
+    assert _values(average)["weight"].item() == 100.0 and average.state_dict()["updates"] == 0
+    for weight, skipped in ((8.0, DONE), (50.0, SKIPPED), (2.0, DONE)):
+        nn.init.constant_(layer.weight, weight)
+        average.update(skipped)
+    assert _values(average)["weight"].item() == 4.0 and average.state_dict()["updates"] == 2
+
+
+def test_running_statistics_are_averaged_and_counters_copied() -> None:
+    norm = nn.BatchNorm1d(1)
+    average = WeightAverage(norm, 0.5)
+    for value in (4.0, 10.0):
+        for buffer in (norm.running_mean, norm.running_var, norm.num_batches_tracked):
+            assert buffer is not None
+            buffer.fill_(value)
+        average.update(DONE)
+    values = _values(average)
+    assert values["running_mean"].item() == values["running_var"].item() == 8.0  # (4/2 + 10) / (3/2)
+    assert values["num_batches_tracked"].item() == 10
+
+
+def test_the_average_survives_a_checkpoint() -> None:
+    layer = nn.Linear(2, 2)
+    average, again = WeightAverage(layer, 0.9), WeightAverage(layer, 0.9)
+    for weight in (1.0, 3.0):
+        nn.init.constant_(layer.weight, weight)
+        average.update(DONE)
+    again.load_state_dict(average.state_dict())
+    nn.init.constant_(layer.weight, 7.0)
+    for one in (average, again):
+        one.update(DONE)
+    assert torch.equal(_values(average)["weight"], _values(again)["weight"])
+    assert again.state_dict()["updates"] == 3
+
+
+def test_a_step_averages_what_it_leaves_behind_and_changes_no_bit() -> None:
+    states = {}
+    for decay in (0.25, None):
+        model = _Poison(_model())
+        optimizer = build_sgd(parameter_groups(model, 0.1), 0.9)
+        start_momentum(optimizer)
+        step = TrainStep(model, optimizer, World(), torch.device("cpu"), StepSettings(0, 2, "fp64", ema_decay=decay))
+        after = []
+        for model.on in (False, True, False):
+            step(_micro_batches(2), 0.1)
+            after.append({name: value.clone() for name, value in model.state_dict().items()})
+        states[decay] = after
+        if step.average is not None:
+            for name, value in _values(step.average).items():
+                if value.is_floating_point():
+                    wanted = (0.25 * after[0][name] + after[2][name]) / 1.25
+                    torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-14, msg=name)
+    assert all(torch.equal(value, states[None][-1][name]) for name, value in states[0.25][-1].items())
+
+
+@pytest.mark.parametrize("decay", ["1", "0", "1.5", "-0.1"])
+def test_a_decay_outside_0_to_1_is_refused_in_one_line(write_spec: WriteSpec, decay: str) -> None:
+    with pytest.raises(SpecError, match=r"^[^\n]*ema\.decay: Input should be (less|greater) than [01], got [^\n]*$"):
+        load_spec(write_spec(), [f"ema.decay={decay}"])
+
+
+def _saved(tmp_path: Path, name: str, step: int = 20) -> Path:
+    return tmp_path / "runs" / name / "checkpoints" / f"step_{step:08d}.pt"
+
+
+@needs_ranks
+def test_the_same_on_1_and_2_ranks_and_after_a_resume_and_evaluated_beside(
+    write_spec: WriteSpec, tmp_path: Path
+) -> None:
+    """fp64, 2 epochs, the last two checkpoints evaluated; 'moved' goes on from step 10, bit-equal on one rank."""
+    options = ("ema.decay=0.8", "precision=fp64", "evaluate.last_checkpoints=2")
+    output = succeed(0, "train", str(write_spec("alone")), *options)
+    succeed(2, "train", str(write_spec("both")), *options)
+    succeed(0, "train", str(write_spec("moved")), *options)
+    for later in (tmp_path / "runs/moved/checkpoints").glob("step_00000020*"):
+        later.unlink()
+    succeed(0, "train", str(write_spec("moved")), *options)
+    alone, both, moved = (load_checkpoint(_saved(tmp_path, name)) for name in ("alone", "both", "moved"))
+    assert alone["ema"]["updates"] == both["ema"]["updates"] == 20
+    for name, value in alone["ema"]["model"].items():
+        assert torch.equal(value, moved["ema"]["model"][name]), name
+        torch.testing.assert_close(value, both["ema"]["model"][name], rtol=1e-9, atol=1e-12, msg=name)
+    assert not torch.equal(alone["ema"]["model"]["conv1.weight"], alone["model"]["conv1.weight"])
+    result = json.loads((tmp_path / "runs/alone/eval.json").read_text())
+    assert [row["step"] for row in result["ema"]["checkpoints"]] == [10, 20]
+    assert f"average of the weights: top-1 {result['ema']['top1_mean']:.2f} +- " in output
+    folder = tmp_path / "runs/alone/predictions"
+    plain, averaged = (np.load(folder / f"step_00000020{end}.npz")["scores"] for end in ("", "_ema"))
+    assert plain.shape == averaged.shape and not np.array_equal(plain, averaged)
+    top1 = 100 * float(np.mean(averaged.argmax(1) == np.load(folder / "step_00000020_ema.npz")["label"]))
+    assert result["ema"]["checkpoints"][1]["top1"] == pytest.approx(top1)
+
+
+def test_a_checkpoint_older_than_the_average_and_the_noise_scale_goes_on(write_spec: WriteSpec, tmp_path: Path) -> None:
+    spec = str(write_spec())
+    succeed(0, "train", spec)
+    for later in (tmp_path / "runs/run/checkpoints").glob("step_00000020*"):
+        later.unlink()
+    state = load_checkpoint(_saved(tmp_path, "run", 10))
+    del state["noise_scale"], state["experiment"]["ema.decay"]
+    save_checkpoint(_saved(tmp_path, "run", 10), state)
+    status, output = command(0, "train", spec, "ema.decay=0.9")
+    assert status == 2 and "ema.decay: the checkpoint has None, this run 0.9" in output
+    assert "goes on from" in succeed(0, "train", spec)
+    for later in (tmp_path / "runs/run/checkpoints").glob("step_00000020*"):
+        later.unlink()
+    output = succeed(0, "train", spec, "ema.decay=0.9", "--force-resume")
+    assert "no average of the weights; it begins here" in output
+    assert load_checkpoint(_saved(tmp_path, "run"))["ema"]["updates"] == 10

@@ -1,0 +1,111 @@
+"""BN's statistics recomputed for fixed weights, against one batch of all the clips."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from summit_train.comm import World
+from summit_train.data.batches.loader import MicroBatch
+from summit_train.models import VideoNetwork
+from summit_train.spec import Spec, load_spec
+from summit_train.training.precise_bn import _elements_per_clip, recompute_statistics
+from summit_train.training.run import fresh_model
+from summit_train.training.step import Normalise
+from tests.conftest import WriteSpec
+from tests.worlds import lines, needs_ranks, succeed
+
+CPU = torch.device("cpu")
+
+
+def _batches(count: int, clips: int = 2) -> list[MicroBatch]:
+    generator = torch.Generator().manual_seed(9)
+    return [
+        MicroBatch(
+            step=number,
+            virtual_gpu=0,
+            # Batches of different brightness, so that the variance between them counts.
+            clips=torch.randint(0, 60 * (number + 1), (clips, 4, 32, 32, 3), dtype=torch.uint8, generator=generator),
+            labels=torch.zeros(clips, dtype=torch.int64),
+            ids=torch.arange(clips),
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.fixture
+def spec(write_spec: WriteSpec) -> Spec:
+    return load_spec(write_spec(precision="fp64"))
+
+
+def _network(spec: Spec) -> VideoNetwork:
+    return fresh_model(spec, CPU)
+
+
+def test_the_first_norm_gets_mean_and_variance_of_all_inputs(spec: Spec) -> None:
+    """Its input depends on no other norm, so it is known: the first convolution of all 8 clips."""
+    model, batches = _network(spec), _batches(4)
+    weights = {name: value.clone() for name, value in model.named_parameters()}
+    momenta = [m.momentum for m in model.modules() if isinstance(m, _BatchNorm)]
+    model.eval()
+    recompute_statistics(model, batches, spec, World(), CPU)
+    clips = torch.cat([Normalise(torch.float64, CPU)(batch.clips) for batch in batches])
+    inputs = nn.functional.conv2d(clips.flatten(0, 1), model.get_parameter("conv1.weight"), stride=2, padding=3)
+    var, mean = torch.var_mean(inputs, (0, 2, 3))
+    torch.testing.assert_close(model.get_buffer("bn1.running_mean"), mean, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(model.get_buffer("bn1.running_var"), var, rtol=1e-11, atol=1e-14)
+    assert (
+        not model.training
+        and len(momenta) == 20
+        and momenta == [m.momentum for m in model.modules() if isinstance(m, _BatchNorm)]
+    )
+    assert all(torch.equal(weights[name], value) for name, value in model.named_parameters())
+
+
+def test_one_batch_gives_its_own_statistics_in_every_norm(spec: Spec) -> None:
+    """With one batch no variance lies between batches: as a pass with a momentum of 1."""
+    one, other, batches = _network(spec), _network(spec), _batches(1)
+    recompute_statistics(one, batches, spec, World(), CPU)
+    for module in other.modules():
+        if isinstance(module, _BatchNorm):
+            module.momentum = 1.0
+    other.train()
+    with torch.no_grad():
+        other(Normalise(torch.float64, CPU)(batches[0].clips))
+    theirs = dict(other.named_buffers())
+    for name, value in one.named_buffers():
+        if "running_" in name:
+            torch.testing.assert_close(value, theirs[name], rtol=1e-11, atol=1e-13, msg=name)
+
+
+def test_elements_are_frames_times_pixels(spec: Spec) -> None:
+    """4 frames of 32 x 32: 16 x 16 behind the first convolution, 1 x 1 in the last stage."""
+    elements = _elements_per_clip(spec)
+    assert elements["bn1"] == 4 * 16 * 16 and elements["layer4.1.bn2"] == 4
+    assert set(elements) == {n for n, m in _network(spec).named_modules() if isinstance(m, _BatchNorm)}
+
+
+def test_frozen_norms_stay(write_spec: WriteSpec) -> None:
+    spec = load_spec(write_spec(precision="fp64", model={"freeze_bn": "all_but_first"}))
+    model = _network(spec)
+    recompute_statistics(model, _batches(2), spec, World(), CPU)
+    assert not torch.equal(model.get_buffer("bn1.running_var"), torch.ones(8).double())
+    assert torch.equal(model.get_buffer("layer1.0.bn1.running_var"), torch.ones(8).double())
+
+
+@needs_ranks
+def test_the_accuracy_is_the_same_on_any_number_of_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
+    spec = str(write_spec(precision="fp64", schedule={"epochs": 1}))
+    succeed(0, "train", spec)
+    plain = json.loads((tmp_path / "runs/run/eval.json").read_text())
+    results = []
+    for ranks in (1, 2):
+        output = succeed(ranks, "eval", spec, "--json", "evaluate.precise_bn=3")
+        results.append(json.loads(next(line for line in lines(output) if line.startswith("{"))))
+    assert results[0] == results[1] and results[0]["precise_bn"] == 3
+    assert "precise_bn" not in plain and results[0]["top1_mean"] != plain["top1_mean"]
