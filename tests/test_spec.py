@@ -63,7 +63,10 @@ def test_defaults_are_the_papers_recipe(load: Callable[..., Spec]) -> None:
         "name": "sgd", "momentum": 0.9, "weight_decay": 1e-4, "base_lr": 0.00125, "base_batch": 8,
         "lr_scaling": "linear", "head_lr_factor": 1.0, "clip_norm": None, "compression": "none",
     }  # fmt: skip
-    assert spec.schedule.model_dump() == {"epochs": 100, "warmup_epochs": 5, "decay": "cosine"}
+    assert spec.schedule.model_dump() == {
+        "epochs": 100, "warmup_epochs": 5, "warmup": "linear", "warmup_scaling": "none",
+        "decay": "cosine", "power": 2.0, "milestones": (), "factor": 0.1,
+    }  # fmt: skip
     assert spec.model.dropout == spec.loss.label_smoothing == 0
     assert (spec.evaluate.clips, spec.evaluate.short_side, spec.evaluate.last_checkpoints) == (10, 256, 5)
     assert (spec.data.num_frames, spec.data.crop, spec.data.short_side) == (8, 224, (256, 320))
@@ -148,6 +151,10 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
             "schedule.warmup_epochs",
             "5.5 epochs is longer",
         ),
+        (["schedule.decay=steps"], "schedule.milestones", "steps needs rising epochs between 0 and 100, such as"),
+        (["schedule.decay=steps", "schedule.milestones=[30, 30]"], "schedule.milestones", "got [30, 30]"),
+        (["schedule.decay=steps", "schedule.milestones=[0, 30]"], "schedule.milestones", "got [0, 30]"),
+        (["schedule.decay=steps", "schedule.milestones=[30, 100]"], "schedule.milestones", "got [30, 100]"),
         (
             ["data.num_frames=15", "model.arch=i3d_3x3x3"],
             "data.num_frames",
@@ -225,6 +232,8 @@ def test_impossible_combinations_are_refused(
         ["data.crop=300", "data.augment=multi_scale_crop"],  # it scales its crop to the video
         ["schedule.warmup_epochs=100"],
         ["schedule.warmup_epochs=0"],
+        ["schedule.warmup_epochs=101", "schedule.warmup_scaling=linear"],  # of a batch that may be smaller
+        ["schedule.decay=steps", "schedule.milestones=[0.5, 99.5]"],
         ["model.arch=i3d_3x3x3", "data.num_frames=16", "model.backbone=resnet18"],
         ["model.arch=i3d_3x1x1", "data.num_frames=8"],
         ["model.arch=trn", "model.backbone=resnext101_32x4d", "data.num_frames=2"],

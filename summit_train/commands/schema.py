@@ -81,6 +81,8 @@ def _value(schema: dict[str, Any]) -> str:
         return ", ".join("`{}`".format(json.dumps(choice).strip('"')) for choice in choices)
     if "prefixItems" in schema:
         return f"[{'; '.join(_value(item) for item in schema['prefixItems'])}]"
+    if "items" in schema:
+        return f"list of {_value(schema['items'])}"
     kind = {"string": "text", "boolean": "`true`, `false`", "null": "`null`"}.get(schema["type"], schema["type"])
     return ", ".join([kind, *_limits(schema)])
 

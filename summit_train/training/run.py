@@ -105,7 +105,7 @@ class Run:
         save_checkpoint(checkpoint_path(self.spec.run_path, step), state)
         prune_checkpoints(self.spec.run_path, self.spec.checkpoint.keep, self.plan.steps_per_epoch)
 
-    def _experiment(self) -> dict[str, str | int | float | None]:
+    def _experiment(self) -> dict[str, Any]:
         """Return what must be equal for one run to go on from another's checkpoint, as flat `section.key: value`.
 
         The number of ranks is not part of it, nor where the data are, nor what only changes the speed.

@@ -128,6 +128,9 @@ def test_shipped_specs_fit_the_schema(schema: dict[str, Any], path: Path) -> Non
         ("{evaluate: {crops: 2}}", False),
         ("{optimizer: {momentum: 1.0}}", False),
         ("{optimizer: {base_lr: 0.01}}", True),
+        ("{schedule: {milestones: [30, 60.5]}}", True),
+        ("{schedule: {milestones: 30}}", False),
+        ("{schedule: {milestones: [-1]}}", False),
     ],
 )
 def test_the_schema_tells_right_from_wrong(schema: dict[str, Any], text: str, fits: bool) -> None:
@@ -173,6 +176,7 @@ def test_the_reference_says_types_and_limits_in_words() -> None:
     assert values["data.flip"] == "`true`, `false`"
     assert values["data.root"] == "text, or `null`"
     assert values["data.short_side"] == "[integer, at least 1; integer, at least 1]"
+    assert values["schedule.milestones"] == "list of number, at least 0"
     assert values["evaluate.crops"] == "`1`, `3`, `full`"
     assert values["optimizer.momentum"] == "number, at least 0, below 1"
 
