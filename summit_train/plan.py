@@ -24,8 +24,8 @@ class PlanError(UserError):
 class Plan:
     """The numbers of one run. Bytes are bytes; LR as the optimizer gets it; multiply-adds of one clip's forward pass.
 
-    memory_bytes_per_rank is an estimate: weights, gradients and momentum, plus what the backward pass needs of the
-    clips of one virtual GPU.
+    memory_bytes_per_rank is an estimate: weights, gradients and the solver's state, plus what the backward pass needs
+    of the clips of one virtual GPU.
     """
 
     ranks: int
@@ -106,7 +106,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         multiply_adds=network.multiply_adds,
         input_bytes_per_step_and_rank=accumulation * spec.scale.clips_per_gpu * _clip_bytes(spec),
         memory_bytes_per_rank=_memory(spec, network),
-        checkpoint_bytes=2 * network.parameters * spec.weight_bytes,
+        checkpoint_bytes=(1 + spec.optimizer.states) * network.parameters * spec.weight_bytes,
     )
 
 
@@ -168,7 +168,7 @@ def _clip_bytes(spec: Spec) -> int:
 
 
 def _memory(spec: Spec, network: Count) -> int:
-    weights = 3 * network.parameters * spec.weight_bytes
+    weights = (2 + spec.optimizer.states) * network.parameters * spec.weight_bytes
     return weights + spec.scale.clips_per_gpu * network.activation_bytes(
         _BYTES[spec.precision], spec.execution.recompute
     )

@@ -27,7 +27,7 @@ from summit_train.models.catalog import (
     non_local_problem,
     zero_init_problem,
 )
-from summit_train.optim.keys import OptimizerSpec, ScheduleSpec, schedule_problems
+from summit_train.optim.keys import OptimizerSpec, ScheduleSpec, optimizer_problems, schedule_problems
 from summit_train.source import SpecError, Tree, read_tree, to_yaml
 from summit_train.typed import Count, Fraction, NonNegative, Positive, Section, validated
 
@@ -292,6 +292,7 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "data.short_side", f"[low, high] is wanted, got [{low}, {high}]"
     if data.augment == "scale_jitter" and data.crop > low:
         yield "data.crop", f"a crop of {data.crop} does not fit a short side of {low} (data.short_side)"
+    yield from optimizer_problems(spec.optimizer)
     yield from schedule_problems(spec.schedule)
     too_short, unknown = frames_problem(model.arch, data.num_frames), backbone_problem(model.arch, model.backbone)
     if too_short is not None:

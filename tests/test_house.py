@@ -59,7 +59,7 @@ OWNERS = {
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"comm|models\.(?!catalog).*|network|plan|training(\..*)?|inference(\..*)?|optim\.sgd|data\.batches\.(loader|workers)|scaling\..*|"
+    r"comm|models\.(?!catalog).*|network|plan|training(\..*)?|inference(\..*)?|optim\.(?!keys|schedule).*|data\.batches\.(loader|workers)|scaling\..*|"
     r"cluster\.estimate|sweep\.start|"
     r"commands\.(bench(\..*)?|start|whole_run|evaluate|plan|model|simulate|submit|sweep)"
 )

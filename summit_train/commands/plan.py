@@ -14,7 +14,7 @@ from rich.table import Table
 
 from summit_train.cluster.estimate import Estimate, check_ranks, estimate
 from summit_train.cluster.site import Site, load_site, parse_walltime
-from summit_train.optim.keys import describe_decay
+from summit_train.optim.keys import describe_decay, describe_solver
 from summit_train.plan import Plan, PlanError, make_plan, sample_learning_rates
 from summit_train.spec import Spec, load_spec
 from summit_train.text import NONE
@@ -172,6 +172,7 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         ("BN batch", f"{plan.clips_per_gpu} clips x {spec.data.num_frames} frames of one virtual GPU"),
         ("steps", f"{plan.total_steps:,} = {plan.epochs} epochs x {plan.steps_per_epoch:,}"),
         ("dropped clips", f"{plan.dropped_clips_per_epoch:,} of {plan.clips:,} an epoch, others in each"),
+        ("solver", describe_solver(spec.optimizer)),
         ("warm-up", f"{plan.warmup_steps:,} steps = {warmup_epochs}"),
         ("peak LR", f"{plan.peak_lr:.6g} ({spec.optimizer.lr_scaling} scaling of {spec.optimizer.base_lr:g})"),
         ("decay", describe_decay(spec.schedule)),

@@ -4,20 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from summit_train.typed import Count, Positive, Section
+
+# What null means: the values of torch and, for LAMB, of its paper.
+_MOMENTUM = {"sgd": 0.9, "rmsprop": 0.0}
+_EPS = {"rmsprop": 1e-8, "adagrad": 1e-10, "adam": 1e-8, "lamb": 1e-6}
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class TrustRatioSpec(Section):
+    """A factor on each layer's LR, from the L2 norms of its weight w and its gradient g."""
+
+    kind: Literal["lars", "bounded"]
+    """lars: coefficient * w / (g + weight_decay * w), but 1 for biases and batch normalisation; bounded: w / g within
+    [lower, upper] (DATE)."""
+    coefficient: Positive = 0.001
+    """lars: the factor before the ratio."""
+    lower: Positive = 0.1
+    """bounded: the least ratio. DATE gives no bounds; these are this project's."""
+    upper: Positive = 10.0
+    """bounded: the largest ratio."""
 
 
 class OptimizerSpec(Section):
     """The solver. Peak LR = base_lr * (global_batch / base_batch) under linear scaling."""
 
-    name: Literal["sgd"] = "sgd"
-    """SGD with momentum."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum."""
+    name: Literal["sgd", "rmsprop", "adagrad", "adam", "lamb"] = "sgd"
+    """SGD, RMSprop, AdaGrad, Adam or LAMB. Weight decay is a part of the gradient; in lamb, of the update."""
+    momentum: Decay | None = None
+    """sgd, rmsprop: momentum. null: 0.9 for sgd, 0 for rmsprop."""
+    alpha: Decay = 0.99
+    """rmsprop: factor of the running average of squared gradients."""
+    # Not strict: below a validator of the whole section a list of YAML is a list, which is no tuple.
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
+    """adam, lamb: factors of the running averages of gradients and of their squares."""
+    eps: Positive | None = None
+    """rmsprop, adagrad, adam, lamb: added to the denominator. null: 1e-8 for rmsprop and adam, 1e-10 for adagrad, 1e-6
+    for lamb."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
     """Weight decay; not applied to biases and batch normalisation."""
     base_lr: Positive = 0.00125
@@ -30,8 +57,25 @@ class OptimizerSpec(Section):
     """The classifier's LR is this times the others', for fine-tuning."""
     clip_norm: Positive | None = None
     """Clip the global norm of the gradient to this; null: no clipping."""
+    trust_ratio: TrustRatioSpec | None = None
+    """Factor on each layer's LR; null: none."""
     compression: Literal["none", "fp16"] = "none"
     """Number format of the gradients on the network; none: that of the parameters."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        name = str(values.get("name", "sgd"))
+        usual = {"momentum": _MOMENTUM.get(name), "eps": _EPS.get(name)}
+        return {**values, **{key: value for key, value in usual.items() if values.get(key) is None}}
+
+    @property
+    def states(self) -> int:
+        """Return how many tensors of a weight's shape the solver keeps for it."""
+        moments = {"sgd": 0, "rmsprop": 1, "adagrad": 1, "adam": 2, "lamb": 2}[self.name]
+        return moments + (self.name in _MOMENTUM and bool(self.momentum))
 
 
 class ScheduleSpec(Section):
@@ -56,6 +100,18 @@ class ScheduleSpec(Section):
     """steps: the LR falls to this part of its value."""
 
 
+def optimizer_problems(optimizer: OptimizerSpec) -> Iterator[tuple[str, str]]:
+    """Keys of a solver that are impossible together: (key, what is wrong and what would be right)."""
+    trust = optimizer.trust_ratio
+    if trust is None:
+        return
+    if trust.kind == "bounded" and trust.lower > trust.upper:
+        bounds = f"lower is {trust.lower:g} and upper {trust.upper:g}"
+        yield "optimizer.trust_ratio.lower", f"the bounds are crossed: {bounds}; lower is at most upper"
+    if trust.kind == "lars" and optimizer.name == "lamb":
+        yield "optimizer.trust_ratio", "lamb has a trust ratio of its own; take lars over another solver, or null"
+
+
 def schedule_problems(schedule: ScheduleSpec) -> Iterator[tuple[str, str]]:
     """Keys of a schedule that are impossible together: (key, what is wrong and what would be right).
 
@@ -71,6 +127,24 @@ def schedule_problems(schedule: ScheduleSpec) -> Iterator[tuple[str, str]]:
         given = ", ".join(f"{epoch:g}" for epoch in schedule.milestones)
         rising = f"steps needs rising epochs between 0 and {schedule.epochs}, such as [30, 60, 80]"
         yield "schedule.milestones", f"{rising}; got [{given}]"
+
+
+def describe_solver(optimizer: OptimizerSpec) -> str:
+    """Return the solver with its constants and its trust ratio: "sgd, momentum 0.9; weight decay 0.0001"."""
+    betas = ", ".join(f"{beta:g}" for beta in optimizer.betas)
+    constants = {
+        "momentum": optimizer.momentum and f"{optimizer.momentum:g}",
+        "alpha": optimizer.name == "rmsprop" and f"{optimizer.alpha:g}",
+        "betas": optimizer.name in ("adam", "lamb") and betas,
+        "eps": optimizer.name in _EPS and f"{optimizer.eps:g}",
+    }
+    parts = [optimizer.name, *(f"{name} {value}" for name, value in constants.items() if value)]
+    words = [", ".join(parts), f"weight decay {optimizer.weight_decay:g}"]
+    trust = optimizer.trust_ratio
+    if trust is not None:
+        values = f"{trust.coefficient:g}" if trust.kind == "lars" else f"[{trust.lower:g}, {trust.upper:g}]"
+        words.append(f"trust ratio {trust.kind} {values}")
+    return "; ".join(words)
 
 
 def describe_decay(schedule: ScheduleSpec) -> str:
