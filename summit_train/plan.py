@@ -10,7 +10,7 @@ from summit_train.errors import UserError
 from summit_train.modality import RGB
 from summit_train.models.count import Count
 from summit_train.network import count_network
-from summit_train.optim.schedule import learning_rate, peak_learning_rate
+from summit_train.optim.schedule import Schedule, peak_learning_rate
 from summit_train.spec import Spec
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
@@ -24,8 +24,8 @@ class PlanError(UserError):
 class Plan:
     """The numbers of one run. Bytes are bytes; LR as the optimizer gets it; multiply-adds of one clip's forward pass.
 
-    memory_bytes_per_rank is an estimate: weights, their average, gradients and momentum, plus what the backward pass
-    needs of the clips of one virtual GPU.
+    memory_bytes_per_rank is an estimate: weights, their average, gradients and the solver's state, plus what the
+    backward pass needs of the clips of one virtual GPU.
     """
 
     ranks: int
@@ -37,9 +37,7 @@ class Plan:
     clips: int
     epochs: int
     steps_per_epoch: int
-    total_steps: int
-    warmup_steps: int
-    peak_lr: float
+    schedule: Schedule
     dropped_clips_per_epoch: int
     parameters: int
     gradient_bytes: int
@@ -47,27 +45,38 @@ class Plan:
     input_bytes_per_step_and_rank: int
     memory_bytes_per_rank: int
     checkpoint_bytes: int
-    decay: str
+
+    @property
+    def total_steps(self) -> int:
+        """The updates of the whole run."""
+        return self.schedule.total_steps
+
+    @property
+    def warmup_steps(self) -> int:
+        """The updates of the warm-up."""
+        return int(self.schedule.warmup_steps)
+
+    @property
+    def peak_lr(self) -> float:
+        """The LR at the end of the warm-up."""
+        return self.schedule.peak_lr
 
     def learning_rate(self, step: int) -> float:
         """The LR of update number `step`, counted from 0."""
-        return learning_rate(
-            step,
-            peak_lr=self.peak_lr,
-            total_steps=self.total_steps,
-            warmup_steps=self.warmup_steps,
-            decay=self.decay,
-        )
+        return self.schedule.learning_rate(step)
 
     def values(self) -> dict[str, Any]:
-        """The plan as one JSON object."""
-        return asdict(self)
+        """The plan as one JSON object, with the keys of the schedule among the others."""
+        values = asdict(self)
+        schedule: dict[str, Any] = values.pop("schedule")
+        return values | schedule | {"milestones": list(self.schedule.milestones)}
 
 
 def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
     """Work out the plan of `spec` on `ranks` ranks with `num_clips` training clips.
 
-    Raises PlanError where the ranks do not divide the virtual GPUs, or the clips do not fill one global batch.
+    Raises PlanError where the ranks do not divide the virtual GPUs, the clips do not fill one global batch, or the
+    warm-up takes the whole run.
     """
     virtual_gpus = spec.scale.gpus if spec.scale.gpus is not None else ranks
     _check_ranks(virtual_gpus, ranks)
@@ -79,7 +88,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
             f"(scale.gpus {virtual_gpus} x scale.clips_per_gpu {spec.scale.clips_per_gpu})"
         )
     network = count_network(spec)
-    optimizer, accumulation = spec.optimizer, virtual_gpus // ranks
+    accumulation = virtual_gpus // ranks
     return Plan(
         ranks=ranks,
         virtual_gpus=virtual_gpus,
@@ -90,18 +99,54 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         clips=num_clips,
         epochs=spec.schedule.epochs,
         steps_per_epoch=steps_per_epoch,
-        total_steps=steps_per_epoch * spec.schedule.epochs,
-        warmup_steps=round(spec.schedule.warmup_epochs * steps_per_epoch),
-        peak_lr=peak_learning_rate(optimizer.base_lr, optimizer.base_batch, global_batch, optimizer.lr_scaling),
+        schedule=_schedule(spec, global_batch, num_clips),
         dropped_clips_per_epoch=num_clips - steps_per_epoch * global_batch,
         parameters=network.parameters,
         gradient_bytes=network.parameters * spec.weight_bytes,
         multiply_adds=network.multiply_adds,
         input_bytes_per_step_and_rank=accumulation * spec.scale.clips_per_gpu * _clip_bytes(spec),
         memory_bytes_per_rank=_memory(spec, network),
-        checkpoint_bytes=(2 + _averages(spec)) * network.parameters * spec.weight_bytes,
-        decay=spec.schedule.decay,
+        checkpoint_bytes=(1 + spec.optimizer.states + _averages(spec)) * network.parameters * spec.weight_bytes,
     )
+
+
+def _schedule(spec: Spec, global_batch: int, num_clips: int) -> Schedule:
+    """Return the course of the LR: from here on durations are steps.
+
+    LEGW scales the epochs of the warm-up by global_batch / base_batch, so its steps are those of the baseline,
+    warmup_epochs * num_clips / base_batch, whatever the batch.
+    """
+    optimizer, course = spec.optimizer, spec.schedule
+    steps_per_epoch = num_clips // global_batch
+    total_steps = steps_per_epoch * course.epochs
+    is_scaled = course.warmup_scaling == "linear"
+    warmup_steps_per_epoch = num_clips / optimizer.base_batch if is_scaled else float(steps_per_epoch)
+    warmup_steps = round(course.warmup_epochs * warmup_steps_per_epoch)
+    if warmup_steps >= total_steps:
+        fits = _round_down((total_steps - 1) / warmup_steps_per_epoch)
+        factor = f" x {global_batch:,} / {optimizer.base_batch:,} (schedule.warmup_scaling)" if is_scaled else ""
+        raise PlanError(
+            f"schedule.warmup_epochs: a warm-up of {course.warmup_epochs:g}{factor} epochs = {warmup_steps:,} steps "
+            f"leaves nothing of the run, {course.epochs:,} epochs = {total_steps:,} steps; at most {fits:g} fits"
+        )
+    return Schedule(
+        peak_lr=peak_learning_rate(optimizer.base_lr, optimizer.base_batch, global_batch, optimizer.lr_scaling),
+        total_steps=total_steps,
+        warmup_steps=warmup_steps,
+        warmup=course.warmup,
+        decay=course.decay,
+        power=course.power,
+        milestones=tuple(round(epoch * steps_per_epoch) for epoch in course.milestones),
+        factor=course.factor,
+    )
+
+
+def _round_down(value: float) -> float:
+    """Return a number that is not above `value`, of three digits."""
+    if value <= 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.floor(value / unit) * unit
 
 
 def _check_ranks(virtual_gpus: int, ranks: int) -> None:
@@ -128,7 +173,7 @@ def _averages(spec: Spec) -> int:
 
 
 def _memory(spec: Spec, network: Count) -> int:
-    weights = (3 + _averages(spec)) * network.parameters * spec.weight_bytes
+    weights = (2 + spec.optimizer.states + _averages(spec)) * network.parameters * spec.weight_bytes
     return weights + spec.scale.clips_per_gpu * network.activation_bytes(
         _BYTES[spec.precision], spec.execution.recompute
     )

@@ -1,7 +1,7 @@
 """The experiment spec: YAML -> frozen, typed Spec, or a message a person can act on.
 
-Every key, its type, its default and its limits stand here and nowhere else. What depends on the number of ranks or of
-clips is checked by the plan, which knows them.
+Every key, its type, its default and its limits stand here, those of the optimizer and the schedule in optim/keys.py.
+What depends on the number of ranks or of clips is checked by the plan, which knows them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from summit_train.models.catalog import (
     stream_problem,
     zero_init_problem,
 )
+from summit_train.optim.keys import OptimizerSpec, ScheduleSpec, optimizer_problems, schedule_problems
 from summit_train.source import SpecError, Tree, read_tree, to_yaml
-from summit_train.typed import Section, validated
+from summit_train.typed import Count, Fraction, NonNegative, Positive, Section, validated
 
 # Keys of the data section that change what is trained on; the others only say where it lies and how fast it comes.
 _DATA_IDENTITY = ("num_frames", "frame_stride", "sampling", "augment", "short_side", "crop", "flip")
@@ -55,10 +56,6 @@ def _folder_name(name: str) -> str:
 
 PathText = Annotated[str, AfterValidator(_expand)]
 FolderName = Annotated[str, AfterValidator(_folder_name)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
 
 
 class ModelSpec(Section):
@@ -156,45 +153,11 @@ class ScaleSpec(Section):
     """Clips of one virtual GPU in a step; the batch of batch normalisation."""
 
 
-class OptimizerSpec(Section):
-    """The solver. Peak LR = base_lr * (global_batch / base_batch) under linear scaling."""
-
-    name: Literal["sgd"] = "sgd"
-    """SGD with momentum."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum."""
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
-    """Weight decay; not applied to biases and batch normalisation."""
-    base_lr: Positive = 0.00125
-    """LR at a global batch of base_batch clips."""
-    base_batch: Count = 8
-    """Global batch that base_lr is given for, clips."""
-    lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
-    """Peak LR = base_lr * f, with f the ratio of the batches, its root, or 1."""
-    head_lr_factor: Positive = 1.0
-    """The classifier's LR is this times the others', for fine-tuning."""
-    clip_norm: Positive | None = None
-    """Clip the global norm of the gradient to this; null: no clipping."""
-    compression: Literal["none", "fp16"] = "none"
-    """Number format of the gradients on the network; none: that of the parameters."""
-
-
 class LossSpec(Section):
     """The training loss: cross-entropy."""
 
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Part of each label that is spread evenly over all classes; evaluation has none."""
-
-
-class ScheduleSpec(Section):
-    """The length of the run and the course of the LR."""
-
-    epochs: Count = 100
-    """Length of the run."""
-    warmup_epochs: Annotated[float, Field(ge=0)] = 5
-    """The LR rises linearly to its peak over this many epochs, step by step."""
-    decay: Literal["cosine", "none"] = "cosine"
-    """After the warm-up: cosine to 0, or constant."""
 
 
 class EvaluateSpec(Section):
@@ -312,7 +275,7 @@ def spec_from_values(values: dict[str, Any], place: str) -> Spec:
     return spec_from_tree(Tree(values, {(): place}))
 
 
-def experiment_keys(spec: Spec) -> dict[str, str | int | float | None]:
+def experiment_keys(spec: Spec) -> dict[str, Any]:
     """Return what makes a spec another experiment, as flat `section.key: value`: no places of data, no speed."""
     values = spec.model_dump(mode="json")
     same = {f"model.{key}": value for key, value in values["model"].items() if key != "pretrained"}
@@ -322,15 +285,15 @@ def experiment_keys(spec: Spec) -> dict[str, str | int | float | None]:
     return same | {"seed": spec.seed, "precision": spec.precision}
 
 
-def experiment_defaults() -> dict[str, str | int | float | None]:
+def experiment_defaults() -> dict[str, Any]:
     """Return the values of `experiment_keys` that have defaults: those of a checkpoint that is older than the key."""
-    sections: tuple[type[Section], ...] = (ModelSpec, DataSpec, OptimizerSpec, ScheduleSpec, LossSpec, EmaSpec)
-    return {
-        f"{name}.{key}": str(field.default) if name == "data" else field.default
-        for name, section in zip(("model", "data", "optimizer", "schedule", "loss", "ema"), sections, strict=True)
-        for key, field in section.model_fields.items()
-        if not field.is_required()
+    model = {key: field.default for key, field in ModelSpec.model_fields.items() if not field.is_required()}
+    data = {key: str(field.default) for key, field in DataSpec.model_fields.items() if not field.is_required()}
+    recipe = {"optimizer": OptimizerSpec(), "schedule": ScheduleSpec(), "loss": LossSpec(), "ema": EmaSpec()}
+    sections = {"model": model, "data": data} | {
+        name: section.model_dump(mode="json") for name, section in recipe.items()
     }
+    return {f"{name}.{key}": value for name, values in sections.items() for key, value in values.items()}
 
 
 def dump_spec(spec: Spec) -> str:
@@ -349,15 +312,14 @@ def spec_from_tree(tree: Tree) -> Spec:
 
 def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     """Keys that are right one by one and impossible together."""
-    data, schedule, model = spec.data, spec.schedule, spec.model
+    data, model = spec.data, spec.model
     low, high = data.short_side
     if low > high:
         yield "data.short_side", f"[low, high] is wanted, got [{low}, {high}]"
     if data.augment == "scale_jitter" and data.crop > low:
         yield "data.crop", f"a crop of {data.crop} does not fit a short side of {low} (data.short_side)"
-    if schedule.warmup_epochs > schedule.epochs:
-        longer = f"a warm-up of {schedule.warmup_epochs:g} epochs is longer than the run ({schedule.epochs} epochs)"
-        yield "schedule.warmup_epochs", longer
+    yield from optimizer_problems(spec.optimizer)
+    yield from schedule_problems(spec.schedule)
     too_short, unknown = frames_problem(model.arch, data.num_frames), backbone_problem(model.arch, model.backbone)
     if too_short is not None:
         yield "data.num_frames", too_short

@@ -6,11 +6,16 @@ import difflib
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from summit_train.source import KeyPath, SpecError, Tree
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
 
 
 class Section(BaseModel):
@@ -57,12 +62,13 @@ def _unknown_key(model: type[Section], path: KeyPath) -> str:
     section: Any = model
     for part in path[:-1]:
         section = section.model_fields[part].annotation if hasattr(section, "model_fields") else _item(section)
+    section = section if hasattr(section, "model_fields") else _item(section)
     return f"unknown key; {_choices(path[-1], list(section.model_fields))}"
 
 
 def _item(container: Any) -> Any:
-    """Return the type that a list or a mapping holds: its last one that is not `...`."""
-    return [part for part in get_args(container) if part is not ...][-1]
+    """Return the type that a list or a mapping holds, or the section that may be null: the last type of its own."""
+    return [part for part in get_args(container) if part is not ... and part is not type(None)][-1]
 
 
 def _choices(given: str, choices: Sequence[str]) -> str:

@@ -38,7 +38,8 @@ def write_spec(motion_set: Path, tmp_path: Path) -> WriteSpec:
 
 
 def spec_writer(motion_set: Path, folder: Path) -> WriteSpec:
-    """Writes a spec that trains a tiny TSM on `motion_set`: 4 virtual GPUs of 2 clips, 10 steps an epoch, 2 epochs.
+    """Writes a spec that trains a tiny TSM on `motion_set`: 4 virtual GPUs of 2 clips, 10 steps an epoch, 2 epochs,
+    one of them warm-up; half an epoch of warm-up where `schedule` has one epoch.
 
     Sections given as keywords are laid over it: write_spec(name="a", schedule={"epochs": 1}). The file is
     `folder`/NAME.yaml, the run goes to `folder`/runs/NAME.
@@ -59,13 +60,16 @@ def spec_writer(motion_set: Path, folder: Path) -> WriteSpec:
             },
             "scale": {"gpus": 4, "clips_per_gpu": 2},
             "optimizer": {"base_lr": 0.005, "weight_decay": 1e-3},
-            "schedule": {"epochs": 2, "warmup_epochs": 1},
+            "schedule": {"epochs": 2},
             "evaluate": {"every_epochs": 0, "clips": 1, "short_side": 32, "last_checkpoints": 1},
             "checkpoint": {},
             "run_dir": str(folder / "runs"),
         }
         for section, keys in sections.items():
             values[section] = {**values[section], **keys} if isinstance(keys, dict) else keys  # type: ignore[dict-item]
+        schedule = values["schedule"]
+        assert isinstance(schedule, dict)
+        values["schedule"] = {"warmup_epochs": 1 if schedule.get("epochs", 2) > 1 else 0.5, **schedule}
         path = folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(values))
         return path

@@ -26,12 +26,12 @@ ARROWS: dict[str, set[str]] = {
     "rng": set(),
     "source": {"errors"},
     "typed": {"source"},
-    "spec": {"source", "typed", "models.catalog"},
+    "spec": {"source", "typed", "models.catalog", "optim.keys"},
     "text": set(),
     "network": {"spec", "models"},
     "comm": {"errors"},
     "models": {"errors"},
-    "optim": set(),
+    "optim": {"typed"},
     "plan": _GROUND,
     "data": _GROUND | {"memory"},
     "training": _GROUND | {"text", "source", "comm", "models", "plan", "data", "optim"},
@@ -62,7 +62,7 @@ OWNERS = {
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"comm|models\.(?!catalog).*|network|plan|training(\..*)?|inference(\..*)?|optim\.sgd|data\.batches\.(loader|walk|workers)|scaling\..*|"
+    r"comm|models\.(?!catalog).*|network|plan|training(\..*)?|inference(\..*)?|optim\.(?!keys|schedule).*|data\.batches\.(loader|walk|workers)|scaling\..*|"
     r"cluster\.estimate|sweep\.start|"
     r"commands\.(bench(\..*)?|start|whole_run|evaluate|observed|predict|stream|cam|plan|model|simulate|submit|sweep)"
 )

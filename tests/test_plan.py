@@ -149,20 +149,75 @@ def test_one_global_batch_is_enough() -> None:
     assert (plan.steps_per_epoch, plan.dropped_clips_per_epoch) == (1, 0)
 
 
+# LEGW from the baseline of 96 clips at LR 0.015: 0.04 epochs of its 2,500 updates are 100, whatever the batch.
+@pytest.mark.parametrize(
+    ("gpus", "batch", "epochs", "peak"),
+    [
+        (12, 96, 0.04, 0.015),
+        (1536, 12_288, 100 / 19, 0.015 * 2**3.5),
+        (3072, 24_576, 100 / 9, 0.24),
+        (6144, 49_152, 25, 0.015 * 2**4.5),
+    ],
+)
+def test_a_scaled_warm_up_keeps_its_steps(gpus: int, batch: int, epochs: float, peak: float) -> None:
+    optimizer = {"base_lr": 0.015, "base_batch": 96, "lr_scaling": "sqrt"}
+    schedule = {"warmup_epochs": 0.04, "warmup_scaling": "linear", "decay": "linear"}
+    plan = make_plan(_spec(gpus, optimizer=optimizer, schedule=schedule), gpus, KINETICS)
+    assert (plan.global_batch, plan.warmup_steps) == (batch, 100)
+    assert plan.warmup_steps / plan.steps_per_epoch == pytest.approx(epochs)
+    assert plan.peak_lr == pytest.approx(peak)
+    assert plan.learning_rate(99) == pytest.approx(peak)
+    assert plan.learning_rate(plan.total_steps - 1) == 1e-6
+
+
+def test_a_warm_up_that_takes_the_whole_run_is_refused_with_what_fits() -> None:
+    schedule: dict[str, Any] = {"epochs": 100, "warmup_epochs": 5, "warmup_scaling": "linear"}
+    with pytest.raises(PlanError) as caught:
+        make_plan(_spec(1536, optimizer={"base_batch": 96}, schedule=schedule), 1536, KINETICS)
+    assert str(caught.value) == (
+        "schedule.warmup_epochs: a warm-up of 5 x 12,288 / 96 (schedule.warmup_scaling) epochs = 12,500 steps leaves "
+        "nothing of the run, 100 epochs = 1,900 steps; at most 0.759 fits"
+    )
+    # 0.759 * 2,500 = 1,897.5; 0.76 * 2,500 = 1,900, the whole run.
+    fitting = _spec(1536, optimizer={"base_batch": 96}, schedule=schedule | {"warmup_epochs": 0.759})
+    assert make_plan(fitting, 1536, KINETICS).warmup_steps == 1898
+    with pytest.raises(PlanError, match=r"a warm-up of 100 epochs = 1,900 steps leaves.*; at most 99\.9 fits"):
+        make_plan(_spec(1536, schedule={"warmup_epochs": 100}), 1536, KINETICS)
+    with pytest.raises(PlanError, match="1 epochs = 1 steps; at most 0 fits"):
+        make_plan(_spec(1, schedule={"epochs": 1, "warmup_epochs": 1}), 1, 8)
+
+
+def test_milestones_are_epochs() -> None:
+    """The baseline of DATE's worked example: 58 updates an epoch, LR 1.25e-3, a tenth after 10, 20 and 27 epochs."""
+    spec = _spec(
+        128,
+        optimizer={"base_lr": 1.25e-3, "base_batch": 1024},
+        schedule={"epochs": 30, "warmup_epochs": 2, "decay": "steps", "milestones": [10, 20, 27]},
+    )
+    plan = make_plan(spec, 128, 60_000)
+    steps = [116, 579, 580, 1159, 1160, 1565, 1566, 1739]
+    expected = [1.25e-3, 1.25e-3, 1.25e-4, 1.25e-4, 1.25e-5, 1.25e-5, 1.25e-6, 1.25e-6]
+    assert [plan.learning_rate(step) for step in steps] == pytest.approx(expected)
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[Spec, Plan]:
     ranks = draw(st.integers(1, 2_000))
     gpus = draw(st.none() | st.integers(1, 8).map(lambda accumulation: accumulation * ranks))
     epochs = draw(st.integers(1, 200))
+    batch = (gpus or ranks) * (clips_per_gpu := draw(st.integers(1, 32)))
+    clips = draw(st.integers(batch, 400 * batch))
+    longest = epochs - 0.6 / (clips // batch)  # rounds to less than the run
     spec = _spec(
         gpus,
-        draw(st.integers(1, 32)),
+        clips_per_gpu,
         model={"arch": "tsn", "backbone": "resnet18"},
         data={"num_frames": draw(st.integers(1, 64))},
         schedule={
             "epochs": epochs,
-            "warmup_epochs": draw(st.floats(0, epochs)),
-            "decay": draw(st.sampled_from(["cosine", "none"])),
+            "warmup_epochs": draw(st.floats(0, longest)),
+            "warmup": draw(st.sampled_from(["linear", "squared"])),
+            "decay": draw(st.sampled_from(["cosine", "linear", "polynomial", "none"])),
         },
         optimizer={
             "base_lr": draw(st.floats(1e-6, 10)),
@@ -170,8 +225,7 @@ def plans(draw: st.DrawFn) -> tuple[Spec, Plan]:
             "lr_scaling": draw(st.sampled_from(["linear", "sqrt", "none"])),
         },
     )
-    batch = (gpus or ranks) * spec.scale.clips_per_gpu
-    return spec, make_plan(spec, ranks, draw(st.integers(batch, 400 * batch)))
+    return spec, make_plan(spec, ranks, clips)
 
 
 @LAWS
@@ -184,7 +238,7 @@ def test_laws_of_every_plan(drawn: tuple[Spec, Plan]) -> None:
     assert plan.steps_per_epoch * plan.global_batch + plan.dropped_clips_per_epoch == plan.clips
     assert 0 <= plan.dropped_clips_per_epoch < plan.global_batch
     assert plan.total_steps == plan.steps_per_epoch * spec.schedule.epochs >= 1
-    assert 0 <= plan.warmup_steps <= plan.total_steps
+    assert 0 <= plan.warmup_steps < plan.total_steps
     assert abs(plan.warmup_steps - spec.schedule.warmup_epochs * plan.steps_per_epoch) <= 0.5
     assert json.loads(json.dumps(plan.values(), allow_nan=False)) == plan.values()
 
@@ -205,5 +259,6 @@ def test_the_learning_rate_of_every_plan(drawn: tuple[Spec, Plan]) -> None:
     end = plan.warmup_steps - 1
     assert (end, plan.learning_rate(end)) in samples
     assert plan.learning_rate(end) == pytest.approx(plan.peak_lr)
-    assert plan.learning_rate(end + 1) == pytest.approx(plan.peak_lr)
+    after = plan.schedule.decay == "linear" and 1 / (plan.total_steps - plan.warmup_steps)  # one step down already
+    assert plan.learning_rate(end + 1) == pytest.approx(max(plan.peak_lr * (1 - after), min(1e-6, plan.peak_lr)))
     assert all(before <= after for (_, before), (_, after) in pairwise(samples[: steps.index(end) + 1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from summit_train.models.catalog import ARCHITECTURES, BACKBONES
 from summit_train.source import SpecError
-from summit_train.spec import Spec, dump_spec, load_spec, spec_from_values
+from summit_train.spec import Spec, dump_spec, experiment_defaults, experiment_keys, load_spec, spec_from_values
 
 # No deadline and no limit on drawing: how fast the machine is, is not the question.
 LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -61,9 +62,13 @@ def test_defaults_are_the_papers_recipe(load: Callable[..., Spec]) -> None:
     spec = load()
     assert spec.optimizer.model_dump() == {
         "name": "sgd", "momentum": 0.9, "weight_decay": 1e-4, "base_lr": 0.00125, "base_batch": 8,
-        "lr_scaling": "linear", "head_lr_factor": 1.0, "clip_norm": None, "compression": "none",
+        "lr_scaling": "linear", "head_lr_factor": 1.0, "clip_norm": None, "trust_ratio": None, "compression": "none",
+        "alpha": 0.99, "betas": (0.9, 0.999), "eps": None,
     }  # fmt: skip
-    assert spec.schedule.model_dump() == {"epochs": 100, "warmup_epochs": 5, "decay": "cosine"}
+    assert spec.schedule.model_dump() == {
+        "epochs": 100, "warmup_epochs": 5, "warmup": "linear", "warmup_scaling": "none",
+        "decay": "cosine", "power": 2.0, "milestones": (), "factor": 0.1,
+    }  # fmt: skip
     assert spec.model.dropout == spec.loss.label_smoothing == 0
     assert (spec.evaluate.clips, spec.evaluate.short_side, spec.evaluate.last_checkpoints) == (10, 256, 5)
     assert (spec.data.num_frames, spec.data.crop, spec.data.short_side) == (8, 224, (256, 320))
@@ -77,8 +82,9 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(
     lines = refused("optimizer:\n  momentun: 0.9\n  base_lr: fast\nprecision: fp8\nseed: -1\n", "model.width=0")
     assert sorted(lines) == [
         "override 'model.width=0': model.width: Input should be greater than 0, got 0",
-        "spec.yaml:6: optimizer.momentun: unknown key; did you mean momentum? valid: name, momentum, weight_decay, "
-        "base_lr, base_batch, lr_scaling, head_lr_factor, clip_norm, compression",
+        "spec.yaml:6: optimizer.momentun: unknown key; did you mean momentum? valid: name, momentum, alpha, "
+        "betas, eps, weight_decay, base_lr, base_batch, lr_scaling, head_lr_factor, clip_norm, trust_ratio, "
+        "compression",
         "spec.yaml:7: optimizer.base_lr: Input should be a valid number, got 'fast'",
         "spec.yaml:8: precision: 'fp8' is no choice; valid: fp32, fp16, bf16, fp64",
         "spec.yaml:9: seed: Input should be greater than or equal to 0, got -1",
@@ -104,6 +110,16 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(
         ("optimizer: {base_lr: .nan}\n", (), "spec.yaml:5: optimizer.base_lr: ", ("finite", "got nan")),
         ("optimizer: {base_lr: 0}\n", (), "spec.yaml:5: optimizer.base_lr: ", ("greater than 0",)),
         ("optimizer: {momentum: 1}\n", (), "spec.yaml:5: optimizer.momentum: ", ("less than 1",)),
+        ("optimizer: {name: adamm}\n", (), "spec.yaml:5: optimizer.name: 'adamm' is no choice", ("mean adam?",)),
+        ("optimizer: {betas: [0.9]}\n", (), "spec.yaml:5: optimizer.betas.1: is missing", ()),
+        ("optimizer: {betas: [0.9, '0.9']}\n", (), "spec.yaml:5: optimizer.betas.1: ", ("number", "got '0.9'")),
+        ("optimizer: {betas: 0.9}\n", (), "spec.yaml:5: optimizer.betas: ", ("array", "got 0.9")),
+        ("optimizer: {eps: 0}\n", (), "spec.yaml:5: optimizer.eps: ", ("greater than 0",)),
+        ("optimizer: {trust_ratio: lars}\n", (), "spec.yaml:5: optimizer.trust_ratio: a section of keys is wanted", ()),
+        ("optimizer: {trust_ratio: {}}\n", (), "spec.yaml:5: optimizer.trust_ratio.kind: is missing", ()),
+        ("optimizer: {trust_ratio: {kind: lasr}}\n", (), "spec.yaml:5: optimizer.trust_ratio.kind: ", ("mean lars?",)),
+        ("optimizer: {trust_ratio: {kind: lars, lowr: 1}}\n", (), "spec.yaml:5: optimizer.trust_ratio.lowr: unknown",
+         ("did you mean lower?",)),
         ("seed: 9223372036854775808\n", (), "spec.yaml:5: seed: ", ("less than 9223372036854775808",)),
         ("evaluate: {crops: 2}\n", (), "spec.yaml:5: evaluate.crops: 2 is no choice; valid: 1, 3, full", ()),
         ("evaluate: {crops: ful}\n", (), "spec.yaml:5: evaluate.crops: 'ful' is no choice; did you mean full?", ()),
@@ -148,6 +164,20 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
             "schedule.warmup_epochs",
             "5.5 epochs is longer",
         ),
+        (
+            ["optimizer.trust_ratio.kind=bounded", "optimizer.trust_ratio.lower=11"],
+            "optimizer.trust_ratio.lower",
+            "the bounds are crossed: lower is 11 and upper 10; lower is at most upper",
+        ),
+        (
+            ["optimizer.name=lamb", "optimizer.trust_ratio.kind=lars"],
+            "optimizer.trust_ratio",
+            "lamb has a trust ratio of its own; take lars over another solver, or null",
+        ),
+        (["schedule.decay=steps"], "schedule.milestones", "steps needs rising epochs between 0 and 100, such as"),
+        (["schedule.decay=steps", "schedule.milestones=[30, 30]"], "schedule.milestones", "got [30, 30]"),
+        (["schedule.decay=steps", "schedule.milestones=[0, 30]"], "schedule.milestones", "got [0, 30]"),
+        (["schedule.decay=steps", "schedule.milestones=[30, 100]"], "schedule.milestones", "got [30, 100]"),
         (
             ["data.num_frames=15", "model.arch=i3d_3x3x3"],
             "data.num_frames",
@@ -225,6 +255,8 @@ def test_impossible_combinations_are_refused(
         ["data.crop=300", "data.augment=multi_scale_crop"],  # it scales its crop to the video
         ["schedule.warmup_epochs=100"],
         ["schedule.warmup_epochs=0"],
+        ["schedule.warmup_epochs=101", "schedule.warmup_scaling=linear"],  # of a batch that may be smaller
+        ["schedule.decay=steps", "schedule.milestones=[0.5, 99.5]"],
         ["model.arch=i3d_3x3x3", "data.num_frames=16", "model.backbone=resnet18"],
         ["model.arch=i3d_3x1x1", "data.num_frames=8"],
         ["model.arch=trn", "model.backbone=resnext101_32x4d", "data.num_frames=2"],
@@ -240,6 +272,9 @@ def test_impossible_combinations_are_refused(
         ["scale.gpus=null"],
         ["evaluate.crops=full"],
         ["optimizer.clip_norm=20"],
+        ["optimizer.trust_ratio={kind: bounded, lower: 1, upper: 1}", "optimizer.name=lamb"],
+        ["optimizer.trust_ratio={kind: lars, lower: 20}"],  # bounds are of the other kind
+        ["optimizer.trust_ratio=null", "optimizer.betas=[0, 0.99]"],
     ],
     ids=str,
 )
@@ -335,6 +370,17 @@ def test_an_alias_within_itself_is_refused(refused: Callable[..., list[str]]) ->
     assert "stands within what it names" in refused("watch: &w {stall_seconds: *w}\n")[0]
 
 
+def test_a_checkpoint_older_than_a_key_is_of_the_same_experiment() -> None:
+    """Every key of the recipe has a default, which is what runs did before the key."""
+    now = experiment_keys(spec_from_values(_values(), "here"))
+    same = {key: value for key, value in experiment_defaults().items() if key in now}
+    required = {"model.arch", "model.num_classes", "scale.gpus", "scale.clips_per_gpu", "seed", "precision"}
+    assert set(now) - set(same) == required
+    differing = {key for key, value in same.items() if now[key] != value}
+    assert differing <= {"model.backbone", "data.short_side"}  # theirs are in every checkpoint
+    assert json.loads(json.dumps(now)) == now
+
+
 # Text that may stand in a path: no NUL, no variables, no home.
 PATHS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0$~"), min_size=1, max_size=12)
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1, max_size=40).filter(
@@ -372,9 +418,17 @@ def specs(draw: st.DrawFn) -> Spec:
             "scale": {"gpus": draw(st.none() | st.integers(1, 10**6))},
             "optimizer": {
                 "base_lr": draw(st.floats(1e-300, 1e300)),
+                "name": draw(st.sampled_from(["sgd", "rmsprop", "adagrad", "adam", "lamb"])),
+                "momentum": draw(st.none() | st.floats(0, 0.99)),
+                "trust_ratio": draw(st.none() | st.builds(dict, kind=st.just("bounded"), upper=st.floats(0.1, 1e3))),
                 "clip_norm": draw(st.none() | st.floats(1e-9, 1e9)),
             },
-            "schedule": {"epochs": epochs, "warmup_epochs": draw(st.floats(0, epochs))},
+            "schedule": {
+                "epochs": epochs,
+                "warmup_epochs": draw(st.floats(0, epochs)),
+                "decay": draw(st.sampled_from(["cosine", "linear", "none"])),
+                "milestones": draw(st.lists(st.floats(0, 300), max_size=3)),
+            },
             "precision": draw(st.sampled_from(["fp32", "fp16", "bf16", "fp64"])),
             "evaluate": {
                 "crops": draw(st.sampled_from([1, 3, "full"])),

@@ -12,8 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from summit_train.errors import UserError
 from summit_train.models.catalog import Arch, Backbone, NonLocal
 from summit_train.source import SpecError, file_of, read_tree
-from summit_train.spec import Count, Positive
-from summit_train.typed import Section, validated
+from summit_train.typed import Count, Positive, Section, validated
 
 LAUNCHERS = {"slurm": ("srun", "mpirun"), "lsf": ("jsrun", "mpirun"), "local": ("mpirun",)}
 

@@ -7,14 +7,17 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from summit_train.cluster.estimate import Estimate, check_ranks, estimate
 from summit_train.cluster.site import Site, load_site, parse_walltime
+from summit_train.optim.keys import describe_decay, describe_solver
 from summit_train.plan import Plan, PlanError, make_plan, sample_learning_rates
 from summit_train.spec import Spec, load_spec
+from summit_train.text import NONE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_site_arguments(parser, required=False)
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes of the site (default: one GPU a virtual GPU)")
+    parser.add_argument("--compare", metavar="SPEC2", help="print this spec's plan beside it; overrides hold for both")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
@@ -60,17 +64,34 @@ def run(args: argparse.Namespace) -> int:
         print(f"warning: {line}", file=sys.stderr)
     hours = None if args.speed is None else _hours(plan, args.speed)
     cost = None if site is None else estimate(site, spec, plan, nodes, args.walltime, args.speed)
+    other = None if args.compare is None else _other(args)
     if args.json:
-        rates = [{"step": step, "lr": lr} for step, lr in sample_learning_rates(plan)]
-        values = plan.values() | {"quarantined_clips": left_out, "learning_rates": rates, "warnings": warnings}
+        values = _values(plan) | {"quarantined_clips": left_out, "warnings": warnings}
         if hours is not None:
             values |= {"training_hours": hours, "rank_hours": hours * plan.ranks}
         if cost is not None:
             values["site"] = {"name": args.site, **cost.values()}
+        if other is not None:
+            values["compare"] = {"name": other[0].name, **_values(other[1])}
         print(json.dumps(values))
+        return 0
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    if other is not None:
+        _print_beside(console, [(spec, plan), other])
     else:
-        _print_tables(spec, plan, left_out, hours, cost)
+        _print_tables(console, spec, plan, _more_rows(spec, plan, left_out, hours, cost))
     return 0
+
+
+def _other(args: argparse.Namespace) -> tuple[Spec, Plan]:
+    """Return the spec of --compare and its plan, on one rank a virtual GPU where --ranks is not given."""
+    spec = load_spec(args.compare, args.overrides)
+    return spec, make_plan(spec, args.ranks or spec.scale.gpus or 1, count_clips(args.clips, spec))
+
+
+def _values(plan: Plan) -> dict[str, Any]:
+    rates = [{"step": step, "lr": lr} for step, lr in sample_learning_rates(plan)]
+    return plan.values() | {"learning_rates": rates}
 
 
 def _ranks(args: argparse.Namespace, spec: Spec) -> int:
@@ -131,15 +152,30 @@ def _hours(plan: Plan, speed: float) -> float:
     return plan.total_steps * plan.global_batch / plan.ranks / speed / 3600
 
 
-def _print_tables(spec: Spec, plan: Plan, left_out: int, hours: float | None, cost: Estimate | None) -> None:
-    rows = [
+def _more_rows(
+    spec: Spec, plan: Plan, left_out: int, hours: float | None, cost: Estimate | None
+) -> list[tuple[str, str]]:
+    """Return what stands below the rows that every plan has."""
+    rows = [("left out", f"{left_out:,} clips, by {spec.data.quarantine}")] if left_out else []
+    if cost is not None:
+        rows += [("nodes", f"{cost.nodes:,}"), *cost.rows()]
+    elif hours is not None:
+        rows.append(("training time", f"{hours:,.2f} h, {hours * plan.ranks:,.1f} rank-hours, without validation"))
+    return rows
+
+
+def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
+    warmup_epochs = f"{plan.warmup_steps / plan.steps_per_epoch:.4g} epochs, {spec.schedule.warmup}"
+    return [
         ("virtual GPUs", f"{plan.virtual_gpus:,} = {plan.ranks:,} ranks x {plan.accumulation:,} accumulation"),
         ("global batch", f"{plan.global_batch:,} clips = {plan.frames_per_batch:,} frames"),
         ("BN batch", f"{plan.clips_per_gpu} clips x {spec.data.num_frames} frames of one virtual GPU"),
         ("steps", f"{plan.total_steps:,} = {plan.epochs} epochs x {plan.steps_per_epoch:,}"),
         ("dropped clips", f"{plan.dropped_clips_per_epoch:,} of {plan.clips:,} an epoch, others in each"),
-        ("warm-up", f"{plan.warmup_steps:,} steps"),
+        ("solver", describe_solver(spec.optimizer)),
+        ("warm-up", f"{plan.warmup_steps:,} steps = {warmup_epochs}"),
         ("peak LR", f"{plan.peak_lr:.6g} ({spec.optimizer.lr_scaling} scaling of {spec.optimizer.base_lr:g})"),
+        ("decay", describe_decay(spec.schedule)),
         ("parameters", f"{plan.parameters:,}"),
         ("gradients", f"{plan.gradient_bytes / 1e6:,.1f} MB a step through the allreduce"),
         ("multiply-adds", f"{plan.multiply_adds / 1e9:,.2f} G a clip, forward"),
@@ -147,17 +183,37 @@ def _print_tables(spec: Spec, plan: Plan, left_out: int, hours: float | None, co
         ("memory", f"about {plan.memory_bytes_per_rank / 2**30:,.1f} GiB a rank (weights and activations)"),
         ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {spec.checkpoint.keep} kept"),
     ]
-    if left_out:
-        rows.insert(5, ("left out", f"{left_out:,} clips, by {spec.data.quarantine}"))
-    if cost is not None:
-        rows += [("nodes", f"{cost.nodes:,}"), *cost.rows()]
-    elif hours is not None:
-        rows.append(("training time", f"{hours:,.2f} h, {hours * plan.ranks:,.1f} rank-hours, without validation"))
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_tables(console: Console, spec: Spec, plan: Plan, more: list[tuple[str, str]]) -> None:
     console.print(f"{spec.name}: {spec.model.title}, {spec.data.num_frames} frames")
-    for name, value in rows:
+    for name, value in [*_rows(spec, plan), *more]:
         console.print(f"  {name:<15} {value}")
-    table = Table("step", "epoch", "learning rate", title="learning rate", title_justify="left")
+    table = Table("step", "epoch", "learning rate", "", title="learning rate", title_justify="left")
     for step, lr in sample_learning_rates(plan):
-        table.add_row(f"{step:,}", f"{step / plan.steps_per_epoch:.1f}", f"{lr:.6g}")
+        table.add_row(f"{step:,}", f"{step / plan.steps_per_epoch:.1f}", f"{lr:.6g}", _bar(lr, plan.peak_lr))
+    console.print(table)
+
+
+def _bar(lr: float, largest: float, characters: int = 24) -> str:
+    return "#" * round(characters * lr / largest)
+
+
+def _print_beside(console: Console, planned: list[tuple[Spec, Plan]]) -> None:
+    """Print two plans in columns, and their LRs at the same epochs, drawn to one scale."""
+    names = [spec.name for spec, _ in planned]
+    table = Table("", *names, title="plan", title_justify="left")
+    for (name, one), (_, other) in zip(*(_rows(spec, plan) for spec, plan in planned), strict=True):
+        table.add_row(name, one, other)
+    console.print(table)
+    columns = [column for name in names for column in (name, "")]
+    table = Table("epoch", *columns, title="learning rate", title_justify="left")
+    largest = max(plan.peak_lr for _, plan in planned)
+    plans = [plan for _, plan in planned]
+    for epoch in sorted({step / plan.steps_per_epoch for plan in plans for step, _ in sample_learning_rates(plan)}):
+        steps = [round(epoch * plan.steps_per_epoch) for plan in plans]
+        pairs = zip(steps, plans, strict=True)
+        rates = [plan.learning_rate(step) if step < plan.total_steps else 0.0 for step, plan in pairs]
+        cells = [cell for lr in rates for cell in (f"{lr:.6g}" if lr else NONE, _bar(lr, largest, 12))]
+        table.add_row(f"{epoch:.2f}", *cells)
     console.print(table)

@@ -56,20 +56,33 @@ def reference() -> str:
     """Return docs/reference.md without its last newline: for each section a table of its keys."""
     schema = _schema()
     keys = {name: value for name, value in schema["properties"].items() if "$ref" not in value}
-    tables = [_table("", {**schema, "properties": keys})]
+    tables = [_table("", {**schema, "properties": keys}, {})]
     for name, value in schema["properties"].items():
         if "$ref" in value:
-            tables.append(_table(f"{name}.", schema["$defs"][value["$ref"].removeprefix("#/$defs/")]))
+            tables.append(_table(f"{name}.", _section(value, schema["$defs"]), schema["$defs"]))
     return "\n".join([_PREFACE, *tables]).rstrip("\n")
 
 
-def _table(prefix: str, section: dict[str, Any]) -> str:
+def _section(value: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema that a value refers to."""
+    section: dict[str, Any] = sections[value["$ref"].removeprefix("#/$defs/")]
+    return section
+
+
+def _table(prefix: str, section: dict[str, Any], sections: dict[str, Any]) -> str:
     heading = f"## {prefix.rstrip('.')}\n\n{section['description']}\n\n" if prefix else ""
-    rows = ["| Key | Value | Default | Meaning |", "|---|---|---|---|"]
+    head = ["| Key | Value | Default | Meaning |", "|---|---|---|---|"]
+    return heading + "\n".join([*head, *_rows(prefix, section, sections)]) + "\n"
+
+
+def _rows(prefix: str, section: dict[str, Any], sections: dict[str, Any]) -> Iterator[str]:
+    """Yield a row of each key, and below a section that may be null those of its keys."""
     for name, value in section["properties"].items():
         default = "`{}`".format(json.dumps(value["default"]).strip('"')) if "default" in value else ""
-        rows.append(f"| `{prefix}{name}` | {_value(value)} | {default} | {value['description']} |")
-    return heading + "\n".join(rows) + "\n"
+        yield f"| `{prefix}{name}` | {_value(value)} | {default} | {value['description']} |"
+        for choice in value.get("anyOf", []):
+            if "$ref" in choice:
+                yield from _rows(f"{prefix}{name}.", _section(choice, sections), sections)
 
 
 def _value(schema: dict[str, Any]) -> str:
@@ -81,6 +94,10 @@ def _value(schema: dict[str, Any]) -> str:
         return ", ".join("`{}`".format(json.dumps(choice).strip('"')) for choice in choices)
     if "prefixItems" in schema:
         return f"[{'; '.join(_value(item) for item in schema['prefixItems'])}]"
+    if "$ref" in schema:
+        return "a section of keys"
+    if "items" in schema:
+        return f"list of {_value(schema['items'])}"
     kind = {"string": "text", "boolean": "`true`, `false`", "null": "`null`"}.get(schema["type"], schema["type"])
     return ", ".join([kind, *_limits(schema)])
 

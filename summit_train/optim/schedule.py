@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+
+LR_FLOOR = 1e-6  # DATE, section 3.4
 
 
 def peak_learning_rate(base_lr: float, base_batch: int, global_batch: int, rule: str) -> float:
@@ -21,15 +24,56 @@ def peak_learning_rate(base_lr: float, base_batch: int, global_batch: int, rule:
     raise ValueError(f"LR scaling {rule!r}; valid: linear, sqrt, none")
 
 
-def learning_rate(step: int, *, peak_lr: float, total_steps: int, warmup_steps: int, decay: str) -> float:
-    """Return the LR of update number `step`, counted from 0.
+@dataclass(frozen=True)
+class Schedule:
+    """The course of the LR over the updates 0 .. total_steps - 1: a warm-up, then a decay.
 
-    Warm-up (Goyal et al., section 2.2): linear, peak_lr * (step + 1) / warmup_steps, so the first update moves already
-    and the last one of the warm-up has the peak. Then half a cosine to zero at `total_steps`, or the peak throughout.
+    warmup: linear or squared. decay: cosine, linear, polynomial, steps or none. power: of polynomial. milestones: of
+    steps, the updates from which on the LR is another `factor` times lower.
     """
-    if step < warmup_steps:
-        return peak_lr * (step + 1) / warmup_steps
-    if decay == "none":
-        return peak_lr
-    progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-    return 0.5 * peak_lr * (1 + math.cos(math.pi * progress))
+
+    peak_lr: float
+    total_steps: int
+    warmup_steps: float
+    warmup: str = "linear"
+    decay: str = "cosine"
+    power: float = 2.0
+    milestones: tuple[int, ...] = ()
+    factor: float = 0.1
+
+    def learning_rate(self, step: int) -> float:
+        """Return the LR of update number `step`, counted from 0."""
+        return self._rising(step) if step + 1 <= self.warmup_steps else self._falling(step)
+
+    def _rising(self, step: int) -> float:
+        """Warm up as Goyal et al., section 2.2: the first update moves already, the warm-up's last one has the peak.
+
+        squared is the alternative in line 6 of DATE's Algorithm 1. Raises ValueError for another shape.
+        """
+        if self.warmup == "linear":
+            return self.peak_lr * (step + 1) / self.warmup_steps
+        if self.warmup == "squared":
+            return self.peak_lr * ((step + 1) / self.warmup_steps) ** 2
+        raise ValueError(f"warm-up {self.warmup!r}; valid: linear, squared")
+
+    def _falling(self, step: int) -> float:
+        """Decay from the peak.
+
+        cosine: half a cosine to 0 at total_steps. linear: peak * (T - i) / (T - W), i counted from 1, at least 1e-6
+        (DATE, section 3.4 and line 8 of Algorithm 1, with E the epochs of the run and w the scaled warm-up).
+        polynomial: peak * (1 - progress)^power (power 2: LARS). Raises ValueError for another decay.
+        """
+        after_warmup = max(1, self.total_steps - self.warmup_steps)
+        progress = (step - self.warmup_steps) / after_warmup
+        if self.decay == "none":
+            return self.peak_lr
+        if self.decay == "cosine":
+            return 0.5 * self.peak_lr * (1 + math.cos(math.pi * progress))
+        if self.decay == "linear":
+            left = (self.total_steps - step - 1) / after_warmup
+            return max(self.peak_lr * left, min(LR_FLOOR, self.peak_lr))
+        if self.decay == "polynomial":
+            return self.peak_lr * math.pow(max(0.0, 1 - progress), self.power)
+        if self.decay == "steps":
+            return float(self.peak_lr * self.factor ** sum(step >= milestone for milestone in self.milestones))
+        raise ValueError(f"decay {self.decay!r}; valid: cosine, linear, polynomial, steps, none")

@@ -126,7 +126,7 @@ class Canvas:
 
 
 def pictures(runs: Sequence[Run]) -> list[Picture]:
-    """Draw what these runs have data for: loss, accuracy, learning rate, throughput, data wait, noise scale."""
+    """Draw what these runs have data for: loss, accuracy, LR, throughput, data wait, noise scale, trust ratios."""
     with house_style():
         drawn = (
             _steps(runs, "Loss", "training loss (nats)", lambda s: s.loss),
@@ -135,6 +135,7 @@ def pictures(runs: Sequence[Run]) -> list[Picture]:
             _steps(runs, "Throughput", "clips/s, all ranks", lambda s: s.clips_per_second, f"Training only. {TWICE}"),
             _steps(runs, "Data wait", "data wait (% of step time)", _wait_share, least=5.0),
             _noise_scale(runs),
+            _trust_ratios(runs),
         )
         return [picture for picture in drawn if picture is not None]
 
@@ -218,6 +219,24 @@ def _noise_scale(runs: Sequence[Run]) -> Picture | None:
         return None
     canvas.axes.set_yscale("log")
     return canvas.picture("Noise scale", "Moving average over the measured steps. Dashed: the batch.")
+
+
+def _trust_ratios(runs: Sequence[Run]) -> Picture | None:
+    """Draw each layer's trust ratio, thin, and the median of a run's, thick, as Figure 12 of You et al. (2019)."""
+    if not any(run.trust_ratios for run in runs):
+        return None
+    canvas = Canvas(runs, "trust ratio")
+    canvas.axes.set_yscale("log")
+    for i, run in enumerate(runs):
+        if run.trust_ratios:
+            x = positions(run, (record.step for record in run.trust_ratios), canvas.axis)
+            names = run.trust_ratios[-1].ratios
+            layers = np.array([[r.ratios.get(name, np.nan) for name in names] for r in run.trust_ratios])
+            canvas.axes.plot(x, layers, color=canvas.colour(i), linewidth=0.5, alpha=0.35)
+            canvas.axes.plot(x, np.median(layers, axis=1), canvas.line(i), color=canvas.colour(i, 1), linewidth=1.8)
+        if len(runs) > 1:
+            canvas.add_run(i, run.label)
+    return canvas.picture("Trust ratio", "Thin: each layer. Thick: the median of the layers.")
 
 
 def _accuracy(runs: Sequence[Run]) -> Picture | None:

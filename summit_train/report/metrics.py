@@ -80,6 +80,13 @@ class EvalRecord(Record):
     seconds: Known = None
 
 
+class TrustRatioRecord(Record):
+    """The trust ratio of each parameter in one update."""
+
+    step: int
+    ratios: dict[str, float]
+
+
 class StartRecord(Record):
     """A start (step 0) or a resume (step > 0). steps_again: updates of the process before that are done again."""
 
@@ -187,9 +194,11 @@ class Run:
         self.seconds = 0.0
         self._steps: dict[int, StepRecord] = {}
         self._evals: dict[int, EvalRecord] = {}
+        self._ratios: dict[int, TrustRatioRecord] = {}
         self._read_log()
         self.steps = [self._steps[step] for step in sorted(self._steps)]
         self.evals = [self._evals[step] for step in sorted(self._evals)]
+        self.trust_ratios = [self._ratios[step] for step in sorted(self._ratios)]
 
     def setting(self, section: str, key: str) -> Any:
         """Return a value of the spec, None where it has none."""
@@ -282,6 +291,9 @@ class Run:
             case "eval":
                 validation = EvalRecord.model_validate(record)
                 self._evals[validation.step], seconds = validation, validation.seconds or 0.0
+            case "trust_ratio":
+                ratios = TrustRatioRecord.model_validate(record)
+                self._ratios[ratios.step] = ratios
             case "checkpoint":
                 self.checkpoints.append(CheckpointRecord.model_validate(record))
                 seconds = self.checkpoints[-1].seconds
@@ -291,6 +303,7 @@ class Run:
                 lost = [step for step in self._steps if step > start.step]
                 self._steps = {step: kept for step, kept in self._steps.items() if step <= start.step}
                 self._evals = {step: kept for step, kept in self._evals.items() if step <= start.step}
+                self._ratios = {step: kept for step, kept in self._ratios.items() if step <= start.step}
                 self.starts.append(start.model_copy(update={"steps_again": len(lost)}))
         self.seconds += seconds if math.isfinite(seconds) else 0.0
 

@@ -154,6 +154,7 @@ class Ledger:
     def __init__(self, run: Run, log: RunLog | None) -> None:
         self._run, self._log = run, log
         self._pending: Entry | None = None
+        self._every = max(1, run.plan.total_steps // 100)  # steps between two records of the trust ratios
         self._broken: deque[tuple[bool, str]] = deque(maxlen=run.spec.watch.nonfinite_steps)
 
     def enter(self, entry: Entry) -> Vote | None:
@@ -188,6 +189,8 @@ class Ledger:
                 bad_clips=bad_clips.total,
                 **noise,
             )
+            if entry.result.ratios is not None and not vote.skipped and entry.step % self._every == 0:
+                self._log.trust_ratios(entry.step, entry.result.ratios.read())
         return vote
 
     def _check(self, entry: Entry, vote: Vote) -> None:

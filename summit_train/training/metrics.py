@@ -88,6 +88,12 @@ class RunLog:
             left = (now - self._began) / max(1, step - self._start) * (self._total - step)
             self.say(f"{self._title}: step {step}/{self._total}  {state}  {duration(left)} left")
 
+    def trust_ratios(self, step: int, ratios: dict[str, float]) -> None:
+        """Record the trust ratio of each parameter in one step."""
+        self.write("trust_ratio", step=step, ratios=ratios)
+        for name, ratio in ratios.items():
+            self._events.add_scalar(f"trust_ratio/{name}", ratio, step)
+
     def say(self, text: str) -> None:
         """Show a line that stays on the screen."""
         self._console.print(text)

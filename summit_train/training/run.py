@@ -21,7 +21,9 @@ from summit_train.errors import UserError
 from summit_train.models import VideoNetwork
 from summit_train.models.weights import load_pretrained
 from summit_train.network import build_network, make_ready
-from summit_train.optim.sgd import build_sgd, parameter_groups, start_momentum
+from summit_train.optim.sgd import parameter_groups
+from summit_train.optim.solvers import build_solver, start_state
+from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan
 from summit_train.spec import Spec, experiment_defaults, experiment_keys
 from summit_train.training.bad_clips import BadClips
@@ -117,7 +119,7 @@ class Run:
         save_checkpoint(checkpoint_path(self.spec.run_path, step), state)
         prune_checkpoints(self.spec.run_path, self.spec.checkpoint.keep, self.plan.steps_per_epoch)
 
-    def _experiment(self) -> dict[str, str | int | float | None]:
+    def _experiment(self) -> dict[str, Any]:
         """Return what must be equal for one run to go on from another's checkpoint, as flat `section.key: value`.
 
         The number of ranks is not part of it, nor where the data are, nor what only changes the speed.
@@ -140,6 +142,8 @@ class Run:
                 f"{path} is of another experiment: {'; '.join(differing)}. Give this run another name, or take it "
                 "over all the same with --force-resume"
             )
+        if any(difference.startswith("optimizer.name:") for difference in differing):
+            raise CheckpointError(f"{path} has another solver's state, which {self.spec.optimizer.name} cannot use")
         self.notes.extend(f"forced: {difference}" for difference in differing)
         self.notes.append(f"goes on from {path}")
         return state
@@ -160,17 +164,18 @@ def fresh_model(spec: Spec, device: torch.device) -> VideoNetwork:
 def build_step(
     spec: Spec, plan: Plan, world: World, model: VideoNetwork, device: torch.device
 ) -> tuple[torch.optim.Optimizer, TrainStep]:
-    """Return the spec's optimizer over all ranks, with zero momentum, and the step that drives it."""
+    """Return the spec's optimizer over all ranks, before its first update, and the step that drives it."""
     solver = spec.optimizer
     groups = parameter_groups(model, solver.weight_decay, model.head, solver.head_lr_factor)
-    optimizer = world.wrap(build_sgd(groups, solver.momentum), model, plan.accumulation, solver.compression)
-    start_momentum(optimizer)
+    optimizer = world.wrap(build_solver(solver, groups), model, plan.accumulation, solver.compression)
+    start_state(optimizer)
+    trust = None if solver.trust_ratio is None else TrustRatio(solver.trust_ratio, model, optimizer)
     smoothing = spec.loss.label_smoothing
     noise_every = spec.noise_scale.every_steps if plan.virtual_gpus > 1 else 0
     settings = StepSettings(
         spec.seed, plan.accumulation, spec.precision, solver.clip_norm, smoothing, noise_every, spec.ema.decay
     )
-    return optimizer, TrainStep(model, optimizer, world, device, settings)
+    return optimizer, TrainStep(model, optimizer, world, device, settings, trust)
 
 
 @contextmanager

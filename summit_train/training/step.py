@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from summit_train.data.batches.loader import MicroBatch
 from summit_train.modality import RGB, Modality
 from summit_train.models.freeze import is_frozen
 from summit_train.optim.sgd import set_learning_rate
+from summit_train.optim.trust import Ratios, TrustRatio
 from summit_train.training.average import WeightAverage
 from summit_train.training.noise import PassSquares, Squares
 
@@ -166,10 +168,11 @@ class Vote:
 
 @dataclass
 class StepResult:
-    """The vote as it lies on the device, and this rank's own part of it."""
+    """The vote as it lies on the device, this rank's own part of it, and the layers' trust ratios, if there are any."""
 
     votes: torch.Tensor
     local_loss: torch.Tensor
+    ratios: Ratios | None
     has_squares: bool
 
     def read(self, global_batch: int, virtual_gpus: int, ranks: int) -> Vote:
@@ -223,8 +226,10 @@ class TrainStep:
         world: World,
         device: torch.device,
         settings: StepSettings,
+        trust: TrustRatio | None = None,
     ) -> None:
         self._model, self._optimizer, self._world, self._device = model, optimizer, world, device
+        self._trust = trust
         self._settings = settings
         self._dtype = parameter_type(settings.precision)
         self._normalise = Normalise(self._dtype, device)
@@ -286,11 +291,11 @@ class TrainStep:
         skipped = (votes[2] > 0).float()
         self.statistics.finish(skipped)
         lap("other")
-        self._update(lr, norm, skipped)
+        ratios = self._update(lr, norm, skipped)
         if self.average is not None:
             self.average.update(skipped)
         lap("update")
-        return StepResult(votes, local_loss, measured)
+        return StepResult(votes, local_loss, ratios, measured)
 
     def _forward(self, index: int, batch: MicroBatch, lap: Callable[[str], None]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the mean loss of the micro-batch and the number of its clips that are classified right."""
@@ -319,15 +324,20 @@ class TrainStep:
         own = self._squares.take(self._device) * (self._settings.accumulation / scale).square()
         return own, (norm.double() / scale).square()
 
-    def _update(self, lr: float, norm: torch.Tensor, skipped: torch.Tensor) -> None:
-        """Unscale, clip and update in one pass of the fused kernel, which does nothing where `skipped` is 1."""
+    def _update(self, lr: float, norm: torch.Tensor, skipped: torch.Tensor) -> Ratios | None:
+        """Unscale, clip and update, or do nothing where `skipped` is 1; return the layers' trust ratios, if any."""
         divisor, clip_norm = self.loss_scale.scale, self._settings.clip_norm
         if clip_norm is not None:
             divisor = divisor * torch.clamp(norm / divisor / clip_norm, min=1.0)
         unscaled = not self.loss_scale.enabled and clip_norm is None
         set_learning_rate(self._optimizer, lr)
-        # The fused optimizers read both attributes; torch.amp.GradScaler hands them over in the same way.
+        # The solvers read both attributes; torch.amp.GradScaler hands them over to the fused ones in the same way.
         self._optimizer.grad_scale = None if unscaled else divisor.float()  # type: ignore[attr-defined]
         self._optimizer.found_inf = skipped  # type: ignore[attr-defined]
-        self._world.update(self._optimizer)
+        step, ratios = partial(self._world.update, self._optimizer), None
+        if self._trust is None:
+            step()
+        else:
+            ratios = self._trust.update(step, skipped)
         self.loss_scale.update(skipped)
+        return ratios

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -88,7 +88,7 @@ def test_the_schema_lists_every_key_of_every_section(schema: dict[str, Any]) -> 
         if section is not None:
             assert set(section["properties"]) == set(field.annotation.model_fields), name  # type: ignore[union-attr]
             assert section["additionalProperties"] is False
-    assert len(schema["$defs"]) == 12
+    assert len(schema["$defs"]) == 13
     assert schema["additionalProperties"] is False
 
 
@@ -128,6 +128,14 @@ def test_shipped_specs_fit_the_schema(schema: dict[str, Any], path: Path) -> Non
         ("{evaluate: {crops: 2}}", False),
         ("{optimizer: {momentum: 1.0}}", False),
         ("{optimizer: {base_lr: 0.01}}", True),
+        ("{optimizer: {trust_ratio: null}}", True),
+        ("{optimizer: {trust_ratio: {kind: bounded, lower: 0.5}}}", True),
+        ("{optimizer: {trust_ratio: {kind: bonded}}}", False),
+        ("{optimizer: {trust_ratio: {kind: lars, limit: 1}}}", False),
+        ("{optimizer: {betas: [0.9, 1]}}", False),
+        ("{schedule: {milestones: [30, 60.5]}}", True),
+        ("{schedule: {milestones: 30}}", False),
+        ("{schedule: {milestones: [-1]}}", False),
     ],
 )
 def test_the_schema_tells_right_from_wrong(schema: dict[str, Any], text: str, fits: bool) -> None:
@@ -148,8 +156,11 @@ def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any
         kind: Any = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield from _keys(kind, f"{prefix}{name}.")
-        else:
-            yield prefix + name, field
+            continue
+        yield prefix + name, field
+        for choice in get_args(kind):
+            if isinstance(choice, type) and issubclass(choice, BaseModel):
+                yield from _keys(choice, f"{prefix}{name}.")
 
 
 def _rows() -> Iterator[list[str]]:
@@ -173,8 +184,11 @@ def test_the_reference_says_types_and_limits_in_words() -> None:
     assert values["data.flip"] == "`true`, `false`"
     assert values["data.root"] == "text, or `null`"
     assert values["data.short_side"] == "[integer, at least 1; integer, at least 1]"
+    assert values["schedule.milestones"] == "list of number, at least 0"
     assert values["evaluate.crops"] == "`1`, `3`, `full`"
-    assert values["optimizer.momentum"] == "number, at least 0, below 1"
+    assert values["optimizer.momentum"] == "number, at least 0, below 1, or `null`"
+    assert values["optimizer.trust_ratio"] == "a section of keys, or `null`"
+    assert values["optimizer.trust_ratio.kind"] == "`lars`, `bounded`"
 
 
 def test_every_key_has_a_description_that_is_a_sentence() -> None:

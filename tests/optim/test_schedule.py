@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from summit_train.optim.schedule import learning_rate, peak_learning_rate
+from summit_train.optim.schedule import Schedule, peak_learning_rate
 
 # No deadline and no limit on drawing: how fast the machine is, is not the question.
 LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,41 +36,101 @@ def test_the_other_rules() -> None:
         peak_learning_rate(0.1, 256, 1024, "cubic")
 
 
+def _rates(schedule: Schedule, steps: int | None = None) -> list[float]:
+    return [schedule.learning_rate(step) for step in range(steps or schedule.total_steps)]
+
+
 def test_a_run_of_ten_steps_by_hand() -> None:
-    rates = [learning_rate(step, peak_lr=0.8, total_steps=10, warmup_steps=4, decay="cosine") for step in range(11)]
+    rates = _rates(Schedule(0.8, 10, 4), 11)
     # Half cosines at 0, 30, 60, ... 180 degrees: (1 + cos) / 2.
     root = math.sqrt(3) / 2
     after = [1, (1 + root) / 2, 0.75, 0.5, 0.25, (1 - root) / 2, 0]
     assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8 * after[0], *(0.8 * share for share in after)], abs=1e-15)
 
 
-def test_without_decay_the_peak_stays() -> None:
-    rates = [learning_rate(step, peak_lr=1.0, total_steps=6, warmup_steps=2, decay="none") for step in range(6)]
-    assert rates == [0.5, 1, 1, 1, 1, 1]
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Schedule(1.0, 6, 2, decay="none"), [0.5, 1, 1, 1, 1, 1]),
+        (Schedule(1.6, 6, 4, warmup="squared", decay="none"), [0.1, 0.4, 0.9, 1.6, 1.6, 1.6]),
+        # (T - i) / (T - W) with i = 3, 4, 5, 6, the last one at the floor.
+        (Schedule(1.0, 6, 2, decay="linear"), [0.5, 1, 0.75, 0.5, 0.25, 1e-6]),
+        # Squares of what is left of the four updates after the warm-up: 4, 3, 2, 1 quarters.
+        (Schedule(1.6, 6, 2, decay="polynomial"), [0.8, 1.6, 1.6, 0.9, 0.4, 0.1]),
+        (Schedule(1.0, 4, 0, decay="polynomial", power=0.5), [1, math.sqrt(0.75), math.sqrt(0.5), 0.5]),
+        # Update 2 is the first of the second epoch of two updates.
+        (Schedule(1.0, 6, 1, decay="steps", milestones=(2, 5), factor=0.1), [1, 1, 0.1, 0.1, 0.1, 0.01]),
+    ],
+)
+def test_shapes_by_hand(schedule: Schedule, expected: list[float]) -> None:
+    assert _rates(schedule) == pytest.approx(expected, rel=1e-14)
+
+
+def test_the_floor_of_the_linear_decay_is_never_above_the_peak() -> None:
+    assert _rates(Schedule(1e-7, 4, 2, decay="linear")) == [5e-8, 1e-7, 1e-7, 1e-7]
+
+
+@pytest.mark.parametrize(("shape", "valid"), [("warmup", "linear, squared"), ("decay", "polynomial, steps, none")])
+def test_other_shapes_are_refused(shape: str, valid: str) -> None:
+    schedule = Schedule(1.0, 4, 2, **{shape: "cubic"})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"'cubic'; valid: .*{valid}"):
+        _rates(schedule)
+
+
+# DATE's worked example, section 3.6: LeNet on MNIST, 60,000 samples, 30 epochs; B_0 = 1,024 with LR 1.25e-3 and 2
+# epochs of warm-up; B = 8,192. Algorithm 1 counts the warm-up in epochs, 16 of 60,000 / 8,192 updates, and the decay
+# in I = 220 updates. The reading: E is the run's 30 epochs and w the scaled 16.
+PEAK = peak_learning_rate(1.25e-3, 1024, 8192, "sqrt")
+ALGORITHM_1 = {
+    1: 3.016989e-5, 58: 1.749854e-3, 117: 3.529877e-3, 118: 3.512576e-3, 150: 2.410591e-3, 200: 6.887404e-4, 220: 1e-6,
+}  # fmt: skip
+IN_STEPS = {1: 3.013239e-5, 58: 1.747679e-3, 117: 3.525490e-3}  # and as above after the warm-up
+
+
+@pytest.mark.parametrize("iteration", ALGORITHM_1)
+def test_the_worked_example_of_date(iteration: int) -> None:
+    assert pytest.approx(3.535534e-3, rel=1e-6) == PEAK
+    in_epochs, in_steps = 16 * 60_000 / 8192, 16 / 30 * 220
+    warmup_steps = in_epochs if iteration <= 117 else in_steps
+    rate = Schedule(PEAK, 220, warmup_steps, decay="linear").learning_rate(iteration - 1)
+    assert rate == pytest.approx(ALGORITHM_1[iteration], rel=3e-7)
+
+
+@pytest.mark.parametrize("iteration", ALGORITHM_1)
+def test_the_worked_example_in_steps_throughout(iteration: int) -> None:
+    """As a run of ours counts: peak * min(i / W, (T - i) / (T - W)), W = 16 / 30 * T."""
+    rate = Schedule(PEAK, 220, 16 / 30 * 220, decay="linear").learning_rate(iteration - 1)
+    assert rate == pytest.approx(IN_STEPS.get(iteration, ALGORITHM_1[iteration]), rel=3e-7)
+    assert rate == pytest.approx(ALGORITHM_1[iteration], rel=1.4e-3)
 
 
 def test_a_run_that_is_all_warm_up_ends_at_the_peak() -> None:
-    rates = [learning_rate(step, peak_lr=1.0, total_steps=4, warmup_steps=4, decay="cosine") for step in range(4)]
-    assert rates == [0.25, 0.5, 0.75, 1.0]
+    assert _rates(Schedule(1.0, 4, 4)) == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_a_run_without_warm_up_starts_at_the_peak() -> None:
-    assert learning_rate(0, peak_lr=1.0, total_steps=4, warmup_steps=0, decay="cosine") == 1.0
+    assert Schedule(1.0, 4, 0).learning_rate(0) == 1.0
 
 
 @LAWS
-@given(total=st.integers(1, 400), share=st.floats(0, 1), peak=st.floats(1e-9, 1e3))
-def test_up_without_a_jump_then_down_and_never_below_zero(total: int, share: float, peak: float) -> None:
-    warmup = round(share * total)
-    rates = [
-        learning_rate(step, peak_lr=peak, total_steps=total, warmup_steps=warmup, decay="cosine")
-        for step in range(total)
-    ]
-    assert all(after > before > 0 for before, after in pairwise(rates[:warmup]))
-    assert all(before >= after > 0 for before, after in pairwise(rates[warmup:]))
+@given(
+    total=st.integers(1, 400),
+    share=st.floats(0, 1),
+    peak=st.floats(1e-9, 1e3),
+    warmup=st.sampled_from(["linear", "squared"]),
+    decay=st.sampled_from(["cosine", "linear", "polynomial"]),
+)
+def test_up_without_a_jump_then_down_and_never_below_zero(
+    total: int, share: float, peak: float, warmup: str, decay: str
+) -> None:
+    schedule = Schedule(peak, total, round(share * total), warmup, decay)
+    rates, end = _rates(schedule), int(schedule.warmup_steps)
+    assert all(after > before > 0 for before, after in pairwise(rates[:end]))
+    assert all(before >= after > 0 for before, after in pairwise(rates[end:]))
     # No jump between the two, and the peak on both sides (but for the last bit of peak * n / n).
-    assert warmup == 0 or rates[warmup - 1] == pytest.approx(peak, rel=1e-15)
-    assert warmup == total or rates[warmup] == peak
-    # The steepest step of warm-up and of half a cosine bounds every step.
-    steepest = max(1 / max(1, warmup), math.pi / 2 / max(1, total - warmup))
+    assert end == 0 or rates[end - 1] == pytest.approx(peak, rel=1e-15)
+    assert end == total or decay == "linear" or rates[end] == peak
+    # The steepest step of the warm-up and of the decay bounds every step.
+    falling = {"cosine": math.pi / 2, "linear": 1, "polynomial": 2}[decay]
+    steepest = max((2 if warmup == "squared" else 1) / max(1, end), falling / max(1, total - end))
     assert all(abs(b - a) <= peak * steepest * (1 + 1e-9) for a, b in pairwise(rates))

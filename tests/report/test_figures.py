@@ -56,6 +56,18 @@ def test_restarts_and_skipped_steps_are_explained(write_run, run_records):
 
 
 @pytest.mark.filterwarnings("error")
+def test_trust_ratios_are_drawn_where_a_run_has_them(write_run, run_records):
+    ratios = [{"kind": "trust_ratio", "step": s, "ratios": {"a": 0.1 * s, "b": 2.0}} for s in (1, 20, 40)]
+    again = {"kind": "start", "step": 20, "ranks": 2, "time": 0}
+    run = Run(write_run("bounded", lines=[*run_records(), *ratios, again]))
+    # The last one lies beyond the checkpoint that the run goes on from.
+    assert [(record.step, record.ratios["a"]) for record in run.trust_ratios] == [(1, 0.1), (20, 2.0)]
+    assert [picture.title for picture in pictures([run])] == [*TITLES, "Trust ratio"]
+    both = {picture.title: picture for picture in pictures([run, Run(write_run("plain"))])}
+    assert b"<!-- bounded" in both["Trust ratio"].svg and "median" in both["Trust ratio"].caption
+
+
+@pytest.mark.filterwarnings("error")
 def test_a_hostile_name_is_drawn_as_text(write_run):
     runs = read_runs([write_run("a", name=HOSTILE), write_run("b", name=HOSTILE * 20)])
     for picture in pictures(runs):

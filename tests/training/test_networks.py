@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,9 @@ sys.exit(max(main(["train", spec]) for spec in sys.argv[1:]))
 """
 
 
-def _train(ranks: int, specs: dict[str, Path]) -> None:
-    """Train all networks one after the other in one process a rank, which imports torch once."""
-    status, output = run(ranks, "-c", _TRAIN_ALL, *map(str, specs.values()), timeout=600)
+def train_all(ranks: int, specs: Iterable[Path]) -> None:
+    """Train one spec after the other in one process a rank, which imports torch once."""
+    status, output = run(ranks, "-c", _TRAIN_ALL, *map(str, specs), timeout=600)
     assert status == 0, output
 
 
@@ -66,13 +67,13 @@ def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 scale={"gpus": 2, "clips_per_gpu": 2},
                 precision="fp64",
             )
-    _train(1, specs["alone"])
-    _train(2, specs["together"])
-    _train(2, specs["resumed"])
+    train_all(1, specs["alone"].values())
+    train_all(2, specs["together"].values())
+    train_all(2, specs["resumed"].values())
     for name in NETWORKS:
         for later in (folder / "runs" / f"resumed_{name}" / "checkpoints").glob("step_00000004*"):
             later.unlink()
-    _train(2, specs["resumed"])
+    train_all(2, specs["resumed"].values())
     return folder / "runs"
 
 

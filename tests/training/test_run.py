@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from summit_train.training.checkpoint import load_checkpoint, save_checkpoint
 from tests.conftest import WriteSpec
 from tests.runs import assert_bit_equal, final_state, steps_of
 from tests.worlds import command, start, succeed
@@ -131,6 +132,29 @@ def test_another_experiment_is_refused_with_the_difference(write_spec: WriteSpec
     assert "optimizer.momentum: the checkpoint has 0.9, this run 0.5" in output
     assert "model.width: the checkpoint has 0.125, this run 0.25" in output and "--force-resume" in output
     assert "forced: optimizer.momentum" in succeed(0, "train", spec, "optimizer.momentum=0.5", "--force-resume")
+
+
+def test_a_checkpoint_older_than_the_keys_of_the_recipe_goes_on_but_not_with_another_solver(
+    write_spec: WriteSpec, tmp_path: Path
+) -> None:
+    spec = str(write_spec(schedule={"epochs": 1}))
+    succeed(0, "train", spec)
+    path = tmp_path / "runs/run/checkpoints/step_00000010.pt"
+    state = load_checkpoint(path)
+    first = {
+        "optimizer": "name momentum weight_decay base_lr base_batch lr_scaling clip_norm compression",
+        "schedule": "epochs warmup_epochs decay",
+    }
+    for key in list(state["experiment"]):
+        section, _, name = key.partition(".")
+        if section in first and name not in first[section].split():
+            del state["experiment"][key]
+    assert "optimizer.trust_ratio" not in state["experiment"] and "schedule.milestones" not in state["experiment"]
+    save_checkpoint(path, state)
+    assert "goes on from" in succeed(0, "train", spec)
+    status, output = command(0, "train", spec, "optimizer.name=adam", "--force-resume")
+    assert status == 2 and "Traceback" not in output
+    assert "step_00000010.pt has another solver's state, which adam cannot use" in output
 
 
 def test_where_it_lies_and_how_fast_it_comes_is_no_other_experiment(write_spec: WriteSpec, tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ from torch.nn import functional
 from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
+from summit_train.optim.keys import OptimizerSpec, TrustRatioSpec
 from summit_train.optim.sgd import build_sgd, parameter_groups, start_momentum
+from summit_train.optim.solvers import build_solver, start_state
+from summit_train.optim.trust import TrustRatio
 from summit_train.training.step import LossScale, Normalise, StepSettings, TrainStep
 
 CPU = torch.device("cpu")
@@ -139,6 +142,51 @@ def test_trns_tuples_are_keyed_by_step_and_virtual_gpu() -> None:
     assert (first - third).abs().max() > 1e-9
 
 
+def _solving(model: nn.Module, solver: str, kind: str | None, precision: str, clip_norm: float | None) -> TrainStep:
+    """A step of two micro-batches by another solver, with a trust ratio."""
+    spec = OptimizerSpec.model_validate({"name": solver, "weight_decay": 0.1})
+    optimizer = build_solver(spec, parameter_groups(model, spec.weight_decay))
+    start_state(optimizer)
+    bounds = {"lower": 1.0, "upper": 1e5}
+    trust = kind and TrustRatio(TrustRatioSpec.model_validate({"kind": kind, **bounds}), model, optimizer)
+    return TrainStep(model, optimizer, World(), CPU, StepSettings(0, 2, precision, clip_norm), trust or None)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
+def test_the_trust_ratio_is_that_of_the_mean_gradient_as_it_is_clipped(clip_norm: float | None) -> None:
+    model, batches = _model(), _micro_batches(2)
+    gradients = _reference_gradients(copy.deepcopy(model), batches)
+    norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+    factor = 1.0 if clip_norm is None else min(1.0, clip_norm / float(norm))
+    lengths = {name: float(parameter.detach().norm()) for name, parameter in model.named_parameters()}
+    result = _solving(model, "sgd", "bounded", "fp64", clip_norm)(batches, 0.1)
+    assert result.ratios is not None
+    found = result.ratios.read()
+    assert found.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        wanted = lengths[name] / (factor * float(gradient.norm())) if lengths[name] else 1.0
+        assert found[name] == pytest.approx(min(max(wanted, 1), 1e5), rel=1e-6), name
+    assert sum(1 < ratio < 1e5 for ratio in found.values()) > 20
+
+
+@pytest.mark.parametrize(
+    ("solver", "kind"), [("sgd", "lars"), ("rmsprop", "bounded"), ("adagrad", None), ("adam", "lars"), ("lamb", None)]
+)
+def test_every_solver_skips_an_overflow_of_fp16_and_goes_on(solver: str, kind: str | None) -> None:
+    model = _model(dtype=torch.float32)
+    step = _solving(model, solver, kind, "fp16", 1.0)
+    step.loss_scale.scale = torch.tensor(2.0**40)
+    before = copy.deepcopy(model.state_dict())
+    vote = step(_micro_batches(2), 0.01).read(4, 2, 1)
+    assert vote.skipped and not vote.broken
+    changed = [n for n, t in model.state_dict().items() if "tracked" not in n and not torch.equal(t, before[n])]
+    assert changed == []
+    step.loss_scale.scale = torch.tensor(2.0**8)
+    assert not step(_micro_batches(2), 0.01).read(4, 2, 1).skipped
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    assert not torch.equal(model.state_dict()["fc.weight"], before["fc.weight"])
+
+
 class _Poison(nn.Module):
     """Wraps a network; its logits are NaN while `on`."""
 
@@ -220,12 +268,18 @@ def test_normalise_is_a_channels_last_view_of_imagenets_units() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_step_on_a_gpu_does_not_wait_for_the_device() -> None:
+@pytest.mark.parametrize("solver", ["sgd", "rmsprop", "adagrad", "adam", "lamb"])
+@pytest.mark.parametrize("kind", [None, "lars", "bounded"])
+def test_a_step_on_a_gpu_does_not_wait_for_the_device(solver: str, kind: str | None) -> None:
     device = torch.device("cuda", 0)
     model = _model(dtype=torch.float32).to(device)
-    optimizer = build_sgd(parameter_groups(model, 0.1), 0.9)
-    start_momentum(optimizer)
-    step = TrainStep(model, optimizer, World(), device, StepSettings(0, 2, "fp16", 1.0, noise_every=1, ema_decay=0.9))
+    spec = OptimizerSpec.model_validate({"name": solver, "weight_decay": 0.1})
+    optimizer = build_solver(spec, parameter_groups(model, spec.weight_decay))
+    start_state(optimizer)
+    trust = None if kind is None else TrustRatio(TrustRatioSpec.model_validate({"kind": kind}), model, optimizer)
+    step = TrainStep(
+        model, optimizer, World(), device, StepSettings(0, 2, "fp16", 1.0, noise_every=1, ema_decay=0.9), trust
+    )
     batches = [
         MicroBatch(b.step, b.virtual_gpu, b.clips.pin_memory(), b.labels.pin_memory(), b.ids) for b in _micro_batches(2)
     ]

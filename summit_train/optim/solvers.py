@@ -1,0 +1,31 @@
+"""Build the spec's solver, one that skips an update on the device: torch's fused kernels, else foreach operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from summit_train.optim.foreach import Adagrad, Lamb, RMSprop
+from summit_train.optim.keys import OptimizerSpec
+from summit_train.optim.sgd import build_sgd, start_momentum
+
+
+def build_solver(spec: OptimizerSpec, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Return the solver named in `spec` over groups of parameters; its LR is set before each update."""
+    momentum, eps = spec.momentum or 0.0, spec.eps or 0.0
+    if spec.name == "sgd":
+        return build_sgd(groups, momentum)
+    if spec.name == "adam":
+        return torch.optim.Adam(groups, lr=0.0, betas=spec.betas, eps=eps, fused=True)
+    if spec.name == "rmsprop":
+        return RMSprop(groups, alpha=spec.alpha, eps=eps, momentum=momentum)
+    if spec.name == "adagrad":
+        return Adagrad(groups, eps=eps)
+    return Lamb(groups, betas=spec.betas, eps=eps)
+
+
+def start_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give a wrapped optimizer the state that it cannot begin with itself: SGD's momentum."""
+    if isinstance(optimizer, torch.optim.SGD):
+        start_momentum(optimizer)

@@ -1,0 +1,237 @@
+"""Every solver against steps worked by hand and torch's own, and updates that are skipped on the device."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from summit_train.models import build_model
+from summit_train.optim.keys import OptimizerSpec
+from summit_train.optim.sgd import parameter_groups, set_learning_rate
+from summit_train.optim.solvers import build_solver, start_state
+from tests.optim.timms import needs_timm, timm_module
+
+SOLVERS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "sgd_plain": {"name": "sgd", "momentum": 0.0},
+    "rmsprop": {},
+    "rmsprop_momentum": {"name": "rmsprop", "momentum": 0.9},
+    "adagrad": {},
+    "adam": {},
+    "lamb": {},
+}
+each_solver = pytest.mark.parametrize("solver", SOLVERS)
+DECAY = 1e-2
+
+
+def _spec(solver: str, **keys: Any) -> OptimizerSpec:
+    return OptimizerSpec.model_validate({"name": solver, "weight_decay": DECAY} | SOLVERS[solver] | keys)
+
+
+def _network(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return build_model("tsm", "resnet18", 4, 5, width=0.125).to(dtype)
+
+
+def _started(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = build_solver(spec, parameter_groups(model, spec.weight_decay))
+    start_state(optimizer)
+    set_learning_rate(optimizer, 0.01)
+    return optimizer
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int, skipped: float = 0.0, by: float = 1.0) -> None:
+    """Make one update with random gradients, times `by`."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter) * by
+    if skipped or hasattr(optimizer, "found_inf"):
+        optimizer.found_inf = torch.tensor(skipped)
+    optimizer.step()
+
+
+def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[tuple[str, str], torch.Tensor]:
+    """Copies of the weights and of the solver's state."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        found[name, "weight"] = parameter.detach().clone()
+        found |= {(name, key): value.clone() for key, value in optimizer.state[parameter].items() if value is not None}
+    return found
+
+
+def _assert_equal(one: dict[tuple[str, str], torch.Tensor], other: dict[tuple[str, str], torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [key for key in one if not torch.equal(one[key], other[key])] == []
+
+
+# Two updates of one weight that begins at 1, LR 0.1, no decay. eps = 1 shows where it is added.
+@pytest.mark.parametrize(
+    ("keys", "gradients", "weights"),
+    [
+        # v = 2; 0.5 * 2 + 1 = 2
+        ({"name": "sgd", "momentum": 0.5}, (2, 1), (0.8, 0.6)),
+        # s = 0.25 * 4 = 1: 2 / (1 + 1); s = 0.75 + 0.25 = 1: 1 / (1 + 1)
+        ({"name": "rmsprop", "alpha": 0.75, "eps": 1}, (2, 1), (0.9, 0.85)),
+        # v = 1; 0.5 * 1 + 0.5 = 1
+        ({"name": "rmsprop", "alpha": 0.75, "eps": 1, "momentum": 0.5}, (2, 1), (0.9, 0.8)),
+        # s = 9: 3 / (3 + 1); s = 25: 4 / (5 + 1)
+        ({"name": "adagrad", "eps": 1}, (3, 4), (0.925, 0.925 - 0.4 / 6)),
+        # m = 1, v = 1: 2 / (2 + 1); m = -0.5, v = 1.75: (-0.5 / 0.75) / (sqrt(1.75 / 0.4375) + 1) = -2 / 9
+        ({"name": "adam", "betas": (0.5, 0.75), "eps": 1}, (2, -2), (1 - 0.2 / 3, 1 - 0.2 / 3 + 0.2 / 9)),
+        # As Adam: a bias has no ratio.
+        ({"name": "lamb", "betas": (0.5, 0.75), "eps": 1}, (2, -2), (1 - 0.2 / 3, 1 - 0.2 / 3 + 0.2 / 9)),
+    ],
+)
+def test_two_updates_by_hand(keys: dict[str, Any], gradients: tuple[float, ...], weights: tuple[float, ...]) -> None:
+    weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    groups: list[dict[str, Any]] = [{"params": [weight], "weight_decay": 0.0}]
+    optimizer = build_solver(OptimizerSpec.model_validate(keys), groups)
+    start_state(optimizer)
+    set_learning_rate(optimizer, 0.1)
+    for gradient, expected in zip(gradients, weights, strict=True):
+        weight.grad = torch.full_like(weight, gradient)
+        optimizer.step()
+        assert weight.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_lambs_ratio_by_hand() -> None:
+    """The update has the length lr |w|: Adam's direction is (2/3, 0), then (-2/9, 0)."""
+    weight = nn.Parameter(torch.tensor([[3.0, 4.0]], dtype=torch.float64))
+    spec = OptimizerSpec(name="lamb", betas=(0.5, 0.75), eps=1.0)
+    optimizer = build_solver(spec, [{"params": [weight], "weight_decay": 0.0}])
+    set_learning_rate(optimizer, 0.1)
+    for gradient, expected in ((2.0, [2.5, 4.0]), (-2.0, [2.5 + 0.1 * 22.25**0.5, 4.0])):
+        weight.grad = torch.tensor([[gradient, 0.0]], dtype=torch.float64)
+        optimizer.step()
+        assert weight.tolist() == [pytest.approx(expected, rel=1e-12)]
+
+
+@pytest.mark.parametrize(
+    ("start", "decay", "end"),
+    [
+        ([[3.0, 4.0]], 0.5, [[2.7, 3.6]]),  # u = w / 2, its ratio 2: the decay is a part of the update
+        ([[3.0, 4.0]], 0.0, [[3.0, 4.0]]),  # |u| is 0
+        ([[0.0, 0.0]], 0.5, [[0.0, 0.0]]),  # both are
+    ],
+)
+def test_lambs_ratio_without_a_gradient(start: list[list[float]], decay: float, end: list[list[float]]) -> None:
+    weight = nn.Parameter(torch.tensor(start, dtype=torch.float64))
+    optimizer = build_solver(OptimizerSpec(name="lamb"), [{"params": [weight], "weight_decay": decay}])
+    set_learning_rate(optimizer, 0.1)
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.tensor(end, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+_TORCHS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "rmsprop": (torch.optim.RMSprop, {}),
+    "rmsprop_momentum": (torch.optim.RMSprop, {"momentum": 0.9}),
+    "adagrad": (torch.optim.Adagrad, {}),
+    "adam": (torch.optim.Adam, {"fused": False}),
+}
+
+
+@pytest.mark.parametrize("solver", _TORCHS)
+def test_ten_updates_are_those_of_torchs_with_its_defaults(solver: str) -> None:
+    model, twin = _network(torch.float64), _network(torch.float64)
+    kind, options = _TORCHS[solver]
+    ours, torchs = _started(_spec(solver), model), kind(parameter_groups(twin, DECAY), lr=0.01, **options)
+    for step in range(10):
+        _step(model, ours, step)
+        _step(twin, torchs, step)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+@needs_timm
+def test_ten_updates_of_lamb_are_timms() -> None:
+    model, twin = _network(torch.float64), _network(torch.float64)
+    timms = timm_module("lamb").Lamb(parameter_groups(twin, DECAY), lr=0.01, max_grad_norm=None)
+    ours = _started(_spec("lamb"), model)
+    for step in range(10):
+        _step(model, ours, step)
+        _step(twin, timms, step)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+@each_solver
+@pytest.mark.parametrize("good_steps", [0, 2])
+@pytest.mark.parametrize("bad", [float("nan"), 1.0])
+def test_a_skipped_update_leaves_weights_and_state(solver: str, good_steps: int, bad: float) -> None:
+    model, twin = _network(), _network()
+    optimizer, twins = _started(_spec(solver), model), _started(_spec(solver), twin)
+    for step in range(good_steps):
+        _step(model, optimizer, step)
+        _step(twin, twins, step)
+    before = _tensors(model, optimizer)
+    _step(model, optimizer, 99, skipped=1.0, by=bad)
+    after = _tensors(model, optimizer)
+    begun = {key: after[key] for key in after if key not in before}  # state that the first update brings
+    assert not any(value.any() for value in begun.values())
+    _assert_equal(before | begun, after)
+    # And goes on as one that never met the bad step.
+    _step(model, optimizer, 7)
+    _step(twin, twins, 7)
+    _assert_equal(_tensors(model, optimizer), _tensors(twin, twins))
+    assert not torch.equal(next(model.parameters()), before["conv1.weight", "weight"])
+
+
+@each_solver
+def test_gradients_are_divided_by_the_scale_first(solver: str) -> None:
+    model, twin = _network(), _network()
+    optimizer, twins = _started(_spec(solver), model), _started(_spec(solver), twin)
+    optimizer.grad_scale = torch.tensor(1024.0)  # type: ignore[attr-defined]
+    for step in range(3):
+        _step(model, optimizer, step, by=1024.0)
+        _step(twin, twins, step)
+    _assert_equal(_tensors(model, optimizer), _tensors(twin, twins))  # a power of two: no rounding
+
+
+@each_solver
+def test_a_solver_that_is_saved_and_loaded_goes_on_to_the_bit(solver: str) -> None:
+    model, twin = _network(), _network()
+    optimizer, fresh = _started(_spec(solver), model), _started(_spec(solver), twin)
+    for step in range(3):
+        _step(model, optimizer, step)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    twin.load_state_dict(saved["model"])
+    fresh.load_state_dict(saved["optimizer"])
+    for step in range(3, 6):
+        _step(model, optimizer, step)
+        _step(twin, fresh, step)
+    _assert_equal(_tensors(model, optimizer), _tensors(twin, fresh))
+
+
+@each_solver
+def test_the_plan_counts_the_state(solver: str) -> None:
+    model, spec = _network(), _spec(solver)
+    optimizer = _started(spec, model)
+    _step(model, optimizer, 0)
+    parameter = next(model.parameters())
+    shapes = [value.shape for value in optimizer.state[parameter].values() if value is not None]
+    assert sum(shape == parameter.shape for shape in shapes) == spec.states
+
+
+@pytest.mark.parametrize(
+    ("name", "momentum", "eps"),
+    [
+        ("sgd", 0.9, None),
+        ("rmsprop", 0.0, 1e-8),
+        ("adagrad", None, 1e-10),
+        ("adam", None, 1e-8),
+        ("lamb", None, 1e-6),
+    ],
+)
+def test_usual_constants_are_filled_in(name: str, momentum: float | None, eps: float | None) -> None:
+    for values in ({"name": name}, {"name": name, "momentum": None, "eps": None}):
+        spec = OptimizerSpec.model_validate(values)
+        assert (spec.momentum, spec.eps) == (momentum, eps)
+    assert OptimizerSpec.model_validate({"name": name, "momentum": 0.5, "eps": 1}).momentum == 0.5

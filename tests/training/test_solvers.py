@@ -1,0 +1,98 @@
+"""Every solver and trust ratio keeps the promises: the same on one rank and on two, and bit-equal after a resume."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from summit_train.optim.keys import OptimizerSpec
+from tests.conftest import spec_writer
+from tests.runs import assert_bit_equal, final_state
+from tests.training.test_networks import train_all
+from tests.worlds import needs_ranks
+
+pytestmark = needs_ranks
+
+BOUNDED = {"kind": "bounded"}
+# The name, what the spec's optimizer says, and the schedule that goes with it.
+SOLVERS: dict[str, dict[str, Any]] = {
+    "rmsprop": {"name": "rmsprop", "momentum": 0.9, "base_lr": 1e-4},
+    "adagrad": {"name": "adagrad", "base_lr": 1e-3, "clip_norm": 1.0},
+    "adam": {"name": "adam", "base_lr": 1e-4},
+    "lamb": {"name": "lamb", "base_lr": 1e-3, "clip_norm": 1.0},
+    "lars": {"trust_ratio": {"kind": "lars"}, "base_lr": 1.0},
+    "bounded": {"trust_ratio": {**BOUNDED, "upper": 1000}, "clip_norm": 1.0, "base_lr": 1e-5},
+    "bounded_rmsprop": {"name": "rmsprop", "trust_ratio": BOUNDED, "base_lr": 1e-4},
+}
+DATE = {"warmup_epochs": 0.5, "warmup": "squared", "decay": "linear"}
+
+
+@pytest.fixture(scope="module")
+def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each solver trained for four steps of 2 virtual GPUs on 1 rank and on 2, and on 2 again from the second step."""
+    folder = tmp_path_factory.mktemp("solvers")
+    rows = (motion_set / "train.csv").read_text().splitlines()[:9]
+    (folder / "train.csv").write_text("\n".join(rows) + "\n")
+    (folder / "classes.txt").write_text((motion_set / "classes.txt").read_text())
+    write, specs = spec_writer(motion_set, folder), {}
+    for place in ("alone", "together", "resumed"):
+        for name, optimizer in SOLVERS.items():
+            specs[place, name] = write(
+                f"{place}_{name}",
+                data={"train": str(folder / "train.csv"), "val": str(folder / "train.csv"), "root": str(motion_set)},
+                scale={"gpus": 2, "clips_per_gpu": 2},
+                optimizer={"base_lr": 0.005, "weight_decay": 1e-3, **optimizer},
+                schedule={"epochs": 2, **DATE},
+                precision="fp64",
+            )
+    train_all(1, [specs["alone", name] for name in SOLVERS])
+    train_all(2, [specs["together", name] for name in SOLVERS])
+    for name in SOLVERS:
+        shutil.copytree(folder / "runs" / f"together_{name}", folder / "runs" / f"resumed_{name}")
+        for later in (folder / "runs" / f"resumed_{name}" / "checkpoints").glob("step_00000004*"):
+            later.unlink()
+    train_all(2, [specs["resumed", name] for name in SOLVERS])
+    return folder / "runs"
+
+
+def test_every_solver_is_here() -> None:
+    names = {optimizer.get("name", "sgd") for optimizer in SOLVERS.values()}
+    assert names == set(OptimizerSpec.model_json_schema()["properties"]["name"]["enum"])
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_two_ranks_are_one_rank(runs: Path, name: str) -> None:
+    """Two micro-batches on one rank are one on each of two."""
+    alone, together = (final_state(runs / f"{place}_{name}")["model"] for place in ("alone", "together"))
+    assert isinstance(alone, dict) and isinstance(together, dict) and alone.keys() == together.keys()
+    keys = [key for key, value in alone.items() if value.is_floating_point()]
+    one, other = (torch.cat([state[key].flatten() for key in keys]) for state in (alone, together))
+    assert (one - other).norm() <= 1e-9 * one.norm()
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_resumed_run_is_bit_equal(runs: Path, name: str) -> None:
+    resumed = runs / f"resumed_{name}"
+    assert_bit_equal(final_state(runs / f"together_{name}"), final_state(resumed))
+    starts = [json.loads(line) for line in (resumed / "metrics.jsonl").read_text().splitlines()]
+    assert [start["step"] for start in starts if start["kind"] == "start"] == [0, 2]
+
+
+def test_the_trust_ratios_are_recorded(runs: Path) -> None:
+    """Of each parameter in each of the four steps, and the same on one rank and on two."""
+    found = {}
+    for place in ("alone", "together"):
+        lines = (runs / f"{place}_bounded" / "metrics.jsonl").read_text().splitlines()
+        records = [record for record in map(json.loads, lines) if record["kind"] == "trust_ratio"]
+        assert [record["step"] for record in records] == [1, 2, 3, 4]
+        found[place] = [record["ratios"] for record in records]
+    assert len(found["alone"][0]) == 62 and found["alone"][0]["bn1.bias"] == 1.0  # it begins at 0
+    for one, other in zip(found["alone"], found["together"], strict=True):
+        assert one == pytest.approx(other, rel=1e-6)
+        assert all(0.1 <= ratio <= 1000 for ratio in one.values())
+    assert sum(0.1 < ratio < 1000 and ratio != 1 for ratio in found["alone"][0].values()) > 20
