@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from summit_train.comm import World
-from summit_train.commands.data.ranks import followed
+from summit_train.commands.progress import followed
 from summit_train.commands.ranks import this_launch
 from summit_train.commands.start import choose_device
 from summit_train.data.batches.loader import BadClip
@@ -129,7 +129,7 @@ def _with_threshold(mapper: Mapper, number: int, args: argparse.Namespace) -> _N
     if number < len(args.threshold):
         return _Network(mapper, args.threshold[number])
     beside = args.out / (_BESIDE_FILE if number else "cam.json")
-    found = threshold_for(mapper, beside, lambda items, total: followed(items, total, "validation videos"))
+    found = threshold_for(mapper, beside, followed)
     return _Network(mapper, found[0].threshold, *found)
 
 

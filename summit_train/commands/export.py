@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from summit_train.commands.data.ranks import followed
+from summit_train.commands.progress import followed
 from summit_train.errors import UserError
 from summit_train.text import counted, table, with_unit
 

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from summit_train.commands.data.ranks import shown
+from summit_train.commands.progress import watched
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.start import choose_device, tell_overrides
 from summit_train.data.video.span import WHOLE
@@ -42,16 +42,10 @@ def run(args: argparse.Namespace) -> int:
         prepared = world.broadcast(_prepared(args) if world.rank == 0 else None)
         assert prepared is not None
         trained, listings = prepared
-        mine = sum(len(range(world.rank, len(listing.kept), world.size)) for listing in listings)
         with (
             Watchdog(world, trained.spec.watch.stall_seconds) as watchdog,
-            shown(mine, "videos", world) as advance,
+            watched("videos", "predicting video", world, watchdog) as progress,
         ):
-
-            def progress(done: int, total: int) -> None:
-                watchdog.at(f"predicting video {done} of {total}", waits=done == total)
-                advance()
-
             predictions = predict_videos(trained, listings, world, choose_device(world), args.top, progress)
         if predictions is not None:
             _report(predictions, args, trained.spec.model.num_classes)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import summit_train
 from summit_train.errors import RunFailed, UserError
 from summit_train.files import replacing, write_json
-from summit_train.inference.export_data import Clips, Follow, Picture, Validation, clips_of, open_validation
+from summit_train.inference.export_data import Clips, Picture, Validation, clips_of, open_validation
 from summit_train.inference.export_graph import clip_graph, stream_graph
 from summit_train.inference.export_onnx import Runtime, exported, facts, to_half, to_int8
 from summit_train.inference.trained import Trained, open_trained
@@ -26,6 +26,7 @@ from summit_train.inference.verify import (
     random_clips,
     state_names,
 )
+from summit_train.inference.videos import Follow
 from summit_train.modality import RGB
 from summit_train.models.catalog import stream_problem
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from summit_train.spec import DataSpec, Spec
 from summit_train.text import counted, listed
 
 _HEAD_BYTES = 4096
+Follow = Callable[[Iterable[Any], int, str], Iterator[Any]]  # (items, their number, what they are): shows progress
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ import pytest
 import torch
 
 from summit_train.__main__ import main
-from summit_train.comm import World
-from summit_train.commands.data.ranks import shown
 from tests.runs import final_state
 from tests.worlds import command, lines, needs_ranks, run
 
@@ -201,23 +199,3 @@ def test_a_terminal_shows_the_progress_and_the_time_left(trained_run: Path, vide
     status, output = run(0, "-c", program, str(trained_run), str(videos), env={"TERM": "xterm", "COLUMNS": "100"})
     assert status == 1, output
     assert "3/3" in output and "0:00:00" in output and "1 of 3 videos could not be read" in output
-
-
-def test_elsewhere_the_progress_is_lines_of_rank_0(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("summit_train.commands.data.ranks._PLAIN_EVERY_SECONDS", 0)
-    world = World()
-    for rank, size in ((0, 1), (0, 2), (1, 2)):
-        world.rank, world.size = rank, size
-        with shown(2, "videos", world) as advance:
-            advance()
-            advance()
-    said = lines(capsys.readouterr().err)
-    assert [line.split(",")[0] for line in said] == [
-        "1/2 videos",
-        "2/2 videos",
-        "1/2 videos of rank 0 of 2",
-        "2/2 videos of rank 0 of 2",
-    ]
-    assert said[1].endswith(", 0 s left")
