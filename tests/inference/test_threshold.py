@@ -18,8 +18,7 @@ from summit_train.errors import RunFailed, UserError
 from summit_train.inference.cam import Heatmap, Mapper
 from summit_train.inference.threshold import MapHistogram, Threshold, load_threshold, threshold_for
 from summit_train.inference.trained import open_trained
-from tests.inference.test_trained import changed_copy
-from tests.runs import final_state
+from tests.runs import changed_copy, final_state
 
 CPU = torch.device("cpu")
 
