@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 NONE = "\N{EM DASH}"
 MOST_ITEMS = 20
@@ -104,3 +106,15 @@ def text_table(rows: Sequence[Mapping[str, str]]) -> str:
         if all(cell in ("", NONE) or cell[0].isdigit() for cell in column[1:]):
             columns[i] = tuple(cell.rjust(max(map(len, column))) for cell in column)
     return table(list(zip(*columns, strict=True)), indent="", left=len(columns))
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Return rows as CSV, a line each."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def printable(path: str) -> str:
+    """Return a path as a terminal takes it: its bytes that are no UTF-8 are written out."""
+    return path.encode("utf-8", "backslashreplace").decode()

@@ -26,6 +26,13 @@ def final_state(run: Path) -> dict[str, object]:
     return state
 
 
+def changed_copy(run: Path, target: Path, **changes: object) -> Path:
+    """A copy of a run's last checkpoint, without its digest, with other entries; None leaves one out."""
+    state = {**final_state(run), **changes}
+    torch.save({key: value for key, value in state.items() if value is not None}, target)
+    return target
+
+
 def assert_bit_equal(one: dict[str, object], other: dict[str, object]) -> None:
     """Weights, running statistics, momentum and loss scale of two checkpoints are the same bits."""
     for part in ("model", "optimizer", "loss_scale"):

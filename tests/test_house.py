@@ -64,7 +64,7 @@ OWNERS = {
 NEEDS_TORCH = re.compile(
     r"comm|models\.(?!catalog).*|network|plan|training(\..*)?|inference(\..*)?|optim\.(?!keys|schedule).*|data\.batches\.(loader|walk|workers)|scaling\..*|"
     r"cluster\.estimate|sweep\.start|"
-    r"commands\.(bench(\..*)?|start|whole_run|evaluate|observed|predict|stream|cam|plan|model|simulate|submit|sweep)"
+    r"commands\.(bench(\..*)?|start|whole_run|evaluate|observed|network|predict|stream|cam|export|plan|model|simulate|submit|sweep)"
 )
 
 # Who may print: the commands, and the watchdog, which speaks when the main thread cannot.

@@ -7,13 +7,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from summit_train.__main__ import main
+
 ROOT = Path(__file__).resolve().parents[1]
+
+
+Said = tuple[int, str, str]
+Say = Callable[..., Said]
 
 
 def mpirun() -> str | None:
@@ -43,6 +49,17 @@ def program(ranks: int, *words: str) -> list[str]:
     launcher = mpirun()
     assert launcher is not None
     return [launcher, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *python]
+
+
+def main_said(capsys: pytest.CaptureFixture[str], *words: object) -> Said:
+    """Run `summit-train ...` in this process: (exit status, stdout, stderr)."""
+    capsys.readouterr()
+    try:
+        status = main([str(word) for word in words])
+    except SystemExit as leaving:  # argparse
+        assert isinstance(leaving.code, int)
+        status = leaving.code
+    return status, *capsys.readouterr()
 
 
 def start(ranks: int, *words: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

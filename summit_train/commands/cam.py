@@ -5,53 +5,40 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
-import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 
 from summit_train.comm import World
-from summit_train.commands.data.ranks import followed
-from summit_train.commands.ranks import this_launch
-from summit_train.commands.start import choose_device
-from summit_train.data.batches.loader import BadClip
-from summit_train.errors import UserError
+from summit_train.commands.network import (
+    add_network,
+    add_videos,
+    check_output,
+    list_videos,
+    open_named,
+    tell_bad,
+    tell_numbers,
+)
+from summit_train.commands.progress import followed
+from summit_train.commands.ranks import check_single
+from summit_train.commands.start import choose_device, tell_overrides
 from summit_train.files import write_text
 from summit_train.inference.cam import Heatmap, Mapper
-from summit_train.inference.cam_files import csv_text, find_videos, output_names, save_maps, video_store
-from summit_train.inference.threshold import Threshold, threshold_for
-from summit_train.inference.trained import open_trained
+from summit_train.inference.cam_videos import MapNetwork, MappedVideo, map_videos, maps_csv, with_thresholds
+from summit_train.inference.videos import Clip, Listing
 from summit_train.report.cam import ACROSS, Row, draw_strip
 from summit_train.text import share, text_table
 
-_BESIDE_FILE = "cam_beside.json"
-
-
-@dataclass(frozen=True)
-class _Network:
-    """A network with its threshold. record, file, was_saved: where it comes from; None where it was given."""
-
-    mapper: Mapper
-    threshold: float
-    record: Threshold | None = None
-    file: Path | None = None
-    was_saved: bool = False
-
-    @property
-    def title(self) -> str:
-        spec = self.mapper.trained.spec
-        return f"{spec.model.title} ({spec.name})"
+_TABLE = "cam.csv"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("trained", metavar="RUN|CHECKPOINT", help="folder of a run (its newest checkpoint), or a file")
-    parser.add_argument("videos", metavar="VIDEO", nargs="+", help="video files and folders of them")
+    add_network(parser)
+    add_videos(parser)
     parser.add_argument(
         "--out", metavar="DIR", type=Path, required=True, help="folder for the strips, maps and cam.csv"
     )
@@ -72,33 +59,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Map the videos; return 1 where one could not be read."""
-    if this_launch().size > 1:
-        raise UserError("cam is one process and shares no work among ranks; start it without mpirun, srun or jsrun")
-    given = [text for text in args.videos if Path(text).exists() or not re.match(r"[a-z_.0-9]+=", text)]
-    overrides = [*(text for text in args.videos if text not in given), *args.overrides]
-    videos = find_videos(given)
-    if not videos:
-        raise UserError("there is no video among the arguments; give files, or folders of them")
-    _check_folder(args.out)
-    device = choose_device(World())
-    runs = [args.trained] + [args.beside] * bool(args.beside)
-    mappers = [Mapper(open_trained(path, overrides), device, args.wanted) for path in runs]
-    if len(args.threshold) > len(mappers):
-        raise UserError(f"--threshold stands there {len(args.threshold)} times, for {len(mappers)} networks")
-    networks = [_with_threshold(mapper, number, args) for number, mapper in enumerate(mappers)]
-    done, bad = _map_videos(networks, videos, args)
-    table = args.out / "cam.csv"
-    write_text(table, csv_text(done))
+    check_single("cam")
+    networks, listings = _prepared(args)
+    done, bad = list[tuple[Clip, dict[str, Any]]](), list[tuple[Clip, str]]()
+    num_videos = sum(len(listing.kept) for listing in listings)
+    for found in followed(map_videos(networks, listings, args.out), num_videos, "videos"):
+        if isinstance(found, MappedVideo):
+            _draw(found, args.frames)
+            done.append((found.clip, found.save()))
+        else:
+            bad.append(found)
+    table = args.out / _TABLE
+    write_text(table, maps_csv(done))
     result = {
         "csv": str(table),
-        "networks": [_about(network) for network in networks],
-        "videos": done,
-        "bad": [{"path": one.path, "reason": one.reason} for one in bad],
+        "networks": [network.values() for network in networks],
+        "videos": [video for _, video in done],
+        "bad": [clip.values() | {"reason": reason} for clip, reason in bad],
     }
-    print(json.dumps(result) if args.json else _text(result, networks))
-    for one in bad:
-        print(f"summit-train: {one.path}: {one.reason}", file=sys.stderr)
+    print(json.dumps(result) if args.json else _text(done, networks, table))
+    tell_bad(bad, num_videos, "--json names all")
     return 1 if bad else 0
+
+
+def _prepared(args: argparse.Namespace) -> tuple[list[MapNetwork], tuple[Listing, ...]]:
+    """Check what can be checked before the work, and find the thresholds. Raises UserError."""
+    words, overrides = tell_overrides([*args.videos, *args.overrides])
+    check_output("--out", args.out, args.out / _TABLE)
+    runs = [args.run] + [args.beside] * bool(args.beside)
+    networks = [open_named(path, overrides, args.classes) for path in runs]
+    listings = list_videos(words, networks[0], use_labels=False)
+    device = choose_device(World())
+    mappers = [Mapper(trained, device, args.wanted) for trained in networks]
+    found = with_thresholds(mappers, args.threshold, args.out, followed)
+    for trained in networks:
+        tell_numbers(trained)
+    return found, listings
 
 
 def _number_of_frames(text: str) -> int | None:
@@ -116,54 +112,13 @@ def finite_number(text: str) -> float:
     return value
 
 
-def _check_folder(out: Path) -> None:
-    """Make the folder. Raises UserError where it cannot be written to."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=out).close()
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written to: {error.strerror}; a folder is wanted") from error
+def _draw(video: MappedVideo, most: int | None) -> None:
+    """Write a video's strip, of at most so many frames; None: of all."""
+    shown = replace(video.clip, path=str(PurePath(*PurePath(video.clip.path).parts[-2:])))
+    draw_strip(video.strip, str(shown), [_row(network, heatmap, most) for network, heatmap in video.maps])
 
 
-def _with_threshold(mapper: Mapper, number: int, args: argparse.Namespace) -> _Network:
-    if number < len(args.threshold):
-        return _Network(mapper, args.threshold[number])
-    beside = args.out / (_BESIDE_FILE if number else "cam.json")
-    found = threshold_for(mapper, beside, lambda items, total: followed(items, total, "validation videos"))
-    return _Network(mapper, found[0].threshold, *found)
-
-
-def _map_videos(
-    networks: Sequence[_Network], videos: Sequence[str], args: argparse.Namespace
-) -> tuple[list[dict[str, Any]], list[BadClip]]:
-    """Write strip and maps of each video; return what the CSV has of them, and the bad ones."""
-    done, bad = list[dict[str, Any]](), list[BadClip]()
-    names = output_names(videos)
-    streams = []
-    for network in networks:
-        store = video_store(videos, network.mapper.trained.spec.data.clip_seconds)
-        streams.append(network.mapper.heatmaps(store, range(len(videos)), "skip", predicted=False))
-    found = zip(names, zip(*streams, strict=True), strict=True)
-    for name, heatmaps in followed(found, len(videos), "videos"):
-        unread = [one for one in heatmaps if isinstance(one, BadClip)]
-        bad += unread[:1]
-        if not unread:
-            done.append(_write(args.out / name, networks, heatmaps, args.frames))
-    return done, bad
-
-
-def _write(path: Path, networks: Sequence[_Network], heatmaps: Sequence[Heatmap], most: int | None) -> dict[str, Any]:
-    """Write a video's strip and maps, whose names begin with `path`; return what the CSV has of it."""
-    strip, maps = (path.with_name(path.name + ending) for ending in (".png", ".npz"))
-    pairs = list(zip(networks, heatmaps, strict=True))
-    shown = PurePath(*PurePath(heatmaps[0].path).parts[-2:])
-    draw_strip(strip, str(shown), [_row(network, heatmap, most) for network, heatmap in pairs])
-    save_maps(maps, *((heatmap, network.threshold) for network, heatmap in pairs))
-    by_network = [{"network": network.title, **heatmap.record(network.threshold)} for network, heatmap in pairs]
-    return {"path": heatmaps[0].path, "strip": str(strip), "maps": str(maps), "networks": by_network}
-
-
-def _row(network: _Network, heatmap: Heatmap, most: int | None) -> Row:
+def _row(network: MapNetwork, heatmap: Heatmap, most: int | None) -> Row:
     num_frames = len(heatmap.frames)
     places = np.linspace(0, num_frames - 1, min(num_frames, most or num_frames)).round().astype(int).tolist()
     share_above = share(heatmap.record(network.threshold)["foreground"])
@@ -173,19 +128,10 @@ def _row(network: _Network, heatmap: Heatmap, most: int | None) -> Row:
     return Row(title, heatmap.frames[places].tolist(), heatmap.pictures[places], foreground)
 
 
-def _about(network: _Network) -> dict[str, Any]:
-    trained = network.mapper.trained
-    about: dict[str, Any] = {"name": trained.spec.name, "network": trained.spec.model.title, "was_saved": False}
-    about |= {"checkpoint": str(trained.path), "views": network.mapper.views(), "threshold": network.threshold}
-    if network.record is not None:
-        about |= {"file": str(network.file), "was_saved": network.was_saved, **asdict(network.record)}
-    return about
-
-
-def _text(result: dict[str, Any], networks: Sequence[_Network]) -> str:
+def _text(done: Sequence[tuple[Clip, dict[str, Any]]], networks: Sequence[MapNetwork], table: Path) -> str:
     rows = [
         {
-            "video": _printable(video["path"]),
+            "video": str(clip),
             "network": row["network"] if len(networks) > 1 else "",
             "class": row["class"],
             "score": f"{row['score']:.2f}",
@@ -194,19 +140,14 @@ def _text(result: dict[str, Any], networks: Sequence[_Network]) -> str:
             "foreground": share(row["foreground"]),
             "strip": video["strip"],
         }
-        for video in result["videos"]
+        for clip, video in done
         for row in video["networks"]
     ]
-    table = [text_table(rows)] if rows else []
-    return "\n".join([*table, *map(_threshold_text, networks), f"all of it: {result['csv']}"])
+    lines = [text_table(rows)] if rows else []
+    return "\n".join([*lines, *map(_threshold_text, networks), f"all of it: {table}"])
 
 
-def _printable(path: str) -> str:
-    """Return a path as a terminal takes it: bytes that are no UTF-8 are written out."""
-    return path.encode("utf-8", "backslashreplace").decode()
-
-
-def _threshold_text(network: _Network) -> str:
+def _threshold_text(network: MapNetwork) -> str:
     views = network.mapper.views()
     stride = f", every {views['frame_stride']}" if views["frame_stride"] else ""
     seen = f"{views['num_frames']} frames ({views['sampling']}{stride}), the {views['crop']} at {views['short_side']}"

@@ -10,14 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from summit_train.commands.data.ranks import followed
+from summit_train.commands.network import add_network, open_named, tell_numbers
+from summit_train.commands.progress import followed
+from summit_train.commands.ranks import check_single
 from summit_train.errors import UserError
 from summit_train.text import counted, table, with_unit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("trained", metavar="RUN|CHECKPOINT", help="a run's folder (its newest checkpoint) or a file")
+    add_network(parser)
     parser.add_argument("--out", required=True, type=Path, metavar="MODEL.onnx", help="MODEL.json is put beside it")
     parser.add_argument("--stream", action="store_true", help="the frame-by-frame form of a past-only TSM")
     parser.add_argument("--size", metavar="HxW|N", help="pixels of a picture [the square that eval scores]")
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export, check, write; print what the check found."""
+    check_single("export")
     try:
         from summit_train.inference.export import Request, export
     except ModuleNotFoundError as error:
@@ -40,7 +43,9 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"export needs the package {error.name}, which is not installed: {wanted}") from error
     size, precision = _size(args.size), args.precision
     request = Request(args.out, args.stream, size, args.batch, precision, args.video, args.videos)
-    description = export(args.trained, args.overrides, request, _tell, followed)
+    trained = open_named(args.run, args.overrides, args.classes)
+    tell_numbers(trained)
+    description = export(trained, request, _tell, followed)
     print(json.dumps(description) if args.json else _summary(description, args.out))
     return 0
 

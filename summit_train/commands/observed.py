@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-
-from summit_train.comm import World
+from summit_train.commands.progress import watched
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.simulate import figure_path
 from summit_train.commands.start import choose_device, read_inputs
@@ -27,7 +22,6 @@ from summit_train.training.checkpoint import CheckpointError, find_checkpoints
 from summit_train.training.evaluation import Evaluation
 from summit_train.training.observed import TENTHS, no_stream, parse_fractions, score_observed
 from summit_train.training.run import fresh_model
-from summit_train.training.scoring import Progress
 from summit_train.training.watch import Watchdog
 
 
@@ -43,7 +37,7 @@ def run_observed(args: argparse.Namespace, checkpoints: Sequence[str], overrides
     with session(launch) as world, Watchdog(world, spec.watch.stall_seconds) as watchdog:
         device = choose_device(world)
         evaluation = Evaluation(spec, inputs.val_manifest, world, device)
-        with _followed(world, watchdog) as progress:
+        with watched("videos", "evaluating video", world, watchdog) as progress:
             result = score_observed(evaluation, fresh_model(spec, device), path, fractions, progress)
         if result is not None:
             write_json(spec.run_path / OBSERVED_FILE, result)
@@ -66,21 +60,6 @@ def _checkpoint(run_path: Path, chosen: Sequence[str]) -> Path:
     if not found:
         raise CheckpointError(f"{run_path}: there is no checkpoint to evaluate")
     return found[-1]
-
-
-@contextmanager
-def _followed(world: World, watchdog: Watchdog) -> Iterator[Progress]:
-    """Yield a callback that tells the watchdog, and on rank 0's terminal shows a bar with the time that is left."""
-    console = Console(stderr=True)
-    columns = (TextColumn("videos of rank 0"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console, disable=world.rank > 0 or not console.is_terminal) as bar:
-        task = bar.add_task("videos", total=None)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-            watchdog.at(f"evaluating video {done} of {total}", waits=done == total)
-
-        yield progress
 
 
 def check_alone(args: argparse.Namespace) -> None:

@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 
-from summit_train.commands.data.ranks import shown
+from summit_train.commands.network import (
+    add_network,
+    add_videos,
+    check_output,
+    list_videos,
+    open_named,
+    tell_bad,
+    tell_numbers,
+)
+from summit_train.commands.progress import watched
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.start import choose_device, tell_overrides
-from summit_train.data.video.span import WHOLE
 from summit_train.errors import RunFailed, UserError
-from summit_train.files import check_writable, write_text
-from summit_train.inference.predict import PredictedVideo, Predictions, named, predict_videos
-from summit_train.inference.trained import Trained, open_trained
-from summit_train.inference.videos import Listing, list_named
+from summit_train.files import write_text
+from summit_train.inference.predict import PredictedVideo, Predictions, predict_videos
+from summit_train.inference.trained import Trained
+from summit_train.inference.videos import Listing
 from summit_train.text import counted, share, table
 from summit_train.training.evaluation import show_accuracy
 from summit_train.training.watch import Watchdog
 
-_NAMED = 20  # unreadable videos on the screen; --json and --csv name all
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run", metavar="RUN|CHECKPOINT", help="run directory (its newest checkpoint), or a checkpoint")
-    what = "video, folder (searched for videos), folder of pictures, manifest, or packed set"
-    parser.add_argument("videos", nargs="+", metavar="VIDEO", help=what)
+    add_network(parser)
+    add_videos(parser)
     parser.add_argument("--top", type=int, default=5, metavar="K", help="classes of each video [%(default)s]")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--csv", metavar="FILE", help="also write a row for each video")
-    parser.add_argument("--classes", metavar="FILE", help="names of the classes, one a line, label 0 first")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override: evaluate.clips=1")
 
 
@@ -42,16 +45,10 @@ def run(args: argparse.Namespace) -> int:
         prepared = world.broadcast(_prepared(args) if world.rank == 0 else None)
         assert prepared is not None
         trained, listings = prepared
-        mine = sum(len(range(world.rank, len(listing.kept), world.size)) for listing in listings)
         with (
             Watchdog(world, trained.spec.watch.stall_seconds) as watchdog,
-            shown(mine, "videos", world) as advance,
+            watched("videos", "predicting video", world, watchdog) as progress,
         ):
-
-            def progress(done: int, total: int) -> None:
-                watchdog.at(f"predicting video {done} of {total}", waits=done == total)
-                advance()
-
             predictions = predict_videos(trained, listings, world, choose_device(world), args.top, progress)
         if predictions is not None:
             _report(predictions, args, trained.spec.model.num_classes)
@@ -64,20 +61,11 @@ def _prepared(args: argparse.Namespace) -> tuple[Trained, tuple[Listing, ...]]:
     words, overrides = tell_overrides([*args.videos, *args.overrides])
     if args.top < 1:
         raise UserError(f"--top {args.top}: the number of classes to show is wanted, 1 or more")
-    if not words:
-        raise UserError("there is no VIDEO: files, folders, manifests or packed sets are wanted")
     if args.csv is not None:
-        try:
-            check_writable(args.csv)
-        except OSError as error:
-            raise UserError(f"--csv {args.csv}: cannot be written: {error.strerror}") from error
-    trained = named(open_trained(args.run, overrides), args.classes)
-    listings, notes = list_named(words, trained.spec, trained.classes if trained.has_names else None)
-    for note in notes:
-        print(note, file=sys.stderr)
-    if not trained.has_names:
-        text = "has no names of its classes: they are shown as numbers; --classes FILE gives them names"
-        print(f"{trained.path}: {text}", file=sys.stderr)
+        check_output("--csv", args.csv, args.csv)
+    trained = open_named(args.run, overrides, args.classes)
+    listings = list_videos(words, trained, use_labels=True)
+    tell_numbers(trained)
     return trained, listings
 
 
@@ -97,28 +85,14 @@ def _report(predictions: Predictions, args: argparse.Namespace, num_classes: int
             write_text(args.csv, predictions.csv_text())
         except OSError as error:
             raise RunFailed(f"{args.csv}: cannot be written: {error.strerror}") from error
-    bad = predictions.bad
-    for video in bad[:_NAMED]:
-        print(f"{video.path}: {video.error}", file=sys.stderr)
-    if len(bad) > _NAMED:
-        print(f"... and {len(bad) - _NAMED:,} more; --json and --csv name all", file=sys.stderr)
-    if bad:
-        print(f"summit-train: {len(bad):,} of {len(predictions.videos):,} videos could not be read", file=sys.stderr)
+    tell_bad(predictions.bad, len(predictions.videos), "--json and --csv name all")
 
 
 def _table(videos: Sequence[PredictedVideo]) -> str:
     """Return a row for each class of each video. The path stands in the first one."""
     rows = [
-        (_place(video) if rank == 0 else "", prediction.name, share(prediction.score))
+        (str(video.clip) if rank == 0 else "", prediction.name, share(prediction.score))
         for video in videos
         for rank, prediction in enumerate(video.predictions)
     ]
-    text = table([("video", "class", "score"), *rows], indent="", left=2)
-    # A terminal need not take the bytes of a name that is no UTF-8.
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def _place(video: PredictedVideo) -> str:
-    """Return the path, with the frames where the clip is a span of its file, and its direction."""
-    span = "" if video.span == WHOLE else f" {video.span}"
-    return f"{video.path}{span}{' backwards' if video.is_reversed else ''}"
+    return table([("video", "class", "score"), *rows], indent="", left=2)

@@ -23,6 +23,14 @@ def this_launch() -> Launch:
     return find_launch(os.environ) or Launch("hand", 0, 1, interactive=True)
 
 
+def check_single(command: str) -> None:
+    """Raise UserError where a launcher started several ranks of a command that has work for one."""
+    if this_launch().size > 1:
+        raise UserError(
+            f"{command} is one process and shares no work among ranks; start it without mpirun, srun or jsrun"
+        )
+
+
 @contextmanager
 def session(launch: Launch) -> Iterator[World]:
     """Open the world for the block. The first rank that fails says why, and ends all of them.

@@ -16,7 +16,9 @@ from io import FileIO
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from summit_train.commands.ranks import session, this_launch
+from summit_train.comm import World
+from summit_train.commands.network import add_network, open_named, tell_numbers
+from summit_train.commands.ranks import check_single
 from summit_train.commands.start import choose_device
 from summit_train.data.video.stream import PIPE, USUAL_FPS, Reading, StreamFrame, file_frames, pipe_frames, raw_frames
 from summit_train.errors import RunFailed, UserError
@@ -24,7 +26,7 @@ from summit_train.inference.follow import Follower, Labelled
 from summit_train.inference.pace import Pace, Paced
 from summit_train.inference.show import Show
 from summit_train.inference.stream import CUT_THRESHOLD, Stream, open_stream, renderer, stride_of
-from summit_train.inference.trained import Trained, open_trained
+from summit_train.inference.trained import Trained
 
 _INTERRUPTED = 130
 
@@ -69,7 +71,7 @@ def _threshold(text: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run", metavar="RUN|CHECKPOINT", help="run directory (its newest checkpoint) or checkpoint")
+    add_network(parser)
     parser.add_argument("video", metavar="VIDEO|-", help="video file, or - for a container on standard input")
     parser.add_argument("--json", action="store_true", help="one JSON object a line for each frame that is seen")
     parser.add_argument("--raw", type=_size, metavar="WxH", help="standard input has raw RGB frames of this size")
@@ -91,15 +93,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Follow the video; return 0, or 130 after an interrupt. Raises RunFailed at the end of a damaged stream."""
-    launch = this_launch()
-    if launch.size > 1:
-        raise UserError(f"stream runs as one process, not on {launch.size} ranks")
+    check_single("stream")
     reading, pace = Reading(), Pace()
     frames = _frames(args, reading)
-    trained = open_trained(args.run, args.overrides)
+    trained = open_named(args.run, args.overrides, args.classes)
     stride = stride_of(trained.spec, args.stride)
-    with session(launch) as world:
-        stream = open_stream(trained, choose_device(world), args.window, args.reset_on_cut)
+    stream = open_stream(trained, choose_device(World()), args.window, args.reset_on_cut)
     show = Show(args.show, args.video, reading) if args.show else None
     follower = Follower(stream, renderer(trained.spec.evaluate), trained.classes, reading, pace, show)
     frames = _announced(frames, args, trained, stride)
@@ -153,9 +152,8 @@ def _announce(args: argparse.Namespace, trained: Trained, stride: int) -> None:
     lines = [f"{trained.path}: {trained.spec.model.title}, {which}, {spans}; kill -USR1 {os.getpid()} starts anew"]
     if trained.spec.evaluate.crops == 3:
         lines.append("evaluate.crops is 3: a stream sees the centre crop alone")
-    if not trained.has_names:
-        lines.append("the checkpoint has no names of its classes: they are numbers")
     print("\n".join(lines), file=sys.stderr)
+    tell_numbers(trained)
 
 
 @contextmanager

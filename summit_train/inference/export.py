@@ -13,10 +13,10 @@ from typing import Any, Literal
 import summit_train
 from summit_train.errors import RunFailed, UserError
 from summit_train.files import replacing, write_json
-from summit_train.inference.export_data import Clips, Follow, Picture, Validation, clips_of, open_validation
+from summit_train.inference.export_data import Clips, Picture, Validation, clips_of, open_validation
 from summit_train.inference.export_graph import clip_graph, stream_graph
 from summit_train.inference.export_onnx import Runtime, exported, facts, to_half, to_int8
-from summit_train.inference.trained import Trained, open_trained
+from summit_train.inference.trained import Trained
 from summit_train.inference.verify import (
     Exported,
     Offline,
@@ -26,6 +26,7 @@ from summit_train.inference.verify import (
     random_clips,
     state_names,
 )
+from summit_train.inference.videos import Follow
 from summit_train.modality import RGB
 from summit_train.models.catalog import stream_problem
 
@@ -62,17 +63,14 @@ class Request:
         return self.out.with_suffix(".json")
 
 
-def export(
-    path: str, overrides: list[str], request: Request, tell: Callable[[str], None], follow: Follow
-) -> dict[str, Any]:
-    """Export a run or a checkpoint, check the file, then put it in place; return the content of its description.
+def export(trained: Trained, request: Request, tell: Callable[[str], None], follow: Follow) -> dict[str, Any]:
+    """Export a trained network, check the file, then put it in place; return the content of its description.
 
     Nothing is written before the graph has passed its check in onnxruntime: random pictures and a video, against the
     network in torch. tell: takes one line about each stage, and about each video that cannot be read. Raises UserError
     for a wrong request, and RunFailed where logits differ by more than is allowed or, of fp16 and int8, are not finite.
     """
     _check_request(request)
-    trained = open_trained(path, overrides)
     return _Export(trained, request, open_validation(trained.spec), tell, follow).run()
 
 

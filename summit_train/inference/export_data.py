@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ from summit_train.spec import DataSpec, Spec
 
 # Of the validation videos, how many may be unreadable before one is tried no more.
 _MOST_TRIES = 16
-Follow = Callable[[Iterable[Any], int, str], Iterator[Any]]  # (items, their number, what they are): shows progress
 
 
 @dataclass(frozen=True)

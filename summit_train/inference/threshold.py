@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,13 @@ from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.errors import RunFailed, UserError
 from summit_train.files import file_sha256, write_json
 from summit_train.inference.cam import Heatmap, Mapper
+from summit_train.inference.videos import Follow
 
 FILE = "cam.json"
 FRACTION = 0.2  # of the pixels are foreground, in the paper and here
 # A bin is a float32 without its last bits: of its sign, exponent and 11 bits of its significand.
 _DROPPED_BITS = 12
 _NUM_BINS = 1 << (32 - _DROPPED_BITS)
-
-Follow = Callable[[Iterable[Any], int], Iterable[Any]]  # hands on so many items, and shows how far it is
 
 
 class MapHistogram:
@@ -147,7 +145,8 @@ def measure_threshold(mapper: Mapper, manifest: Manifest, follow: Follow) -> Thr
     kept = kept_clips(data, manifest)
     videos = kept.ids(np.arange(len(kept))).tolist()
     histogram, bad = MapHistogram(), list[BadClip]()
-    for found in follow(mapper.heatmaps(open_store(data, manifest), videos, data.on_bad_clip), len(videos)):
+    heatmaps = mapper.heatmaps(open_store(data, manifest), videos, data.on_bad_clip)
+    for found in follow(heatmaps, len(videos), "validation videos"):
         if isinstance(found, Heatmap):
             histogram.add(found.map)
         else:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from summit_train.data.manifest import read_classes
+from summit_train.errors import UserError
 from summit_train.models import VideoNetwork
 from summit_train.network import build_network, make_ready
 from summit_train.source import Tree, apply_override
@@ -68,6 +71,26 @@ def open_trained(path: str | Path, overrides: Sequence[str] = ()) -> Trained:
         raise CheckpointError(f"{path}: no such run directory or checkpoint")
     run_path = path.parent.parent if path.parent.name == "checkpoints" else None
     return _trained(path, run_path, load_checkpoint(path, may_be_alone=True), overrides)
+
+
+def named(trained: Trained, names_file: str | None) -> Trained:
+    """Return the trained network with the names in a file, one a line, label 0 first; as it is without a file.
+
+    Raises UserError for a file that is missing or has another number of names.
+    """
+    if names_file is None:
+        return trained
+    names, wanted = read_classes(names_file), trained.spec.model.num_classes
+    if names is None and not os.path.exists(names_file):
+        raise UserError(
+            f"{names_file}: there is no such file; the names of the {wanted} classes, one a line, are wanted"
+        )
+    if names is None or len(names) != wanted:
+        found = len(names or ())
+        raise UserError(
+            f"{names_file}: has {found} names, and {trained.path} {wanted} classes: one name each is wanted"
+        )
+    return replace(trained, classes=names, has_names=True)
 
 
 def _trained(file: Path, run_path: Path | None, state: dict[str, Any], overrides: Sequence[str]) -> Trained:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from summit_train.data.batches.loader import Store, open_store
+from summit_train.data.batches.loader import BadClip, Store, open_store
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.files import FileStore, plain_manifest
 from summit_train.data.manifest.quarantine import Kept, kept_clips
@@ -19,11 +20,48 @@ from summit_train.data.manifest.reading import PACK_FILE, PACKING_FOLDER
 from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, is_video
 from summit_train.data.video.clips import is_picture
 from summit_train.data.video.source import MISSING, Limits
+from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 from summit_train.errors import UserError
 from summit_train.spec import DataSpec, Spec
-from summit_train.text import counted, listed
+from summit_train.text import counted, listed, printable
 
 _HEAD_BYTES = 4096
+Follow = Callable[[Iterable[Any], int, str], Iterator[Any]]  # (items, their number, what they are): shows progress
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A video as its list names it: its path, the part of the file that it is, and its direction."""
+
+    path: str
+    span: Span = WHOLE
+    is_reversed: bool = False
+
+    def __str__(self) -> str:
+        span = "" if self.span == WHOLE else f" {self.span}"
+        return f"{printable(self.path)}{span}{' backwards' if self.is_reversed else ''}"
+
+    def values(self) -> dict[str, Any]:
+        """Return what JSON has of it. A clip that is a span of its file, or plays backwards, says so."""
+        values: dict[str, Any] = {"path": self.path} | ({"reversed": True} if self.is_reversed else {})
+        if self.span != WHOLE:
+            end = None if self.span.end == TO_THE_END else self.span.end
+            values |= {"start_frame": self.span.start, "end_frame": end}
+        return values
+
+
+def clip_columns(clips: Sequence[Clip]) -> list[tuple[object, ...]]:
+    """Return the header and the cells of clips for a table that is a manifest.
+
+    The frames of spans and the directions are columns where a clip has them.
+    """
+    columns: dict[str, list[object]] = {"path": [clip.path for clip in clips]}
+    if any(clip.span != WHOLE for clip in clips):
+        for number, name in enumerate(("start_frame", "end_frame")):
+            columns[name] = [clip.span.cells[number] for clip in clips]
+    if any(clip.is_reversed for clip in clips):
+        columns["reversed"] = [int(clip.is_reversed) for clip in clips]
+    return [tuple(columns), *zip(*columns.values(), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -43,16 +81,33 @@ class Listing:
             return open_store(data, self.manifest)
         return FileStore(self.manifest, "", Limits(seconds=data.clip_seconds))
 
+    @property
+    def numbers(self) -> list[int]:
+        """Return the places in the manifest of the clips that are used."""
+        numbers: list[int] = self.kept.ids(np.arange(len(self.kept))).tolist()
+        return numbers
+
+    def clip(self, number: int) -> Clip:
+        """Return the clip at this place of the manifest."""
+        manifest = self.manifest
+        return Clip(manifest.path(number), manifest.span(number), manifest.is_reversed(number))
+
+    def reason(self, bad: BadClip) -> str:
+        """Return why a clip cannot be read, with the name of the picture in its folder where that is bad."""
+        _, _, picture = bad.path.partition(f"{self.manifest.path(bad.clip)}{os.sep}")
+        return f"{picture} {bad.reason}" if picture else bad.reason
+
 
 def list_named(
-    words: Sequence[str], spec: Spec, classes: Sequence[str] | None
+    words: Sequence[str], spec: Spec, classes: Sequence[str] | None = None, *, use_labels: bool = True
 ) -> tuple[tuple[Listing, ...], tuple[str, ...]]:
     """Return the videos that `words` name, in their order, and what is to be said about them, a line each.
 
     A folder is searched at any depth, hidden entries apart; one with numbered pictures and no video is one clip. A file
     without a video's extension is a manifest where it is text. Neighbouring files and folders share a Listing. classes:
-    the names of the network's classes, if they are known: a manifest with others has no labels here. Raises UserError
-    for a word that names nothing, ManifestError for a list that is wrong.
+    the names of the network's classes, if they are known: a manifest with others has no labels here. use_labels: else
+    no list has labels, and nothing is said about them. Raises UserError for a word that names nothing, ManifestError
+    for a list that is wrong.
     """
     missing = [word for word in words if not os.path.exists(word)]
     if missing:
@@ -62,7 +117,7 @@ def list_named(
     for is_list, group in groupby(words, _is_list):
         if is_list:
             for word in group:
-                listings.append(_listing(word, spec, classes, notes))
+                listings.append(_listing(word, spec, classes, notes, use_labels=use_labels))
         else:
             manifest = plain_manifest([path for word in group for path in _paths(word, notes)])
             listings.append(Listing(manifest, Kept(len(manifest), np.zeros(0, np.int64)), has_labels=False))
@@ -79,7 +134,7 @@ def _is_list(word: str) -> bool:
         return b"\0" not in file.read(_HEAD_BYTES)
 
 
-def _listing(word: str, spec: Spec, classes: Sequence[str] | None, notes: list[str]) -> Listing:
+def _listing(word: str, spec: Spec, classes: Sequence[str] | None, notes: list[str], *, use_labels: bool) -> Listing:
     manifest, data = read_manifest(word), spec.data
     if data.quarantine is not None and not Path(data.quarantine).exists():
         notes.append(f"{word}: the list {data.quarantine} (data.quarantine) is not there, so nothing is left out")
@@ -88,9 +143,9 @@ def _listing(word: str, spec: Spec, classes: Sequence[str] | None, notes: list[s
     if len(kept.excluded):
         notes.append(f"{word}: {counted(len(kept.excluded), 'video')} left out, by {data.quarantine}")
     differing = _differing(manifest, spec.model.num_classes, classes)
-    if differing:
+    if use_labels and differing:
         notes.append(f"{word}: its labels are not used: {differing}")
-    return Listing(manifest, kept, has_labels=not differing)
+    return Listing(manifest, kept, has_labels=use_labels and not differing)
 
 
 def _differing(manifest: Manifest, num_classes: int, classes: Sequence[str] | None) -> str:

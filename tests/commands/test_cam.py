@@ -14,10 +14,10 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from summit_train.__main__ import main
 from summit_train.data.video.encode import write_video
-from tests.inference.test_trained import changed_copy
-from tests.worlds import command, needs_ranks
+from tests.data.video.test_stream import noise
+from tests.runs import changed_copy
+from tests.worlds import command, main_said, needs_ranks
 
 GIVEN = ("--threshold", "0.1")
 VIDEO = "videos/val_000000.mp4"
@@ -29,9 +29,9 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _cam(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> tuple[str, str]:
-    assert main(["cam", *map(str, words)]) == status
-    captured = capsys.readouterr()
-    return captured.out, captured.err
+    found, out, err = main_said(capsys, "cam", *words)
+    assert found == status, err
+    return out, err
 
 
 def test_strips_maps_and_a_table(
@@ -107,18 +107,49 @@ def test_a_bad_file_is_named_and_the_rest_goes_on(
     trained_run: Path, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.mp4").write_text("no video")
-    frames = np.random.default_rng(0).integers(256, size=(2, 32, 32, 3)).astype(np.uint8)
-    write_video(tmp_path / "two.mp4", frames)
-    words = [trained_run, tmp_path / "text.mp4", tmp_path / "two.mp4", tmp_path / "gone.mp4", "--out", tmp_path / "out"]
+    write_video(tmp_path / "two.mp4", noise(2))
+    words = [trained_run, tmp_path / "text.mp4", tmp_path / "two.mp4", "--out", tmp_path / "out"]
     out, err = _cam(capsys, *words, *GIVEN, "--json", status=1)
     printed = json.loads(out)
-    assert [bad["path"] for bad in printed["bad"]] == [str(tmp_path / "text.mp4"), str(tmp_path / "gone.mp4")]
+    reason = "is no video of a kind that is read here, or its header is damaged"
+    assert printed["bad"] == [{"path": str(tmp_path / "text.mp4"), "reason": reason}]
     assert [video["path"] for video in printed["videos"]] == [str(tmp_path / "two.mp4")]
     assert np.load(tmp_path / "out/two.npz")["frames"].tolist() == [0, 1, 0, 1]
-    assert f"summit-train: {tmp_path / 'gone.mp4'}: No such file or directory\n" in err
-    assert "text.mp4: is no video of a kind that is read here" in err
+    assert err == f"{tmp_path}/text.mp4: {reason}\nsummit-train: 1 of 2 videos could not be read\n"
     _, err = _cam(capsys, *words[:2], *words[-2:], *GIVEN, status=1)
     assert len(list(csv.reader((tmp_path / "out/cam.csv").open()))) == 1 and "text.mp4" in err
+
+
+def test_a_manifest_with_spans_and_directions(
+    trained_run: Path, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "spans.csv").write_text(
+        f"path,label,start_frame,end_frame,reversed\n{VIDEO},7,0,4,0\n{VIDEO},7,4,8,1\ngone.mp4,7,,,0\n"
+    )
+    words = [trained_run, tmp_path / "spans.csv", motion_set / VIDEO, "--out", tmp_path / "out", *GIVEN]
+    text, err = _cam(capsys, *words, f"data.root={motion_set}", status=1)
+    # Labels are of no use here, so nothing is said of a class that the network has not.
+    assert err == "gone.mp4: No such file or directory\nsummit-train: 1 of 4 videos could not be read\n"
+    assert f"{VIDEO} 0:4 " in text and f"{VIDEO} 4:8 backwards " in text
+    rows = list(csv.DictReader((tmp_path / "out/cam.csv").open()))
+    assert [row["path"] for row in rows] == [VIDEO, VIDEO, str(motion_set / VIDEO)]
+    spans = [(row["start_frame"], row["end_frame"], row["reversed"]) for row in rows]
+    assert spans == [("", "4", "0"), ("4", "8", "1"), ("", "", "0")]
+    frames = [np.load(row["maps"])["frames"].tolist() for row in rows]
+    assert frames == [[0, 1, 2, 3], [7, 6, 5, 4], [2, 3, 4, 5]]
+    names = [Path(row["maps"]).name for row in rows]
+    assert names == ["val_000000.npz", "val_000000_2.npz", "val_000000_3.npz"]
+
+
+def test_names_of_the_classes(
+    trained_run: Path, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = changed_copy(trained_run, tmp_path / "alone.pt", classes=None)
+    words = [alone, motion_set / VIDEO, "--out", tmp_path / "out", *GIVEN, "--json", "--class"]
+    _, err = _cam(capsys, *words, "2")
+    assert err == f"{alone}: has no names of its classes: they are shown as numbers; --classes FILE gives them names\n"
+    out, err = _cam(capsys, *words, "left", "--classes", motion_set / "classes.txt")
+    assert err == "" and json.loads(out)["videos"][0]["networks"][0]["class"] == "left"
 
 
 def test_what_is_wrong_is_said_before_the_work(
@@ -129,11 +160,12 @@ def test_what_is_wrong_is_said_before_the_work(
     alone = changed_copy(trained_run, tmp_path / "alone.pt")
     video, out = motion_set / VIDEO, ["--out", tmp_path / "out"]
     for words, reason in (
-        ([trained_run, video, "--out", tmp_path / "file/out", *GIVEN], "--out .*file/out: cannot be written to"),
-        ([trained_run, video, "--out", tmp_path / "file", *GIVEN], "--out .*file: cannot be written to: File exists"),
-        ([trained_run, tmp_path / "empty", *out, *GIVEN], "empty: there is no video in it"),
-        ([trained_run, "data.val=x", *out, *GIVEN], "there is no video among the arguments"),
+        ([trained_run, video, "--out", tmp_path / "file/out", *GIVEN], "--out .*/out: cannot be written: Not a dir"),
+        ([trained_run, video, "--out", tmp_path / "file", *GIVEN], "--out .*file: cannot be written: Not a directory"),
+        ([trained_run, tmp_path / "empty", *out, *GIVEN], "empty: no video in this folder"),
+        ([trained_run, "data.val=x", *out, *GIVEN], "there is no VIDEO"),
         ([trained_run, video, *out, *GIVEN, "--class", "lift"], "there is no class 'lift'; did you mean 'left'"),
+        ([trained_run, video, "gone.mp4", *out, *GIVEN], "gone.mp4: No such file or directory"),
         ([alone, video, *out, "data.val=gone.csv"], "no gone.csv .*--threshold VALUE"),
         ([trained_run, video, *out, *GIVEN, *GIVEN], "--threshold stands there 2 times, for 1 networks"),
         ([tmp_path / "empty", video, *out, *GIVEN], "empty: there is no checkpoint in it"),
@@ -154,9 +186,7 @@ def test_what_is_wrong_is_said_before_the_work(
     ],
 )
 def test_options_are_checked(words: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["cam", "run", "a.mp4", "--out", "out", *words])
-    assert ended.value.code == 2 and wanted in capsys.readouterr().err
+    assert wanted in _cam(capsys, "run", "a.mp4", "--out", "out", *words, status=2)[1]
 
 
 @needs_ranks

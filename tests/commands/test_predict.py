@@ -5,21 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from summit_train.__main__ import main
-from summit_train.comm import World
-from summit_train.commands.data.ranks import shown
-from tests.runs import final_state
-from tests.worlds import command, lines, needs_ranks, run
-
-Said = tuple[int, str, str]
-Say = Callable[..., Said]
+from tests.runs import changed_copy
+from tests.worlds import Said, Say, command, lines, main_said, needs_ranks, run
 
 
 @pytest.fixture
@@ -27,8 +20,7 @@ def say(capsys: pytest.CaptureFixture[str], trained_run: Path) -> Say:
     """Runs `predict RUN ...` in this process: (status, stdout, stderr)."""
 
     def say(*words: str | Path, run: Path = trained_run) -> Said:
-        status = main(["predict", str(run), *map(str, words)])
-        return status, *capsys.readouterr()
+        return main_said(capsys, "predict", run, *words)
 
     return say
 
@@ -37,17 +29,10 @@ def say(capsys: pytest.CaptureFixture[str], trained_run: Path) -> Say:
 def videos(motion_set: Path, tmp_path: Path) -> Path:
     """A folder of three videos; the second one is cut short."""
     (tmp_path / "videos").mkdir()
-    for number, row in enumerate((motion_set / "val.csv").read_text().splitlines()[1:4]):
-        content = (motion_set / row.split(",")[0]).read_bytes()
+    for number in range(3):
+        content = (motion_set / f"videos/val_00000{number}.mp4").read_bytes()
         (tmp_path / f"videos/{number}.mp4").write_bytes(content[: 300 if number == 1 else None])
     return tmp_path / "videos"
-
-
-def nameless(trained_run: Path, target: Path) -> Path:
-    """A copy of the run's checkpoint, alone, without the names of its classes."""
-    state = final_state(trained_run)
-    torch.save({key: value for key, value in state.items() if key != "classes"}, target)
-    return target
 
 
 def test_the_accuracy_is_that_of_eval(
@@ -129,8 +114,8 @@ def test_many_bad_files_are_counted(say: Say, tmp_path: Path) -> None:
 def test_without_names_the_numbers_are_shown_and_it_is_said_once(
     say: Say, trained_run: Path, motion_set: Path, tmp_path: Path
 ) -> None:
-    video = motion_set / (motion_set / "val.csv").read_text().splitlines()[1].split(",")[0]
-    alone = nameless(trained_run, tmp_path / "alone.pt")
+    video = motion_set / "videos/val_000000.mp4"
+    alone = changed_copy(trained_run, tmp_path / "alone.pt", classes=None)
     status, out, err = say(video, video, "--json", run=alone)
     assert status == 0
     assert all(one["name"] == str(one["label"]) for one in json.loads(out)["videos"][0]["predictions"])
@@ -201,23 +186,3 @@ def test_a_terminal_shows_the_progress_and_the_time_left(trained_run: Path, vide
     status, output = run(0, "-c", program, str(trained_run), str(videos), env={"TERM": "xterm", "COLUMNS": "100"})
     assert status == 1, output
     assert "3/3" in output and "0:00:00" in output and "1 of 3 videos could not be read" in output
-
-
-def test_elsewhere_the_progress_is_lines_of_rank_0(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("summit_train.commands.data.ranks._PLAIN_EVERY_SECONDS", 0)
-    world = World()
-    for rank, size in ((0, 1), (0, 2), (1, 2)):
-        world.rank, world.size = rank, size
-        with shown(2, "videos", world) as advance:
-            advance()
-            advance()
-    said = lines(capsys.readouterr().err)
-    assert [line.split(",")[0] for line in said] == [
-        "1/2 videos",
-        "2/2 videos",
-        "1/2 videos of rank 0 of 2",
-        "2/2 videos of rank 0 of 2",
-    ]
-    assert said[1].endswith(", 0 s left")

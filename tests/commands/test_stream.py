@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from summit_train.__main__ import main
 from summit_train.commands import stream as command
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.stream import Reading, file_frames
 from summit_train.inference.stream import Seen, Stream
 from tests.data.video.test_stream import noise
-from tests.worlds import ROOT, environment
+from tests.runs import changed_copy
+from tests.worlds import ROOT, Said, Say, environment, main_said
 
 KEYS = ["frame", "seconds", "label", "name", "score", "latency_ms"]
 CLIPS = ROOT.parent / "shared" / "clips" / "codecs"
-
-Said = tuple[int, str, str]
-Say = Callable[..., Said]
 
 
 @pytest.fixture
@@ -44,12 +41,7 @@ def say(trained_run: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Say]:
             os.dup2(read, 0)
             os.close(read)
             os.close(write)
-        try:
-            status = main(["stream", str(run), *map(str, words)])
-        except SystemExit as leaving:  # argparse
-            assert isinstance(leaving.code, int)
-            status = leaving.code
-        return status, *capsys.readouterr()
+        return main_said(capsys, "stream", run, *words)
 
     yield say
     os.dup2(kept, 0)
@@ -208,6 +200,15 @@ def test_the_shown_video_has_every_frame(say: Say, video: Path, tmp_path: Path) 
 
 def test_what_differs_from_evaluation_is_said(say: Say, video: Path) -> None:
     assert "evaluate.crops is 3: a stream sees the centre crop alone" in say(video, "evaluate.crops=3")[2]
+
+
+def test_names_of_the_classes(say: Say, video: Path, trained_run: Path, motion_set: Path, tmp_path: Path) -> None:
+    alone = changed_copy(trained_run, tmp_path / "alone.pt", classes=None)
+    said = say(video, "--json", run=alone)
+    assert said[2].count(f"{alone}: has no names of its classes: they are shown as numbers; --classes FILE") == 1
+    assert all(line["name"] == str(line["label"]) for line in lines(said))
+    said = say(video, "--json", "--classes", motion_set / "classes.txt", run=alone)
+    assert "has no names" not in said[2] and _without_times(said) == _without_times(say(video, "--json"))
 
 
 @pytest.mark.parametrize(

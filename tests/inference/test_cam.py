@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from summit_train.data.manifest.files import FileStore, plain_manifest
 from summit_train.data.video.encode import write_video
 from summit_train.errors import RunFailed, UserError
 from summit_train.inference.cam import Heatmap, Mapper, label_of
-from summit_train.inference.cam_files import save_maps, video_store
+from summit_train.inference.cam_videos import save_maps
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.network import build_network
 from summit_train.spec import spec_from_values
 from summit_train.training.step import Normalise
-from tests.inference.test_trained import changed_copy
+from tests.data.video.test_stream import noise
+from tests.runs import changed_copy
 
 CPU = torch.device("cpu")
 
@@ -30,14 +32,13 @@ def trained(trained_run: Path) -> Trained:
 
 def _heatmap(trained: Trained, video: Path, wanted: str | None = None) -> Heatmap:
     mapper = Mapper(trained, CPU, wanted)
-    (found,) = mapper.heatmaps(video_store([str(video)], 60), [0], "fail", predicted=False)
+    (found,) = mapper.heatmaps(FileStore(plain_manifest([str(video)]), ""), [0], "fail", predicted=False)
     assert isinstance(found, Heatmap)
     return found
 
 
 def _video(path: Path, num_frames: int, size: tuple[int, int] = (48, 64)) -> Path:
-    generator = np.random.default_rng(0)
-    write_video(path, generator.integers(256, size=(num_frames, *size, 3)).astype(np.uint8), quality=5)
+    write_video(path, noise(num_frames, *size), quality=5)
     return path
 
 

@@ -18,12 +18,13 @@ from summit_train.errors import RunFailed, UserError
 from summit_train.files import file_sha256
 from summit_train.inference import export as module
 from summit_train.inference.export import Request, allowed, export
-from tests.inference.test_trained import changed_copy
+from summit_train.inference.trained import open_trained
+from tests.runs import changed_copy
 
 
 def run(trained: Path, request: Request, *overrides: str, said: list[str] | None = None) -> dict[str, Any]:
     tell = (said if said is not None else []).append
-    return export(str(trained), list(overrides), request, tell, lambda items, total, what: iter(items))
+    return export(open_trained(trained, overrides), request, tell, lambda items, total, what: iter(items))
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +217,3 @@ def test_a_folder_of_that_name_is_refused(trained_run: Path, tmp_path: Path) -> 
 def test_a_shift_that_reads_the_next_frame_cannot_stream(trained_run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="its shift needs the next frame"):
         run(trained_run, Request(tmp_path / "a.onnx", stream=True), "model.shift_direction=both")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="there is no checkpoint in it"):
-        run(tmp_path / "empty", Request(tmp_path / "a.onnx"))

@@ -18,17 +18,15 @@ from summit_train.__main__ import main
 from summit_train.comm import World
 from summit_train.data.manifest import read_manifest
 from summit_train.data.video.span import TO_THE_END, Span
-from summit_train.errors import UserError
 from summit_train.inference.predict import (
     PredictedVideo,
     Prediction,
     Predictions,
     most_probable,
-    named,
     predict_videos,
 )
 from summit_train.inference.trained import Trained, open_trained
-from summit_train.inference.videos import list_named
+from summit_train.inference.videos import Clip, list_named
 from summit_train.training.evaluation import Evaluation, Scores
 
 CPU = torch.device("cpu")
@@ -69,8 +67,8 @@ def test_the_softmax_by_hand_and_the_order_of_equal_classes() -> None:
 
 def test_json_and_csv_by_hand() -> None:
     videos = (
-        PredictedVideo("x, y.mp4", Span(), (Prediction(2, "c", 0.75), Prediction(0, "a", 0.125))),
-        PredictedVideo("z.mp4", Span(3, TO_THE_END), (), "is empty"),
+        PredictedVideo(Clip("x, y.mp4"), (Prediction(2, "c", 0.75), Prediction(0, "a", 0.125))),
+        PredictedVideo(Clip("z.mp4", Span(3, TO_THE_END)), (), "is empty"),
     )
     labelled = Scores(np.arange(2), np.array([0, 1]), np.array([[1.0, 0, 2, 0], [np.nan] * 4]))
     values = Predictions(videos, labelled).values()
@@ -92,7 +90,7 @@ def test_json_and_csv_by_hand() -> None:
         ["z.mp4", "3", "", *[""] * 6, "is empty"],
     ]
     assert Predictions(videos[:1], None).csv_text().startswith("path,label,name,score,label_2,")
-    backwards = replace(videos[0], is_reversed=True)
+    backwards = replace(videos[0], clip=Clip("x, y.mp4", is_reversed=True))
     assert backwards.values() == {"path": "x, y.mp4", "reversed": True, "predictions": first}
     rows = list(csv.reader(io.StringIO(Predictions((*videos[:1], backwards), None).csv_text())))
     assert [row[:3] for row in rows] == [["path", "reversed", "label"], ["x, y.mp4", "0", "2"], ["x, y.mp4", "1", "2"]]
@@ -108,7 +106,7 @@ def test_the_scores_are_those_of_the_evaluation(trained: Trained, motion_set: Pa
         assert np.array_equal(found.labelled.scores, wanted.scores)
         assert np.array_equal(found.labelled.labels, wanted.labels)
         assert found.values()["top1"] == wanted.top(1)
-        assert [video.path for video in found.videos] == [manifest.path(clip) for clip in range(101)]
+        assert [video.clip.path for video in found.videos] == [manifest.path(clip) for clip in range(101)]
         for video, logits in zip(found.videos, wanted.scores, strict=True):
             assert video.predictions[0].label == int(np.argmax(logits))
             softmax = torch.softmax(torch.from_numpy(logits).double(), 0)
@@ -152,7 +150,7 @@ def test_spans_are_clips_of_their_own(trained: Trained, tmp_path: Path) -> None:
     spans = predicted(trained, tmp_path / "spans.csv")
     whole = predicted(trained, tmp_path / "first", tmp_path / "last")
     assert [scores(video) for video in spans.videos] == [scores(video) for video in whole.videos]
-    assert [video.span for video in spans.videos] == [Span(0, 4), Span(4, TO_THE_END)]
+    assert [video.clip.span for video in spans.videos] == [Span(0, 4), Span(4, TO_THE_END)]
 
 
 def test_a_clip_is_played_in_its_direction(trained: Trained, tmp_path: Path) -> None:
@@ -162,26 +160,26 @@ def test_a_clip_is_played_in_its_direction(trained: Trained, tmp_path: Path) -> 
     (tmp_path / "list.csv").write_text("path,label,reversed\nclip,0,0\nclip,0,1\nturned,0,0\n")
     forwards, backwards, turned = predicted(trained, tmp_path / "list.csv").videos
     assert scores(backwards) == scores(turned) != scores(forwards)
-    assert [video.is_reversed for video in (forwards, backwards, turned)] == [False, True, False]
+    assert [video.clip.is_reversed for video in (forwards, backwards, turned)] == [False, True, False]
 
 
 def test_a_bad_file_is_named_and_the_rest_goes_on(trained: Trained, motion_set: Path, tmp_path: Path) -> None:
-    good = motion_set / (motion_set / "val.csv").read_text().splitlines()[1].split(",")[0]
+    good = motion_set / "videos/val_000000.mp4"
     (tmp_path / "bad.mp4").write_bytes(good.read_bytes()[:300])
     frames = np.zeros((3, 32, 32, 3), np.uint8)
     torn = write_pictures(tmp_path / "pictures", frames) / "00001.png"
     torn.write_bytes(torn.read_bytes()[:40])
     found = predicted(trained, tmp_path / "bad.mp4", good, tmp_path / "pictures")
-    assert [video.path for video in found.bad] == [str(tmp_path / "bad.mp4"), str(tmp_path / "pictures")]
-    assert found.bad[0].error == "is no video of a kind that is read here, or its header is damaged"
-    assert found.bad[1].error == "00001.png is cut short"
+    assert [clip.path for clip, _ in found.bad] == [str(tmp_path / "bad.mp4"), str(tmp_path / "pictures")]
+    assert found.bad[0][1] == "is no video of a kind that is read here, or its header is damaged"
+    assert found.bad[1][1] == "00001.png is cut short"
     assert scores(found.videos[1]) == scores(predicted(trained, good).videos[0])
 
 
 def test_a_labelled_video_that_cannot_be_read_counts_as_wrong(
     trained: Trained, motion_set: Path, tmp_path: Path
 ) -> None:
-    name = (motion_set / "val.csv").read_text().splitlines()[1].split(",")[0]
+    name = "videos/val_000000.mp4"
     label = predicted(trained, motion_set / name).videos[0].predictions[0].label
     (tmp_path / "list.csv").write_text(f"path,label\n{motion_set}/{name},{label}\ngone.mp4,0\n")
     values = predicted(trained, tmp_path / "list.csv").values()
@@ -191,8 +189,8 @@ def test_a_labelled_video_that_cannot_be_read_counts_as_wrong(
 
 def test_scores_that_are_not_finite_are_no_prediction(trained: Trained, motion_set: Path) -> None:
     broken = {**trained.weights, "fc.bias": torch.full((4,), torch.nan)}
-    video = motion_set / (motion_set / "val.csv").read_text().splitlines()[1].split(",")[0]
-    assert predicted(replace(trained, weights=broken), video).bad[0].error == "its scores are not finite"
+    video = motion_set / "videos/val_000000.mp4"
+    assert predicted(replace(trained, weights=broken), video).bad[0][1] == "its scores are not finite"
 
 
 def test_progress_counts_over_all_lists_of_this_rank(trained: Trained, motion_set: Path) -> None:
@@ -207,21 +205,3 @@ def test_progress_counts_over_all_lists_of_this_rank(trained: Trained, motion_se
     assert found is None
     # Of 1, 101 and 2 videos, rank 1 of 2 has none, 50 and 1.
     assert done == [(number, 51) for number in range(1, 52)]
-
-
-def test_names_of_the_classes(trained: Trained, tmp_path: Path) -> None:
-    (tmp_path / "names.txt").write_text("a\nb\nc\nd\n")
-    (tmp_path / "three.txt").write_text("a\nb\nc\n")
-    (tmp_path / "twice.txt").write_text("a\nb\nc\na\n")
-    nameless = replace(trained, classes=("0", "1", "2", "3"), has_names=False)
-    assert named(nameless, None) is nameless
-    found = named(nameless, str(tmp_path / "names.txt"))
-    assert (found.classes, found.has_names) == (NAMES, True)
-    for name, reason in (
-        ("three.txt", "has 3 names, and .* 4 classes: one name each"),
-        ("twice.txt", "stands there twice"),
-        ("gone.txt", "there is no such file; the names of the 4 classes"),
-    ):
-        with pytest.raises(UserError, match=reason) as caught:
-            named(nameless, str(tmp_path / name))
-        assert name in str(caught.value) and "\n" not in str(caught.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from summit_train.errors import RunFailed, UserError
 from summit_train.inference.cam import Heatmap, Mapper
 from summit_train.inference.threshold import MapHistogram, Threshold, load_threshold, threshold_for
 from summit_train.inference.trained import open_trained
-from tests.inference.test_trained import changed_copy
-from tests.runs import final_state
+from tests.runs import changed_copy, final_state
 
 CPU = torch.device("cpu")
 
@@ -81,9 +80,9 @@ def run(trained_run: Path, tmp_path: Path) -> Path:
 def _found(path: Path, beside: Path, *overrides: str) -> tuple[Threshold, Path, bool]:
     shown: list[int] = []
 
-    def follow(items: Iterable[Any], total: int) -> Iterable[Any]:
+    def follow(items: Iterable[Any], total: int, _: str) -> Iterator[Any]:
         shown.append(total)
-        return items
+        return iter(items)
 
     found = threshold_for(Mapper(open_trained(path, overrides), CPU), beside, follow)
     assert shown == ([] if found[2] else [10])
@@ -171,4 +170,4 @@ def test_bad_validation_videos(run: Path, motion_set: Path, tmp_path: Path) -> N
 
 def measured(run: Path, tmp_path: Path, *overrides: str) -> Threshold:
     mapper = Mapper(open_trained(run, overrides), CPU)
-    return threshold_for(mapper, tmp_path / "cam.json", lambda items, total: items)[0]
+    return threshold_for(mapper, tmp_path / "cam.json", lambda items, *_: iter(items))[0]

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from summit_train.errors import UserError
-from summit_train.inference.trained import open_trained
-from tests.runs import final_state
+from summit_train.inference.trained import named, open_trained
+from tests.runs import changed_copy
 
 CPU = torch.device("cpu")
-
-
-def changed_copy(run: Path, target: Path, **changes: object) -> Path:
-    """A copy of a run's last checkpoint, without its digest, with other entries; None leaves one out."""
-    state = {**final_state(run), **changes}
-    torch.save({key: value for key, value in state.items() if value is not None}, target)
-    return target
 
 
 def test_a_run_gives_its_newest_checkpoint(trained_run: Path, motion_set: Path) -> None:
@@ -79,3 +73,21 @@ def test_what_is_refused(trained_run: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=reason) as caught:
             open_trained(path)
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_names_of_the_classes(trained_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("a\nb\nc\nd\n")
+    (tmp_path / "three.txt").write_text("a\nb\nc\n")
+    (tmp_path / "twice.txt").write_text("a\nb\nc\na\n")
+    nameless = replace(open_trained(trained_run), classes=("0", "1", "2", "3"), has_names=False)
+    assert named(nameless, None) is nameless
+    found = named(nameless, str(tmp_path / "names.txt"))
+    assert (found.classes, found.has_names) == (("a", "b", "c", "d"), True)
+    for name, reason in (
+        ("three.txt", "has 3 names, and .* 4 classes: one name each"),
+        ("twice.txt", "stands there twice"),
+        ("gone.txt", "there is no such file; the names of the 4 classes"),
+    ):
+        with pytest.raises(UserError, match=reason) as caught:
+            named(nameless, str(tmp_path / name))
+        assert name in str(caught.value) and "\n" not in str(caught.value)

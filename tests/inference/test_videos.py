@@ -10,9 +10,10 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.data.manifest import ManifestError
+from summit_train.data.video.span import Span
 from summit_train.errors import UserError
 from summit_train.inference.trained import open_trained
-from summit_train.inference.videos import Listing, list_named
+from summit_train.inference.videos import Clip, Listing, list_named
 from summit_train.spec import Spec
 
 CLASSES = ("right", "up", "left", "down")
@@ -114,14 +115,16 @@ def test_labels_of_other_classes_are_not_used(
     (tmp_path / "list.csv").write_text(f"path,label\na.mp4,{label}\n")
     if names is not None:
         (tmp_path / "classes.txt").write_text("\n".join(names))
-    (listing,), notes = list_named([str(tmp_path / "list.csv")], spec, classes)
+    words = [str(tmp_path / "list.csv")]
+    (listing,), notes = list_named(words, spec, classes, use_labels=False)
+    assert not listing.has_labels and notes == ()
+    (listing,), notes = list_named(words, spec, classes)
     assert listing.has_labels == (not reason)
     assert list(notes) == ([f"{tmp_path}/list.csv: its labels are not used: {reason}"] if reason else [])
 
 
 def test_the_quarantine_counts_where_it_is(motion_set: Path, tmp_path: Path, trained_run: Path) -> None:
-    first = (motion_set / "val.csv").read_text().splitlines()[1].split(",")[0]
-    (tmp_path / "bad.csv").write_text(f"path,reason\n{first},is empty\n")
+    (tmp_path / "bad.csv").write_text("path,reason\nvideos/val_000000.mp4,is empty\n")
     spec = open_trained(trained_run, [f"data.quarantine={tmp_path}/bad.csv"]).spec
     val = str(motion_set / "val.csv")
     (listing,), notes = list_named([val], spec, CLASSES)
@@ -143,3 +146,10 @@ def test_words_that_name_nothing(folder: Path, spec: Spec) -> None:
         with pytest.raises(UserError, match=reason) as caught:
             list_named(words, spec, CLASSES)
         assert "\n" not in str(caught.value)
+
+
+def test_a_clip_in_words() -> None:
+    clip = Clip(os.fsdecode(b"\xff.mp4"), Span(3, 7), is_reversed=True)
+    assert str(clip) == "\\udcff.mp4 3:7 backwards" and str(Clip("a.mp4", Span(3))) == "a.mp4 3:"
+    assert clip.values() == {"path": "\udcff.mp4", "reversed": True, "start_frame": 3, "end_frame": 7}
+    assert Clip("a.mp4").values() == {"path": "a.mp4"}

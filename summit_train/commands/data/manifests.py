@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from summit_train.commands.data.ranks import followed, surveyed
+from summit_train.commands.data.ranks import surveyed
+from summit_train.commands.progress import followed
 from summit_train.commands.ranks import session, this_launch
 from summit_train.data.check import Listing, Summary, bad_clips, clip_frames, list_videos, summarise, with_facts
 from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest, write_manifest
@@ -42,7 +43,7 @@ def _motion(args: argparse.Namespace) -> int:
     """Write the set; 0 when done."""
     videos = MotionSet(args.size, args.frames, args.classes, args.seed, args.kind, args.difficulty)
     total = args.train + args.val
-    rows = list(followed(write_motion_set(args.out, args.train, args.val, videos), total, "videos"))
+    rows = list(followed(write_motion_set(args.out, args.train, args.val, videos), total, "videos", in_logs=True))
     print(f"{len(rows)} videos of {videos.num_classes} classes: {', '.join(videos.classes)}")
     print(f"data.train={args.out / 'train.csv'} data.val={args.out / 'val.csv'} data.root={args.out}")
     return 0
@@ -68,7 +69,7 @@ def _import(args: argparse.Namespace) -> int:
         raise ManifestError(f"{root}: no such folder")
     annotations = KINDS[args.kind][0](request)
     check_beside(args.out, annotations.classes, args.source)
-    found = list(followed(locate(annotations, str(root)), len(annotations.clips), "clips"))
+    found = list(followed(locate(annotations, str(root)), len(annotations.clips), "clips", in_logs=True))
     rows = [row for row in found if isinstance(row, ManifestRow)]
     left_out = [error for error in found if isinstance(error, DecodeError)]
     missing = sum(error.reason == MISSING for error in left_out)

@@ -8,7 +8,8 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-from summit_train.commands.data.ranks import followed, num_workers
+from summit_train.commands.data.ranks import num_workers
+from summit_train.commands.progress import followed
 from summit_train.commands.ranks import session, this_launch
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore, located_root
@@ -72,7 +73,7 @@ def _pack(args: argparse.Namespace) -> int:
         if job is not None:
             mine = world.broadcast(missing_shards(job))[world.rank :: world.size]
             clips = sum(len(job.clips(shard)) for shard in mine)
-            done = followed(pack_shards(job, mine, workers), clips, "clips", world)
+            done = followed(pack_shards(job, mine, workers), clips, "clips", world, in_logs=True)
             everyone = world.gather([str(error) for error in done if error is not None])
             if everyone is not None:
                 _finish(job, list(chain.from_iterable(everyone)))
@@ -120,7 +121,7 @@ def _verify(args: argparse.Namespace) -> int:
     with session(this_launch()) as world:
         workers = num_workers(args.workers, world, least=1)
         mine = files[world.rank :: world.size]
-        checked = followed(verify_files(args.out, pack, mine, workers), len(mine), "files", world)
+        checked = followed(verify_files(args.out, pack, mine, workers), len(mine), "files", world, in_logs=True)
         everyone = world.gather(list(chain.from_iterable(checked)))
         if everyone is not None:
             found = [*chain.from_iterable(everyone), *stray_files(args.out, pack)]
@@ -146,7 +147,7 @@ def _stage(args: argparse.Namespace) -> int:
     Of several processes on a node the first copies and the others wait, by a lock on the disk.
     """
     staging = Staging(args.packed, args.dest, max_bytes=args.limit)
-    for _ in followed(staging.work(), staging.num_files, "files"):
+    for _ in followed(staging.work(), staging.num_files, "files", in_logs=True):
         pass
     done = staging.result
     print(f"{staging.folder}: {size_text(done.copied)} copied and checked, {size_text(done.present)} were there")

@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -236,11 +236,6 @@ def read_manifest(path: str | Path) -> Manifest:
         if columns is not None:
             return open_columns(columns, str(source))
     return _in_memory(source, "", classes, file_tables(source))
-
-
-def manifest_of_files(paths: Sequence[str], source: str) -> Manifest:
-    """Return files, or folders of pictures, as a manifest; their labels, 0, say nothing. source: for messages."""
-    return _in_memory(Path(source), "", None, [Table([0] * len(paths), {"path": paths, "label": ["0"] * len(paths)})])
 
 
 def _in_memory(source: Path, folder: str, classes: tuple[str, ...] | None, tables: Iterable[Table]) -> Manifest:
