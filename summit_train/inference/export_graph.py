@@ -58,6 +58,7 @@ class _StreamGraph(nn.Module):
         self.shapes = shapes
 
     def forward(self, frame: torch.Tensor, *caches: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the logits (N, num_classes) of the next frame (N, C, H, W), and the caches for the one after it."""
         given = iter(caches)
         before = [next(given) if shape[0] else frame.new_zeros(len(frame), *shape) for shape in self.shapes]
         logits, after = self.stream(frame, before)

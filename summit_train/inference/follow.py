@@ -60,12 +60,14 @@ class Follower:
         """Yield a label for each frame that is due, and write all frames to the show."""
         caption = ""
         for paced in frames:
-            if paced.is_due:
-                result = self._label(paced)
+            result = self._label(paced) if paced.is_due else None
+            if result is not None:
                 caption = f"{result.name} {result.score:.2f}"
-                yield result
+            # Before its label is told, as the reader of the label may end the stream.
             if self.show is not None:
                 self.show.add(paced.frame, caption)
+            if result is not None:
+                yield result
 
     def _label(self, paced: Paced) -> Labelled:
         frame = paced.frame
