@@ -143,7 +143,8 @@ def test_signals_reset_the_stream_and_end_it(trained_run: Path, tmp_path: Path, 
     words = ("-m", "summit_train", "stream", trained_run, "-", "--raw", "32x32", "--json", *live)
     out = tmp_path / "show.mp4"
     process = subprocess.Popen(
-        [sys.executable, *map(str, words), "--show", str(out)],
+        # A background job's children ignore the interrupt, and with it this test's.
+        ["env", "--default-signal=INT", sys.executable, *map(str, words), "--show", str(out)],
         env=environment(),
         cwd=ROOT,
         stdin=subprocess.PIPE,
