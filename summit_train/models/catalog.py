@@ -34,6 +34,7 @@ class Architecture(NamedTuple):
     strides are still to come: they would halve nothing, and the kernels there would see padding alone on both sides.
     Another reason for it is said in `minimum_reason`. A clip has a multiple of `frames_step` frames.
     `non_local`: whether it takes non-local blocks, on its backbones that have bottleneck blocks.
+    `frame_by_frame`: whether nothing but the shift and non-local blocks joins its frames, so that it can stream.
     `no_maps`: why it has no class activation maps, None where its head is a global average and one linear layer.
     """
 
@@ -44,6 +45,7 @@ class Architecture(NamedTuple):
     frames_step: int = 1
     norm_ends_branch: bool = True  # each residual branch ends in a normalisation
     non_local: bool = False
+    frame_by_frame: bool = False
     no_maps: str | None = None
 
     @property
@@ -53,8 +55,8 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "tsm": Architecture("TSM", BACKBONES, non_local=True),
-    "tsn": Architecture("TSN", BACKBONES, non_local=True),
+    "tsm": Architecture("TSM", BACKBONES, non_local=True, frame_by_frame=True),
+    "tsn": Architecture("TSN", BACKBONES, non_local=True, frame_by_frame=True),
     "i3d_3x3x3": Architecture("I3D 3x3x3", RESNETS, minimum_frames=16, non_local=True),
     "i3d_3x1x1": Architecture("I3D 3x1x1", BOTTLENECK_BACKBONES, minimum_frames=8, non_local=True),
     "i3d_replace": Architecture("I3D replace", BOTTLENECK_BACKBONES, non_local=True),
@@ -121,7 +123,7 @@ def maps_problem(arch: str) -> str | None:
 
 def stream_problem(arch: str, shift_direction: ShiftDirection, non_local: NonLocal) -> str | None:
     """Return why a network cannot see a video frame by frame, and what can; None where it can."""
-    if arch not in ("tsm", "tsn"):
+    if not ARCHITECTURES[arch].frame_by_frame:
         return f"{arch} cannot stream: it sees whole clips; a tsm with model.shift_direction past can, and a tsn"
     if non_local:
         return "non-local blocks attend to all frames of a clip, so the network cannot stream; it can without them"

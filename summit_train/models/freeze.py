@@ -1,6 +1,12 @@
-"""Frozen batch normalisation, for fine-tuning on small sets (Lin et al., "TSM", section 5.1; Wang et al., "TSN")."""
+"""Frozen batch normalisation, for fine-tuning on small sets (Lin et al., "TSM", section 5.1; Wang et al., "TSN").
+
+And, for the passes of a block, another momentum of the running statistics.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -32,3 +38,16 @@ def keep_frozen(network: nn.Module) -> None:
 def is_frozen(module: nn.Module) -> bool:
     """Return whether `module` is a normalisation whose weight gets no gradient."""
     return isinstance(module, _BatchNorm) and module.weight is not None and not module.weight.requires_grad
+
+
+@contextmanager
+def norm_momentum(norms: Sequence[_BatchNorm], momentum: float) -> Iterator[None]:
+    """Give normalisations another momentum for the block: 0 keeps their running statistics, 1 forgets earlier ones."""
+    before = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = momentum
+    try:
+        yield
+    finally:
+        for norm, own in zip(norms, before, strict=True):
+            norm.momentum = own

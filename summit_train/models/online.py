@@ -89,7 +89,7 @@ def cache_shapes(network: VideoNetwork, height: int, width: int) -> list[tuple[i
     """Return the shape (fold, H', W') of each cached slice of one stream of `height` x `width` pixels."""
     with torch.device("meta"):
         frame = torch.empty(1, network.in_channels, height, width)
-    return [tuple(cache.shape[1:]) for cache in StreamNetwork(copy.deepcopy(network).to("meta")).start(frame)]
+    return [tuple(cache.shape[1:]) for cache in StreamNetwork(network).to("meta").start(frame)]
 
 
 def cache_elements(network: VideoNetwork, height: int, width: int) -> int:

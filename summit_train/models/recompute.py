@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from summit_train.models.freeze import norm_momentum
 from summit_train.models.video import VideoNetwork
 
 
@@ -51,11 +52,5 @@ def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractC
 def _still_statistics(block: nn.Module) -> Iterator[None]:
     """Normalise by the batch as before, but leave the running statistics: they have taken the batch in already."""
     norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.momentum = 0.0
-    try:
+    with norm_momentum(norms, 0.0):
         yield
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum

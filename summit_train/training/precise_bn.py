@@ -22,7 +22,7 @@ from summit_train import rng
 from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import VideoNetwork
-from summit_train.models.freeze import is_frozen
+from summit_train.models.freeze import is_frozen, norm_momentum
 from summit_train.network import build_network
 from summit_train.spec import Spec
 from summit_train.training.loop import batches_between
@@ -111,15 +111,12 @@ def _passes(
 @contextmanager
 def _batch_statistics(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
     """Put `model` into training mode, with running statistics that keep nothing of earlier batches."""
-    was_training, momenta = model.training, [norm.momentum for norm in norms]
+    was_training = model.training
     model.train()
-    for norm in norms:
-        norm.momentum = 1.0
     try:
-        yield
+        with norm_momentum(norms, 1.0):
+            yield
     finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
         model.train(was_training)
 
 

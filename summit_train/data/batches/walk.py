@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import torch
@@ -141,7 +142,8 @@ class _Pieces:
 
     def __call__(self, key: tuple[int, int], reading: Reading) -> Piece:
         video, start = key
-        manifest, evaluate = self.store.manifest, self.evaluate
+        manifest = self.store.manifest
+        views_of = partial(augment.test_views, self.evaluate.short_side, self.evaluate.crops)
         # As the last choice had it, which is the one that counts: the first may begin with a wrong number of frames.
         num_frames, frames, anchors = 0, np.zeros(0, np.int64), 0
 
@@ -155,9 +157,6 @@ class _Pieces:
             ends = np.array([stored.min(), stored.max()]) if len(stored) > self.size else here[:0]
             anchors = len(ends)
             return np.concatenate([ends, here])[None]
-
-        def views_of(width: int, height: int) -> list[augment.View]:
-            return augment.test_views(evaluate.short_side, evaluate.crops, width, height)
 
         try:
             with reading(video, manifest.path(video)):
