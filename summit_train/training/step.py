@@ -200,7 +200,7 @@ class StepSettings:
     accumulation: micro-batches of a rank; clip_norm: L2 norm of the gradient, or None; label_smoothing: part of each
     label that is spread over all classes (Szegedy et al., "Rethinking the Inception architecture", section 7);
     noise_every: every so many updates the gradient noise scale is measured, 0: never; ema_decay: of the average of the
-    weights, or None.
+    weights, or None; modality: of the clips.
     """
 
     seed: int
@@ -210,6 +210,7 @@ class StepSettings:
     label_smoothing: float = 0.0
     noise_every: int = 0
     ema_decay: float | None = None
+    modality: Modality = RGB
 
     def measures_noise(self, step: int) -> bool:
         """Return whether update number `step`, counted from 0, is a multiple of `noise_every` when counted from 1."""
@@ -232,7 +233,7 @@ class TrainStep:
         self._trust = trust
         self._settings = settings
         self._dtype = parameter_type(settings.precision)
-        self._normalise = Normalise(self._dtype, device)
+        self._normalise = Normalise(self._dtype, device, settings.modality)
         self.statistics = RunningStatistics(model, settings.accumulation, world)
         self.loss_scale = LossScale(settings.precision == "fp16", device)
         self.average = None if settings.ema_decay is None else WeightAverage(model, settings.ema_decay)
