@@ -66,7 +66,7 @@ def spec_writer(motion_set: Path, folder: Path) -> WriteSpec:
             "run_dir": str(folder / "runs"),
         }
         for section, keys in sections.items():
-            values[section] = {**values[section], **keys} if isinstance(keys, dict) else keys  # type: ignore[dict-item]
+            values[section] = {**values.get(section, {}), **keys} if isinstance(keys, dict) else keys  # type: ignore[dict-item]
         schedule = values["schedule"]
         assert isinstance(schedule, dict)
         values["schedule"] = {"warmup_epochs": 1 if schedule.get("epochs", 2) > 1 else 0.5, **schedule}

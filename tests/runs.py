@@ -34,8 +34,10 @@ def changed_copy(run: Path, target: Path, **changes: object) -> Path:
 
 
 def assert_bit_equal(one: dict[str, object], other: dict[str, object]) -> None:
-    """Weights, running statistics, momentum and loss scale of two checkpoints are the same bits."""
-    for part in ("model", "optimizer", "loss_scale"):
+    """Weights, running statistics, solver, loss scale, averages of two checkpoints are the same bits."""
+    parts = {"model", "optimizer", "loss_scale", "ema", "noise_scale"}
+    assert one.keys() == other.keys()
+    for part in sorted(parts & one.keys()):
         flat_one, flat_other = _flat(one[part], part), _flat(other[part], part)
         assert flat_one.keys() == flat_other.keys()
         for key, value in flat_one.items():

@@ -1,4 +1,7 @@
-"""Every solver and trust ratio keeps the promises: the same on one rank and on two, and bit-equal after a resume."""
+"""Every solver and trust ratio keeps the promises: the same on one rank and on two, bit-equal after a resume or a kill.
+
+All of them with an average of the weights and a noise scale, which are parts of the checkpoint too.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from summit_train.optim.keys import OptimizerSpec
 from tests.conftest import spec_writer
 from tests.runs import assert_bit_equal, final_state
 from tests.training.test_networks import train_all
-from tests.worlds import needs_ranks
+from tests.worlds import needs_ranks, run
 
 pytestmark = needs_ranks
 
@@ -30,17 +33,35 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "bounded_rmsprop": {"name": "rmsprop", "trust_ratio": BOUNDED, "base_lr": 1e-4},
 }
 DATE = {"warmup_epochs": 0.5, "warmup": "squared", "decay": "linear"}
+# Trains each spec in a child process that SIGKILL ends when the last checkpoint is written and has no name yet.
+_KILL_ALL = """
+import os, signal, sys
+import summit_train.commands.whole_run
+from summit_train.__main__ import main
+
+def die(event, arguments):
+    if event == "os.rename" and os.fsdecode(arguments[1]).endswith("step_00000004.pt"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+for spec in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        sys.addaudithook(die)
+        os._exit(main(["train", spec]))
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, spec
+"""
 
 
 @pytest.fixture(scope="module")
 def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each solver trained for four steps of 2 virtual GPUs on 1 rank and on 2, and on 2 again from the second step."""
+    """Each solver trained for four steps of 2 virtual GPUs: on 1 rank and on 2; on 2 again from the second step; killed
+    on 1 while it wrote the fourth step's checkpoint, and started again."""
     folder = tmp_path_factory.mktemp("solvers")
     rows = (motion_set / "train.csv").read_text().splitlines()[:9]
     (folder / "train.csv").write_text("\n".join(rows) + "\n")
     (folder / "classes.txt").write_text((motion_set / "classes.txt").read_text())
     write, specs = spec_writer(motion_set, folder), {}
-    for place in ("alone", "together", "resumed"):
+    for place in ("alone", "together", "resumed", "killed"):
         for name, optimizer in SOLVERS.items():
             specs[place, name] = write(
                 f"{place}_{name}",
@@ -49,8 +70,15 @@ def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 optimizer={"base_lr": 0.005, "weight_decay": 1e-3, **optimizer},
                 schedule={"epochs": 2, **DATE},
                 precision="fp64",
+                ema={"decay": 0.5},
+                noise_scale={"every_steps": 1},
             )
-    train_all(1, [specs["alone", name] for name in SOLVERS])
+    status, output = run(0, "-c", _KILL_ALL, *(str(specs["killed", name]) for name in SOLVERS))
+    assert status == 0, output
+    for name in SOLVERS:
+        saved = {path.suffix for path in (folder / "runs" / f"killed_{name}" / "checkpoints").glob("*step_00000004*")}
+        assert saved == {".writing", ".sha256"}
+    train_all(1, [specs[place, name] for place in ("alone", "killed") for name in SOLVERS])
     train_all(2, [specs["together", name] for name in SOLVERS])
     for name in SOLVERS:
         shutil.copytree(folder / "runs" / f"together_{name}", folder / "runs" / f"resumed_{name}")
@@ -75,10 +103,13 @@ def test_two_ranks_are_one_rank(runs: Path, name: str) -> None:
     assert (one - other).norm() <= 1e-9 * one.norm()
 
 
+@pytest.mark.parametrize(("whole", "again"), [("together", "resumed"), ("alone", "killed")])
 @pytest.mark.parametrize("name", SOLVERS)
-def test_a_resumed_run_is_bit_equal(runs: Path, name: str) -> None:
-    resumed = runs / f"resumed_{name}"
-    assert_bit_equal(final_state(runs / f"together_{name}"), final_state(resumed))
+def test_a_run_that_goes_on_is_bit_equal(runs: Path, name: str, whole: str, again: str) -> None:
+    resumed = runs / f"{again}_{name}"
+    state = final_state(resumed)
+    assert {"ema", "noise_scale"} < state.keys()
+    assert_bit_equal(final_state(runs / f"{whole}_{name}"), state)
     starts = [json.loads(line) for line in (resumed / "metrics.jsonl").read_text().splitlines()]
     assert [start["step"] for start in starts if start["kind"] == "start"] == [0, 2]
 
