@@ -157,7 +157,7 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
         (
             ["schedule.epochs=5", "schedule.warmup_epochs=5.5"],
             "schedule.warmup_epochs",
-            "5.5 epochs is longer",
+            "5.5 epochs are longer than the run; take fewer than its 5",
         ),
         (
             ["optimizer.trust_ratio.kind=bounded", "optimizer.trust_ratio.lower=11"],

@@ -118,7 +118,7 @@ def schedule_problems(schedule: ScheduleSpec) -> Iterator[tuple[str, str]]:
     A warm-up that the batch scales is checked by the plan, which knows the batch.
     """
     if schedule.warmup_scaling == "none" and schedule.warmup_epochs > schedule.epochs:
-        longer = f"a warm-up of {schedule.warmup_epochs:g} epochs is longer than the run ({schedule.epochs} epochs)"
+        longer = f"{schedule.warmup_epochs:g} epochs are longer than the run; take fewer than its {schedule.epochs}"
         yield "schedule.warmup_epochs", longer
     if schedule.decay != "steps":
         return

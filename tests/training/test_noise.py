@@ -17,7 +17,7 @@ from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
 from summit_train.models.recompute import recompute_blocks
 from summit_train.optim.sgd import build_sgd, parameter_groups, start_momentum
-from summit_train.training.noise import DECAY, NoiseScale, PassSquares, Squares
+from summit_train.training.noise import NoiseScale, PassSquares, Squares
 from summit_train.training.step import Normalise, StepSettings, TrainStep
 from tests.conftest import WriteSpec
 from tests.training.test_step import _micro_batches, _model, _Poison
@@ -37,12 +37,12 @@ def test_two_gradients_by_hand() -> None:
 
 
 def test_the_averages_are_divided_not_the_ratios_averaged() -> None:
-    """After (3, 8) comes |G|^2 = (4 * 2 - 2 * 3) / 2 = 1, tr(Sigma) = 4; weights DECAY and 1, their sum cancels."""
+    """After (3, 8) comes |G|^2 = (4 * 2 - 2 * 3) / 2 = 1, tr(Sigma) = 4; weights 0.95 and 1, their sum cancels."""
     noise = NoiseScale(2, 2)
     noise.add(Squares(7.0, 5.0))
     second = noise.add(Squares(3.0, 2.0))
     assert (second["gradient_square"], second["gradient_variance"]) == (1.0, 4.0)
-    assert second["noise_scale"] == pytest.approx((DECAY * 8 + 4) / (DECAY * 3 + 1), rel=1e-14)
+    assert second["noise_scale"] == pytest.approx((0.95 * 8 + 4) / (0.95 * 3 + 1), rel=1e-14)
 
 
 def test_estimates_below_0_are_averaged_and_named() -> None:
@@ -50,8 +50,9 @@ def test_estimates_below_0_are_averaged_and_named() -> None:
     assert noise.add(Squares(single=4.0, average=1.0)) == {  # (2 * 1 - 4) / 1
         "noise_scale": math.inf, "gradient_variance": 6.0, "gradient_square": -2.0
     }  # fmt: skip
-    assert noise.add(Squares(5.0, 5.0))["noise_scale"] == pytest.approx(DECAY * 6 / (5 - 2 * DECAY), rel=1e-13)
+    assert noise.add(Squares(5.0, 5.0))["noise_scale"] == pytest.approx(0.95 * 6 / (5 - 2 * 0.95), rel=1e-13)
     assert NoiseScale(1, 2).add(Squares(1.0, 2.0))["noise_scale"] == 0.0
+    assert NoiseScale(1, 2).add(Squares(0.0, 0.0))["noise_scale"] == math.inf
 
 
 def test_the_averages_survive_a_checkpoint() -> None:

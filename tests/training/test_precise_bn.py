@@ -11,12 +11,15 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from summit_train.comm import World
+from summit_train.commands.start import read_inputs
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import VideoNetwork
 from summit_train.spec import Spec, load_spec
+from summit_train.training import precise_bn
 from summit_train.training.precise_bn import _elements_per_clip, recompute_statistics
 from summit_train.training.run import fresh_model
 from summit_train.training.step import Normalise
+from summit_train.training.watch import Watchdog
 from tests.conftest import WriteSpec
 from tests.worlds import lines, needs_ranks, succeed
 
@@ -96,6 +99,18 @@ def test_frozen_norms_stay(write_spec: WriteSpec) -> None:
     recompute_statistics(model, _batches(2), spec, World(), CPU)
     assert not torch.equal(model.get_buffer("bn1.running_var"), torch.ones(8).double())
     assert torch.equal(model.get_buffer("layer1.0.bn1.running_var"), torch.ones(8).double())
+
+
+def test_the_batches_are_those_of_the_first_steps(write_spec: WriteSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    monkeypatch.setattr(
+        precise_bn, "recompute_statistics", lambda _, batches, *rest: steps.extend(b.step for b in batches)
+    )
+    inputs = read_inputs(str(write_spec(evaluate={"precise_bn": 2})), [], ranks=1)
+    prepare = precise_bn.preparation(inputs, World(), CPU, Watchdog(World(), None))
+    assert prepare is not None
+    prepare(_network(inputs.spec))
+    assert steps == [0] * 4 + [1] * 4  # 4 virtual GPUs on one rank
 
 
 @needs_ranks
