@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -56,17 +57,18 @@ def read_run(word: str) -> RunScores:
     if not given.exists():
         raise UserError(f"{word}: no such file or directory; a run's directory or an npz of predictions is wanted")
     path = _newest(given) if given.is_dir() else given
-    run = given if given.is_dir() else path.absolute().parent.parent
-    in_run = path.absolute().parent.name == PREDICTIONS
+    # Not resolved: the name of a link is the one that the user knows.
+    file = Path(os.path.abspath(path))
+    run = file.parent.parent
     columns = _columns(path)
     if "path" in columns:
         clips, class_names = _saved_clips(columns), tuple(columns["class_names"].tolist())
     else:
         manifest = _manifest(run, path, columns)
         clips, class_names = [clip_of(manifest, video) for video in columns["video"].tolist()], manifest.classes or ()
-    name = run.resolve().name
+    name = run.name
     if not given.is_dir():
-        name = f"{name}/{path.stem}" if in_run else path.stem
+        name = f"{run.name}/{path.stem}" if file.parent.name == PREDICTIONS else path.stem
     order = sorted(range(len(clips)), key=clips.__getitem__)
     for place, following in pairwise(order):
         if clips[place] == clips[following]:

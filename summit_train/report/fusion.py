@@ -56,7 +56,7 @@ def _caption(values: Mapping[str, Any], left_out: int) -> str:
     what = "softmax probabilities" if values["scores"] == "softmax" else "logits"
     search = values["search"]
     found = f" Weights found on {counted(search['found_on'], 'other video')}." if search else ""
-    between = f" {counted(left_out, 'class')[:-1]}es between are left out." if left_out > 1 else ""
+    between = f" Left out in the middle: {left_out:,} of {len(values['classes']):,} classes." if left_out else ""
     return (
         f"Top-1 of {counted(values['videos'], 'video')}: fused {values['top1']:.2f} %; {weights}. Weighted mean of "
         f"{what}.{found} In brackets: videos of the class.{between}"

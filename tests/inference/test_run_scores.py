@@ -31,6 +31,8 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     older = one / "predictions/step_00000010.npz"
     assert read_run(str(older)).name == "run/step_00000010"
     assert read_run(str(shutil.copy(older, tmp_path / "lone.npz"))).name == "lone"
+    (tmp_path / "link").symlink_to(one)
+    assert read_run(str(tmp_path / "link")).name == "link"
     monkeypatch.chdir(one)
     assert [run.name for run in read_runs([".", "predictions/step_00000010.npz"])] == ["run", "run/step_00000010"]
 

@@ -49,7 +49,7 @@ def test_of_many_classes_both_ends(tmp_path: Path) -> None:
     assert names[:15] == [f"c{i} (4)" for i in range(100, 85, -1)] and names[15:] == [
         f"c{i} (4)" for i in range(14, -1, -1)
     ]
-    assert "71 classes between are left out" in " ".join(drawn)
+    assert "Left out in the middle: 71 of 101 classes." in " ".join(drawn)
 
 
 @pytest.mark.parametrize("num_classes", [2, 30, 31, 101])
