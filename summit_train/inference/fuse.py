@@ -72,7 +72,7 @@ def _of(run: RunScores, places: NDArray[np.int64]) -> RunScores:
     return replace(run, clips=tuple(run.clips[place] for place in places.tolist()), scores=taken)
 
 
-def ensemble(runs: Sequence[RunScores], *, softmax: bool = True) -> Ensemble:
+def ensemble(runs: Sequence[RunScores], *, softmax: bool) -> Ensemble:
     """Return the runs as an ensemble. Raises UserError for fewer than two, or for other videos, classes or labels."""
     if len(runs) < 2:
         raise UserError(f"{len(runs)} run: two or more are wanted to be fused")

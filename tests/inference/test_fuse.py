@@ -253,20 +253,20 @@ FOUR = [[0.25] * 4] * 3
 )
 def test_runs_that_do_not_match(read: Any, other: tuple[Any, ...], part: str) -> None:
     with pytest.raises(UserError, match=part) as caught:
-        ensemble([read("rgb", RGB), read("flow", *other)])
+        ensemble([read("rgb", RGB), read("flow", *other)], softmax=True)
     assert "\n" not in str(caught.value)
 
 
 def test_what_is_no_ensemble(read: Any) -> None:
     rgb, flow = read("rgb", RGB), read("flow", FLOW)
     with pytest.raises(UserError, match=r"^1 run: two or more are wanted"):
-        ensemble([rgb])
+        ensemble([rgb], softmax=True)
     with pytest.raises(UserError, match=r"rgb\.npz: is given twice"):
-        ensemble([rgb, flow, rgb])
-    alone = ensemble([read("a", RGB[:1], (0,), CLIPS[:1]), read("b", RGB[:1], (0,), CLIPS[:1])])
+        ensemble([rgb, flow, rgb], softmax=True)
+    alone = ensemble([read("a", RGB[:1], (0,), CLIPS[:1]), read("b", RGB[:1], (0,), CLIPS[:1])], softmax=True)
     with pytest.raises(UserError, match="--search: 1 video cannot be halved"):
         search_on_half(alone, 0)
 
 
 def test_runs_without_names_of_classes_match_those_with(read: Any) -> None:
-    assert ensemble([read("rgb", RGB, LABELS, CLIPS, ()), read("flow", FLOW)]).class_names == NAMES
+    assert ensemble([read("rgb", RGB, LABELS, CLIPS, ()), read("flow", FLOW)], softmax=True).class_names == NAMES
