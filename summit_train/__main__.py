@@ -22,6 +22,7 @@ _COMMANDS = {
     "stream": ("stream", "the label of a video while it plays, frame by frame, by a past-only TSM"),
     "cam": ("cam", "where a trained network looks: class activation maps of videos"),
     "export": ("export", "a trained network, or its stream, as an ONNX file that was checked"),
+    "fuse": ("fuse", "scores of two or more runs on one validation set, combined"),
     "model": ("model", "parameters, multiply-adds, T per stage, compute/IO"),
     "data": ("data", "make, index and check data sets"),
     "submit": ("submit", "a job script of a spec to the batch system, with its cost said before"),

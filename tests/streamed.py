@@ -13,8 +13,9 @@ from summit_train.data.manifest import ManifestRow, read_manifest, write_manifes
 from summit_train.data.video.encode import write_video
 from summit_train.models import VideoNetwork
 from summit_train.spec import Spec
-from summit_train.training.evaluation import Evaluation, Scores
+from summit_train.training.evaluation import Evaluation
 from summit_train.training.run import fresh_model
+from summit_train.training.scores import Scores
 
 CPU = torch.device("cpu")
 

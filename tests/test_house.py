@@ -33,7 +33,7 @@ ARROWS: dict[str, set[str]] = {
     "models": {"errors"},
     "optim": {"typed"},
     "plan": _GROUND,
-    "data": _GROUND | {"memory"},
+    "data": _GROUND | {"memory", "text"},
     "training": _GROUND | {"text", "source", "comm", "models", "plan", "data", "optim"},
     "inference": _GROUND | {"text", "source", "comm", "models", "plan", "data", "training"},
     "cluster": {"errors", "files", "source", "typed", "spec", "plan", "data", "models.catalog"},
@@ -62,7 +62,7 @@ OWNERS = {
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"comm|models\.(?!catalog).*|network|plan|training(\..*)?|inference(\..*)?|optim\.(?!keys|schedule).*|data\.batches\.(loader|walk|workers)|scaling\..*|"
+    r"comm|models\.(?!catalog).*|network|plan|training\.(?!scores).*|inference\.(?!fuse|run_scores).*|optim\.(?!keys|schedule).*|data\.batches\.(loader|walk|workers)|scaling\..*|"
     r"cluster\.estimate|sweep\.start|"
     r"commands\.(bench(\..*)?|start|whole_run|evaluate|observed|network|predict|stream|cam|export|plan|model|simulate|submit|sweep)"
 )

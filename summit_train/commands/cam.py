@@ -16,19 +16,20 @@ from summit_train.comm import World
 from summit_train.commands.network import (
     add_network,
     add_videos,
-    check_output,
     list_videos,
     open_named,
     tell_bad,
     tell_numbers,
 )
+from summit_train.commands.output import check_output
 from summit_train.commands.progress import followed
 from summit_train.commands.ranks import check_single
 from summit_train.commands.start import choose_device, tell_overrides
+from summit_train.data.manifest.clip import Clip
 from summit_train.files import write_text
 from summit_train.inference.cam import Heatmap, Mapper
 from summit_train.inference.cam_videos import MapNetwork, MappedVideo, map_videos, maps_csv, with_thresholds
-from summit_train.inference.videos import Clip, Listing
+from summit_train.inference.videos import Listing
 from summit_train.report.cam import ACROSS, Row, draw_strip
 from summit_train.text import share, text_table
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from summit_train.data.manifest.clip import Clip
 from summit_train.errors import UserError
-from summit_train.files import check_writable
 from summit_train.inference.trained import Trained, named, open_trained
-from summit_train.inference.videos import Clip, Listing, list_named
+from summit_train.inference.videos import Listing, list_named
 
 _NAMED = 20  # unreadable videos on the screen; the files that are written name all
 
@@ -48,14 +47,6 @@ def list_videos(words: Sequence[str], trained: Trained, *, use_labels: bool) -> 
     for note in notes:
         print(note, file=sys.stderr)
     return listings
-
-
-def check_output(option: str, given: str | Path, file: str | Path) -> None:
-    """Raise UserError where `file`, which the option's value asks for, cannot be written."""
-    try:
-        check_writable(file)
-    except OSError as error:
-        raise UserError(f"{option} {given}: cannot be written: {error.strerror}") from error
 
 
 def tell_bad(bad: Sequence[tuple[Clip, str]], num_videos: int, elsewhere: str) -> None:

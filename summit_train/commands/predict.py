@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from summit_train.commands.network import (
     add_network,
     add_videos,
-    check_output,
     list_videos,
     open_named,
     tell_bad,
     tell_numbers,
 )
+from summit_train.commands.output import check_output
 from summit_train.commands.progress import watched
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.start import choose_device, tell_overrides

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from summit_train.data.batches.loader import BadClip
+from summit_train.data.manifest.clip import Clip, clip_columns
 from summit_train.errors import UserError
 from summit_train.files import replacing
 from summit_train.inference.cam import Heatmap, Mapper
 from summit_train.inference.threshold import FILE, Threshold, threshold_for
-from summit_train.inference.videos import Clip, Follow, Listing, clip_columns
+from summit_train.inference.videos import Follow, Listing
 from summit_train.text import csv_text
 
 _BESIDE_FILE = "cam_beside.json"

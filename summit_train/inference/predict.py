@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from summit_train.comm import World
+from summit_train.data.manifest.clip import Clip, clip_columns
 from summit_train.inference.trained import Trained
-from summit_train.inference.videos import Clip, Listing, clip_columns
+from summit_train.inference.videos import Listing
 from summit_train.text import csv_text
-from summit_train.training.evaluation import Scores
+from summit_train.training.scores import Scores
 from summit_train.training.scoring import Progress, Scored, Scorer
 
 _NOT_FINITE = "its scores are not finite"

@@ -14,54 +14,19 @@ import numpy as np
 
 from summit_train.data.batches.loader import BadClip, Store, open_store
 from summit_train.data.manifest import Manifest, read_manifest
+from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.files import FileStore, plain_manifest
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.data.manifest.reading import PACK_FILE, PACKING_FOLDER
 from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, is_video
 from summit_train.data.video.clips import is_picture
 from summit_train.data.video.source import MISSING, Limits
-from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 from summit_train.errors import UserError
 from summit_train.spec import DataSpec, Spec
-from summit_train.text import counted, listed, printable
+from summit_train.text import counted, listed
 
 _HEAD_BYTES = 4096
 Follow = Callable[[Iterable[Any], int, str], Iterator[Any]]  # (items, their number, what they are): shows progress
-
-
-@dataclass(frozen=True)
-class Clip:
-    """A video as its list names it: its path, the part of the file that it is, and its direction."""
-
-    path: str
-    span: Span = WHOLE
-    is_reversed: bool = False
-
-    def __str__(self) -> str:
-        span = "" if self.span == WHOLE else f" {self.span}"
-        return f"{printable(self.path)}{span}{' backwards' if self.is_reversed else ''}"
-
-    def values(self) -> dict[str, Any]:
-        """Return what JSON has of it. A clip that is a span of its file, or plays backwards, says so."""
-        values: dict[str, Any] = {"path": self.path} | ({"reversed": True} if self.is_reversed else {})
-        if self.span != WHOLE:
-            end = None if self.span.end == TO_THE_END else self.span.end
-            values |= {"start_frame": self.span.start, "end_frame": end}
-        return values
-
-
-def clip_columns(clips: Sequence[Clip]) -> list[tuple[object, ...]]:
-    """Return the header and the cells of clips for a table that is a manifest.
-
-    The frames of spans and the directions are columns where a clip has them.
-    """
-    columns: dict[str, list[object]] = {"path": [clip.path for clip in clips]}
-    if any(clip.span != WHOLE for clip in clips):
-        for number, name in enumerate(("start_frame", "end_frame")):
-            columns[name] = [clip.span.cells[number] for clip in clips]
-    if any(clip.is_reversed for clip in clips):
-        columns["reversed"] = [int(clip.is_reversed) for clip in clips]
-    return [tuple(columns), *zip(*columns.values(), strict=True)]
 
 
 @dataclass(frozen=True)

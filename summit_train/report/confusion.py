@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from summit_train.report.figures import Picture, drawable, house_style
+from summit_train.files import replacing
+from summit_train.report.figures import GREY, Picture, drawable, house_style
 from summit_train.report.metrics import Run
 from summit_train.report.tables import MOST_CLASSES
 from summit_train.text import counted
@@ -46,31 +48,44 @@ class Confusion:
         """Draw the matrix, each row in percent of its class, with the counts. None for more than 30 classes."""
         if len(self.names) > MOST_CLASSES:
             return None
+        svg = io.BytesIO()
         with house_style():
-            svg = self._drawn()
-        unread = f" Left out, as they could not be read: {counted(self.unread, 'video')}." if self.unread else ""
-        caption = f"Videos of {self.checkpoint}. Rows: true class, shaded by its share.{unread}"
+            self._figure().savefig(svg, format="svg", metadata={"Date": None})
         alt = "Confusion matrix: true class by predicted class"
-        return Picture("Confusion", caption, alt, svg, third=False)
+        return Picture("Confusion", self._caption, alt, svg.getvalue(), third=False)
 
-    def _drawn(self) -> bytes:
+    def draw(self, path: Path) -> None:
+        """Write the matrix as PNG. With more than 30 classes it has neither names nor counts."""
+        with house_style(), replacing(path) as file:
+            figure = self._figure()
+            lines = textwrap.wrap(self._caption, round(13 * figure.get_figwidth()))
+            figure.supxlabel("\n".join(lines), fontsize=9, color=GREY)
+            figure.savefig(file, format="png", dpi=150)
+
+    @property
+    def _caption(self) -> str:
+        unread = f" Left out, as they could not be read: {counted(self.unread, 'video')}." if self.unread else ""
+        return f"Videos of {self.checkpoint}. Rows: true class, shaded by its share.{unread}"
+
+    def _figure(self) -> Figure:
         size = len(self.names)
         share = self.counts / np.maximum(1, self.counts.sum(1, keepdims=True))
-        figure = Figure(figsize=(2.2 + 0.42 * size, 1.8 + 0.42 * size), layout="constrained")
+        is_small = size <= MOST_CLASSES
+        side = 0.42 * min(size, MOST_CLASSES)
+        figure = Figure(figsize=(2.2 + side, 1.8 + side), layout="constrained")
         axes = figure.subplots()
         axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
-        labels = [drawable(name) for name in self.names]
-        axes.set_xticks(range(size), labels, rotation=60, ha="right", rotation_mode="anchor", parse_math=False)
-        axes.set_yticks(range(size), labels, parse_math=False)
+        if is_small:
+            labels = [drawable(name) for name in self.names]
+            axes.set_xticks(range(size), labels, rotation=60, ha="right", rotation_mode="anchor", parse_math=False)
+            axes.set_yticks(range(size), labels, parse_math=False)
         axes.set_xlabel("predicted")
         axes.set_ylabel("true")
         axes.grid(visible=False)
-        for row, column in np.argwhere(self.counts).tolist():
+        for row, column in np.argwhere(self.counts).tolist() if is_small else ():
             colour = "white" if share[row, column] > 0.5 else "black"
             axes.text(column, row, str(self.counts[row, column]), ha="center", va="center", color=colour, fontsize=9)
-        svg = io.BytesIO()
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-        return svg.getvalue()
+        return figure
 
 
 def read_confusion(run: Run) -> Confusion | None:

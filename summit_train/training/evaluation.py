@@ -15,48 +15,16 @@ from torch import nn
 from summit_train.comm import World
 from summit_train.data.batches.loader import open_store
 from summit_train.data.manifest import Manifest
+from summit_train.data.manifest.clip import clip_of
 from summit_train.data.manifest.quarantine import kept_clips
-from summit_train.files import replacing, write_json
+from summit_train.files import write_json
 from summit_train.models import VideoNetwork
 from summit_train.spec import Spec
 from summit_train.text import has_top5
 from summit_train.training.bad_clips import check_test
 from summit_train.training.checkpoint import load_checkpoint
+from summit_train.training.scores import PREDICTIONS, Scores, prediction_names
 from summit_train.training.scoring import Progress, Results, Scorer
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The averaged logits of a manifest's videos, in its order.
-
-    videos (V,): their places in the manifest; labels (V,); scores (V, classes). A video that could not be read has NaN
-    scores and counts as wrong.
-    """
-
-    videos: np.ndarray
-    labels: np.ndarray
-    scores: np.ndarray
-
-    @property
-    def num_bad(self) -> int:
-        """Return the number of videos that could not be read."""
-        return int(np.isnan(self.scores[:, 0]).sum())
-
-    def top(self, k: int) -> float:
-        """Return the percentage of the videos whose label is among the k highest scores.
-
-        Equal scores are ordered by class number, so the figure depends on nothing but the scores.
-        """
-        own = np.take_along_axis(self.scores, self.labels[:, None], axis=1)
-        classes = np.arange(self.scores.shape[1])[None, :]
-        ahead = (self.scores > own) | ((self.scores == own) & (classes < self.labels[:, None]))
-        is_right = (ahead.sum(axis=1) < k) & ~np.isnan(own[:, 0])
-        return 100.0 * float(np.mean(is_right))
-
-    def save(self, path: Path) -> None:
-        """Write video, label and scores as npz, whole or not at all. `np.load` reads it without pickle."""
-        with replacing(path) as file:
-            np.savez_compressed(file, video=self.videos, label=self.labels, scores=self.scores)
 
 
 @dataclass(frozen=True)
@@ -126,7 +94,7 @@ class Evaluation:
         rows: list[dict[str, Any]] = []
         averages: list[dict[str, Any]] = []  # of the same checkpoints' averaged weights
         num_videos = 0
-        for path, name in zip(paths, _prediction_names(paths), strict=True):
+        for path, name in zip(paths, prediction_names(paths), strict=True):
             weights, average, step = self._saved(path)
             for found, kind, suffix in ((weights, rows, ""), (average, averages, "_ema")):
                 if found is not None:
@@ -151,7 +119,8 @@ class Evaluation:
             self.prepare(model)
         scores = self.score(model, self.spec.evaluate.clips, self.spec.evaluate.crops, progress)
         if scores is not None:
-            scores.save(self.spec.run_path / "predictions" / name)
+            clips = [clip_of(self.manifest, video) for video in scores.videos.tolist()]
+            scores.save(self.spec.run_path / PREDICTIONS / name, clips, self.manifest.classes or ())
         return scores
 
 
@@ -163,15 +132,6 @@ def show_accuracy(top1: str, top5: float, num_classes: int) -> str:
 def _accuracy_of(scores: Scores) -> dict[str, Any]:
     bad = {"bad_videos": scores.num_bad} if scores.num_bad else {}
     return {"top1": scores.top(1), "top5": scores.top(5)} | bad
-
-
-def _prediction_names(paths: Sequence[Path]) -> list[str]:
-    """Return a name for each checkpoint's scores. Checkpoints of one name, from several folders, are numbered."""
-    stems = [path.stem for path in paths]
-    return [
-        stem if stems.count(stem) == 1 else f"{stem}_{stems[: place + 1].count(stem)}"
-        for place, stem in enumerate(stems)
-    ]
 
 
 def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> dict[str, Any]:

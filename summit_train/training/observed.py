@@ -19,7 +19,8 @@ from summit_train.data.video.augment import num_observed
 from summit_train.errors import UserError
 from summit_train.models.catalog import stream_problem
 from summit_train.spec import Spec
-from summit_train.training.evaluation import Evaluation, Scores
+from summit_train.training.evaluation import Evaluation
+from summit_train.training.scores import Scores
 from summit_train.training.scoring import VIEWS_AT_ONCE, Progress
 from summit_train.training.step import Normalise, parameter_type
 from summit_train.training.streaming import Streamer, Streaming, scored, streamer_of

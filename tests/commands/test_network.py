@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.commands.network import check_output, tell_bad
+from summit_train.commands.network import tell_bad
+from summit_train.commands.output import check_output
+from summit_train.data.manifest.clip import Clip
 from summit_train.errors import UserError
-from summit_train.inference.videos import Clip
 from tests.worlds import main_said
 
 

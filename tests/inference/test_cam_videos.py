@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.span import Span
 from summit_train.inference.cam_videos import maps_csv, output_names
-from summit_train.inference.videos import Clip
 
 
 def test_no_two_videos_have_one_name() -> None:

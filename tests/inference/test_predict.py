@@ -17,6 +17,7 @@ from av.video.frame import VideoFrame
 from summit_train.__main__ import main
 from summit_train.comm import World
 from summit_train.data.manifest import read_manifest
+from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.span import TO_THE_END, Span
 from summit_train.inference.predict import (
     PredictedVideo,
@@ -26,8 +27,9 @@ from summit_train.inference.predict import (
     predict_videos,
 )
 from summit_train.inference.trained import Trained, open_trained
-from summit_train.inference.videos import Clip, list_named
-from summit_train.training.evaluation import Evaluation, Scores
+from summit_train.inference.videos import list_named
+from summit_train.training.evaluation import Evaluation
+from summit_train.training.scores import Scores
 
 CPU = torch.device("cpu")
 NAMES = ("a", "b", "c", "d")

@@ -10,10 +10,9 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.data.manifest import ManifestError
-from summit_train.data.video.span import Span
 from summit_train.errors import UserError
 from summit_train.inference.trained import open_trained
-from summit_train.inference.videos import Clip, Listing, list_named
+from summit_train.inference.videos import Listing, list_named
 from summit_train.spec import Spec
 
 CLASSES = ("right", "up", "left", "down")
@@ -146,10 +145,3 @@ def test_words_that_name_nothing(folder: Path, spec: Spec) -> None:
         with pytest.raises(UserError, match=reason) as caught:
             list_named(words, spec, CLASSES)
         assert "\n" not in str(caught.value)
-
-
-def test_a_clip_in_words() -> None:
-    clip = Clip(os.fsdecode(b"\xff.mp4"), Span(3, 7), is_reversed=True)
-    assert str(clip) == "\\udcff.mp4 3:7 backwards" and str(Clip("a.mp4", Span(3))) == "a.mp4 3:"
-    assert clip.values() == {"path": "\udcff.mp4", "reversed": True, "start_frame": 3, "end_frame": 7}
-    assert Clip("a.mp4").values() == {"path": "a.mp4"}

@@ -14,25 +14,9 @@ from summit_train.data.batches.loader import BadClip
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import Spec, load_spec
-from summit_train.training.evaluation import Evaluation, Scores, show_accuracy, summarise
+from summit_train.training.evaluation import Evaluation, show_accuracy, summarise
 from summit_train.training.run import fresh_model
 from tests.conftest import WriteSpec
-
-
-def _scores(rows: list[list[float]], labels: list[int]) -> Scores:
-    return Scores(np.arange(len(labels)), np.array(labels), np.array(rows))
-
-
-def test_top_k_by_hand() -> None:
-    scores = _scores([[3, 2, 1], [1, 3, 2], [1, 3, 2], [1, 2, 3]], [0, 0, 1, 1])
-    assert scores.top(1) == 50.0
-    assert scores.top(2) == 75.0
-    assert scores.top(3) == 100.0
-
-
-def test_equal_scores_are_ordered_by_class() -> None:
-    """All scores equal: class 0 is the answer, so 1 of 4 is right and not 4 of 4 or none."""
-    assert _scores([[1, 1, 1, 1]] * 4, [0, 1, 2, 3]).top(1) == 25.0
 
 
 def test_mean_and_deviation_are_the_populations(write_spec: WriteSpec) -> None:
@@ -45,12 +29,6 @@ def test_mean_and_deviation_are_the_populations(write_spec: WriteSpec) -> None:
 @pytest.mark.parametrize(("classes", "text"), [(5, "top-1 61.00 %"), (6, "top-1 61.00 %  top-5 98.77 %")])
 def test_top_5_is_not_shown_where_it_says_nothing(classes: int, text: str) -> None:
     assert show_accuracy("61.00", 98.765, classes) == text
-
-
-def test_saved_scores_open_without_pickle(tmp_path: Path) -> None:
-    _scores([[1, 2], [4, 3]], [1, 1]).save(tmp_path / "predictions" / "a.npz")
-    saved = np.load(tmp_path / "predictions" / "a.npz", allow_pickle=False)
-    assert saved["label"].tolist() == [1, 1] and saved["scores"].tolist() == [[1, 2], [4, 3]]
 
 
 def test_a_videos_score_is_the_mean_over_its_views_and_depends_on_no_other(write_spec: WriteSpec) -> None:

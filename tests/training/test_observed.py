@@ -14,9 +14,10 @@ from summit_train.data.manifest import read_manifest
 from summit_train.errors import UserError
 from summit_train.spec import Spec, load_spec
 from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
-from summit_train.training.evaluation import Evaluation, Scores
+from summit_train.training.evaluation import Evaluation
 from summit_train.training.observed import TENTHS, _curves, parse_fractions, score_observed
 from summit_train.training.run import fresh_model
+from summit_train.training.scores import Scores
 from tests.conftest import WriteSpec
 from tests.streamed import CPU, network_of, noise_videos, score
 

@@ -1,0 +1,170 @@
+"""`summit-train fuse`: output compared whole, the files of --out, runs of one network on 4 and 8 frames, refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from summit_train.__main__ import main
+from tests.scored_runs import CLIPS, FLOW, LABELS, RGB, write_scored_run
+from tests.worlds import main_said
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the runs `rgb` and `flow`, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    write_scored_run(Path("rgb"), RGB)
+    write_scored_run(Path("flow"), FLOW)
+    return tmp_path
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_said(capsys, "fuse", "rgb", "flow", "--weights", "3,1", "--out", "out/two") == (
+        0,
+        """\
+run    predictions    weight     top-1    gain
+rgb    step_00000020       3   66.67 %
+flow   step_00000020       1   33.33 %
+fused                         100.00 %  +33.33
+3 videos, matched by path, span and direction; fused: weighted mean of softmax probabilities
+
+class  videos     rgb     fused     gain
+run         1  0.00 %  100.00 %  +100.00
+classes that gain: 1, that lose: 0, of 3
+in out/two: fused.npz, fuse.json, gains.png, confusion.png
+""",
+        "",
+    )
+    assert sorted(path.name for path in Path("out/two").iterdir()) == [
+        "confusion.png",
+        "fuse.json",
+        "fused.npz",
+        "gains.png",
+    ]
+
+
+def test_json_and_the_files(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = main_said(capsys, "fuse", "flow", "rgb", "--logits", "--weights", "1,3", "--out", "o", "--json")
+    assert (status, err, out.count("\n")) == (0, "", 1)
+    values = json.loads(out)
+    assert values == json.loads(Path("o/fuse.json").read_text())
+    assert set(values) == {
+        "top1", "top5", "videos", "bad_videos", "scores", "matched_by", "best", "gain", "runs", "classes", "search",
+        "confusion",
+    }  # fmt: skip
+    assert (values["scores"], values["best"], values["search"]) == ("logits", "rgb", None)
+    assert values["top1"] == pytest.approx(200 / 3)
+    assert values["runs"][0] == {
+        "name": "flow", "predictions": "flow/predictions/step_00000020.npz", "weight": 1.0,
+        "top1": pytest.approx(100 / 3), "top5": 100.0, "bad_videos": 0,
+    }  # fmt: skip
+    assert values["confusion"] == {"names": ["hop", "run", "skip"], "counts": [[1, 0, 0], [0, 1, 0], [0, 1, 0]]}
+    with np.load("o/fused.npz") as fused, np.load("rgb/predictions/step_00000020.npz") as rgb:
+        assert fused["path"].tolist() == [clip.path for clip in CLIPS] and fused["label"].tolist() == list(LABELS)
+        logits = (3 * np.log(RGB) + np.log(FLOW)) / 4 + 7
+        assert fused["scores"] == pytest.approx(logits, rel=1e-5) and set(fused) == set(rgb)
+
+
+def test_fused_scores_are_fused_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """The file has logarithms of probabilities: (rgb + flow) with a third run is the mean of all three."""
+    write_scored_run(Path("third"), RGB[1:] + RGB[:1])
+    main_said(capsys, "fuse", "rgb", "flow", "--out", "two")
+    main_said(capsys, "fuse", "two/fused.npz", "third", "--weights", "2,1", "--out", "twice")
+    main_said(capsys, "fuse", "rgb", "flow", "third", "--out", "once")
+    with np.load("twice/fused.npz") as twice, np.load("once/fused.npz") as once:
+        assert twice["scores"] == pytest.approx(once["scores"], rel=1e-6)
+
+
+def test_a_search_says_on_which_videos(capsys: pytest.CaptureFixture[str]) -> None:
+    """The two runs are each right on every video; two videos of each class, one for each half."""
+    clips = [type(clip)(f"{letter}{clip.path}") for letter in "xy" for clip in CLIPS]
+    right = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]] * 2
+    for name in ("one", "two"):
+        write_scored_run(Path(name), right, LABELS * 2, clips)
+    status, out, _ = main_said(capsys, "fuse", "one", "two", "--search", "--seed", "3")
+    assert status == 0
+    assert (
+        out
+        == """\
+run                   predictions    weight     top-1   gain
+one                   step_00000020     0.5  100.00 %
+two                   step_00000020     0.5  100.00 %
+fused, equal weights                         100.00 %  +0.00
+fused                                        100.00 %  +0.00
+3 videos, matched by path, span and direction; fused: weighted mean of softmax probabilities
+weights found on 3 videos (100.00 % there), scored on the other 3 (seed 3)
+no class gains or loses over one
+"""
+    )
+    values = json.loads(main_said(capsys, "fuse", "one", "two", "--search", "--json", "--out", "o")[1])
+    assert values["search"] == {
+        "seed": 0, "found_on": 3, "scored_on": 3, "found_top1": 100.0,
+        "equal_weights": {"top1": 100.0, "top5": 100.0},
+    }  # fmt: skip
+    assert values["videos"] == 3 and len(np.load("o/fused.npz")["path"]) == 3
+    assert values["confusion"]["counts"] == np.eye(3, dtype=int).tolist()
+
+
+def test_8_and_4_frames_from_files_and_from_a_packed_set(
+    trained_run: Path, motion_set: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TSM's ensemble; the packed set, made from the same manifest, stands for a set of flow below another root."""
+    pack = ("data", "pack", motion_set / "val.csv", here / "packed", "--root", motion_set, "--kind", "bytes")
+    assert main_said(capsys, *pack)[0] == 0
+    checkpoint = trained_run / "checkpoints/step_00000020.pt"
+    for frames, val in ((4, motion_set / "val.csv"), (8, here / "packed")):
+        words = [f"name=frames{frames}", f"data.num_frames={frames}", f"data.val={val}", f"run_dir={here}"]
+        spec = trained_run / "spec.yaml"
+        assert main_said(capsys, "eval", spec, "--checkpoints", checkpoint, "--json", *words)[0] == 0
+        shutil.copy(spec, here / f"frames{frames}")
+    values = json.loads(main_said(capsys, "fuse", "frames4", "frames8", "--json")[1])
+    assert values["videos"] == 101 and [run["name"] for run in values["runs"]] == ["frames4", "frames8"]
+    for run in values["runs"]:
+        assert run["top1"] == json.loads((here / run["name"] / "eval.json").read_text())["top1_mean"]
+    scores = [np.load(run["predictions"])["scores"].astype(np.float64) for run in values["runs"]]
+    assert np.abs(scores[0] - scores[1]).max() > 0.01
+    powers = [np.exp(part) / np.exp(part).sum(1, keepdims=True) for part in scores]
+    label = np.load(values["runs"][0]["predictions"])["label"]
+    assert values["top1"] == pytest.approx(100 * np.mean((powers[0] + powers[1]).argmax(1) == label))
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["rgb"], "1 run: two or more are wanted to be fused"),
+        (["rgb", "nowhere"], "nowhere: no such file or directory"),
+        (["rgb", "empty"], "empty: has no predictions; run `summit-train eval empty/spec.yaml`"),
+        (["rgb", "torn.npz"], "torn.npz: damaged, or no predictions"),
+        (["rgb", "flow", "--weights", "1"], "--weights 1: 1 for 2 runs"),
+        (["rgb", "flow", "--weights=-1,1"], "--weights -1,1: finite weights of 0 or more"),
+        (["rgb", "flow", "--weights", "1,1", "--search"], "--search finds the weights"),
+        (["rgb", "flow", "--out", "file"], "--out file: cannot be written"),
+        (["rgb", "./rgb"], "is given twice"),
+        (["rgb", "others"], "2 match; others lacks c.mp4, and has a.mp4"),
+        (["rgb", "labels"], "c.mp4: is class 2 in rgb/predictions/step_00000020.npz and 0 in"),
+    ],
+)
+def test_mistakes(capsys: pytest.CaptureFixture[str], words: list[str], part: str) -> None:
+    Path("empty").mkdir()
+    Path("empty/spec.yaml").touch()
+    Path("file").touch()
+    content = Path("flow/predictions/step_00000020.npz").read_bytes()
+    Path("torn.npz").write_bytes(content[: len(content) // 2])
+    write_scored_run(Path("others"), FLOW, LABELS, [*CLIPS[:2], type(CLIPS[0])("d.mp4")])
+    write_scored_run(Path("labels"), FLOW, (0, 1, 0))
+    status, out, err = main_said(capsys, "fuse", *words)
+    assert (status, out) == (2, "") and part in err and err.count("\n") == 1
+    assert "\n" not in err.strip()
+
+
+def test_softmax_and_logits_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fuse", "rgb", "flow", "--softmax", "--logits"])
+    assert "not allowed with" in capsys.readouterr().err

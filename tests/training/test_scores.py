@@ -1,0 +1,55 @@
+"""Accuracies worked out by hand, and the file of scores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from summit_train.data.manifest.clip import Clip
+from summit_train.data.video.span import Span
+from summit_train.training.scores import Scores, prediction_names
+
+
+def _scores(rows: list[list[float]], labels: list[int]) -> Scores:
+    return Scores(np.arange(len(labels)), np.array(labels), np.array(rows))
+
+
+def test_top_k_by_hand() -> None:
+    scores = _scores([[3, 2, 1], [1, 3, 2], [1, 3, 2], [1, 2, 3]], [0, 0, 1, 1])
+    assert scores.right(1).tolist() == [True, False, True, False]
+    assert scores.top(1) == 50.0
+    assert scores.top(2) == 75.0
+    assert scores.top(3) == 100.0
+
+
+def test_equal_scores_are_ordered_by_class() -> None:
+    """All scores equal: class 0 is the answer, so 1 of 4 is right and not 4 of 4 or none."""
+    assert _scores([[1, 1, 1, 1]] * 4, [0, 1, 2, 3]).top(1) == 25.0
+
+
+def test_a_video_without_scores_is_wrong() -> None:
+    scores = _scores([[np.nan, np.nan], [2, 1]], [0, 0])
+    assert scores.num_bad == 1 and scores.top(1) == scores.top(2) == 50.0
+
+
+def test_saved_scores_open_without_pickle(tmp_path: Path) -> None:
+    clips = [Clip(os.fsdecode(b"\xff, b.mp4")), Clip("a.mp4", Span(3, 7), is_reversed=True)]
+    _scores([[1, 2], [4, 3]], [1, 1]).save(tmp_path / "predictions" / "a.npz", clips, ("x", "y z"))
+    with np.load(tmp_path / "predictions" / "a.npz", allow_pickle=False) as saved:
+        found = {name: column.tolist() for name, column in saved.items()}
+    assert found == {
+        "video": [0, 1],
+        "label": [1, 1],
+        "scores": [[1, 2], [4, 3]],
+        "path": [clips[0].path, "a.mp4"],
+        "start_frame": [0, 3],
+        "end_frame": [-1, 7],
+        "reversed": [False, True],
+        "class_names": ["x", "y z"],
+    }
+
+
+def test_checkpoints_of_one_name_have_names_of_their_own() -> None:
+    assert prediction_names([Path("a/x.pt"), Path("a/y.pt"), Path("b/x.pt")]) == ["x_1", "y", "x_2"]
