@@ -19,6 +19,7 @@ from summit_train.errors import UserError
 BOUND = 20.0
 METHODS = ("tvl1", "dis")
 PRESETS = ("ultrafast", "fast", "medium")
+PRESET = "medium"
 # OpenCV's DIS writes beyond its memory where the coarsest level of its pyramid is lower than a patch of 8 pixels.
 MIN_SIDE = 32
 _ZERO = 128  # the code of zero: 127.5, rounded to even
@@ -47,7 +48,7 @@ def decode(code: NDArray[np.uint8], bound: float = BOUND) -> NDArray[np.float32]
     return flow.clip(-bound, bound)
 
 
-def flow_method(name: str, preset: str = "fast") -> Method:
+def flow_method(name: str, preset: str = PRESET) -> Method:
     """Return a method of METHODS; preset: of PRESETS, for 'dis'. All run on one thread and keep nothing between pairs.
 
     tvl1: Zach, Pock, Bischof, "A duality based approach for realtime TV-L1 optical flow", with OpenCV's defaults. dis:
@@ -57,10 +58,10 @@ def flow_method(name: str, preset: str = "fast") -> Method:
     library = _opencv()
     # DIS cuts a picture into as many parts as there are threads, and its result depends on the parts.
     library.setNumThreads(1)
-    is_dis = name == "dis"
-    solver = (
-        library.DISOpticalFlow.create(PRESETS.index(preset)) if is_dis else library.optflow.createOptFlow_DualTVL1()
-    )
+    create, options = library.optflow.createOptFlow_DualTVL1, list[int]()
+    if name == "dis":
+        create, options = library.DISOpticalFlow.create, [PRESETS.index(preset)]
+    solver = create(*options)
 
     def compute(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> NDArray[np.float32]:
         height, width = before.shape
