@@ -74,6 +74,17 @@ def test_a_method_keeps_nothing_between_pairs(method: str, preset: str) -> None:
     assert (compute(*pair) == first).all() and (flow_method(method, preset)(*pair) == first).all()
 
 
+@pytest.mark.parametrize(("method", "preset"), METHODS)
+def test_mirrored_flow_is_the_flow_of_the_mirrored_pair(method: str, preset: str) -> None:
+    compute, pair = flow_method(method, preset), shifted(3, -2)
+    code = encode(compute(*pair))[16:-16, 16:-16].astype(int)
+    mirrored = encode(compute(*(picture[:, ::-1].copy() for picture in pair)))[16:-16, 16:-16]
+    turned = np.stack([256 - code[:, ::-1, 0], code[:, ::-1, 1]], -1)
+    # One value by rounding about 127.5, and one because the methods are not symmetric.
+    assert np.abs(turned - mirrored).max() <= 2
+    assert np.abs(turned - mirrored)[..., 1].max() <= 1
+
+
 @pytest.mark.parametrize("method", ["tvl1", "dis"])
 def test_small_pictures_are_refused(method: str) -> None:
     compute = flow_method(method)
