@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from summit_train.commands.progress import followed
 from summit_train.data.video.flow import BOUND, PRESETS, Method, decode, encode, flow_method
 from summit_train.text import table
 
@@ -56,11 +57,12 @@ def main() -> int:
     pairs = list(read_pairs(args.data))
     if not pairs:
         sys.exit(f"{args.data}: wanted middlebury/NAME/flow10.flo or kitti/flow_gt.png in it")
-    rows = [
+    measured = (
         {"pair": pair.name, "method": label} | measure(flow_method(*method), pair, args.bound, args.repeats)
         for pair in pairs
         for label, method in METHODS.items()
-    ]
+    )
+    rows = list(followed(measured, len(pairs) * len(METHODS), "measurements", in_logs=True))
     about = [describe(pair, args.bound) for pair in pairs]
     values = {"bound": args.bound, "quality": QUALITY, "opencv": cv2.__version__, "pairs": about, "rows": rows}
     print(json.dumps(values) if args.json else as_text(values))
@@ -109,19 +111,20 @@ def describe(pair: Pair, bound: float) -> dict[str, Any]:
 
 def measure(method: Method, pair: Pair, bound: float, repeats: int) -> dict[str, Any]:
     """Return the errors and the speed of a method on a pair."""
-    flow = method(pair.before, pair.after)
+    flow, seconds = timed(method, pair.before, pair.after, repeats)
     code = encode(flow, bound)
     pictures = [jpeg(code[..., component]) for component in range(2)]
     stored = np.stack([np.asarray(Image.open(io.BytesIO(content))) for content in pictures], -1)
     small = [cv2.resize(picture, USUAL_SIZE, interpolation=cv2.INTER_AREA) for picture in (pair.before, pair.after)]
+    _, small_seconds = timed(method, small[0], small[1], repeats)
     return {
         "error": error(flow, pair),
         "error_coded": error(decode(code, bound), pair),
         "error_jpeg": error(decode(stored, bound), pair),
         "cut": float((np.abs(flow) > bound).any(-1).mean()),
         "jpeg_bytes": sum(map(len, pictures)) / 2,
-        "pairs_per_second": 1 / fastest(method, pair.before, pair.after, repeats),
-        "pairs_per_second_340x256": 1 / fastest(method, small[0], small[1], repeats),
+        "pairs_per_second": 1 / seconds,
+        "pairs_per_second_340x256": 1 / small_seconds,
     }
 
 
@@ -137,14 +140,16 @@ def jpeg(picture: NDArray[np.uint8]) -> bytes:
     return stream.getvalue()
 
 
-def fastest(method: Method, before: NDArray[np.uint8], after: NDArray[np.uint8], repeats: int) -> float:
-    """Return the seconds of CPU time of the fastest call."""
+def timed(
+    method: Method, before: NDArray[np.uint8], after: NDArray[np.uint8], repeats: int
+) -> tuple[NDArray[np.float32], float]:
+    """Return the flow, and the seconds of CPU time of the fastest of the calls."""
     seconds = []
     for _ in range(repeats):
         began = time.process_time()
-        method(before, after)
+        flow = method(before, after)
         seconds.append(time.process_time() - began)
-    return min(seconds)
+    return flow, min(seconds)
 
 
 def as_text(values: dict[str, Any]) -> str:
