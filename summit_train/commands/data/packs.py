@@ -63,7 +63,9 @@ def _pack_arguments(parser: argparse.ArgumentParser) -> None:
 def _flow_arguments(parser: argparse.ArgumentParser) -> None:
     usual = Packing("jpeg")
     _packing_arguments(parser, "32M")
-    parser.add_argument("--method", choices=METHODS, required=True, help="tvl1: the usual one; dis: 100 times as fast")
+    parser.add_argument(
+        "--method", choices=METHODS, required=True, help="tvl1: the usual one; dis: over 100 times as fast"
+    )
     parser.add_argument("--preset", choices=PRESETS, help=f"dis: how fine [{PRESET}]")
     parser.add_argument(
         "--bound", type=float, default=BOUND, metavar="PIXELS", help="larger motions are cut [%(default)g]"
