@@ -54,6 +54,7 @@ OWNERS = {
     "horovod": {"comm"},
     "mpi4py": {"comm"},
     "av": {"data.video"},
+    "cv2": {"data.video.flow"},
     "PIL": {"data.packed.payload", "data.video.caption"},
     "onnx": {"inference.export_onnx"},
     "onnxruntime": {"inference.export_onnx"},

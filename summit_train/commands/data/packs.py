@@ -1,4 +1,4 @@
-"""`summit-train data pack`, `verify` and `stage`: make, check and copy packed sets."""
+"""`summit-train data pack`, `flow`, `verify` and `stage`: make, check and copy packed sets."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from summit_train.data.packed.format import PackError, Packing, read_pack
 from summit_train.data.packed.pack import Job, begin, finish, missing_shards, pack_shards
 from summit_train.data.packed.read import stray_files, verify_files
 from summit_train.data.packed.stage import Staging
+from summit_train.data.video.flow import BOUND, METHODS, PRESET, PRESETS, flow_method
 from summit_train.errors import RunFailed
 
+FLOW_QUALITY = 95  # OpenCV's own, by which dense_flow and denseflow write their pictures
 _NAMED = 20
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -47,24 +49,72 @@ def size_text(size: float) -> str:
 
 def _pack_arguments(parser: argparse.ArgumentParser) -> None:
     usual = Packing("jpeg")
-    parser.add_argument("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder to fill: new, or of a packing to go on with")
-    parser.add_argument("--root", metavar="DIR", help="where the manifest's paths start [its own folder]")
+    _packing_arguments(parser, "1G")
     parser.add_argument(
         "--kind", choices=("bytes", "jpeg"), required=True, help="the files as they are, or their frames as JPEG"
     )
     parser.add_argument("--short-side", type=int, metavar="PIXELS", help=f"jpeg: of a picture [{usual.short_side}]")
     parser.add_argument("--every", type=int, metavar="N", help=f"jpeg: pack every N-th frame [{usual.every}]")
     parser.add_argument("--quality", type=int, metavar="Q", help=f"jpeg: 1 to 95 [{usual.quality}]")
+    bound = "the clips are folders of optical flow, whose values 0 and 255 stand for this many pixels"
+    parser.add_argument("--bound", type=float, metavar="PIXELS", help=f"bytes: {bound}")
+
+
+def _flow_arguments(parser: argparse.ArgumentParser) -> None:
+    usual = Packing("jpeg")
+    _packing_arguments(parser, "32M")
     parser.add_argument(
-        "--shard-size", type=parse_size, default="1G", metavar="SIZE", help="about what a shard has [%(default)s]"
+        "--method", choices=METHODS, required=True, help="tvl1: the usual one; dis: over 100 times as fast"
+    )
+    parser.add_argument("--preset", choices=PRESETS, help=f"dis: how fine [{PRESET}]")
+    parser.add_argument(
+        "--bound", type=float, default=BOUND, metavar="PIXELS", help="larger motions are cut [%(default)g]"
+    )
+    parser.add_argument(
+        "--short-side",
+        type=int,
+        default=usual.short_side,
+        metavar="PIXELS",
+        help="scale larger frames down to it first [%(default)s]",
+    )
+    parser.add_argument(
+        "--quality", type=int, default=FLOW_QUALITY, metavar="Q", help="of the JPEG pictures, 1 to 95 [%(default)s]"
+    )
+    parser.add_argument("--stride", help="refused: flow is computed from each frame to the next")
+
+
+def _packing_arguments(parser: argparse.ArgumentParser, shard_size: str) -> None:
+    parser.add_argument("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder to fill: new, or of a packing to go on with")
+    parser.add_argument("--root", metavar="DIR", help="where the manifest's paths start [its own folder]")
+    parser.add_argument(
+        "--shard-size", type=parse_size, default=shard_size, metavar="SIZE", help="about what a shard has [%(default)s]"
     )
     parser.add_argument("--workers", type=int, metavar="N", help="processes of each rank [one a CPU]")
 
 
 def _pack(args: argparse.Namespace) -> int:
     """Pack; return 0 when the set is finished."""
-    packing = _packing(args)
+    return _work(args, _packing(args))
+
+
+def _flow(args: argparse.Namespace) -> int:
+    """Compute and pack optical flow; return 0 when the set is finished."""
+    if args.stride is not None:
+        raise PackError(
+            f"--stride {args.stride}: flow is computed from each frame to the next; over a stride motions are larger "
+            "than the methods and the bound hold. Choose frames when training: data.frame_stride"
+        )
+    if args.preset and args.method != "dis":
+        raise PackError("--preset: is for --method dis")
+    preset = args.preset or (PRESET if args.method == "dis" else None)
+    flow_method(args.method, preset or PRESET)  # before the work: is OpenCV there?
+    how = {"modality": "flow", "bound": args.bound, "method": args.method, "preset": preset}
+    return _work(args, Packing("jpeg", args.short_side, quality=args.quality, **how))
+
+
+def _work(args: argparse.Namespace, packing: Packing) -> int:
+    """Make the packed set; return 0."""
     manifest = read_manifest(args.manifest)
     store = FileStore(manifest, located_root(args.root, manifest))
     with session(this_launch()) as world:
@@ -92,7 +142,8 @@ def _finish(job: Job, failed: list[str]) -> None:
         )
     pack = finish(job)
     print(f"{job.folder}: {pack.clips:,} clips in {len(pack.shards):,} shards, {size_text(pack.shard_bytes)}")
-    print(f"name it in a spec: data.train={job.folder}")
+    how = " data.modality=flow" if pack.modality == "flow" else ""
+    print(f"name it in a spec: data.train={job.folder}{how}")
 
 
 def _packing(args: argparse.Namespace) -> Packing:
@@ -101,7 +152,10 @@ def _packing(args: argparse.Namespace) -> Packing:
     if given and args.kind == "bytes":
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise PackError(f"{names}: for --kind jpeg; with bytes the files stay as they are")
-    return Packing(args.kind, **given)
+    if args.bound is not None and args.kind == "jpeg":
+        raise PackError("--bound: for --kind bytes; pictures of flow are packed as they are")
+    flow = {} if args.bound is None else {"modality": "flow", "bound": args.bound}
+    return Packing(args.kind, **given, **flow)
 
 
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:
@@ -159,6 +213,7 @@ def _stage(args: argparse.Namespace) -> int:
 
 PARTS = {
     "pack": (_pack_arguments, _pack, "pack clips into shards: tar files with an index and checksums"),
+    "flow": (_flow_arguments, _flow, "compute the optical flow of clips and pack it into shards"),
     "verify": (_verify_arguments, _verify, "check every byte of a packed set"),
     "stage": (_stage_arguments, _stage, "copy a packed set to this node's own disk"),
 }

@@ -25,7 +25,7 @@ from summit_train.data.manifest.tables import (
     opened,
     table_spans,
 )
-from summit_train.data.video.clips import list_pictures
+from summit_train.data.video.clips import list_clip
 from summit_train.data.video.source import MISSING, DecodeError
 from summit_train.data.video.span import WHOLE, Span, located_error, span_of
 
@@ -80,7 +80,7 @@ class Annotations:
 def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | DecodeError]:
     """Yield each clip's row, with its path below `root`, or why it is left out (usually because it is missing).
 
-    The frames of a folder are counted, those of a video are not.
+    The frames of a folder are counted, of flow its fields; those of a video are not.
     """
     labels = {name: number for number, name in enumerate(annotations.classes)}
     by_stem = _paths_by_stem(root) if annotations.by_stem else None
@@ -97,7 +97,7 @@ def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | Decode
         else:
             full = os.path.join(root, found[0])
             try:
-                num_frames = len(list_pictures(full)) if os.path.isdir(full) else None
+                num_frames = list_clip(full)[1] if os.path.isdir(full) else None
                 if num_frames is not None:
                     clip.span.frames(full, num_frames)
                 row = ManifestRow(found[0], labels[clip.label], num_frames, group=clip.group)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain, count, groupby, islice, starmap, takewhile
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from summit_train.data.packed.format import (
     write_index,
 )
 from summit_train.data.packed.payload import Sample, make_samples
+from summit_train.data.video.flow import PRESETS
 from summit_train.data.video.source import DecodeError, worker_pool
 from summit_train.data.video.span import WHOLE
 from summit_train.files import replacing, write_json
@@ -83,7 +84,10 @@ def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, wo
     manifest = store.manifest
     if manifest.is_packed:
         raise PackError(f"{manifest.source}: is packed already; pack from the manifest that it was made from")
-    asked = {"packing": asdict(packing), "fingerprint": manifest.fingerprint(), "shard_bytes": shard_bytes}
+    if packing.modality == "flow" and manifest.reversed_flags.any():
+        place = manifest.place(int(np.argmax(manifest.reversed_flags)))
+        raise PackError(f"{place}: this clip is played backwards, and its flow is not that of the video read backwards")
+    asked = {"packing": packing.entries(), "fingerprint": manifest.fingerprint(), "shard_bytes": shard_bytes}
     if (folder / PACK_FILE).exists():
         pack = read_pack(folder)
         wanted = replace(manifest, stored_fingerprint="", pixels=packing.pixels) if packing.pixels else manifest
@@ -111,7 +115,9 @@ def _mean_bytes(job: Job, workers: int) -> float:
     """Return the mean size of a few packed clips from all over the manifest. Raises PackError where all are bad."""
     num_clips = len(job.store.manifest)
     chosen = sorted({place * num_clips // _SAMPLED_CLIPS for place in range(_SAMPLED_CLIPS)})
-    samples = _samples(job, chosen, workers if job.packing.kind == "jpeg" else 0)
+    # By the fastest method: the pictures of all have about the same size.
+    quick = replace(job.packing, method="dis", preset=PRESETS[0]) if job.packing.method else job.packing
+    samples = list(_samples(replace(job, packing=quick), chosen, workers if job.packing.kind == "jpeg" else 0))
     sizes = [
         # Spans of one video share its bytes.
         len(sample.encoded) / (1 if sample.pictures else _run_length(job, clip))
@@ -119,8 +125,8 @@ def _mean_bytes(job: Job, workers: int) -> float:
         if isinstance(sample, Sample)
     ]
     if not sizes:
-        source = job.store.manifest.source
-        raise PackError(f"{source}: none of {len(chosen)} clips that were tried can be read below {job.store.root}")
+        source, tried = job.store.manifest.source, f"none of {len(chosen)} clips that were tried can be read"
+        raise PackError(f"{source}: {tried} below {job.store.root}; the first: {samples[0]}")
     return sum(sizes) / len(sizes)
 
 

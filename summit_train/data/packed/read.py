@@ -97,7 +97,8 @@ class ShardStore:
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
         """Read clips in several views, see Store. Frame numbers are the video's, also where every n-th is packed.
 
-        Of a span the numbers are its own; where pictures are packed, only its pictures are.
+        Of a span the numbers are its own; where pictures are packed, only its pictures are. In a set of flow `choose`
+        gives the numbers of pictures, from 0 to 2 F - 1, for the number of fields F.
         """
         place = self._index.place(clip)
         path = self._path(clip, place)
@@ -119,7 +120,7 @@ class ShardStore:
         is_index_right = np.all(np.diff(edges) > 0) and edges[-1] == place.length and base == place.checksum
         if not is_index_right:
             raise DecodeError(name, _CHANGED)
-        num_frames = facts.span.num_frames(name, facts.num_frames)
+        num_frames = packing.num_frames(name, facts)
         if len(rows) != packing.num_packed(num_frames):
             raise DecodeError(name, _CHANGED)
 

@@ -223,6 +223,16 @@ def test_class_folders_of_videos_and_of_pictures(tmp_path: Path, touch: Callable
     assert list(locate(annotations, str(root))) == [ManifestRow("run/a.mp4", 0), ManifestRow("walk/clip", 1, 4)]
 
 
+def test_folders_of_flow_count_their_fields(tmp_path: Path) -> None:
+    for name, numbers in (("walk/whole", "1122"), ("walk/uneven", "112")):
+        (tmp_path / name).mkdir(parents=True)
+        for axis, number in zip("xyxy", numbers, strict=False):
+            (tmp_path / name / f"flow_{axis}_0000{number}.jpg").touch()
+    uneven, whole = locate(_read("folders", tmp_path), str(tmp_path))
+    assert whole == ManifestRow("walk/whole", 0, 2)
+    assert "holds 2 pictures flow_x_*.jpg and 1 pictures flow_y_*.jpg: number 2 is only in one" in str(uneven)
+
+
 def test_lists(tmp_path: Path, touch: Callable[..., Path]) -> None:
     root = touch("a b.mp4", "c.mp4")
     _frames(root / "frames", 4)

@@ -1,0 +1,90 @@
+"""Optical flow: the motion of each pixel from one frame to the next, computed by OpenCV and coded in 8 bits.
+
+A clip of flow is a clip of grey pictures x0, y0, x1, y1, ...: picture 2t is the horizontal and 2t + 1 the vertical
+component of the flow from frame t to frame t + 1, so N frames have N - 1 fields and 2 (N - 1) pictures. The code is
+that of dense_flow (Wang et al., "Temporal segment networks", section 3.2): v = round(255 (f + b) / (2 b)), clipped to
+0 .. 255, with the bound b in pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from summit_train.errors import UserError
+
+BOUND = 20.0
+METHODS = ("tvl1", "dis")
+PRESETS = ("ultrafast", "fast", "medium")
+PRESET = "medium"
+# OpenCV's DIS writes beyond its memory where the coarsest level of its pyramid is lower than a patch of 8 pixels.
+MIN_SIDE = 32
+_ZERO = 128  # the code of zero: 127.5, rounded to even
+
+# From two grey pictures uint8 (H, W) to the flow from the first to the second, float32 (H, W, 2): x, y in pixels.
+Method = Callable[[NDArray[np.uint8], NDArray[np.uint8]], NDArray[np.float32]]
+
+
+class FlowError(UserError):
+    """Flow cannot be computed; the message says why and what would be right."""
+
+
+def encode(flow: NDArray[np.float32], bound: float = BOUND) -> NDArray[np.uint8]:
+    """Return the code of flow in pixels, of any shape: zero is 128, -bound 0 and bound 255; what lies beyond is cut."""
+    code: NDArray[np.float32] = np.rint(255 * (np.clip(flow, -bound, bound) + bound) / (2 * bound))
+    return code.astype(np.uint8)
+
+
+def decode(code: NDArray[np.uint8], bound: float = BOUND) -> NDArray[np.float32]:
+    """Return the flow in pixels, (v - 128) * step with step = 2 * bound / 255, within the bound.
+
+    Zero stays exactly zero, and 256 - v is exactly the negative of v. The code rounds about 127.5, so other values come
+    out up to one step too small (0.157 pixels with a bound of 20), half a step on average.
+    """
+    flow: NDArray[np.float32] = (code.astype(np.float32) - _ZERO) * np.float32(2 * bound / 255)
+    return flow.clip(-bound, bound)
+
+
+def flow_method(name: str, preset: str = PRESET) -> Method:
+    """Return a method of METHODS; preset: of PRESETS, for 'dis'. All run on one thread and keep nothing between pairs.
+
+    tvl1: Zach, Pock, Bischof, "A duality based approach for realtime TV-L1 optical flow", with OpenCV's defaults. dis:
+    Kroeger et al., "Fast optical flow using dense inverse search". Raises FlowError where OpenCV is not installed; the
+    method raises FlowError for pictures with a side below MIN_SIDE.
+    """
+    library = _opencv()
+    # DIS cuts a picture into as many parts as there are threads, and its result depends on the parts.
+    library.setNumThreads(1)
+    create, options = library.optflow.createOptFlow_DualTVL1, list[int]()
+    if name == "dis":
+        create, options = library.DISOpticalFlow.create, [PRESETS.index(preset)]
+    solver = create(*options)
+
+    def compute(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> NDArray[np.float32]:
+        height, width = before.shape
+        if min(height, width) < MIN_SIDE:
+            raise FlowError(f"a picture of {width} x {height} pixels is too small for flow: {MIN_SIDE} are wanted")
+        return np.asarray(solver.calc(before, after, None), np.float32)
+
+    return compute
+
+
+def grey(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the brightness (H, W) of an RGB picture (H, W, 3), by the weights of ITU-R BT.601."""
+    library = _opencv()
+    return np.asarray(library.cvtColor(picture, library.COLOR_RGB2GRAY), np.uint8)
+
+
+def _opencv() -> Any:
+    """Import OpenCV with its contributed modules. Raises FlowError where they are not installed."""
+    wanted = "pip install 'summit_train[flow]', that is opencv-contrib-python-headless"
+    try:
+        import cv2
+    except ModuleNotFoundError as error:
+        raise FlowError(f"optical flow needs OpenCV (cv2), which is not installed: {wanted}") from error
+    if not hasattr(cv2, "optflow"):
+        raise FlowError(f"the OpenCV that is installed has no TV-L1 (cv2.optflow): {wanted}")
+    return cv2
