@@ -173,7 +173,14 @@ def build_step(
     smoothing = spec.loss.label_smoothing
     noise_every = spec.noise_scale.every_steps if plan.virtual_gpus > 1 else 0
     settings = StepSettings(
-        spec.seed, plan.accumulation, spec.precision, solver.clip_norm, smoothing, noise_every, spec.ema.decay
+        spec.seed,
+        plan.accumulation,
+        spec.precision,
+        solver.clip_norm,
+        smoothing,
+        noise_every,
+        spec.ema.decay,
+        spec.data.input,
     )
     return optimizer, TrainStep(model, optimizer, world, device, settings, trust)
 

@@ -51,6 +51,7 @@ PICTURE_ROW = np.dtype([("end", "<u4"), ("checksum", "<u4")])
 CONTENT_AT = _BLOCK = 512
 SHARD_END = bytes(2 * _BLOCK)
 _FORMAT = 1
+_OF_FLOW = ("modality", "bound", "method")
 # A record may come from a stranger, and its files are opened and copied: no name may lead out of the set's folder.
 _FILE_NAME = re.compile(rf"({PACKED_MANIFEST}|{INDEX_FOLDER})/[a-z_]+\.(npy|json)")
 
@@ -218,13 +219,17 @@ class Packing:
     """How clips are packed. Raises PackError for a value that is no choice.
 
     kind: 'bytes' (the videos as they are) or 'jpeg' (every `every`-th frame as a JPEG of quality 1 to 95, scaled down
-    to `short_side` where it is larger).
+    to `short_side` where it is larger). modality: 'rgb' or 'flow', two grey pictures for each field, x and y; then
+    bound: the flow in pixels that 255 stands for, method: how it was computed.
     """
 
     kind: str
     short_side: int = 256
     every: int = 1
     quality: int = 90
+    modality: str = "rgb"
+    bound: float | None = None
+    method: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("bytes", "jpeg"):
@@ -241,8 +246,12 @@ class Packing:
         return f"jpeg short side {self.short_side}, every {self.every}, quality {self.quality}"
 
     def num_packed(self, num_frames: int) -> int:
-        """Return how many of a video's frames are packed: number 0, `every`, 2 * `every`, ..."""
-        return -(-num_frames // self.every)
+        """Return how many pictures are packed of a video's frames 0, `every`, 2 * `every`, ..., or of its fields."""
+        return -(-num_frames // self.every) * (2 if self.modality == "flow" else 1)
+
+    def entries(self) -> dict[str, Any]:
+        """Return what pack.json says of it; of pictures, nothing about flow."""
+        return {name: value for name, value in asdict(self).items() if self.modality == "flow" or name not in _OF_FLOW}
 
 
 @dataclass(frozen=True)
@@ -277,7 +286,7 @@ class Pack:
 
     def text(self) -> str:
         """Return pack.json: one line a file, and last the SHA-256 of all lines before it."""
-        values = asdict(self) | {"format": _FORMAT}
+        values = asdict(self) | {"format": _FORMAT, "packing": self.packing.entries()}
         lists = {name: values.pop(name) for name in ("shards", "files")}
         lines = [f" {json.dumps(name)}: {json.dumps(values[name])},\n" for name in sorted(values)]
         for name in sorted(lists):

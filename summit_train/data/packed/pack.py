@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain, count, groupby, islice, starmap, takewhile
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, wo
     manifest = store.manifest
     if manifest.is_packed:
         raise PackError(f"{manifest.source}: is packed already; pack from the manifest that it was made from")
-    asked = {"packing": asdict(packing), "fingerprint": manifest.fingerprint(), "shard_bytes": shard_bytes}
+    asked = {"packing": packing.entries(), "fingerprint": manifest.fingerprint(), "shard_bytes": shard_bytes}
     if (folder / PACK_FILE).exists():
         pack = read_pack(folder)
         wanted = replace(manifest, stored_fingerprint="", pixels=packing.pixels) if packing.pixels else manifest

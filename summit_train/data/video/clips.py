@@ -27,6 +27,8 @@ ViewOf = Callable[[int, int], View]
 Fetch = Callable[[int], tuple[str, bytes]]
 
 _NUMBERED = re.compile(r"(.*?)(\d+)\.(jpe?g|png)", re.IGNORECASE)
+_FLOW = re.compile(r"flow_(x|y)_(\d+)\.(?:jpe?g|png)")
+NO_FLOW = "is a video, and data.modality is flow: make its flow with `summit-train data flow`, and name that instead"
 
 
 def read_views(
@@ -61,16 +63,16 @@ def single(choose: Choose, view_of: ViewOf) -> tuple[Choose, ViewsOf]:
 
 
 def read_picture_views(
-    name: str, fetch: Fetch, choose: Choose, views_of: ViewsOf, num_frames: int, limits: Limits = LIMITS
+    name: str, fetch: Fetch, choose: Choose, render: Renderer, num_frames: int, limits: Limits = LIMITS
 ) -> Frames:
-    """Read clips as `read_views` does, from frames that are stored as pictures of their own.
+    """Read clips as `read_views` does, from frames that are stored as pictures of their own, in the renderer's views.
 
     name: of the whole, for messages. fetch: from a frame's number to its name for messages and the bytes of its JPEG or
     PNG picture; called once a frame. The first wanted frame's size counts for all. Raises DecodeError as `fetch` does,
     and for a bad picture.
     """
     chosen = _chosen(choose, num_frames)
-    reader, numbers = PictureReader(Renderer(views_of), Budget(name, limits)), sorted(_wanted(chosen))
+    reader, numbers = PictureReader(render, Budget(name, limits)), sorted(_wanted(chosen))
     return _clip_by_clip(chosen, dict(zip(numbers, reader.read(list(map(fetch, numbers))), strict=True)))
 
 
@@ -127,7 +129,49 @@ def read_folder_views(
     if num_frames not in (None, len(paths)):
         raise DecodeError(folder, f"holds {len(paths)} pictures, but the manifest says {num_frames}")
     fetch = lambda number: (paths[number], read_bytes(paths[number]))  # noqa: E731
-    return read_picture_views(folder, fetch, choose, views_of, len(paths), limits)
+    return read_picture_views(folder, fetch, choose, Renderer(views_of), len(paths), limits)
+
+
+def list_flow_pictures(folder: str) -> list[str]:
+    """Return the paths of a folder's pictures of flow, field by field: x, y, x, y, ...
+
+    Their names are flow_x_00001.jpg, flow_y_00001.jpg, and so on; other files are left out. Raises DecodeError where
+    there is none, or a number or one of its two pictures is missing.
+    """
+    try:
+        matches = [match for name in os.listdir(folder) if (match := _FLOW.fullmatch(name))]
+    except OSError as error:
+        raise DecodeError(folder, error.strerror or str(error)) from error
+    if not matches:
+        raise DecodeError(folder, "holds no pictures of flow: flow_x_00001.jpg and flow_y_00001.jpg, and so on")
+    found = sorted((int(match[2]), match[1], match[0]) for match in matches)
+    there = {(number, axis) for number, axis, _ in found}
+    for number in range(found[0][0], found[-1][0] + 1):
+        for axis in ("x", "y"):
+            if (number, axis) not in there:
+                raise DecodeError(folder, f"flow_{axis} of field {number} is missing")
+    if len(there) < len(found):
+        raise DecodeError(folder, "has a picture of flow twice, as two files of one number")
+    return [os.path.join(folder, name) for _, _, name in found]
+
+
+def read_flow_views(
+    folder: str, choose: Choose, views_of: ViewsOf, num_fields: int | None, limits: Limits = LIMITS
+) -> Frames:
+    """Read a folder's pictures of flow: uint8 grey (K * C, P, height, width, 1), clip by clip.
+
+    choose: from the number of fields to numbers of pictures (K, P), in the order of `list_flow_pictures`. Raises
+    DecodeError, also for a video file, and for a wrong `num_fields`.
+    """
+    if os.path.isfile(folder):
+        raise DecodeError(folder, NO_FLOW)
+    paths = list_flow_pictures(folder)
+    found = len(paths) // 2
+    if num_fields not in (None, found):
+        raise DecodeError(folder, f"holds {found} fields of flow, but the manifest says {num_fields}")
+    fetch = lambda number: (paths[number], read_bytes(paths[number]))  # noqa: E731
+    render = Renderer(views_of, is_grey=True)
+    return read_picture_views(folder, fetch, lambda pictures: choose(pictures // 2), render, len(paths), limits)
 
 
 def probe_folder(folder: str) -> tuple[VideoInfo, str]:
