@@ -14,8 +14,8 @@ from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.format import PackError
 from summit_train.data.packed.read import ShardStore, staged_folder
 from summit_train.data.video.augment import View, flow_pictures, mirrored_x, num_flow_frames
-from summit_train.data.video.clips import NO_FLOW, Choose, Frames, ViewsOf, list_flow_pictures
-from summit_train.data.video.source import DecodeError, Limits
+from summit_train.data.video.clips import NO_FLOW, Choose, Frames, ViewsOf, holds_flow
+from summit_train.data.video.source import Limits
 from summit_train.spec import DataSpec
 
 
@@ -114,7 +114,7 @@ def _check_folders(data: DataSpec, manifest: Manifest, first: str) -> None:
                 "their flow with `summit-train data flow`, and name that instead"
             )
         _check_direction(data, manifest)
-    elif os.path.isdir(first) and _has_flow(first):
+    elif os.path.isdir(first) and holds_flow(first):
         raise ManifestError(f"{manifest.place(0)}: {first} {_other_modality(data, 'flow')}")
 
 
@@ -125,13 +125,6 @@ def _check_direction(data: DataSpec, manifest: Manifest) -> None:
             f"{manifest.place(first)}: this clip is played backwards, and its flow is not that of the video read "
             "backwards; make flow of videos that are turned round already"
         )
-
-
-def _has_flow(folder: str) -> bool:
-    try:
-        return bool(list_flow_pictures(folder))
-    except DecodeError:
-        return False
 
 
 def _other_modality(data: DataSpec, found: str) -> str:

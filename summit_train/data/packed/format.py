@@ -51,7 +51,8 @@ PICTURE_ROW = np.dtype([("end", "<u4"), ("checksum", "<u4")])
 CONTENT_AT = _BLOCK = 512
 SHARD_END = bytes(2 * _BLOCK)
 _FORMAT = 1
-_OF_FLOW = ("modality", "bound", "method")
+_OF_FLOW = ("modality", "bound", "method", "preset")
+_MAX_BOUND = 1024
 # A record may come from a stranger, and its files are opened and copied: no name may lead out of the set's folder.
 _FILE_NAME = re.compile(rf"({PACKED_MANIFEST}|{INDEX_FOLDER})/[a-z_]+\.(npy|json)")
 
@@ -64,8 +65,8 @@ class PackError(UserError):
 class Facts:
     """What is known of a clip besides its bytes. All of it enters the clip's checksums.
 
-    num_frames: of the video, -1 where unknown. width, height: of the upright frame before packing, 0 in a set of the
-    original bytes. span: the clip's frames in the video.
+    num_frames: of the video, in a set of flow its fields, one less; -1 where unknown. width, height: of the upright
+    frame before packing, 0 in a set of the original bytes. span: the clip's frames in the video.
     """
 
     path: str
@@ -220,7 +221,8 @@ class Packing:
 
     kind: 'bytes' (the videos as they are) or 'jpeg' (every `every`-th frame as a JPEG of quality 1 to 95, scaled down
     to `short_side` where it is larger). modality: 'rgb' or 'flow', two grey pictures for each field, x and y; then
-    bound: the flow in pixels that 255 stands for, method: how it was computed.
+    bound: the flow in pixels that 255 stands for, method and preset: of video.flow, by which packing computes the flow
+    of the frames; without a method the clips are folders of such pictures, which are packed as they are.
     """
 
     kind: str
@@ -230,10 +232,14 @@ class Packing:
     modality: str = "rgb"
     bound: float | None = None
     method: str | None = None
+    preset: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in ("bytes", "jpeg"):
-            raise PackError(f"kind {self.kind!r} is no choice; valid: bytes, jpeg")
+        valid = ("bytes", "jpeg") if self.modality == "rgb" else ("bytes",) if self.method is None else ("jpeg",)
+        if self.kind not in valid:
+            raise PackError(f"kind {self.kind!r} is no choice; valid: {', '.join(valid)}")
+        if self.modality == "flow" and not 0 < (self.bound or 0) <= _MAX_BOUND:
+            raise PackError(f"bound is {self.bound}: more than 0 and at most {_MAX_BOUND} pixels are wanted")
         for name, low, high in (("short_side", 1, 8192), ("every", 1, 1 << 20), ("quality", 1, 95)):
             if not low <= getattr(self, name) <= high:
                 raise PackError(f"{name} is {getattr(self, name)}: {low} to {high} is wanted")
@@ -243,14 +249,23 @@ class Packing:
         """Return what was done to the pixels; "" where the bytes are the videos' own."""
         if self.kind == "bytes":
             return ""
-        return f"jpeg short side {self.short_side}, every {self.every}, quality {self.quality}"
+        made = f"jpeg short side {self.short_side}, every {self.every}, quality {self.quality}"
+        if self.modality == "rgb":
+            return made
+        return f"{made}, flow {self.method}{f' {self.preset}' if self.preset else ''}, bound {self.bound:g}"
 
     def num_packed(self, num_frames: int) -> int:
         """Return how many pictures are packed of a video's frames 0, `every`, 2 * `every`, ..., or of its fields."""
         return -(-num_frames // self.every) * (2 if self.modality == "flow" else 1)
 
+    def num_frames(self, name: str, facts: Facts) -> int:
+        """Return how many frames a clip has, or how many fields of flow. Raises SpanError, naming the clip `name`."""
+        if self.modality == "rgb":
+            return facts.span.num_frames(name, facts.num_frames)
+        return facts.span.num_frames(name, facts.num_frames + 1) - 1  # num_frames counts the video's fields
+
     def entries(self) -> dict[str, Any]:
-        """Return what pack.json says of it; of pictures, nothing about flow."""
+        """Return what pack.json says of it; of RGB, nothing about flow."""
         return {name: value for name, value in asdict(self).items() if self.modality == "flow" or name not in _OF_FLOW}
 
 
@@ -273,6 +288,11 @@ class Pack:
     fingerprint: str
     shards: tuple[StoredFile, ...]
     files: tuple[StoredFile, ...]
+
+    @property
+    def modality(self) -> str:
+        """Return what the pictures show: 'rgb' or 'flow'."""
+        return self.packing.modality
 
     @property
     def shard_bytes(self) -> int:

@@ -121,7 +121,7 @@ class ShardStore:
         is_index_right = np.all(np.diff(edges) > 0) and edges[-1] == place.length and base == place.checksum
         if not is_index_right:
             raise DecodeError(name, _CHANGED)
-        num_frames = facts.span.num_frames(name, facts.num_frames)
+        num_frames = packing.num_frames(name, facts)
         if len(rows) != packing.num_packed(num_frames):
             raise DecodeError(name, _CHANGED)
 

@@ -1,7 +1,7 @@
 """Clips of a video file or of a folder of pictures: the chosen frames, in the chosen views.
 
 Frame i is the i-th in presentation order, whatever a file says of times or counts. A folder holds one JPEG or PNG for
-each frame, numbered without a gap.
+each frame, numbered without a gap; or two for each field of optical flow, see video.flow.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,9 @@ ViewOf = Callable[[int, int], View]
 Fetch = Callable[[int], tuple[str, bytes]]
 
 _NUMBERED = re.compile(r"(.*?)(\d+)\.(jpe?g|png)", re.IGNORECASE)
-_FLOW = re.compile(r"flow_(x|y)_(\d+)\.(?:jpe?g|png)")
 NO_FLOW = "is a video, and data.modality is flow: make its flow with `summit-train data flow`, and name that instead"
+# The series of the x components of flow: flow_x_*.jpg, x_*.jpg, 000123-x_*.jpg.
+_ACROSS = re.compile(r"(|.*[_-])([xX])([_-]?\*\..*)")
 
 
 def read_views(
@@ -102,19 +104,71 @@ def is_picture(name: str) -> bool:
 def list_pictures(folder: str) -> list[str]:
     """Return the paths of a folder's frames in order (00001.jpg, img_00001.jpg, ...), without its other files.
 
-    Raises DecodeError where there is none, where a number is missing, and where there are several series (such as
-    img_00001.jpg beside flow_x_00001.jpg): nothing tells which one is the clip.
+    Flow that lies beside them (flow_x_00001.jpg with flow_y_00001.jpg) is left out. Raises DecodeError where there is
+    no frame, where a number is missing, and where there are several series: nothing tells which one is the clip.
     """
+    series = _series(folder)
+    flow = set(chain.from_iterable(_flow_series(series)))
+    names = [name for name in series if name not in flow]
+    if not names and flow:
+        raise DecodeError(folder, f"holds optical flow and no frames: {', '.join(sorted(flow)[:4])}")
+    if not names:
+        raise DecodeError(folder, "is a directory without frames: wanted a video file, or pictures such as 00001.jpg")
+    if len(names) > 1:
+        raise DecodeError(folder, f"holds several series of pictures: {', '.join(names[:5])}")
+    return _in_order(folder, series[names[0]])
+
+
+def list_flow_pictures(folder: str) -> list[str]:
+    """Return the paths of a folder's pictures of flow in order: x and y of the first field, of the second, ...
+
+    They are two series whose names differ in x and y alone: flow_x_00001.jpg and flow_y_00001.jpg, x_00001.jpg and
+    y_00001.jpg, 000123-x_00001.jpg and 000123-y_00001.jpg. Other files are left out. Raises DecodeError where there are
+    no such two, or several, where a number is missing, and where one of the two has other numbers than the other.
+    """
+    series = _series(folder)
+    pairs = _flow_series(series)
+    if not pairs:
+        found = f", only {', '.join(list(series)[:5])}" if series else ""
+        raise DecodeError(folder, f"holds no flow_x_00001.jpg with flow_y_00001.jpg, or the like{found}")
+    if len(pairs) > 1:
+        raise DecodeError(folder, f"holds several series of flow: {', '.join(x for x, _ in pairs[:5])}")
+    across, down = pairs[0]
+    if (given := [number for number, _ in series[across]]) != (others := [number for number, _ in series[down]]):
+        lone = min(set(given) ^ set(others), default=given[0])
+        counts = f"{len(given)} pictures {across} and {len(others)} pictures {down}"
+        raise DecodeError(folder, f"holds {counts}: number {lone} is only in one of them")
+    ordered = [_in_order(folder, series[name]) for name in pairs[0]]
+    return list(chain.from_iterable(zip(*ordered, strict=True)))
+
+
+def holds_flow(folder: str) -> bool:
+    """Return whether a folder's clip is optical flow: pictures of flow, and no frames. Raises DecodeError."""
+    series = _series(folder)
+    return bool(series) and set(series) == set(chain.from_iterable(_flow_series(series)))
+
+
+def _series(folder: str) -> dict[str, list[tuple[int, str]]]:
+    """Return the numbers and names of a folder's pictures, in order, of each series: flow_x_*.jpg and so on."""
     try:
         matches = [match for name in os.listdir(folder) if (match := _NUMBERED.fullmatch(name))]
     except OSError as error:
         raise DecodeError(folder, error.strerror or str(error)) from error
-    if not matches:
-        raise DecodeError(folder, "is a directory without frames: wanted a video file, or pictures such as 00001.jpg")
-    series = sorted({f"{match[1]}*.{match[3]}" for match in matches})
-    if len(series) > 1:
-        raise DecodeError(folder, f"holds several series of pictures: {', '.join(series[:5])}")
-    numbered = sorted((int(match[2]), match[0]) for match in matches)
+    series: dict[str, list[tuple[int, str]]] = {}
+    for match in sorted(matches, key=lambda match: (match[1], match[3], int(match[2]), match[0])):
+        series.setdefault(f"{match[1]}*.{match[3]}", []).append((int(match[2]), match[0]))
+    return series
+
+
+def _flow_series(series: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the pairs of series that are the two components of flow, x first."""
+    across = [(name, match) for name in series if (match := _ACROSS.fullmatch(name))]
+    pairs = [(name, f"{match[1]}{'y' if match[2] == 'x' else 'Y'}{match[3]}") for name, match in across]
+    return [pair for pair in pairs if pair[1] in series]
+
+
+def _in_order(folder: str, numbered: Sequence[tuple[int, str]]) -> list[str]:
+    """Return the paths of a series. Raises DecodeError where a number is missing."""
     for wanted, (number, name) in enumerate(numbered, start=numbered[0][0]):
         if number != wanted:
             raise DecodeError(folder, f"the frame before {name} is missing, or there twice")
@@ -130,29 +184,6 @@ def read_folder_views(
         raise DecodeError(folder, f"holds {len(paths)} pictures, but the manifest says {num_frames}")
     fetch = lambda number: (paths[number], read_bytes(paths[number]))  # noqa: E731
     return read_picture_views(folder, fetch, choose, Renderer(views_of), len(paths), limits)
-
-
-def list_flow_pictures(folder: str) -> list[str]:
-    """Return the paths of a folder's pictures of flow, field by field: x, y, x, y, ...
-
-    Their names are flow_x_00001.jpg, flow_y_00001.jpg, and so on; other files are left out. Raises DecodeError where
-    there is none, or a number or one of its two pictures is missing.
-    """
-    try:
-        matches = [match for name in os.listdir(folder) if (match := _FLOW.fullmatch(name))]
-    except OSError as error:
-        raise DecodeError(folder, error.strerror or str(error)) from error
-    if not matches:
-        raise DecodeError(folder, "holds no pictures of flow: flow_x_00001.jpg and flow_y_00001.jpg, and so on")
-    found = sorted((int(match[2]), match[1], match[0]) for match in matches)
-    there = {(number, axis) for number, axis, _ in found}
-    for number in range(found[0][0], found[-1][0] + 1):
-        for axis in ("x", "y"):
-            if (number, axis) not in there:
-                raise DecodeError(folder, f"flow_{axis} of field {number} is missing")
-    if len(there) < len(found):
-        raise DecodeError(folder, "has a picture of flow twice, as two files of one number")
-    return [os.path.join(folder, name) for _, _, name in found]
 
 
 def read_flow_views(
@@ -174,12 +205,24 @@ def read_flow_views(
     return read_picture_views(folder, fetch, lambda pictures: choose(pictures // 2), render, len(paths), limits)
 
 
-def probe_folder(folder: str) -> tuple[VideoInfo, str]:
-    """Decode every picture; return what the folder holds and the SHA-256 of the frames' SHA-256s, in their order.
+def list_clip(folder: str) -> tuple[list[str], int]:
+    """Return the paths of a folder's pictures in order, and the number of its frames, or of fields where it is flow.
 
-    Raises DecodeError, also for pictures of several sizes.
+    Raises DecodeError as `list_pictures` and `list_flow_pictures` do.
     """
+    if holds_flow(folder):
+        paths = list_flow_pictures(folder)
+        return paths, len(paths) // 2
     paths = list_pictures(folder)
+    return paths, len(paths)
+
+
+def probe_folder(folder: str) -> tuple[VideoInfo, str]:
+    """Decode every picture; return what the folder holds and the SHA-256 of the pictures' SHA-256s, in their order.
+
+    Of flow its fields count as frames. Raises DecodeError, also for pictures of several sizes.
+    """
+    paths, num_frames = list_clip(folder)
     budget, digest = Budget(folder, NO_HURRY), hashlib.sha256()
     kinds = list[tuple[str, int, int]]()
     for path in paths:
@@ -190,4 +233,4 @@ def probe_folder(folder: str) -> tuple[VideoInfo, str]:
             raise DecodeError(path, f"differs from the frames before it: {differs}")
         digest.update(hashlib.sha256(content).digest())
     codec, width, height = kinds[0]
-    return VideoInfo(len(paths), None, width, height, None, codec), digest.hexdigest()
+    return VideoInfo(num_frames, None, width, height, None, codec), digest.hexdigest()

@@ -10,7 +10,7 @@ from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
 from summit_train.data.video.augment import View
-from summit_train.data.video.clips import list_pictures, probe_folder, read_folder_views
+from summit_train.data.video.clips import holds_flow, list_flow_pictures, list_pictures, probe_folder, read_folder_views
 from summit_train.data.video.source import DecodeError
 
 GREY_STEP = 20
@@ -118,3 +118,65 @@ def test_a_picture_of_another_size_is_named(frames: Path) -> None:
     _picture(frames / "00003.jpg", 100, width=64)
     with pytest.raises(DecodeError, match=r"00003\.jpg: differs .*: mjpeg 64 x 32, not mjpeg 48 x 32"):
         probe_folder(str(frames))
+
+
+# Optical flow.
+
+
+@pytest.fixture(params=["flow_{}_{:05}.jpg", "{}_{:05}.jpg", "000123-{}_{}.png", "{}{:04}.jpg", "img_{}-{}.JPG"])
+def fields(request: pytest.FixtureRequest, tmp_path: Path) -> list[Path]:
+    """Eleven fields, x and y; number 10 is the tenth also where names have no zeros."""
+    paths = [tmp_path / request.param.format(axis, number) for number in range(1, 12) for axis in "xy"]
+    for path in paths:
+        path.touch()
+    (tmp_path / "notes.txt").touch()
+    return paths
+
+
+def test_flow_is_listed_field_by_field(fields: list[Path], tmp_path: Path) -> None:
+    assert list_flow_pictures(str(tmp_path)) == [str(path) for path in fields]
+    assert holds_flow(str(tmp_path))
+    with pytest.raises(DecodeError, match="holds optical flow and no frames"):
+        list_pictures(str(tmp_path))
+
+
+def test_flow_beside_frames(fields: list[Path], tmp_path: Path) -> None:
+    frames = [tmp_path / f"frame{number}.jpg" for number in range(12)]
+    for path in frames:
+        path.touch()
+    assert list_pictures(str(tmp_path)) == [str(path) for path in frames]
+    assert list_flow_pictures(str(tmp_path)) == [str(path) for path in fields]
+    assert not holds_flow(str(tmp_path))
+
+
+def test_flow_that_is_not_whole_is_named(fields: list[Path], tmp_path: Path) -> None:
+    fields[-1].unlink()  # y of the last field
+    with pytest.raises(
+        DecodeError, match=r"holds 11 pictures \S+ and 10 pictures \S+: number 11 is only in one of them"
+    ):
+        list_flow_pictures(str(tmp_path))
+    fields[-2].unlink()
+    for gone in fields[4:6]:
+        gone.unlink()
+    with pytest.raises(DecodeError, match=r"the frame before \S+4\.\w+ is missing"):
+        list_flow_pictures(str(tmp_path))
+    for gone in tmp_path.glob("*[yY]*"):
+        gone.unlink()
+    with pytest.raises(
+        DecodeError, match=r"holds no flow_x_00001\.jpg with flow_y_00001\.jpg, or the like, only \S*x\S+"
+    ):
+        list_flow_pictures(str(tmp_path))
+
+
+def test_flow_of_two_kinds_is_not_guessed_between(frames: Path) -> None:
+    for name in ("x_1.jpg", "y_1.jpg", "flow_x_1.jpg", "flow_y_1.jpg"):
+        (frames / name).touch()
+    with pytest.raises(DecodeError, match=r"several series of flow: flow_x_\*\.jpg, x_\*\.jpg"):
+        list_flow_pictures(str(frames))
+
+
+def test_a_folder_of_flow_counts_its_fields(tmp_path: Path) -> None:
+    for number in range(1, 4):
+        for axis in "xy":
+            _picture(tmp_path / f"flow_{axis}_{number}.jpg", 128)
+    assert probe_folder(str(tmp_path))[0].num_frames == 3
