@@ -139,7 +139,7 @@ def test_weights_of_a_run_are_those_of_a_shipped_spec() -> None:
 
 
 def test_a_spec_of_flow_differs_from_its_rgb_stream_in_the_input() -> None:
-    """TSM's code: five fields, crops without the smallest, 5 times the LR in the first convolution. AAVG: ten fields."""
+    """TSM's code: five fields, crops without the smallest, 5 times the LR in the first layer. AAVG: ten fields."""
     specs = {_name(path).removesuffix(".yaml"): load_spec(path) for path in SPECS}
     flow = {name for name, spec in specs.items() if spec.data.modality == "flow"}
     assert len(flow) == 10 and {name for name in specs if "flow" in name} == flow

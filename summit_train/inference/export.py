@@ -227,9 +227,7 @@ class _Export:
         dense, modality = self.data.sampling == "dense", self.data.input
         return {
             "preprocessing": {
-                "modality": modality.name,
-                "colours": "RGB" if modality is RGB else None,
-                "flow_length": None if modality is RGB else self.data.flow_length,
+                **({"colours": "RGB"} if modality is RGB else {"flow_length": self.data.flow_length}),
                 "value_range": [0, 255],
                 "mean": list(modality.mean),
                 "std": list(modality.std),

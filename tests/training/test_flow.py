@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from summit_train.__main__ import main
+from summit_train.inference.trained import open_trained
 from tests.conftest import spec_writer
 from tests.flows import numbered_fields, write_moving_set, write_packed
 from tests.runs import changed_copy, final_state
@@ -70,6 +72,26 @@ def test_a_network_learns_motion_from_flow(flow_run: Path, said: Say, moving: Pa
     assert status == 0 and len(videos["videos"]) == 8
     status, out, _ = said("predict", flow_run, moving / "val/000", "--json")
     assert json.loads(out)["videos"][0]["predictions"] == videos["videos"][0]["predictions"]
+
+
+def test_evaluation_sees_flow_about_no_motion(flow_run: Path, moving: Path) -> None:
+    """The logits of a video by hand: of 6 fields, frames of 2 start at int(5 / 2 * (i + 1/2)) = 1 and 3."""
+    trained = open_trained(flow_run)
+    fields = [np.array(Image.open(moving / f"val/002/flow_{axis}_{t:05}.png")) for t in (2, 3, 4, 5) for axis in "xy"]
+    clip_TCHW = np.stack(fields).reshape(2, 4, 32, 32).astype(np.float32)
+    with torch.no_grad():
+        clip = torch.from_numpy((clip_TCHW - 128) / (0.226 * 255))[None]
+        logits = trained.network(torch.device("cpu"), ready=False)(clip)[0].numpy()
+    (scores,) = (flow_run / "predictions").glob("*.npz")
+    np.testing.assert_allclose(np.load(scores)["scores"][2], logits, atol=1e-4)
+
+
+def test_the_loader_of_flow_can_be_measured(flow_run: Path, said: Say) -> None:
+    status, out, errors = said(
+        "bench", "loader", flow_run / "spec.yaml", "--clips", "2", "--repeats", "1", "--workers", "1", "--json"
+    )
+    assert status == 0, errors
+    assert [kind["kind"] for kind in json.loads(out)["kinds"]] == ["raw"]
 
 
 def test_commands_that_need_pictures_say_so(flow_run: Path, said: Say, motion_set: Path, tmp_path: Path) -> None:
@@ -149,6 +171,6 @@ def test_an_export_says_what_its_channels_are(flow_run: Path, tmp_path: Path, sa
     assert status == 0, errors
     description = json.loads((tmp_path / "flow.json").read_text())
     assert description["inputs"][0]["shape"] == [1, 2, 4, 32, 32]
-    known = {"modality": "flow", "colours": None, "flow_length": 2, "mean": [128.0] * 4, "std": [0.226 * 255] * 4}
+    known = {"flow_length": 2, "mean": [128.0] * 4, "std": [0.226 * 255] * 4}
     assert {name: description["preprocessing"][name] for name in known} == known
     assert description["verification"]["video"]["largest_difference"] < 1e-4
