@@ -133,7 +133,7 @@ class DataSpec(Section):
     """scale_jitter: random short side, then a random crop; multi_scale_crop: crop of a random size."""
     short_side: tuple[Count, Count] = (256, 320)
     """scale_jitter: the short side is drawn from [low, high], pixels."""
-    crop_scales: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)] | None = None
+    crop_scales: tuple[Annotated[float, Field(gt=0, le=1)], ...] | None = None
     """multi_scale_crop: sides of the crops, as parts of the short side; a crop's two sides are at most one step apart.
     null: 1, 0.875, 0.75, 0.66; for flow without the last."""
     crop: Count = 224
@@ -335,6 +335,8 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "data.short_side", f"[low, high] is wanted, got [{low}, {high}]"
     if data.augment == "scale_jitter" and data.crop > low:
         yield "data.crop", f"a crop of {data.crop} does not fit a short side of {low} (data.short_side)"
+    if data.crop_scales == ():
+        yield "data.crop_scales", "at least one scale is wanted, or null, got []"
     yield from optimizer_problems(spec.optimizer)
     yield from schedule_problems(spec.schedule)
     too_short, unknown = frames_problem(model.arch, data.num_frames), backbone_problem(model.arch, model.backbone)

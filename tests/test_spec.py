@@ -125,7 +125,7 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(
         ("", ("data.short_side=[1, 2, 3]",), "override 'data.short_side=[1, 2, 3]': data.short_side: ", ("at most 2",)),
         ("", ("data.modality=depth",), "override 'data.modality=depth': data.modality: 'depth' is no", ("rgb, flow",)),
         ("", ("data.flow_length=0",), "override 'data.flow_length=0': data.flow_length: ", ("greater",)),
-        ("", ("data.crop_scales=[]",), "override 'data.crop_scales=[]': data.crop_scales: ", ("1",)),
+        ("", ("data.crop_scales=[]",), "override 'data.crop_scales=[]': data.crop_scales: at least one", ()),
         ("", ("data.crop_scales=[1.5]",), "override 'data.crop_scales=[1.5]': data.crop_scales", ("1.5",)),
         ("", ("data.flip=1",), "override 'data.flip=1': data.flip: ", ("boolean",)),
         ("", ("data.train=",), "override 'data.train=': data.train: ", ("string", "got None")),
