@@ -157,7 +157,8 @@ def chosen(clip: int, draw: int, num_frames: int) -> NDArray[np.int64]:
 def view(clip: int, draw: int, width: int, height: int) -> augment.View:
     """Return the view of a training clip, as the loader draws it."""
     generator = rng.key(0, "augment", draw, clip)
-    return augment.train_view(DATA.augment, DATA.short_side, DATA.crop, DATA.flip, width, height, generator)
+    how = augment.Augmentation(DATA.augment, DATA.short_side, DATA.crop, DATA.flip)
+    return augment.train_view(how, width, height, generator)
 
 
 def by_decord(paths: Sequence[Path], clip: int, draw: int, shift: int = 0) -> Frames:

@@ -6,6 +6,7 @@ from functools import cache
 
 import torch
 
+from summit_train.modality import RGB
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.catalog import stream_problem
 from summit_train.models.count import Count, count
@@ -17,7 +18,7 @@ from summit_train.spec import ModelSpec, Spec
 
 def build_network(spec: Spec, generator: torch.Generator | None = None) -> VideoNetwork:
     """Build the plain network that `spec` asks for, with its frozen parts, its weights drawn from `generator`."""
-    network = _built(spec.model, spec.data.num_frames, generator)
+    network = _built_for(spec, generator)
     freeze_norms(network, spec.model.freeze_bn)
     return network
 
@@ -41,14 +42,18 @@ def make_ready(network: VideoNetwork, spec: Spec) -> None:
 
 def count_network(spec: Spec) -> Count:
     """Count the spec's network on one training clip, as it will run."""
-    return count_model(spec.model, spec.data.num_frames, spec.data.crop, accelerated=not spec.execution.compile)
+    data = spec.data
+    accelerated = not spec.execution.compile
+    return count_model(spec.model, data.num_frames, data.crop, data.input.channels, accelerated=accelerated)
 
 
 @cache
-def count_model(model: ModelSpec, num_frames: int, crop: int, *, accelerated: bool = True) -> Count:
+def count_model(
+    model: ModelSpec, num_frames: int, crop: int, channels: int = RGB.channels, *, accelerated: bool = True
+) -> Count:
     """Count a network on one clip of `num_frames` frames of crop x crop pixels."""
     with torch.device("meta"):
-        network = _built(model, num_frames, None)
+        network = _built(model, num_frames, channels, None)
         if accelerated:
             _accelerated(network)
     return count(network, crop)
@@ -60,7 +65,7 @@ def stream_elements(spec: Spec) -> int | None:
     if stream_problem(model.arch, model.shift_direction, model.non_local) is not None:
         return None
     with torch.device("meta"):
-        return cache_elements(_built(model, spec.data.num_frames, None), spec.data.crop, spec.data.crop)
+        return cache_elements(_built_for(spec, None), spec.data.crop, spec.data.crop)
 
 
 def cpu_kernels() -> str:
@@ -72,7 +77,11 @@ def cpu_kernels() -> str:
     return execution()
 
 
-def _built(model: ModelSpec, num_frames: int, generator: torch.Generator | None) -> VideoNetwork:
+def _built_for(spec: Spec, generator: torch.Generator | None) -> VideoNetwork:
+    return _built(spec.model, spec.data.num_frames, spec.data.input.channels, generator)
+
+
+def _built(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None) -> VideoNetwork:
     return build_model(
         model.arch,
         model.backbone,
@@ -85,6 +94,7 @@ def _built(model: ModelSpec, num_frames: int, generator: torch.Generator | None)
         shift_place=model.shift_place,
         shift_direction=model.shift_direction,
         non_local=model.non_local,
+        in_channels=channels,
         generator=generator,
     )
 

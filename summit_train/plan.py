@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from summit_train.errors import UserError
-from summit_train.modality import RGB
 from summit_train.models.count import Count
 from summit_train.network import count_network
 from summit_train.optim.schedule import Schedule, peak_learning_rate
@@ -164,7 +163,7 @@ def _check_ranks(virtual_gpus: int, ranks: int) -> None:
 
 def _clip_bytes(spec: Spec) -> int:
     """Return the bytes of a clip on its way to the device, uint8."""
-    return math.prod(RGB.clip_shape(spec.data.num_frames, spec.data.crop))
+    return math.prod(spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))
 
 
 def _averages(spec: Spec) -> int:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from summit_train.modality import Modality, ModalityName, modality_of
 from summit_train.models.catalog import (
     ARCHITECTURES,
     Arch,
@@ -33,7 +34,10 @@ from summit_train.source import SpecError, Tree, read_tree, to_yaml
 from summit_train.typed import Count, Fraction, NonNegative, Positive, Section, validated
 
 # Keys of the data section that change what is trained on; the others only say where it lies and how fast it comes.
-_DATA_IDENTITY = ("num_frames", "frame_stride", "sampling", "augment", "short_side", "crop", "flip")
+_DATA_IDENTITY = (
+    "modality", "flow_length", "num_frames", "frame_stride", "sampling", "augment", "short_side", "crop_scales", "crop",
+    "flip",
+)  # fmt: skip
 
 
 def _expand(path: str) -> str:
@@ -88,7 +92,8 @@ class ModelSpec(Section):
     """Batch normalisations that keep their running statistics, weight and bias, for fine-tuning."""
     pretrained: PathText | None = None
     """Initial weights: a file under torchvision's, the TSM authors' or mmaction2's names, a checkpoint, or a run
-    folder. I3D inflates 2D weights; i3d_replace takes a TSM's shifts over. null: random weights."""
+    folder. I3D inflates 2D weights; i3d_replace takes a TSM's shifts over; for clips of other channels the first layer
+    is averaged over its own. null: random weights."""
 
     @model_validator(mode="before")
     @classmethod
@@ -114,6 +119,10 @@ class DataSpec(Section):
     """Validation set, in the same forms."""
     root: PathText | None = None
     """Folder that relative video paths start at; null: the manifest's own folder."""
+    modality: ModalityName = "rgb"
+    """rgb: pictures; flow: optical flow, as `data flow` makes it of the videos."""
+    flow_length: Annotated[int, Field(ge=1, le=64)] = 5
+    """flow: consecutive fields that each frame of a clip stacks; it has twice as many channels."""
     num_frames: Count = 8
     """Frames of a clip (T)."""
     frame_stride: Count = 8
@@ -124,6 +133,9 @@ class DataSpec(Section):
     """scale_jitter: random short side, then a random crop; multi_scale_crop: crop of a random size."""
     short_side: tuple[Count, Count] = (256, 320)
     """scale_jitter: the short side is drawn from [low, high], pixels."""
+    crop_scales: tuple[Annotated[float, Field(gt=0, le=1)], ...] | None = None
+    """multi_scale_crop: sides of the crops, as parts of the short side; a crop's two sides are at most one step apart.
+    null: 1, 0.875, 0.75, 0.66; for flow without the last."""
     crop: Count = 224
     """Side of the training crop, pixels."""
     flip: bool = True
@@ -141,6 +153,11 @@ class DataSpec(Section):
     """Folder on each node to copy packed sets to; auto: a job copies them to the site's node_local."""
     workers: NonNegative = 4
     """Loader processes of each rank; 0 loads in the training process."""
+
+    @property
+    def input(self) -> Modality:
+        """Return what a frame of a clip holds, as the network sees it."""
+        return modality_of(self.modality, self.flow_length)
 
 
 class ScaleSpec(Section):
@@ -318,6 +335,8 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "data.short_side", f"[low, high] is wanted, got [{low}, {high}]"
     if data.augment == "scale_jitter" and data.crop > low:
         yield "data.crop", f"a crop of {data.crop} does not fit a short side of {low} (data.short_side)"
+    if data.crop_scales == ():
+        yield "data.crop_scales", "at least one scale is wanted, or null, got []"
     yield from optimizer_problems(spec.optimizer)
     yield from schedule_problems(spec.schedule)
     too_short, unknown = frames_problem(model.arch, data.num_frames), backbone_problem(model.arch, model.backbone)

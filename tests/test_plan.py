@@ -262,3 +262,17 @@ def test_the_learning_rate_of_every_plan(drawn: tuple[Spec, Plan]) -> None:
     after = plan.schedule.decay == "linear" and 1 / (plan.total_steps - plan.warmup_steps)  # one step down already
     assert plan.learning_rate(end + 1) == pytest.approx(max(plan.peak_lr * (1 - after), min(1e-6, plan.peak_lr)))
     assert all(before <= after for (_, before), (_, after) in pairwise(samples[: steps.index(end) + 1]))
+
+
+def test_a_plan_of_flow_by_hand() -> None:
+    """TSM, ResNet-50, 8 frames of five fields: only the first convolution and the clips' bytes differ from RGB's."""
+    plan = make_plan(_spec(6, 16, data={"modality": "flow"}), 6, 10_000)
+    rgb = make_plan(_spec(6, 16), 6, 10_000)
+    assert plan.parameters == 24_349_584 == rgb.parameters + 7 * 7 * 7 * 64
+    assert plan.gradient_bytes == 4 * 24_349_584
+    assert plan.multiply_adds - rgb.multiply_adds == 8 * 112**2 * 64 * 7 * 49
+    assert plan.input_bytes_per_step_and_rank == 16 * 8 * 224**2 * 10
+    assert rgb.input_bytes_per_step_and_rank == 16 * 8 * 224**2 * 3
+    # The input is kept for the first convolution's gradient, and there are more weights, gradients and momenta.
+    kept, weights = 16 * 8 * 224**2 * 7 * 4, 3 * 4 * 7 * 49 * 64
+    assert plan.memory_bytes_per_rank - rgb.memory_bytes_per_rank == kept + weights

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from summit_train.modality import RGB
 from summit_train.models.catalog import ARCHITECTURES, BACKBONES
 from summit_train.source import SpecError
 from summit_train.spec import Spec, dump_spec, experiment_defaults, experiment_keys, load_spec, spec_from_values
@@ -57,8 +58,8 @@ def test_defaults_are_the_papers_recipe(load: Callable[..., Spec]) -> None:
     spec = load()
     assert spec.optimizer.model_dump() == {
         "name": "sgd", "momentum": 0.9, "weight_decay": 1e-4, "base_lr": 0.00125, "base_batch": 8,
-        "lr_scaling": "linear", "head_lr_factor": 1.0, "clip_norm": None, "trust_ratio": None, "compression": "none",
-        "alpha": 0.99, "betas": (0.9, 0.999), "eps": None,
+        "lr_scaling": "linear", "head_lr_factor": 1.0, "first_lr_factor": 1.0, "clip_norm": None, "trust_ratio": None,
+        "compression": "none", "alpha": 0.99, "betas": (0.9, 0.999), "eps": None,
     }  # fmt: skip
     assert spec.schedule.model_dump() == {
         "epochs": 100, "warmup_epochs": 5, "warmup": "linear", "warmup_scaling": "none",
@@ -67,6 +68,7 @@ def test_defaults_are_the_papers_recipe(load: Callable[..., Spec]) -> None:
     assert spec.model.dropout == spec.loss.label_smoothing == 0
     assert (spec.evaluate.clips, spec.evaluate.short_side, spec.evaluate.last_checkpoints) == (10, 256, 5)
     assert (spec.data.num_frames, spec.data.crop, spec.data.short_side) == (8, 224, (256, 320))
+    assert (spec.data.input, spec.data.flow_length) == (RGB, 5)
     assert spec.model.shift_fraction == 1 / 8
     assert spec.run_path == Path("runs/t")
 
@@ -78,8 +80,8 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(
     assert sorted(lines) == [
         "override 'model.width=0': model.width: Input should be greater than 0, got 0",
         "spec.yaml:6: optimizer.momentun: unknown key; did you mean momentum? valid: name, momentum, alpha, "
-        "betas, eps, weight_decay, base_lr, base_batch, lr_scaling, head_lr_factor, clip_norm, trust_ratio, "
-        "compression",
+        "betas, eps, weight_decay, base_lr, base_batch, lr_scaling, head_lr_factor, first_lr_factor, "
+        "clip_norm, trust_ratio, compression",
         "spec.yaml:7: optimizer.base_lr: Input should be a valid number, got 'fast'",
         "spec.yaml:8: precision: 'fp8' is no choice; valid: fp32, fp16, bf16, fp64",
         "spec.yaml:9: seed: Input should be greater than or equal to 0, got -1",
@@ -121,6 +123,10 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(
         ("", ("data.short_side=256",), "override 'data.short_side=256': data.short_side: ", ("array",)),
         ("", ("data.short_side=[256]",), "override 'data.short_side=[256]': data.short_side.1: is missing", ()),
         ("", ("data.short_side=[1, 2, 3]",), "override 'data.short_side=[1, 2, 3]': data.short_side: ", ("at most 2",)),
+        ("", ("data.modality=depth",), "override 'data.modality=depth': data.modality: 'depth' is no", ("rgb, flow",)),
+        ("", ("data.flow_length=0",), "override 'data.flow_length=0': data.flow_length: ", ("greater",)),
+        ("", ("data.crop_scales=[]",), "override 'data.crop_scales=[]': data.crop_scales: at least one", ()),
+        ("", ("data.crop_scales=[1.5]",), "override 'data.crop_scales=[1.5]': data.crop_scales", ("1.5",)),
         ("", ("data.flip=1",), "override 'data.flip=1': data.flip: ", ("boolean",)),
         ("", ("data.train=",), "override 'data.train=': data.train: ", ("string", "got None")),
         ("", ("data.train=''",), "override \"data.train=''\": data.train: a path is wanted", ()),

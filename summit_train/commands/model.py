@@ -29,9 +29,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _table(spec: Spec, count: Count, cached: int | None) -> str:
     frames, height, width = count.clip
+    channels = count.input_bytes // (frames * height * width)
     rows = {
         "network": f"{spec.model.title}, {spec.model.num_classes} classes",
-        "input": f"{frames} x 3 x {height} x {width} ({count.input_bytes:,} bytes as uint8)",
+        "input": f"{frames} x {channels} x {height} x {width} ({count.input_bytes:,} bytes as uint8)",
         "parameters": f"{count.parameters:,}",
         "gradients": f"{count.gradient_bytes:,} bytes a step in fp32",
         "multiply-adds": f"{count.multiply_adds:,} ({count.multiply_adds / 1e9:.2f} G) a clip, forward",

@@ -20,7 +20,7 @@ from summit_train.spec import Spec
 from summit_train.text import has_top5, table
 from summit_train.training.checkpoint import CheckpointError, find_checkpoints
 from summit_train.training.evaluation import Evaluation
-from summit_train.training.observed import TENTHS, no_stream, parse_fractions, score_observed
+from summit_train.training.observed import TENTHS, check_observable, no_stream, parse_fractions, score_observed
 from summit_train.training.run import fresh_model
 from summit_train.training.watch import Watchdog
 
@@ -33,6 +33,7 @@ def run_observed(args: argparse.Namespace, checkpoints: Sequence[str], overrides
     launch = this_launch()
     inputs = read_inputs(args.spec, overrides, launch.size)
     spec = inputs.spec
+    check_observable(spec)
     path = _checkpoint(spec.run_path, checkpoints)
     with session(launch) as world, Watchdog(world, spec.watch.stall_seconds) as watchdog:
         device = choose_device(world)

@@ -186,7 +186,8 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
 
 
 def _print_tables(console: Console, spec: Spec, plan: Plan, more: list[tuple[str, str]]) -> None:
-    console.print(f"{spec.name}: {spec.model.title}, {spec.data.num_frames} frames")
+    stacked = f" of {spec.data.flow_length} flow fields" if spec.data.modality == "flow" else ""
+    console.print(f"{spec.name}: {spec.model.title}, {spec.data.num_frames} frames{stacked}")
     for name, value in [*_rows(spec, plan), *more]:
         console.print(f"  {name:<15} {value}")
     table = Table("step", "epoch", "learning rate", "", title="learning rate", title_justify="left")

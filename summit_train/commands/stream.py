@@ -97,8 +97,8 @@ def run(args: argparse.Namespace) -> int:
     reading, pace = Reading(), Pace()
     frames = _frames(args, reading)
     trained = open_named(args.run, args.overrides, args.classes)
-    stride = stride_of(trained.spec, args.stride)
     stream = open_stream(trained, choose_device(World()), args.window, args.reset_on_cut)
+    stride = stride_of(trained.spec, args.stride)
     show = Show(args.show, args.video, reading) if args.show else None
     follower = Follower(stream, renderer(trained.spec.evaluate), trained.classes, reading, pace, show)
     frames = _announced(frames, args, trained, stride)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from summit_train.data.batches.loader import BadClip, Store, TestBatch, test_batches
 from summit_train.errors import RunFailed, UserError
-from summit_train.inference.trained import Trained
+from summit_train.inference.trained import Trained, flow_problem
 from summit_train.models.cam import ClassMaps, class_maps
 from summit_train.models.catalog import maps_problem
 from summit_train.text import listed
@@ -91,14 +91,14 @@ class Mapper:
     """
 
     def __init__(self, trained: Trained, device: torch.device, wanted: str | None = None) -> None:
-        problem = maps_problem(trained.spec.model.arch)
+        problem = maps_problem(trained.spec.model.arch) or flow_problem(trained.spec, "maps are drawn on pictures")
         if problem is not None:
             raise UserError(f"{trained.path}: {problem}")
         self.trained = trained
         self.label = None if wanted is None else label_of(trained, wanted)
         self._network = trained.network(device)
         self._device = device
-        self._normalise = Normalise(parameter_type(trained.spec.precision), device)
+        self._normalise = Normalise(parameter_type(trained.spec.precision), device, trained.spec.data.input)
 
     @property
     def crops(self) -> Literal[1, "full"]:

@@ -188,10 +188,9 @@ class _Export:
 
     def _differences(self, content: bytes, video: Clips | None) -> dict[str, Any]:
         """Compare the graph's logits with the network's: on random pictures and on a video."""
-        channels = self.offline.network(self.data.num_frames).in_channels
         num_clips = self.request.batch if self.request.stream else max(_CLIPS, self.request.batch)
         num_frames = _STREAM_FRAMES if self.request.stream else self.data.num_frames
-        pixels = random_clips(num_clips, num_frames, self.picture.height, self.picture.width, channels)
+        pixels = random_clips(num_clips, num_frames, self.picture.height, self.picture.width, self.data.input)
         graph = Exported(Runtime(content), stream=self.request.stream)
 
         def compare(clips: Any) -> dict[str, Any]:
@@ -199,7 +198,7 @@ class _Export:
             size = {"clips": len(clips), "frames": clips.shape[1]}
             return {**size, "largest_difference": found.largest, "largest_logit": found.largest_logit}
 
-        on_video = None if video is None else {"path": video.path, **compare(normalised(video.clips))}
+        on_video = None if video is None else {"path": video.path, **compare(normalised(video.clips, self.data.input))}
         return {"random": compare(pixels), "video": on_video}
 
     def _compare(self, content: bytes, video: Clips | None) -> dict[str, Any]:
@@ -220,17 +219,18 @@ class _Export:
         videos = self.validation.spread(self.request.max_videos)
         batches = self.validation.batches(videos, self.data, self.num_clips, self.picture)
         graph = Exported(Runtime(content), stream=self.request.stream)
-        return compare_accuracy(self.offline, graph, self.follow(batches, len(videos), "videos"), self.tell)
+        followed = self.follow(batches, len(videos), "videos")
+        return compare_accuracy(self.offline, graph, followed, self.tell, self.data.input)
 
     def _usage(self) -> dict[str, Any]:
         """Return what a program needs to know to feed the graph and to read its logits."""
-        dense = self.data.sampling == "dense"
+        dense, modality = self.data.sampling == "dense", self.data.input
         return {
             "preprocessing": {
-                "colours": "RGB",
+                **({"colours": "RGB"} if modality is RGB else {"flow_length": self.data.flow_length}),
                 "value_range": [0, 255],
-                "mean": list(RGB.mean),
-                "std": list(RGB.std),
+                "mean": list(modality.mean),
+                "std": list(modality.std),
                 "short_side": self.picture.short_side,
                 "crop": [self.picture.height, self.picture.width],
             },

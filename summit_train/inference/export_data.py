@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,11 @@ import numpy as np
 import torch
 
 from summit_train.data.batches.loader import Store, TestBatch, open_store, test_batches
+from summit_train.data.batches.stores import file_store
 from summit_train.data.manifest import read_manifest
+from summit_train.data.manifest.files import plain_manifest
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.data.video import augment
-from summit_train.data.video.clips import Frames, read_folder_views, read_views
-from summit_train.data.video.source import load_video
 from summit_train.errors import UserError
 from summit_train.spec import DataSpec, Spec
 
@@ -52,15 +51,12 @@ class Clips:
 
 
 def clips_of(path: str, data: DataSpec, num_clips: int, picture: Picture) -> Clips:
-    """Read test clips of a video file or a folder of pictures. Raises DecodeError."""
+    """Read test clips of a video file, or of a folder of pictures or of flow. Raises DecodeError."""
 
     def choose(num_frames: int) -> np.ndarray:
         return augment.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, num_clips)
 
-    if os.path.isdir(path):
-        frames: Frames = read_folder_views(path, choose, picture.views, None)
-    else:
-        frames = read_views(load_video(path, None), choose, picture.views)
+    frames = file_store(data, plain_manifest([path]), "").read_views(0, choose, picture.views)
     return Clips(path, torch.from_numpy(frames))
 
 

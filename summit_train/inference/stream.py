@@ -17,7 +17,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from summit_train.data.video.augment import test_views
 from summit_train.data.video.render import Frames, Renderer
 from summit_train.errors import RunFailed, UserError
-from summit_train.inference.trained import Trained
+from summit_train.inference.trained import Trained, flow_problem
 from summit_train.models import VideoNetwork
 from summit_train.models.catalog import stream_problem
 from summit_train.models.online import StreamNetwork
@@ -123,6 +123,7 @@ def open_stream(trained: Trained, device: torch.device, window: int | None = Non
     """
     spec = trained.spec
     problem = stream_problem(spec.model.arch, spec.model.shift_direction, spec.model.non_local)
+    problem = problem or flow_problem(spec, "a stream has pictures")
     if problem is not None:
         raise UserError(f"{trained.path}: {problem}")
     return Stream(trained.network(device, ready=False), device, spec.data.num_frames if window is None else window, cut)

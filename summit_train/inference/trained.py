@@ -73,6 +73,13 @@ def open_trained(path: str | Path, overrides: Sequence[str] = ()) -> Trained:
     return _trained(path, run_path, load_checkpoint(path, may_be_alone=True), overrides)
 
 
+def flow_problem(spec: Spec, reason: str) -> str | None:
+    """Return that a network sees no pictures, for a command that needs them for this reason; None where it does."""
+    if spec.data.modality == "rgb":
+        return None
+    return f"its network sees optical flow, and {reason}; take a run with data.modality rgb, or classify by `predict`"
+
+
 def named(trained: Trained, names_file: str | None) -> Trained:
     """Return the trained network with the names in a file, one a line, label 0 first; as it is without a file.
 

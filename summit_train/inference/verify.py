@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from summit_train.data.batches.loader import TestBatch
 from summit_train.inference.trained import Trained
+from summit_train.modality import RGB, Modality
 from summit_train.models import VideoNetwork
 from summit_train.training.step import Normalise
 
@@ -121,20 +122,24 @@ def difference(reference: Logits, exported: Logits) -> Difference:
     return Difference(float(np.abs(reference - exported).max()), float(np.abs(reference).max()))
 
 
-def normalised(clips_MTHWC: torch.Tensor) -> torch.Tensor:
+def normalised(clips_MTHWC: torch.Tensor, modality: Modality = RGB) -> torch.Tensor:
     """Return uint8 clips as the network takes them: float (M, T, C, H, W)."""
-    return Normalise(torch.float32, CPU)(clips_MTHWC)
+    return Normalise(torch.float32, CPU, modality)(clips_MTHWC)
 
 
-def random_clips(num_clips: int, num_frames: int, height: int, width: int, channels: int) -> torch.Tensor:
+def random_clips(num_clips: int, num_frames: int, height: int, width: int, modality: Modality = RGB) -> torch.Tensor:
     """Return normalised clips of random pixels, the same ones each time."""
     generator = torch.Generator().manual_seed(0)
-    shape = (num_clips, num_frames, height, width, channels)
-    return normalised(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator))
+    shape = (num_clips, num_frames, height, width, modality.channels)
+    return normalised(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator), modality)
 
 
 def compare_accuracy(
-    reference: Score, exported: Score, batches: Iterable[TestBatch], tell: Callable[[str], None]
+    reference: Score,
+    exported: Score,
+    batches: Iterable[TestBatch],
+    tell: Callable[[str], None],
+    modality: Modality = RGB,
 ) -> dict[str, Any]:
     """Classify videos by both, each by the mean of its logits; return accuracies in percent and what differs.
 
@@ -147,7 +152,7 @@ def compare_accuracy(
             unreadable += 1
             tell(f"left out: {batch.bad.path}: {batch.bad.reason}")
             continue
-        clips = normalised(batch.views)
+        clips = normalised(batch.views, modality)
         ours, theirs = reference(clips), exported(clips)
         largest = max(largest, difference(ours, theirs).largest)
         rows.append((batch.label, int(ours.mean((0, 1)).argmax()), int(theirs.mean((0, 1)).argmax())))

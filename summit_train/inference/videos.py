@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from summit_train.data.batches.loader import BadClip, Store, open_store
+from summit_train.data.batches.stores import file_store
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.clip import Clip
-from summit_train.data.manifest.files import FileStore, plain_manifest
+from summit_train.data.manifest.files import plain_manifest
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.data.manifest.reading import PACK_FILE, PACKING_FOLDER
 from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, is_video
 from summit_train.data.video.clips import is_picture
-from summit_train.data.video.source import MISSING, Limits
+from summit_train.data.video.source import MISSING
 from summit_train.errors import UserError
 from summit_train.spec import DataSpec, Spec
 from summit_train.text import counted, listed
@@ -44,7 +45,7 @@ class Listing:
         """Return the store that reads them."""
         if self.manifest.source:
             return open_store(data, self.manifest)
-        return FileStore(self.manifest, "", Limits(seconds=data.clip_seconds))
+        return file_store(data, self.manifest, "")
 
     @property
     def numbers(self) -> list[int]:

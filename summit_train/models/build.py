@@ -46,9 +46,10 @@ def build_model(
     shift_place: ShiftPlace = "residual",
     shift_direction: ShiftDirection = "both",
     non_local: NonLocal = False,
+    in_channels: int = 3,
     generator: torch.Generator | None = None,
 ) -> VideoNetwork:
-    """Build a video network with fresh weights: float (N, num_frames, 3, H, W) -> logits (N, num_classes).
+    """Build a video network with fresh weights: float (N, num_frames, in_channels, H, W) -> logits (N, num_classes).
 
     arch, backbone, shift_place, shift_direction and non_local are names of the catalog; "tsn" is the 2D network, "tsm"
     the same with the temporal shift. Without `backbone` it is the architecture's usual one. `width` multiplies the
@@ -68,9 +69,10 @@ def build_model(
     for problem in problems:
         if problem is not None:
             raise ValueError(problem)
-    if num_classes < 1 or not (math.isfinite(width) and width > 0):
-        raise ValueError(f"num_classes is {num_classes} and width is {width}; both are positive")
-    model = _built(arch, backbone or "", num_frames, num_classes, width, dropout)
+    if min(num_classes, in_channels) < 1 or not (math.isfinite(width) and width > 0):
+        given = f"num_classes is {num_classes}, in_channels {in_channels} and width {width}"
+        raise ValueError(f"{given}; all are positive")
+    model = _built(arch, backbone or "", (num_frames, num_classes, width, dropout, in_channels))
     if arch == "tsm":
         add_shifts(model, shift_fraction, shift_place, shift_direction)
     if non_local:
@@ -83,22 +85,23 @@ def build_model(
     return model
 
 
-def _built(arch: str, backbone: str, num_frames: int, num_classes: int, width: float, dropout: float) -> VideoNetwork:
+def _built(arch: str, backbone: str, sizes: tuple[int, int, float, float, int]) -> VideoNetwork:
+    """Return the network. sizes: number of frames and of classes, width, dropout, and the clip's channels."""
     if arch in ("i3d_3x3x3", "i3d_3x1x1", "i3d_replace"):
-        return I3D(arch, backbone, num_frames, num_classes, width, dropout)
+        return I3D(arch, backbone, *sizes)
     if arch == "trn":
-        return TRN(backbone, num_frames, num_classes, width, dropout)
+        return TRN(backbone, *sizes)
     if arch == "eco_lite":
-        return ECOLite(num_frames, num_classes, width, dropout)
+        return ECOLite(*sizes)
     if arch == "slowfast":
-        return SlowFast(num_frames, num_classes, width, dropout)
+        return SlowFast(*sizes)
     if arch == "x3d_m":
-        return X3D(num_frames, num_classes, width, dropout)
+        return X3D(*sizes)
     if arch == "ir_csn":
-        return IrCSN(backbone, num_frames, num_classes, width, dropout)
+        return IrCSN(backbone, *sizes)
     if backbone == "mobilenet_v2":
-        return MobileNetV2(num_frames, num_classes, width, dropout)
-    return ResNet(backbone, num_frames, num_classes, width, dropout)
+        return MobileNetV2(*sizes)
+    return ResNet(backbone, *sizes)
 
 
 def _check_choice(name: str, value: str, valid: Iterable[str]) -> None:

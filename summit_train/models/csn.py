@@ -25,9 +25,15 @@ class IrCSN(ResNet):
     memory_format = torch.channels_last_3d
 
     def __init__(
-        self, backbone: str, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0
+        self,
+        backbone: str,
+        num_frames: int,
+        num_classes: int,
+        width: float = 1.0,
+        dropout: float = 0.0,
+        in_channels: int = 3,
     ) -> None:
-        super().__init__(backbone, num_frames, num_classes, width, dropout)
+        super().__init__(backbone, num_frames, num_classes, width, dropout, in_channels)
         self.conv1 = inflated(self.conv1, kernel=3)
         self.maxpool = nn.MaxPool3d((1, 3, 3), (1, 2, 2), padding=(0, 1, 1))
         self.avgpool = nn.AdaptiveAvgPool3d(1)

@@ -23,15 +23,18 @@ class ECOLite(VideoNetwork):
     """
 
     blocks = ("inception", "resnet")
+    stem = ("conv1_7x7_s2.conv",)
 
-    def __init__(self, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0) -> None:
+    def __init__(
+        self, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0, in_channels: int = 3
+    ) -> None:
         stages = {"conv1_7x7_s2": "conv1", "pool1": "pool1", "conv2_3x3": "conv2", "pool2": "pool2"}
         stages |= {"inception": "inception3"} | {f"resnet.{name}": name for name in ("res3", "res4", "res5")}
-        super().__init__(num_frames, stages)
+        super().__init__(num_frames, stages, in_channels)
         c32, c64, c96, c128, c192, c256, c512 = (
             scaled_channels(channels, width) for channels in (32, 64, 96, 128, 192, 256, 512)
         )
-        self.conv1_7x7_s2 = _convolution(self.in_channels, c64, 7, 2)
+        self.conv1_7x7_s2 = _convolution(in_channels, c64, 7, 2)
         self.pool1 = nn.MaxPool2d(3, 2, ceil_mode=True)
         self.conv2_3x3_reduce = _convolution(c64, c64, 1)
         self.conv2_3x3 = _convolution(c64, c192, 3)

@@ -9,7 +9,7 @@ from summit_train.models.resnet import STAGES, ResidualBlock, ResNet
 
 
 class I3D(ResNet):
-    """A ResNet over volumes (N, 3, T, H, W), with the parameter names of the 2D network.
+    """A ResNet over volumes (N, C, T, H, W), with the parameter names of the 2D network.
 
     i3d_replace (Lin et al., "TSM", journal version, Table 6): the first 1x1 of every block becomes 3x1x1, where TSM has
     its shifts; T stays.
@@ -22,9 +22,16 @@ class I3D(ResNet):
     memory_format = torch.channels_last_3d
 
     def __init__(
-        self, arch: str, backbone: str, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0
+        self,
+        arch: str,
+        backbone: str,
+        num_frames: int,
+        num_classes: int,
+        width: float = 1.0,
+        dropout: float = 0.0,
+        in_channels: int = 3,
     ) -> None:
-        super().__init__(backbone, num_frames, num_classes, width, dropout)
+        super().__init__(backbone, num_frames, num_classes, width, dropout, in_channels)
         self.pool2: nn.Module = nn.Identity()
         self.avgpool = nn.AdaptiveAvgPool3d(1)
         if arch == "i3d_replace":

@@ -56,18 +56,18 @@ def averaged(kernel: torch.Tensor, num_channels: int) -> torch.Tensor:
     return kernel.mean(1, keepdim=True).repeat_interleave(num_channels, 1)
 
 
-def fitted(found: torch.Tensor, wanted: torch.Size, in_channels: int, shift: Shift | None) -> Fitted | None:
+def fitted(found: torch.Tensor, wanted: torch.Size, shift: Shift | None, *, sees_clip: bool = False) -> Fitted | None:
     """Return `found` in the shape `wanted`, or None where there is no honest way to it.
 
-    in_channels: the channels of the model's clips. shift: that of the file's network in front of this convolution; None
-    where the file is of a network without shifts.
+    shift: that of the file's network in front of this convolution; None where the file is of a network without shifts.
+    sees_clip: the convolution's input is the clip, so that it may be averaged for one of other channels.
     """
     value, made = found, []
     if value.dim() == 5 and len(wanted) == 4 and value.shape[2] == 1:
         value = value.squeeze(2)  # 1x1x1 in published non-local blocks, 1x1 on frames
-    if value.dim() >= 4 and wanted[1:2] == (in_channels,) and value.shape[1] != in_channels:
+    if sees_clip and value.dim() >= 4 and value.shape[1] != wanted[1]:
         made.append(f"averaged over {value.shape[1]} input channels")
-        value = averaged(value, in_channels)
+        value = averaged(value, wanted[1])
     if value.dim() == 4 and len(wanted) == 5:
         if shift is not None and wanted[2:] == (3, 1, 1) and value.shape[2:] == (1, 1):
             made.append("the shift as taps in time")

@@ -58,13 +58,16 @@ class MobileNetV2(VideoNetwork):
     """The stem, 17 inverted residuals, a 1x1 convolution, and the classifier."""
 
     blocks = ("features",)
+    stem = ("features.0.0",)
     head = "classifier"
 
-    def __init__(self, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0) -> None:
+    def __init__(
+        self, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0, in_channels: int = 3
+    ) -> None:
         stages = {"features.0": "conv1"}
-        super().__init__(num_frames, stages)
+        super().__init__(num_frames, stages, in_channels)
         channels = rounded_channels(32 * width)
-        layers: list[nn.Module] = [_convolution(self.in_channels, channels, 3, 2)]
+        layers: list[nn.Module] = [_convolution(in_channels, channels, 3, 2)]
         for number, (expansion, base, num_blocks, stride) in enumerate(BLOCKS, 1):
             for index in range(num_blocks):
                 out_channels = rounded_channels(base * width)

@@ -137,12 +137,18 @@ class ResNet(VideoNetwork):
     layer4: nn.Module
 
     def __init__(
-        self, backbone: str, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0
+        self,
+        backbone: str,
+        num_frames: int,
+        num_classes: int,
+        width: float = 1.0,
+        dropout: float = 0.0,
+        in_channels: int = 3,
     ) -> None:
-        super().__init__(num_frames, STAGES)
+        super().__init__(num_frames, STAGES, in_channels)
         block, num_blocks = BACKBONES[backbone]
         channels = scaled_channels(64, width)
-        self.conv1: nn.Module = nn.Conv2d(self.in_channels, channels, 7, 2, padding=3, bias=False)
+        self.conv1: nn.Module = nn.Conv2d(in_channels, channels, 7, 2, padding=3, bias=False)
         self.bn1: nn.Module = nn.BatchNorm2d(channels)
         self.relu: nn.Module = nn.ReLU(inplace=True)
         self.maxpool: nn.Module = nn.MaxPool2d(3, 2, padding=1)

@@ -90,7 +90,7 @@ class Pathway(nn.Module):
             self.outputs.append(channels)
 
     def stem(self, x: torch.Tensor) -> torch.Tensor:
-        """Return pool1 of volumes (N, 3, T, H, W): (N, channels, T, H / 4, W / 4)."""
+        """Return pool1 of volumes (N, C, T, H, W): (N, channels, T, H / 4, W / 4)."""
         out: torch.Tensor = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         return out
 
@@ -131,14 +131,17 @@ class SlowFast(VideoNetwork):
 
     memory_format = torch.channels_last_3d
     blocks = tuple(f"{pathway}.layer{i}" for i in (1, 2, 3, 4) for pathway in ("fast", "slow"))
+    stem = ("fast.conv1", "slow.conv1")
 
-    def __init__(self, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0) -> None:
-        super().__init__(num_frames, STAGES)
+    def __init__(
+        self, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0, in_channels: int = 3
+    ) -> None:
+        super().__init__(num_frames, STAGES, in_channels)
         # The fast pathway comes first, since it takes the clip as it is.
-        self.fast = Pathway(self.in_channels, BASE // BETA_INVERSE, width, FAST_KERNELS)
+        self.fast = Pathway(in_channels, BASE // BETA_INVERSE, width, FAST_KERNELS)
         laterals = [Lateral(channels) for channels in self.fast.outputs[:-1]]
         self.lateral1, self.lateral2, self.lateral3, self.lateral4 = laterals
-        self.slow = Pathway(self.in_channels, BASE, width, SLOW_KERNELS, [lateral.channels for lateral in laterals])
+        self.slow = Pathway(in_channels, BASE, width, SLOW_KERNELS, [lateral.channels for lateral in laterals])
         self.avgpool = nn.AdaptiveAvgPool3d(1)
         self.dropout = Dropout(dropout)
         self.fc = nn.Linear(self.slow.outputs[-1] + self.fast.outputs[-1], num_classes)

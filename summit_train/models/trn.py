@@ -24,10 +24,16 @@ class TRN(ResNet):
     head = "consensus"
 
     def __init__(
-        self, backbone: str, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0
+        self,
+        backbone: str,
+        num_frames: int,
+        num_classes: int,
+        width: float = 1.0,
+        dropout: float = 0.0,
+        in_channels: int = 3,
     ) -> None:
         features = scaled_channels(FEATURES, width)
-        super().__init__(backbone, num_frames, features, width, dropout)
+        super().__init__(backbone, num_frames, features, width, dropout, in_channels)
         self.consensus = Relations(num_frames, features, num_classes)
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:

@@ -23,12 +23,14 @@ class VideoNetwork(nn.Module):
 
     `memory_format`: the format that frames stored as (N, T, H, W, C) arrive in, as a view.
     `stages`: the modules after which T is reported, with the paper's names for them (Table 2).
-    `blocks`: the sequences whose members can be computed again in the backward pass. `head`: the classifier's name.
+    `blocks`: the sequences whose members can be computed again in the backward pass. `stem`: the names of the
+    convolutions that see the clip. `head`: the classifier's name.
     Where the head is a global average and one linear layer, `extract` averages what `feature_maps` returns.
     """
 
     memory_format: torch.memory_format = torch.channels_last
     blocks: tuple[str, ...] = ()
+    stem: tuple[str, ...] = ("conv1",)
     head = "fc"
 
     def __init__(self, num_frames: int, stages: dict[str, str], in_channels: int = 3) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +43,8 @@ class LoadReport:
     """What became of each key: `loaded`; `missing` in the file; `unexpected` by the model; `mismatched`.
 
     `made` are those of the loaded ones whose numbers are not the file's own: name -> how they were made. Names are the
-    model's, but those of `unexpected`, which are the file's.
+    model's, but those of `unexpected`, which are the file's. `anew`: the classifier's tensors where the file's classes
+    are others, as many as the model's. `classes`: how the classes compare, "" where the file has no such classifier.
     """
 
     path: str
@@ -52,12 +53,18 @@ class LoadReport:
     unexpected: tuple[str, ...]
     mismatched: tuple[Mismatch, ...]
     made: Mapping[str, str]
+    anew: tuple[str, ...] = ()
+    classes: str = ""
 
     def __str__(self) -> str:
-        wanted = len(self.loaded) + len(self.missing) + len(self.mismatched)
+        wanted = len(self.loaded) + len(self.missing) + len(self.mismatched) + len(self.anew)
         parts = [f"{self.path}: {len(self.loaded)} of the model's {wanted} tensors loaded"]
         for how in dict.fromkeys(self.made.values()):
             parts.append(f"{how}: {', '.join(name for name, made in self.made.items() if made == how)}")
+        if self.anew:
+            parts.append(f"classifier left as initialised, {self.classes}: {', '.join(self.anew)}")
+        elif self.classes:
+            parts.append(f"classifier kept, {self.classes}")
         if self.missing:
             parts.append(f"not in the file, left as initialised: {', '.join(self.missing)}")
         if self.mismatched:
@@ -68,27 +75,33 @@ class LoadReport:
 
 
 class Content(NamedTuple):
-    """A file's tensors by its own names, and the `model` section of the spec in a checkpoint of ours."""
+    """A file's tensors by its own names; in a checkpoint of ours the spec's `model` section and the class names."""
 
     tensors: dict[str, torch.Tensor]
     spec: Mapping[str, Any]
+    classes: tuple[str, ...] | None
 
 
-def load_pretrained(model: VideoNetwork, path: str | Path) -> LoadReport:
+def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str] | None = None) -> LoadReport:
     """Copy into `model` every tensor of `path` that fits by name and shape; the rest stays as it is.
 
     `path` is a file under torchvision's names, the TSM authors' or mmaction2's, one of our checkpoints, or a run
     directory (its newest checkpoint). A 2D kernel is inflated for a 3D convolution, or made of the shift where the file
     is a TSM's; the first one is averaged for clips of other channels (see models.inflation). A classifier for another
-    number of classes is left as initialised and reported. Raises WeightsError, with the path, when there is no such
-    file, it cannot be read, or it is of another network; the model is unchanged then.
+    number of classes is left as initialised and reported; so is one for as many classes that have other names. classes:
+    the names of the model's, where they are known. Raises WeightsError, with the path, when there is no such file, it
+    cannot be read, or it is of another network; the model is unchanged then.
     """
     file = weights_file(path)
     content = read_weights(file)
     targets = model.state_dict()
     names = our_names(content.tensors, _classifier(model, targets))
     found = {names[name]: tensor for name, tensor in content.tensors.items()}
-    fitting, mismatched = _fitting(found, targets, model.in_channels, _shifts(content, names, model))
+    fitting, mismatched = _fitting(found, targets, model, _shifts(content, names, model))
+    layers = _class_layers(model, fitting)
+    same = classes is None or content.classes is None or tuple(classes) == content.classes
+    anew = () if same else layers
+    fitting = {name: tensor for name, tensor in fitting.items() if name not in anew}
     report = LoadReport(
         path=str(file),
         loaded=_reported(name for name in targets if name in fitting),
@@ -96,6 +109,8 @@ def load_pretrained(model: VideoNetwork, path: str | Path) -> LoadReport:
         unexpected=_reported(name for name, ours in names.items() if ours not in targets),
         mismatched=tuple(mismatched),
         made={name: tensor.made for name, tensor in fitting.items() if tensor.made},
+        anew=anew,
+        classes=_compared(content.classes, classes) if layers else "",
     )
     reason = _other_network(model, targets, found, mismatched)
     if not report.loaded and (reason is None or not mismatched):
@@ -128,8 +143,9 @@ def read_weights(file: Path) -> Content:
     except Exception as error:  # A damaged file can raise almost anything out of the unpickler.
         raise WeightsError(_why_unreadable(file, str(error).strip() or type(error).__name__)) from error
     spec: Any = {}
+    classes: Any = None
     while isinstance(content, Mapping):
-        spec = content.get("spec", spec)
+        spec, classes = content.get("spec", spec), content.get("classes", classes)
         inner = [content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)]
         if not inner:
             break
@@ -140,7 +156,8 @@ def read_weights(file: Path) -> Content:
     if not tensors:
         raise WeightsError(f"{file}: holds no tensors by name")
     section = spec.get("model") if isinstance(spec, Mapping) else None
-    return Content(tensors, section if isinstance(section, Mapping) else {})
+    known = tuple(map(str, classes)) if isinstance(classes, list) else None
+    return Content(tensors, section if isinstance(section, Mapping) else {}, known)
 
 
 def _why_unreadable(file: Path, reason: str) -> str:
@@ -161,10 +178,25 @@ def _why_unreadable(file: Path, reason: str) -> str:
     )
 
 
-def _classifier(model: VideoNetwork, targets: Mapping[str, torch.Tensor]) -> str:
+def _classifier(model: VideoNetwork, targets: Iterable[str]) -> str:
     """Return the name of the model's last layer: "fc", "classifier.1"."""
     weights = [name for name in targets if name.startswith(f"{model.head}.") and name.endswith(".weight")]
     return weights[-1].removesuffix(".weight") if weights else model.head
+
+
+def _class_layers(model: VideoNetwork, fitting: Mapping[str, Fitted]) -> tuple[str, ...]:
+    """Return the tensors of the head, of a file, that have a row for each of the model's classes."""
+    last = fitting.get(f"{_classifier(model, fitting)}.weight")
+    inside = [name for name in fitting if name.startswith(f"{model.head}.")]
+    return tuple(name for name in inside if last is not None and len(fitting[name].value) == len(last.value))
+
+
+def _compared(theirs: Sequence[str] | None, ours: Sequence[str] | None) -> str:
+    if theirs is None or ours is None:
+        return "for as many classes, whose names are not known on both sides"
+    pairs = enumerate(zip(theirs, ours, strict=True))
+    differing = [f"label {label} is {their!r} there and {our!r} here" for label, (their, our) in pairs if their != our]
+    return f"for other classes ({differing[0]})" if differing else f"for the same {len(ours)} classes"
 
 
 def _shifts(content: Content, names: Mapping[str, str], model: VideoNetwork) -> dict[str, Shift]:
@@ -181,15 +213,19 @@ def _shifts(content: Content, names: Mapping[str, str], model: VideoNetwork) -> 
 
 
 def _fitting(
-    found: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor], in_channels: int, shifts: dict[str, Shift]
+    found: Mapping[str, torch.Tensor],
+    targets: Mapping[str, torch.Tensor],
+    model: VideoNetwork,
+    shifts: dict[str, Shift],
 ) -> tuple[dict[str, Fitted], list[Mismatch]]:
     """Return what of `found` can be had in the shapes of `targets`, and what cannot."""
     fitting, mismatched = {}, []
+    stem = {f"{layer}.weight" for layer in model.stem}
     for name, target in targets.items():
         if name in found:
             # In a TSM, a convolution without a shift sees its own frame alone.
             shift = shifts.get(name, Shift(0.0)) if shifts else None
-            tensor = fitted(found[name], target.shape, in_channels, shift)
+            tensor = fitted(found[name], target.shape, shift, sees_clip=name in stem)
             if tensor is None:
                 mismatched.append(Mismatch(name, tuple(target.shape), tuple(found[name].shape)))
             else:

@@ -90,16 +90,19 @@ class X3D(VideoNetwork):
 
     memory_format = torch.channels_last_3d
     blocks = ("layer1", "layer2", "layer3", "layer4")
+    stem = ("conv1_xy",)
     layer1: nn.Module
     layer2: nn.Module
     layer3: nn.Module
     layer4: nn.Module
 
-    def __init__(self, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0) -> None:
+    def __init__(
+        self, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0, in_channels: int = 3
+    ) -> None:
         stages = {name: title for name, title in STAGES.items() if name != "maxpool"} | {"conv5": "conv5"}
-        super().__init__(num_frames, stages)
+        super().__init__(num_frames, stages, in_channels)
         channels, *stage_channels = (scaled_channels(base, width) for base in CHANNELS)
-        self.conv1_xy = nn.Conv3d(self.in_channels, channels, (1, 3, 3), (1, 2, 2), padding=(0, 1, 1), bias=False)
+        self.conv1_xy = nn.Conv3d(in_channels, channels, (1, 3, 3), (1, 2, 2), padding=(0, 1, 1), bias=False)
         self.conv1 = nn.Conv3d(channels, channels, (5, 1, 1), padding=(2, 0, 0), groups=channels, bias=False)
         self.bn1: nn.Module = nn.BatchNorm3d(channels)
         self.relu = nn.ReLU(inplace=True)

@@ -55,6 +55,8 @@ class OptimizerSpec(Section):
     """Peak LR = base_lr * f, with f the ratio of the batches, its root, or 1."""
     head_lr_factor: Positive = 1.0
     """The classifier's LR is this times the others', for fine-tuning."""
+    first_lr_factor: Positive = 1.0
+    """The LR of the first convolution is this times the others', for a network of flow that starts from one of rgb."""
     clip_norm: Positive | None = None
     """Clip the global norm of the gradient to this; null: no clipping."""
     trust_ratio: TrustRatioSpec | None = None

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, head: str = "", head_lr_factor: float = 1.0
+    model: nn.Module, weight_decay: float, lr_factors: Mapping[str, float] | None = None
 ) -> list[dict[str, object]]:
     """Return convolution and linear weights, with decay, and biases and BN's scale and shift, without.
 
-    The module named `head` has two groups of its own where its LR is another one, `head_lr_factor` times the others'.
-    Source: the paper, section 4.1 ("no weight decay on BatchNorm and bias").
+    lr_factors: of the modules with these names, whose LR is that many times the others'; each such LR has two groups of
+    its own. Source: the paper, section 4.1 ("no weight decay on BatchNorm and bias").
     """
-    of_head = set() if head_lr_factor == 1.0 else set(model.get_submodule(head).parameters())
+    factors = lr_factors or {}
+    factor_of = {p: factor for name, factor in factors.items() for p in model.get_submodule(name).parameters()}
     groups: list[dict[str, object]] = []
-    for factor in dict.fromkeys((1.0, head_lr_factor)):
-        own = [p for p in model.parameters() if (p in of_head) == (factor != 1.0)]
+    for factor in dict.fromkeys((1.0, *factors.values())):
+        own = [p for p in model.parameters() if factor_of.get(p, 1.0) == factor]
         for decay, params in ((weight_decay, [p for p in own if p.ndim > 1]), (0.0, [p for p in own if p.ndim <= 1])):
-            groups.append({"params": params, "weight_decay": decay, "lr_factor": factor})
+            if params:  # a convolution without a bias has one group
+                groups.append({"params": params, "weight_decay": decay, "lr_factor": factor})
     return groups
 
 

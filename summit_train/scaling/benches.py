@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from summit_train.modality import RGB
 from summit_train.models import VideoNetwork
 from summit_train.models.count import Count
 from summit_train.network import count_network
@@ -160,7 +159,7 @@ def network_rate(spec: Spec, turns: Turns, place: Place) -> float:
 def evaluated_network(spec: Spec, device: torch.device) -> tuple[VideoNetwork, torch.Tensor]:
     """Return the spec's network as evaluation runs it, with random weights, and clips_per_gpu random clips for it."""
     model = fresh_model(spec, device).eval()
-    shape = (spec.scale.clips_per_gpu, *RGB.clip_shape(spec.data.num_frames, spec.data.crop))
+    shape = (spec.scale.clips_per_gpu, *spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))
     pixels = torch.randn(shape, device=device, dtype=parameter_type(spec.precision))
     return model, pixels.permute(0, 1, 4, 2, 3)  # channels-last in memory, as from the loader
 

@@ -17,6 +17,7 @@ import torch
 
 from summit_train.data.batches.loader import MicroBatch, Store, open_store, training_batches
 from summit_train.data.batches.order import Order
+from summit_train.data.batches.stores import FlowStore
 from summit_train.data.batches.workers import Batches
 from summit_train.data.manifest import Manifest, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
@@ -67,7 +68,8 @@ class Subject:
 def subject_of(data: DataSpec, manifest: Manifest, seed: int) -> Subject:
     """Open the clips of a manifest or a packed set. Raises PackError where that is damaged or does not fit."""
     store = open_store(data, manifest)
-    name = f"packed {store.pack.packing.kind}" if isinstance(store, ShardStore) else "raw"
+    files = store.pictures if isinstance(store, FlowStore) else store
+    name = f"packed {files.pack.packing.kind}" if isinstance(files, ShardStore) else "raw"
     return Subject(name, data, store, seed)
 
 

@@ -18,7 +18,6 @@ from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.data.batches.workers import PREFETCHED_PER_WORKER, Batches
 from summit_train.data.manifest import Manifest
-from summit_train.modality import RGB
 from summit_train.plan import Plan
 from summit_train.scaling.measure import Turns, pair_ratios, spread
 from summit_train.spec import Spec
@@ -193,7 +192,7 @@ def random_batches(spec: Spec, plan: Plan, world: World) -> list[MicroBatch]:
     """Return this rank's micro-batches of a step, of random bytes."""
     data, clips = spec.data, plan.clips_per_gpu
     generator = torch.Generator().manual_seed(world.rank)
-    shape = (clips, *RGB.clip_shape(data.num_frames, data.crop))
+    shape = (clips, *data.input.clip_shape(data.num_frames, data.crop))
     batches = []
     for virtual_gpu in virtual_gpus_of(world.rank, world.size, plan.virtual_gpus):
         frames = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)

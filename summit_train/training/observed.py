@@ -116,7 +116,8 @@ def score_observed(
     streams = no_stream(spec) is None
     frames = ObservedFrames(spec.data, tuple(fractions), StreamedFrames(spec.data) if streams else None)
     streamer = streamer_of(model, spec, evaluation.device) if streams else None
-    observer = _Observer(model, Normalise(parameter_type(spec.precision), evaluation.device), frames, streamer)
+    normalise = Normalise(parameter_type(spec.precision), evaluation.device, spec.data.input)
+    observer = _Observer(model, normalise, frames, streamer)
     store = open_store(spec.data, evaluation.manifest)
 
     def results(videos: Sequence[int]) -> Iterator[np.ndarray | BadClip]:
@@ -128,6 +129,15 @@ def score_observed(
     about: dict[str, Any] = {"name": spec.name, "arch": spec.model.arch, "backbone": spec.model.backbone}
     about |= {"frames": spec.data.num_frames, "crops": spec.evaluate.crops, "checkpoint": str(path), "step": step}
     return about | _curves(found, fractions)
+
+
+def check_observable(spec: Spec) -> None:
+    """Raise UserError for a network that sees what comes after the observed part."""
+    if spec.data.modality == "flow":
+        raise UserError(
+            "--observed: a frame of flow (data.modality) stacks the fields after it, so that the network would see "
+            "more than the observed part; take an rgb run"
+        )
 
 
 def no_stream(spec: Spec) -> str | None:

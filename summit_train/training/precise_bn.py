@@ -100,7 +100,7 @@ def _passes(
     model: VideoNetwork, norms: list[_BatchNorm], batches: Iterable[MicroBatch], spec: Spec, device: torch.device
 ) -> Iterator[None]:
     """Run each batch forward as in training; after each, the running statistics are those of that batch alone."""
-    normalise = Normalise(parameter_type(spec.precision), device)
+    normalise = Normalise(parameter_type(spec.precision), device, spec.data.input)
     with torch.no_grad(), _batch_statistics(model, norms), mixed_precision(spec.precision, device):
         for batch in batches:
             model.reseed(rng.seed_of(spec.seed, "dropout", batch.step, batch.virtual_gpu))

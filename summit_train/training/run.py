@@ -71,7 +71,8 @@ class Run:
             self.notes.append(f"left out: {out}")
         saved = world.broadcast(self._saved_state(force_resume) if world.rank == 0 else {})
         if spec.model.pretrained is not None and not saved and world.rank == 0:
-            self.notes.append(f"pretrained: {load_pretrained(self.model, spec.model.pretrained)}")
+            report = load_pretrained(self.model, spec.model.pretrained, self.train_manifest.classes)
+            self.notes.append(f"pretrained: {report}")
         weights = saved["model"] if saved else {name: value.cpu() for name, value in self.model.state_dict().items()}
         self.model.load_state_dict(weights if saved else world.broadcast(weights))
         self.optimizer, self.step = build_step(spec, plan, world, self.model, device)
@@ -166,14 +167,22 @@ def build_step(
 ) -> tuple[torch.optim.Optimizer, TrainStep]:
     """Return the spec's optimizer over all ranks, before its first update, and the step that drives it."""
     solver = spec.optimizer
-    groups = parameter_groups(model, solver.weight_decay, model.head, solver.head_lr_factor)
+    factors = {model.head: solver.head_lr_factor} | dict.fromkeys(model.stem, solver.first_lr_factor)
+    groups = parameter_groups(model, solver.weight_decay, factors)
     optimizer = world.wrap(build_solver(solver, groups), model, plan.accumulation, solver.compression)
     start_state(optimizer)
     trust = None if solver.trust_ratio is None else TrustRatio(solver.trust_ratio, model, optimizer)
     smoothing = spec.loss.label_smoothing
     noise_every = spec.noise_scale.every_steps if plan.virtual_gpus > 1 else 0
     settings = StepSettings(
-        spec.seed, plan.accumulation, spec.precision, solver.clip_norm, smoothing, noise_every, spec.ema.decay
+        spec.seed,
+        plan.accumulation,
+        spec.precision,
+        solver.clip_norm,
+        smoothing,
+        noise_every,
+        spec.ema.decay,
+        spec.data.input,
     )
     return optimizer, TrainStep(model, optimizer, world, device, settings, trust)
 

@@ -94,7 +94,7 @@ class Scorer:
         self, model: nn.Module, batches: Iterable[TestBatch], videos: Sequence[int]
     ) -> Iterator[NDArray[np.float64] | BadClip]:
         """Yield the average of the logits of each video's views, or why it has none."""
-        normalise = Normalise(parameter_type(self.spec.precision), self.device)
+        normalise = Normalise(parameter_type(self.spec.precision), self.device, self.spec.data.input)
         for batch, video in zip(batches, videos, strict=True):
             assert batch.video == video
             if batch.bad is None:

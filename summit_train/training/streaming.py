@@ -35,7 +35,7 @@ def streamer_of(model: nn.Module, spec: Spec, device: torch.device) -> Streamer:
     # A plain one: an accelerated network has fused the shifts that a stream replaces. The names are the same.
     plain = build_network(spec, torch.Generator()).to(device=device, dtype=dtype)
     plain.load_state_dict(model.state_dict())
-    return Streamer(StreamNetwork(plain), Normalise(dtype, device), spec.model.num_classes)
+    return Streamer(StreamNetwork(plain), Normalise(dtype, device, spec.data.input), spec.model.num_classes)
 
 
 class Streaming:

@@ -12,6 +12,8 @@ from summit_train.models import VideoNetwork, build_model
 from summit_train.models.catalog import ARCHITECTURES, BACKBONES
 from summit_train.models.fast import accelerate
 from summit_train.models.shift import TemporalShift, temporal_shift
+from summit_train.network import count_model
+from summit_train.spec import ModelSpec
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 # The smallest network of each architecture, with its number of frames.
@@ -349,3 +351,34 @@ def test_zero_init_residual_makes_every_block_its_shortcut(arch: str, backbone: 
     assert not any(module.last_norm.weight.requires_grad is False for module in blocks)
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     assert sum(bool(norm.weight.any()) for norm in norms) == len(norms) - len(blocks)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_network_takes_clips_of_other_channels(arch: str) -> None:
+    frames = max(8, ARCHITECTURES[arch].minimum_frames)
+    model = build_model(arch, None, frames, 5, width=0.125, in_channels=4)
+    plain = build_model(arch, None, frames, 5, width=0.125)
+    model.eval()
+    with torch.no_grad():
+        assert model(torch.randn(1, frames, 4, 32, 32)).shape == (1, 5)
+    with pytest.raises(ValueError, match=rf"takes \(N, {frames}, 4, H, W\)"):
+        model(torch.randn(1, frames, 3, 32, 32))
+    # Nothing else of the network differs.
+    changed = {f"{layer}.weight" for layer in model.stem}
+    shapes = {name: value.shape for name, value in plain.state_dict().items()}
+    assert {name for name, value in model.state_dict().items() if value.shape != shapes[name]} == changed
+
+
+def test_published_counts_of_networks_of_flow() -> None:
+    """TSM, ResNet-50, five fields; AAVG, ResNet-152, ten fields and pictures."""
+    tsm = count_model(ModelSpec(arch="tsm", backbone="resnet50", num_classes=400), 8, 224, 10)
+    assert (tsm.parameters, round(tsm.multiply_adds / 8e9, 3), tsm.input_bytes) == (24_349_584, 4.363, 8 * 10 * 224**2)
+    two_streams = ModelSpec(arch="tsn", backbone="resnet152", num_classes=101)
+    flow, rgb = count_model(two_streams, 1, 224, 20), count_model(two_streams, 1, 224)
+    assert (flow.parameters, round(flow.multiply_adds / 1e9, 2)) == (58_404_069, 12.18)
+    assert (rgb.parameters, round(rgb.multiply_adds / 1e9, 2)) == (58_350_757, 11.51)
+
+
+def test_a_clip_without_channels_is_refused() -> None:
+    with pytest.raises(ValueError, match="in_channels 0"):
+        build_model("tsn", "resnet18", 2, 5, in_channels=0)

@@ -148,6 +148,55 @@ def test_weights_for_other_channels_are_averaged(tmp_path: Path, source: VideoNe
     assert averaged(kernel, 2).tolist() == [[[[3.0]], [[3.0]]]]
 
 
+def test_the_first_convolution_alone_is_averaged(tmp_path: Path) -> None:
+    """Not each that ends in conv1.weight, as in the TSM authors' code."""
+    torch.save(network(seed=1).state_dict(), tmp_path / "w.pth")
+    model = build_model("tsn", "resnet18", 2, 5, width=0.125, in_channels=8)
+    report = load_pretrained(model, tmp_path / "w.pth")
+    assert report.made == {"conv1.weight": "averaged over 3 input channels"}
+    assert _same(model, network(seed=1).state_dict(), but=("conv1.weight",))
+
+
+NAMES = ["bend", "jack", "jump", "run", "walk"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "kept", "said"),
+    [
+        (NAMES, NAMES, True, "classifier kept, for the same 5 classes"),
+        (None, NAMES, True, "classifier kept, for as many classes, whose names are not known on both sides"),
+        (NAMES, None, True, "classifier kept, for as many classes, whose names are not known on both sides"),
+        (
+            NAMES,
+            ["bend", "jump", "jack", "run", "walk"],
+            False,
+            "classifier left as initialised, for other classes (label 1 is 'jack' there and 'jump' here): "
+            "fc.weight, fc.bias",
+        ),
+    ],
+)
+def test_the_classifier_is_kept_for_the_same_classes(
+    tmp_path: Path, theirs: list[str] | None, ours: list[str] | None, kept: bool, said: str
+) -> None:
+    rgb = network(seed=1)
+    torch.save({"model": rgb.state_dict(), "step": 1, "classes": theirs}, tmp_path / "w.pt")
+    model = build_model("tsn", "resnet18", 2, 5, width=0.125, in_channels=10)
+    before = model.fc.weight.detach().clone()
+    report = load_pretrained(model, tmp_path / "w.pt", ours)
+    assert torch.equal(model.fc.weight, rgb.fc.weight if kept else before)
+    assert _same(model, rgb.state_dict(), but=("conv1.weight", "fc.weight", "fc.bias"))
+    assert said in str(report)
+    assert f"{102 if kept else 100} of the model's 102 tensors loaded" in str(report)
+    assert (report.missing, report.mismatched, report.unexpected) == ((), (), ())
+
+
+def test_nothing_is_said_of_a_classifier_that_does_not_fit(tmp_path: Path) -> None:
+    torch.save({"model": network(classes=7).state_dict(), "step": 1, "classes": list("abcdefg")}, tmp_path / "w.pt")
+    report = load_pretrained(network(), tmp_path / "w.pt", NAMES)
+    assert (report.anew, report.classes) == ((), "") and "classifier" not in str(report)
+    assert [mismatch.name for mismatch in report.mismatched] == ["fc.weight", "fc.bias"]
+
+
 def test_channels_are_averaged_before_time_is_inflated(tmp_path: Path) -> None:
     flat = network("tsn", "resnet50", seed=1)
     torch.save(flat.state_dict(), tmp_path / "w.pth")

@@ -95,7 +95,7 @@ def test_the_learning_rate_is_zero_until_it_is_set() -> None:
 @pytest.mark.parametrize("backbone", ["resnet18", "mobilenet_v2"])
 def test_the_classifier_can_have_a_factor_on_its_lr(backbone: str) -> None:
     model = build_model("tsn", backbone, 4, 5, width=0.125)
-    groups = parameter_groups(model, DECAY, model.head, 5.0)
+    groups = parameter_groups(model, DECAY, {model.head: 5.0})
     assert [(group["weight_decay"], group["lr_factor"]) for group in groups] == [
         (DECAY, 1.0),
         (0.0, 1.0),
@@ -108,6 +108,20 @@ def test_the_classifier_can_have_a_factor_on_its_lr(backbone: str) -> None:
     optimizer = build_sgd(groups, MOMENTUM)
     set_learning_rate(optimizer, 0.2)
     assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.2, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("arch", "backbone"), [("tsn", "resnet18"), ("tsn", "mobilenet_v2"), ("slowfast", None)])
+def test_the_first_convolution_can_have_a_factor_on_its_lr(arch: str, backbone: str | None) -> None:
+    model = build_model(arch, backbone, 8, 5, width=0.125, in_channels=10)
+    groups = parameter_groups(model, DECAY, {model.head: 2.0} | dict.fromkeys(model.stem, 5.0))
+    # It has no bias, so that it is one group; the normalisation after it keeps the others' LR.
+    assert [(group["weight_decay"], group["lr_factor"]) for group in groups[4:]] == [(DECAY, 5.0)]
+    (first,) = groups[4:]
+    seeing = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Conv3d) and m.in_channels == 10]
+    assert first["params"] == [conv.weight for conv in seeing]
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    # Factors of one size share their groups.
+    assert len(parameter_groups(model, DECAY, {model.head: 5.0} | dict.fromkeys(model.stem, 5.0))) == 4
 
 
 @pytest.mark.parametrize("good_steps", [0, 1, 3])

@@ -89,10 +89,11 @@ def gpu_speed(spec: Spec, site: Site | None, args: argparse.Namespace) -> tuple[
 
 
 def _subjects(spec: Spec, args: argparse.Namespace, folder: Path) -> list[Subject]:
-    """Return what is measured: the spec's clips as they are, and packed."""
+    """Return what is measured: the spec's clips as they are, and packed; of flow, only as they are."""
     own = subject_of(spec.data, manifest_of(spec, "train"), spec.seed)
     given = [subject_of(spec.data, read_manifest(path), spec.seed) for path in args.packed]
-    subjects = [own, *given] if given or own.name != "raw" else list(sampled(own, args.clips, folder))
+    is_whole = given or own.name != "raw" or spec.data.modality == "flow"
+    subjects = [own, *given] if is_whole else list(sampled(own, args.clips, folder))
     names = [subject.name for subject in subjects]
     if len(set(names)) < len(names):
         raise MeasureError(f"{', '.join(names)}: of each kind one set is wanted")

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,46 +17,17 @@ from numpy.typing import NDArray
 
 from summit_train import rng
 from summit_train.data.batches.order import MicroBatchKey, Order
+from summit_train.data.batches.stores import Store as Store
+from summit_train.data.batches.stores import open_store as open_store
 from summit_train.data.batches.workers import Batches, Reading
-from summit_train.data.manifest import Manifest
-from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.manifest.quarantine import Kept
-from summit_train.data.packed.format import PackError
-from summit_train.data.packed.read import ShardStore, staged_folder
 from summit_train.data.video import augment
-from summit_train.data.video.clips import Choose, Frames, ViewsOf, single
-from summit_train.data.video.source import DecodeError, Limits
+from summit_train.data.video.clips import Frames, ViewsOf, single
+from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec, EvaluateSpec
 
 # The number of clips that are tried in place of an unreadable one.
 _MAX_SUBSTITUTES = 16
-
-
-class Store(Protocol):
-    """The clips of a manifest. It is pickled to the loader's workers, so it opens files where it reads."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """Return the list of the clips."""
-
-    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
-        """Read K clips in C views, uint8 RGB (K * C, T, height, width, 3), as `clips.read_views` does."""
-
-
-def open_store(data: DataSpec, manifest: Manifest) -> Store:
-    """Return the store of a manifest's clips. Raises PackError for a packed set that is damaged or does not fit."""
-    limits = Limits(seconds=data.clip_seconds)
-    if not manifest.is_packed:
-        return FileStore(manifest, located_root(data.root, manifest), limits)
-    local = None if data.stage in (None, "auto") else staged_folder(data.stage, manifest.source)
-    store = ShardStore(manifest, local, limits)
-    every = store.pack.packing.every
-    if data.sampling == "dense" and data.frame_stride % every:
-        raise PackError(
-            f"{manifest.source}: has one frame in {every}, and data.frame_stride is {data.frame_stride}: a multiple of "
-            f"{every} is wanted"
-        )
-    return store
 
 
 @dataclass(frozen=True)
@@ -194,6 +164,8 @@ class _TrainingClips:
 
     def _clip(self, epoch: int, clip: int, drawn_for: int, reading: Reading) -> Frames:
         data, manifest, seed = self.data, self.store.manifest, self.seed
+        scales = data.crop_scales or data.input.crop_scales
+        how = augment.Augmentation(data.augment, data.short_side, data.crop, data.flip, scales)
 
         def choose(num_frames: int) -> NDArray[np.int64]:
             generator = rng.key(seed, "sampling", epoch, drawn_for)
@@ -202,7 +174,7 @@ class _TrainingClips:
 
         def view_of(width: int, height: int) -> augment.View:
             generator = rng.key(seed, "augment", epoch, drawn_for)
-            return augment.train_view(data.augment, data.short_side, data.crop, data.flip, width, height, generator)
+            return augment.train_view(how, width, height, generator)
 
         with reading(clip, manifest.path(clip)):
             one: Frames = self.store.read_views(clip, *single(choose, view_of))[0]

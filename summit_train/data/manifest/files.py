@@ -10,7 +10,7 @@ import numpy as np
 
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.manifest.tables import DTYPES
-from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_folder_views, read_views
+from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_flow_views, read_folder_views, read_views
 from summit_train.data.video.source import LIMITS, Limits, load_video
 
 
@@ -20,11 +20,13 @@ class FileStore:
 
     A file is read in one piece: parallel file systems prefer one large read to a decoder's many small ones. Where the
     manifest has its SHA-256, it must match: a codec often decodes changed bytes without an error.
+    is_flow: each clip is a folder of pictures of flow, read as `clips.read_flow_views` does.
     """
 
     manifest: Manifest
     root: str
     limits: Limits = LIMITS
+    is_flow: bool = False
 
     def path(self, clip: int) -> str:
         """Return the path of a clip's file or folder."""
@@ -33,6 +35,8 @@ class FileStore:
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
         """Read clips in several views, see Store."""
         path, num_frames = self.path(clip), self.manifest.num_frames(clip)
+        if self.is_flow:
+            return read_flow_views(path, choose, views_of, num_frames, self.limits)
         choose = self.manifest.span(clip).chosen_in(path, choose)
         if os.path.isdir(path):
             return read_folder_views(path, choose, views_of, num_frames, self.limits)

@@ -36,6 +36,7 @@ from summit_train.data.packed.format import (
 )
 from summit_train.data.video.augment import View
 from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_picture_views, read_views
+from summit_train.data.video.render import Renderer
 from summit_train.data.video.source import LIMITS, DecodeError, Encoded, Limits
 
 # Complete shards of a copy, which were checked, lie in its folder under their names. Single clips lie in `partial/`, in
@@ -98,7 +99,8 @@ class ShardStore:
         """Read clips in several views, see Store. Frame numbers are the video's, also where every n-th is packed.
 
         Of a span the numbers are its own; where pictures are packed, only its pictures are. In a set of flow `choose`
-        gives the numbers of pictures, from 0 to 2 F - 1, for the number of fields F.
+        gives numbers of pictures, from 0 to 2 F - 1, for the number of fields F; the pictures are grey, see
+        `clips.read_flow_views`.
         """
         place = self._index.place(clip)
         path = self._path(clip, place)
@@ -139,7 +141,8 @@ class ShardStore:
             return views_of(facts.width or width, facts.height or height)
 
         fetch = lambda number: (f"{name}, picture {number}", pictures[number])  # noqa: E731
-        return read_picture_views(name, fetch, lambda _: packed, views, len(rows), self.limits)
+        render = Renderer(views, is_grey=packing.modality == "flow")
+        return read_picture_views(name, fetch, lambda _: packed, render, len(rows), self.limits)
 
     def _path(self, clip: int, place: Place) -> str:
         """Return the file that has the clip: the local copy's where it has it, else the shared one."""

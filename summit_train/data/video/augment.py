@@ -16,7 +16,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-MULTI_SCALES = (1.0, 0.875, 0.75, 0.66)
+from summit_train.modality import FLOW_ZERO, RGB
+
 SNAP_PIXELS = 3
 # The crop's offset in quarters of the free space: corners and centre, the edges' middles, the inner four.
 QUARTER_POSITIONS = (
@@ -81,6 +82,33 @@ def stream_frames(sampling: str, num_video_frames: int, num_frames: int, stride:
     return one
 
 
+def num_flow_frames(sampling: str, num_fields: int, length: int) -> int:
+    """Return at how many fields of a video of flow a frame of `length` fields may start; at least 1.
+
+    dense: at each, the last ones repeat. uniform: where all of the frame lies in the video. Source: the TSM authors'
+    code (ops/dataset.py).
+    """
+    return num_fields if sampling == "dense" else max(1, num_fields - length + 1)
+
+
+def flow_pictures(starts: NDArray[np.int64], num_fields: int, length: int) -> NDArray[np.int64]:
+    """Return the pictures of frames of flow, int64 (K, T * 2 * length), for the fields (K, T) that they start at.
+
+    Picture 2 t has the x component of field t, picture 2 t + 1 the y component. Past the end the last field repeats.
+    """
+    fields = np.minimum(starts[..., None] + np.arange(length, dtype=np.int64), num_fields - 1)
+    return np.stack([2 * fields, 2 * fields + 1], -1).reshape(len(starts), -1)
+
+
+def mirrored_x(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the x components of flow, as pictures hold them, of the mirrored video: v becomes 256 - v.
+
+    No motion stays no motion. 0, below the least value that has an opposite, becomes 255.
+    """
+    opposite: NDArray[np.uint8] = (2 * FLOW_ZERO - np.maximum(values, 1).astype(np.int16)).astype(np.uint8)
+    return opposite
+
+
 def num_observed(num_video_frames: int, fraction: Fraction) -> int:
     """Return ceil(fraction * N): how many frames, from the first, are observed. A float would miss by one at times."""
     return math.ceil(fraction * num_video_frames)
@@ -139,36 +167,43 @@ def scaled_size(width: int, height: int, short_side: int) -> tuple[int, int]:
     return width * short_side // shorter, height * short_side // shorter
 
 
-def train_view(
-    augment: str,
-    short_side: tuple[int, int],
-    crop: int,
-    flip: bool,
-    width: int,
-    height: int,
-    generator: np.random.Generator,
-) -> View:
-    """Draw the view of one training clip: a `crop` x `crop` square of a `width` x `height` frame.
+@dataclass(frozen=True)
+class Augmentation:
+    """The distribution of training views, `crop` x `crop` squares.
 
-    augment: 'scale_jitter' (the paper's: the short side is uniform over the integers of `short_side`, both
-    ends included, then the crop is uniform) or 'multi_scale_crop' (TSN's and TSM's; `short_side` is not read).
-    Raises ValueError for another name, and where the crop is larger than the smallest short side.
+    kind: 'scale_jitter' (the paper's: the short side is uniform over the integers of `short_side`, both ends included,
+    then the crop is uniform) or 'multi_scale_crop' (TSN's and TSM's: `scales` in place of `short_side`, see
+    `crop_sizes`). flip: mirror half of them.
     """
-    if augment == "scale_jitter":
-        low, high = short_side
+
+    kind: str
+    short_side: tuple[int, int]
+    crop: int
+    flip: bool
+    scales: tuple[float, ...] = RGB.crop_scales
+
+
+def train_view(how: Augmentation, width: int, height: int, generator: np.random.Generator) -> View:
+    """Draw the view of one training clip, of a `width` x `height` frame.
+
+    Raises ValueError for an unknown kind, and where the crop is larger than the smallest short side.
+    """
+    crop = how.crop
+    if how.kind == "scale_jitter":
+        low, high = how.short_side
         if not 0 < crop <= low <= high:
             raise ValueError(f"short_side {low}..{high} must rise and be at least the crop, {crop}")
         scaled_width, scaled_height = scaled_size(width, height, int(generator.integers(low, high + 1)))
         x = int(generator.integers(0, scaled_width - crop + 1))
         y = int(generator.integers(0, scaled_height - crop + 1))
         view = View(scaled_width, scaled_height, x, y, crop, crop)
-    elif augment == "multi_scale_crop":
-        view = _multi_scale_crop(crop, width, height, generator)
+    elif how.kind == "multi_scale_crop":
+        view = _multi_scale_crop(how, width, height, generator)
     else:
-        raise ValueError(f"unknown augment {augment!r}: choose scale_jitter or multi_scale_crop")
+        raise ValueError(f"unknown augment {how.kind!r}: choose scale_jitter or multi_scale_crop")
     # Always drawn: switching flips off must not change the crops.
     mirrored = bool(generator.random() < 0.5)
-    return replace(view, flip=flip and mirrored)
+    return replace(view, flip=how.flip and mirrored)
 
 
 def test_views(short_side: int, crops: int | str, width: int, height: int) -> list[View]:
@@ -187,21 +222,21 @@ def test_views(short_side: int, crops: int | str, width: int, height: int) -> li
     return [View(*scaled, free_x * half // 2, free_y * half // 2, short_side, short_side) for half in halves]
 
 
-def crop_sizes(crop: int, width: int, height: int) -> list[tuple[int, int]]:
+def crop_sizes(crop: int, width: int, height: int, scales: Sequence[float] = RGB.crop_scales) -> list[tuple[int, int]]:
     """Return the (width, height) pairs, in source pixels, of the multi-scale crop (Wang et al., TSN).
 
-    Sides are 1, .875, .75, .66 of the shorter side, snapped to `crop` where nearer than 3 pixels (to
-    avoid interpolation); a pair's two sides are at most one step apart.
+    Sides are `scales` of the shorter side, snapped to `crop` where nearer than 3 pixels (to avoid interpolation); a
+    pair's two sides are at most one step apart.
     """
     base = min(width, height)
-    sides = [max(1, int(base * scale)) for scale in MULTI_SCALES]
+    sides = [max(1, int(base * scale)) for scale in scales]
     sides = [min(base, crop) if abs(side - crop) < SNAP_PIXELS else side for side in sides]
     return [(sides[j], sides[i]) for i in range(len(sides)) for j in range(len(sides)) if abs(i - j) <= 1]
 
 
-def _multi_scale_crop(crop: int, width: int, height: int, generator: np.random.Generator) -> View:
+def _multi_scale_crop(how: Augmentation, width: int, height: int, generator: np.random.Generator) -> View:
     """Draw one size and one of 13 positions; the box becomes `crop` x `crop`."""
-    sizes = crop_sizes(crop, width, height)
+    crop, sizes = how.crop, crop_sizes(how.crop, width, height, how.scales)
     box_width, box_height = sizes[int(generator.integers(len(sizes)))]
     across, down = QUARTER_POSITIONS[int(generator.integers(len(QUARTER_POSITIONS)))]
     scaled_width, x = _scaled_axis(width, (width - box_width) // 4 * across, box_width, crop)

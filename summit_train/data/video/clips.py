@@ -28,6 +28,7 @@ ViewOf = Callable[[int, int], View]
 Fetch = Callable[[int], tuple[str, bytes]]
 
 _NUMBERED = re.compile(r"(.*?)(\d+)\.(jpe?g|png)", re.IGNORECASE)
+NO_FLOW = "is a video, and data.modality is flow: make its flow with `summit-train data flow`, and name that instead"
 # The series of the x components of flow: flow_x_*.jpg, x_*.jpg, 000123-x_*.jpg.
 _ACROSS = re.compile(r"(|.*[_-])([xX])([_-]?\*\..*)")
 
@@ -64,16 +65,16 @@ def single(choose: Choose, view_of: ViewOf) -> tuple[Choose, ViewsOf]:
 
 
 def read_picture_views(
-    name: str, fetch: Fetch, choose: Choose, views_of: ViewsOf, num_frames: int, limits: Limits = LIMITS
+    name: str, fetch: Fetch, choose: Choose, render: Renderer, num_frames: int, limits: Limits = LIMITS
 ) -> Frames:
-    """Read clips as `read_views` does, from frames that are stored as pictures of their own.
+    """Read clips as `read_views` does, from frames that are stored as pictures of their own, in the renderer's views.
 
     name: of the whole, for messages. fetch: from a frame's number to its name for messages and the bytes of its JPEG or
     PNG picture; called once a frame. The first wanted frame's size counts for all. Raises DecodeError as `fetch` does,
     and for a bad picture.
     """
     chosen = _chosen(choose, num_frames)
-    reader, numbers = PictureReader(Renderer(views_of), Budget(name, limits)), sorted(_wanted(chosen))
+    reader, numbers = PictureReader(render, Budget(name, limits)), sorted(_wanted(chosen))
     return _clip_by_clip(chosen, dict(zip(numbers, reader.read(list(map(fetch, numbers))), strict=True)))
 
 
@@ -182,7 +183,26 @@ def read_folder_views(
     if num_frames not in (None, len(paths)):
         raise DecodeError(folder, f"holds {len(paths)} pictures, but the manifest says {num_frames}")
     fetch = lambda number: (paths[number], read_bytes(paths[number]))  # noqa: E731
-    return read_picture_views(folder, fetch, choose, views_of, len(paths), limits)
+    return read_picture_views(folder, fetch, choose, Renderer(views_of), len(paths), limits)
+
+
+def read_flow_views(
+    folder: str, choose: Choose, views_of: ViewsOf, num_fields: int | None, limits: Limits = LIMITS
+) -> Frames:
+    """Read a folder's pictures of flow: uint8 grey (K * C, P, height, width, 1), clip by clip.
+
+    choose: from the number of fields to numbers of pictures (K, P), in the order of `list_flow_pictures`. Raises
+    DecodeError, also for a video file, and for a wrong `num_fields`.
+    """
+    if os.path.isfile(folder):
+        raise DecodeError(folder, NO_FLOW)
+    paths = list_flow_pictures(folder)
+    found = len(paths) // 2
+    if num_fields not in (None, found):
+        raise DecodeError(folder, f"holds {found} fields of flow, but the manifest says {num_fields}")
+    fetch = lambda number: (paths[number], read_bytes(paths[number]))  # noqa: E731
+    render = Renderer(views_of, is_grey=True)
+    return read_picture_views(folder, fetch, lambda pictures: choose(pictures // 2), render, len(paths), limits)
 
 
 def list_clip(folder: str) -> tuple[list[str], int]:

@@ -1,4 +1,4 @@
-"""Decoded frames to pixels: upright, scaled, cropped, RGB."""
+"""Decoded frames to pixels: upright, scaled, cropped, RGB or grey."""
 
 from __future__ import annotations
 
@@ -83,16 +83,17 @@ class Renderer:
 
     Swscale scales a frame in its own colours, which takes a third of the time, and only the crop becomes RGB. Scaling
     straight to RGB would also shift colours by up to three levels at even widths.
+    is_grey: the crops are grey, (crop_height, crop_width, 1): pictures of flow.
     """
 
-    def __init__(self, views_of: ViewsOf) -> None:
-        self._views_of = views_of
+    def __init__(self, views_of: ViewsOf, *, is_grey: bool = False) -> None:
+        self._views_of, self._is_grey = views_of, is_grey
         self._views: Sequence[View] = ()
         self._scaler, self._painter = VideoReformatter(), VideoReformatter()
         self.stored_size = (0, 0)
 
     def __call__(self, frame: VideoFrame, turn: Turn | None = None) -> list[Frames]:
-        """Return one contiguous (crop_height, crop_width, 3) picture a view; the first frame's size counts.
+        """Return one contiguous (crop_height, crop_width, C) picture a view; the first frame's size counts.
 
         turn: makes the frame upright; by default the display matrix's.
         """
@@ -125,11 +126,13 @@ class Renderer:
             self._views = self._views_of(width, height)
 
     def _scaled(self, frame: VideoFrame, size: tuple[int, int]) -> VideoFrame:
-        kind = frame.format.name if frame.format.name in _HALF_COLOUR else "rgb24"
+        kind = "gray" if self._is_grey else frame.format.name if frame.format.name in _HALF_COLOUR else "rgb24"
         return self._scaler.reformat(frame, *size, kind, interpolation=Interpolation.BILINEAR, threads=1)
 
     def _crops(self, view: View, turn: Turn, frames: Sequence[VideoFrame]) -> list[Frames]:
         """Return the view's crop of each scaled frame."""
+        if self._is_grey:
+            return [cut(turn(planes(frame)[0][..., None]), view) for frame in frames]
         if turn != Turn() or frames[0].format.name not in _HALF_COLOUR:
             return [cut(turn(self._rgb(frame)), view) for frame in frames]
         sheet = _sheet(view, frames)

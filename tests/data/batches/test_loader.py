@@ -43,7 +43,7 @@ def _check_clip(clip: np.ndarray, videos: Path, video: int, epoch: int) -> None:
     frames = NUM_FRAMES - 1 - frames if video % 3 == 2 else frames
     assert grey(clip) == frames.tolist()
     generator = rng.key(5, "augment", epoch, video)
-    view = augment.train_view("scale_jitter", (24, 32), 24, True, 48, 32, generator)
+    view = augment.train_view(augment.Augmentation("scale_jitter", (24, 32), 24, True), 48, 32, generator)
     assert np.array_equal(clip, read_clip(videos / f"{video}.mp4", lambda _: frames, lambda *_: view))
 
 

@@ -34,7 +34,9 @@ def _training_clip(store: Store, clip: int, frame_stride: int = 2) -> Frames:
         return augment.train_frames("dense", num_frames, 4, frame_stride, generator)
 
     def view_of(width: int, height: int) -> augment.View:
-        return augment.train_view("scale_jitter", (24, 32), 24, True, width, height, rng.key(0, "augment", 0, clip))
+        return augment.train_view(
+            augment.Augmentation("scale_jitter", (24, 32), 24, True), width, height, rng.key(0, "augment", 0, clip)
+        )
 
     return stored_clip(store, clip, choose, view_of)
 

@@ -13,7 +13,9 @@ SIDES = st.integers(16, 700)
 
 
 def _view(kind: str, width: int, height: int, draw: int, flip: bool = True) -> View:
-    return augment.train_view(kind, (256, 320), 224, flip, width, height, rng.key(0, "augment", draw))
+    return augment.train_view(
+        augment.Augmentation(kind, (256, 320), 224, flip), width, height, rng.key(0, "augment", draw)
+    )
 
 
 @given(
@@ -40,7 +42,8 @@ def test_scale_jitter_draws_every_short_side_and_keeps_the_aspect() -> None:
 def test_scale_jitter_reaches_every_position() -> None:
     # Short side 4, crop 3 of an 8 x 4 frame: x 0..5, y 0..1.
     views = [
-        augment.train_view("scale_jitter", (4, 4), 3, False, 8, 4, rng.key(1, "augment", draw)) for draw in range(400)
+        augment.train_view(augment.Augmentation("scale_jitter", (4, 4), 3, False), 8, 4, rng.key(1, "augment", draw))
+        for draw in range(400)
     ]
     assert {(view.x, view.y) for view in views} == {(x, y) for x in range(6) for y in range(2)}
 
@@ -77,7 +80,9 @@ def test_multi_scale_crop_sizes_near_the_crop_become_the_crop() -> None:
 def test_multi_scale_crop_turns_the_drawn_box_into_the_crop() -> None:
     # 256 x 256, crop 128. The box of 128 (a half) leaves 128 pixels free: quarter steps of 32.
     views = [
-        augment.train_view("multi_scale_crop", (1, 1), 128, False, 256, 256, rng.key(0, "augment", draw))
+        augment.train_view(
+            augment.Augmentation("multi_scale_crop", (1, 1), 128, False), 256, 256, rng.key(0, "augment", draw)
+        )
         for draw in range(3000)
     ]
     # Sides 256, 224, 192, 168 become 128: the whole of 256 is scaled to 128, 146.3, 170.7, 195.05.
@@ -121,11 +126,11 @@ def test_test_views_have_one_size_and_lie_inside(crops: int | str, short_side: i
 def test_what_cannot_be_cut_is_refused() -> None:
     generator = rng.key(0, "augment")
     with pytest.raises(ValueError, match="choose scale_jitter or multi_scale_crop"):
-        augment.train_view("mixup", (256, 320), 224, True, 340, 256, generator)
+        augment.train_view(augment.Augmentation("mixup", (256, 320), 224, True), 340, 256, generator)
     with pytest.raises(ValueError, match="at least the crop, 224"):
-        augment.train_view("scale_jitter", (200, 320), 224, True, 340, 256, generator)
+        augment.train_view(augment.Augmentation("scale_jitter", (200, 320), 224, True), 340, 256, generator)
     with pytest.raises(ValueError, match="must rise"):
-        augment.train_view("scale_jitter", (320, 256), 224, True, 340, 256, generator)
+        augment.train_view(augment.Augmentation("scale_jitter", (320, 256), 224, True), 340, 256, generator)
     with pytest.raises(ValueError, match="crops must be 1, 3 or 'full', not 2"):
         augment.test_views(256, 2, 340, 256)
     with pytest.raises(ValueError, match="does not lie inside"):

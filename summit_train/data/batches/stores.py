@@ -1,0 +1,135 @@
+"""Where the clips of a manifest are read from: files or a packed set, pictures or flow."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from summit_train.data.manifest import Manifest, ManifestError
+from summit_train.data.manifest.files import FileStore, located_root
+from summit_train.data.packed.format import PackError
+from summit_train.data.packed.read import ShardStore, staged_folder
+from summit_train.data.video.augment import View, flow_pictures, mirrored_x, num_flow_frames
+from summit_train.data.video.clips import NO_FLOW, Choose, Frames, ViewsOf, holds_flow
+from summit_train.data.video.source import Limits
+from summit_train.spec import DataSpec
+
+
+class Store(Protocol):
+    """The clips of a manifest. It is pickled to the loader's workers, so it opens files where it reads."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Return the list of the clips."""
+
+    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
+        """Read K clips in C views, uint8 (K * C, T, height, width, channels), as `clips.read_views` does."""
+
+
+@dataclass(frozen=True)
+class FlowStore:
+    """Clips of flow: each frame stacks `length` consecutive fields, channels x, y, x, y, ... (see Store).
+
+    A video's frames are the fields that a frame may start at, as `sampling` has it (augment.num_flow_frames). In a
+    mirrored view x is turned round. pictures: the store of the fields' pictures, whose `choose` gives numbers of
+    pictures for a number of fields.
+    """
+
+    pictures: Store
+    length: int
+    sampling: str
+
+    @property
+    def manifest(self) -> Manifest:
+        """Return the list of the clips."""
+        return self.pictures.manifest
+
+    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
+        """Read K clips in C views: uint8 (K * C, T, height, width, 2 * length)."""
+        views: list[View] = []
+
+        def noted(width: int, height: int) -> list[View]:
+            views[:] = views_of(width, height)
+            return views
+
+        def chosen(num_fields: int) -> NDArray[np.int64]:
+            return flow_pictures(
+                choose(num_flow_frames(self.sampling, num_fields, self.length)), num_fields, self.length
+            )
+
+        grey = self.pictures.read_views(clip, chosen, noted)[..., 0]
+        frames = grey.reshape(len(grey), -1, 2 * self.length, *grey.shape[2:])
+        for number, view in enumerate(views):
+            if view.flip:
+                mirrored = frames[number :: len(views), :, ::2]
+                mirrored[:] = mirrored_x(mirrored)
+        return np.ascontiguousarray(np.moveaxis(frames, 2, -1))
+
+
+def open_store(data: DataSpec, manifest: Manifest) -> Store:
+    """Return the store of a manifest's clips. Raises PackError for a packed set that is damaged or does not fit.
+
+    Raises ManifestError for a list of videos or of folders that are of the other modality.
+    """
+    if not manifest.is_packed:
+        root = located_root(data.root, manifest)
+        _check_folders(data, manifest, os.path.join(root, manifest.path(0)))
+        return file_store(data, manifest, root)
+    local = None if data.stage in (None, "auto") else staged_folder(data.stage, manifest.source)
+    store = ShardStore(manifest, local, Limits(seconds=data.clip_seconds))
+    packing = store.pack.packing
+    if packing.modality != data.modality:
+        raise PackError(f"{manifest.source}: {_other_modality(data, packing.modality)}")
+    if data.sampling == "dense" and data.frame_stride % packing.every:
+        raise PackError(
+            f"{manifest.source}: has one frame in {packing.every}, and data.frame_stride is {data.frame_stride}: a "
+            f"multiple of {packing.every} is wanted"
+        )
+    _check_direction(data, manifest)
+    return _as_wanted(data, store)
+
+
+def file_store(data: DataSpec, manifest: Manifest, root: str) -> Store:
+    """Return the store of a manifest's files and folders, without a look at them."""
+    is_flow = data.modality == "flow"
+    return _as_wanted(data, FileStore(manifest, root, Limits(seconds=data.clip_seconds), is_flow))
+
+
+def _as_wanted(data: DataSpec, store: Store) -> Store:
+    return FlowStore(store, data.flow_length, data.sampling) if data.modality == "flow" else store
+
+
+def _check_folders(data: DataSpec, manifest: Manifest, first: str) -> None:
+    """Raise ManifestError where the first clip shows that the list is of the other modality."""
+    if data.modality == "flow":
+        if os.path.isfile(first):
+            raise ManifestError(f"{manifest.place(0)}: {first} {NO_FLOW}")
+        if manifest.has_spans:
+            raise ManifestError(
+                f"{manifest.source}: has clips that are spans of videos, of which folders of flow tell nothing; make "
+                "their flow with `summit-train data flow`, and name that instead"
+            )
+        _check_direction(data, manifest)
+    elif os.path.isdir(first) and holds_flow(first):
+        raise ManifestError(f"{manifest.place(0)}: {first} {_other_modality(data, 'flow')}")
+
+
+def _check_direction(data: DataSpec, manifest: Manifest) -> None:
+    if data.modality == "flow" and manifest.reversed_flags.any():
+        first = int(np.argmax(manifest.reversed_flags))
+        raise ManifestError(
+            f"{manifest.place(first)}: this clip is played backwards, and its flow is not that of the video read "
+            "backwards; make flow of videos that are turned round already"
+        )
+
+
+def _other_modality(data: DataSpec, found: str) -> str:
+    if data.modality == "flow":
+        return (
+            f"holds {found} pictures, and data.modality is flow: make flow with `summit-train data flow`, and name that"
+        )
+    return f"holds {found}, and data.modality is {data.modality}: name the videos' own set, or set data.modality=flow"

@@ -1,0 +1,238 @@
+"""Clips of optical flow: which fields a frame stacks, their channels, the flip, and sets of the other modality."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from summit_train import rng
+from summit_train.data.batches import loader
+from summit_train.data.batches.loader import open_store
+from summit_train.data.batches.order import Order
+from summit_train.data.batches.stores import FlowStore
+from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest, write_manifest
+from summit_train.data.packed.format import PackError, read_pack
+from summit_train.data.video import augment
+from summit_train.data.video.augment import View
+from summit_train.data.video.source import DecodeError
+from summit_train.errors import UserError
+from summit_train.spec import DataSpec, EvaluateSpec
+from tests.data.batches.conftest import data_spec
+from tests.data.clips import stored_clip
+from tests.flows import numbered_fields, write_folder, write_folders, write_packed
+
+WHOLE = View(40, 32, 0, 0, 40, 32)
+
+
+def _spec(**changes: Any) -> DataSpec:
+    settings = {"modality": "flow", "flow_length": 5, "num_frames": 8, "sampling": "uniform"}
+    return data_spec(**{**settings, **changes})
+
+
+def _set(folder: Path, *num_fields: int) -> Manifest:
+    videos = [numbered_fields(number) for number in num_fields]
+    return read_manifest(write_folders(folder, videos, list(range(len(videos))), "all"))
+
+
+def _fields(clip: np.ndarray) -> list[list[int]]:
+    """The fields of each frame (T, h, w, 2 L), read from x; y must say the same."""
+    values = clip[:, 0, 0].astype(int)
+    assert (clip == clip[:, :1, :1]).all()
+    assert (values[:, 1::2] - values[:, ::2] == 100).all()  # x, y, x, y, ...
+    return (values[:, ::2] - 10).tolist()
+
+
+def _read(store: loader.Store, starts: list[int], clip: int = 0, view: View = WHOLE) -> np.ndarray:
+    return stored_clip(store, clip, lambda number: np.array(starts), lambda width, height: view)
+
+
+def test_a_frame_stacks_consecutive_fields_and_the_last_one_repeats(tmp_path: Path) -> None:
+    store = open_store(_spec(sampling="dense"), _set(tmp_path, 7))
+    assert isinstance(store, FlowStore)
+    clip = _read(store, [0, 2, 4, 6])
+    assert (clip.shape, clip.dtype, clip.flags.c_contiguous) == ((4, 32, 40, 10), np.uint8, True)
+    assert _fields(clip) == [[0, 1, 2, 3, 4], [2, 3, 4, 5, 6], [4, 5, 6, 6, 6], [6, 6, 6, 6, 6]]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "num_fields", "places"),
+    [("uniform", 20, 16), ("uniform", 5, 1), ("uniform", 3, 1), ("dense", 20, 20), ("dense", 3, 3)],
+)
+def test_the_places_where_a_frame_may_start(tmp_path: Path, sampling: str, num_fields: int, places: int) -> None:
+    seen = []
+
+    def choose(number: int) -> np.ndarray:
+        seen.append(number)
+        return np.zeros((1, 2), np.int64)
+
+    store = open_store(_spec(sampling=sampling), _set(tmp_path, num_fields))
+    store.read_views(0, choose, lambda width, height: [WHOLE])
+    assert set(seen) == {places}
+
+
+def test_uniform_training_draws_one_start_of_each_segment(tmp_path: Path) -> None:
+    # 20 fields, frames of 5: (20 - 5 + 1) // 8 = 2 starts a segment, the last at 15, so nothing repeats.
+    manifest = _set(tmp_path, 20, 20)
+    order = Order(2, 3, 1, 1, 2)
+    data = _spec(flip=False)
+    seen = [set[int]() for _ in range(8)]
+    with loader.training_batches(data, open_store(data, manifest), order, 0, 1, range(40)) as batches:
+        for batch in batches:
+            assert batch.clips.shape == (1, 8, 24, 24, 10)
+            for segment, fields in enumerate(_fields(batch.clips[0].numpy())):
+                assert fields == list(range(fields[0], fields[0] + 5))
+                seen[segment].add(fields[0])
+    assert seen == [{2 * segment, 2 * segment + 1} for segment in range(8)]
+
+
+def test_views_of_the_test_by_hand(tmp_path: Path) -> None:
+    # int(16 / 8 * (i + 1/2)) = 2 i + 1 of 16 starts; of a video of one field it is that field.
+    store = open_store(_spec(), _set(tmp_path, 20, 1))
+    long, short = loader.test_batches(_spec(), EvaluateSpec(clips=1, short_side=32), store, [0, 1])
+    assert _fields(long.views[0].numpy()) == [list(range(2 * i + 1, 2 * i + 6)) for i in range(8)]
+    assert long.frames.tolist() == [[2 * i + 1 for i in range(8)]]
+    assert _fields(short.views[0].numpy()) == [[0] * 5] * 8
+    # dense: starts 0 .. 19 - 2 * 4, the last one repeats and the places wrap round.
+    data = _spec(sampling="dense", num_frames=4, frame_stride=6)
+    (dense,) = loader.test_batches(
+        data, EvaluateSpec(clips=1, short_side=32), open_store(data, _set(tmp_path / "b", 20)), [0]
+    )
+    assert [fields[0] for fields in _fields(dense.views[0].numpy())] == [0, 6, 12, 18]
+    assert _fields(dense.views[0].numpy())[3] == [18, 19, 19, 19, 19]
+
+
+def test_a_flipped_clip_is_the_flow_of_the_flipped_clip(tmp_path: Path) -> None:
+    """By hand: x of the mirrored video is the opposite of x at the mirrored place, y is y there."""
+    steps = np.random.default_rng(0).integers(-127, 128, (6, 2, 32, 40))  # of the code
+    mirrored = steps[..., ::-1] * np.array([-1, 1])[:, None, None]
+    for name, codes in (("video", steps), ("mirrored", mirrored)):
+        write_folder(tmp_path / name, (128 + codes).astype(np.uint8))
+    write_manifest(tmp_path / "list.csv", [ManifestRow("video", 0), ManifestRow("mirrored", 0)])
+    store = open_store(_spec(flow_length=3), read_manifest(tmp_path / "list.csv"))
+    flipped = View(40, 32, 6, 2, 20, 24, flip=True)
+    same = View(40, 32, 40 - 6 - 20, 2, 20, 24)
+    clip = _read(store, [0, 2, 3], 0, flipped)
+    assert np.array_equal(clip, _read(store, [0, 2, 3], 1, same))
+    assert not np.array_equal(clip[..., ::2], _read(store, [0, 2, 3], 0, same)[..., ::2])
+    # Only the mirrored ones of several views are turned round.
+    views = store.read_views(0, lambda number: np.array([[0], [1]]), lambda width, height: [same, flipped])
+    plain = store.read_views(0, lambda number: np.array([[0], [1]]), lambda width, height: [same, same])
+    assert [np.array_equal(a, b) for a, b in zip(views, plain, strict=True)] == [True, False, True, False]
+
+
+def test_the_opposite_of_a_component() -> None:
+    values = np.arange(256, dtype=np.uint8)
+    opposite = augment.mirrored_x(values)
+    assert opposite.dtype == np.uint8
+    assert opposite.tolist() == [255, *range(255, 0, -1)]
+    assert opposite[128] == 128
+    # Its own inverse, but for the value that has no opposite.
+    assert augment.mirrored_x(opposite).tolist() == [1, *range(1, 256)]
+
+
+def test_flow_is_cropped_at_three_scales_and_pictures_at_four(tmp_path: Path) -> None:
+    sizes: dict[str, set[int]] = {}
+    for name in ("flow", "rgb"):
+        data = _spec(modality=name, augment="multi_scale_crop", crop=16)
+        how = augment.Augmentation(data.augment, (1, 1), 16, True, data.input.crop_scales)
+        views = [augment.train_view(how, 64, 64, rng.key(0, "augment", draw)) for draw in range(300)]
+        sizes[name] = {view.width for view in views}
+    # 64 pixels and sides of 64, 56, 48, 42 that become 16: the whole is 16, 18.3, 21.3, 24.4 wide.
+    assert sizes == {"flow": {16, 18, 21}, "rgb": {16, 18, 21, 24}}
+    # The loader takes them, or those of the spec: of a video of 64 x 64 the left upper corner tells the box.
+    fields = np.zeros((3, 2, 64, 64), np.uint8)
+    fields[:] = np.arange(64)  # the value is the place
+    write_folder(tmp_path / "video", fields)
+    write_manifest(tmp_path / "list.csv", [ManifestRow("video", 0)])
+    for scales, widths in ((None, {64, 56, 48}), ((0.5,), {32})):
+        data = _spec(augment="multi_scale_crop", crop=16, num_frames=1, flow_length=1, flip=False, crop_scales=scales)
+        store = open_store(data, read_manifest(tmp_path / "list.csv"))
+        order = Order(1, 3, 1, 1, 1)
+        found = set()
+        with loader.training_batches(data, store, order, 0, 1, range(40)) as batches:
+            for batch in batches:
+                row = batch.clips[0, 0, 0, :, 1].numpy().astype(float)
+                box = (row[12] - row[4]) / 8 * 16
+                found.add(min((64, 56, 48, 42, 32), key=lambda side, box=box: abs(side - box)))
+        assert found == widths
+
+
+def test_a_packed_set_of_flow_gives_the_same_clips(tmp_path: Path) -> None:
+    videos = [numbered_fields(number) for number in (20, 6)]
+    packed = open_store(_spec(), read_manifest(write_packed(tmp_path / "packed", videos, [3, 1])))
+    raw = open_store(_spec(), read_manifest(write_folders(tmp_path, videos, [3, 1], "raw")))
+    record = read_pack(tmp_path / "packed").packing
+    assert (record.modality, record.bound, record.method) == ("flow", 20.0, "by hand")
+    assert packed.manifest.num_frames(0) == 20
+    for clip in (0, 1):
+        for view in (WHOLE, View(40, 32, 3, 4, 24, 24, flip=True)):
+            assert np.array_equal(_read(packed, [0, 1, 1], clip, view), _read(raw, [0, 1, 1], clip, view))
+    order, found = Order(2, 3, 1, 2, 1), []
+    for data, store in ((_spec(workers=1), packed), (_spec(), raw)):
+        with loader.training_batches(data, store, order, 0, 1, range(2)) as batches:
+            found.append([batch.clips.numpy().tobytes() for batch in batches])
+    assert found[0] == found[1]
+
+
+def test_a_record_of_pictures_says_nothing_of_flow(tmp_path: Path) -> None:
+    text = (write_packed(tmp_path / "rgb", [numbered_fields(2)], [0], "rgb") / "pack.json").read_text()
+    assert "modality" not in text and "bound" not in text
+    assert read_pack(tmp_path / "rgb").packing.modality == "rgb"
+
+
+def _message(kind: type[UserError], data: DataSpec, manifest: Path) -> str:
+    with pytest.raises(kind) as caught:
+        open_store(data, read_manifest(manifest))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_set_of_the_other_modality_is_refused(tmp_path: Path, videos: Path) -> None:
+    flow, rgb = _spec(), _spec(modality="rgb")
+    packed = {name: write_packed(tmp_path / name, [numbered_fields(8)], [0], name) for name in ("flow", "rgb")}
+    message = _message(PackError, rgb, packed["flow"])
+    assert "holds flow, and data.modality is rgb: name the videos' own set, or set data.modality=flow" in message
+    assert "make flow with `summit-train data flow`" in _message(PackError, flow, packed["rgb"])
+    message = _message(ManifestError, flow, videos / "list.csv")
+    assert "list.csv:2" in message and "0.mp4 is a video, and data.modality is flow: make its flow with" in message
+    manifest = write_folders(tmp_path, [numbered_fields(8)], [0], "raw")
+    assert "raw.csv:2" in _message(ManifestError, rgb, manifest) and "holds flow" in _message(
+        ManifestError, rgb, manifest
+    )
+
+
+def test_clips_whose_flow_is_not_known_are_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path / "video", numbered_fields(8))
+    write_manifest(tmp_path / "back.csv", [ManifestRow("video", 0), ManifestRow("video", 0, reversed=True)])
+    assert "back.csv:3: this clip is played backwards" in _message(ManifestError, _spec(), tmp_path / "back.csv")
+    write_manifest(tmp_path / "span.csv", [ManifestRow("video", 0, start_frame=2, end_frame=5)])
+    assert "spans of videos" in _message(ManifestError, _spec(), tmp_path / "span.csv")
+
+
+@pytest.mark.parametrize(
+    ("lost", "reason"),
+    [
+        ("flow_y_00003.png", r"8 pictures flow_x_\*.png and 7 pictures flow_y_\*.png: number 3 is only in one"),
+        ("flow_?_00004.png", "the frame before flow_x_00005.png is missing"),
+        ("flow_*.png", "holds no flow_x_00001.jpg with flow_y_00001.jpg"),
+    ],
+)
+def test_a_folder_with_unequal_x_and_y_is_bad(tmp_path: Path, lost: str, reason: str) -> None:
+    manifest = _set(tmp_path, 8)
+    for path in (tmp_path / "all/000").glob(lost):
+        path.unlink()
+    with pytest.raises(DecodeError, match=reason):
+        _read(open_store(_spec(), manifest), [0])
+
+
+def test_other_bad_folders(tmp_path: Path) -> None:
+    manifest = _set(tmp_path, 8)
+    store = open_store(_spec(), manifest)
+    write_manifest(tmp_path / "more.csv", [ManifestRow("all/000", 0, 9)])
+    with pytest.raises(DecodeError, match="holds 8 fields of flow, but the manifest says 9"):
+        _read(open_store(_spec(), read_manifest(tmp_path / "more.csv")), [0])
+    (tmp_path / "all/000/img_00001.jpg").write_bytes(b"of somebody else")
+    assert _fields(_read(store, [0])) == [[0, 1, 2, 3, 4]]

@@ -1,0 +1,176 @@
+"""A network of flow from its pictures to its predictions, and one that starts from a run of pictures."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from summit_train.__main__ import main
+from summit_train.inference.trained import open_trained
+from tests.conftest import spec_writer
+from tests.flows import numbered_fields, write_moving_set, write_packed
+from tests.runs import changed_copy, final_state
+from tests.worlds import Say, main_said
+
+FLOW = {"modality": "flow", "flow_length": 2, "sampling": "uniform", "num_frames": 2, "flip": False}
+
+
+def _flow_spec(folder: Path, root: Path, name: str, **sections: object) -> Path:
+    data = FLOW | {"train": str(root / "train.csv"), "val": str(root / "val.csv")}
+    return spec_writer(root, folder)(name, **{"data": data, **sections})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def moving(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of flow, four classes of motion: train.csv with 24 videos, val.csv with 8."""
+    return write_moving_set(tmp_path_factory.mktemp("moving"), 24, 8)
+
+
+@pytest.fixture(scope="module")
+def flow_run(moving: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of an online TSM on flow, six epochs. Tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("flow")
+    model, optimizer = {"shift_direction": "past", "dropout": 0.0}, {"base_lr": 0.02}
+    spec = _flow_spec(folder, moving, "flow", model=model, optimizer=optimizer, schedule={"epochs": 6})
+    assert main(["train", str(spec)]) == 0
+    return folder / "runs/flow"
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Say:
+    return lambda *words: main_said(capsys, *words)
+
+
+def _refused(said: tuple[int, str, str]) -> str:
+    status, _, errors = said
+    assert status == 2, errors
+    (line,) = [line for line in errors.splitlines() if line.strip()]
+    return line
+
+
+def test_a_network_learns_motion_from_flow(flow_run: Path, said: Say, moving: Path) -> None:
+    plan = json.loads((flow_run / "plan.json").read_text())
+    assert plan["input_bytes_per_step_and_rank"] == 8 * 2 * 32 * 32 * 4
+    assert final_state(flow_run)["model"]["conv1.weight"].shape[1] == 4  # type: ignore[index]
+    losses = [
+        record["loss"]
+        for record in map(json.loads, (flow_run / "metrics.jsonl").read_text().splitlines())
+        if record["kind"] == "step"
+    ]
+    assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.1
+    status, out, _ = said("eval", flow_run / "spec.yaml", "--json")
+    assert status == 0 and json.loads(out)["videos"] == 8
+    # predict takes the manifest, and folders of flow.
+    status, out, _ = said("predict", flow_run, moving / "val.csv", "--json")
+    videos = json.loads(out)
+    assert status == 0 and len(videos["videos"]) == 8
+    status, out, _ = said("predict", flow_run, moving / "val/000", "--json")
+    assert json.loads(out)["videos"][0]["predictions"] == videos["videos"][0]["predictions"]
+
+
+def test_evaluation_sees_flow_about_no_motion(flow_run: Path, moving: Path) -> None:
+    """The logits of a video by hand: of 6 fields, frames of 2 start at int(5 / 2 * (i + 1/2)) = 1 and 3."""
+    trained = open_trained(flow_run)
+    fields = [np.array(Image.open(moving / f"val/002/flow_{axis}_{t:05}.png")) for t in (2, 3, 4, 5) for axis in "xy"]
+    clip_TCHW = np.stack(fields).reshape(2, 4, 32, 32).astype(np.float32)
+    with torch.no_grad():
+        clip = torch.from_numpy((clip_TCHW - 128) / (0.226 * 255))[None]
+        logits = trained.network(torch.device("cpu"), ready=False)(clip)[0].numpy()
+    (scores,) = (flow_run / "predictions").glob("*.npz")
+    np.testing.assert_allclose(np.load(scores)["scores"][2], logits, atol=1e-4)
+
+
+def test_the_loader_of_flow_can_be_measured(flow_run: Path, said: Say) -> None:
+    status, out, errors = said(
+        "bench", "loader", flow_run / "spec.yaml", "--clips", "2", "--repeats", "1", "--workers", "1", "--json"
+    )
+    assert status == 0, errors
+    assert [kind["kind"] for kind in json.loads(out)["kinds"]] == ["raw"]
+
+
+def test_commands_that_need_pictures_say_so(flow_run: Path, said: Say, motion_set: Path, tmp_path: Path) -> None:
+    video = next((motion_set / "videos").iterdir())
+    right = "take a run with data.modality rgb, or classify by `predict`"
+    line = _refused(said("stream", flow_run, video))
+    assert "its network sees optical flow, and a stream has pictures" in line and right in line
+    line = _refused(said("cam", flow_run, video, "--out", tmp_path / "maps"))
+    assert "its network sees optical flow, and maps are drawn on pictures" in line and right in line
+    assert "more than the observed part" in _refused(said("eval", flow_run / "spec.yaml", "--observed", "0.5,1"))
+
+
+def test_predict_names_the_videos_that_are_no_flow(flow_run: Path, said: Say, motion_set: Path) -> None:
+    video = next((motion_set / "videos").iterdir())
+    status, out, _ = said("predict", flow_run, video, "--json")
+    (found,) = json.loads(out)["videos"]
+    assert status == 1 and "is a video, and data.modality is flow: make its flow with" in found["error"]
+
+
+def test_sets_of_the_other_modality_are_refused_before_training(
+    moving: Path, motion_set: Path, trained_run: Path, said: Say, tmp_path: Path
+) -> None:
+    spec = _flow_spec(tmp_path, moving, "run")
+    line = _refused(said("train", spec, f"data.train={motion_set / 'train.csv'}"))
+    assert "train.csv:2: " in line and "make its flow with `summit-train data flow`" in line
+    line = _refused(said("train", spec, "data.modality=rgb", "data.num_frames=2"))
+    assert "holds flow, and data.modality is rgb" in line
+    assert not (tmp_path / "runs").exists()
+    # A folder of flow for a network of pictures is named by what it holds.
+    status, out, _ = said("predict", trained_run, moving / "val/000", "--json")
+    assert status == 1 and "flow_x_" in json.loads(out)["videos"][0]["error"]
+
+
+def test_a_run_of_another_modality_is_another_experiment(flow_run: Path, moving: Path, said: Say) -> None:
+    line = _refused(said("train", flow_run / "spec.yaml", "data.flow_length=1"))
+    assert "data.flow_length: the checkpoint has '2', this run '1'" in line
+
+
+def test_a_network_of_flow_starts_from_one_of_pictures(
+    moving: Path, trained_run: Path, tmp_path: Path, said: Say
+) -> None:
+    """model.pretrained: RUN; the transfer of AAVG, section V. Here on a packed set of flow."""
+    fields = [numbered_fields(6, width=32) for _ in range(8)]
+    packed = str(write_packed(tmp_path / "packed", fields, [0, 1, 2, 3] * 2))
+    model = {"shift_direction": "past", "pretrained": str(trained_run)}
+    optimizer = {"first_lr_factor": 5.0, "base_lr": 1e-9, "momentum": 0.0, "weight_decay": 0.0}
+    spec = _flow_spec(tmp_path, moving, "run", model=model, optimizer=optimizer, schedule={"epochs": 1})
+    status, out, errors = said("train", spec, f"data.train={packed}", f"data.val={packed}")
+    assert status == 0, errors
+    (note,) = [line for line in (out + errors).splitlines() if "pretrained:" in line]
+    assert "averaged over 3 input channels: conv1.weight" in note
+    assert "classifier kept, for as many classes, whose names are not known on both sides" in note
+    rgb, flow = final_state(trained_run)["model"], final_state(tmp_path / "runs/run")["model"]
+    kernel = rgb["conv1.weight"].mean(1, keepdim=True).expand(-1, 4, -1, -1)  # type: ignore[index]
+    torch.testing.assert_close(flow["conv1.weight"], kernel, rtol=0, atol=1e-5)  # type: ignore[index]
+    for name in ("layer2.0.conv1.weight", "layer4.1.conv1.weight", "fc.weight"):
+        torch.testing.assert_close(flow[name], rgb[name], rtol=0, atol=1e-5)  # type: ignore[index]
+
+
+def test_a_classifier_of_other_classes_is_made_anew(moving: Path, trained_run: Path, tmp_path: Path, said: Say) -> None:
+    named = changed_copy(trained_run, tmp_path / "named.pt", classes=["a", "b", "c", "d"])
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.csv").write_text((moving / f"{name}.csv").read_text())
+    (tmp_path / "classes.txt").write_text("right\ndown\nleft\nup\n")
+    data = FLOW | {"train": str(tmp_path / "train.csv"), "val": str(tmp_path / "val.csv"), "root": str(moving)}
+    model = {"shift_direction": "past", "pretrained": str(named)}
+    spec = _flow_spec(tmp_path, moving, "run", data=data, model=model, schedule={"epochs": 1})
+    status, out, errors = said("train", spec)
+    assert status == 0, errors
+    wanted = r"classifier left as initialised, for other classes \(label 0 is 'a' there and 'right' here\): fc\.weight"
+    assert re.search(wanted, out + errors)
+
+
+def test_an_export_says_what_its_channels_are(flow_run: Path, tmp_path: Path, said: Say) -> None:
+    pytest.importorskip("onnx")
+    status, _, errors = said("export", flow_run, "--out", tmp_path / "flow.onnx")
+    assert status == 0, errors
+    description = json.loads((tmp_path / "flow.json").read_text())
+    assert description["inputs"][0]["shape"] == [1, 2, 4, 32, 32]
+    known = {"flow_length": 2, "mean": [128.0] * 4, "std": [0.226 * 255] * 4}
+    assert {name: description["preprocessing"][name] for name in known} == known
+    assert description["verification"]["video"]["largest_difference"] < 1e-4
