@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from summit_train.inference.trained import open_trained
 from tests.conftest import spec_writer
 from tests.flows import numbered_fields, write_moving_set, write_packed
 from tests.runs import changed_copy, final_state
-from tests.worlds import Say, main_said
+from tests.worlds import Say, main_said, needs_ranks, succeed
 
 FLOW = {"modality": "flow", "flow_length": 2, "sampling": "uniform", "num_frames": 2, "flip": False}
 
@@ -149,6 +150,19 @@ def test_a_network_of_flow_starts_from_one_of_pictures(
     torch.testing.assert_close(flow["conv1.weight"], kernel, rtol=0, atol=1e-5)  # type: ignore[index]
     for name in ("layer2.0.conv1.weight", "layer4.1.conv1.weight", "fc.weight"):
         torch.testing.assert_close(flow[name], rgb[name], rtol=0, atol=1e-5)  # type: ignore[index]
+
+
+@needs_ranks
+def test_two_ranks_are_one_rank(moving: Path, tmp_path: Path) -> None:
+    data = FLOW | {"flip": True, "sampling": "dense", "frame_stride": 1}
+    sections: dict[str, Any] = {"precision": "fp64", "schedule": {"epochs": 2}, "data": data}
+    sections["data"] |= {"train": str(moving / "train.csv"), "val": str(moving / "val.csv")}
+    states = []
+    for ranks in (1, 2):
+        succeed(ranks, "train", str(_flow_spec(tmp_path, moving, f"on{ranks}", **sections)))
+        states.append(final_state(tmp_path / f"runs/on{ranks}")["model"])
+    alone, together = (torch.cat([v.flatten() for v in state.values() if v.is_floating_point()]) for state in states)
+    assert (alone - together).norm() <= 1e-12 * alone.norm()
 
 
 def test_a_classifier_of_other_classes_is_made_anew(moving: Path, trained_run: Path, tmp_path: Path, said: Say) -> None:
