@@ -168,6 +168,12 @@ def _fewest_updates(spec: Spec, ladder: tuple[Rung, ...]) -> int:
     return updates
 
 
+def averages_per_epoch(spec: Spec, steps_per_epoch: int) -> int:
+    """Return the averages of the learners in an epoch of so many steps."""
+    period = spec.parallel.period
+    return 1 if period == "epoch" else math.ceil(steps_per_epoch / period)
+
+
 def averaged_elements(spec: Spec, network: Count) -> int:
     """Return the elements of an average of the learners: weights, and the solver's state where it is averaged."""
     states = spec.optimizer.states if spec.parallel.optimizer_state == "average" else 0

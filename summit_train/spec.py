@@ -290,6 +290,8 @@ def experiment_keys(spec: Spec) -> dict[str, Any]:
     same |= {f"data.{key}": str(values["data"][key]) for key in _DATA_IDENTITY}
     for section in ("optimizer", "schedule", "loss", "ema", "scale", "parallel"):
         same |= {f"{section}.{key}": value for key, value in values[section].items()}
+    if spec.parallel.grow_batch is not None:  # validations decide the batch
+        same["evaluate.every_epochs"] = spec.evaluate.every_epochs
     return same | {"seed": spec.seed, "precision": spec.precision}
 
 
@@ -353,10 +355,7 @@ def _averaging_problems(spec: Spec) -> Iterator[tuple[str, str]]:
     """Keys of other sections that model averaging cannot go with."""
     grow, clips = spec.parallel.grow_batch, spec.scale.clips_per_gpu
     if spec.parallel.method == "averaging" and spec.ema.decay is not None:
-        yield (
-            "ema.decay",
-            "it averages one network's weights in every step; learners have a network each; null is wanted",
-        )
+        yield "ema.decay", "it averages the weights of one network, and each learner has its own; null is wanted"
     if grow is not None and not spec.evaluate.every_epochs:
         yield "parallel.grow_batch", "validations decide it; set evaluate.every_epochs to 1 or more"
     if grow is not None and grow.max is not None and grow.max < clips:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from summit_train.optim.keys import OptimizerSpec, ParallelSpec
 from summit_train.optim.sgd import parameter_groups
 from summit_train.optim.solvers import build_solver, start_state
 from summit_train.training.averaging import AveragingStep
+from summit_train.training.checkpoint import checkpoint_path
 from summit_train.training.step import StepSettings, TrainStep
 from tests.training.test_step import _micro_batches, _model, _Poison
 
@@ -22,21 +24,32 @@ CPU = torch.device("cpu")
 STEPS_OF_AN_EPOCH = 100
 
 
-def _plain(model: nn.Module, solver: str, accumulation: int = 1, precision: str = "fp64") -> TrainStep:
+def _plain(
+    model: nn.Module, solver: str, accumulation: int = 1, precision: str = "fp64", device: torch.device = CPU
+) -> TrainStep:
     spec = OptimizerSpec.model_validate({"name": solver, "weight_decay": 0.1})
     optimizer = build_solver(spec, parameter_groups(model, spec.weight_decay))
     start_state(optimizer)
-    return TrainStep(model, optimizer, World(), CPU, StepSettings(0, accumulation, precision))
+    return TrainStep(model, optimizer, World(), device, StepSettings(0, accumulation, precision))
 
 
 class _Learners:
     """Some learners on one rank, and the average of them."""
 
-    def __init__(self, model: nn.Module, count: int, solver: str = "sgd", precision: str = "fp64", **keys: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        count: int,
+        solver: str = "sgd",
+        precision: str = "fp64",
+        *,
+        device: torch.device = CPU,
+        **keys: Any,
+    ) -> None:
         self.average = model
-        self.steps = {number: _plain(copy.deepcopy(model), solver, precision=precision) for number in range(count)}
+        self.steps = {number: _plain(copy.deepcopy(model), solver, 1, precision, device) for number in range(count)}
         spec = ParallelSpec.model_validate({"method": "averaging", **keys})
-        self.step = AveragingStep(spec, model, self.steps, World(), CPU, STEPS_OF_AN_EPOCH)
+        self.step = AveragingStep(spec, model, self.steps, World(), device, STEPS_OF_AN_EPOCH)
 
     @property
     def models(self) -> list[nn.Module]:
@@ -233,3 +246,38 @@ def test_frozen_weights_are_not_averaged() -> None:
     learners = _Learners(model, 3, "sgd", "fp32", period=1)
     learners.step(_micro_batches(3), 0.1)
     assert torch.equal(learners.average.state_dict()["bn1.weight"], torch.full((8,), 0.1))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("solver", ["sgd", "adam", "lamb"])
+def test_an_average_on_a_gpu_does_not_wait_for_the_device(solver: str) -> None:
+    device = torch.device("cuda", 0)
+    learners = _Learners(_model(dtype=torch.float32).to(device), 2, solver, "fp16", device=device, period=1)
+    batches = [
+        MicroBatch(b.step, b.virtual_gpu, b.clips.pin_memory(), b.labels.pin_memory(), b.ids) for b in _micro_batches(2)
+    ]
+    learners.step(batches, 0.1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        result = learners.step(batches, 0.1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert result.averaging is not None and not result.read(4, 2, 1).broken
+
+
+def test_each_learner_has_a_loss_scale_of_its_own_through_a_checkpoint(tmp_path: Path) -> None:
+    """After a whole round the scales are all that differs, so they stand in the checkpoint itself."""
+    learners = _Learners(_Poison(_model(dtype=torch.float32)), 2, "sgd", "fp16", period=1)
+    assert isinstance(learners.models[1], _Poison)
+    learners.models[1].on = True
+    learners.step(_micro_batches(2), 0.01)
+    path = checkpoint_path(tmp_path, 1)
+    saved = {"model": learners.average.state_dict(), **learners.step.checkpoint(path)}
+    assert saved["learner_digests"] == [] and not path.parent.exists()
+    again = _Learners(_Poison(_model(dtype=torch.float32)), 2, "sgd", "fp16", period=1)
+    again.step.restore(path, saved)
+    assert [step.loss_scale.scale.item() for step in again.steps.values()] == [2.0**16, 2.0**15]
+    one, other = (step.optimizer.state[next(step.model.parameters())] for step in again.steps.values())
+    assert torch.equal(one["momentum_buffer"], other["momentum_buffer"])
+    assert one["momentum_buffer"].data_ptr() != other["momentum_buffer"].data_ptr()

@@ -17,7 +17,7 @@ from summit_train.spec import Spec, spec_from_values
 from summit_train.training.growth import GrowingBatch
 from tests.conftest import WriteSpec
 from tests.runs import assert_bit_equal, final_state
-from tests.worlds import command, succeed
+from tests.worlds import succeed
 
 UCF101 = 596 * 16  # 9,536 clips: 596 for each of the paper's 16 learners
 
@@ -155,19 +155,3 @@ def test_a_run_whose_batch_grows_keeps_it_when_it_goes_on(growing: Path, tmp_pat
     succeed(0, "train", str(growing))
     assert [record["step"] for record in _records(run, "step")][-7:] == [*range(26, 31), 39, 40]
     assert_bit_equal(whole, final_state(run))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"grow_batch": {"max": 21}}, "parallel.grow_batch.max: 21 clips do not fit a learner's epoch"),
-        ({"grow_batch": {"factor": 1}}, "parallel.grow_batch.factor"),
-        ({"grow_batch": {"max": 1}}, "1 clips are fewer than scale.clips_per_gpu, 2"),
-        ({"period": 0}, "epoch or a number of steps, at least 1, is wanted"),
-        ({"method": "synchronous", "period": 4}, "parallel.period: method synchronous does not read it"),
-    ],
-)
-def test_bad_input_exits_2_with_one_message(write_spec: WriteSpec, changes: dict[str, Any], message: str) -> None:
-    parallel = {"method": "averaging", **changes}
-    status, output = command(0, "plan", str(write_spec(parallel=parallel, evaluate={"every_epochs": 1})))
-    assert status == 2 and message in output and "Traceback" not in output
