@@ -17,7 +17,7 @@ from summit_train.spec import Spec, spec_from_values
 from summit_train.training.growth import GrowingBatch
 from tests.conftest import WriteSpec
 from tests.runs import assert_bit_equal, final_state
-from tests.worlds import succeed
+from tests.worlds import needs_ranks, succeed
 
 UCF101 = 596 * 16  # 9,536 clips: 596 for each of the paper's 16 learners
 
@@ -127,7 +127,7 @@ def growing(write_spec: WriteSpec) -> Path:
     parallel = {"method": "averaging", "period": 4, "grow_batch": {"margin": 1000.0}}
     return write_spec(
         parallel=parallel, schedule={"epochs": 4}, evaluate={"every_epochs": 1}, checkpoint={"keep": 9},
-        optimizer={"name": "adam", "base_lr": 1e-3, "lr_scaling": "none"},
+        precision="fp64", optimizer={"name": "adam", "base_lr": 1e-3, "lr_scaling": "none"},
     )  # fmt: skip
 
 
@@ -155,3 +155,14 @@ def test_a_run_whose_batch_grows_keeps_it_when_it_goes_on(growing: Path, tmp_pat
     succeed(0, "train", str(growing))
     assert [record["step"] for record in _records(run, "step")][-7:] == [*range(26, 31), 39, 40]
     assert_bit_equal(whole, final_state(run))
+
+
+@needs_ranks
+def test_every_rank_has_the_grown_batch(growing: Path, tmp_path: Path) -> None:
+    """Two learners on each of two ranks, whose decisions rank 0's accuracy makes."""
+    succeed(2, "train", str(growing), "schedule.epochs=3")
+    run = tmp_path / "runs/run"
+    assert [record["clips_per_gpu"] for record in _records(run, "batch")] == [2, 4]
+    assert [record["step"] for record in _records(run, "step")] == [*range(1, 21), *range(26, 31)]
+    best = max(record["accuracy"] for record in _records(run, "batch"))
+    assert final_state(run)["growth"] == {"clips_per_gpu": 4, "best": best, "validations": 2}
