@@ -20,11 +20,22 @@ class PlanError(UserError):
 
 
 @dataclass(frozen=True)
+class Rung:
+    """One size of the batch, in clips, and the steps that an epoch has with it."""
+
+    clips_per_gpu: int
+    global_batch: int
+    steps_per_epoch: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """The numbers of one run. Bytes are bytes; LR as the optimizer gets it; multiply-adds of one clip's forward pass.
 
     memory_bytes_per_rank is an estimate: weights, their average, gradients and the solver's state, plus what the
-    backward pass needs of the clips of one virtual GPU.
+    backward pass needs of the clips of one virtual GPU. ladder: the batches that the run may have, the first one first;
+    fewest_updates: of a run whose batch grows at every decision. All other numbers are those of the first batch.
+    averaging_bytes: what a rank gives to an average of the learners, without BN's statistics; 0 without averaging.
     """
 
     ranks: int
@@ -37,9 +48,12 @@ class Plan:
     epochs: int
     steps_per_epoch: int
     schedule: Schedule
+    ladder: tuple[Rung, ...]
+    fewest_updates: int
     dropped_clips_per_epoch: int
     parameters: int
     gradient_bytes: int
+    averaging_bytes: int
     multiply_adds: int
     input_bytes_per_step_and_rank: int
     memory_bytes_per_rank: int
@@ -60,22 +74,33 @@ class Plan:
         """The LR at the end of the warm-up."""
         return self.schedule.peak_lr
 
-    def learning_rate(self, step: int) -> float:
-        """The LR of update number `step`, counted from 0."""
-        return self.schedule.learning_rate(step)
+    def first_step(self, epoch: int, rung: Rung) -> int:
+        """The number of the first step of an epoch. A grown batch has fewer steps; their numbers are the epoch's last.
+
+        So epoch e ends before step (e + 1) * steps_per_epoch whatever the batch, and step numbers tell the epoch.
+        """
+        return (epoch + 1) * self.steps_per_epoch - rung.steps_per_epoch
+
+    def learning_rate(self, step: int, rung: Rung | None = None) -> float:
+        """The LR of update number `step`, counted from 0. A grown batch reads the schedule by the epoch's progress."""
+        if rung is None or rung == self.ladder[0]:
+            return self.schedule.learning_rate(step)
+        epoch = step // self.steps_per_epoch
+        progress = (step - self.first_step(epoch, rung)) / rung.steps_per_epoch
+        return self.schedule.learning_rate((epoch + progress) * self.steps_per_epoch)
 
     def values(self) -> dict[str, Any]:
         """The plan as one JSON object, with the keys of the schedule among the others."""
         values = asdict(self)
         schedule: dict[str, Any] = values.pop("schedule")
-        return values | schedule | {"milestones": list(self.schedule.milestones)}
+        return values | schedule | {"milestones": list(self.schedule.milestones), "ladder": list(values["ladder"])}
 
 
 def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
     """Work out the plan of `spec` on `ranks` ranks with `num_clips` training clips.
 
-    Raises PlanError where the ranks do not divide the virtual GPUs, the clips do not fill one global batch, or the
-    warm-up takes the whole run.
+    Raises PlanError where the ranks do not divide the virtual GPUs, the clips do not fill one global batch, the
+    warm-up takes the whole run, or the batch is to grow beyond a learner's share of an epoch.
     """
     virtual_gpus = spec.scale.gpus if spec.scale.gpus is not None else ranks
     _check_ranks(virtual_gpus, ranks)
@@ -88,6 +113,8 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         )
     network = count_network(spec)
     accumulation = virtual_gpus // ranks
+    ladder = _ladder(spec, virtual_gpus, num_clips)
+    averages = spec.parallel.method == "averaging"
     return Plan(
         ranks=ranks,
         virtual_gpus=virtual_gpus,
@@ -99,14 +126,57 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         epochs=spec.schedule.epochs,
         steps_per_epoch=steps_per_epoch,
         schedule=_schedule(spec, global_batch, num_clips),
+        ladder=ladder,
+        fewest_updates=_fewest_updates(spec, ladder),
         dropped_clips_per_epoch=num_clips - steps_per_epoch * global_batch,
         parameters=network.parameters,
         gradient_bytes=network.parameters * spec.weight_bytes,
+        averaging_bytes=averaged_elements(spec, network) * spec.weight_bytes if averages else 0,
         multiply_adds=network.multiply_adds,
         input_bytes_per_step_and_rank=accumulation * spec.scale.clips_per_gpu * _clip_bytes(spec),
-        memory_bytes_per_rank=_memory(spec, network),
-        checkpoint_bytes=(1 + spec.optimizer.states + _averages(spec)) * network.parameters * spec.weight_bytes,
+        memory_bytes_per_rank=_memory(spec, network, accumulation, ladder[-1].clips_per_gpu),
+        checkpoint_bytes=_copies_saved(spec, virtual_gpus) * network.parameters * spec.weight_bytes,
     )
+
+
+def _ladder(spec: Spec, learners: int, num_clips: int) -> tuple[Rung, ...]:
+    """Return the batches from the first to the largest, each `factor` times the one before.
+
+    The largest is grow_batch.max or the largest multiple of the first that a learner's share of an epoch holds: 576 of
+    596 clips from 32 on in Cong et al., section III B. Raises PlanError where max is more than the share.
+    """
+    grow, size, share = spec.parallel.grow_batch, spec.scale.clips_per_gpu, num_clips // learners
+    sizes = [size]
+    if grow is not None:
+        largest = grow.max or share // size * size
+        if largest > share:
+            has = f"{learners:,} learners have {share:,} of the {num_clips:,} clips each"
+            raise PlanError(f"parallel.grow_batch.max: {largest:,} clips do not fit a learner's epoch: {has}")
+        while sizes[-1] < largest:
+            sizes.append(min(sizes[-1] * grow.factor, largest))
+    return tuple(Rung(size, learners * size, num_clips // (learners * size)) for size in sizes)
+
+
+def _fewest_updates(spec: Spec, ladder: tuple[Rung, ...]) -> int:
+    """Return the updates of a run whose batch grows at every decision but the first, which has nothing to compare."""
+    grow, updates = spec.parallel.grow_batch, 0
+    between = spec.evaluate.every_epochs * grow.every if grow is not None else spec.schedule.epochs
+    for epoch in range(spec.schedule.epochs):
+        grown = max(0, epoch // between - 1)
+        updates += ladder[min(grown, len(ladder) - 1)].steps_per_epoch
+    return updates
+
+
+def averages_per_epoch(spec: Spec, steps_per_epoch: int) -> int:
+    """Return the averages of the learners in an epoch of so many steps."""
+    period = spec.parallel.period
+    return 1 if period == "epoch" else math.ceil(steps_per_epoch / period)
+
+
+def averaged_elements(spec: Spec, network: Count) -> int:
+    """Return the elements of an average of the learners: weights, and the solver's state where it is averaged."""
+    states = spec.optimizer.states if spec.parallel.optimizer_state == "average" else 0
+    return (1 + states) * network.parameters
 
 
 def _schedule(spec: Spec, global_batch: int, num_clips: int) -> Schedule:
@@ -171,11 +241,20 @@ def _averages(spec: Spec) -> int:
     return int(spec.ema.decay is not None)
 
 
-def _memory(spec: Spec, network: Count) -> int:
-    weights = (2 + spec.optimizer.states + _averages(spec)) * network.parameters * spec.weight_bytes
-    return weights + spec.scale.clips_per_gpu * network.activation_bytes(
-        _BYTES[spec.precision], spec.execution.recompute
-    )
+def _copies_saved(spec: Spec, virtual_gpus: int) -> int:
+    """Return how many tensors of each weight's shape a checkpoint of a whole epoch has."""
+    one = 1 + spec.optimizer.states
+    differ = spec.parallel.optimizer_state == "local" or spec.parallel.bn == "local"
+    return one + _averages(spec) + differ * virtual_gpus * one
+
+
+def _memory(spec: Spec, network: Count, accumulation: int, clips: int) -> int:
+    copies = 2 + spec.optimizer.states + _averages(spec)
+    if spec.parallel.method == "averaging":
+        # One learner's gradients at a time, the average, and the buffer of the solver's state on its way.
+        copies = accumulation * (1 + spec.optimizer.states) + 2 + max(1, spec.optimizer.states)
+    activations = network.activation_bytes(_BYTES[spec.precision], spec.execution.recompute)
+    return copies * network.parameters * spec.weight_bytes + clips * activations
 
 
 def sample_learning_rates(plan: Plan, points: int = 9) -> list[tuple[int, float]]:

@@ -1,6 +1,6 @@
 """The experiment spec: YAML -> frozen, typed Spec, or a message a person can act on.
 
-Every key, its type, its default and its limits stand here, those of the optimizer and the schedule in optim/keys.py.
+Every key, its type, its default and its limits stand here, those of optimizer, schedule and parallel in optim/keys.py.
 What depends on the number of ranks or of clips is checked by the plan, which knows them.
 """
 
@@ -29,7 +29,14 @@ from summit_train.models.catalog import (
     stream_problem,
     zero_init_problem,
 )
-from summit_train.optim.keys import OptimizerSpec, ScheduleSpec, optimizer_problems, schedule_problems
+from summit_train.optim.keys import (
+    OptimizerSpec,
+    ParallelSpec,
+    ScheduleSpec,
+    optimizer_problems,
+    parallel_problems,
+    schedule_problems,
+)
 from summit_train.source import SpecError, Tree, read_tree, to_yaml
 from summit_train.typed import Count, Fraction, NonNegative, Positive, Section, validated
 
@@ -254,6 +261,7 @@ class Spec(Section):
     model: ModelSpec
     data: DataSpec
     scale: ScaleSpec = ScaleSpec()
+    parallel: ParallelSpec = ParallelSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     loss: LossSpec = LossSpec()
@@ -297,8 +305,10 @@ def experiment_keys(spec: Spec) -> dict[str, Any]:
     values = spec.model_dump(mode="json")
     same = {f"model.{key}": value for key, value in values["model"].items() if key != "pretrained"}
     same |= {f"data.{key}": str(values["data"][key]) for key in _DATA_IDENTITY}
-    for section in ("optimizer", "schedule", "loss", "ema", "scale"):
+    for section in ("optimizer", "schedule", "loss", "ema", "scale", "parallel"):
         same |= {f"{section}.{key}": value for key, value in values[section].items()}
+    if spec.parallel.grow_batch is not None:  # validations decide the batch
+        same["evaluate.every_epochs"] = spec.evaluate.every_epochs
     return same | {"seed": spec.seed, "precision": spec.precision}
 
 
@@ -307,6 +317,7 @@ def experiment_defaults() -> dict[str, Any]:
     model = {key: field.default for key, field in ModelSpec.model_fields.items() if not field.is_required()}
     data = {key: str(field.default) for key, field in DataSpec.model_fields.items() if not field.is_required()}
     recipe = {"optimizer": OptimizerSpec(), "schedule": ScheduleSpec(), "loss": LossSpec(), "ema": EmaSpec()}
+    recipe |= {"parallel": ParallelSpec()}
     sections = {"model": model, "data": data} | {
         name: section.model_dump(mode="json") for name, section in recipe.items()
     }
@@ -339,6 +350,8 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "data.crop_scales", "at least one scale is wanted, or null, got []"
     yield from optimizer_problems(spec.optimizer)
     yield from schedule_problems(spec.schedule)
+    yield from parallel_problems(spec.parallel, spec.optimizer.compression)
+    yield from _averaging_problems(spec)
     too_short, unknown = frames_problem(model.arch, data.num_frames), backbone_problem(model.arch, model.backbone)
     if too_short is not None:
         yield "data.num_frames", too_short
@@ -355,3 +368,14 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     wanted, kept = spec.evaluate.last_checkpoints, spec.checkpoint.keep
     if wanted > kept:
         yield "evaluate.last_checkpoints", f"{wanted} checkpoints are wanted, but checkpoint.keep is {kept}"
+
+
+def _averaging_problems(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Keys of other sections that model averaging cannot go with."""
+    grow, clips = spec.parallel.grow_batch, spec.scale.clips_per_gpu
+    if spec.parallel.method == "averaging" and spec.ema.decay is not None:
+        yield "ema.decay", "it averages the weights of one network, and each learner has its own; null is wanted"
+    if grow is not None and not spec.evaluate.every_epochs:
+        yield "parallel.grow_batch", "validations decide it; set evaluate.every_epochs to 1 or more"
+    if grow is not None and grow.max is not None and grow.max < clips:
+        yield "parallel.grow_batch.max", f"{grow.max} clips are fewer than scale.clips_per_gpu, {clips}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -66,7 +67,8 @@ def spec_writer(motion_set: Path, folder: Path) -> WriteSpec:
             "run_dir": str(folder / "runs"),
         }
         for section, keys in sections.items():
-            values[section] = {**values.get(section, {}), **keys} if isinstance(keys, dict) else keys  # type: ignore[dict-item]
+            former: Any = values.get(section, {})
+            values[section] = {**former, **keys} if isinstance(keys, dict) else keys
         schedule = values["schedule"]
         assert isinstance(schedule, dict)
         values["schedule"] = {"warmup_epochs": 1 if schedule.get("epochs", 2) > 1 else 0.5, **schedule}

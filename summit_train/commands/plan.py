@@ -15,9 +15,9 @@ from rich.table import Table
 from summit_train.cluster.estimate import Estimate, check_ranks, estimate
 from summit_train.cluster.site import Site, load_site, parse_walltime
 from summit_train.optim.keys import describe_decay, describe_solver
-from summit_train.plan import Plan, PlanError, make_plan, sample_learning_rates
+from summit_train.plan import Plan, PlanError, averages_per_epoch, make_plan, sample_learning_rates
 from summit_train.spec import Spec, load_spec
-from summit_train.text import NONE
+from summit_train.text import NONE, counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -177,12 +177,31 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         ("peak LR", f"{plan.peak_lr:.6g} ({spec.optimizer.lr_scaling} scaling of {spec.optimizer.base_lr:g})"),
         ("decay", describe_decay(spec.schedule)),
         ("parameters", f"{plan.parameters:,}"),
-        ("gradients", f"{plan.gradient_bytes / 1e6:,.1f} MB a step through the allreduce"),
+        *_communication_rows(spec, plan),
         ("multiply-adds", f"{plan.multiply_adds / 1e9:,.2f} G a clip, forward"),
         ("input", f"{plan.input_bytes_per_step_and_rank / 1e6:,.1f} MB a step and rank, uint8"),
         ("memory", f"about {plan.memory_bytes_per_rank / 2**30:,.1f} GiB a rank (weights and activations)"),
         ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {spec.checkpoint.keep} kept"),
     ]
+
+
+def _communication_rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
+    """Return what the ranks exchange, and where the batch grows what becomes of it."""
+    parallel = spec.parallel
+    if parallel.method == "synchronous":
+        return [("gradients", f"{plan.gradient_bytes / 1e6:,.1f} MB a step through the allreduce")]
+    rounds = averages_per_epoch(spec, plan.steps_per_epoch)
+    state = "weights and solver state" if parallel.optimizer_state == "average" else "weights"
+    sent = f"{plan.averaging_bytes / 1e6:,.1f} MB of {state}"
+    rows = [("averaging", f"{counted(plan.virtual_gpus, 'learner')}; {counted(rounds, 'average')} an epoch of {sent}")]
+    if len(plan.ladder) > 1:
+        sizes = ", ".join(f"{rung.clips_per_gpu:,}" for rung in plan.ladder)
+        lengths = ", ".join(f"{rung.steps_per_epoch:,}" for rung in plan.ladder)
+        rows += [
+            ("growing batch", f"{sizes} clips of a learner: {lengths} steps an epoch"),
+            ("updates", f"{plan.total_steps:,} if it never grows, {plan.fewest_updates:,} if each decision grows it"),
+        ]
+    return rows
 
 
 def _print_tables(console: Console, spec: Spec, plan: Plan, more: list[tuple[str, str]]) -> None:
@@ -204,8 +223,9 @@ def _print_beside(console: Console, planned: list[tuple[Spec, Plan]]) -> None:
     """Print two plans in columns, and their LRs at the same epochs, drawn to one scale."""
     names = [spec.name for spec, _ in planned]
     table = Table("", *names, title="plan", title_justify="left")
-    for (name, one), (_, other) in zip(*(_rows(spec, plan) for spec, plan in planned), strict=True):
-        table.add_row(name, one, other)
+    one, other = (dict(_rows(spec, plan)) for spec, plan in planned)
+    for name in dict.fromkeys((*one, *other)):
+        table.add_row(name, one.get(name, NONE), other.get(name, NONE))
     console.print(table)
     columns = [column for name in names for column in (name, "")]
     table = Table("epoch", *columns, title="learning rate", title_justify="left")

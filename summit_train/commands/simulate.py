@@ -142,7 +142,7 @@ def _count(option: str, spec: Spec, path: str, kinetics: int) -> int:
 def _row(job: Job) -> dict[str, Any]:
     """Return the forecast with what the paper published of the same network, batch and machine."""
     found = forecast(job)
-    ours = published.is_table_3_network(job.spec)
+    ours = published.is_table_3_network(job.spec) and job.spec.parallel.method == "synchronous"
     seen = published.accuracy(found.global_batch) if ours else None
     known = published.row_of(found.global_batch, found.gpus) if ours and job.machine.name == "summit" else None
     seconds = known and known.seconds

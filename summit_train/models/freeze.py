@@ -40,6 +40,11 @@ def is_frozen(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm) and module.weight is not None and not module.weight.requires_grad
 
 
+def trained_norms(network: nn.Module) -> list[_BatchNorm]:
+    """Return the normalisations whose running statistics training moves: those that are not frozen."""
+    return [module for module in network.modules() if isinstance(module, _BatchNorm) and not is_frozen(module)]
+
+
 @contextmanager
 def norm_momentum(norms: Sequence[_BatchNorm], momentum: float) -> Iterator[None]:
     """Give normalisations another momentum for the block: 0 keeps their running statistics, 1 forgets earlier ones."""

@@ -1,4 +1,4 @@
-"""The keys of the recipe: what `optimizer` and `schedule` of a spec may say, and what they refuse together."""
+"""The keys of the recipe: what `optimizer`, `schedule` and `parallel` may say, and what they refuse together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from summit_train.typed import Count, Positive, Section
 
@@ -102,6 +102,43 @@ class ScheduleSpec(Section):
     """steps: the LR falls to this part of its value."""
 
 
+def _period(value: Any) -> Any:
+    if value == "epoch" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError("epoch or a number of steps, at least 1, is wanted")
+
+
+class GrowBatchSpec(Section):
+    """A batch that grows while the accuracy of the averaged network does not (Cong et al., Algorithm 1)."""
+
+    factor: Annotated[int, Field(ge=2)] = 2
+    """A learner's batch grows to this many times its size."""
+    margin: Positive = 1.0
+    """It grows where the accuracy is below the best so far times this."""
+    max: Count | None = None
+    """The largest batch of a learner, clips; null: the largest multiple of scale.clips_per_gpu that its share of an
+    epoch holds."""
+    every: Count = 1
+    """Validations from one decision to the next."""
+
+
+class ParallelSpec(Section):
+    """How virtual GPUs train together: one gradient for all in each step, or learners whose networks are averaged."""
+
+    method: Literal["synchronous", "averaging"] = "synchronous"
+    """synchronous: every step averages the gradients. averaging: each virtual GPU is a learner with a network and a
+    solver of its own; every `period` their networks are averaged (AAVG). The keys below are read by averaging alone."""
+    period: Annotated[Literal["epoch"] | Count, BeforeValidator(_period)] = "epoch"
+    """Steps from one average to the next, at the latest the end of the epoch; epoch: once, at the end."""
+    optimizer_state: Literal["average", "local"] = "average"
+    """The solvers' state: averaged as the weights are, or each learner keeps its own."""
+    bn: Literal["merge", "local"] = "merge"
+    """BN's running statistics: each learner takes those of all learners' clips together, or keeps its own. Evaluation
+    always uses the merged ones."""
+    grow_batch: GrowBatchSpec | None = None
+    """Grow the batch at the end of an epoch; null: it stays."""
+
+
 def optimizer_problems(optimizer: OptimizerSpec) -> Iterator[tuple[str, str]]:
     """Keys of a solver that are impossible together: (key, what is wrong and what would be right)."""
     trust = optimizer.trust_ratio
@@ -129,6 +166,17 @@ def schedule_problems(schedule: ScheduleSpec) -> Iterator[tuple[str, str]]:
         given = ", ".join(f"{epoch:g}" for epoch in schedule.milestones)
         rising = f"steps needs rising epochs between 0 and {schedule.epochs}, such as [30, 60, 80]"
         yield "schedule.milestones", f"{rising}; got [{given}]"
+
+
+def parallel_problems(parallel: ParallelSpec, compression: str) -> Iterator[tuple[str, str]]:
+    """Keys of the method that are impossible together: (key, what is wrong and what would be right)."""
+    if parallel.method == "averaging":
+        if compression != "none":
+            yield "optimizer.compression", "averaging sends weights, which it does not round; none is wanted"
+        return
+    for name, field in ParallelSpec.model_fields.items():
+        if name != "method" and getattr(parallel, name) != field.default:
+            yield f"parallel.{name}", "method synchronous does not read it; set parallel.method to averaging"
 
 
 def describe_solver(optimizer: OptimizerSpec) -> str:

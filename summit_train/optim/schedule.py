@@ -41,11 +41,11 @@ class Schedule:
     milestones: tuple[int, ...] = ()
     factor: float = 0.1
 
-    def learning_rate(self, step: int) -> float:
+    def learning_rate(self, step: float) -> float:
         """Return the LR of update number `step`, counted from 0."""
         return self._rising(step) if step + 1 <= self.warmup_steps else self._falling(step)
 
-    def _rising(self, step: int) -> float:
+    def _rising(self, step: float) -> float:
         """Warm up as Goyal et al., section 2.2: the first update moves already, the warm-up's last one has the peak.
 
         squared is the alternative in line 6 of DATE's Algorithm 1. Raises ValueError for another shape.
@@ -56,7 +56,7 @@ class Schedule:
             return self.peak_lr * ((step + 1) / self.warmup_steps) ** 2
         raise ValueError(f"warm-up {self.warmup!r}; valid: linear, squared")
 
-    def _falling(self, step: int) -> float:
+    def _falling(self, step: float) -> float:
         """Decay from the peak.
 
         cosine: half a cosine to 0 at total_steps. linear: peak * (T - i) / (T - W), i counted from 1, at least 1e-6

@@ -87,6 +87,24 @@ class TrustRatioRecord(Record):
     ratios: dict[str, float]
 
 
+class AverageRecord(Record):
+    """An average of all learners' networks after `step`: its seconds, and the bytes that a rank gave to it."""
+
+    step: int
+    seconds: float
+    bytes: int
+
+
+class BatchRecord(Record):
+    """A decision on the batch after `epoch` finished epochs: the batch from then on, the accuracy, the best before."""
+
+    epoch: int
+    clips_per_gpu: int
+    global_batch: int
+    accuracy: float
+    best: float
+
+
 class StartRecord(Record):
     """A start (step 0) or a resume (step > 0). steps_again: updates of the process before that are done again."""
 
@@ -195,10 +213,13 @@ class Run:
         self._steps: dict[int, StepRecord] = {}
         self._evals: dict[int, EvalRecord] = {}
         self._ratios: dict[int, TrustRatioRecord] = {}
+        self._averages: dict[int, AverageRecord] = {}
+        self._batches: dict[int, BatchRecord] = {}
         self._read_log()
         self.steps = [self._steps[step] for step in sorted(self._steps)]
         self.evals = [self._evals[step] for step in sorted(self._evals)]
         self.trust_ratios = [self._ratios[step] for step in sorted(self._ratios)]
+        self.averages, self.batches = list(self._averages.values()), list(self._batches.values())
 
     def setting(self, section: str, key: str) -> Any:
         """Return a value of the spec, None where it has none."""
@@ -294,6 +315,10 @@ class Run:
             case "trust_ratio":
                 ratios = TrustRatioRecord.model_validate(record)
                 self._ratios[ratios.step] = ratios
+            case "average":
+                self._averages[record["step"]] = AverageRecord.model_validate(record)
+            case "batch":
+                self._batches[record["epoch"]] = BatchRecord.model_validate(record)
             case "checkpoint":
                 self.checkpoints.append(CheckpointRecord.model_validate(record))
                 seconds = self.checkpoints[-1].seconds
@@ -304,6 +329,7 @@ class Run:
                 self._steps = {step: kept for step, kept in self._steps.items() if step <= start.step}
                 self._evals = {step: kept for step, kept in self._evals.items() if step <= start.step}
                 self._ratios = {step: kept for step, kept in self._ratios.items() if step <= start.step}
+                self._averages = {step: kept for step, kept in self._averages.items() if step <= start.step}
                 self.starts.append(start.model_copy(update={"steps_again": len(lost)}))
         self.seconds += seconds if math.isfinite(seconds) else 0.0
 

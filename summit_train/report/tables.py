@@ -71,6 +71,7 @@ def notes_of(run: Run) -> list[str]:
     if run.skipped_steps:
         count = counted(len(run.skipped_steps), "step")
         notes.append(f"{count} without an update, the gradient was not finite: {listed(run.skipped_steps)}")
+    notes += _averaging_notes(run)
     if (missing := noise_missing(run)) is not None:
         notes.append(missing)
     bad_clips = run.steps[-1].bad_clips if run.steps else 0
@@ -84,6 +85,28 @@ def notes_of(run: Run) -> list[str]:
         if lacking := [name for name, count in counts.items() if count == 0]:
             notes.append(f"Classes without {side} clips: {listed(lacking)}")
     return notes
+
+
+def _averaging_notes(run: Run) -> list[str]:
+    """Return what the averages of the learners took, and what became of a batch that may grow."""
+    notes = []
+    if run.averages:
+        seconds, sent = sum(one.seconds for one in run.averages), sum(one.bytes for one in run.averages)
+        share = f", {100 * seconds / run.seconds:.1f} % of the recorded time" if run.seconds > 0 else ""
+        number = counted(len(run.averages), "average")
+        notes.append(
+            f"{number} of the learners' networks: {seconds:,.1f} s{share}, {sent / 1e6:,.1f} MB from each rank"
+        )
+    if run.batches:
+        sizes = list(dict.fromkeys(one.clips_per_gpu for one in run.batches))
+        steps = [f"{size:,} after epoch {_first_epoch(run, size)}" for size in sizes[1:]]
+        grown = f"grew to {', '.join(steps)}" if steps else "did not grow"
+        notes.append(f"The batch of a learner began with {sizes[0]:,} clips and {grown}")
+    return notes
+
+
+def _first_epoch(run: Run, clips_per_gpu: int) -> int:
+    return next(one.epoch for one in run.batches if one.clips_per_gpu == clips_per_gpu)
 
 
 def class_rows(classes: ClipsPerClass) -> list[tuple[str, ...]]:

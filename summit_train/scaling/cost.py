@@ -3,7 +3,8 @@
     step = compute + exposed communication + stragglers + waiting for data
 
 compute        A passes (accumulation), each a fixed part and n clips at the machine's rate (machine file)
-communication  the part of the allreduces that is left after the backward pass: `overlap` over `network`
+communication  the part of the allreduces that is left after the backward pass: `overlap` over `network`; with model
+               averaging, a step's share of the epoch's averages, which nothing hides
 stragglers     all ranks wait for the slowest of p: the expected maximum of p normal deviations, times one rank's
                deviation (David and Nagaraja, "Order Statistics", section 4.5)
 data           the frames of a step over the node's frames a second, less all of the above, under which the loader
@@ -22,7 +23,7 @@ from statistics import NormalDist
 from typing import Literal
 
 from summit_train.network import count_model, count_network
-from summit_train.plan import PlanError
+from summit_train.plan import PlanError, averaged_elements, averages_per_epoch
 from summit_train.scaling.machines import Machine, MachineError, Storage, find_rate
 from summit_train.scaling.network import BACKWARD_SHARE, allreduce_seconds, layer_gradients, overlap
 from summit_train.spec import ModelSpec, Spec
@@ -137,18 +138,28 @@ def step_time(job: Job) -> StepTime:
     machine, clips = job.machine, job.spec.scale.clips_per_gpu
     clips_s = clips * seconds_per_clip(job.spec, machine)
     pass_s, backward_s = machine.compute.step_overhead_s + clips_s, BACKWARD_SHARE * clips_s
-    gradients = layer_gradients(count_network(job.spec), backward_s, gradient_element_bytes(job.spec))
-    seconds_of = partial(allreduce_seconds, machine.network, job.nodes, machine.gpus_per_node)
-    reduced = overlap(gradients, backward_s, seconds_of, machine.network)
-    exposed_s = reduced.exposed_s if job.gpus > 1 else 0.0
+    exposed_s, hidden_s = _communication(job, backward_s)
     compute_s = job.accumulation * pass_s
     # Passes deviate independently, so the deviations of A passes add up as their squares.
     deviation_s = machine.compute.straggler_cv * math.sqrt(job.accumulation) * pass_s
     stragglers_s = deviation_s * expected_maximum(job.gpus)
     frames = job.accumulation * machine.gpus_per_node * clips * job.spec.data.num_frames
     data_s = max(0.0, frames / frame_rate(job) - (compute_s + exposed_s + stragglers_s))
-    hidden_s = max(0.0, reduced.communication_s - exposed_s)
     return StepTime(compute_s, exposed_s, stragglers_s, data_s, hidden_s)
+
+
+def _communication(job: Job, backward_s: float) -> tuple[float, float]:
+    """Return a step's seconds of communication: those that it waits for, and those under the backward pass."""
+    spec, network = job.spec, job.machine.network
+    seconds_of = partial(allreduce_seconds, network, job.nodes, job.machine.gpus_per_node)
+    if spec.parallel.method == "averaging":
+        steps = steps_per_epoch(job.clips, job.global_batch, job.machine.last_batch)
+        average_s = seconds_of(averaged_elements(spec, count_network(spec)) * spec.weight_bytes)
+        return average_s * averages_per_epoch(spec, steps) / steps, 0.0
+    gradients = layer_gradients(count_network(spec), backward_s, gradient_element_bytes(spec))
+    reduced = overlap(gradients, backward_s, seconds_of, network)
+    exposed_s = reduced.exposed_s if job.gpus > 1 else 0.0
+    return exposed_s, max(0.0, reduced.communication_s - exposed_s)
 
 
 def seconds_per_clip(spec: Spec, machine: Machine) -> float:

@@ -121,7 +121,7 @@ class StepBench:
         self._experiment, self._world, self._watchdog = experiment, world, watchdog
         self._spec, self._plan = experiment.spec, experiment.plan
         model = fresh_model(self._spec, device)
-        _, self._step = build_step(self._spec, self._plan, world, model, device)
+        self._step = build_step(self._spec, self._plan, world, model, device)
         self._recorder = Recorder(device)
         self._activations = Activations(model.parameters())
         self._last: StepResult | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,11 @@ def checkpoint_path(run_path: Path, step: int) -> Path:
     return run_path / "checkpoints" / f"step_{step:08d}.pt"
 
 
+def learner_path(path: Path, number: int) -> Path:
+    """Return the file beside a checkpoint with the state of one learner, where learners differ."""
+    return path.with_name(f"{path.stem}.learner_{number:04d}.pt")
+
+
 def find_checkpoints(run_path: Path) -> list[Path]:
     """Return the run's checkpoints, oldest first."""
     return sorted((run_path / "checkpoints").glob(f"step_{'[0-9]' * 8}.pt"))
@@ -34,8 +39,8 @@ def step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step_"))
 
 
-def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write `state` so that `path` is at no time a part of a file.
+def save_checkpoint(path: Path, state: Mapping[str, Any]) -> str:
+    """Write `state` so that `path` is at no time a part of a file; return its SHA-256.
 
     The digest is taken in memory, so it is not of what a disk made of the bytes. They are flushed under a temporary
     name, then the digest is written, then the file gets its name. A run that is killed in between leaves files that
@@ -44,17 +49,19 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     content = buffer.getbuffer()
+    digest = hashlib.sha256(content).hexdigest()
     try:
         with replacing(path) as file:
             file.write(content)
             file.flush()
             # Within the block, so that the file gets its name after its digest is there.
-            write_text(digest_path(path), f"{hashlib.sha256(content).hexdigest()}  {path.name}\n")
+            write_text(digest_path(path), f"{digest}  {path.name}\n")
         _sync_folder(path.parent)
     except OSError as error:
         last = find_checkpoints(path.parent.parent)
         kept = f"the last good one is {last[-1]}" if last else "there is no earlier one"
         raise RunFailed(f"{path}: the checkpoint could not be written: {error.strerror}; {kept}") from error
+    return digest
 
 
 def load_checkpoint(path: Path, *, may_be_alone: bool = False) -> dict[str, Any]:
@@ -85,14 +92,16 @@ def load_checkpoint(path: Path, *, may_be_alone: bool = False) -> dict[str, Any]
 def load_newest(run_path: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
     """Return the newest checkpoint that is whole: (path, state, complaints about newer ones that are not).
 
-    (None, {}, []) without any checkpoint. Raises CheckpointError if there are some and none is whole: to begin anew
-    would throw the run away in silence.
+    One that lists learners is whole with their files, by the SHA-256 of each. (None, {}, []) without any checkpoint.
+    Raises CheckpointError if there are some and none is whole: to begin anew would throw the run away in silence.
     """
     paths = find_checkpoints(run_path)
     complaints: list[str] = []
     for path in reversed(paths):
         try:
-            return path, load_checkpoint(path), complaints
+            state = load_checkpoint(path)
+            _check_learners(path, state.get("learner_digests", ()))
+            return path, state, complaints
         except CheckpointError as error:
             complaints.append(str(error))
     if paths:
@@ -101,10 +110,19 @@ def load_newest(run_path: Path) -> tuple[Path | None, dict[str, Any], list[str]]
     return None, {}, []
 
 
+def _check_learners(path: Path, digests: Sequence[str]) -> None:
+    """Raise CheckpointError where a learner's file is missing or is not the one of this checkpoint."""
+    for file, digest in ((learner_path(path, number), digest) for number, digest in enumerate(digests)):
+        if not file.exists():
+            raise CheckpointError(f"{path}: {file} is missing")
+        if file_sha256(file) != digest:
+            raise CheckpointError(f"{path}: {file} is damaged: its SHA-256 is not that in the checkpoint")
+
+
 def prune_checkpoints(run_path: Path, keep: int, steps_per_epoch: int) -> None:
     """Keep the newest checkpoint and the `keep` newest of whole epochs, which the final accuracy is the mean over.
 
-    What a killed run left half written is deleted too.
+    The files of their learners stay with them. What a killed run left half written is deleted too.
     """
     paths = find_checkpoints(run_path)
     kept = {*paths[-1:], *epoch_checkpoints(run_path, steps_per_epoch)[-keep:]}
@@ -112,6 +130,10 @@ def prune_checkpoints(run_path: Path, keep: int, steps_per_epoch: int) -> None:
         if path not in kept:
             path.unlink(missing_ok=True)
             digest_path(path).unlink(missing_ok=True)  # after its file
+    stems = {path.stem for path in kept}
+    for path in (run_path / "checkpoints").glob("step_*.learner_*"):
+        if path.name.partition(".")[0] not in stems:
+            path.unlink(missing_ok=True)
     for leftover in (run_path / "checkpoints").glob(".step_*.writing"):
         leftover.unlink(missing_ok=True)
 

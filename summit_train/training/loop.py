@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +15,7 @@ from summit_train.data.batches.workers import Batches
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.errors import AgreedError, RunFailed, describe, is_bug
-from summit_train.plan import Plan
+from summit_train.plan import Plan, Rung
 from summit_train.spec import Spec
 from summit_train.training.evaluation import Evaluation, show_accuracy
 from summit_train.training.metrics import RunLog
@@ -33,17 +32,18 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -
     """
     plan, spec, world = run.plan, run.spec, run.world
     ledger = Ledger(run, log)
+    grow_as_before(run, log, watchdog)
     saved_at, patience = time.monotonic(), 60 * (spec.checkpoint.every_minutes or math.inf)
-    with batches_between(spec, plan, world, run.train_manifest, run.start_step, plan.total_steps) as batches:
-        for step in range(run.start_step, plan.total_steps):
+    with Feed(run) as feed:
+        for step in run.steps():
             # --- data: this rank's virtual GPUs, one micro-batch each
             watchdog.at(f"loading the clips of step {step + 1}")
             start = Mark(run.device)
-            micro_batches, data_wait_s = take(batches, run, step)
+            micro_batches, data_wait_s = feed.take(step)
 
             # --- forward, backward, synchronise, vote, update
             watchdog.at(f"computing step {step + 1}")
-            lr = plan.learning_rate(step)
+            lr, batch = plan.learning_rate(step, run.growth.rung), run.growth.rung.global_batch
             notice = partial(watchdog.at, f"waiting for the other ranks in step {step + 1}", waits=True)
             result = run.step(
                 micro_batches,
@@ -55,7 +55,7 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -
             )
 
             # --- the vote on the step before: the device has finished that one, so reading it holds nothing up
-            vote = ledger.enter(Entry(step + 1, lr, micro_batches, result, start, Mark(run.device)))
+            vote = ledger.enter(Entry(step + 1, lr, batch, micro_batches, result, start, Mark(run.device)))
 
             # --- the edge of an epoch, or a wish for a checkpoint that the ranks share
             epochs_done, inside = divmod(step + 1, plan.steps_per_epoch)
@@ -70,21 +70,32 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -
                 ledger.settle()
                 every = spec.evaluate.every_epochs  # 0: never
                 if every and (epochs_done % every == 0 or epochs_done == spec.schedule.epochs):
-                    validate(run, log, watchdog, epochs_done)
+                    top1 = validate(run, log, watchdog, epochs_done)
+                    grow(run, log, epochs_done, top1)
             if stopping:
                 return False
     return True
 
 
 def batches_between(
-    spec: Spec, plan: Plan, world: World, manifest: Manifest, start_step: int, end_step: int
+    spec: Spec,
+    plan: Plan,
+    world: World,
+    manifest: Manifest,
+    start_step: int,
+    end_step: int,
+    rung: Rung | None = None,
 ) -> Batches[MicroBatch]:
-    """Return this rank's micro-batches of steps start_step .. end_step - 1, without the clips in data.quarantine."""
-    kept = kept_clips(spec.data, manifest)
+    """Return this rank's micro-batches of steps start_step .. end_step - 1, without the clips in data.quarantine.
+
+    rung: the batch; None: the first of the run.
+    """
+    kept, rung = kept_clips(spec.data, manifest), rung or plan.ladder[0]
+    counts = (plan.virtual_gpus, rung.clips_per_gpu, rung.steps_per_epoch)
     return training_batches(
         spec.data,
         open_store(spec.data, manifest),
-        Order(len(kept), spec.seed, plan.virtual_gpus, plan.clips_per_gpu, plan.steps_per_epoch),
+        Order(len(kept), spec.seed, *counts, numbers_per_epoch=plan.steps_per_epoch),
         world.rank,
         world.size,
         range(start_step, end_step),
@@ -92,17 +103,66 @@ def batches_between(
     )
 
 
-def take(batches: Iterator[MicroBatch], run: Run, step: int) -> tuple[list[MicroBatch], float]:
-    """Return the micro-batches of one step and the seconds that the step waited for them."""
-    began = time.perf_counter()
-    try:
-        taken = [next(batches) for _ in range(run.plan.accumulation)]
-    except Exception as error:
-        if is_bug(error):
-            raise
-        raise RunFailed(f"{run.world.who}, step {step + 1}: {describe(error)}") from error
-    assert all(batch.step == step for batch in taken)
-    return taken, time.perf_counter() - began
+class Feed:
+    """This rank's micro-batches, step by step. A batch that has grown comes from a loader of its own."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._batches, self._rung = self._open(run.start_step), run.growth.rung
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._batches.close()
+
+    def take(self, step: int) -> tuple[list[MicroBatch], float]:
+        """Return the micro-batches of one step and the seconds that the step waited for them."""
+        began, run = time.perf_counter(), self._run
+        try:
+            if self._rung != run.growth.rung:
+                self._batches.close()
+                self._batches, self._rung = self._open(step), run.growth.rung
+            taken = [next(self._batches) for _ in range(run.plan.accumulation)]
+        except Exception as error:
+            if is_bug(error):
+                raise
+            raise RunFailed(f"{run.world.who}, step {step + 1}: {describe(error)}") from error
+        assert all(batch.step == step for batch in taken)
+        return taken, time.perf_counter() - began
+
+    def _open(self, step: int) -> Batches[MicroBatch]:
+        """Return a loader of the batch of now from `step` on."""
+        run = self._run
+        end, rung = run.plan.total_steps, run.growth.rung
+        return batches_between(run.spec, run.plan, run.world, run.train_manifest, step, end, rung)
+
+
+def grow(run: Run, log: RunLog | None, epoch: int, top1: float | None) -> None:
+    """Let the batch grow by the validation after `epoch`. Collective where it may grow.
+
+    top1: rank 0's accuracy, None elsewhere.
+    """
+    if run.spec.parallel.grow_batch is None or epoch == run.spec.schedule.epochs:
+        return
+    accuracy = run.world.broadcast(top1)
+    assert accuracy is not None
+    decision = run.growth.decide(accuracy)
+    if log is not None and decision is not None:
+        now, best = decision.after, decision.best
+        sizes = {"clips_per_gpu": now.clips_per_gpu, "global_batch": now.global_batch}
+        log.write("batch", epoch=epoch, **sizes, accuracy=accuracy, best=best)
+        log.say(f"epoch {epoch}: {decision} ({accuracy:.2f} %, best before {best:.2f} %)")
+
+
+def grow_as_before(run: Run, log: RunLog | None, watchdog: Watchdog) -> None:
+    """Make up for the validation of a run that ended between the checkpoint of an epoch and its validation.
+
+    Without it the batch would be another one than in a run that was not stopped.
+    """
+    epochs_done, every = run.start_step // run.plan.steps_per_epoch, run.spec.evaluate.every_epochs
+    if epochs_done < run.spec.schedule.epochs and every and run.growth.lacks(epochs_done // every):
+        grow(run, log, epochs_done, validate(run, log, watchdog, epochs_done))
 
 
 def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
@@ -114,8 +174,8 @@ def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
         log.write("checkpoint", step=step, seconds=time.perf_counter() - began)
 
 
-def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int) -> None:
-    """Score one clip and one crop of every video, as for the curve in the paper's Figure 5.
+def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int) -> float | None:
+    """Score one clip and one crop of every video, as for the curve in the paper's Figure 5; return top-1 on rank 0.
 
     With evaluate.mode "stream": all its frames, streamed, in one crop.
     """
@@ -134,6 +194,7 @@ def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int) -> No
         log.write("eval", epoch=epoch, step=step, top1=top1, top5=top5, videos=videos, clips=clips, seconds=seconds)
         accuracy = show_accuracy(f"{top1:.2f}", top5, run.spec.model.num_classes)
         log.say(f"epoch {epoch}: {accuracy}  ({videos} videos, {views}{bad})")
+    return None if scores is None else scores.top(1)
 
 
 @dataclass(frozen=True)
@@ -142,6 +203,7 @@ class Entry:
 
     step: int
     lr: float
+    global_batch: int
     micro_batches: list[MicroBatch]
     result: StepResult
     start: Mark
@@ -169,7 +231,7 @@ class Ledger:
         if entry is None:
             return None
         plan = self._run.plan
-        vote = entry.result.read(plan.global_batch, plan.virtual_gpus, self._run.world.size)
+        vote = entry.result.read(entry.global_batch, plan.virtual_gpus, self._run.world.size)
         self._check(entry, vote)
         bad_clips, epoch = self._run.bad_clips, (entry.step - 1) // plan.steps_per_epoch
         bad_clips.add(vote.bad_clips, entry.micro_batches, entry.step, epoch)
@@ -181,7 +243,7 @@ class Ledger:
                 epoch=epoch,
                 loss=vote.loss,
                 lr=entry.lr,
-                clips_per_second=plan.global_batch / step_s,
+                clips_per_second=entry.global_batch / step_s,
                 step_s=step_s,
                 data_wait_s=vote.data_wait_s,
                 top1=vote.top1,
@@ -189,6 +251,9 @@ class Ledger:
                 bad_clips=bad_clips.total,
                 **noise,
             )
+            if (averaging := entry.result.averaging) is not None:
+                seconds, sent = averaging.start.seconds_to(averaging.end), averaging.num_bytes
+                self._log.write("average", step=entry.step, epoch=epoch, seconds=seconds, bytes=sent)
             if entry.result.ratios is not None and not vote.skipped and entry.step % self._every == 0:
                 self._log.trust_ratios(entry.step, entry.result.ratios.read())
         return vote
@@ -202,7 +267,7 @@ class Ledger:
         clips = ", ".join(run.paths_of(entry.micro_batches))
         self._broken.append((not math.isfinite(loss), f"step {entry.step}, loss {loss:g}, clips {clips}"))
         if self._log is not None:
-            self._log.say(f"step {entry.step}: a loss or gradient is not finite; the update was skipped on all ranks")
+            self._log.say(f"step {entry.step}: a loss or gradient is not finite; {run.step.on_skip}")
         if len(self._broken) == self._broken.maxlen:
             at_fault = any(is_bad for is_bad, _ in self._broken)
             mine = "; ".join(text for _, text in self._broken)

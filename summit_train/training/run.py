@@ -15,6 +15,7 @@ import torch
 from summit_train import rng
 from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch
+from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.errors import UserError
@@ -26,6 +27,7 @@ from summit_train.optim.solvers import build_solver, start_state
 from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan
 from summit_train.spec import Spec, experiment_defaults, experiment_keys
+from summit_train.training.averaging import AveragingStep
 from summit_train.training.bad_clips import BadClips
 from summit_train.training.checkpoint import (
     CheckpointError,
@@ -35,6 +37,7 @@ from summit_train.training.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
+from summit_train.training.growth import GrowingBatch
 from summit_train.training.noise import NoiseScale
 from summit_train.training.step import StepSettings, TrainStep, parameter_type
 
@@ -75,49 +78,54 @@ class Run:
             self.notes.append(f"pretrained: {report}")
         weights = saved["model"] if saved else {name: value.cpu() for name, value in self.model.state_dict().items()}
         self.model.load_state_dict(weights if saved else world.broadcast(weights))
-        self.optimizer, self.step = build_step(spec, plan, world, self.model, device)
+        self.step = build_step(spec, plan, world, self.model, device)
         if saved:
-            self.optimizer.load_state_dict(saved["optimizer"])
-            self.step.loss_scale.load_state_dict(saved["loss_scale"])
-            if self.step.average is not None and "ema" in saved:
-                self.step.average.load_state_dict(saved["ema"])
-            elif self.step.average is not None:
-                self.notes.append("ema: the checkpoint has no average of the weights; it begins here")
+            self.notes += self.step.restore(checkpoint_path(spec.run_path, saved["step"]), saved)
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.noise.load_state_dict(saved.get("noise_scale", self.noise.state_dict()))
-        if spec.noise_scale.every_steps and plan.virtual_gpus == 1:
+        if spec.noise_scale.every_steps and spec.parallel.method == "averaging":
+            self.notes.append("noise scale: not measured; the gradients of learners are those of different weights")
+        elif spec.noise_scale.every_steps and plan.virtual_gpus == 1:
             self.notes.append("noise scale: not measured; one virtual GPU has no other to compare its gradient with")
         self.start_step = int(saved.get("step", 0))
+        self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
+        self.growth.load_state_dict(saved.get("growth", self.growth.state_dict()))
         clips_per_epoch = plan.steps_per_epoch * plan.global_batch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
         self.bad_clips.load_state_dict(saved.get("bad_clips", self.bad_clips.state_dict()), self.start_step)
+
+    def steps(self) -> Iterator[int]:
+        """Yield the numbers of the steps that are left, by the batch that the run has when each is asked for."""
+        step = self.start_step
+        while step < self.plan.total_steps:
+            step = max(step, self.plan.first_step(step // self.plan.steps_per_epoch, self.growth.rung))
+            yield step
+            step += 1
 
     def paths_of(self, micro_batches: Sequence[MicroBatch]) -> list[str]:
         """Return the paths of the clips of some micro-batches."""
         return [self.train_manifest.path(int(i)) for batch in micro_batches for i in batch.ids]
 
     def save(self, step: int) -> None:
-        """Write the checkpoint after `step` updates on rank 0 and delete those that are not kept."""
+        """Write the checkpoint after `step` updates on rank 0 and delete those that are not kept. Collective."""
+        path = checkpoint_path(self.spec.run_path, step)
+        parts = self.step.checkpoint(path)
         if self.world.rank != 0:
             return
-        self.step.statistics.count(step)
-        state = {
+        state = parts | {
             "format": 1,
             "step": step,
             "epoch": step // self.plan.steps_per_epoch,
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "loss_scale": self.step.loss_scale.state_dict(),
             "bad_clips": self.bad_clips.state_dict(),
             "noise_scale": self.noise.state_dict(),
+            "growth": self.growth.state_dict(),
             "experiment": self._experiment(),
             "spec": self.spec.model_dump(mode="json"),
             # So that the file alone is enough to use the network.
             "classes": self.train_manifest.classes and list(self.train_manifest.classes),
         }
-        if self.step.average is not None:
-            state["ema"] = self.step.average.state_dict()
-        save_checkpoint(checkpoint_path(self.spec.run_path, step), state)
+        save_checkpoint(path, state)
         prune_checkpoints(self.spec.run_path, self.spec.checkpoint.keep, self.plan.steps_per_epoch)
 
     def _experiment(self) -> dict[str, Any]:
@@ -164,19 +172,33 @@ def fresh_model(spec: Spec, device: torch.device) -> VideoNetwork:
 
 def build_step(
     spec: Spec, plan: Plan, world: World, model: VideoNetwork, device: torch.device
-) -> tuple[torch.optim.Optimizer, TrainStep]:
-    """Return the spec's optimizer over all ranks, before its first update, and the step that drives it."""
+) -> TrainStep | AveragingStep:
+    """Return the step of the spec's method of parallel training, before its first update of `model`."""
+    if spec.parallel.method == "synchronous":
+        noise_every = spec.noise_scale.every_steps if plan.virtual_gpus > 1 else 0
+        return _train_step(spec, model, world, device, plan.accumulation, noise_every)
+    learners, alone = dict[int, TrainStep](), World()
+    for number in virtual_gpus_of(world.rank, world.size, plan.virtual_gpus):
+        own = fresh_model(spec, device)
+        own.load_state_dict(model.state_dict())
+        learners[number] = _train_step(spec, own, alone, device)
+    return AveragingStep(spec.parallel, model, learners, world, device, plan.steps_per_epoch)
+
+
+def _train_step(
+    spec: Spec, model: VideoNetwork, world: World, device: torch.device, accumulation: int = 1, noise_every: int = 0
+) -> TrainStep:
+    """Return the step that drives `model` by the spec's solver over all ranks of `world`."""
     solver = spec.optimizer
     factors = {model.head: solver.head_lr_factor} | dict.fromkeys(model.stem, solver.first_lr_factor)
     groups = parameter_groups(model, solver.weight_decay, factors)
-    optimizer = world.wrap(build_solver(solver, groups), model, plan.accumulation, solver.compression)
+    optimizer = world.wrap(build_solver(solver, groups), model, accumulation, solver.compression)
     start_state(optimizer)
     trust = None if solver.trust_ratio is None else TrustRatio(solver.trust_ratio, model, optimizer)
     smoothing = spec.loss.label_smoothing
-    noise_every = spec.noise_scale.every_steps if plan.virtual_gpus > 1 else 0
     settings = StepSettings(
         spec.seed,
-        plan.accumulation,
+        accumulation,
         spec.precision,
         solver.clip_norm,
         smoothing,
@@ -184,7 +206,7 @@ def build_step(
         spec.ema.decay,
         spec.data.input,
     )
-    return optimizer, TrainStep(model, optimizer, world, device, settings, trust)
+    return TrainStep(model, optimizer, world, device, settings, trust)
 
 
 @contextmanager

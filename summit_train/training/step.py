@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,11 +17,13 @@ from summit_train import rng
 from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.modality import RGB, Modality
-from summit_train.models.freeze import is_frozen
+from summit_train.models.freeze import trained_norms
 from summit_train.optim.sgd import set_learning_rate
 from summit_train.optim.trust import Ratios, TrustRatio
 from summit_train.training.average import WeightAverage
+from summit_train.training.checkpoint import step_of
 from summit_train.training.noise import PassSquares, Squares
+from summit_train.training.stopwatch import Mark
 
 AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -99,9 +103,7 @@ class RunningStatistics:
     """
 
     def __init__(self, model: nn.Module, accumulation: int, world: World) -> None:
-        self._norms = [
-            m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and not is_frozen(m)
-        ]
+        self._norms = trained_norms(model)
         self._momenta = [norm.momentum for norm in self._norms]
         self._accumulation = accumulation
         self._world = world
@@ -166,14 +168,27 @@ class Vote:
     squares: Squares | None
 
 
+@dataclass(frozen=True)
+class Averaging:
+    """An average of all learners' networks: when it began and ended, and the bytes that a rank gave to it."""
+
+    start: Mark
+    end: Mark
+    num_bytes: int
+
+
 @dataclass
 class StepResult:
-    """The vote as it lies on the device, this rank's own part of it, and the layers' trust ratios, if there are any."""
+    """The vote as it lies on the device, and this rank's own part of it.
+
+    ratios: the layers' trust ratios, if there are any. averaging: of the networks, where the step ended with one.
+    """
 
     votes: torch.Tensor
     local_loss: torch.Tensor
     ratios: Ratios | None
     has_squares: bool
+    averaging: Averaging | None = None
 
     def read(self, global_batch: int, virtual_gpus: int, ranks: int) -> Vote:
         """Wait for the device and read the vote."""
@@ -220,6 +235,8 @@ class StepSettings:
 class TrainStep:
     """A callable step: micro-batches of one rank in, weights updated on all ranks."""
 
+    on_skip = "the update was skipped on all ranks"
+
     def __init__(
         self,
         model: nn.Module,
@@ -229,7 +246,7 @@ class TrainStep:
         settings: StepSettings,
         trust: TrustRatio | None = None,
     ) -> None:
-        self._model, self._optimizer, self._world, self._device = model, optimizer, world, device
+        self.model, self.optimizer, self._world, self._device = model, optimizer, world, device
         self._trust = trust
         self._settings = settings
         self._dtype = parameter_type(settings.precision)
@@ -256,7 +273,7 @@ class TrainStep:
         The gradient is the mean over all virtual GPUs of the mean over the clips of each: every micro-batch's loss is
         divided by the accumulation, passes add up, Horovod divides by the ranks.
         """
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         self.statistics.begin_step()
         losses, corrects, num_bad, measured = [], [], 0, False
         for index, batch in enumerate(micro_batches):
@@ -274,7 +291,7 @@ class TrainStep:
         assert len(losses) == self._settings.accumulation
         if waits is not None:
             waits()
-        self._world.synchronize(self._optimizer)
+        self._world.synchronize(self.optimizer)
         lap("allreduce")
 
         local_loss = torch.stack(losses).sum()
@@ -298,16 +315,33 @@ class TrainStep:
         lap("update")
         return StepResult(votes, local_loss, ratios, measured)
 
+    def checkpoint(self, path: Path) -> dict[str, Any]:
+        """Return the parts of the checkpoint `path` that stand beside the network."""
+        self.statistics.count(step_of(path))
+        parts = {"optimizer": self.optimizer.state_dict(), "loss_scale": self.loss_scale.state_dict()}
+        return parts if self.average is None else parts | {"ema": self.average.state_dict()}
+
+    def restore(self, path: Path, saved: dict[str, Any]) -> list[str]:
+        """Take over what `checkpoint` returned; return what a person should know."""
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.loss_scale.load_state_dict(saved["loss_scale"])
+        if self.average is None:
+            return []
+        if "ema" not in saved:
+            return ["ema: the checkpoint has no average of the weights; it begins here"]
+        self.average.load_state_dict(saved["ema"])
+        return []
+
     def _forward(self, index: int, batch: MicroBatch, lap: Callable[[str], None]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the mean loss of the micro-batch and the number of its clips that are classified right."""
         self.statistics.begin_pass(index)
         clips = self._normalise(batch.clips)
         labels = batch.labels.to(self._device, non_blocking=True)
         seed = rng.seed_of(self._settings.seed, "dropout", batch.step, batch.virtual_gpu)
-        self._model.reseed(seed)  # type: ignore[operator]
+        self.model.reseed(seed)  # type: ignore[operator]
         lap("other")
         with mixed_precision(self._settings.precision, self._device):
-            logits = self._model(clips)
+            logits = self.model(clips)
         logits = logits.to(self._dtype)
         correct = (logits.detach().argmax(1) == labels).sum()
         loss = functional.cross_entropy(logits, labels, label_smoothing=self._settings.label_smoothing)
@@ -316,7 +350,7 @@ class TrainStep:
 
     def _gradient_norm(self) -> torch.Tensor:
         """Return the L2 norm of the averaged gradient, still scaled. It is finite if every entry is."""
-        gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return torch.nn.utils.get_total_norm(gradients, foreach=True)
 
     def _unscaled(self, norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -331,11 +365,11 @@ class TrainStep:
         if clip_norm is not None:
             divisor = divisor * torch.clamp(norm / divisor / clip_norm, min=1.0)
         unscaled = not self.loss_scale.enabled and clip_norm is None
-        set_learning_rate(self._optimizer, lr)
+        set_learning_rate(self.optimizer, lr)
         # The solvers read both attributes; torch.amp.GradScaler hands them over to the fused ones in the same way.
-        self._optimizer.grad_scale = None if unscaled else divisor.float()  # type: ignore[attr-defined]
-        self._optimizer.found_inf = skipped  # type: ignore[attr-defined]
-        step, ratios = partial(self._world.update, self._optimizer), None
+        self.optimizer.grad_scale = None if unscaled else divisor.float()  # type: ignore[attr-defined]
+        self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
+        step, ratios = partial(self._world.update, self.optimizer), None
         if self._trust is None:
             step()
         else:

@@ -88,7 +88,7 @@ def test_the_schema_lists_every_key_of_every_section(schema: dict[str, Any]) -> 
         if section is not None:
             assert set(section["properties"]) == set(field.annotation.model_fields), name  # type: ignore[union-attr]
             assert section["additionalProperties"] is False
-    assert len(schema["$defs"]) == 13
+    assert len(schema["$defs"]) == 15
     assert schema["additionalProperties"] is False
 
 

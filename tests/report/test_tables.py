@@ -94,3 +94,20 @@ def test_clips_of_many_classes_are_summarised():
     assert len(class_rows(ClipsPerClass(train=dict.fromkeys(names[:30], 1), val={}))) == 30 + 1
     empty = class_rows(ClipsPerClass(train=train, val={}))
     assert [row[2] for row in empty] == ["—", "—", "—", "31 of 31 classes", "0"]
+
+
+def test_averages_and_a_batch_that_grew_are_noted(write_run, run_records):
+    """Averages after steps 10 and 20; the run goes on from step 10, so the second one is made again."""
+    lines = run_records()
+    ends = {10: 0.5, 20: 0.25}
+    lines += [{"kind": "average", "step": step, "epoch": 0, "seconds": s, "bytes": 2e6} for step, s in ends.items()]
+    lines += [{"kind": "start", "step": 10, "ranks": 2}, {"kind": "average", "step": 20, "seconds": 1.5, "bytes": 2e6}]
+    keys = {"accuracy": 10.0, "best": 20.0}
+    for epoch, clips in ((1, 2), (2, 4), (3, 4), (4, 1000)):
+        lines.append({"kind": "batch", "epoch": epoch, "clips_per_gpu": clips, "global_batch": 4 * clips, **keys})
+    run = Run(write_run(lines=lines))
+    assert [(one.step, one.seconds) for one in run.averages] == [(10, 0.5), (20, 1.5)]
+    share = f"{100 * 2 / run.seconds:.1f} % of the recorded time"
+    notes = notes_of(run)
+    assert f"2 averages of the learners' networks: 2.0 s, {share}, 4.0 MB from each rank" in notes
+    assert "The batch of a learner began with 2 clips and grew to 4 after epoch 2, 1,000 after epoch 4" in notes

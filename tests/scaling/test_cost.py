@@ -22,6 +22,7 @@ from summit_train.scaling.cost import (
     steps_per_epoch,
 )
 from summit_train.scaling.machines import Machine, MachineError, find_rate, load_machine
+from summit_train.scaling.network import allreduce_seconds
 from summit_train.spec import Spec, load_spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,3 +161,23 @@ def test_more_nodes_are_faster_in_all_and_less_efficient_each(nodes: int, algori
     assert more.efficiency <= few.efficiency + 1e-3 <= 1 + 1e-3
     assert more.step_s >= few.step_s * (1 - 1e-3)
     assert few.step_s >= few.parts["compute_s"]
+
+
+def _averaging(**keys: Any) -> Spec:
+    return load_spec(
+        ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml",
+        ["parallel.method=averaging", *(f"parallel.{name}={value}" for name, value in keys.items())],
+    )
+
+
+def test_an_average_is_an_allreduce_of_weights_and_momentum_that_nothing_hides() -> None:
+    """256 nodes: 20 steps an epoch. Two tensors of 24,327,632 floats once an epoch, or seven times: a period of 3."""
+    whole = allreduce_seconds(SUMMIT.network, 256, 6, 2 * 4 * 24_327_632)
+    once = step_time(_job(256, _averaging()))
+    assert once.communication_s == pytest.approx(whole / 20) and once.hidden_communication_s == 0
+    assert step_time(_job(256, _averaging(period=3))).communication_s == pytest.approx(7 * whole / 20)
+    assert step_time(_job(256, _averaging(period=30))).communication_s == once.communication_s
+    weights = allreduce_seconds(SUMMIT.network, 256, 6, 4 * 24_327_632)
+    local = step_time(_job(256, _averaging(period=1, optimizer_state="local")))
+    assert local.communication_s == pytest.approx(weights)
+    assert once.compute_s == step_time(_job(256)).compute_s and once.stragglers_s == step_time(_job(256)).stragglers_s

@@ -46,7 +46,8 @@ class Order:
     """The clips of a run by step and virtual GPU. Steps count over the whole run, from 0.
 
     The clips that are left over when num_clips is no multiple of the global batch differ from epoch to epoch.
-    Raises ValueError where an epoch needs more clips than there are.
+    numbers_per_epoch: the step numbers of an epoch where they are more than its steps, those of a smaller batch; its
+    steps have the last ones. Raises ValueError where an epoch needs more clips than there are.
     """
 
     num_clips: int
@@ -54,11 +55,14 @@ class Order:
     virtual_gpus: int
     clips_per_gpu: int
     steps_per_epoch: int
+    numbers_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
         steps, gpus, clips = self.steps_per_epoch, self.virtual_gpus, self.clips_per_gpu
         if steps < 1 or clips < 1 or steps * gpus * clips > self.num_clips:
             raise ValueError(f"{steps} steps of {gpus} x {clips} clips cannot be taken from {self.num_clips} clips")
+        if self.numbers_per_epoch is not None and self.numbers_per_epoch < steps:
+            raise ValueError(f"{self.numbers_per_epoch} numbers are too few for {steps} steps")
 
     def micro_batches(self, rank: int, ranks: int, steps: range) -> Iterator[MicroBatchKey]:
         """Return a rank's micro-batches of `steps`, those of one step one after the other.
@@ -85,7 +89,8 @@ class Order:
     def _epochs(self, steps: range) -> Iterator[tuple[int, int, range, NDArray[np.int32]]]:
         """Yield (epoch, its first step, the wanted steps counted from that one, its clips by step and virtual GPU)."""
         length, shape = self.steps_per_epoch, (self.steps_per_epoch, self.virtual_gpus, self.clips_per_gpu)
-        for epoch in range(steps.start // length, -(-steps.stop // length)):
-            first = epoch * length
-            taken = range(max(steps.start - first, 0), min(steps.stop - first, length))
+        numbers = self.numbers_per_epoch or length
+        for epoch in range(steps.start // numbers, -(-steps.stop // numbers)):
+            first = (epoch + 1) * numbers - length
+            taken = range(max(steps.start - first, 0), max(0, min(steps.stop - first, length)))
             yield epoch, first, taken, epoch_order(self.num_clips, self.seed, epoch)[: math.prod(shape)].reshape(shape)

@@ -1,0 +1,218 @@
+"""Train by model averaging: learners that step alone, and every so many steps the mean of their networks.
+
+Source: Cong et al., "Accelerating Deep Neural Network Training for Action Recognition on a Cluster of GPUs" (AAVG),
+Algorithms 1 and 2. A learner is a virtual GPU. With mu_j and s_j the running mean and variance of a normalisation of
+learner j of P:
+
+    w  <- 1/P sum_j w_j                                      the solver's state (momentum, m, v) likewise
+    mu <- 1/P sum_j mu_j
+    s  <- 1/P sum_j s_j + 1/P sum_j (mu_j - mu)^2            the law of total variance
+
+Algorithm 2 writes the last line as 1/P sum_j (s_j + mu_j^2) - mu^2: the same value, which rounding can make negative.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from summit_train.comm import World
+from summit_train.data.batches.loader import MicroBatch
+from summit_train.models.freeze import trained_norms
+from summit_train.optim.keys import ParallelSpec
+from summit_train.training.checkpoint import learner_path, load_checkpoint, save_checkpoint, step_of
+from summit_train.training.step import Averaging, RunningStatistics, StepResult, TrainStep
+from summit_train.training.stopwatch import Mark
+
+Tensors = list[torch.Tensor]
+
+
+class AveragingStep:
+    """A callable step like TrainStep: each of this rank's learners updates its network; a round ends with an average.
+
+    A round has `period` steps. The end of an epoch ends it too, so the network of a whole epoch is the average of all.
+    learners: each one's step, in a world of its own, by the number of its virtual GPU. model: becomes the average.
+    A learner whose loss or gradient is not finite skips its own update. Nothing here waits for the device.
+    """
+
+    on_skip = "the learner concerned skipped its update"
+
+    def __init__(
+        self,
+        spec: ParallelSpec,
+        model: nn.Module,
+        learners: Mapping[int, TrainStep],
+        world: World,
+        device: torch.device,
+        numbers_per_epoch: int,
+    ) -> None:
+        self._spec, self._model, self._learners = spec, model, dict(learners)
+        self._world, self._device, self._numbers_per_epoch = world, device, numbers_per_epoch
+        self._in_round = 0  # steps since the last average
+        self._sent = 0  # bytes given to averages
+
+    def __call__(
+        self,
+        micro_batches: Iterable[MicroBatch],
+        lr: float,
+        *,
+        stop: bool = False,
+        checkpoint: bool = False,
+        data_wait_s: float = 0.0,
+        lap: Callable[[str], None] = lambda phase: None,
+        waits: Callable[[], None] | None = None,
+    ) -> StepResult:
+        """Run one update of each learner, in which the ranks also vote, and the average if it is due. Collective.
+
+        The arguments are those of TrainStep. The trust ratios are those of the rank's first learner.
+        """
+        results, ends_epoch = list[StepResult](), False
+        for batch in micro_batches:
+            # Wishes and wait are the rank's, so its first learner alone votes for them.
+            first = not results
+            learner, wait = self._learners[batch.virtual_gpu], data_wait_s if first else 0.0
+            results.append(
+                learner([batch], lr, stop=stop and first, checkpoint=checkpoint and first, data_wait_s=wait, lap=lap)
+            )
+            learner.optimizer.zero_grad()  # the next learner's gradients take their place
+            ends_epoch = (batch.step + 1) % self._numbers_per_epoch == 0
+        assert len(results) == len(self._learners)
+        if waits is not None:
+            waits()
+        votes = self._world.sum(torch.stack([result.votes for result in results]).sum(0), "votes")
+        lap("allreduce")
+        self._in_round += 1
+        averaging = self._end_round() if ends_epoch or self._in_round == self._spec.period else None
+        lap("allreduce")
+        local_loss = torch.stack([result.local_loss for result in results]).sum()
+        return StepResult(votes, local_loss, results[0].ratios, has_squares=False, averaging=averaging)
+
+    @torch.no_grad()
+    def _end_round(self) -> Averaging:
+        """Average all learners, and let them go on from the average."""
+        start, before = Mark(self._device), self._sent
+        self._average_networks()
+        for learner in self._learners.values():
+            _copy(_weights(learner.model), _weights(self._model))
+            if self._spec.bn == "merge":
+                for own, merged in zip(_statistics(learner.model), _statistics(self._model), strict=True):
+                    _copy(own, merged)
+        if self._spec.optimizer_state == "average":
+            self._average_state()
+        self._in_round = 0
+        return Averaging(start, Mark(self._device), self._sent - before)
+
+    @torch.no_grad()
+    def _average_networks(self) -> None:
+        """Give the model the mean of the weights and the merged statistics of all learners."""
+        learners = [learner.model for learner in self._learners.values()]
+        _copy(_weights(self._model), self._mean(list(map(_weights, learners)), "weights"))
+        means, variances = _statistics(self._model)
+        if not means:
+            return
+        # In double, as each is small and the spread of the means can be smaller still.
+        own = [[_double(buffers) for buffers in _statistics(learner)] for learner in learners]
+        pooled = self._mean([mean + variance for mean, variance in own], "batch_norm")
+        mean, within = pooled[: len(means)], pooled[len(means) :]
+        spreads = [torch._foreach_sub(mine, mean) for mine, _ in own]
+        between = self._mean([list(torch._foreach_mul(spread, spread)) for spread in spreads], "batch_norm_spread")
+        _copy(means, mean)
+        _copy(variances, torch._foreach_add(within, between))
+
+    def _average_state(self) -> None:
+        """Give the solver of each learner the mean of all solvers' states.
+
+        The numbers of updates, scalars, are averaged too. They are equal unless a learner skipped one.
+        """
+        states = [_state(learner.optimizer) for learner in self._learners.values()]
+        for name, are_counts in (("solver_state", False), ("solver_counts", True)):
+            own = [[tensor for tensor in state if (tensor.ndim == 0) == are_counts] for state in states]
+            # In double, as the sum of many counts is beyond the whole numbers of fp32.
+            mean = self._mean([_double(mine) if are_counts else mine for mine in own], name)
+            for mine in own:
+                _copy(mine, mean)
+
+    def _mean(self, tensors: Sequence[Tensors], name: str) -> Tensors:
+        """Return the mean over all learners, given the tensors of each of this rank's, by one buffer over the ranks."""
+        shapes = tensors[0]
+        if not shapes:
+            return []
+        total = torch.cat([tensor.flatten() for tensor in shapes])
+        for others in tensors[1:]:
+            total += torch.cat([tensor.flatten() for tensor in others])
+        total /= len(tensors)
+        self._world.finish(self._world.start_mean(total, name))
+        self._sent += total.nbytes
+        parts = torch.split(total, [tensor.numel() for tensor in shapes])
+        return [part.view_as(tensor) for part, tensor in zip(parts, shapes, strict=True)]
+
+    def checkpoint(self, path: Path) -> dict[str, Any]:
+        """Return the parts of the checkpoint `path` that stand beside the network. Collective.
+
+        In the middle of a round the network becomes the average of the moment. Where learners differ, each has a file
+        of its own, written first; the checkpoint lists their SHA-256. The optimizer's state is the first learner's.
+        """
+        if self._in_round:
+            self._average_networks()
+        differ = self._in_round > 0 or self._spec.optimizer_state == "local" or self._spec.bn == "local"
+        RunningStatistics(self._model, 1, self._world).count(step_of(path))
+        parts = {number: learner.checkpoint(path) for number, learner in self._learners.items()}
+        mine = []
+        for number, learner in self._learners.items():
+            state = {"step": step_of(path), "model": learner.model.state_dict(), **parts[number]}
+            digest = save_checkpoint(learner_path(path, number), state) if differ else None
+            mine.append((digest, parts[number]["loss_scale"]))
+        learners = [one for theirs in self._world.gather(mine) or [] for one in theirs]
+        return parts[min(parts)] | {
+            "in_round": self._in_round,
+            "learner_digests": [digest for digest, _ in learners] if differ else [],
+            "loss_scales": [scale for _, scale in learners],
+        }
+
+    def restore(self, path: Path, saved: dict[str, Any]) -> list[str]:
+        """Take over what `checkpoint` returned, each rank the states of its own learners."""
+        self._in_round = saved.get("in_round", 0)
+        scales = saved.get("loss_scales") or {}
+        for number, learner in self._learners.items():
+            if saved.get("learner_digests"):
+                state = load_checkpoint(learner_path(path, number))
+            else:
+                # A copy, as the solvers would share its tensors.
+                state = copy.deepcopy({name: saved[name] for name in ("model", "optimizer", "loss_scale")})
+                state["loss_scale"] = scales[number] if scales else state["loss_scale"]
+            learner.model.load_state_dict(state["model"])
+            learner.restore(path, state)
+        return []
+
+
+def _weights(model: nn.Module) -> Tensors:
+    """Return the weights that are trained; frozen ones stay as they are, to the bit."""
+    return [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _statistics(model: nn.Module) -> tuple[Tensors, Tensors]:
+    """Return the running means and variances that training moves."""
+    norms = [norm for norm in trained_norms(model) if norm.running_mean is not None]
+    return [norm.running_mean for norm in norms], [norm.running_var for norm in norms]  # type: ignore[misc]
+
+
+def _state(optimizer: torch.optim.Optimizer) -> Tensors:
+    """Return the tensors of a solver's state, in the order of the parameters."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    values = [value for parameter in parameters for value in optimizer.state.get(parameter, {}).values()]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _double(tensors: Tensors) -> Tensors:
+    return [tensor.double() for tensor in tensors]
+
+
+def _copy(targets: Tensors, values: Sequence[torch.Tensor]) -> None:
+    """Copy values into tensors, which may be of another type."""
+    for target, value in zip(targets, values, strict=True):
+        target.copy_(value)

@@ -1,0 +1,283 @@
+"""Model averaging against arithmetic written out: what a round does to weights, solver state and BN."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from summit_train.comm import World
+from summit_train.data.batches.loader import MicroBatch
+from summit_train.optim.keys import OptimizerSpec, ParallelSpec
+from summit_train.optim.sgd import parameter_groups
+from summit_train.optim.solvers import build_solver, start_state
+from summit_train.training.averaging import AveragingStep
+from summit_train.training.checkpoint import checkpoint_path
+from summit_train.training.step import StepSettings, TrainStep
+from tests.training.test_step import _micro_batches, _model, _Poison
+
+CPU = torch.device("cpu")
+STEPS_OF_AN_EPOCH = 100
+
+
+def _plain(
+    model: nn.Module, solver: str, accumulation: int = 1, precision: str = "fp64", device: torch.device = CPU
+) -> TrainStep:
+    spec = OptimizerSpec.model_validate({"name": solver, "weight_decay": 0.1})
+    optimizer = build_solver(spec, parameter_groups(model, spec.weight_decay))
+    start_state(optimizer)
+    return TrainStep(model, optimizer, World(), device, StepSettings(0, accumulation, precision))
+
+
+class _Learners:
+    """Some learners on one rank, and the average of them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        count: int,
+        solver: str = "sgd",
+        precision: str = "fp64",
+        *,
+        device: torch.device = CPU,
+        **keys: Any,
+    ) -> None:
+        self.average = model
+        self.steps = {number: _plain(copy.deepcopy(model), solver, 1, precision, device) for number in range(count)}
+        spec = ParallelSpec.model_validate({"method": "averaging", **keys})
+        self.step = AveragingStep(spec, model, self.steps, World(), device, STEPS_OF_AN_EPOCH)
+
+    @property
+    def models(self) -> list[nn.Module]:
+        return [step.model for step in self.steps.values()]
+
+    def states(self, name: str) -> list[torch.Tensor]:
+        """One state of every learner, all parameters in one vector."""
+        optimizers = [step.optimizer for step in self.steps.values()]
+        return [torch.cat([state[name].flatten() for state in one.state.values()]) for one in optimizers]
+
+
+def _flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def _steps(count: int, learners: int, first: int = 0) -> list[list[MicroBatch]]:
+    """Micro-batches of some steps, other clips in each."""
+    batches = _micro_batches(count * learners)
+    return [
+        [
+            MicroBatch(first + step, number, batch.clips, batch.labels, batch.ids)
+            for number, batch in enumerate(batches[step * learners : (step + 1) * learners])
+        ]
+        for step in range(count)
+    ]
+
+
+def test_sgd_that_averages_every_step_is_synchronous_sgd_of_the_whole_batch() -> None:
+    """Momentum is linear in the gradients, so its mean is that of the mean gradient."""
+    model = _model()
+    together, learners = _plain(copy.deepcopy(model), "sgd", accumulation=3), _Learners(model, 3, period=1)
+    for number, batches in enumerate(_steps(3, 3)):
+        lr = 0.1 / (number + 1)
+        one, other = together(batches, lr).read(6, 3, 1), learners.step(batches, lr).read(6, 3, 1)
+        assert (one.loss, one.top1) == (pytest.approx(other.loss, rel=1e-12), other.top1)
+    wanted = _flat(together.model)
+    assert (wanted - _flat(learners.average)).abs().max() <= 1e-12 * wanted.abs().max()
+    velocity = torch.cat([state["momentum_buffer"].flatten() for state in together.optimizer.state.values()])
+    for mine in learners.states("momentum_buffer"):
+        assert (mine - velocity).abs().max() <= 1e-12 * velocity.abs().max()
+
+
+def test_sgd_whose_momentum_stays_local_is_synchronous_sgd_all_the_same_in_its_average() -> None:
+    """The mean of the velocities moves the mean of the weights, whoever holds them; but the velocities differ."""
+    model = _model()
+    together = _plain(copy.deepcopy(model), "sgd", accumulation=2)
+    learners = _Learners(model, 2, period=1, optimizer_state="local")
+    for batches in _steps(3, 2):
+        together(batches, 0.1)
+        learners.step(batches, 0.1)
+    torch.testing.assert_close(_flat(learners.average), _flat(together.model), rtol=1e-10, atol=1e-13)
+    one, other = learners.states("momentum_buffer")
+    assert (one - other).norm() > 0.1 * one.norm()
+
+
+def test_adam_that_averages_every_step_is_not_adam_of_the_whole_batch() -> None:
+    """The mean of g_j^2 is not the square of the mean: v is larger by the variance of the gradients."""
+    model = _model()
+    together, learners = _plain(copy.deepcopy(model), "adam", accumulation=2), _Learners(model, 2, "adam", period=1)
+    for batches in _steps(2, 2):
+        together(batches, 0.01)
+        learners.step(batches, 0.01)
+    assert (_flat(together.model) - _flat(learners.average)).norm() > 1e-3 * _flat(together.model).norm()
+    squares = torch.cat([state["exp_avg_sq"].flatten() for state in together.optimizer.state.values()])
+    assert learners.states("exp_avg_sq")[0].sum() > 1.2 * squares.sum()
+
+
+@pytest.mark.parametrize("solver", ["adam", "lamb", "rmsprop", "adagrad"])
+def test_a_round_averages_weights_and_every_state_of_the_solver(solver: str) -> None:
+    """Two steps alone, then the mean of what plain runs of the same clips have; the counts of updates stay 2."""
+    model = _model()
+    alone = [_plain(copy.deepcopy(model), solver) for _ in range(3)]
+    learners = _Learners(model, 3, solver, period=2)
+    for batches in _steps(2, 3):
+        for plain, batch in zip(alone, batches, strict=True):
+            plain([batch], 0.01)
+        averaging = learners.step(batches, 0.01).averaging
+    assert averaging is not None
+    weights = torch.stack([_flat(plain.model) for plain in alone]).mean(0)
+    assert (weights - _flat(alone[0].model)).norm() > 1e-4
+    for mine in (learners.average, *learners.models):
+        torch.testing.assert_close(_flat(mine), weights, rtol=1e-12, atol=1e-15)
+    for number, own in enumerate(step.optimizer.state.values() for step in learners.steps.values()):
+        states = [list(plain.optimizer.state.values()) for plain in alone]
+        for place, state in enumerate(own):
+            for name, value in state.items():
+                wanted = torch.stack([states[j][place][name] for j in range(3)]).mean(0)
+                torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-18, msg=f"{number} {name}")
+                assert value.ndim > 0 or value.item() == 2
+
+
+def test_the_rounds_are_of_period_steps_and_end_with_the_epoch() -> None:
+    """Period 3, epochs of 100 steps: after steps 96, 99, 100, 103 of the run."""
+    learners = _Learners(_model(), 2, period=3)
+    ends = []
+    for batches in _steps(10, 2, first=93):
+        if learners.step(batches, 0.01).averaging is not None:
+            ends.append(batches[0].step + 1)
+        distance = (_flat(learners.models[0]) - _flat(learners.models[1])).abs().max()
+        assert (distance == 0) == (batches[0].step + 1 in ends)
+    assert ends == [96, 99, 100, 103]
+
+
+def test_the_bytes_of_an_average_are_those_of_weights_momentum_and_statistics() -> None:
+    learners = _Learners(_model(dtype=torch.float32), 2, "adam", "fp32", period=1)
+    averaging = learners.step(_micro_batches(2), 0.01).averaging
+    assert averaging is not None and averaging.start.seconds_to(averaging.end) > 0
+    weights, tensors = _flat(learners.average).numel(), len(list(learners.average.parameters()))
+    channels = sum(m.num_features for m in learners.average.modules() if isinstance(m, nn.BatchNorm2d))
+    assert averaging.num_bytes == 4 * 3 * weights + 8 * tensors + 8 * 3 * channels
+
+
+def _norm(learners: _Learners, number: int) -> nn.BatchNorm2d:
+    norm = learners.models[number].get_submodule("bn1")
+    assert isinstance(norm, nn.BatchNorm2d)
+    return norm
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e7])
+def test_merged_statistics_are_those_of_the_pooled_samples(offset: float) -> None:
+    """Equal shards; population variance. Far from 0 too, where mean squares minus squared means would cancel."""
+    learners = _Learners(_model(), 4, period=1)
+    generator = torch.Generator().manual_seed(5)
+    samples = offset + torch.randn(4, 50, 8, generator=generator, dtype=torch.float64) * torch.arange(1, 9)
+    samples += torch.arange(4.0).view(4, 1, 1)
+    for number in range(4):
+        norm = _norm(learners, number)
+        assert norm.running_mean is not None and norm.running_var is not None
+        norm.running_mean.copy_(samples[number].mean(0))
+        norm.running_var.copy_(samples[number].var(0, unbiased=False))
+    learners.step._end_round()
+    pooled = samples.flatten(0, 1)
+    merged = learners.average.get_submodule("bn1")
+    for norm in (merged, _norm(learners, 0), _norm(learners, 3)):
+        assert isinstance(norm.running_mean, torch.Tensor) and isinstance(norm.running_var, torch.Tensor)
+        torch.testing.assert_close(norm.running_mean, pooled.mean(0), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(norm.running_var, pooled.var(0, unbiased=False), rtol=1e-8, atol=0)
+
+
+def test_local_statistics_stay_local_and_the_average_has_the_merged_ones() -> None:
+    learners = _Learners(_model(), 2, period=1, bn="local")
+    learners.step(_micro_batches(2), 0.1)
+    means = [_norm(learners, number).running_mean for number in range(2)]
+    merged = learners.average.get_submodule("bn1").running_mean
+    assert isinstance(means[0], torch.Tensor) and isinstance(means[1], torch.Tensor)
+    assert isinstance(merged, torch.Tensor) and not torch.equal(means[0], means[1])
+    torch.testing.assert_close(merged, (means[0] + means[1]) / 2, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("solver", ["sgd", "adam", "lamb"])
+def test_one_learner_is_the_plain_run_to_the_bit(solver: str) -> None:
+    model = _model(dropout=0.3, dtype=torch.float32)
+    plain = _plain(copy.deepcopy(model), solver, precision="fp32")
+    learners = _Learners(model, 1, solver, "fp32", period=2)
+    for batches in _steps(4, 1):
+        plain(batches, 0.01)
+        learners.step(batches, 0.01)
+    for name, value in plain.model.state_dict().items():
+        if not name.endswith("num_batches_tracked"):
+            assert torch.equal(value, learners.average.state_dict()[name]), name
+    for one, other in zip(plain.optimizer.state.values(), learners.steps[0].optimizer.state.values(), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_learner_that_is_not_finite_skips_its_own_update() -> None:
+    learners = _Learners(_Poison(_model()), 2, "adam", period=2)
+    before = [_flat(model).clone() for model in learners.models]
+    assert isinstance(learners.models[1], _Poison)
+    learners.models[1].on = True
+    first, second = _steps(2, 2)
+    vote = learners.step(first, 0.01).read(4, 2, 1)
+    assert vote.skipped and vote.broken
+    assert torch.equal(_flat(learners.models[1]), before[1])
+    assert not torch.equal(_flat(learners.models[0]), before[0])
+    learners.models[1].on = False
+    assert not learners.step(second, 0.01).read(4, 2, 1).skipped
+    counts = learners.states("step")
+    assert counts[0].unique().tolist() == [1.5] == counts[1].unique().tolist()
+    assert all(torch.isfinite(_flat(model)).all() for model in learners.models)
+
+
+def test_the_wishes_and_the_wait_of_a_rank_are_voted_once() -> None:
+    learners = _Learners(_model(), 3)
+    vote = learners.step(_micro_batches(3), 0.1, stop=True, data_wait_s=0.25).read(6, 3, 1)
+    assert (vote.stop, vote.checkpoint, vote.data_wait_s, vote.squares) == (True, False, 0.25, None)
+
+
+def test_frozen_weights_are_not_averaged() -> None:
+    """(x + x + x) / 3 need not be x."""
+    model = _model(dtype=torch.float32)
+    for parameter in model.get_submodule("bn1").parameters():
+        parameter.data.fill_(0.1)
+        parameter.requires_grad_(False)
+    learners = _Learners(model, 3, "sgd", "fp32", period=1)
+    learners.step(_micro_batches(3), 0.1)
+    assert torch.equal(learners.average.state_dict()["bn1.weight"], torch.full((8,), 0.1))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("solver", ["sgd", "adam", "lamb"])
+def test_an_average_on_a_gpu_does_not_wait_for_the_device(solver: str) -> None:
+    device = torch.device("cuda", 0)
+    learners = _Learners(_model(dtype=torch.float32).to(device), 2, solver, "fp16", device=device, period=1)
+    batches = [
+        MicroBatch(b.step, b.virtual_gpu, b.clips.pin_memory(), b.labels.pin_memory(), b.ids) for b in _micro_batches(2)
+    ]
+    learners.step(batches, 0.1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        result = learners.step(batches, 0.1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert result.averaging is not None and not result.read(4, 2, 1).broken
+
+
+def test_each_learner_has_a_loss_scale_of_its_own_through_a_checkpoint(tmp_path: Path) -> None:
+    """After a whole round the scales are all that differs, so they stand in the checkpoint itself."""
+    learners = _Learners(_Poison(_model(dtype=torch.float32)), 2, "sgd", "fp16", period=1)
+    assert isinstance(learners.models[1], _Poison)
+    learners.models[1].on = True
+    learners.step(_micro_batches(2), 0.01)
+    path = checkpoint_path(tmp_path, 1)
+    saved = {"model": learners.average.state_dict(), **learners.step.checkpoint(path)}
+    assert saved["learner_digests"] == [] and not path.parent.exists()
+    again = _Learners(_Poison(_model(dtype=torch.float32)), 2, "sgd", "fp16", period=1)
+    again.step.restore(path, saved)
+    assert [step.loss_scale.scale.item() for step in again.steps.values()] == [2.0**16, 2.0**15]
+    one, other = (step.optimizer.state[next(step.model.parameters())] for step in again.steps.values())
+    assert torch.equal(one["momentum_buffer"], other["momentum_buffer"])
+    assert one["momentum_buffer"].data_ptr() != other["momentum_buffer"].data_ptr()

@@ -1,0 +1,168 @@
+"""Whole runs of model averaging: the same on any number of ranks, killed and resumed in the middle of a round."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from summit_train.training.checkpoint import learner_path, load_checkpoint, load_newest
+from tests.conftest import WriteSpec, spec_writer
+from tests.runs import assert_bit_equal, final_state
+from tests.training.test_networks import train_all
+from tests.worlds import command, needs_ranks, start, succeed
+
+ADAM = {"name": "adam", "base_lr": 1e-3, "lr_scaling": "none"}
+# 80 clips: 5 steps an epoch for 8 learners of 2 clips, so the rounds of 3 steps end after steps 3, 5, 8 and 10.
+EIGHT: dict[str, Any] = {
+    "scale": {"gpus": 8, "clips_per_gpu": 2},
+    "optimizer": ADAM,
+    "parallel": {"method": "averaging", "period": 3},
+    "precision": "fp64",
+}
+
+
+def _records(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def _difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Relative difference of two networks, weights and statistics as one vector."""
+    keys = [key for key, value in one.items() if value.is_floating_point()]
+    mine, theirs = (torch.cat([state[key].double().flatten() for key in keys]) for state in (one, other))
+    return float((mine - theirs).norm() / mine.norm())
+
+
+@pytest.fixture(scope="module")
+def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight learners for two epochs on 1, 2 and 4 ranks."""
+    folder = tmp_path_factory.mktemp("averaging")
+    for ranks in (1, 2, 4):
+        train_all(ranks, [spec_writer(motion_set, folder)(f"on{ranks}", **EIGHT)])
+    return folder / "runs"
+
+
+@needs_ranks
+def test_eight_learners_on_4_ranks_are_those_on_2_and_on_1(runs: Path) -> None:
+    alone = final_state(runs / "on1")
+    for ranks in (2, 4):
+        other = final_state(runs / f"on{ranks}")
+        assert _difference(alone["model"], other["model"]) <= 1e-10  # type: ignore[arg-type]
+        for state, theirs in zip(*(one["optimizer"]["state"].values() for one in (alone, other)), strict=True):  # type: ignore[index]
+            for name in ("exp_avg", "exp_avg_sq"):
+                torch.testing.assert_close(state[name], theirs[name], rtol=1e-7, atol=1e-12)
+            assert state["step"] == theirs["step"] == 10
+        losses = [[record["loss"] for record in _records(runs / name, "step")] for name in ("on1", f"on{ranks}")]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
+@needs_ranks
+def test_the_averages_are_recorded_and_whole_epochs_need_no_learners_files(runs: Path) -> None:
+    for ranks in (1, 2, 4):
+        averages = _records(runs / f"on{ranks}", "average")
+        assert [(record["step"], record["epoch"]) for record in averages] == [(3, 0), (5, 0), (8, 1), (10, 1)]
+        assert all(record["seconds"] > 0 and record["bytes"] > 0 for record in averages)
+        assert list((runs / f"on{ranks}/checkpoints").glob("*learner*")) == []
+        assert len(_records(runs / f"on{ranks}", "step")) == 10
+
+
+_KILLED_IN_MID_ROUND = """
+import os, signal, sys
+from summit_train.__main__ import main
+from summit_train.training.averaging import AveragingStep
+honest, at = AveragingStep.__call__, int(sys.argv[2])
+def call(self, batches, *arguments, **options):
+    if batches[0].step + 1 == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return honest(self, batches, *arguments, **options)
+AveragingStep.__call__ = call
+sys.exit(main(["train", sys.argv[1], "checkpoint.every_minutes=1e-9"]))
+"""
+
+
+LONG_ROUNDS = {**EIGHT, "parallel": {"method": "averaging", "period": 7}, "precision": "fp64"}
+
+
+@pytest.fixture(scope="module")
+def killed(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of eight learners on one rank whose rounds end after steps 5 and 10, killed in step 10. It checkpoints
+    every second step, so its newest is of step 9; it is copied before it goes on."""
+    folder = tmp_path_factory.mktemp("killed")
+    spec = spec_writer(motion_set, folder)("killed", **LONG_ROUNDS)
+    process = start(0, "-c", _KILLED_IN_MID_ROUND, str(spec), "10")
+    process.communicate(timeout=240)
+    assert process.returncode == -signal.SIGKILL
+    return folder
+
+
+def _resumed(killed: Path, name: str, motion_set: Path, ranks: int) -> str:
+    """Let a copy of the killed run go on as `name`; its output."""
+    shutil.copytree(killed / "runs/killed", killed / "runs" / name)
+    return succeed(ranks, "train", str(spec_writer(motion_set, killed)(name, **LONG_ROUNDS)))
+
+
+def test_a_killed_run_left_each_learners_state(killed: Path) -> None:
+    files = sorted(path.name for path in (killed / "runs/killed/checkpoints").glob("step_00000009.*pt"))
+    assert files == [*(f"step_00000009.learner_{number:04d}.pt" for number in range(8)), "step_00000009.pt"]
+    path, state, complaints = load_newest(killed / "runs/killed")
+    assert path is not None and path.name == files[-1] and complaints == []
+    assert (state["in_round"], len(state["learner_digests"])) == (4, 8)
+    learners = [load_checkpoint(learner_path(path, number))["model"] for number in range(8)]
+    for name, value in state["model"].items():
+        if name.endswith(("weight", "bias")):
+            mean = torch.stack([learner[name] for learner in learners]).mean(0)
+            torch.testing.assert_close(value, mean, rtol=1e-12, atol=1e-15)
+
+
+def test_a_run_killed_in_mid_round_ends_bit_equal(killed: Path, motion_set: Path) -> None:
+    succeed(0, "train", str(spec_writer(motion_set, killed)("whole", **LONG_ROUNDS)))
+    assert "step_00000009.pt" in _resumed(killed, "again", motion_set, 0)
+    whole, again = final_state(killed / "runs/whole"), final_state(killed / "runs/again")
+    assert_bit_equal(whole, again)
+    assert list((killed / "runs/again/checkpoints").glob("*learner*")) == []
+
+
+@needs_ranks
+def test_it_goes_on_on_other_ranks_to_rounding(killed: Path, motion_set: Path) -> None:
+    again, other = _resumed(killed, "alone", motion_set, 0), _resumed(killed, "together", motion_set, 2)
+    assert "step_00000009.pt" in again and "step_00000009.pt" in other
+    one, two = (final_state(killed / f"runs/{name}")["model"] for name in ("alone", "together"))
+    assert _difference(one, two) <= 1e-10  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("harm", ["cut", "gone"])
+def test_a_checkpoint_whose_learner_is_damaged_is_passed_over(killed: Path, tmp_path: Path, harm: str) -> None:
+    shutil.copytree(killed / "runs/killed", tmp_path / "run")
+    path = tmp_path / "run/checkpoints/step_00000009.pt"
+    learner = learner_path(path, 3)
+    learner.write_bytes(learner.read_bytes()[:-1]) if harm == "cut" else learner.unlink()
+    found, _, complaints = load_newest(tmp_path / "run")
+    assert found is not None and found.name == "step_00000005.pt"
+    assert f"{learner} is {'damaged' if harm == 'cut' else 'missing'}" in complaints[0]
+
+
+def test_learners_with_a_state_of_their_own_are_saved_at_every_epoch_and_pruned_with_it(
+    write_spec: WriteSpec, tmp_path: Path
+) -> None:
+    parallel = {"method": "averaging", "optimizer_state": "local", "bn": "local"}
+    spec = write_spec(**{**EIGHT, "parallel": parallel}, checkpoint={"keep": 1})
+    succeed(0, "train", str(spec))
+    saved = sorted(path.name for path in (tmp_path / "runs/run/checkpoints").iterdir())
+    names = [*(f"step_00000010.learner_{number:04d}.pt" for number in range(8)), "step_00000010.pt"]
+    assert saved == sorted([*names, *(f"{name}.sha256" for name in names)])
+    path = tmp_path / "runs/run/checkpoints/step_00000010.pt"
+    one, other = (load_checkpoint(learner_path(path, number)) for number in (0, 1))
+    assert torch.equal(one["model"]["fc.weight"], other["model"]["fc.weight"])
+    assert not torch.equal(one["model"]["bn1.running_mean"], other["model"]["bn1.running_mean"])
+
+
+def test_an_averaging_run_is_another_experiment(runs: Path, motion_set: Path) -> None:
+    spec = spec_writer(motion_set, runs.parent)("on1", **{**EIGHT, "parallel": {"method": "averaging", "period": 2}})
+    status, output = command(0, "train", str(spec))
+    assert status == 2 and "parallel.period: the checkpoint has 3, this run 2" in output
