@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from summit_train import rng
 from summit_train.comm import World
@@ -21,6 +22,7 @@ from summit_train.errors import UserError
 from summit_train.models import VideoNetwork
 from summit_train.models.weights import load_pretrained
 from summit_train.network import build_network, make_ready
+from summit_train.optim.keys import OptimizerSpec
 from summit_train.optim.sgd import parameter_groups
 from summit_train.optim.solvers import build_solver, start_state
 from summit_train.optim.trust import TrustRatio
@@ -166,15 +168,25 @@ def build_step(
 ) -> tuple[torch.optim.Optimizer, TrainStep]:
     """Return the spec's optimizer over all ranks, before its first update, and the step that drives it."""
     solver = spec.optimizer
-    groups = parameter_groups(model, solver.weight_decay, model.head, solver.head_lr_factor)
-    optimizer = world.wrap(build_solver(solver, groups), model, plan.accumulation, solver.compression)
-    start_state(optimizer)
-    trust = None if solver.trust_ratio is None else TrustRatio(solver.trust_ratio, model, optimizer)
     smoothing = spec.loss.label_smoothing
     noise_every = spec.noise_scale.every_steps if plan.virtual_gpus > 1 else 0
     settings = StepSettings(
         spec.seed, plan.accumulation, spec.precision, solver.clip_norm, smoothing, noise_every, spec.ema.decay
     )
+    return drive_solver(solver, settings, world, model, device, model.head)
+
+
+def drive_solver(
+    solver: OptimizerSpec, settings: StepSettings, world: World, model: nn.Module, device: torch.device, head: str = ""
+) -> tuple[torch.optim.Optimizer, TrainStep]:
+    """Return the solver over all ranks, before its first update, and the step that drives it with `settings`.
+
+    head: the module whose LR is solver.head_lr_factor times the others'.
+    """
+    groups = parameter_groups(model, solver.weight_decay, head, solver.head_lr_factor)
+    optimizer = world.wrap(build_solver(solver, groups), model, settings.accumulation, solver.compression)
+    start_state(optimizer)
+    trust = None if solver.trust_ratio is None else TrustRatio(solver.trust_ratio, model, optimizer)
     return optimizer, TrainStep(model, optimizer, world, device, settings, trust)
 
 
