@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -12,14 +12,16 @@ from typing import Any
 
 from date_tasks import Task
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
+from summit_train.optim.keys import TrustRatioSpec
 from summit_train.report.bench import drawn, wrapped
 from summit_train.report.figures import GREY, series
 from summit_train.report.tables import machine_text
 from summit_train.text import NONE, text_table
 
 Result = Mapping[str, Any]
+_USUAL = TrustRatioSpec(kind="bounded")
 NAMES = {
     "baseline": "baseline",
     "linear": "linear scaling",
@@ -29,6 +31,7 @@ NAMES = {
     "adam": "Adam",
     "grid": "tuned baseline",
 }
+USUAL_BOUNDS = (_USUAL.lower, _USUAL.upper)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class Row:
     @property
     def name(self) -> str:
         """Return what the figure and the table call it."""
-        return NAMES[self.method] + ("" if self.bounds is None else " [{:g}, {:g}]".format(*self.bounds))
+        bounds = " [{:g}, {:g}]".format(*(self.bounds or USUAL_BOUNDS)) if self.method == "date" else ""
+        return NAMES[self.method] + bounds
 
 
 def read_results(folder: Path, task: str) -> list[Result]:
@@ -117,7 +121,7 @@ def table_text(task: Task, results: Sequence[Result]) -> str:
 
 
 def write_figure(path: Path, task: Task, results: Sequence[Result]) -> None:
-    """Draw the test figure against the batch (the paper's Figure 16) and, of a grid, against the LR (its Figure 17).
+    """Draw the test error or perplexity against the batch (the paper's Figure 16) and, of a grid, the LR (Figure 17).
 
     Runs that are shorter than the longest are left out, and of several LRs all but the best in the first panel.
     """
@@ -125,95 +129,89 @@ def write_figure(path: Path, task: Task, results: Sequence[Result]) -> None:
         return
     longest = max(result["epochs"] for result in results)
     rows = [row for row in rows_of(results) if row.epochs == longest]
-    tried = [row for row in rows if row.method == "grid"]
-    with drawn(path, wrapped(_caption(task, results, rows)), (10.0, 4.8) if tried else (7.0, 4.8)) as figure:
+    finished = [row for row in rows if row.mean is not None]
+    tried = [row for row in finished if row.method == "grid"]
+    with drawn(path, wrapped(_caption(task, results, rows)), (12.0 if tried else 10.0, 4.8)) as figure:
         panels = figure.subplots(1, 2 if tried else 1, squeeze=False)[0]
         figure.suptitle(task.title, fontsize=12)
-        _against_batches(panels[0], task, rows)
+        colours = {name: series(i) for i, name in enumerate(dict.fromkeys(row.name for row in finished))}
+        _against_batches(panels[0], task, finished, colours)
         if tried:
-            _against_lrs(panels[1], task, rows, tried)
+            _against_lrs(panels[1], task, finished, colours)
         for axes in panels:
-            axes.set_ylabel(f"test {task.metric}" + ("" if task.is_loss else " (%)"))
-            axes.legend(loc="best", fontsize=9)
+            _log_y(axes, "test perplexity" if task.is_loss else "test error (%)")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=9)
 
 
 def _caption(task: Task, results: Sequence[Result], rows: Sequence[Row]) -> str:
     machines = "; ".join(dict.fromkeys(machine_text(result["environment"]) for result in results))
     lost = [f"{row.name} at {row.batch:,}, LR {row.peak_lr:.3g}" for row in rows if row.mean is None]
     notes = [
-        f"{rows[0].epochs} epochs each. Bars: one standard deviation over seeds. Adam: the best of its LRs.",
+        f"{rows[0].epochs} epochs each. Bars: one standard deviation over seeds. Adam, tuned baseline: the best LR.",
         f"Diverged: {'; '.join(lost)}." if lost else "",
-        "Grey: published, You et al. 2019." if task.published else "",
+        "Grey crosses: You et al. 2019." if task.published else "",
         f"Machine: {machines}.",
     ]
     return " ".join(note for note in notes if note)
 
 
-def _against_batches(axes: Axes, task: Task, rows: Sequence[Row]) -> None:
-    curves = _curves(task, rows)
-    for i, (name, points) in enumerate(curves.items()):
-        style = {**series(i), "capsize": 3, "label": name}
-        axes.errorbar([p.batch for p in points], [p.mean for p in points], [p.std or 0.0 for p in points], **style)
+def _y(task: Task, value: float) -> float:
+    """Return a test figure as it is drawn, less being better: the error of an accuracy."""
+    return value if task.is_loss else max(100 - value, 0.01)
+
+
+def _points(axes: Axes, task: Task, xs: Sequence[float], rows: Sequence[Row], style: Mapping[str, Any]) -> None:
+    means = [_y(task, row.mean) for row in rows if row.mean is not None]
+    axes.errorbar(xs, means, [row.std or 0.0 for row in rows], capsize=3, **style)
+
+
+def _against_batches(axes: Axes, task: Task, rows: Sequence[Row], colours: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, points in _curves(task, rows).items():
+        _points(axes, task, [point.batch for point in points], points, {**colours[name], "label": name})
     for (method, batch), value in task.published.items():
-        axes.plot(batch, value, marker="x", color=GREY, linestyle="", zorder=4)
+        label = "published" if method == next(iter(task.published))[0] else None
+        axes.plot(batch, _y(task, value), "x", color=GREY, markersize=8, zorder=4, label=label)
+        right = batch == task.batches[0]
         axes.annotate(
-            f"{NAMES[method]} {value:g}", (batch, value), (-6, -3), textcoords="offset points", fontsize=8, color=GREY,
-            ha="right",
+            NAMES[method], (batch, _y(task, value)), (9 if right else -9, 5), textcoords="offset points", fontsize=8,
+            color=GREY, ha="left" if right else "right",
         )  # fmt: skip
-    _log_axis(axes, sorted({row.batch for row in rows}), "batch (samples a step)", base=2)
-    _limit(axes, task, [(p.batch, p) for curve in curves.values() for p in curve])
+    _log_x(axes, sorted({row.batch for row in rows}), "batch (samples a step)")
 
 
 def _curves(task: Task, rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Return the points of each curve: of several LRs at a batch the best."""
     curves: dict[str, dict[int, Row]] = {}
-    best = _best(task)
     for row in rows:
         if row.mean is not None:
             curve = curves.setdefault(row.name, {})
-            curve[row.batch] = best(row, curve.get(row.batch, row))
+            curve[row.batch] = min(row, curve.get(row.batch, row), key=lambda one: _y(task, one.mean or 0.0))
     return {name: [curve[batch] for batch in sorted(curve)] for name, curve in curves.items()}
 
 
-def _best(task: Task) -> Callable[[Row, Row], Row]:
-    def better(one: Row, other: Row) -> Row:
-        assert one.mean is not None and other.mean is not None
-        return one if (one.mean < other.mean) == task.is_loss else other
-
-    return better
-
-
-def _against_lrs(axes: Axes, task: Task, rows: Sequence[Row], tried: Sequence[Row]) -> None:
-    batch = max(row.batch for row in tried)
-    points = sorted((row for row in tried if row.batch == batch and row.mean is not None), key=lambda row: row.lr or 0)
+def _against_lrs(axes: Axes, task: Task, rows: Sequence[Row], colours: Mapping[str, Mapping[str, Any]]) -> None:
+    batch = max(row.batch for row in rows if row.method == "grid")
+    points = sorted((row for row in rows if row.method == "grid" and row.batch == batch), key=lambda row: row.lr or 0)
     lrs = [row.lr or task.optimizer.base_lr for row in points]
-    axes.errorbar(lrs, [p.mean for p in points], [p.std or 0.0 for p in points], capsize=3, label="tuned baseline")
-    others = [row for row in rows if row.batch == batch and row.method in ("date", "legw") and row.mean is not None]
-    for i, row in enumerate(others, 1):
-        axes.axhline(row.mean or 0.0, linestyle="--", color=series(i)["color"], label=row.name)
-    _log_axis(axes, lrs, f"LR at a batch of {batch:,}", base=10)
-    _limit(axes, task, [*zip(lrs, points, strict=True), *((lrs[0], row) for row in others)])
+    _points(axes, task, lrs, points, colours[NAMES["grid"]])
+    for row in rows:
+        if row.batch == batch and row.method in ("date", "legw") and row.mean is not None:
+            axes.axhline(_y(task, row.mean), linestyle="--", color=colours[row.name]["color"])
+    _log_x(axes, lrs, f"baseline's LR at a batch of {batch:,}")
 
 
-def _log_axis(axes: Axes, ticks: Sequence[float], label: str, base: int) -> None:
-    axes.set_xscale("log", base=base)
+def _log_x(axes: Axes, ticks: Sequence[float], label: str) -> None:
+    axes.set_xscale("log")
+    axes.set_xlim(min(ticks) / 1.5, max(ticks) * 1.5)
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}" if x < 1000 else f"{x:,.0f}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}" if x < 1000 else f"{x:,.0f}"))
     axes.set_xlabel(label)
 
 
-def _limit(axes: Axes, task: Task, places: Sequence[tuple[float, Row]]) -> None:
-    """End the axis where the losses or errors are three times the median; write what lies beyond at its edge."""
-    values = [row.mean for _, row in places if row.mean is not None]
-    best = 0.0 if task.is_loss else 100.0
-    edge = best + 3 * (statistics.median(values) - best)
-    low, high = axes.get_ylim()
-    axes.set_ylim((low, min(high, edge)) if task.is_loss else (max(low, edge), high))
-    for x, row in places:
-        if row.mean is not None and abs(row.mean - best) > abs(edge - best):
-            text, style = f"{row.name} {row.mean:.4g}", {"arrowstyle": "->", "color": GREY}
-            up = -1 if task.is_loss else 1
-            axes.annotate(
-                text, (x, edge), (-12, 24 * up), textcoords="offset points", ha="right", fontsize=8, arrowprops=style
-            )
+def _log_y(axes: Axes, label: str) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}" if y < 1000 else f"{y:,.0f}"))
+    axes.set_ylabel(label)

@@ -336,7 +336,7 @@ def test_seeds_are_put_together_and_the_best_lr_is_drawn(tmp_path: Path) -> None
     assert (rows[0].mean, rows[0].std) == (pytest.approx(98.7), pytest.approx(0.2))
     curves = results._curves(task, rows)
     assert {name: [row.mean for row in curve] for name, curve in curves.items()} == {
-        "baseline": [pytest.approx(98.7)], "DATE": [98.0], "Adam": [97.5], "tuned baseline": [90.0],
+        "baseline": [pytest.approx(98.7)], "DATE [0.1, 10]": [98.0], "Adam": [97.5], "tuned baseline": [90.0],
     }  # fmt: skip
     text = results.table_text(task, found)
     assert "98.70 \N{PLUS-MINUS SIGN} 0.20" in text and "98.7" in text.splitlines()[2]
