@@ -38,7 +38,7 @@ from summit_train.commands.progress import shown
 from summit_train.commands.ranks import report_failure, session, this_launch
 from summit_train.commands.start import choose_device
 from summit_train.errors import UserError, exit_status
-from summit_train.files import write_json
+from summit_train.files import check_writable, write_json
 from summit_train.text import duration
 from summit_train.training.environment import environment
 
@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             # What cannot be trained is refused before anything is.
             _share(run, data, args, launch.rank, launch.size)
             recipe(TASKS[run.task], run, data.num_samples)
-    except UserError as error:
+        check_writable(args.out / f"{args.task}.png")
+    except (UserError, OSError) as error:
         report_failure(error, launch)
         return exit_status(error)
     with session(launch) as world:
@@ -89,7 +90,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _listed(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    return lambda text: tuple(kind(word) for word in text.split(","))
+    def read(text: str) -> tuple[Any, ...]:
+        return tuple(kind(word) for word in text.split(","))
+
+    read.__name__ = "comma-separated"  # argparse: "invalid comma-separated value"
+    return read
 
 
 # --- what to run

@@ -307,6 +307,13 @@ def test_bad_words_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
         training.recipe(tasks.TASKS["lenet_momentum"], _run("lenet_momentum", "date", 8192, epochs=16), 60_000)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
+    (tmp_path / "out").write_text("a file")
+    words = ["lenet", "--methods", "date", "--batches", "64", "--data", folder, "--out", str(tmp_path / "out")]
+    assert date.main(words) == 1
+    assert f"{tmp_path}/out: Not a directory" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        date.main([*words, "--seeds", "one"])
+    assert "argument --seeds: invalid comma-separated value: 'one'" in capsys.readouterr().err
 
 
 # --- results
