@@ -9,6 +9,7 @@ from typing import Any
 from summit_train.errors import UserError
 from summit_train.models.count import Count
 from summit_train.network import count_network
+from summit_train.optim.keys import OptimizerSpec, ScheduleSpec
 from summit_train.optim.schedule import Schedule, peak_learning_rate
 from summit_train.spec import Spec
 
@@ -125,7 +126,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         clips=num_clips,
         epochs=spec.schedule.epochs,
         steps_per_epoch=steps_per_epoch,
-        schedule=_schedule(spec, global_batch, num_clips),
+        schedule=plan_schedule(spec.optimizer, spec.schedule, global_batch, num_clips),
         ladder=ladder,
         fewest_updates=_fewest_updates(spec, ladder),
         dropped_clips_per_epoch=num_clips - steps_per_epoch * global_batch,
@@ -179,13 +180,12 @@ def averaged_elements(spec: Spec, network: Count) -> int:
     return (1 + states) * network.parameters
 
 
-def _schedule(spec: Spec, global_batch: int, num_clips: int) -> Schedule:
+def plan_schedule(optimizer: OptimizerSpec, course: ScheduleSpec, global_batch: int, num_clips: int) -> Schedule:
     """Return the course of the LR: from here on durations are steps.
 
     LEGW scales the epochs of the warm-up by global_batch / base_batch, so its steps are those of the baseline,
-    warmup_epochs * num_clips / base_batch, whatever the batch.
+    warmup_epochs * num_clips / base_batch, whatever the batch. Raises PlanError where the warm-up takes the whole run.
     """
-    optimizer, course = spec.optimizer, spec.schedule
     steps_per_epoch = num_clips // global_batch
     total_steps = steps_per_epoch * course.epochs
     is_scaled = course.warmup_scaling == "linear"

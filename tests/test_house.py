@@ -32,7 +32,7 @@ ARROWS: dict[str, set[str]] = {
     "comm": {"errors"},
     "models": {"errors"},
     "optim": {"typed"},
-    "plan": _GROUND,
+    "plan": _GROUND | {"optim.keys"},
     "data": _GROUND | {"memory", "text"},
     "training": _GROUND | {"text", "source", "comm", "models", "plan", "data", "optim"},
     "inference": _GROUND | {"text", "source", "comm", "models", "plan", "data", "training"},

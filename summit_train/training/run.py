@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from summit_train import rng
 from summit_train.comm import World
@@ -22,6 +23,7 @@ from summit_train.errors import UserError
 from summit_train.models import VideoNetwork
 from summit_train.models.weights import load_pretrained
 from summit_train.network import build_network, make_ready
+from summit_train.optim.keys import OptimizerSpec
 from summit_train.optim.sgd import parameter_groups
 from summit_train.optim.solvers import build_solver, start_state
 from summit_train.optim.trust import TrustRatio
@@ -191,10 +193,6 @@ def _train_step(
     """Return the step that drives `model` by the spec's solver over all ranks of `world`."""
     solver = spec.optimizer
     factors = {model.head: solver.head_lr_factor} | dict.fromkeys(model.stem, solver.first_lr_factor)
-    groups = parameter_groups(model, solver.weight_decay, factors)
-    optimizer = world.wrap(build_solver(solver, groups), model, accumulation, solver.compression)
-    start_state(optimizer)
-    trust = None if solver.trust_ratio is None else TrustRatio(solver.trust_ratio, model, optimizer)
     smoothing = spec.loss.label_smoothing
     settings = StepSettings(
         spec.seed,
@@ -206,6 +204,25 @@ def _train_step(
         spec.ema.decay,
         spec.data.input,
     )
+    return drive_solver(solver, settings, world, model, device, factors)
+
+
+def drive_solver(
+    solver: OptimizerSpec,
+    settings: StepSettings,
+    world: World,
+    model: nn.Module,
+    device: torch.device,
+    factors: Mapping[str, float],
+) -> TrainStep:
+    """Return the step that drives `model` by the solver over all ranks, before its first update.
+
+    factors: modules whose LR is so many times the others'.
+    """
+    groups = parameter_groups(model, solver.weight_decay, factors)
+    optimizer = world.wrap(build_solver(solver, groups), model, settings.accumulation, solver.compression)
+    start_state(optimizer)
+    trust = None if solver.trust_ratio is None else TrustRatio(solver.trust_ratio, model, optimizer)
     return TrainStep(model, optimizer, world, device, settings, trust)
 
 

@@ -55,6 +55,15 @@ class Normalise:
         return frames.sub_(self._mean).div_(self._std).permute(0, 1, 4, 2, 3)
 
 
+def _preparation(
+    dtype: torch.dtype, device: torch.device, modality: Modality | None
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what a micro-batch's clips go through on their way to the network."""
+    if modality is None:
+        return lambda clips: clips.to(device, non_blocking=True)
+    return Normalise(dtype, device, modality)
+
+
 class LossScale:
     """Dynamic loss scaling for fp16, kept on the device: no step waits for it.
 
@@ -215,7 +224,7 @@ class StepSettings:
     accumulation: micro-batches of a rank; clip_norm: L2 norm of the gradient, or None; label_smoothing: part of each
     label that is spread over all classes (Szegedy et al., "Rethinking the Inception architecture", section 7);
     noise_every: every so many updates the gradient noise scale is measured, 0: never; ema_decay: of the average of the
-    weights, or None; modality: of the clips.
+    weights, or None; modality: of the clips, or None where the network takes them as they are.
     """
 
     seed: int
@@ -225,7 +234,7 @@ class StepSettings:
     label_smoothing: float = 0.0
     noise_every: int = 0
     ema_decay: float | None = None
-    modality: Modality = RGB
+    modality: Modality | None = RGB
 
     def measures_noise(self, step: int) -> bool:
         """Return whether update number `step`, counted from 0, is a multiple of `noise_every` when counted from 1."""
@@ -250,7 +259,7 @@ class TrainStep:
         self._trust = trust
         self._settings = settings
         self._dtype = parameter_type(settings.precision)
-        self._normalise = Normalise(self._dtype, device, settings.modality)
+        self._prepare = _preparation(self._dtype, device, settings.modality)
         self.statistics = RunningStatistics(model, settings.accumulation, world)
         self.loss_scale = LossScale(settings.precision == "fp16", device)
         self.average = None if settings.ema_decay is None else WeightAverage(model, settings.ema_decay)
@@ -335,7 +344,7 @@ class TrainStep:
     def _forward(self, index: int, batch: MicroBatch, lap: Callable[[str], None]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the mean loss of the micro-batch and the number of its clips that are classified right."""
         self.statistics.begin_pass(index)
-        clips = self._normalise(batch.clips)
+        clips = self._prepare(batch.clips)
         labels = batch.labels.to(self._device, non_blocking=True)
         seed = rng.seed_of(self._settings.seed, "dropout", batch.step, batch.virtual_gpu)
         self.model.reseed(seed)  # type: ignore[operator]
