@@ -6,9 +6,11 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from matplotlib.axes import Axes
 
 from summit_train.sweep.figure import draw_accuracy, write_sweep
 from summit_train.sweep.grid import Reference, ReferencePoint, Sweep, load_sweep
@@ -74,3 +76,69 @@ def test_all_is_written_into_the_sweeps_folder(sweep: Sweep, write_run) -> None:
     assert files == {"table.txt", "table.csv", "table.json", "accuracy.png", "accuracy.svg", "lock"}
     assert re.search(r"^gpus-2 +done ", (sweep.folder / "table.txt").read_text(), re.M)
     assert json.loads((sweep.folder / "table.json").read_text())["states"]["done"] == 2
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]]:
+    """What is drawn: the arguments of each call of the axes' methods, which draw as ever."""
+    seen: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
+
+    def record(name: str) -> None:
+        drawn = getattr(Axes, name)
+
+        def method(self: Axes, *args: Any, **kwargs: Any) -> Any:
+            seen.setdefault(name, []).append((args, kwargs))
+            return drawn(self, *args, **kwargs)
+
+        monkeypatch.setattr(Axes, name, method)
+
+    for name in ("errorbar", "axvline", "axvspan", "annotate"):
+        record(name)
+    return seen
+
+
+def _curves(calls: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]]) -> dict[str, list[list[float]]]:
+    """Label -> batches, accuracies and bars of every curve."""
+    return {kwargs["label"]: [list(values) for values in args] for args, kwargs in calls["errorbar"]}
+
+
+def test_a_curve_is_the_mean_over_the_seeds_with_their_deviation(tmp_path: Path, calls) -> None:
+    sweep = _sweep(
+        tmp_path, "presets: {a: {}, b: {loss.label_smoothing: 0.1}}\ngrid: {scale.gpus: [4, 2], seed: [0, 1]}\n"
+    )
+    rows = _done(read_rows(sweep))  # 90, 89, ...: each pair differs by 1
+    rows = [dataclasses.replace(row, gradient_square=2.0, gradient_variance=80.0) for row in rows]
+    draw_accuracy(sweep, [*rows[:-1], dataclasses.replace(rows[-1], state="failed")])
+    half = pytest.approx(0.5**0.5)
+    assert _curves(calls) == {
+        "validation, a": [[16, 32], [87.5, 89.5], [half, half]],
+        "validation, b": [[16, 32], [84, 85.5], [0, half]],
+    }
+    (((value,), line),) = calls["axvline"]
+    assert (value, line["label"]) == (40, "noise scale, 40 ± 0 clips")
+    caption = calls["annotate"][0][0][0].splitlines()
+    missing = "1 of 8 runs are not done and not shown."
+    assert caption[0] == f"Mean and standard deviation (n - 1) over 1 to 2 seeds. {missing}"
+    assert caption[1].startswith("Noise scale: of 3 runs at 16 clips; below it larger batches save steps")
+
+
+def test_without_seeds_the_bars_are_of_the_checkpoints_and_a_single_curve_has_its_training(sweep: Sweep, calls) -> None:
+    draw_accuracy(sweep, _done(read_rows(sweep)))
+    assert _curves(calls) == {
+        "validation": [[8, 16, 32], [90, 89, 88], [0.5, 0.5, 0.5]],
+        "training, last epoch": [[8, 16, 32], [95, 94, 93]],
+    }
+    assert "axvline" not in calls and "last checkpoints" in calls["annotate"][0][0][0]
+
+
+@pytest.mark.parametrize(("squares", "band"), [((3.0, 5.0), True), ((0.1, 7.9), False)])
+def test_the_band_is_the_standard_error_where_it_is_below_the_noise_scale(sweep: Sweep, calls, squares, band) -> None:
+    seeds = _sweep(sweep.folder.parent, "grid: {scale.gpus: [2, 4], seed: [0, 1]}\n")
+    rows = _done(read_rows(seeds))
+    for i, square in enumerate(squares):
+        rows[i] = dataclasses.replace(rows[i], gradient_square=square, gradient_variance=80.0)
+    draw_accuracy(seeds, rows)
+    # Residuals +-20 about 20 clips: sqrt(2 * 20^2 / 1 / 2) / 4 = 5. With 0.1 and 7.9 they are +-78, the error 19.5.
+    error = 5 if band else 19.5
+    assert calls["axvline"][0][0] == (20,)
+    assert [args for args, _ in calls["axvspan"]] == [(20 - error, 20 + error)]
