@@ -1,9 +1,10 @@
-"""The points of a sweep: what runs that differ in nothing but their seed say together, and the sweep's noise scale."""
+"""The points of a sweep: what runs that differ in nothing but their seed say together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from statistics import fmean, stdev
 from typing import Any
 
@@ -36,19 +37,6 @@ class Point:
     noise_scale: Measured | None
 
 
-@dataclass(frozen=True)
-class SweepNoise:
-    """The noise scale of a sweep in clips, and its standard error over the runs; None of one run.
-
-    It is that of `runs` runs at the smallest batch at which it is clear.
-    """
-
-    global_batch: int
-    runs: int
-    value: float
-    error: float | None
-
-
 def sweep_points(sweep: Sweep, rows: Sequence[SweepRow]) -> list[Point]:
     """Return the points in the sweep's order. rows: one for each run, in the sweep's order."""
     groups: dict[tuple[str, str, int | None], list[SweepRow]] = {}
@@ -63,14 +51,10 @@ def has_seeds(points: Sequence[Point]) -> bool:
     return any(point.runs > 1 for point in points)
 
 
-def sweep_noise(rows: Sequence[SweepRow]) -> SweepNoise | None:
-    """Return the noise scale of the done runs of the smallest batch at which it is clear; None where it is nowhere."""
-    done = [row for row in rows if row.state == "done"]
-    for batch in sorted({row.global_batch for row in done if row.global_batch}):
-        noise = _pooled([row for row in done if row.global_batch == batch])
-        if noise is not None and noise.value is not None:
-            return SweepNoise(batch, noise.count, noise.value, noise.error)
-    return None
+def clear_noise(points: Sequence[Point]) -> tuple[int, Measured] | None:
+    """Return the smallest batch of a curve at which its noise scale is clear, and the noise scale; None without one."""
+    found = [(point.global_batch, point.noise_scale) for point in points if point.global_batch and point.noise_scale]
+    return min(((batch, noise) for batch, noise in found if noise.value is not None), default=None, key=itemgetter(0))
 
 
 def _pooled(rows: Sequence[SweepRow]) -> Measured | None:
@@ -88,16 +72,14 @@ def tables(sweep: Sweep, rows: Sequence[SweepRow]) -> str:
 
 
 def as_values(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, Any]:
-    """Return rows, points, noise scale and the number of runs in each state as one JSON object."""
+    """Return rows, points and the number of runs in each state as one JSON object."""
     count = {state: sum(row.state == state for row in rows) for state in STATES}
-    noise = sweep_noise(rows)
     return {
         "sweep": sweep.name,
         "folder": str(sweep.folder),
         "states": count,
         "runs": [asdict(row) for row in rows],
         "points": [asdict(point) for point in sweep_points(sweep, rows)],
-        "noise_scale": asdict(noise) if noise else None,
     }
 
 

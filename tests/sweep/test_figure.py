@@ -107,19 +107,23 @@ def test_a_curve_is_the_mean_over_the_seeds_with_their_deviation(tmp_path: Path,
         tmp_path, "presets: {a: {}, b: {loss.label_smoothing: 0.1}}\ngrid: {scale.gpus: [4, 2], seed: [0, 1]}\n"
     )
     rows = _done(read_rows(sweep))  # 90, 89, ...: each pair differs by 1
-    rows = [dataclasses.replace(row, gradient_square=2.0, gradient_variance=80.0) for row in rows]
+    squares = [2.0] * 4 + [2.0, 2.0, -9.0, 1.0]  # of the last curve the noise scale is unclear at 16 clips
+    rows = [
+        dataclasses.replace(row, gradient_square=square, gradient_variance=80.0)
+        for row, square in zip(rows, squares, strict=True)
+    ]
     draw_accuracy(sweep, [*rows[:-1], dataclasses.replace(rows[-1], state="failed")])
     half = pytest.approx(0.5**0.5)
     assert _curves(calls) == {
         "validation, a": [[16, 32], [87.5, 89.5], [half, half]],
         "validation, b": [[16, 32], [84, 85.5], [0, half]],
     }
-    (((value,), line),) = calls["axvline"]
-    assert (value, line["label"]) == (40, "noise scale, 40 ± 0 clips")
+    lines = [(args[0], kwargs["label"]) for args, kwargs in calls["axvline"]]
+    assert lines == [(40, "noise scale, a: 40 ± 0 clips"), (40, "noise scale, b: 40 ± 0 clips")]
     caption = calls["annotate"][0][0][0].splitlines()
     missing = "1 of 8 runs are not done and not shown."
     assert caption[0] == f"Mean and standard deviation (n - 1) over 1 to 2 seeds. {missing}"
-    assert caption[1].startswith("Noise scale: of 3 runs at 16 clips; below it larger batches save steps")
+    assert caption[1].startswith("Noise scale measured at 16, 32 clips: below it larger batches save steps")
 
 
 def test_without_seeds_the_bars_are_of_the_checkpoints_and_a_single_curve_has_its_training(sweep: Sweep, calls) -> None:

@@ -1,4 +1,4 @@
-"""Seeds become points, and the runs of the smallest batch the sweep's noise scale; checked by hand."""
+"""Runs that differ in their seed alone become points; mean, deviation and noise scale by hand."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
+from summit_train.report.noise import Measured
 from summit_train.spec import dump_spec
 from summit_train.sweep.grid import Sweep, load_sweep
-from summit_train.sweep.points import as_values, has_seeds, sweep_noise, sweep_points, tables
+from summit_train.sweep.points import as_values, clear_noise, has_seeds, sweep_points, tables
 from summit_train.sweep.status import SweepRow, read_rows
 
 SEEDS = "presets: {a: {optimizer.base_lr: 0.1}, b: {}}\ngrid: {scale.gpus: [2, 4], seed: [0, 1, 2]}\n"
@@ -88,36 +89,32 @@ def _measured(rows: list[SweepRow], squares: list[float | None], variances: list
     return _done(rows, gradient_square=squares, gradient_variance=variances)
 
 
-def test_the_noise_scale_is_the_ratio_of_the_means_over_the_runs_of_the_smallest_batch(make: Make) -> None:
+def test_the_noise_scale_of_a_point_is_the_ratio_of_the_means_over_its_runs(make: Make) -> None:
     sweep = make(SEEDS)
     rows = _measured(read_rows(sweep), [1.0, -0.5, 2.5, 9.0], [100.0, 80.0, 120.0, 1.0])
-    noise = sweep_noise(rows)
+    first, second, third, _ = sweep_points(sweep, rows)
     # 300 / 3 clips. The runs' own ratios are 100, -160 and 48. Residuals v - 100 s: 0, 130, -130; mean square 1.
-    assert noise is not None and (noise.global_batch, noise.runs, noise.value) == (8, 3, 100)
-    assert noise.error == pytest.approx((2 * 130**2 / 2 / 3) ** 0.5)
-    points = sweep_points(sweep, rows)
-    assert points[0].noise_scale is not None and points[0].noise_scale.value == 100
-    assert points[1].noise_scale is not None and points[1].noise_scale.value == pytest.approx(1 / 9)
+    assert first.noise_scale is not None and (first.noise_scale.count, first.noise_scale.value) == (3, 100)
+    assert first.noise_scale.error == pytest.approx((2 * 130**2 / 2 / 3) ** 0.5)
+    assert second.noise_scale == Measured(1, pytest.approx(1 / 9), None)
+    assert third.noise_scale is None
+    assert clear_noise([second, first]) == (8, first.noise_scale)
 
 
 def test_where_it_is_unclear_the_next_batch_counts(make: Make) -> None:
     sweep = make(SEEDS)
     rows = read_rows(sweep)
-    unclear = _measured(rows, [1.0, -2.0, 0.5, 4.0], [9.0, 9.0, 9.0, 24.0])
-    noise = sweep_noise(unclear)
-    assert noise is not None and (noise.global_batch, noise.runs, noise.value, noise.error) == (16, 1, 6, None)
-    assert sweep_points(sweep, unclear)[0].noise_scale is not None
-    assert sweep_noise(_measured(rows, [-1.0], [9.0])) is None
-    assert sweep_noise(_measured(rows, [None], [None])) is None
-    assert sweep_noise(rows) is None
+    points = sweep_points(sweep, _measured(rows, [1.0, -2.0, 0.5, 4.0], [9.0, 9.0, 9.0, 24.0]))
+    assert points[0].noise_scale == Measured(3, None, None)
+    assert clear_noise(points) == (16, Measured(1, 6, None))
+    assert clear_noise(points[:1]) is clear_noise(points[2:]) is clear_noise([]) is None
 
 
 def test_a_run_that_is_not_done_has_no_part_in_it(make: Make) -> None:
     sweep = make(SEEDS)
-    rows = _measured(read_rows(sweep), [1.0, 3.0], [50.0, 900.0])
+    rows = _measured(read_rows(sweep), [1.0, 3.0, None], [50.0, 900.0, None])
     rows[1] = dataclasses.replace(rows[1], state="running")
-    noise = sweep_noise(rows)
-    assert noise is not None and (noise.runs, noise.value) == (1, 50)
+    assert sweep_points(sweep, rows)[0].noise_scale == Measured(1, 50, None)
 
 
 def test_a_rows_noise_scale_is_that_of_its_measured_steps(make: Make, write_run: Any, run_records: Any) -> None:
@@ -143,7 +140,7 @@ def test_the_points_have_a_table_below_that_of_the_runs_and_a_place_in_the_json(
     assert "1 of 3" in lines[1] and "50.00 %" in lines[1]
     values = json.loads(json.dumps(as_values(sweep, rows)))
     assert [point["top1"] for point in values["points"]] == [93, 50, None, None]
-    assert values["noise_scale"] == {"global_batch": 8, "runs": 3, "value": 40, "error": 0}
+    assert values["points"][0]["noise_scale"] == {"count": 3, "value": 40, "error": 0}
 
 
 def test_without_seeds_there_is_one_table(make: Make) -> None:
