@@ -86,7 +86,7 @@ def _curves(axes: Axes, points: Sequence[Point]) -> set[int]:
 def _noise(axes: Axes, noise: Measured, title: str, colour: str) -> None:
     """Draw a noise scale as a line, and its standard error as a band."""
     value, error = noise.value or 0.0, noise.error or 0.0
-    if 0 < error < value:
+    if error:
         axes.axvspan(value - error, value + error, color=colour, alpha=0.12, linewidth=0)
     axes.axvline(value, color=colour, linestyle=":", linewidth=1.4, label=f"{title}: {noise.text}")
 

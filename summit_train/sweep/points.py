@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from statistics import fmean, stdev
 from typing import Any
@@ -52,17 +52,26 @@ def has_seeds(points: Sequence[Point]) -> bool:
 
 
 def clear_noise(points: Sequence[Point]) -> tuple[int, Measured] | None:
-    """Return the smallest batch of a curve at which its noise scale is clear, and the noise scale; None without one."""
+    """Return the smallest batch of a curve at which its noise scale exceeds its standard error, and the noise scale.
+
+    None where it does so at none.
+    """
     found = [(point.global_batch, point.noise_scale) for point in points if point.global_batch and point.noise_scale]
-    return min(((batch, noise) for batch, noise in found if noise.value is not None), default=None, key=itemgetter(0))
+    clear = [(batch, noise) for batch, noise in found if noise.value is not None and noise.value > (noise.error or 0.0)]
+    return min(clear, default=None, key=itemgetter(0))
 
 
 def _pooled(rows: Sequence[SweepRow]) -> Measured | None:
-    """Return the noise scale over runs, each with the same weight; None where it was measured in none."""
+    """Return the noise scale over runs, each with the same weight; None where it was measured in none.
+
+    Its standard error is that over the runs, of one run that over its steps.
+    """
     # The runs' own ratios would not do: where the mean gradient is small beside its scatter, some are below 0.
     known = [row for row in rows if row.gradient_square is not None and row.gradient_variance is not None]
-    squares, variances = [row.gradient_square or 0.0 for row in known], [row.gradient_variance or 0.0 for row in known]
-    return pooled(squares, variances) if known else None
+    if not known:
+        return None
+    noise = pooled([row.gradient_square or 0.0 for row in known], [row.gradient_variance or 0.0 for row in known])
+    return noise if len(known) > 1 else replace(noise, error=known[0].noise_scale_error)
 
 
 def tables(sweep: Sweep, rows: Sequence[SweepRow]) -> str:

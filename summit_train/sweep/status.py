@@ -39,7 +39,8 @@ class SweepRow:
     (never started), unknown (the scheduler does not answer), changed (started with another spec; see `note`).
     top1, top1_std, top5: percent, of the final evaluation; while `final` is false, of the last validation in training.
     training_top1: percent, mean over the batches of the last epoch.
-    noise_scale: clips, over the measured steps of the run; None where it was not measured or is unclear.
+    noise_scale, noise_scale_error: clips, over the measured steps of the run, and its standard error; None where it was
+    not measured or is unclear.
     gradient_square, gradient_variance: |G|^2 and tr(Sigma), means over these steps.
     seconds: recorded training time. node_hours: nodes times this time.
     """
@@ -62,6 +63,7 @@ class SweepRow:
     top5: float | None
     final: bool
     noise_scale: float | None
+    noise_scale_error: float | None
     gradient_square: float | None
     gradient_variance: float | None
     reference_top1: float | None
@@ -226,12 +228,14 @@ def _training_top1(found: Run) -> float | None:
 
 
 def _noise(found: Run | None) -> dict[str, Any]:
-    """Return the noise scale and the two means that it is the ratio of."""
+    """Return the noise scale with its error, and the two means that it is the ratio of."""
     steps = measured_steps(found) if found else []
     if not steps:
-        return dict.fromkeys(("noise_scale", "gradient_square", "gradient_variance"))
+        return dict.fromkeys(("noise_scale", "noise_scale_error", "gradient_square", "gradient_variance"))
+    noise = measured(steps)
     return {
-        "noise_scale": measured(steps).value,
+        "noise_scale": noise.value,
+        "noise_scale_error": noise.error,
         "gradient_square": fmean(step.gradient_square or 0.0 for step in steps),
         "gradient_variance": fmean(step.gradient_variance or 0.0 for step in steps),
     }

@@ -107,14 +107,17 @@ def test_where_it_is_unclear_the_next_batch_counts(make: Make) -> None:
     points = sweep_points(sweep, _measured(rows, [1.0, -2.0, 0.5, 4.0], [9.0, 9.0, 9.0, 24.0]))
     assert points[0].noise_scale == Measured(3, None, None)
     assert clear_noise(points) == (16, Measured(1, 6, None))
+    larger, smaller = (dataclasses.replace(points[0], noise_scale=Measured(3, 6, error)) for error in (6.0, 5.9))
+    assert clear_noise([larger, points[1]]) == (16, Measured(1, 6, None))
+    assert clear_noise([smaller, points[1]]) == (8, Measured(3, 6, 5.9))
     assert clear_noise(points[:1]) is clear_noise(points[2:]) is clear_noise([]) is None
 
 
 def test_a_run_that_is_not_done_has_no_part_in_it(make: Make) -> None:
     sweep = make(SEEDS)
     rows = _measured(read_rows(sweep), [1.0, 3.0, None], [50.0, 900.0, None])
-    rows[1] = dataclasses.replace(rows[1], state="running")
-    assert sweep_points(sweep, rows)[0].noise_scale == Measured(1, 50, None)
+    rows[:2] = [dataclasses.replace(rows[0], noise_scale_error=7.0), dataclasses.replace(rows[1], state="running")]
+    assert sweep_points(sweep, rows)[0].noise_scale == Measured(1, 50, 7.0)  # of one run the error over its steps
 
 
 def test_a_rows_noise_scale_is_that_of_its_measured_steps(make: Make, write_run: Any, run_records: Any) -> None:
@@ -126,6 +129,8 @@ def test_a_rows_noise_scale_is_that_of_its_measured_steps(make: Make, write_run:
     (folder / "spec.yaml").write_text(dump_spec(sweep.runs[0].spec))
     first, second = read_rows(sweep)
     assert (first.gradient_square, first.gradient_variance, first.noise_scale) == (2, 64, 32)
+    # Residuals 64 - 32 s: 32, 96, 0, -128
+    assert first.noise_scale_error == pytest.approx(((32**2 + 96**2 + 128**2) / 3 / 4) ** 0.5 / 2)
     assert (second.gradient_square, second.gradient_variance, second.noise_scale) == (None, None, None)
 
 
