@@ -239,14 +239,14 @@ def apply_override(tree: Tree, override: str) -> None:
 
 
 def put(tree: Tree, dotted: str, value: Any, place: str) -> None:
-    """Set the key `section.key` to a plain value found at `place`, and make the sections above it.
+    """Set the key `section.key` to a plain value found at `place`, and make the sections above it that are not there.
 
-    Raises SpecError if something above it is a value.
+    A section that is null is not there. Raises SpecError if something above it is a value.
     """
     path = tuple(dotted.split("."))
     section = tree.values
     for depth, key in enumerate(path[:-1], 1):
-        if key not in section:
+        if section.get(key) is None:
             section[key] = {}
             tree.places[path[:depth]] = place
         section = section[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -227,13 +228,15 @@ def test_no_two_specs_write_into_one_run_directory() -> None:
 @each_base
 def test_a_base_says_what_it_is_and_is_extended(path: Path) -> None:
     assert _opening(path)
-    extended = {
-        (spec.parent / base).resolve()
-        for spec in FILES
-        for base in _bases(yaml.safe_load(spec.read_text(encoding="utf-8")).get("extends", []))
-    }
+    # A spec extends it, or a preset of a sweep.
+    files = [*FILES, *(CONFIGS / "sweeps").glob("*.yaml")]
+    extended = {(file.parent / base).resolve() for file in files for base in _bases(yaml.safe_load(file.read_text()))}
     assert path.resolve() in extended
 
 
-def _bases(extends: str | list[str]) -> list[str]:
-    return [extends] if isinstance(extends, str) else extends
+def _bases(values: dict[str, Any]) -> list[str]:
+    own, presets = values.get("extends", []), values.get("presets", {}).values()
+    return [
+        *([own] if isinstance(own, str) else own),
+        *(preset["extends"] for preset in presets if "extends" in preset),
+    ]

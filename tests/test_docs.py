@@ -163,8 +163,10 @@ def test_the_example_is_a_spec(tmp_path: Path) -> None:
 def test_the_sweeps_example_is_a_sweep(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(_example("README.md"))
     (tmp_path / "sweep.yaml").write_text(_example("docs/sweeps.md"))
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
     runs = load_sweep(tmp_path / "sweep.yaml").runs
-    assert [run.nodes for run in runs] == [2, 4, 2, 4, 1]
+    assert [run.nodes for run in runs] == [2, 4, 2, 4, 2, 4, 2, 4, 1]
+    assert [run.spec.optimizer.lr_scaling for run in runs] == ["linear"] * 4 + ["sqrt"] * 4 + ["linear"]
     assert all(run.spec.schedule.epochs == 50 for run in runs)
 
 

@@ -296,3 +296,10 @@ def test_a_value_is_put_with_its_place(tmp_path: Path) -> None:
     assert tree.place(("a", "c", "d")) == "elsewhere:7"
     with pytest.raises(SpecError, match=r"elsewhere:8: b is a value, not a section"):
         put(tree, "a.b.c", 3, "elsewhere:8")
+
+
+def test_a_section_that_is_null_is_made() -> None:
+    tree = Tree({"a": {"b": None}}, {(): "file:1", ("a", "b"): "file:3"})
+    put(tree, "a.b.c", 1, "elsewhere:8")
+    assert tree.values == {"a": {"b": {"c": 1}}}
+    assert tree.place(("a", "b")) == tree.place(("a", "b", "c")) == "elsewhere:8"

@@ -13,8 +13,9 @@ from summit_train.commands.plan import add_site_arguments, count_clips
 from summit_train.source import SpecError
 from summit_train.sweep.figure import write_sweep
 from summit_train.sweep.grid import Sweep, load_sweep
+from summit_train.sweep.points import as_values, tables
 from summit_train.sweep.start import PlannedRun, plan_runs, planned_table, planned_values, run_here, submit_runs
-from summit_train.sweep.status import JobState, as_values, read_jobs, read_rows, table
+from summit_train.sweep.status import JobState, read_jobs, read_rows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +86,7 @@ def _show_status(sweep: Sweep, jobs: dict[str, JobState], *, as_json: bool) -> i
     if as_json:
         print(json.dumps(values))
         return 0
-    print(table(rows))
+    print(tables(sweep, rows))
     print(f"{sweep.name}: " + ", ".join(f"{count} {state}" for state, count in values["states"].items() if count))
     if was_started:
         files = sorted([*sweep.folder.glob("table.*"), *sweep.folder.glob("accuracy.*")])

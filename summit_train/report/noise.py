@@ -35,7 +35,7 @@ def clips_factor(batch: float, noise_scale: float) -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """The noise scale over `count` measured steps, in clips, and its standard error; None where it is unclear."""
+    """The noise scale over `count` measurements, in clips, and its standard error; None where it is unclear."""
 
     count: int
     value: float | None
@@ -48,20 +48,28 @@ class Measured:
         return noise_text(self.value).removesuffix(" clips" if error else "") + error
 
 
-def measured(steps: Sequence[StepRecord]) -> Measured:
-    """Return the ratio of the means of tr(Sigma) and |G|^2 over `steps`, all measured.
+def pooled(squares: Sequence[float], variances: Sequence[float]) -> Measured:
+    """Return the ratio of the means of tr(Sigma) and |G|^2, as many of one as of the other.
 
-    Its standard error is that of a ratio of two means, to first order; steps count as independent.
+    Its standard error is that of a ratio of two means, to first order; the measurements count as independent.
     """
-    squares = [step.gradient_square or 0.0 for step in steps]
-    variances = [step.gradient_variance or 0.0 for step in steps]
-    count, square, variance = len(steps), fmean(squares), fmean(variances)
+    count, square, variance = len(squares), fmean(squares), fmean(variances)
     if square <= 0 or variance <= 0:
         return Measured(count, None, None)
     value = variance / square
     residuals = [v - value * s for v, s in zip(variances, squares, strict=True)]
     error = math.sqrt(sum(r * r for r in residuals) / (count - 1) / count) / square if count > 1 else None
     return Measured(count, value, error)
+
+
+def measured(steps: Sequence[StepRecord]) -> Measured:
+    """Return the noise scale over `steps`, all measured."""
+    return pooled([step.gradient_square or 0.0 for step in steps], [step.gradient_variance or 0.0 for step in steps])
+
+
+def measured_steps(run: Run) -> list[StepRecord]:
+    """Return the steps of a run that measured its gradient."""
+    return [step for step in run.steps if step.gradient_square is not None and step.gradient_variance is not None]
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class NoiseSection:
 
 def noise_section(run: Run) -> NoiseSection | None:
     """Return what the report shows of the noise scale; None where it was not measured."""
-    steps = [step for step in run.steps if step.gradient_square is not None and step.gradient_variance is not None]
+    steps = measured_steps(run)
     if not steps:
         return None
     length = steps[-1].step

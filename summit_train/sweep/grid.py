@@ -5,6 +5,9 @@ base: ../kinetics/tsm_r50_8f.yaml     # spec that all runs share, relative to th
 set: {schedule.epochs: 50}            # base keys that every run overrides
 grid: {model.arch: [tsm, tsn]}        # all combinations
 zip: {scale.gpus: [48, 96], nodes: [8, 16]}   # in step: 48 with 8, 96 with 16
+presets:                              # named groups of keys; all combinations with grid and zip
+  linear: {optimizer.base_lr: 0.01}
+  date: {extends: ../date.yaml, optimizer.base_lr: 0.02}   # a file's keys, then its own
 runs: [{name: baseline, scale.gpus: 6}]       # further runs
 at_once: 4                            # at most this many at the same time
 """
@@ -72,6 +75,14 @@ class RunEntry(Section):
     curve: str = ""
 
 
+class Preset(Section):
+    """A named group of keys: those of the file that it extends, then its own. All further keys are keys of the spec."""
+
+    model_config = ConfigDict(extra="allow")
+
+    extends: PathText | None = None
+
+
 class SweepFile(Section):
     """The keys of a sweep file."""
 
@@ -80,6 +91,7 @@ class SweepFile(Section):
     set: dict[str, Any] = Field(default={})
     grid: dict[str, Axis] = Field(default={})
     zip: dict[str, Axis] = Field(default={})
+    presets: dict[SafeName, Preset] = Field(default={})
     runs: tuple[RunEntry, ...] = ()
     nodes: Count | None = Field(default=None, description="Nodes of a run that names none.")
     at_once: Count | None = Field(default=None, description="Most runs at the same time; null: all.")
@@ -91,7 +103,7 @@ class SweepRun:
     """One run.
 
     nodes: None where the sweep names none.
-    curve: the run's curve in the figure, named by its grid values other than the scale.
+    curve: the run's curve in the figure, named by its preset and its grid values other than scale and seed.
     changes: dotted spec keys that the run overrides.
     """
 
@@ -136,7 +148,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     sweep = validated(SweepFile, tree)
     drafts = [*_axes(sweep, tree), *_explicit(sweep, tree)]
     if not drafts:
-        raise SpecError(f"{tree.place(())}: a sweep without a run; grid, zip or runs are wanted")
+        raise SpecError(f"{tree.place(())}: a sweep without a run; grid, zip, presets or runs are wanted")
     base = _base(sweep, tree, overrides, {key for draft in drafts for key in draft.values})
     specs = _specs(drafts, base, sweep.name)
     runs = []
@@ -161,11 +173,7 @@ def sweep_texts(sweep: Sweep) -> dict[str, str]:
 
 def _base(sweep: SweepFile, tree: Tree, overrides: Sequence[str], swept: set[str]) -> Tree:
     """Return the values that all runs share: the base spec, then `set`, then the overrides."""
-    place = tree.place(("base",))
-    path = Path(place.rpartition(":")[0]).parent / sweep.base
-    if not path.is_file():
-        raise SpecError(f"{place}: base: there is no file {path}; it is looked for beside the sweep file")
-    base = read_tree(path)
+    base = _beside(sweep.base, "base", tree.place(("base",)))
     for key, value in sweep.set.items():
         where = tree.place(("set", key))
         _check(key, value, where, ("name",))
@@ -177,6 +185,14 @@ def _base(sweep: SweepFile, tree: Tree, overrides: Sequence[str], swept: set[str
             raise SpecError(f"override {override!r}: the runs of this sweep differ in {clash}; change the sweep file")
         apply_override(base, override)
     return base
+
+
+def _beside(target: str, key: str, place: str) -> Tree:
+    """Return the tree of a file that the sweep file names under `key`, relative to itself."""
+    path = Path(place.rpartition(":")[0]).parent / target
+    if not path.is_file():
+        raise SpecError(f"{place}: {key}: there is no file {path}; it is looked for beside the sweep file")
+    return read_tree(path)
 
 
 def _check(key: str, value: Any, place: str, reserved: Sequence[str] = ("name", "run_dir")) -> None:
@@ -192,29 +208,61 @@ def _overlap(key: str, other: str) -> bool:
 
 
 def _axes(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
-    """Yield every point of the grid with every row of zip."""
-    if not sweep.grid and not sweep.zip:
+    """Yield every preset with every point of the grid with every row of zip."""
+    if not (sweep.presets or sweep.grid or sweep.zip):
         return
     _check_axes(sweep, tree)
+    presets = _presets(sweep, tree) or {"": {}}
     rows = list(zip(*sweep.zip.values(), strict=True)) or [()]
     places = {key: tree.place((name, key)) for name in ("grid", "zip") for key in getattr(sweep, name)}
-    place = tree.place(("zip" if sweep.zip else "grid",))
+    place = tree.place((next(name for name in ("zip", "grid", "presets") if getattr(sweep, name)),))
     # The first zip keys that tell the rows apart are enough for a name.
     texts = [[json.dumps(value, default=str) for value in row] for row in rows]
     most = len(sweep.zip)
     telling = next((n for n in range(1, most) if len({tuple(row[:n]) for row in texts}) == len(rows)), most)
-    for point in itertools.product(*sweep.grid.values()):
+    for (preset, of_preset), *point in itertools.product(presets.items(), *sweep.grid.values()):
         on_grid = tuple(zip(sweep.grid, point, strict=True))
+        named = (("", preset),) if preset else ()
         for row in rows:
             in_step = tuple(zip(sweep.zip, row, strict=True))
-            curve = [pair for pair in on_grid if pair[0] != "nodes" and not pair[0].startswith("scale.")]
+            curve = [pair for pair in on_grid if pair[0] not in ("nodes", "seed") and not pair[0].startswith("scale.")]
             given = {key: (value, places[key]) for key, value in (*on_grid, *in_step)}
             nodes, _ = given.pop("nodes", (None, ""))
-            yield _Draft(place, given, (*on_grid, *in_step[:telling]), nodes, curve=_joined(curve))
+            parts = (*named, *on_grid, *in_step[:telling])
+            yield _Draft(place, of_preset | given, parts, nodes, curve=_joined((*named, *curve)))
+
+
+def _presets(sweep: SweepFile, tree: Tree) -> dict[str, dict[str, tuple[Any, str]]]:
+    """Return name -> key -> (value, place) of every preset. Raises SpecError for a key that is an axis, too."""
+    found: dict[str, dict[str, tuple[Any, str]]] = {}
+    for name, preset in sweep.presets.items():
+        at = ("presets", name)
+        keys: dict[str, tuple[Any, str]] = {}
+        if preset.extends is not None:
+            laid = _beside(preset.extends, f"presets.{name}.extends", tree.place((*at, "extends")))
+            keys |= {".".join(path): (value, laid.place(path)) for path, value in _leaves(laid.values)}
+        keys |= {key: (value, tree.place((*at, key))) for key, value in (preset.model_extra or {}).items()}
+        for key, (value, place) in keys.items():
+            _check(key, value, place)
+            clash = next((axis for axis in (*sweep.grid, *sweep.zip) if _overlap(axis, key)), None)
+            if clash is not None:
+                raise SpecError(f"{place}: {key}: {clash} is an axis already; a preset has the other keys")
+        found[name] = keys
+    return found
+
+
+def _leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield (path, value) of everything that is no section."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
 
 
 def _check_axes(sweep: SweepFile, tree: Tree) -> None:
-    count = math.prod(map(len, (*sweep.grid.values(), *list(sweep.zip.values())[:1])))
+    presets = [sweep.presets] if sweep.presets else []
+    count = math.prod(map(len, (*presets, *sweep.grid.values(), *list(sweep.zip.values())[:1])))
     if count > MOST_RUNS:
         raise SpecError(f"{tree.place(('grid',))}: {count:,} runs; {MOST_RUNS:,} are the most of one sweep")
     axes = [(name, key, values) for name in ("grid", "zip") for key, values in getattr(sweep, name).items()]
@@ -262,7 +310,7 @@ def _specs(drafts: Sequence[_Draft], base: Tree, folder: str) -> list[Spec]:
 
 
 def _names(drafts: Sequence[_Draft]) -> list[str]:
-    """Return the runs' names: their own, else `key-value` for every key that distinguishes them."""
+    """Return the runs' names: their own, else the preset's and `key-value` for every key that distinguishes them."""
     keys = {key for draft in drafts for key, _ in draft.parts}
     last = Counter(key.rpartition(".")[2] for key in keys)
     in_full = frozenset(key for key in keys if last[key.rpartition(".")[2]] > 1)
@@ -280,9 +328,9 @@ def _names(drafts: Sequence[_Draft]) -> list[str]:
 
 
 def _joined(parts: Sequence[tuple[str, Any]], in_full: Set[str] = frozenset()) -> str:
-    """Return `gpus-48_base_lr-0.02`. A long name is cut and ends with a digest of all parts."""
+    """Return `date_gpus-48_base_lr-0.02`; a preset's key is empty. A long name is cut and ends with a digest of all."""
     words = ((key if key in in_full else key.rpartition(".")[2], _text(value)) for key, value in parts)
-    name = "_".join(f"{key}-{value}" for key, value in words)
+    name = "_".join(f"{key}-{value}" if key else value for key, value in words)
     return name if len(name) <= _LONGEST_NAME else _cut(name, parts)
 
 

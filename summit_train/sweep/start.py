@@ -21,7 +21,8 @@ from summit_train.source import to_yaml
 from summit_train.spec import Spec, dump_spec
 from summit_train.sweep.figure import write_sweep
 from summit_train.sweep.grid import Sweep, SweepRun, sweep_texts
-from summit_train.sweep.status import JobState, read_rows, table, to_start
+from summit_train.sweep.points import tables
+from summit_train.sweep.status import JobState, read_rows, to_start
 from summit_train.text import NONE, duration, mean_std, show, text_table
 
 Say = Callable[[str], None]
@@ -153,7 +154,7 @@ def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Mapp
         now = time.monotonic()
         left = f"; about {duration((now - began) / i * (len(runs) - i))} left" if i < len(runs) else ""
         say(f"[{i}/{len(runs)}] {run.name}: {outcome} in {duration(now - start)}{left}")
-    say(table(write_sweep(sweep, jobs)))
+    say(tables(sweep, write_sweep(sweep, jobs)))
     say(f"{sweep.name}: {num_failed} of {len(runs)} failed; table and figure are in {sweep.folder}")
     return 1 if num_failed else 0
 

@@ -13,6 +13,7 @@ from summit_train.cluster.site import Site, load_site
 from summit_train.cluster.submit import SubmitError, job_states, submissions
 from summit_train.files import is_locked
 from summit_train.report.metrics import Run, RunError, number
+from summit_train.report.noise import measured, measured_steps
 from summit_train.report.tables import machine_of
 from summit_train.source import SpecError
 from summit_train.spec import experiment_keys, spec_from_values
@@ -38,6 +39,9 @@ class SweepRow:
     (never started), unknown (the scheduler does not answer), changed (started with another spec; see `note`).
     top1, top1_std, top5: percent, of the final evaluation; while `final` is false, of the last validation in training.
     training_top1: percent, mean over the batches of the last epoch.
+    noise_scale, noise_scale_error: clips, over the measured steps of the run, and its standard error; None where it was
+    not measured or is unclear.
+    gradient_square, gradient_variance: |G|^2 and tr(Sigma), means over these steps.
     seconds: recorded training time. node_hours: nodes times this time.
     """
 
@@ -58,6 +62,10 @@ class SweepRow:
     top1_std: float | None
     top5: float | None
     final: bool
+    noise_scale: float | None
+    noise_scale_error: float | None
+    gradient_square: float | None
+    gradient_variance: float | None
     reference_top1: float | None
     reference_top1_std: float | None
     seconds: float | None
@@ -106,12 +114,6 @@ def to_start(rows: Sequence[SweepRow]) -> list[str]:
     return [row.name for row in rows if row.state in ("failed", "missing")]
 
 
-def as_values(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, Any]:
-    """Return the rows and the number of runs in each state as one JSON object."""
-    count = {state: sum(row.state == state for row in rows) for state in STATES}
-    return {"sweep": sweep.name, "folder": str(sweep.folder), "states": count, "runs": [asdict(row) for row in rows]}
-
-
 def as_csv(rows: Sequence[SweepRow]) -> str:
     """Return the rows as CSV with every column; an unknown value is empty."""
     text = io.StringIO()
@@ -152,6 +154,7 @@ def _row(sweep: Sweep, run: SweepRun, job: JobState | None) -> SweepRow:
         **_accuracy(found),
         step=found.last_step if found else 0,
         training_top1=_training_top1(found) if found else None,
+        **_noise(found),
         reference_top1=published.top1 if published else None,
         reference_top1_std=published.top1_std if published else None,
         seconds=seconds,
@@ -222,6 +225,20 @@ def _training_top1(found: Run) -> float | None:
     epoch = found.steps[-1].epoch if found.steps else 0
     known = [step.top1 for step in found.steps if step.epoch == epoch and step.top1 is not None]
     return fmean(known) if known else None
+
+
+def _noise(found: Run | None) -> dict[str, Any]:
+    """Return the noise scale with its error, and the two means that it is the ratio of."""
+    steps = measured_steps(found) if found else []
+    if not steps:
+        return dict.fromkeys(("noise_scale", "noise_scale_error", "gradient_square", "gradient_variance"))
+    noise = measured(steps)
+    return {
+        "noise_scale": noise.value,
+        "noise_scale_error": noise.error,
+        "gradient_square": fmean(step.gradient_square or 0.0 for step in steps),
+        "gradient_variance": fmean(step.gradient_variance or 0.0 for step in steps),
+    }
 
 
 def _cells(row: SweepRow) -> dict[str, str]:

@@ -73,6 +73,40 @@ def test_the_study_in_small_goes_up_to_batches_that_lose_accuracy_in_the_same_ep
     assert {run.nodes for run in sweep.runs} == {1}
 
 
+def test_the_study_of_large_batches_changes_the_scale_of_each_preset_alone() -> None:
+    sweep = load_sweep(FOLDER / "large_batch_motion.yaml")
+    planned = plan_runs(sweep, load_site("local"), lambda spec: 1024, None)
+    gpus = (2, 8, 32, 64, 128)
+    names = [f"{p}_gpus-{n}_seed-{s}" for p in ("linear", "date", "lars", "lamb") for n in gpus for s in range(3)]
+    assert [run.name for run in planned] == names
+    plans = {run.name: run.plan for run in planned}
+    course = {
+        preset: [
+            (plan.global_batch, plan.total_steps, round(plan.peak_lr, 4), plan.warmup_steps)
+            for plan in (plans[f"{preset}_gpus-{n}_seed-0"] for n in (2, 128))
+        ]
+        for preset in ("linear", "date", "lars", "lamb")
+    }
+    # 64 times the batch: 64 times the LR under linear scaling, 8 times under sqrt; a scaled warm-up keeps its steps.
+    assert course == {
+        "linear": [(8, 1280, 0.02, 128), (512, 20, 1.28, 2)],
+        "date": [(8, 1280, 0.01, 6), (512, 20, 0.08, 6)],
+        "lars": [(8, 1280, 2.0, 128), (512, 20, 16.0, 2)],
+        "lamb": [(8, 1280, 0.02, 6), (512, 20, 0.16, 6)],
+    }
+    of = {run.curve: run.spec for run in sweep.runs}
+    assert {name: spec.optimizer.name for name, spec in of.items()} == {
+        "linear": "sgd",
+        "date": "sgd",
+        "lars": "sgd",
+        "lamb": "lamb",
+    }
+    kinds = {name: spec.optimizer.trust_ratio and spec.optimizer.trust_ratio.kind for name, spec in of.items()}
+    assert kinds == {"linear": None, "date": "bounded", "lars": "lars", "lamb": None}
+    # Virtual GPUs of one size: batch normalisation is the same at every batch, and two are enough for a noise scale.
+    assert {run.spec.scale.clips_per_gpu for run in sweep.runs} == {4}
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_it_opens_with_what_a_reader_needs(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()

@@ -6,9 +6,11 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from matplotlib.axes import Axes
 
 from summit_train.sweep.figure import draw_accuracy, write_sweep
 from summit_train.sweep.grid import Reference, ReferencePoint, Sweep, load_sweep
@@ -74,3 +76,74 @@ def test_all_is_written_into_the_sweeps_folder(sweep: Sweep, write_run) -> None:
     assert files == {"table.txt", "table.csv", "table.json", "accuracy.png", "accuracy.svg", "lock"}
     assert re.search(r"^gpus-2 +done ", (sweep.folder / "table.txt").read_text(), re.M)
     assert json.loads((sweep.folder / "table.json").read_text())["states"]["done"] == 2
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]]:
+    """What is drawn: the arguments of each call of the axes' methods, which draw as ever."""
+    seen: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
+
+    def record(name: str) -> None:
+        drawn = getattr(Axes, name)
+
+        def method(self: Axes, *args: Any, **kwargs: Any) -> Any:
+            seen.setdefault(name, []).append((args, kwargs))
+            return drawn(self, *args, **kwargs)
+
+        monkeypatch.setattr(Axes, name, method)
+
+    for name in ("errorbar", "axvline", "axvspan", "annotate"):
+        record(name)
+    return seen
+
+
+def _curves(calls: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]]) -> dict[str, list[list[float]]]:
+    """Label -> batches, accuracies and bars of every curve."""
+    return {kwargs["label"]: [list(values) for values in args] for args, kwargs in calls["errorbar"]}
+
+
+def test_a_curve_is_the_mean_over_the_seeds_with_their_deviation(tmp_path: Path, calls) -> None:
+    sweep = _sweep(
+        tmp_path, "presets: {a: {}, b: {loss.label_smoothing: 0.1}}\ngrid: {scale.gpus: [4, 2], seed: [0, 1]}\n"
+    )
+    rows = _done(read_rows(sweep))  # 90, 89, ...: each pair differs by 1
+    squares = [2.0] * 4 + [2.0, 2.0, -9.0, 1.0]  # of the last curve the noise scale is unclear at 16 clips
+    rows = [
+        dataclasses.replace(row, gradient_square=square, gradient_variance=80.0)
+        for row, square in zip(rows, squares, strict=True)
+    ]
+    draw_accuracy(sweep, [*rows[:-1], dataclasses.replace(rows[-1], state="failed")])
+    half = pytest.approx(0.5**0.5)
+    assert _curves(calls) == {
+        "validation, a": [[16, 32], [87.5, 89.5], [half, half]],
+        "validation, b": [[16, 32], [84, 85.5], [0, half]],
+    }
+    lines = [(args[0], kwargs["label"]) for args, kwargs in calls["axvline"]]
+    assert lines == [(40, "noise scale, a: 40 ± 0 clips"), (40, "noise scale, b: 40 ± 0 clips")]
+    caption = calls["annotate"][0][0][0].splitlines()
+    missing = "1 of 8 runs are not done and not shown."
+    assert caption[0] == f"Mean and standard deviation (n - 1) over 1 to 2 seeds. {missing}"
+    assert caption[1].startswith("Noise scale measured at 16, 32 clips: below it larger batches save steps")
+
+
+def test_without_seeds_the_bars_are_of_the_checkpoints_and_a_single_curve_has_its_training(sweep: Sweep, calls) -> None:
+    draw_accuracy(sweep, _done(read_rows(sweep)))
+    assert _curves(calls) == {
+        "validation": [[8, 16, 32], [90, 89, 88], [0.5, 0.5, 0.5]],
+        "training, last epoch": [[8, 16, 32], [95, 94, 93]],
+    }
+    assert "axvline" not in calls and "last checkpoints" in calls["annotate"][0][0][0]
+
+
+def test_the_noise_scales_band_is_its_standard_error_and_without_clarity_there_is_none(sweep: Sweep, calls) -> None:
+    seeds = _sweep(sweep.folder.parent, "grid: {scale.gpus: [2, 4], seed: [0, 1]}\n")
+    rows = _done(read_rows(seeds))
+    for squares in ((3.0, 5.0), (0.0, 8.0)):
+        rows[:2] = [
+            dataclasses.replace(row, gradient_square=square, gradient_variance=80.0)
+            for row, square in zip(rows, squares, strict=False)
+        ]
+        draw_accuracy(seeds, rows)
+    # 20 clips. Residuals +-20: sqrt(2 * 20^2 / 1 / 2) / 4 = 5. With 0 and 8 they are +-80, the error 20.
+    assert [args for args, _ in calls["axvline"]] == [(20,)]
+    assert [args for args, _ in calls["axvspan"]] == [(15, 25)]

@@ -93,6 +93,73 @@ nodes: 1
     assert [run.curve for run in sweep.runs] == ["arch-tsm"] * 2 + ["arch-tsn"] * 2 + ["", "large", ""]
 
 
+LARGE = """\
+extends: more.yaml
+optimizer: {lr_scaling: sqrt, trust_ratio: {kind: bounded, upper: 5}}
+schedule: {epochs: 7}
+"""
+PRESETS = """\
+set: {optimizer.base_lr: 0.5}
+presets:
+  plain: {optimizer.base_lr: 0.01}
+  large: {extends: large.yaml, optimizer.trust_ratio.upper: 20, schedule.warmup_epochs: 2}
+grid: {seed: [0, 1], scale.gpus: [2, 4]}
+"""
+
+
+def _with_presets(write: Write) -> Path:
+    base = BASE | {"optimizer": {"momentum": 0.8, "trust_ratio": None}}
+    path = write(PRESETS, base)
+    (path.parent / "large.yaml").write_text(LARGE)
+    (path.parent / "more.yaml").write_text("optimizer: {trust_ratio: {kind: lars, lower: 0.5}, weight_decay: 0}\n")
+    return path
+
+
+def test_a_preset_is_a_files_keys_then_its_own_with_every_point_of_the_grid(write: Write) -> None:
+    sweep = load_sweep(_with_presets(write))
+    points = ["seed-0_gpus-2", "seed-0_gpus-4", "seed-1_gpus-2", "seed-1_gpus-4"]
+    assert _names(sweep) == [f"{preset}_{point}" for preset in ("plain", "large") for point in points]
+    # A curve of the figure is a preset: seeds are its bars, the scale its axis.
+    assert [run.curve for run in sweep.runs] == ["plain"] * 4 + ["large"] * 4
+    plain, large = sweep.runs[1].spec, sweep.runs[7].spec
+    assert (plain.optimizer.base_lr, plain.optimizer.lr_scaling, plain.optimizer.trust_ratio) == (0.01, "linear", None)
+    assert (plain.schedule.epochs, plain.schedule.warmup_epochs, plain.seed, plain.scale.gpus) == (100, 5, 0, 4)
+    trust = large.optimizer.trust_ratio
+    assert trust is not None and (trust.kind, trust.lower, trust.upper) == ("bounded", 0.5, 20)
+    assert (large.optimizer.base_lr, large.optimizer.weight_decay, large.optimizer.momentum) == (0.5, 0, 0.8)
+    assert (large.schedule.epochs, large.schedule.warmup_epochs, large.seed, large.scale.gpus) == (7, 2, 1, 4)
+
+
+def test_the_folder_of_a_sweep_with_presets_gives_the_same_runs(write: Write, tmp_path: Path) -> None:
+    sweep = load_sweep(_with_presets(write), [f"run_dir={tmp_path / 'runs'}"])
+    sweep.folder.mkdir(parents=True)
+    for name, text in sweep_texts(sweep).items():
+        (sweep.folder / name).write_text(text, encoding="utf-8")
+    assert load_sweep(sweep.folder).runs == sweep.runs
+
+
+def test_presets_alone_are_a_sweep_and_a_key_of_a_preset_is_none_to_override(write: Write) -> None:
+    path = write("presets: {a: {optimizer.base_lr: 0.1}, b: {}}\n")
+    sweep = load_sweep(path)
+    assert [(run.name, run.curve, run.spec.optimizer.base_lr) for run in sweep.runs] == [
+        ("a", "a", 0.1), ("b", "b", 0.00125),
+    ]  # fmt: skip
+    with pytest.raises(SpecError, match=r"differ in optimizer\.base_lr"):
+        load_sweep(path, ["optimizer.base_lr=1"])
+
+
+def test_a_mistake_in_a_presets_file_is_named_with_its_line_there(write: Write) -> None:
+    path = _with_presets(write)
+    (path.parent / "large.yaml").write_text("optimizer:\n  lr_scalin: sqrt\n")
+    with pytest.raises(SpecError, match=r"large\.yaml:2: optimizer\.lr_scalin: unknown key"):
+        load_sweep(path)
+
+
+def test_seeds_make_no_curves(write: Write) -> None:
+    sweep = load_sweep(write("grid: {model.arch: [tsm, tsn], seed: [0, 1]}\n"))
+    assert [run.curve for run in sweep.runs] == ["arch-tsm"] * 2 + ["arch-tsn"] * 2
+
+
 def test_set_and_overrides_are_laid_over_the_base_of_every_run(write: Write) -> None:
     path = write("set: {schedule.epochs: 7, run_dir: there}\ngrid: {scale.gpus: [2, 4]}\n")
     sweep = load_sweep(path, ["seed=3", "schedule.epochs=9"])
@@ -190,7 +257,7 @@ def test_the_saved_sweep_stands_alone(write: Write, tmp_path: Path) -> None:
 
 
 MISTAKES = [
-    ("nodes: 1\n", r"sweep_file\.yaml:1: a sweep without a run; grid, zip or runs are wanted"),
+    ("nodes: 1\n", r"sweep_file\.yaml:1: a sweep without a run; grid, zip, presets or runs are wanted"),
     ("gird: {seed: [1]}\n", r"sweep_file\.yaml:3: gird: unknown key; did you mean grid\?"),
     ("grid: {seed: 1}\n", r"sweep_file\.yaml:3: grid\.seed: .*array"),
     ("grid:\n  seed: []\n", r"sweep_file\.yaml:4: grid\.seed: .*at least 1"),
@@ -210,6 +277,15 @@ MISTAKES = [
     ("grid: {seed: [1], scale.gpus: [6]}\nruns:\n  - {seed: 1}\n", r"sweep_file\.yaml:5: .*one and the same run"),
     (f"grid: {{seed: {list(range(MOST_RUNS + 1))}}}\n", r"sweep_file\.yaml:3: 1,001 runs; 1,000 are the most"),
     ("grid: {seed: [1]}\nat_once: 0\n", r"sweep_file\.yaml:4: at_once: "),
+    ("presets:\n  a: {seed: 1}\n  b: {scale.gpu: 2}\n", r"yaml:5: scale\.gpu: unknown key; did you mean gpus\?"),
+    ("grid: {optimizer.name: [sgd]}\npresets:\n  a:\n    optimizer: {name: lamb}\n", r"yaml:6: optimizer is a section"),
+    ("grid: {seed: [1]}\npresets:\n  a:\n    seed: 2\n", r"yaml:6: seed: seed is an axis already; a preset"),
+    ("zip: {scale.gpus: [1]}\npresets:\n  a:\n    scale: 2\n", r"sweep_file\.yaml:6: scale: scale\.gpus is an axis"),
+    ("presets:\n  a: {extends: no.yaml}\n", r"yaml:4: presets\.a\.extends: there is no file .*no\.yaml; it is"),
+    ("presets:\n  a: {name: b}\n", r"sweep_file\.yaml:4: name: a key of the spec is wanted"),
+    ("presets:\n  a: {nodes: 4}\n", r"sweep_file\.yaml:4: nodes: unknown key"),
+    ("presets:\n  a/b: {seed: 4}\n", r"sweep_file\.yaml:4: presets\.a/b.*: the name becomes a folder"),
+    ("presets: {a: {seed: 4}, b: {seed: 4}}\n", r"sweep_file\.yaml:3: a \(.*\) and b are one and the same run"),
     ("runs: [{}]\nreference:\n  label: x\n  points: [{global_batch: 8, top1: 101}]\n", r"yaml:6: reference\.points\.0"),
 ]  # fmt: skip
 

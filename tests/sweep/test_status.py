@@ -16,7 +16,8 @@ import yaml
 from summit_train.source import SpecError
 from summit_train.spec import dump_spec
 from summit_train.sweep.grid import Reference, ReferencePoint, Sweep, load_sweep
-from summit_train.sweep.status import JobState, as_csv, as_values, read_rows, table, to_start
+from summit_train.sweep.points import as_values
+from summit_train.sweep.status import JobState, as_csv, read_rows, table, to_start
 
 BASE = {
     "model": {"arch": "tsm", "backbone": "resnet18", "num_classes": 4},
