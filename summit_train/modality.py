@@ -18,11 +18,11 @@ class Modality:
     crop_scales: sides of the multi-scale crop, as parts of a frame's shorter side, where the spec has none.
     """
 
-    name: ModalityName
+    name: str
     channels: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    crop_scales: tuple[float, ...]
+    crop_scales: tuple[float, ...] = ()
 
     def clip_shape(self, num_frames: int, side: int) -> tuple[int, int, int, int]:
         """Return the shape of a square uint8 clip as the loader gives it, (T, H, W, C)."""

@@ -117,4 +117,4 @@ def test_it_opens_with_what_a_reader_needs(path: Path) -> None:
 
 
 def test_no_two_sweeps_write_into_one_folder() -> None:
-    assert len({load_sweep(path).folder for path in FILES}) == len(FILES) == 3
+    assert len({load_sweep(path).folder for path in FILES}) == len(FILES) == 4
