@@ -314,8 +314,8 @@ def test_width_scales_the_channels_to_multiples_of_8() -> None:
         ({"arch": "ir_csn", "num_frames": 7}, "ir_csn needs at least 8 frames"),
         ({"arch": "ir_csn", "num_frames": 8, "backbone": "resnet50"}, "valid: resnet152"),
         ({"num_classes": 0}, "num_classes is 0"),
-        ({"width": 0.0}, "width is 0.0"),
-        ({"width": float("nan")}, "width is nan"),
+        ({"width": 0.0}, "width 0.0"),
+        ({"width": float("nan")}, "width nan"),
         ({"dropout": 1.0}, "dropout is 1.0"),
     ],
 )
