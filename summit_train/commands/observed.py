@@ -14,8 +14,9 @@ from summit_train.commands.simulate import figure_path
 from summit_train.commands.start import choose_device, read_inputs
 from summit_train.errors import UserError
 from summit_train.files import write_json
-from summit_train.report.metrics import OBSERVED_FILE, Observed
+from summit_train.report.metrics import OBSERVED_FILE
 from summit_train.report.observed import draw_observed, read_observed
+from summit_train.report.records import Observed
 from summit_train.spec import Spec
 from summit_train.text import has_top5, table
 from summit_train.training.checkpoint import CheckpointError, find_checkpoints

@@ -21,7 +21,8 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from summit_train.report.metrics import Run, StepRecord, number
+from summit_train.report.metrics import Run
+from summit_train.report.records import StepRecord, number
 from summit_train.report.tables import machine_of, views_of
 from summit_train.text import mean_std
 

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from summit_train.report.metrics import Run, StepRecord, number
+from summit_train.report.metrics import Run
+from summit_train.report.records import StepRecord, number
 from summit_train.text import noise_text
 
 QUARTERS = 4

@@ -24,7 +24,8 @@ from summit_train.report.figures import (
     house_style,
     series,
 )
-from summit_train.report.metrics import OBSERVED_FILE, Observed, ObservedPoint, Run
+from summit_train.report.metrics import OBSERVED_FILE, Run
+from summit_train.report.records import Observed, ObservedPoint
 
 _X, _Y = "observed part of each video (%)", "top-1 (%)"
 _STREAM: dict[str, Any] = {"linestyle": "--", "markersize": 5, "markerfacecolor": "white"}
