@@ -42,7 +42,7 @@ class Task:
 
     @property
     def is_loss(self) -> bool:
-        """Whether less is better."""
+        """Return whether less is better."""
         return self.metric == "perplexity"
 
 
