@@ -32,7 +32,7 @@ from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
 from summit_train import rng
-from summit_train.data.batches.loader import Store
+from summit_train.data.batches.stores import Store
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.motion import MotionSet
 from summit_train.data.video import augment

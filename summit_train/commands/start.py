@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from summit_train.comm import World
-from summit_train.data.batches.loader import open_store
+from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.memory import keep_freed_memory

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from summit_train.data.batches.loader import BadClip, Store, TestBatch, test_batches
+from summit_train.data.batches.loader import BadClip, TestBatch, test_batches
+from summit_train.data.batches.stores import Store
 from summit_train.errors import RunFailed, UserError
 from summit_train.inference.trained import Trained, flow_problem
 from summit_train.models.cam import ClassMaps, class_maps

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from summit_train.data.batches.loader import Store, TestBatch, open_store, test_batches
-from summit_train.data.batches.stores import file_store
+from summit_train.data.batches.loader import TestBatch, test_batches
+from summit_train.data.batches.stores import Store, file_store, open_store
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import plain_manifest
 from summit_train.data.manifest.quarantine import kept_clips

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.data.batches.loader import BadClip, open_store
+from summit_train.data.batches.loader import BadClip
+from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.errors import RunFailed, UserError

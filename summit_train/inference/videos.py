@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from summit_train.data.batches.loader import BadClip, Store, open_store
-from summit_train.data.batches.stores import file_store
+from summit_train.data.batches.loader import BadClip
+from summit_train.data.batches.stores import Store, file_store, open_store
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.files import plain_manifest

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from summit_train.data.batches.loader import MicroBatch, Store, open_store, training_batches
+from summit_train.data.batches.loader import MicroBatch, training_batches
 from summit_train.data.batches.order import Order
-from summit_train.data.batches.stores import FlowStore
+from summit_train.data.batches.stores import FlowStore, Store, open_store
 from summit_train.data.batches.workers import Batches
 from summit_train.data.manifest import Manifest, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from summit_train.comm import World
-from summit_train.data.batches.loader import open_store
+from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.clip import clip_of
 from summit_train.data.manifest.quarantine import kept_clips

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from summit_train.comm import World
-from summit_train.data.batches.loader import MicroBatch, open_store, training_batches
+from summit_train.data.batches.loader import MicroBatch, training_batches
 from summit_train.data.batches.order import Order
+from summit_train.data.batches.stores import open_store
 from summit_train.data.batches.workers import Batches
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import kept_clips

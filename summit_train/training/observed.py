@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from summit_train.data.batches.loader import BadClip, open_store
+from summit_train.data.batches.loader import BadClip
+from summit_train.data.batches.stores import open_store
 from summit_train.data.batches.walk import ObservedFrames, StreamedFrames, Walk, walks
 from summit_train.data.video.augment import num_observed
 from summit_train.errors import UserError

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from summit_train.comm import World
-from summit_train.data.batches.loader import BadClip, Store, TestBatch, test_batches
+from summit_train.data.batches.loader import BadClip, TestBatch, test_batches
+from summit_train.data.batches.stores import Store
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.spec import Spec
 from summit_train.training.step import Normalise, mixed_precision, parameter_type

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from summit_train.data.batches.loader import BadClip, Store
+from summit_train.data.batches.loader import BadClip
+from summit_train.data.batches.stores import Store
 from summit_train.data.batches.walk import Piece, StreamedFrames, Walk, walks
 from summit_train.data.video.source import DecodeError
 from summit_train.models.online import StreamNetwork

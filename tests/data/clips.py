@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from summit_train.data.batches.loader import Store
+from summit_train.data.batches.stores import Store
 from summit_train.data.video import decode
 from summit_train.data.video.clips import Choose, Frames, ViewOf, read_views, single
 from summit_train.data.video.source import Encoded, VideoInfo

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from summit_train.data.batches.loader import open_store
+from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import read_manifest
 from summit_train.errors import RunFailed, UserError
 from summit_train.inference.cam import Heatmap, Mapper

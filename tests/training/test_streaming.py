@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from summit_train.data.batches import walk
-from summit_train.data.batches.loader import open_store
+from summit_train.data.batches.stores import open_store
 from summit_train.data.batches.walk import StreamedFrames, walks
 from summit_train.data.manifest import read_manifest
 from summit_train.data.video.source import DecodeError

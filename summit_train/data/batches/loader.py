@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from summit_train import rng
 from summit_train.data.batches.order import MicroBatchKey, Order
-from summit_train.data.batches.stores import Store as Store
-from summit_train.data.batches.stores import open_store as open_store
+from summit_train.data.batches.stores import Store
 from summit_train.data.batches.workers import Batches, Reading
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video import augment

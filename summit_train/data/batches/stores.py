@@ -78,6 +78,7 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
     if not manifest.is_packed:
         root = located_root(data.root, manifest)
         _check_folders(data, manifest, os.path.join(root, manifest.path(0)))
+        _check_direction(data, manifest)
         return file_store(data, manifest, root)
     local = None if data.stage in (None, "auto") else staged_folder(data.stage, manifest.source)
     store = ShardStore(manifest, local, Limits(seconds=data.clip_seconds))
@@ -113,18 +114,13 @@ def _check_folders(data: DataSpec, manifest: Manifest, first: str) -> None:
                 f"{manifest.source}: has clips that are spans of videos, of which folders of flow tell nothing; make "
                 "their flow with `summit-train data flow`, and name that instead"
             )
-        _check_direction(data, manifest)
     elif os.path.isdir(first) and holds_flow(first):
         raise ManifestError(f"{manifest.place(0)}: {first} {_other_modality(data, 'flow')}")
 
 
 def _check_direction(data: DataSpec, manifest: Manifest) -> None:
-    if data.modality == "flow" and manifest.reversed_flags.any():
-        first = int(np.argmax(manifest.reversed_flags))
-        raise ManifestError(
-            f"{manifest.place(first)}: this clip is played backwards, and its flow is not that of the video read "
-            "backwards; make flow of videos that are turned round already"
-        )
+    if data.modality == "flow" and (reason := manifest.no_flow()) is not None:
+        raise ManifestError(f"{reason}; make flow of videos that are turned round already")
 
 
 def _other_modality(data: DataSpec, found: str) -> str:

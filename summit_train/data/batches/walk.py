@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from summit_train.data.batches.loader import Store, in_direction
+from summit_train.data.batches.loader import in_direction
+from summit_train.data.batches.stores import Store
 from summit_train.data.batches.workers import Batches, Reading
 from summit_train.data.video import augment
 from summit_train.data.video.source import DecodeError

@@ -16,7 +16,7 @@ from summit_train.data.video.source import LIMITS, Limits, load_video
 
 @dataclass(frozen=True)
 class FileStore:
-    """Each clip is a video file or a folder of pictures; relative paths start at `root` (see batches.loader.Store).
+    """Each clip is a video file or a folder of pictures; relative paths start at `root` (see batches.stores.Store).
 
     A file is read in one piece: parallel file systems prefer one large read to a decoder's many small ones. Where the
     manifest has its SHA-256, it must match: a codec often decodes changed bytes without an error.

@@ -141,6 +141,13 @@ class Manifest:
         """Return whether the clip is the video played backwards."""
         return bool(self.reversed_flags[index])
 
+    def no_flow(self) -> str | None:
+        """Return why the list can have no optical flow, with the place of the first such clip; None where it can."""
+        if not self.reversed_flags.any():
+            return None
+        place = self.place(int(np.argmax(self.reversed_flags)))
+        return f"{place}: this clip is played backwards, and its flow is not that of the video read backwards"
+
     def span(self, index: int) -> Span:
         """Return the clip's frames in its video."""
         return Span(*self.spans[index].item()) if len(self.spans) else WHOLE

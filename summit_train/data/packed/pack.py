@@ -84,9 +84,8 @@ def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, wo
     manifest = store.manifest
     if manifest.is_packed:
         raise PackError(f"{manifest.source}: is packed already; pack from the manifest that it was made from")
-    if packing.modality == "flow" and manifest.reversed_flags.any():
-        place = manifest.place(int(np.argmax(manifest.reversed_flags)))
-        raise PackError(f"{place}: this clip is played backwards, and its flow is not that of the video read backwards")
+    if packing.modality == "flow" and (reason := manifest.no_flow()) is not None:
+        raise PackError(reason)
     asked = {"packing": packing.entries(), "fingerprint": manifest.fingerprint(), "shard_bytes": shard_bytes}
     if (folder / PACK_FILE).exists():
         pack = read_pack(folder)

@@ -57,7 +57,7 @@ def staged_folder(dest: str | Path, packed: str | Path) -> Path:
 
 @dataclass(frozen=True, eq=False)
 class ShardStore:
-    """The clips of a packed set (see batches.loader.Store), read by one `pread` each.
+    """The clips of a packed set (see batches.stores.Store), read by one `pread` each.
 
     local: the folder of a node's own copy, whole or in part, or of none. Pickling keeps the three fields; each process
     opens the files that it reads from.

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.errors import UserError
+from summit_train.modality import FLOW_ZERO
 
 BOUND = 20.0
 METHODS = ("tvl1", "dis")
@@ -22,7 +23,6 @@ PRESETS = ("ultrafast", "fast", "medium")
 PRESET = "medium"
 # OpenCV's DIS writes beyond its memory where the coarsest level of its pyramid is lower than a patch of 8 pixels.
 MIN_SIDE = 32
-_ZERO = 128  # the code of zero: 127.5, rounded to even
 
 # From two grey pictures uint8 (H, W) to the flow from the first to the second, float32 (H, W, 2): x, y in pixels.
 Method = Callable[[NDArray[np.uint8], NDArray[np.uint8]], NDArray[np.float32]]
@@ -44,7 +44,7 @@ def decode(code: NDArray[np.uint8], bound: float = BOUND) -> NDArray[np.float32]
     Zero stays exactly zero, and 256 - v is exactly the negative of v. The code rounds about 127.5, so other values come
     out up to one step too small (0.157 pixels with a bound of 20), half a step on average.
     """
-    flow: NDArray[np.float32] = (code.astype(np.float32) - _ZERO) * np.float32(2 * bound / 255)
+    flow: NDArray[np.float32] = (code.astype(np.float32) - FLOW_ZERO) * np.float32(2 * bound / 255)
     return flow.clip(-bound, bound)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from summit_train.data.batches import loader
-from summit_train.data.batches.loader import open_store
 from summit_train.data.batches.order import Order
+from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.video.encode import write_video
 from summit_train.spec import DataSpec

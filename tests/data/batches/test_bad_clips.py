@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from summit_train.data.batches import loader
-from summit_train.data.batches.loader import Store, open_store
 from summit_train.data.batches.order import Order, epoch_order
+from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video.source import DecodeError

@@ -10,9 +10,8 @@ import pytest
 
 from summit_train import rng
 from summit_train.data.batches import loader
-from summit_train.data.batches.loader import open_store
 from summit_train.data.batches.order import Order
-from summit_train.data.batches.stores import FlowStore
+from summit_train.data.batches.stores import FlowStore, open_store
 from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest, write_manifest
 from summit_train.data.packed.format import PackError, read_pack
 from summit_train.data.video import augment
@@ -45,7 +44,7 @@ def _fields(clip: np.ndarray) -> list[list[int]]:
     return (values[:, ::2] - 10).tolist()
 
 
-def _read(store: loader.Store, starts: list[int], clip: int = 0, view: View = WHOLE) -> np.ndarray:
+def _read(store: Store, starts: list[int], clip: int = 0, view: View = WHOLE) -> np.ndarray:
     return stored_clip(store, clip, lambda number: np.array(starts), lambda width, height: view)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from summit_train import rng
 from summit_train.data.batches import loader
-from summit_train.data.batches.loader import open_store
+from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest
 from summit_train.data.video import augment
 from summit_train.spec import EvaluateSpec

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from summit_train.data.batches.loader import open_store, test_batches, training_batches
+from summit_train.data.batches.loader import test_batches, training_batches
 from summit_train.data.batches.order import Order
+from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.video.augment import View

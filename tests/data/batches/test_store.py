@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from av.video.frame import VideoFrame
 
-from summit_train.data.batches.loader import open_store
+from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.video.augment import View

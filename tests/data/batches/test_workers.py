@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from summit_train.data.batches import loader
-from summit_train.data.batches.loader import open_store
+from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest
 from summit_train.errors import RunFailed
 from summit_train.spec import EvaluateSpec
@@ -97,7 +97,7 @@ _SCRIPT = """
 import multiprocessing, os
 from summit_train.data.batches import loader
 from summit_train.data.batches.order import Order
-from summit_train.data.batches.loader import open_store
+from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import read_manifest
 from summit_train.spec import DataSpec
 

@@ -12,7 +12,7 @@ import pytest
 from av.video.frame import VideoFrame
 
 from summit_train.__main__ import main
-from summit_train.data.batches.loader import open_store
+from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest
 from summit_train.data.manifest.importers import KINDS, Annotations, Request, locate
 from summit_train.data.manifest.quarantine import read_quarantine

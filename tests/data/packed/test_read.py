@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from summit_train import rng
-from summit_train.data.batches.loader import Store, open_store
+from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import read as store_module

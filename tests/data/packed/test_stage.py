@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from summit_train.__main__ import main
-from summit_train.data.batches.loader import open_store
 from summit_train.data.batches.order import Order
+from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import read_manifest
 from summit_train.data.packed import stage as staging_module
 from summit_train.data.packed.format import PackError, read_pack
