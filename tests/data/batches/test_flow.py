@@ -11,7 +11,7 @@ import pytest
 from summit_train import rng
 from summit_train.data.batches import loader
 from summit_train.data.batches.order import Order
-from summit_train.data.batches.stores import FlowStore, open_store
+from summit_train.data.batches.stores import FlowStore, Store, open_store
 from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest, write_manifest
 from summit_train.data.packed.format import PackError, read_pack
 from summit_train.data.video import augment
