@@ -109,8 +109,9 @@ def lines(text: str) -> Sequence[str]:
 
 
 def bench_script(name: str) -> ModuleType:
-    """The script bench/NAME.py as a module; the folder is no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
+    """The script bench/NAME.py as a module, by the name that scripts beside it import; the folder is no package."""
+    path, name = ROOT / "bench" / f"{name}.py", name.rpartition("/")[2]
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where its dataclasses look for their types
