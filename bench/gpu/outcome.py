@@ -91,7 +91,7 @@ def run_part(
     args = parser.parse_args()
     outcome = Outcome()
     try:
-        part(args, torch.device(args.device, 0 if args.device == "cuda" else None), outcome)
+        part(args, torch.device("cuda:0" if args.device == "cuda" else "cpu"), outcome)
     finally:
         values = {"checks": [check.as_json() for check in outcome.checks], **outcome.values}
         args.out.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
