@@ -109,8 +109,14 @@ def limit(names: tuple[str, str], mbit: int) -> None:
 
 
 def measured(names: tuple[str, str], mbit: int, repeats: int) -> dict[str, Any]:
-    """Start two ranks at that rate, one in each namespace; return rank 0's row."""
+    """Measure two ranks at that rate, one in each namespace; return rank 0's row."""
     limit(names, mbit)
+    said = on_both(names, [__file__, "--as-rank", "--repeats", str(repeats)])
+    return {"mbit": mbit, **json.loads(said.splitlines()[-1])}
+
+
+def on_both(names: tuple[str, str], words: list[str]) -> str:
+    """Run `python WORDS` as two ranks, one in each namespace; return what they print, or end with it."""
     agent = Path(f"/tmp/{names[1]}.agent")
     agent.write_text(AGENT.format(namespace=names[1]))
     agent.chmod(0o700)
@@ -121,7 +127,7 @@ def measured(names: tuple[str, str], mbit: int, repeats: int) -> dict[str, Any]:
         *("--mca", "btl_tcp_eager_limit", EAGER, "--mca", "btl_tcp_rndv_eager_limit", EAGER),
         *("--mca", "oob_tcp_if_include", SUBNET, "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", SUBNET),
         *("-x", "PATH", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS", "-x", "LD_LIBRARY_PATH"),
-        *(sys.executable, __file__, "--as-rank", "--repeats", str(repeats)),
+        *(sys.executable, *words),
     ]
     environment = mpi_environment(os.environ) | {
         "PYTHONPATH": str(ROOT),
@@ -133,8 +139,8 @@ def measured(names: tuple[str, str], mbit: int, repeats: int) -> dict[str, Any]:
     finally:
         agent.unlink()
     if done.returncode != 0:
-        sys.exit(f"the ranks failed at {mbit} Mbit/s:\n{done.stdout}{done.stderr}")
-    return {"mbit": mbit, **json.loads(done.stdout.splitlines()[-1])}
+        sys.exit(f"the ranks failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
 
 
 def rank(repeats: int) -> int:
