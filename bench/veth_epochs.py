@@ -75,7 +75,7 @@ def measured(names: Names, method: str, args: argparse.Namespace, folder: Path) 
 
 
 def trained(names: Names, method: str, mbit: int, epochs: int, folder: Path) -> tuple[list[float], int]:
-    """Train; return the seconds of each epoch but the first, unless it is the only one, and the bytes that both sent."""
+    """Train; return the seconds of each epoch, without the first of several, and the bytes that both ends sent."""
     limit(names, mbit)
     before = sent(names)
     run = f"{method.replace(', ', '_').replace(' ', '_')}_{mbit}_{epochs}"
