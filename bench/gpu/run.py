@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from parts import PARTS, Part
-from runner import Ended, missing_packages, no_gpu, run
+from runner import SLOWER, Ended, missing_packages, no_gpu, run
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -48,7 +48,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _run_all(parts: Sequence[Part], args: argparse.Namespace) -> list[Ended]:
     """Run one part after another; those for which no time is left are named."""
-    until, ended = time.monotonic() + 60 * args.minutes, []
+    minutes = args.minutes * (SLOWER if args.rehearse else 1)
+    until, ended = time.monotonic() + 60 * minutes, []
     for number, part in enumerate(parts, 1):
         left = until - time.monotonic()
         print(f"[{number}/{len(parts)}] {part.name}: {part.about}; {left:.0f} s left", file=sys.stderr, flush=True)
@@ -64,7 +65,13 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for what is found")
     names = [part.name for part in PARTS]
     parser.add_argument("--only", nargs="+", choices=names, metavar="PART", help=f"of {', '.join(names)}")
-    parser.add_argument("--minutes", type=float, default=9, metavar="X", help="for all parts together [9]")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=9,
+        metavar="X",
+        help="for all parts together [9]; a rehearsal has eight times as many",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print each part's command and end")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU with tiny networks: does the code run?")
     return parser
