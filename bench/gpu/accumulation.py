@@ -112,7 +112,7 @@ def micro_batches(case: Case, step: int) -> list[MicroBatch]:
 
 
 def overflow(case: Case, device: torch.device, outcome: Outcome) -> None:
-    """Plant an overflow of fp16: the step is skipped, the scale halves, weights and statistics stay; then it goes on."""
+    """Plant an overflow of fp16: a skipped step, half the scale, the same weights and statistics; then it goes on."""
     step = train_step(case, device, "fp16", {}, {"clip_norm": 1.0, "ema_decay": 0.5})
     step.loss_scale.scale.fill_(2.0**40)
     before, average = state(step.model), averaged(step)
