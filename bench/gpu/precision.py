@@ -37,10 +37,10 @@ from summit_train.training.step import LossScale, mixed_precision
 # precision: largest error of the logits, of the gradients
 BOUNDS = {"fp32": (1e-4, 3e-2), "tf32": (3e-2, 0.5), "fp16": (3e-2, 0.5), "bf16": (0.15, 0.9)}
 # The other networks: few values per channel in their normalisations, or single channels in their convolutions.
-LOOSE = {"fp32": (1e-3, 5e-2), "tf32": (0.1, 1.5), "fp16": (0.1, 1.5), "bf16": (0.4, 3.0)}
+LOOSE = {"fp32": (1e-3, 5e-2), "tf32": (0.1, 1.5), "fp16": (0.1, 1.5), "bf16": (0.6, 5.0)}
 STRICT = ("tsm", "tsn")
 RATIO = 1.5  # to the plain network in the same precision: other kernels round in another order
-FLOOR = 0.1  # of the bound, which is always allowed: a ratio of two tiny errors says nothing
+FLOOR = 0.2  # of the bound, which is always allowed: a ratio of two tiny errors says nothing
 MAIN = ("tsm", "tsn", "i3d_3x3x3")  # which run in every execution
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 SEED = 3  # of a network's draws
@@ -83,6 +83,7 @@ def part(args: argparse.Namespace, device: torch.device, outcome: Outcome) -> No
     outcome.values |= {"rows": rows, "skipped": skipped, "bounds": BOUNDS, "loose_bounds": LOOSE}
     if device.type != "cuda":
         skipped["tf32"] = "a CPU has no TF32"
+        skipped["bf16 plain of I3D 3x3x3 and 3x1x1"] = "PyTorch's own gradients on a CPU are not finite or far off"
     check_shift(device, outcome)
     for name, case in CASES.items():
         if time.monotonic() - began > args.seconds:
@@ -158,7 +159,10 @@ def executions(name: str, device: torch.device) -> Sequence[Execution]:
     """Return the executions of a network, for each precision a plain one first."""
     precisions = [p for p in PRECISIONS if p != "tf32" or (device.type == "cuda" and name in MAIN)]
     layouts = (False, True) if name in MAIN else (True,)
-    return [Execution(p, fast, last) for p in precisions for fast in (False, True) for last in layouts]
+    chosen = [Execution(p, fast, last) for p in precisions for fast in (False, True) for last in layouts]
+    if device.type == "cpu" and name in ("i3d_3x3x3", "i3d_3x1x1"):
+        return [execution for execution in chosen if execution.precision != "bf16" or execution.fast]
+    return chosen
 
 
 def answer(model: VideoNetwork, case: Case, precision: str, *, channels_last: bool) -> Answer:
