@@ -37,21 +37,21 @@ SHORTEST = {"i3d_3x3x3": 16, "i3d_3x1x1": 8, "slowfast": 8, "ir_csn": 8}  # fram
 
 # So wide that 16 cores compute double precision in a second or two; grouped and 3D convolutions take them longer.
 CASES = {
-    "tsm": Case("tsm", "resnet50", width=0.5),
-    "tsn": Case("tsn", "resnet50", width=0.5),
-    "i3d_3x3x3": Case("i3d_3x3x3", "resnet50", frames=16, crop=112, width=0.25),
-    "i3d_3x1x1": Case("i3d_3x1x1", "resnet50", frames=16, crop=112, width=0.25),
-    "i3d_replace": Case("i3d_replace", "resnet50", width=0.25),
-    "tsm non-local": Case("tsm", "resnet50", width=0.25, options={"non_local": "tsm"}),
-    "tsm past": Case("tsm", "resnet50", width=0.25, options={"shift_direction": "past"}),
-    "tsm mobilenet_v2": Case("tsm", "mobilenet_v2", width=0.5),
-    "tsn mobilenet_v2": Case("tsn", "mobilenet_v2", width=0.5),
-    "tsm resnext101_32x4d": Case("tsm", "resnext101_32x4d", frames=4, width=0.25),
-    "trn": Case("trn", "resnet50", width=0.25),
-    "eco_lite": Case("eco_lite", None, width=0.25),
-    "slowfast": Case("slowfast", "resnet50", frames=16, crop=112, width=0.25),
-    "x3d_m": Case("x3d_m", None, frames=4, width=0.5),
-    "ir_csn": Case("ir_csn", "resnet152", width=0.25),
+    "tsm": Case("tsm", "resnet50", width=1.0),
+    "tsn": Case("tsn", "resnet50", width=1.0),
+    "i3d_3x3x3": Case("i3d_3x3x3", "resnet50", frames=16, crop=112, width=0.5),
+    "i3d_3x1x1": Case("i3d_3x1x1", "resnet50", frames=16, crop=112, width=0.5),
+    "i3d_replace": Case("i3d_replace", "resnet50", width=0.5),
+    "tsm non-local": Case("tsm", "resnet50", width=0.5, options={"non_local": "tsm"}),
+    "tsm past": Case("tsm", "resnet50", width=0.5, options={"shift_direction": "past"}),
+    "tsm mobilenet_v2": Case("tsm", "mobilenet_v2", width=1.0),
+    "tsn mobilenet_v2": Case("tsn", "mobilenet_v2", width=1.0),
+    "tsm resnext101_32x4d": Case("tsm", "resnext101_32x4d", frames=4, width=0.5),
+    "trn": Case("trn", "resnet50", width=0.5),
+    "eco_lite": Case("eco_lite", None, width=0.5),
+    "slowfast": Case("slowfast", "resnet50", frames=16, crop=112, width=0.5),
+    "x3d_m": Case("x3d_m", None, frames=4, width=1.0),
+    "ir_csn": Case("ir_csn", "resnet152", width=0.5),
 }
 
 
