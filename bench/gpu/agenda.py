@@ -50,8 +50,8 @@ def deciding(small: bool) -> list[Group]:
         group("train", "bf16", 16, [*goals, *forms], small, "forms", decides=True),
         group("train", "fp16", 16, goals, small, "forms", decides=True),
         *(group("inference", "bf16", batch, graphs, small, "graphs", agree=True) for batch in (1, 4)),
-        group("train", "bf16", 16, both, small, "compile", needs_s=COMPILE_S),
-        group("inference", "bf16", 4, both, small, "compile", needs_s=COMPILE_S / 2, agree=True),
+        group("train", "bf16", 16, both, small, "tsm compiled", needs_s=COMPILE_S),
+        group("inference", "bf16", 4, both, small, "tsm compiled", needs_s=COMPILE_S / 2, agree=True),
     ]
 
 
@@ -70,7 +70,9 @@ def rest(small: bool) -> list[Group]:
     groups = [group("pass", "bf16", batch, graphs, small, "graphs") for batch in (1, 8)]
     for network, precision in (("tsm", "fp16"), ("i3d_3x3x3", "bf16"), ("i3d_3x1x1", "bf16"), ("tsn", "bf16")):
         both = [(network, "accelerated"), (network, "compiled")]
-        groups += [] if small else [group("train", precision, 16, both, small, "compile", needs_s=COMPILE_S)]
+        groups += (
+            [] if small else [group("train", precision, 16, both, small, f"{network} compiled", needs_s=COMPILE_S)]
+        )
     return groups
 
 
