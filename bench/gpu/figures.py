@@ -25,28 +25,31 @@ NAMES = {
     "tsn": "2D (TSN)",
     "i3d_3x3x3": "I3D 3x3x3",
     "i3d_3x1x1": "I3D 3x1x1",
-    "images": "ResNet-50 on images, / 8",
+    "images": "ResNet-50, images",
 }
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 EXECUTIONS = ("accelerated", "plain", "official", "weights_last", "compiled", "graph")  # the first is the default
 SHOWN = {"train": 16, "inference": 8}  # clips of a panel
 MOST_RATIOS = 16
+_ABOUT: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "bottom"}
 Row = Mapping[str, Any]
 
 
 def draw_speed(path: Path, speed: Mapping[str, Any]) -> None:
     """Draw clips/s of each network and precision, a colour an execution, one panel a mode; the ratios as text."""
     panels = {mode: rows for mode in SHOWN if (rows := rows_of(speed, mode))}
-    with drawn(path, _caption(speed), (13.0, 3.6 + 3.4 * max(1, len(panels)))) as figure:
-        axes = figure.subplots(max(1, len(panels)), squeeze=False)[:, 0]
-        for panel, (mode, rows) in zip(axes, panels.items(), strict=False):
+    lines = ratio_lines(speed["ratios"])
+    inches = [*[3.4] * len(panels), 0.4 + 0.19 * len(lines)]  # of each panel and of the text
+    with drawn(path, _caption(speed), (13.0, sum(inches) + 1.0)) as figure:
+        *axes, text = figure.subplots(len(inches), squeeze=False, height_ratios=inches)[:, 0]
+        for panel, (mode, rows) in zip(axes, panels.items(), strict=True):
             _bars(panel, rows)
             panel.set_title(f"{mode}, {rows[0]['batch']} clips", loc="left")
         handles = {label: bar for panel in axes for bar, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+        text.set_axis_off()
+        text.text(0, 1, "\n".join(lines), fontsize=9, va="top", family="DejaVu Sans Mono", linespacing=1.4)
         if handles:
-            figure.legend(list(handles.values()), list(handles), loc="outside right upper", title="execution")
-        text = "\n".join(ratio_lines(speed["ratios"]))
-        figure.suptitle(text, fontsize=9, x=0.01, ha="left", family="DejaVu Sans Mono", linespacing=1.4)
+            text.legend(list(handles.values()), list(handles), loc="upper right", title="execution")
 
 
 def rows_of(speed: Mapping[str, Any], mode: str) -> list[Row]:
@@ -74,37 +77,42 @@ def ratio_lines(ratios: Sequence[Row]) -> list[str]:
 
 
 def _bars(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draw groups of bars, one for each network and precision, a colour for each execution."""
-    groups = [(n, p) for n in NAMES for p in PRECISIONS if any((r["network"], r["precision"]) == (n, p) for r in rows)]
-    width, highest = 0.8 / max(1, _most_executions(rows)), 0.0
-    for place, (network, precision) in enumerate(groups):
-        mine = [row for row in rows if (row["network"], row["precision"]) == (network, precision)]
-        mine.sort(key=lambda row: EXECUTIONS.index(row["execution"]))
-        for number, row in enumerate(mine):
-            rate, x = row["clips_per_second"], place + (number - (len(mine) - 1) / 2) * width
-            errors = [[rate["median"] - rate["min"]], [rate["max"] - rate["median"]]]
-            colour = PALETTE[EXECUTIONS.index(row["execution"])]
-            axes.bar(x, rate["median"], 0.92 * width, color=colour, label=row["execution"], yerr=errors, ecolor=GREY)
-            note = f"{rate['median']:.3g}\n{100 * row['utilisation']['median']:.0f} %"
-            place_of = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "va": "bottom"}
-            axes.annotate(note, (x, rate["max"]), fontsize=7, **place_of)
-            highest = max(highest, rate["max"])
-    axes.set_xticks(range(len(groups)), [f"{NAMES[network]}\n{precision}" for network, precision in groups], fontsize=8)
+    """Draw a bar for each row, those of a precision side by side, those of a network under its name."""
+    x, highest, ticks = 0.0, 0.0, []
+    for network in dict.fromkeys(name for name in NAMES if any(row["network"] == name for row in rows)):
+        begin = x
+        for precision in PRECISIONS:
+            mine = [row for row in rows if (row["network"], row["precision"]) == (network, precision)]
+            for number, row in enumerate(sorted(mine, key=lambda row: EXECUTIONS.index(row["execution"]))):
+                _bar(axes, x + number, row)
+                highest = max(highest, row["clips_per_second"]["max"])
+            if mine:
+                ticks.append((x + (len(mine) - 1) / 2, precision))
+                x += len(mine) + 0.3
+        middle = (begin + x - 1.3) / 2
+        axes.annotate(NAMES[network], (middle, 0), (0, -28), **_ABOUT, xycoords=("data", "axes fraction"), fontsize=9)
+        x += 0.7
+    axes.set_xticks([place for place, _ in ticks], [precision for _, precision in ticks], fontsize=8)
     axes.grid(visible=False, axis="x")
     axes.set_ylim(0, 1.2 * highest)
     axes.set_ylabel("clips/s")
 
 
-def _most_executions(rows: Sequence[Row]) -> int:
-    kinds = [(row["network"], row["precision"]) for row in rows]
-    return max(map(kinds.count, kinds), default=1)
+def _bar(axes: Axes, x: float, row: Row) -> None:
+    """Draw a row's clips/s with its spread and its utilisation."""
+    rate, colour = row["clips_per_second"], PALETTE[EXECUTIONS.index(row["execution"])]
+    errors = [[rate["median"] - rate["min"]], [rate["max"] - rate["median"]]]
+    axes.bar(x, rate["median"], 0.9, color=colour, label=row["execution"], yerr=errors, ecolor=GREY)
+    note = f"{rate['median']:.3g}\n{100 * row['utilisation']['median']:.0f} %"
+    axes.annotate(note, (x, rate["max"]), (0, 3), **_ABOUT, fontsize=7)
 
 
 def _caption(speed: Mapping[str, Any]) -> str:
     peaks = ", ".join(f"{name} {peak / 1e12:.4g}" for name, peak in speed["peaks"].items())
     rehearsed = "A REHEARSAL WITH TINY NETWORKS. " if speed.get("small") else ""
     return wrapped(
-        f"{rehearsed}{machine_text(speed['environment'])}. Bars: median, least and most; below the clips/s the share of "
+        f"{rehearsed}{machine_text(speed['environment'])}. Bars: median, least and most; below the clips/s the share of"
+        f" "
         f"the best matrix product of that precision (T multiply-adds/s: {peaks}). Images: a plain ResNet-50 "
         f"({speed['images']}), 8 pictures counted as a clip. Text: ratios of seconds, side by side."
     )
@@ -120,7 +128,7 @@ def draw_kernels(path: Path, values: Mapping[str, Any]) -> None:
             places = range(len(rows))
             shares = [100 * row["share"] for row in rows]
             axes.barh(places, shares, color=[colours[row["group"]] for row in rows])
-            axes.set_yticks(places, [drawable(row[key], 48) for row in rows], fontsize=8, parse_math=False)
+            axes.set_yticks(places, [short(row[key]) for row in rows], fontsize=8, parse_math=False)
             axes.invert_yaxis()
             axes.grid(visible=False, axis="y")
             axes.set_xlabel("% of the time of all kernels")
@@ -130,6 +138,13 @@ def draw_kernels(path: Path, values: Mapping[str, Any]) -> None:
                 axes.annotate(note, (100 * row["share"], place), va="center", fontsize=8)
         left.set_title("groups", loc="left")
         right.set_title(f"the {len(top)} longest", loc="left")
+
+
+def short(name: str, most: int = 56) -> str:
+    """Return a kernel's name without its namespace, cut in the middle: both ends of a template tell it from others."""
+    bare = name.removeprefix("void ").replace("at::native::", "")
+    half = most // 2
+    return drawable(bare if len(bare) <= most else f"{bare[:half]} \N{HORIZONTAL ELLIPSIS} {bare[-half:]}", most + 3)
 
 
 def _kernel_caption(values: Mapping[str, Any]) -> str:
