@@ -58,7 +58,7 @@ def as_text(decisions: Sequence[Advice], speed: Speed) -> str:
 
 def _precision(speed: Speed) -> tuple[Advice, str | None]:
     """Choose bf16 where it is as fast as any other, to 5 %: it needs no loss scale. Then fp16, then fp32."""
-    rates = {}
+    rates: dict[str, float] = {}
     for row in speed["rows"]:
         if _is_row(row, "train", "accelerated"):
             rates.setdefault(row["precision"], row["clips_per_second"]["median"])
