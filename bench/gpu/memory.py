@@ -6,7 +6,7 @@
 The peak is that of the tensors, torch.cuda.max_memory_allocated, over steps after the first two; what the caching
 allocator and the driver hold beside them is told as `reserved`. The values say what the estimate consists of: weights,
 gradients and solver's state (`state_bytes`), and what autograd keeps (`activation_bytes`, of the plan), beside what
-autograd did keep (`kept_bytes`, counted by the tensors' own addresses).
+autograd did keep (`kept_bytes`, counted by the tensors' own addresses, without autocast's copies of the weights).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from summit_train.plan import make_plan
 from summit_train.scaling.steps import Experiment, StepBench, peak_memory
 from summit_train.source import shipped
 from summit_train.spec import Spec, load_spec
+from summit_train.training.step import AUTOCAST
 from summit_train.training.watch import Watchdog
 
 TOLERANCE = 0.15  # of the estimate
@@ -94,11 +95,13 @@ def step_memory(spec: Spec, device: torch.device) -> dict[str, Any]:
         peak = peak_memory(device) - before if device.type == "cuda" else None
         reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
     state = (2 + spec.optimizer.states) * plan.parameters * spec.weight_bytes
+    # Autocast's copies of the weights, which autograd keeps too. At full size they are 2 % of a step's memory.
+    copies = 2 * plan.parameters if spec.precision in AUTOCAST else 0
     return {
         "estimate": plan.memory_bytes_per_rank,
         "state_bytes": state,
         "activation_bytes": plan.memory_bytes_per_rank - state,
-        "kept_bytes": bench.activation_bytes,
+        "kept_bytes": bench.activation_bytes - copies,
         "peak": peak,
         "reserved": reserved,
         "before": before,

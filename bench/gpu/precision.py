@@ -83,7 +83,8 @@ def part(args: argparse.Namespace, device: torch.device, outcome: Outcome) -> No
     outcome.values |= {"rows": rows, "skipped": skipped, "bounds": BOUNDS, "loose_bounds": LOOSE}
     if device.type != "cuda":
         skipped["tf32"] = "a CPU has no TF32"
-        skipped["bf16 plain of I3D 3x3x3 and 3x1x1"] = "PyTorch's own gradients on a CPU are not finite or far off"
+        # With torch.backends.mkldnn.flags(enabled=False) they are right.
+        skipped["bf16 plain of I3D 3x3x3 and 3x1x1"] = "oneDNN's gradients of 3D convolutions in bf16 come out at 1e34"
     check_shift(device, outcome)
     for name, case in CASES.items():
         if time.monotonic() - began > args.seconds:

@@ -51,25 +51,30 @@ def part(args: argparse.Namespace, device: torch.device, outcome: Outcome) -> No
 def compare(folder: Path, more: tuple[str, ...], device: torch.device, seconds: float, outcome: Outcome) -> None:
     """Run the undisturbed run and the one to be killed side by side, then the rest of that one beside a free run."""
     whole, killed, free = (folder / "runs" / name for name in ("whole", "killed", "free"))
-    first = start(PROGRAM, ["deterministic", *words(folder, "whole", *more)], device, folder / "whole.log")
-    second = start(PROGRAM, ["deterministic", *words(folder, "killed", *more)], device, folder / "killed.log")
+    log = {name: folder / f"{name}.log" for name in ("whole", "killed", "resumed", "free")}
+    begun = [
+        start(PROGRAM, ["deterministic", *words(folder, name, *more)], device, log[name])
+        for name in ("whole", "killed")
+    ]
     try:
-        came = reaches(killed, KILLED_AFTER, second, seconds / 2)
-        kill(second)
+        came = reaches(killed, KILLED_AFTER, begun[1], seconds / 2)
+        kill(begun[1])
         saved = checkpoints(killed)
         in_the_middle = came and bool(saved) and saved[-1] % 10 != 0 and saved[-1] < STEPS
         note = f"checkpoints {saved}, steps to {max(steps_of(killed), default=0)}"
         outcome.add(fact("a run was killed in the middle of an epoch, with a checkpoint within", in_the_middle, note))
-        second = start(PROGRAM, ["deterministic", *words(folder, "killed", *more)], device, folder / "resumed.log")
-        third = start(PROGRAM, ["free", *words(folder, "free", *more)], device, folder / "free.log")
-        for name, process in (("whole", first), ("resumed", second), ("free", third)):
+        begun.append(start(PROGRAM, ["deterministic", *words(folder, "killed", *more)], device, log["resumed"]))
+        begun.append(start(PROGRAM, ["free", *words(folder, "free", *more)], device, log["free"]))
+        for name, process in zip(log, begun, strict=True):
+            if name == "killed":
+                continue
             status = ended(process, seconds / 2)
-            tail = (folder / f"{name}.log").read_text(errors="replace")[-600:] if status else ""
+            tail = log[name].read_text(errors="replace")[-600:] if status else ""
             outcome.add(fact(f"the {name} run ends with status 0", status == 0, tail))
     finally:
-        kill(first)
-        kill(second)
-    said = "".join((folder / f"{name}.log").read_text(errors="replace") for name in ("whole", "resumed"))
+        for process in begun:
+            kill(process)
+    said = "".join(log[name].read_text(errors="replace") for name in ("whole", "resumed"))
     outcome.add(fact("the resumed run says that it goes on", "goes on from" in said))
     same(whole, killed, said, outcome)
     if steps_of(free)[-1:] == [STEPS]:
