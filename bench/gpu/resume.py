@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -52,10 +53,11 @@ def compare(folder: Path, more: tuple[str, ...], device: torch.device, seconds: 
     """Run the undisturbed run and the one to be killed side by side, then the rest of that one beside a free run."""
     whole, killed, free = (folder / "runs" / name for name in ("whole", "killed", "free"))
     log = {name: folder / f"{name}.log" for name in ("whole", "killed", "resumed", "free")}
-    begun = [
-        start(PROGRAM, ["deterministic", *words(folder, name, *more)], device, log[name])
-        for name in ("whole", "killed")
-    ]
+
+    def begin(mode: str, run: str, name: str) -> subprocess.Popen[bytes]:
+        return start(PROGRAM, [mode, *words(folder, run, *more)], device, log[name])
+
+    begun = [begin("deterministic", name, name) for name in ("whole", "killed")]
     try:
         came = reaches(killed, KILLED_AFTER, begun[1], seconds / 2)
         kill(begun[1])
@@ -63,8 +65,7 @@ def compare(folder: Path, more: tuple[str, ...], device: torch.device, seconds: 
         in_the_middle = came and bool(saved) and saved[-1] % 10 != 0 and saved[-1] < STEPS
         note = f"checkpoints {saved}, steps to {max(steps_of(killed), default=0)}"
         outcome.add(fact("a run was killed in the middle of an epoch, with a checkpoint within", in_the_middle, note))
-        begun.append(start(PROGRAM, ["deterministic", *words(folder, "killed", *more)], device, log["resumed"]))
-        begun.append(start(PROGRAM, ["free", *words(folder, "free", *more)], device, log["free"]))
+        begun += [begin("deterministic", "killed", "resumed"), begin("free", "free", "free")]
         for name, process in zip(log, begun, strict=True):
             if name == "killed":
                 continue

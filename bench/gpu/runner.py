@@ -78,7 +78,7 @@ def run(part: Part, out: Path, rehearse: bool, left_s: float) -> Ended:
     written = out / f"{part.name}.json"
     written.unlink(missing_ok=True)
     log, began = out / f"{part.name}.log", time.monotonic()
-    status = _status(part.command(out, rehearse), log, limit)
+    status = _status(part.command(out, rehearse, limit), log, limit)
     seconds, values = time.monotonic() - began, {}
     if written.is_file():
         values = json.loads(written.read_text(encoding="utf-8"))

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import draw_kernels, draw_speed
 from runner import Ended
+from verdict import as_text, verdict
 
 from summit_train.comm import World
 from summit_train.text import text_table
@@ -55,7 +57,11 @@ def values_of(ended: Sequence[Ended], where: Values) -> Values:
 
 
 def write(values: Values, out: Path) -> None:
-    """Write gpu.json and gpu.md into `out`."""
+    """Write gpu.json, gpu.md and the figures into `out`."""
+    for part in values["parts"]:
+        draw = {"speed": draw_speed, "kernels": draw_kernels}.get(part["name"])
+        if draw is not None and part.get("rows" if part["name"] == "speed" else "groups"):
+            draw(out / f"{part['name']}.png", part)
     (out / "gpu.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     (out / "gpu.md").write_text(show(values) + "\n", encoding="utf-8")
 
@@ -76,7 +82,7 @@ def show(values: Values) -> str:
         }
         for part in parts
     ]
-    return "\n".join([title, "", text_table(rows), *_remarks(parts), _verdict(parts)])
+    return "\n".join([title, "", text_table(rows), *_remarks(parts), *_advice(parts), _verdict(parts)])
 
 
 def _remarks(parts: Sequence[Values]) -> list[str]:
@@ -88,6 +94,12 @@ def _remarks(parts: Sequence[Values]) -> list[str]:
         lines += [f"{name}: {_text(check)}" for check in checks if not check["passes"]]
         lines += [f"{name}: left out: {what}: {reason}" for what, reason in part.get("skipped", {}).items()]
     return ["", *lines] if lines else []
+
+
+def _advice(parts: Sequence[Values]) -> list[str]:
+    """Return what the measured speeds recommend for this GPU, as lines for a spec."""
+    speeds = [part for part in parts if part["name"] == "speed" and part.get("rows")]
+    return [line for speed in speeds for line in ("", as_text(verdict(speed), speed))]
 
 
 def _text(check: Values) -> str:

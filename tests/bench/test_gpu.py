@@ -17,8 +17,9 @@ import torch
 from tests.worlds import ROOT, bench_script
 
 # In the order in which they import each other.
-outcome, parts, runner, summary, suite, feed, ranks, bench = (
-    bench_script(f"gpu/{name}") for name in ("outcome", "parts", "runner", "summary", "suite", "feed", "ranks", "run")
+outcome, parts, runner, _, _, summary, suite, feed, ranks, bench = (
+    bench_script(f"gpu/{name}")
+    for name in ("outcome", "parts", "runner", "figures", "verdict", "summary", "suite", "feed", "ranks", "run")
 )
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 CPU = torch.device("cpu")
@@ -82,13 +83,21 @@ def test_every_part_is_a_program_and_every_program_a_part() -> None:
     programs = {path.stem for path in parts.HERE.glob("*.py") if "run_part(" in path.read_text()} - {"outcome"}
     assert set(names) == programs
     assert {part.group for part in parts.PARTS} == set(parts.GROUPS)
+    for part in parts.PARTS:
+        assert part.plans == ('"--seconds"' in (parts.HERE / f"{part.name}.py").read_text()), part.name
+
+
+def test_a_part_that_plans_is_told_of_less_time_than_it_has(tmp_path: Path) -> None:
+    part = parts.Part("speed", "fast", "speed", 100)
+    assert part.command(tmp_path, False, 60)[-2:] == ["--seconds", "45"]
+    assert part.command(tmp_path, True)[-5:] == ["--seconds", "75", "--device", "cpu", "--small"]
 
 
 def _part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, limit_s: float = 60) -> Any:
     """A part of the given program, which finds its --out in sys.argv[2]."""
     (tmp_path / "part.py").write_text(program)
     monkeypatch.setattr(parts, "HERE", tmp_path)
-    return runner.run(parts.Part("part", "right", "a part", limit_s), tmp_path, rehearse=False, left_s=60)
+    return runner.run(parts.Part("part", "right", "a part", limit_s, plans=False), tmp_path, rehearse=False, left_s=60)
 
 
 _WRITE = "import json, sys; json.dump({'checks': [%s]}, open(sys.argv[2], 'w'));"
