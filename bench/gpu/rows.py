@@ -101,6 +101,8 @@ def reason_to_skip(row: Row, device: torch.device) -> str | None:
     """Return why this machine cannot run the row; None where it can."""
     if row.execution == "graph" and device.type != "cuda":
         return "CUDA graphs need CUDA"
+    if row.precision == "fp16" and device.type != "cuda":
+        return "fp16 takes a CPU minutes"
     if row.execution != "compiled" or device.type != "cuda":
         return None
     if importlib.util.find_spec("triton") is None:
