@@ -13,18 +13,23 @@
 #
 #     pip download --no-deps --only-binary=:all: --python-version 3.12 --implementation cp -d wheels \
 #         --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
-#         av jinja2 markupsafe matplotlib numpy pillow pydantic pydantic-core annotated-types typing-extensions \
-#         typing-inspection pyyaml rich markdown-it-py mdurl pygments tensorboard pytest pytest-timeout pluggy \
-#         iniconfig packaging hypothesis sortedcontainers attrs
+#         -c jobs/constraints.txt \
+#         av numpy pillow pyyaml jinja2 markupsafe \
+#         pydantic pydantic-core annotated-types typing-extensions typing-inspection \
+#         matplotlib contourpy cycler fonttools kiwisolver pyparsing python-dateutil six \
+#         tensorboard tensorboard-data-server absl-py grpcio markdown protobuf werkzeug setuptools \
+#         rich markdown-it-py mdurl pygments \
+#         pytest pluggy iniconfig packaging hypothesis sortedcontainers attrs
 #
-# (--no-deps: torch's own dependencies stay as they are. Name only what is missing, and pydantic-core as the version that
-# pydantic wants: pip shows it as "Requires-Dist".) Exit status: 0 every check passes, 1 one fails, 2 something is missing.
+# Name only what is missing, with what it needs: a line is a package and its dependencies. --no-deps leaves torch's own
+# as they are. Exit status: 0 every check passes, 1 one fails, 2 something is missing.
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 main() {
     local python=${PYTHON:-python3} words=()
-    command -v "$python" >/dev/null || refuse "there is no $python; name a Python that has torch: PYTHON=... bench/gpu.sh OUT"
+    command -v "$python" >/dev/null ||
+        refuse "there is no $python; name a Python that has torch: PYTHON=... bench/gpu.sh OUT"
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
     while (($#)); do
         case $1 in
