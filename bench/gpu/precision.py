@@ -83,8 +83,7 @@ def part(args: argparse.Namespace, device: torch.device, outcome: Outcome) -> No
     outcome.values |= {"rows": rows, "skipped": skipped, "bounds": BOUNDS, "loose_bounds": LOOSE}
     if device.type != "cuda":
         skipped["tf32"] = "a CPU has no TF32"
-        # With torch.backends.mkldnn.flags(enabled=False) they are right.
-        skipped["bf16 plain of I3D 3x3x3 and 3x1x1"] = "oneDNN's gradients of 3D convolutions in bf16 come out at 1e34"
+        skipped["bf16 of I3D 3x3x3 and 3x1x1"] = "oneDNN's weight gradients over two frames are wrong on some CPUs"
     check_shift(device, outcome)
     for name, case in CASES.items():
         if time.monotonic() - began > args.seconds:
@@ -162,7 +161,7 @@ def executions(name: str, device: torch.device) -> Sequence[Execution]:
     layouts = (False, True) if name in MAIN else (True,)
     chosen = [Execution(p, fast, last) for p in precisions for fast in (False, True) for last in layouts]
     if device.type == "cpu" and name in ("i3d_3x3x3", "i3d_3x1x1"):
-        return [execution for execution in chosen if execution.precision != "bf16" or execution.fast]
+        return [execution for execution in chosen if execution.precision != "bf16"]
     return chosen
 
 

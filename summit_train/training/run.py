@@ -29,6 +29,7 @@ from summit_train.optim.solvers import build_solver, start_state
 from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan
 from summit_train.spec import Spec, experiment_defaults, experiment_keys
+from summit_train.training.arithmetic import check_arithmetic
 from summit_train.training.averaging import AveragingStep
 from summit_train.training.bad_clips import BadClips
 from summit_train.training.checkpoint import (
@@ -63,12 +64,14 @@ class Run:
     def __init__(self, inputs: Inputs, world: World, device: torch.device, *, force_resume: bool = False) -> None:
         """Build the model and the optimizer and load the newest whole checkpoint. Collective.
 
-        Raises CheckpointError if the checkpoint is of another experiment (unless `force_resume`) or none is whole.
+        Raises CheckpointError if the checkpoint is of another experiment (unless `force_resume`) or none is whole, and
+        UserError where this machine's gradients would be wrong.
         """
         self.world, self.device = world, device
         self.spec, self.plan = spec, plan = inputs.spec, inputs.plan
         self.train_manifest, self.val_manifest = inputs.train_manifest, inputs.val_manifest
         self.train_clips = kept = kept_clips(spec.data, inputs.train_manifest)
+        check_arithmetic(spec, device)
         self.model = fresh_model(spec, device)
         self.notes = [f"network: {self.model.execution}"]
         if spec.data.quarantine is not None:
