@@ -10,16 +10,14 @@ step on. The third step is skipped, the fourth ends the run (watch.nonfinite_ste
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import torch
 from outcome import Check, Outcome, fact, run_part
-from runs import ended, start, steps_of, words, write_videos
+from runs import ended, on_videos, start, steps_of, words
 
 # Four virtual GPUs: the ninth pass is the first of the third step. The plan counts on the meta device.
 PROGRAM = """
@@ -41,13 +39,7 @@ sys.exit(main(["train", *sys.argv[2:]]))
 def part(args: argparse.Namespace, device: torch.device, outcome: Outcome) -> None:
     """Make the videos and run."""
     outcome.values["skipped"] = {}
-    if importlib.util.find_spec("av") is None:
-        outcome.add(fact("PyAV is there to read videos", False, "no module named av; no run could be made"))
-        return
-    with tempfile.TemporaryDirectory(prefix="summit_train_nonfinite_") as name:
-        folder = Path(name)
-        write_videos(folder)
-        check(folder, "nan", device, args.seconds, outcome)
+    on_videos(outcome, lambda folder: check(folder, "nan", device, args.seconds, outcome))
 
 
 def check(folder: Path, mode: str, device: torch.device, seconds: float, outcome: Outcome) -> None:

@@ -13,16 +13,14 @@ run, without the switch, is compared too, and reported.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
 from outcome import Outcome, fact, run_part
-from runs import checkpoints, differing, ended, final_state, kill, reaches, start, steps_of, words, write_videos
+from runs import checkpoints, differing, ended, final_state, kill, on_videos, reaches, start, steps_of, words
 
 PROGRAM = """
 import sys, torch
@@ -39,14 +37,8 @@ OVERRIDES = ("schedule.epochs=6", "checkpoint.every_minutes=0.0001")
 def part(args: argparse.Namespace, device: torch.device, outcome: Outcome) -> None:
     """Make the videos and compare the runs."""
     outcome.values["skipped"] = {} if device.type == "cuda" else {"CUDA's operators": "the runs are on the CPU"}
-    if importlib.util.find_spec("av") is None:
-        outcome.add(fact("PyAV is there to read videos", False, "no module named av; no run could be made"))
-        return
-    with tempfile.TemporaryDirectory(prefix="summit_train_resume_") as name:
-        folder = Path(name)
-        write_videos(folder)
-        more = (*OVERRIDES, "model.width=0.125") if args.small else OVERRIDES
-        compare(folder, more, device, args.seconds, outcome)
+    more = (*OVERRIDES, "model.width=0.125") if args.small else OVERRIDES
+    on_videos(outcome, lambda folder: compare(folder, more, device, args.seconds, outcome))
 
 
 def compare(folder: Path, more: tuple[str, ...], device: torch.device, seconds: float, outcome: Outcome) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from outcome import Outcome, fact
 
 import summit_train
 from summit_train.source import shipped
@@ -27,6 +30,16 @@ def write_videos(folder: Path, train: int = 80, val: int = 12) -> None:
 
     for _ in write_motion_set(folder, train, val, MotionSet(size=48, num_frames=16)):
         pass
+
+
+def on_videos(outcome: Outcome, work: Callable[[Path], None]) -> None:
+    """Call `work` with a temporary folder that has the videos; without PyAV fail a fact that says so."""
+    if importlib.util.find_spec("av") is None:
+        outcome.add(fact("PyAV is there to read videos", False, "no module named av; no run could be made"))
+        return
+    with tempfile.TemporaryDirectory(prefix="summit_train_gpu_") as name:
+        write_videos(Path(name))
+        work(Path(name))
 
 
 def words(folder: Path, name: str, *more: str) -> list[str]:
