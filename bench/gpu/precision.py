@@ -42,6 +42,7 @@ STRICT = ("tsm", "tsn")
 RATIO = 1.5  # to the plain network in the same precision: other kernels round in another order
 FLOOR = 0.2  # of the bound, which is always allowed: a ratio of two tiny errors says nothing
 MAIN = ("tsm", "tsn", "i3d_3x3x3")  # which run in every execution
+TWO_FRAMES = ("i3d_3x3x3", "i3d_3x1x1", "eco_lite", "ir_csn")  # somewhere in them; see training/arithmetic.py
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 SEED = 3  # of a network's draws
 
@@ -83,7 +84,7 @@ def part(args: argparse.Namespace, device: torch.device, outcome: Outcome) -> No
     outcome.values |= {"rows": rows, "skipped": skipped, "bounds": BOUNDS, "loose_bounds": LOOSE}
     if device.type != "cuda":
         skipped["tf32"] = "a CPU has no TF32"
-        skipped["bf16 of I3D 3x3x3 and 3x1x1"] = "oneDNN's weight gradients over two frames are wrong on some CPUs"
+        skipped[f"bf16 of {', '.join(TWO_FRAMES)}"] = "oneDNN's weight gradients over two frames are wrong on some CPUs"
     check_shift(device, outcome)
     for name, case in CASES.items():
         if time.monotonic() - began > args.seconds:
@@ -160,7 +161,7 @@ def executions(name: str, device: torch.device) -> Sequence[Execution]:
     precisions = [p for p in PRECISIONS if p != "tf32" or (device.type == "cuda" and name in MAIN)]
     layouts = (False, True) if name in MAIN else (True,)
     chosen = [Execution(p, fast, last) for p in precisions for fast in (False, True) for last in layouts]
-    if device.type == "cpu" and name in ("i3d_3x3x3", "i3d_3x1x1"):
+    if device.type == "cpu" and name in TWO_FRAMES:
         return [execution for execution in chosen if execution.precision != "bf16"]
     return chosen
 
