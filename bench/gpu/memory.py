@@ -12,13 +12,12 @@ autograd did keep (`kept_bytes`, counted by the tensors' own addresses, without 
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 import time
 from typing import Any
 
 import torch
-from outcome import Check, Outcome, fact, run_part
+from outcome import Check, Outcome, fact, free, run_part
 
 from summit_train.comm import World
 from summit_train.plan import make_plan
@@ -68,7 +67,6 @@ def part(args: argparse.Namespace, device: torch.device, outcome: Outcome) -> No
             row = {"network": name, "out_of_memory": str(error)}
         rows.append(row)
         judge(row, outcome)
-        gc.collect()
     left_out = [name for name, reason in skipped.items() if name in CASES and "over" in reason]
     outcome.add(fact("every case was measured", not left_out, "; ".join(left_out)))
 
@@ -80,11 +78,8 @@ def step_memory(spec: Spec, device: torch.device) -> dict[str, Any]:
     """
     world = World()
     plan = make_plan(spec, 1, (spec.scale.gpus or 1) * spec.scale.clips_per_gpu)
-    before = 0
-    if device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated(device)
+    free(device)
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     with Watchdog(world, None) as watchdog:
         bench = StepBench(Experiment(spec, plan, None), world, device, watchdog)
         bench.warm_up(2)  # autograd's tensors are counted in the first step

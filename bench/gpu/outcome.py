@@ -7,6 +7,7 @@ Each part is a program of its own: `python bench/gpu/PART.py --out PART.json [--
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import sys
@@ -70,6 +71,13 @@ class Outcome:
     def passes(self) -> bool:
         """Return whether every check passes that is not only wanted."""
         return all(check.passes or check.wanted for check in self.checks)
+
+
+def free(device: torch.device) -> None:
+    """Return the memory of what is gone to the device."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 Part = Callable[[argparse.Namespace, torch.device, Outcome], None]

@@ -17,7 +17,6 @@ of the logits and of all gradients as one vector. Bounds, by what sets the error
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 import time
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from typing import Any
 
 import torch
 from networks import CASES, Case, build, clips_and_labels, gradients, relative_error, tf32
-from outcome import Check, Outcome, fact, run_part
+from outcome import Check, Outcome, fact, free, run_part
 from torch.nn import functional
 
 from summit_train.models import VideoNetwork
@@ -192,13 +191,6 @@ def judge(name: str, bounds: Errors, errors: Errors, plain: Errors, outcome: Out
     for what, error, beside, bound in zip(("logits", "gradients"), errors, plain, bounds, strict=True):
         allowed = min(bound, RATIO * beside + FLOOR * bound)
         outcome.add(Check(f"{name}: error of the {what}", error, allowed, note=f"plain {beside:.2g}, bound {bound:g}"))
-
-
-def free(device: torch.device) -> None:
-    """Return the memory of what is gone to the device."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

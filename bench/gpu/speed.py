@@ -12,7 +12,6 @@ named under "skipped".
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 import time
@@ -23,7 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 from agenda import Group, agenda
-from outcome import Check, Outcome, fact, run_part
+from outcome import Check, Outcome, fact, free, run_part
 from rows import (
     IMAGES_PER_CLIP,
     Row,
@@ -89,9 +88,7 @@ def part(args: argparse.Namespace, device: torch.device, outcome: Outcome) -> No
             outcome.values["skipped"][group.title] = f"{max(0, bench.left_s):.0f} s were left of {args.seconds:g}"
             continue
         measure_group(group, bench)
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        free(device)
 
 
 def measure_peaks(device: torch.device, *, small: bool) -> dict[str, float]:

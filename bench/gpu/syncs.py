@@ -11,14 +11,13 @@ Two steps come before, as the first ones allocate and choose algorithms. That th
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from outcome import Check, Outcome, fact, run_part
+from outcome import Check, Outcome, fact, free, run_part
 
 from summit_train.comm import World
 from summit_train.plan import make_plan
@@ -72,9 +71,7 @@ def part(args: argparse.Namespace, device: torch.device, outcome: Outcome) -> No
         sizes = SMALL if args.small else ("model.width=0.5",)
         spec = load_spec(shipped("configs/kinetics") / f"{file}.yaml", [*COMMON, *words, *sizes])
         outcome.add(no_wait(name, spec, device))
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        free(device)
     left_out = [name for name in CASES if name in skipped]
     outcome.add(fact("every case ran", not left_out, "; ".join(left_out)))
 
