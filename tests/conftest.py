@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import settings
 
 from summit_train.data.motion import MotionSet, write_motion_set
 from tests.slurm import Slurm, missing, running_slurm
-from tests.worlds import succeed
+from tests.worlds import train
 
 torch.set_num_threads(1)
 settings.register_profile("shared_machine", deadline=None)  # a test's time says nothing of its code here
@@ -23,13 +24,29 @@ settings.load_profile("shared_machine")
 WriteSpec = Callable[..., Path]
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder that the first process of this test session to need it makes for all of them."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        made = folder.with_suffix(".made")
+        if not made.exists():
+            folder.mkdir()
+            make(folder)
+            made.touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def motion_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """80 training and 101 validation videos of 32 x 32 pixels and 8 frames, 4 classes: real mp4 files."""
-    folder = tmp_path_factory.mktemp("motion")
-    for _ in write_motion_set(folder, 80, 101, MotionSet(size=32, num_frames=8)):
-        pass
-    return folder
+    """80 training and 41 validation videos of 32 x 32 pixels and 8 frames, 4 classes: real mp4 files."""
+
+    def make(folder: Path) -> None:
+        for _ in write_motion_set(folder, 80, 41, MotionSet(size=32, num_frames=8)):
+            pass
+
+    return made_once(tmp_path_factory, "motion", make)
 
 
 @pytest.fixture
@@ -82,9 +99,11 @@ def spec_writer(motion_set: Path, folder: Path) -> WriteSpec:
 @pytest.fixture(scope="session")
 def trained_run(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run that trained an online TSM for two epochs. Tests leave it as it is, or copy it."""
-    folder = tmp_path_factory.mktemp("trained")
-    succeed(0, "train", str(spec_writer(motion_set, folder)("run", model={"shift_direction": "past"})))
-    return folder / "runs/run"
+
+    def make(folder: Path) -> None:
+        train(0, spec_writer(motion_set, folder)("run", model={"shift_direction": "past"}))
+
+    return made_once(tmp_path_factory, "trained", make) / "runs/run"
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.worlds import PATIENCE_S
+
 _OPERATIONS = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime"})
 
 
-def killed_at(number: int, below: Path, work: Callable[[], object], timeout: float = 60) -> bool:
+def killed_at(number: int, below: Path, work: Callable[[], object], timeout: float = PATIENCE_S) -> bool:
     """Do `work` in a child process that kills itself at its `number`-th operation on a file below a folder, from 1.
 
     An operation counts when Python is about to do it (its audit events), so what came before it is done. False where

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from tests.worlds import ROOT, environment, mpirun
+from tests.worlds import PATIENCE_S, ROOT, environment, mpirun
 
 NODES = ("n1", "n2")
 _DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -178,7 +178,7 @@ class Slurm:
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
-            timeout=120,
+            timeout=PATIENCE_S,
             check=False,
         )
 
@@ -202,7 +202,7 @@ class Slurm:
         """PENDING, RUNNING, COMPLETED, FAILED ..."""
         return self.show(job)["JobState"]
 
-    def wait(self, job: str, state: str, seconds: float = 120) -> Mapping[str, str]:
+    def wait(self, job: str, state: str, seconds: float = PATIENCE_S) -> Mapping[str, str]:
         """Wait for a job to come into `state`. Raises SlurmError when it ends otherwise or does not get there."""
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL")
         self.wait_until(lambda: self.state(job) in (state, *ended), f"job {job} in state {state}", seconds)
@@ -212,7 +212,7 @@ class Slurm:
             raise SlurmError(f"{text}:\n{self.output(job)}")
         return shown
 
-    def wait_until(self, done: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    def wait_until(self, done: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + seconds
         while not done():
             if time.monotonic() > deadline:

@@ -91,7 +91,7 @@ world.close()
 
 @needs_ranks
 def test_sums_means_and_objects_over_3_ranks() -> None:
-    status, output = run(3, "-c", _WORLD, "3", timeout=90)
+    status, output = run(3, "-c", _WORLD, "3")
     assert status == 0, output
     result = json.loads(next(line for line in lines(output) if line.startswith("{")))
     assert result["ranks"] == [[rank, "from 0", [2.0, 2.0, 2.0], [3.0, 3.0]] for rank in range(3)]
@@ -119,7 +119,7 @@ if everyone is not None:
     print(everyone)
 world.close()
 """
-    status, output = run(2, "-c", program, timeout=90)
+    status, output = run(2, "-c", program)
     assert status == 0, output
     assert "[(0, [-4.5, -4.5]), (1, [-4.5, -4.5])]" in lines(output)
 

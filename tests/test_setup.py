@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.worlds import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 KERNELS = "summit_train/models/fast/native"
 SCRIPTS = sorted([*ROOT.glob("jobs/*.sh"), *ROOT.glob("tests/*.sh"), ROOT / ".ci" / "run"])
@@ -46,7 +48,7 @@ def set_up(checkout: Path, **environment: str) -> subprocess.CompletedProcess[st
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
 

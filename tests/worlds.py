@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +23,9 @@ from summit_train.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[1]
 
+
+# Ends what hangs, and nothing else: many times what any of it takes on a busy machine.
+PATIENCE_S = 600.0
 
 Said = tuple[int, str, str]
 Say = Callable[..., Said]
@@ -79,21 +88,96 @@ def start(ranks: int, *words: str, env: Mapping[str, str] | None = None) -> subp
     )
 
 
-def run(ranks: int, *words: str, timeout: float = 240, env: Mapping[str, str] | None = None) -> tuple[int, str]:
+def run(ranks: int, *words: str, env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Run `python ...` on `ranks` ranks to its end: (exit status, output)."""
     process = start(ranks, *words, env=env)
     try:
-        output, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
+        os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
-        pytest.fail(f"{' '.join(words)} on {ranks} ranks did not end within {timeout:g} s:\n{output}")
+        pytest.fail(f"{' '.join(words)} on {ranks} ranks did not end within {PATIENCE_S:g} s:\n{output}")
     return process.returncode, output
 
 
-def command(ranks: int, *words: str, timeout: float = 240) -> tuple[int, str]:
-    """Run `summit-train ...` on `ranks` ranks to its end."""
-    return run(ranks, "-m", "summit_train", *words, timeout=timeout)
+def command(ranks: int, *words: str) -> tuple[int, str]:
+    """Run `summit-train ...` on `ranks` ranks to its end, or, with 0, in a child of this process."""
+    return run(ranks, "-m", "summit_train", *words) if ranks else in_child(partial(main, words))
+
+
+# Without the reports, which take longer to draw than so few steps to train. One process a rank for all, as importing
+# torch takes longer still.
+_TRAIN = """
+import json, sys
+from tests.worlds import main_without_reports
+sys.exit(max(main_without_reports(["train", *words]) for words in json.loads(sys.argv[1])))
+"""
+
+
+def train(ranks: int, spec: Path | str, *words: str) -> str:
+    """Run `summit-train train SPEC ...`, which must exit 0, without its report; the output."""
+    return _trained(ranks, [str(spec), *words])
+
+
+def train_each(ranks: int, specs: Iterable[Path]) -> None:
+    """Train one spec after the other, without their reports."""
+    _trained(ranks, *([str(spec)] for spec in specs))
+
+
+def _trained(ranks: int, *runs: Sequence[str]) -> str:
+    if ranks:
+        status, output = run(ranks, "-c", _TRAIN, json.dumps(runs))
+    else:
+        status, output = in_child(lambda: max(main_without_reports(["train", *words]) for words in runs))
+    assert status == 0, output
+    return output
+
+
+def main_without_reports(words: Sequence[str]) -> int:
+    """Run `summit-train ...` in this process, which draws no report from here on."""
+    page = ModuleType("summit_train.report.page")
+    page.write_report = lambda runs, path: path  # type: ignore[attr-defined]
+    sys.modules[page.__name__] = page
+    return main(words)
+
+
+def in_child(work: Callable[[], int]) -> tuple[int, str]:
+    """Do `work` in a forked child: a process of its own, which need not import torch again. (Exit status, output)."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        child = os.fork()
+        if child == 0:
+            _work_and_leave(output.fileno(), work)
+        deadline, ended, status = time.monotonic() + PATIENCE_S, 0, 0
+        while not ended:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if time.monotonic() > deadline:
+                os.killpg(child, signal.SIGKILL)
+            time.sleep(0.005)
+        output.seek(0)
+        return os.waitstatus_to_exitcode(status), output.read()
+
+
+def _work_and_leave(output: int, work: Callable[[], int]) -> None:
+    """Work as a program that was started by hand, with one stream for all output; never return."""
+    status = 1
+    try:
+        os.setsid()
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        sys.stdin, sys.stdout, sys.stderr = open(os.devnull), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
+        fresh = environment()
+        os.environ.clear()
+        os.environ.update(fresh)
+        os.chdir(ROOT)
+        status = work()
+    except SystemExit as leaving:  # argparse
+        status = leaving.code if isinstance(leaving.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def succeed(ranks: int, *words: str) -> str:

@@ -15,7 +15,6 @@ from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.start import choose_device, read_inputs
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class, kept_clips
 from summit_train.files import write_json, write_text
-from summit_train.report.page import write_report
 from summit_train.spec import Spec, dump_spec
 from summit_train.text import duration
 from summit_train.training.checkpoint import epoch_checkpoints
@@ -57,6 +56,9 @@ def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *,
     evaluation = Evaluation(spec, inputs.val_manifest, world, run.device, prepare)
     evaluate_paths(run.model, evaluation, paths, watchdog, quiet=False)
     if world.rank == 0:
+        # Here, as the other ranks need no matplotlib, which takes longer to import than all of this package.
+        from summit_train.report.page import write_report
+
         report = write_report([spec.run_path], spec.run_path / "report.html")
         print(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
     return 0

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.worlds import ROOT, bench_script
+from tests.worlds import PATIENCE_S, ROOT, bench_script
 
 # In the order in which they import each other.
 outcome, parts, runner, _, _, summary, suite, feed, ranks, bench = (
@@ -140,7 +140,7 @@ time.sleep(100)
     ended = _part(tmp_path, monkeypatch, program, limit_s=5)
     assert not ended.passes and ended.problem == "STOPPED after 5 s, its limit; see part.log"
     stat = Path(f"/proc/{child.read_text()}/stat")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while stat.exists() and stat.read_text().split()[2] != "Z" and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not stat.exists() or stat.read_text().split()[2] == "Z"

@@ -16,6 +16,7 @@ import pytest
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site
 from tests.standins import Standins
+from tests.worlds import PATIENCE_S
 
 HOSTILE = [
     "a b; $(touch x) \"'",
@@ -102,13 +103,13 @@ def _start(standins: Standins, script: str, **environ: str) -> subprocess.Popen[
 
 
 def _finish(process: subprocess.Popen[str], run: Path) -> Done:
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     return Done(process.returncode, output, run)
 
 
 def _wait_for_trainer(standins: Standins) -> None:
     """Until the trainer is there to be signalled."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not standins.calls("trainer"):
         assert time.monotonic() < deadline, "the trainer was not started"
         time.sleep(0.02)

@@ -14,12 +14,12 @@ from tests.conftest import WriteSpec
 from tests.runs import steps_of
 from tests.slurm import Slurm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]
 
 SWEEP = """
 name: batch_size
 base: base.yaml
-set: {schedule.epochs: 6, scale.clips_per_gpu: 2}
+set: {schedule.epochs: 4, scale.clips_per_gpu: 2}
 grid: {scale.gpus: [2, 4, 8]}
 nodes: 1
 at_once: 2
@@ -66,19 +66,19 @@ def test_an_array_with_one_run_killed_and_then_that_one_alone(
     again = _sweep(slurm, *words)
     assert "not started again: " in again and "job" not in again.split("not started again")[1].split("\n")[1]
     assert {len(submissions(run)) for run in runs.values()} == {1}
-    slurm.wait_until(lambda: bool(steps_of(runs[4])), "a step of the second run", 240)
+    slurm.wait_until(lambda: bool(steps_of(runs[4])), "a step of the second run")
     slurm.run("scancel", "--signal=KILL", "--full", f"{array}_2")
-    slurm.wait_until(lambda: _ended(slurm, sweep), "the array", 400)
+    slurm.wait_until(lambda: _ended(slurm, sweep), "the array")
     assert _states(slurm, sweep) == {"gpus-2": "done", "gpus-4": "failed", "gpus-8": "done"}
     at = max(steps_of(runs[4]))
-    assert 0 < at < 60
+    assert 0 < at < 40
 
     # Started again: that one alone, from its checkpoint on.
     before = {gpus: (runs[gpus] / "metrics.jsonl").read_bytes() for gpus in (2, 8)}
     assert "not started again: gpus-2 (done), gpus-8 (done)\n" in _sweep(slurm, *words)
     (job,) = [line["id"] for line in submissions(runs[4])][1:]
     assert [len(submissions(runs[gpus])) for gpus in (2, 8)] == [1, 1]
-    slurm.wait(job, "COMPLETED", 400)
+    slurm.wait(job, "COMPLETED")
     assert {gpus: (runs[gpus] / "metrics.jsonl").read_bytes() for gpus in (2, 8)} == before
 
     # The last run that ended wrote the table and the figure: nobody asked for a status since.

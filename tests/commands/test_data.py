@@ -10,7 +10,7 @@ from summit_train.__main__ import main
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.quarantine import read_quarantine
 from summit_train.data.video.encode import write_video
-from tests.worlds import needs_ranks, start
+from tests.worlds import PATIENCE_S, needs_ranks, start
 
 
 @pytest.fixture
@@ -154,14 +154,14 @@ def test_an_index_that_was_killed_goes_on_and_ends_as_if_it_had_not_been(many: P
     assert main([*words[2:], str(undisturbed / "list.csv")]) == 0
     journal = killed / ".list.csv.journal" / "000000.jsonl"
     process = start(0, *words, str(killed / "list.csv"))
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while not (journal.exists() and journal.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.005)
     process.kill()
     process.wait()
     assert not (killed / "list.csv").exists() and journal.stat().st_size
     again = start(0, *words, str(killed / "list.csv"))
-    output, _ = again.communicate(timeout=240)
+    output, _ = again.communicate(timeout=PATIENCE_S)
     assert again.returncode == 0, output
     assert "goes on: " in output
     assert _results(killed) == _results(undisturbed)
@@ -176,7 +176,7 @@ def test_ranks_share_an_index(many: Path, tmp_path: Path) -> None:
     words = ["-m", "summit_train", "data", "index", str(many), "--workers", "0", "--out"]
     assert main([*words[2:], str(alone / "list.csv")]) == 0
     process = start(2, *words, str(shared / "list.csv"))
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, output
     assert output.count("24 videos") == 0 and output.count("23 videos, ") == 1
     assert _results(shared) == _results(alone)

@@ -35,15 +35,15 @@ def test_a_table_and_the_file(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     printed, saved = capsys.readouterr().out.splitlines(), _saved(run)
     assert printed[0].split() == ["observed", "clip", "top-1", "stream", "top-1"]
     assert [line.split()[0] for line in printed[1:-1]] == [str(10 * tenth) for tenth in range(1, 11)]
-    assert printed[-1] == "101 videos, step 20"
+    assert printed[-1] == "41 videos, step 20"
     assert printed[10].split()[2] == f"{saved['observed'][-1]['top1']:.2f}"
-    assert (saved["name"], saved["arch"], saved["frames"], saved["crops"], saved["videos"]) == ("run", "tsm", 4, 3, 101)
+    assert (saved["name"], saved["arch"], saved["frames"], saved["crops"], saved["videos"]) == ("run", "tsm", 4, 3, 41)
     assert saved["checkpoint"].endswith("step_00000020.pt")
 
 
 @needs_ranks
 def test_any_number_of_ranks_gives_the_same(run: Path) -> None:
-    """101 videos, which 2 does not divide."""
+    """41 videos, which 2 does not divide."""
     found = []
     for ranks in (1, 2):
         output = succeed(ranks, "eval", str(run / "spec.yaml"), "--observed", "0.25,...,1", "--json")

@@ -18,7 +18,7 @@ from summit_train.spec import load_spec
 from tests.conftest import WriteSpec
 from tests.runs import steps_of
 from tests.standins import Standins
-from tests.worlds import ROOT, environment, lines
+from tests.worlds import PATIENCE_S, ROOT, environment, lines
 
 Said = tuple[int, str, str]
 Sweeps = Callable[..., Path]
@@ -226,7 +226,7 @@ def test_here_a_failing_run_stops_no_other_and_is_all_that_starts_again(write_sw
         schedule={"epochs": 1, "warmup_epochs": 0},
     )
     process = _local(path)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1, output
     assert "[1/3] after: failed with exit status 2" in output and "[3/3] c: top-1 " in output
     table = json.loads((folder / "table.json").read_text())
@@ -235,7 +235,7 @@ def test_here_a_failing_run_stops_no_other_and_is_all_that_starts_again(write_sw
     # b is there now, so that the weights can be had.
     kept = (folder / "b/metrics.jsonl").read_bytes()
     process = _local(folder)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, output
     assert "not started again: b (done), c (done)\n" in output and "[1/1] after: top-1 " in output
     assert (folder / "b/metrics.jsonl").read_bytes() == kept
@@ -247,17 +247,17 @@ def test_here_a_stop_is_passed_on_and_the_sweep_goes_on_where_it_stopped(write_s
     path = write_sweep("grid: {seed: [0, 1]}\n", schedule={"epochs": 4, "warmup_epochs": 1})
     process = _local(path)
     run = tmp_path / "runs/study/seed-0"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while not steps_of(run):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 85, output
     assert "study: stopped at seed-0; started again, the sweep goes on there" in output
     assert not (tmp_path / "runs/study/seed-1").exists()
     process = _local(path)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, output
     assert "goes on from" in output
     assert json.loads((tmp_path / "runs/study/table.json").read_text())["states"]["done"] == 2

@@ -42,7 +42,7 @@ def test_clips_of_a_file(spec: Spec, motion_set: Path, tmp_path: Path) -> None:
 
 def test_the_validation_set(spec: Spec) -> None:
     validation = open_validation(spec)
-    assert (len(validation.videos), validation.reason) == (101, "")
+    assert (len(validation.videos), validation.reason) == (41, "")
     assert validation.spread(None) == validation.spread(200) == validation.videos
     assert validation.spread(4) == (0, 25, 50, 75)
     clips, reason = validation.first_clips(spec.data, 2, Picture(32, 32, 32), print)

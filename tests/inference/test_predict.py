@@ -108,7 +108,7 @@ def test_the_scores_are_those_of_the_evaluation(trained: Trained, motion_set: Pa
         assert np.array_equal(found.labelled.scores, wanted.scores)
         assert np.array_equal(found.labelled.labels, wanted.labels)
         assert found.values()["top1"] == wanted.top(1)
-        assert [video.clip.path for video in found.videos] == [manifest.path(clip) for clip in range(101)]
+        assert [video.clip.path for video in found.videos] == [manifest.path(clip) for clip in range(41)]
         for video, logits in zip(found.videos, wanted.scores, strict=True):
             assert video.predictions[0].label == int(np.argmax(logits))
             softmax = torch.softmax(torch.from_numpy(logits).double(), 0)
@@ -205,5 +205,5 @@ def test_progress_counts_over_all_lists_of_this_rank(trained: Trained, motion_se
     done: list[tuple[int, int]] = []
     found = predict_videos(trained, listings, world, CPU, 1, lambda *progress: done.append(progress))
     assert found is None
-    # Of 1, 101 and 2 videos, rank 1 of 2 has none, 50 and 1.
+    # Of 1, 41 and 2 videos, rank 1 of 2 has none, 20 and 1.
     assert done == [(number, 51) for number in range(1, 52)]

@@ -19,7 +19,7 @@ from summit_train.training.checkpoint import load_checkpoint, save_checkpoint
 from summit_train.training.step import StepSettings, TrainStep
 from tests.conftest import WriteSpec
 from tests.training.test_step import _micro_batches, _model, _Poison
-from tests.worlds import command, needs_ranks, succeed
+from tests.worlds import command, needs_ranks, train
 
 DONE, SKIPPED = torch.zeros(()), torch.ones(())
 
@@ -117,12 +117,12 @@ def test_the_same_on_1_and_2_ranks_and_after_a_resume_and_evaluated_beside(
 ) -> None:
     """fp64, 2 epochs, the last two checkpoints evaluated; 'moved' goes on from step 10, bit-equal on one rank."""
     options = ("ema.decay=0.8", "precision=fp64", "evaluate.last_checkpoints=2")
-    output = succeed(0, "train", str(write_spec("alone")), *options)
-    succeed(2, "train", str(write_spec("both")), *options)
-    succeed(0, "train", str(write_spec("moved")), *options)
+    output = train(0, str(write_spec("alone")), *options)
+    train(2, str(write_spec("both")), *options)
+    train(0, str(write_spec("moved")), *options)
     for later in (tmp_path / "runs/moved/checkpoints").glob("step_00000020*"):
         later.unlink()
-    succeed(0, "train", str(write_spec("moved")), *options)
+    train(0, str(write_spec("moved")), *options)
     alone, both, moved = (load_checkpoint(_saved(tmp_path, name)) for name in ("alone", "both", "moved"))
     assert alone["ema"]["updates"] == both["ema"]["updates"] == 20
     for name, value in alone["ema"]["model"].items():
@@ -141,7 +141,7 @@ def test_the_same_on_1_and_2_ranks_and_after_a_resume_and_evaluated_beside(
 
 def test_a_checkpoint_older_than_the_average_and_the_noise_scale_goes_on(write_spec: WriteSpec, tmp_path: Path) -> None:
     spec = str(write_spec())
-    succeed(0, "train", spec)
+    train(0, spec)
     for later in (tmp_path / "runs/run/checkpoints").glob("step_00000020*"):
         later.unlink()
     state = load_checkpoint(_saved(tmp_path, "run", 10))
@@ -149,9 +149,9 @@ def test_a_checkpoint_older_than_the_average_and_the_noise_scale_goes_on(write_s
     save_checkpoint(_saved(tmp_path, "run", 10), state)
     status, output = command(0, "train", spec, "ema.decay=0.9")
     assert status == 2 and "ema.decay: the checkpoint has None, this run 0.9" in output
-    assert "goes on from" in succeed(0, "train", spec)
+    assert "goes on from" in train(0, spec)
     for later in (tmp_path / "runs/run/checkpoints").glob("step_00000020*"):
         later.unlink()
-    output = succeed(0, "train", spec, "ema.decay=0.9", "--force-resume")
+    output = train(0, spec, "ema.decay=0.9", "--force-resume")
     assert "no average of the weights; it begins here" in output
     assert load_checkpoint(_saved(tmp_path, "run"))["ema"]["updates"] == 10

@@ -14,8 +14,9 @@ import torch
 from summit_train.training.checkpoint import learner_path, load_checkpoint, load_newest
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, final_state
-from tests.training.test_networks import train_all
-from tests.worlds import command, needs_ranks, start, succeed
+from tests.worlds import PATIENCE_S, command, needs_ranks, start, train, train_each
+
+pytestmark = pytest.mark.xdist_group("averaging")
 
 ADAM = {"name": "adam", "base_lr": 1e-3, "lr_scaling": "none"}
 # 80 clips: 5 steps an epoch for 8 learners of 2 clips, so the rounds of 3 steps end after steps 3, 5, 8 and 10.
@@ -44,7 +45,7 @@ def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight learners for two epochs on 1, 2 and 4 ranks."""
     folder = tmp_path_factory.mktemp("averaging")
     for ranks in (1, 2, 4):
-        train_all(ranks, [spec_writer(motion_set, folder)(f"on{ranks}", **EIGHT)])
+        train_each(ranks if ranks > 1 else 0, [spec_writer(motion_set, folder)(f"on{ranks}", **EIGHT)])
     return folder / "runs"
 
 
@@ -96,7 +97,7 @@ def killed(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
     spec = spec_writer(motion_set, folder)("killed", **LONG_ROUNDS)
     process = start(0, "-c", _KILLED_IN_MID_ROUND, str(spec), "10")
-    process.communicate(timeout=240)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == -signal.SIGKILL
     return folder
 
@@ -104,7 +105,7 @@ def killed(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _resumed(killed: Path, name: str, motion_set: Path, ranks: int) -> str:
     """Let a copy of the killed run go on as `name`; its output."""
     shutil.copytree(killed / "runs/killed", killed / "runs" / name)
-    return succeed(ranks, "train", str(spec_writer(motion_set, killed)(name, **LONG_ROUNDS)))
+    return train(ranks, spec_writer(motion_set, killed)(name, **LONG_ROUNDS))
 
 
 def test_a_killed_run_left_each_learners_state(killed: Path) -> None:
@@ -121,7 +122,7 @@ def test_a_killed_run_left_each_learners_state(killed: Path) -> None:
 
 
 def test_a_run_killed_in_mid_round_ends_bit_equal(killed: Path, motion_set: Path) -> None:
-    succeed(0, "train", str(spec_writer(motion_set, killed)("whole", **LONG_ROUNDS)))
+    train(0, spec_writer(motion_set, killed)("whole", **LONG_ROUNDS))
     assert "step_00000009.pt" in _resumed(killed, "again", motion_set, 0)
     whole, again = final_state(killed / "runs/whole"), final_state(killed / "runs/again")
     assert_bit_equal(whole, again)
@@ -152,7 +153,7 @@ def test_learners_with_a_state_of_their_own_are_saved_at_every_epoch_and_pruned_
 ) -> None:
     parallel = {"method": "averaging", "optimizer_state": "local", "bn": "local"}
     spec = write_spec(**{**EIGHT, "parallel": parallel}, checkpoint={"keep": 1})
-    succeed(0, "train", str(spec))
+    train(0, spec)
     saved = sorted(path.name for path in (tmp_path / "runs/run/checkpoints").iterdir())
     names = [*(f"step_00000010.learner_{number:04d}.pt" for number in range(8)), "step_00000010.pt"]
     assert saved == sorted([*names, *(f"{name}.sha256" for name in names)])

@@ -17,7 +17,7 @@ from summit_train.inference.trained import open_trained
 from tests.conftest import spec_writer
 from tests.flows import numbered_fields, write_moving_set, write_packed
 from tests.runs import changed_copy, final_state
-from tests.worlds import Say, main_said, needs_ranks, succeed
+from tests.worlds import Say, main_said, needs_ranks, train
 
 FLOW = {"modality": "flow", "flow_length": 2, "sampling": "uniform", "num_frames": 2, "flip": False}
 
@@ -159,7 +159,7 @@ def test_two_ranks_are_one_rank(moving: Path, tmp_path: Path) -> None:
     sections["data"] |= {"train": str(moving / "train.csv"), "val": str(moving / "val.csv")}
     states = []
     for ranks in (1, 2):
-        succeed(ranks, "train", str(_flow_spec(tmp_path, moving, f"on{ranks}", **sections)))
+        train(ranks, _flow_spec(tmp_path, moving, f"on{ranks}", **sections))
         states.append(final_state(tmp_path / f"runs/on{ranks}")["model"])
     alone, together = (torch.cat([v.flatten() for v in state.values() if v.is_floating_point()]) for state in states)
     assert (alone - together).norm() <= 1e-12 * alone.norm()

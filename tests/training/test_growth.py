@@ -17,7 +17,7 @@ from summit_train.spec import Spec, spec_from_values
 from summit_train.training.growth import GrowingBatch
 from tests.conftest import WriteSpec
 from tests.runs import assert_bit_equal, final_state
-from tests.worlds import needs_ranks, succeed
+from tests.worlds import needs_ranks, train
 
 UCF101 = 596 * 16  # 9,536 clips: 596 for each of the paper's 16 learners
 
@@ -138,7 +138,7 @@ def _records(run: Path, kind: str) -> list[dict[str, Any]]:
 
 def test_a_run_whose_batch_grows_keeps_it_when_it_goes_on(growing: Path, tmp_path: Path) -> None:
     """Epochs of 10, 10, 5 and 2 steps; then once more from the end of epoch 2, whose validation decides on epoch 3."""
-    output = succeed(0, "train", str(growing))
+    output = train(0, growing)
     run = tmp_path / "runs/run"
     assert "epoch 2: batch of a learner grows from 2 clips to 4, 5 steps an epoch" in output
     steps = [record["step"] for record in _records(run, "step")]
@@ -152,7 +152,7 @@ def test_a_run_whose_batch_grows_keeps_it_when_it_goes_on(growing: Path, tmp_pat
     for later in (*run.glob("checkpoints/step_00000040*"), *run.glob("checkpoints/step_00000030*")):
         later.unlink()
     shutil.copytree(run, tmp_path / "kept")
-    succeed(0, "train", str(growing))
+    train(0, growing)
     assert [record["step"] for record in _records(run, "step")][-7:] == [*range(26, 31), 39, 40]
     assert_bit_equal(whole, final_state(run))
 
@@ -160,7 +160,7 @@ def test_a_run_whose_batch_grows_keeps_it_when_it_goes_on(growing: Path, tmp_pat
 @needs_ranks
 def test_every_rank_has_the_grown_batch(growing: Path, tmp_path: Path) -> None:
     """Two learners on each of two ranks, whose decisions rank 0's accuracy makes."""
-    succeed(2, "train", str(growing), "schedule.epochs=3")
+    train(2, str(growing), "schedule.epochs=3")
     run = tmp_path / "runs/run"
     assert [record["clips_per_gpu"] for record in _records(run, "batch")] == [2, 4]
     assert [record["step"] for record in _records(run, "step")] == [*range(1, 21), *range(26, 31)]

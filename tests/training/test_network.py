@@ -40,7 +40,6 @@ def test_recompute_reaches_the_network_and_changes_no_loss(write_spec: WriteSpec
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
 def test_compiled_the_losses_and_the_names_are_the_same(write_spec: WriteSpec) -> None:
     path = write_spec(model={"dropout": 0.0, "width": 0.125}, data={"num_frames": 2})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,9 @@ import torch
 from summit_train.models.catalog import ARCHITECTURES
 from tests.conftest import spec_writer
 from tests.runs import assert_bit_equal, final_state
-from tests.worlds import needs_ranks, run
+from tests.worlds import needs_ranks, train_each
 
-pytestmark = needs_ranks
+pytestmark = [needs_ranks, pytest.mark.xdist_group("networks")]
 
 NETWORKS: dict[str, dict[str, object]] = {
     "tsm_mobilenet": {"arch": "tsm", "backbone": "mobilenet_v2", "num_frames": 2},
@@ -30,25 +30,11 @@ NETWORKS: dict[str, dict[str, object]] = {
     "x3d_m": {"arch": "x3d_m", "num_frames": 2},
     "ir_csn": {"arch": "ir_csn", "num_frames": 8},
 }
-# Without the reports, which take longer to draw than so few steps to train.
-_TRAIN_ALL = """
-import sys
-from summit_train.commands import whole_run
-from summit_train.__main__ import main
-whole_run.write_report = lambda runs, path: path
-sys.exit(max(main(["train", spec]) for spec in sys.argv[1:]))
-"""
-
-
-def train_all(ranks: int, specs: Iterable[Path]) -> None:
-    """Train one spec after the other in one process a rank, which imports torch once."""
-    status, output = run(ranks, "-c", _TRAIN_ALL, *map(str, specs), timeout=600)
-    assert status == 0, output
 
 
 @pytest.fixture(scope="module")
 def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each network trained for four steps on 1 rank and on 2, and on 2 again from the second step's checkpoint."""
+    """Each network trained for four steps on 1 rank and on 2; on 2 it is continued from the second step, too."""
     folder = tmp_path_factory.mktemp("networks")
     rows = (motion_set / "train.csv").read_text().splitlines()[:9]
     (folder / "train.csv").write_text("\n".join(rows) + "\n")
@@ -70,13 +56,14 @@ def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 scale={"gpus": 2, "clips_per_gpu": 2},
                 precision="fp64",
             )
-    train_all(1, specs["alone"].values())
-    train_all(2, specs["together"].values())
-    train_all(2, specs["resumed"].values())
+    train_each(0, specs["alone"].values())
+    train_each(2, specs["together"].values())
     for name in NETWORKS:
-        for later in (folder / "runs" / f"resumed_{name}" / "checkpoints").glob("step_00000004*"):
+        resumed = folder / "runs" / f"resumed_{name}"
+        shutil.copytree(folder / "runs" / f"together_{name}", resumed)
+        for later in (resumed / "checkpoints").glob("step_00000004*"):
             later.unlink()
-    train_all(2, specs["resumed"].values())
+    train_each(2, specs["resumed"].values())
     return folder / "runs"
 
 

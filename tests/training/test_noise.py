@@ -21,7 +21,7 @@ from summit_train.training.noise import NoiseScale, PassSquares, Squares
 from summit_train.training.step import Normalise, StepSettings, TrainStep
 from tests.conftest import WriteSpec
 from tests.training.test_step import _micro_batches, _model, _Poison
-from tests.worlds import needs_ranks, succeed
+from tests.worlds import needs_ranks, train
 
 CPU = torch.device("cpu")
 
@@ -180,7 +180,7 @@ def test_4_ranks_x_1_are_2_x_2_are_1_x_4(write_spec: WriteSpec, tmp_path: Path) 
     measured = {}
     for ranks in (1, 2, 4):
         spec = write_spec(f"on{ranks}", precision="fp64", schedule={"epochs": 1})
-        output = succeed(ranks, "train", str(spec), "noise_scale.every_steps=4")
+        output = train(ranks, str(spec), "noise_scale.every_steps=4")
         records = _records(tmp_path / f"runs/on{ranks}")
         assert [record["step"] for record in records if "noise_scale" in record] == [4, 8]
         measured[ranks] = [record for record in records if "noise_scale" in record]
@@ -195,10 +195,10 @@ def test_4_ranks_x_1_are_2_x_2_are_1_x_4(write_spec: WriteSpec, tmp_path: Path) 
 def test_a_resumed_run_measures_the_same_numbers(write_spec: WriteSpec, tmp_path: Path) -> None:
     """Resumed at step 10, whose averages it takes over, as the next measurement is that of step 12."""
     for name in ("whole", "resumed"):
-        succeed(0, "train", str(write_spec(name)), "noise_scale.every_steps=3")
+        train(0, str(write_spec(name)), "noise_scale.every_steps=3")
     for later in (tmp_path / "runs/resumed/checkpoints").glob("step_00000020*"):
         later.unlink()
-    succeed(0, "train", str(write_spec("resumed")), "noise_scale.every_steps=3")
+    train(0, str(write_spec("resumed")), "noise_scale.every_steps=3")
     names = ("step", "noise_scale", "gradient_variance", "gradient_square")
     whole, resumed = (
         [[record.get(name) for name in names] for record in _records(tmp_path / "runs" / run)]
@@ -208,6 +208,6 @@ def test_a_resumed_run_measures_the_same_numbers(write_spec: WriteSpec, tmp_path
 
 
 def test_one_virtual_gpu_is_told_that_nothing_is_measured(write_spec: WriteSpec, tmp_path: Path) -> None:
-    output = succeed(0, "train", str(write_spec(scale={"gpus": 1, "clips_per_gpu": 8}, schedule={"epochs": 1})))
+    output = train(0, write_spec(scale={"gpus": 1, "clips_per_gpu": 8}, schedule={"epochs": 1}))
     assert output.count("noise scale") == 1 and "noise scale: not measured; one virtual GPU" in output
     assert not any("noise_scale" in record for record in _records(tmp_path / "runs/run"))

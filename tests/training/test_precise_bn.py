@@ -21,7 +21,7 @@ from summit_train.training.run import fresh_model
 from summit_train.training.step import Normalise
 from summit_train.training.watch import Watchdog
 from tests.conftest import WriteSpec
-from tests.worlds import lines, needs_ranks, succeed
+from tests.worlds import lines, needs_ranks, succeed, train
 
 CPU = torch.device("cpu")
 
@@ -116,7 +116,7 @@ def test_the_batches_are_those_of_the_first_steps(write_spec: WriteSpec, monkeyp
 @needs_ranks
 def test_the_accuracy_is_the_same_on_any_number_of_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
     spec = str(write_spec(precision="fp64", schedule={"epochs": 1}))
-    succeed(0, "train", spec)
+    train(0, spec)
     plain = json.loads((tmp_path / "runs/run/eval.json").read_text())
     results = []
     for ranks in (1, 2):

@@ -13,11 +13,11 @@ import pytest
 from summit_train.training.checkpoint import load_checkpoint, save_checkpoint
 from tests.conftest import WriteSpec
 from tests.runs import assert_bit_equal, final_state, steps_of
-from tests.worlds import command, start, succeed
+from tests.worlds import PATIENCE_S, command, start, succeed, train
 
 
 def _wait_for_step(run: Path, step: int, process: object) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while not any(done >= step for done in steps_of(run)):
         assert time.monotonic() < deadline, "the run does not get on"
         assert process.poll() is None, process.communicate()[0]  # type: ignore[attr-defined]
@@ -27,13 +27,13 @@ def _wait_for_step(run: Path, step: int, process: object) -> None:
 def test_a_killed_run_ends_bit_equal_to_one_that_was_not(write_spec: WriteSpec, tmp_path: Path) -> None:
     """SIGKILL in the middle of the second epoch; also from a checkpoint in the middle of one, after SIGUSR2."""
     whole, killed = str(write_spec("whole")), str(write_spec("killed"))
-    succeed(0, "train", whole)
+    train(0, whole)
     process = start(0, "-m", "summit_train", "train", killed)
     _wait_for_step(tmp_path / "runs/killed", 13, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert not (tmp_path / "runs/killed/checkpoints/step_00000020.pt").exists()
-    output = succeed(0, "train", killed)
+    output = train(0, killed)
     assert "step_00000010.pt" in output
     assert_bit_equal(final_state(tmp_path / "runs/whole"), final_state(tmp_path / "runs/killed"))
     assert steps_of(tmp_path / "runs/killed")[-10:] == list(range(11, 21))
@@ -41,16 +41,16 @@ def test_a_killed_run_ends_bit_equal_to_one_that_was_not(write_spec: WriteSpec, 
 
 def test_a_run_asked_to_stop_exits_85_in_mid_epoch_and_goes_on_bit_equal(write_spec: WriteSpec, tmp_path: Path) -> None:
     whole, stopped = str(write_spec("whole")), str(write_spec("stopped"))
-    succeed(0, "train", whole)
+    train(0, whole)
     process = start(0, "-m", "summit_train", "train", stopped)
     _wait_for_step(tmp_path / "runs/stopped", 3, process)
     os.kill(process.pid, signal.SIGUSR2)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 85, output
     saved = sorted(p.name for p in (tmp_path / "runs/stopped/checkpoints").glob("*.pt"))
     assert len(saved) == 1 and saved[0] not in ("step_00000010.pt", "step_00000020.pt")
     assert "stopped by SIGUSR2" in output and saved[0] in output
-    succeed(0, "train", stopped)
+    train(0, stopped)
     assert_bit_equal(final_state(tmp_path / "runs/whole"), final_state(tmp_path / "runs/stopped"))
 
 
@@ -63,7 +63,7 @@ def _stop_while_starting(spec: str) -> tuple[int, str]:
         time.sleep(0.001)
     assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
     os.kill(process.pid, signal.SIGUSR2)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     return process.returncode, output
 
 
@@ -75,7 +75,7 @@ def test_a_request_to_stop_waits_for_the_start_and_comes_before_the_evaluation(
     spec = str(write_spec(schedule={"epochs": 1}))
     status, output = _stop_while_starting(spec)
     assert status == 85 and "step_00000002.pt" in output, output
-    succeed(0, "train", spec)
+    train(0, spec)
     assert steps_of(tmp_path / "runs/run") == list(range(1, 11))
     (tmp_path / "runs/run/eval.json").unlink()
     status, output = _stop_while_starting(spec)
@@ -97,9 +97,9 @@ def test_a_run_leaves_what_the_contract_names(write_spec: WriteSpec, tmp_path: P
     # 8 clips, base_lr 0.005 for 8: the peak is 0.005, reached by step 10 in tenths
     assert steps[0]["lr"] == pytest.approx(0.0005) and steps[9]["lr"] == pytest.approx(0.005)
     evals = [r for r in records if r["kind"] == "eval"]
-    assert [(r["epoch"], r["step"], r["videos"]) for r in evals] == [(1, 10, 101), (2, 20, 101)]
+    assert [(r["epoch"], r["step"], r["videos"]) for r in evals] == [(1, 10, 41), (2, 20, 41)]
     result = json.loads((run / "eval.json").read_text())
-    assert result["videos"] == 101 and len(result["checkpoints"]) == 2
+    assert result["videos"] == 41 and len(result["checkpoints"]) == 2
     assert f"top-1 {result['top1_mean']:.2f}" in output
     # 4 classes: the log and the last line leave top-5 out, the records keep it.
     assert "top-5" not in output and "top5_mean" in result and "top5" in evals[0]
@@ -110,7 +110,7 @@ def test_a_run_leaves_what_the_contract_names(write_spec: WriteSpec, tmp_path: P
 def test_minutes_between_checkpoints_work_in_mid_epoch(write_spec: WriteSpec, tmp_path: Path) -> None:
     """So few that every step is due. A wish is voted on in its step and carried out after the next, whose own wish the
     same checkpoint meets: every second step."""
-    succeed(0, "train", str(write_spec(schedule={"epochs": 1}, checkpoint={"every_minutes": 1e-9, "keep": 1})))
+    train(0, write_spec(schedule={"epochs": 1}, checkpoint={"every_minutes": 1e-9, "keep": 1}))
     records = (tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()
     saved = [record["step"] for record in map(json.loads, records) if record["kind"] == "checkpoint"]
     assert saved == [2, 4, 6, 8, 10]
@@ -119,26 +119,26 @@ def test_minutes_between_checkpoints_work_in_mid_epoch(write_spec: WriteSpec, tm
 
 def test_started_again_when_done_it_trains_no_step(write_spec: WriteSpec, tmp_path: Path) -> None:
     spec = str(write_spec(schedule={"epochs": 1}))
-    succeed(0, "train", spec)
-    succeed(0, "train", spec)
+    train(0, spec)
+    train(0, spec)
     assert steps_of(tmp_path / "runs/run") == list(range(1, 11))
 
 
 def test_another_experiment_is_refused_with_the_difference(write_spec: WriteSpec, tmp_path: Path) -> None:
     spec = str(write_spec(schedule={"epochs": 1}))
-    succeed(0, "train", spec)
+    train(0, spec)
     status, output = command(0, "train", spec, "optimizer.momentum=0.5", "model.width=0.25")
     assert status == 2 and "Traceback" not in output
     assert "optimizer.momentum: the checkpoint has 0.9, this run 0.5" in output
     assert "model.width: the checkpoint has 0.125, this run 0.25" in output and "--force-resume" in output
-    assert "forced: optimizer.momentum" in succeed(0, "train", spec, "optimizer.momentum=0.5", "--force-resume")
+    assert "forced: optimizer.momentum" in train(0, spec, "optimizer.momentum=0.5", "--force-resume")
 
 
 def test_a_checkpoint_older_than_the_keys_of_the_recipe_goes_on_but_not_with_another_solver(
     write_spec: WriteSpec, tmp_path: Path
 ) -> None:
     spec = str(write_spec(schedule={"epochs": 1}))
-    succeed(0, "train", spec)
+    train(0, spec)
     path = tmp_path / "runs/run/checkpoints/step_00000010.pt"
     state = load_checkpoint(path)
     first = {
@@ -151,7 +151,7 @@ def test_a_checkpoint_older_than_the_keys_of_the_recipe_goes_on_but_not_with_ano
             del state["experiment"][key]
     assert "optimizer.trust_ratio" not in state["experiment"] and "schedule.milestones" not in state["experiment"]
     save_checkpoint(path, state)
-    assert "goes on from" in succeed(0, "train", spec)
+    assert "goes on from" in train(0, spec)
     status, output = command(0, "train", spec, "optimizer.name=adam", "--force-resume")
     assert status == 2 and "Traceback" not in output
     assert "step_00000010.pt has another solver's state, which adam cannot use" in output
@@ -159,8 +159,8 @@ def test_a_checkpoint_older_than_the_keys_of_the_recipe_goes_on_but_not_with_ano
 
 def test_where_it_lies_and_how_fast_it_comes_is_no_other_experiment(write_spec: WriteSpec, tmp_path: Path) -> None:
     spec = str(write_spec(schedule={"epochs": 1}))
-    succeed(0, "train", spec)
-    succeed(0, "train", spec, "data.workers=1", "evaluate.clips=2", "checkpoint.keep=3")
+    train(0, spec)
+    train(0, spec, "data.workers=1", "evaluate.clips=2", "checkpoint.keep=3")
 
 
 def test_a_second_run_in_the_same_directory_is_refused(write_spec: WriteSpec, tmp_path: Path) -> None:

@@ -16,10 +16,9 @@ import torch
 from summit_train.optim.keys import OptimizerSpec
 from tests.conftest import spec_writer
 from tests.runs import assert_bit_equal, final_state
-from tests.training.test_networks import train_all
-from tests.worlds import needs_ranks, run
+from tests.worlds import needs_ranks, run, train_each
 
-pytestmark = needs_ranks
+pytestmark = [needs_ranks, pytest.mark.xdist_group("solvers")]
 
 BOUNDED = {"kind": "bounded"}
 # The name, what the spec's optimizer says, and the schedule that goes with it.
@@ -78,13 +77,13 @@ def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in SOLVERS:
         saved = {path.suffix for path in (folder / "runs" / f"killed_{name}" / "checkpoints").glob("*step_00000004*")}
         assert saved == {".writing", ".sha256"}
-    train_all(1, [specs[place, name] for place in ("alone", "killed") for name in SOLVERS])
-    train_all(2, [specs["together", name] for name in SOLVERS])
+    train_each(1, [specs[place, name] for place in ("alone", "killed") for name in SOLVERS])
+    train_each(2, [specs["together", name] for name in SOLVERS])
     for name in SOLVERS:
         shutil.copytree(folder / "runs" / f"together_{name}", folder / "runs" / f"resumed_{name}")
         for later in (folder / "runs" / f"resumed_{name}" / "checkpoints").glob("step_00000004*"):
             later.unlink()
-    train_all(2, [specs["resumed", name] for name in SOLVERS])
+    train_each(2, [specs["resumed", name] for name in SOLVERS])
     return folder / "runs"
 
 

@@ -16,7 +16,7 @@ from summit_train.spec import load_spec
 from summit_train.training.staging import stage_sets
 from summit_train.training.watch import Watchdog
 from tests.conftest import WriteSpec
-from tests.worlds import needs_ranks, succeed
+from tests.worlds import needs_ranks, train
 
 
 @pytest.fixture(scope="session")
@@ -75,13 +75,13 @@ def _stop_after_an_epoch(write_spec: WriteSpec, name: str) -> None:
 @needs_ranks
 def test_ranks_train_from_a_staged_copy(write_spec: WriteSpec, packed: Path, tmp_path: Path) -> None:
     raw = write_spec("raw")
-    succeed(2, "train", str(raw))
+    train(2, raw)
     spec = write_spec("staged", data=_data(packed, "bytes", workers=1, stage=str(tmp_path / "node")))
-    first = succeed(2, "train", str(spec))
+    first = train(2, spec)
     assert first.count("staged to") == 1 and " on 1 nodes: " in first and "warning" not in first
     assert _losses(load_spec(spec).run_path) == _losses(load_spec(raw).run_path)
     assert len(list((tmp_path / "node").glob("*/pack.json"))) == 2
-    again = succeed(2, "train", str(spec), "name=again")
+    again = train(2, str(spec), "name=again")
     assert ": 0 bytes copied, " in again
 
 

@@ -121,7 +121,7 @@ def test_a_run_says_that_it_streamed(trained_run: Path, tmp_path: Path) -> None:
         "schedule.epochs=1",
         "schedule.warmup_epochs=0",
     )
-    assert "(101 videos, all frames streamed)" in output and "(101 videos, all frames streamed x 1 crops" in output
+    assert "(41 videos, all frames streamed)" in output and "(41 videos, all frames streamed x 1 crops" in output
     log = (tmp_path / "other/metrics.jsonl").read_text().splitlines()
     (validation,) = (record for record in map(json.loads, log) if record["kind"] == "eval")
     assert validation["clips"] is None

@@ -38,7 +38,7 @@ with Watchdog(Stalled(), 1.0) as watchdog:
 
 @pytest.mark.parametrize("mode", ["alone", "waits"])
 def test_a_rank_that_stalls_says_where_and_ends_all(mode: str) -> None:
-    status, output = run(0, "-c", _STALL, mode, timeout=30)
+    status, output = run(0, "-c", _STALL, mode)
     assert status == 1
     assert "rank 3 on node7: no progress for" in output and "while loading the clips of step 2" in output
     assert 'File "<string>", line 17 in <module>' in output  # where every thread stood
@@ -57,7 +57,7 @@ with Watchdog(World(), 1.0) as watchdog:
 with Watchdog(World(), None):
     time.sleep(0.1)
 """
-    assert run(0, "-c", program, timeout=30) == (0, "")
+    assert run(0, "-c", program) == (0, "")
 
 
 class _Rank(World):
@@ -146,4 +146,4 @@ with StopRequest().listening() as stop:
 os.kill(os.getpid(), signal.SIGUSR2)
 sys.exit(85)
 """
-    assert run(0, "-c", program, timeout=30) == (85, "")
+    assert run(0, "-c", program) == (85, "")

@@ -17,6 +17,7 @@ from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.video.encode import write_video
 from summit_train.spec import DataSpec
+from tests.worlds import PATIENCE_S
 
 NUM_VIDEOS = 9
 NUM_FRAMES = 12
@@ -74,7 +75,7 @@ def grey(frames: np.ndarray) -> list[int]:
 
 def until(condition: Callable[[], bool]) -> bool:
     """Wait for something that other processes do."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()

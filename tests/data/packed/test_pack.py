@@ -23,7 +23,7 @@ from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError
 from tests.data.packed.conftest import NUM_FRAMES, NUM_VIDEOS, PackSet, content_of
 from tests.killing import killed_at
-from tests.worlds import needs_ranks, start, succeed
+from tests.worlds import PATIENCE_S, needs_ranks, start, succeed
 
 
 @pytest.mark.parametrize("kind", ["bytes", "jpeg"])
@@ -180,7 +180,7 @@ def test_killed_it_leaves_no_process_behind(videos: Path, tmp_path: Path) -> Non
         time.sleep(0.05)
     process.kill()
     # The workers hold the same pipe, so its end comes with the last of them.
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == -signal.SIGKILL, output
 
 
