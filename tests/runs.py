@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,15 @@ def final_state(run: Path) -> dict[str, object]:
     state: dict[str, object] = torch.load(path, weights_only=True)
     assert state["step"] == json.loads((run / "plan.json").read_text())["total_steps"]
     return state
+
+
+def rewound(run: Path, name: str, step: int) -> Path:
+    """A copy of a run's directory, `name` beside it, as if the run had been killed before the checkpoint of `step`."""
+    copy = run.with_name(name)
+    shutil.copytree(run, copy)
+    for later in (copy / "checkpoints").glob(f"step_{step:08d}*"):
+        later.unlink()
+    return copy
 
 
 def changed_copy(run: Path, target: Path, **changes: object) -> Path:

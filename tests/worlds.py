@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -16,10 +17,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from summit_train.__main__ import main
+from summit_train.training.step import TrainStep
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -141,8 +144,26 @@ def main_without_reports(words: Sequence[str]) -> int:
     return main(words)
 
 
+def train_signalled(spec: Path | str, number: int, step: int, *words: str, kind: type = TrainStep) -> tuple[int, str]:
+    """Run `summit-train train SPEC ...` alone, which gets a signal as it begins update `step`, counted from 1."""
+    honest = kind.__call__
+
+    def call(self: Any, batches: Sequence[Any], *arguments: Any, **options: Any) -> Any:
+        if batches[0].step + 1 == step:
+            os.kill(os.getpid(), number)
+        return honest(self, batches, *arguments, **options)
+
+    def work() -> int:
+        kind.__call__ = call  # type: ignore[assignment]
+        return main_without_reports(["train", str(spec), *words])
+
+    return in_child(work)
+
+
 def in_child(work: Callable[[], int]) -> tuple[int, str]:
     """Do `work` in a forked child: a process of its own, which need not import torch again. (Exit status, output)."""
+    for module in ("summit_train.commands.whole_run", "torch._dynamo"):  # what every training run imports
+        importlib.import_module(module)
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         child = os.fork()
         if child == 0:

@@ -18,6 +18,7 @@ from summit_train.training.average import WeightAverage
 from summit_train.training.checkpoint import load_checkpoint, save_checkpoint
 from summit_train.training.step import StepSettings, TrainStep
 from tests.conftest import WriteSpec
+from tests.runs import rewound
 from tests.training.test_step import _micro_batches, _model, _Poison
 from tests.worlds import command, needs_ranks, train
 
@@ -119,9 +120,7 @@ def test_the_same_on_1_and_2_ranks_and_after_a_resume_and_evaluated_beside(
     options = ("ema.decay=0.8", "precision=fp64", "evaluate.last_checkpoints=2")
     output = train(0, str(write_spec("alone")), *options)
     train(2, str(write_spec("both")), *options)
-    train(0, str(write_spec("moved")), *options)
-    for later in (tmp_path / "runs/moved/checkpoints").glob("step_00000020*"):
-        later.unlink()
+    rewound(tmp_path / "runs/alone", "moved", 20)
     train(0, str(write_spec("moved")), *options)
     alone, both, moved = (load_checkpoint(_saved(tmp_path, name)) for name in ("alone", "both", "moved"))
     assert alone["ema"]["updates"] == both["ema"]["updates"] == 20
@@ -140,10 +139,9 @@ def test_the_same_on_1_and_2_ranks_and_after_a_resume_and_evaluated_beside(
 
 
 def test_a_checkpoint_older_than_the_average_and_the_noise_scale_goes_on(write_spec: WriteSpec, tmp_path: Path) -> None:
+    train(0, write_spec("whole"))
+    rewound(tmp_path / "runs/whole", "run", 20)
     spec = str(write_spec())
-    train(0, spec)
-    for later in (tmp_path / "runs/run/checkpoints").glob("step_00000020*"):
-        later.unlink()
     state = load_checkpoint(_saved(tmp_path, "run", 10))
     del state["noise_scale"], state["experiment"]["ema.decay"]
     save_checkpoint(_saved(tmp_path, "run", 10), state)

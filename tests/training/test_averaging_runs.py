@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from summit_train.training.averaging import AveragingStep
 from summit_train.training.checkpoint import learner_path, load_checkpoint, load_newest
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, final_state
-from tests.worlds import PATIENCE_S, command, needs_ranks, start, train, train_each
+from tests.worlds import command, needs_ranks, train, train_each, train_signalled
 
 pytestmark = pytest.mark.xdist_group("averaging")
 
@@ -73,20 +74,6 @@ def test_the_averages_are_recorded_and_whole_epochs_need_no_learners_files(runs:
         assert len(_records(runs / f"on{ranks}", "step")) == 10
 
 
-_KILLED_IN_MID_ROUND = """
-import os, signal, sys
-from summit_train.__main__ import main
-from summit_train.training.averaging import AveragingStep
-honest, at = AveragingStep.__call__, int(sys.argv[2])
-def call(self, batches, *arguments, **options):
-    if batches[0].step + 1 == at:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return honest(self, batches, *arguments, **options)
-AveragingStep.__call__ = call
-sys.exit(main(["train", sys.argv[1], "checkpoint.every_minutes=1e-9"]))
-"""
-
-
 LONG_ROUNDS = {**EIGHT, "parallel": {"method": "averaging", "period": 7}, "precision": "fp64"}
 
 
@@ -96,9 +83,8 @@ def killed(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     every second step, so its newest is of step 9; it is copied before it goes on."""
     folder = tmp_path_factory.mktemp("killed")
     spec = spec_writer(motion_set, folder)("killed", **LONG_ROUNDS)
-    process = start(0, "-c", _KILLED_IN_MID_ROUND, str(spec), "10")
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == -signal.SIGKILL
+    often = "checkpoint.every_minutes=1e-9"
+    assert train_signalled(spec, signal.SIGKILL, 10, often, kind=AveragingStep)[0] == -signal.SIGKILL
     return folder
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 
 from summit_train.models.catalog import ARCHITECTURES
 from tests.conftest import spec_writer
-from tests.runs import assert_bit_equal, final_state
+from tests.runs import assert_bit_equal, final_state, rewound
 from tests.worlds import needs_ranks, train_each
 
 pytestmark = [needs_ranks, pytest.mark.xdist_group("networks")]
@@ -59,10 +58,7 @@ def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_each(0, specs["alone"].values())
     train_each(2, specs["together"].values())
     for name in NETWORKS:
-        resumed = folder / "runs" / f"resumed_{name}"
-        shutil.copytree(folder / "runs" / f"together_{name}", resumed)
-        for later in (resumed / "checkpoints").glob("step_00000004*"):
-            later.unlink()
+        rewound(folder / "runs" / f"together_{name}", f"resumed_{name}", 4)
     train_each(2, specs["resumed"].values())
     return folder / "runs"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -11,9 +12,34 @@ from pathlib import Path
 import pytest
 
 from summit_train.training.checkpoint import load_checkpoint, save_checkpoint
-from tests.conftest import WriteSpec
+from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, final_state, steps_of
-from tests.worlds import PATIENCE_S, command, start, succeed, train
+from tests.worlds import PATIENCE_S, command, start, succeed, train, train_signalled
+
+pytestmark = pytest.mark.xdist_group("run")
+
+
+@pytest.fixture(scope="module")
+def whole(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run of two epochs that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(0, spec_writer(motion_set, folder)("whole"))
+    return folder / "runs/whole"
+
+
+@pytest.fixture(scope="module")
+def one_epoch(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run of one epoch."""
+    folder = tmp_path_factory.mktemp("one_epoch")
+    train(0, spec_writer(motion_set, folder)("run", schedule={"epochs": 1}))
+    return folder / "runs/run"
+
+
+@pytest.fixture
+def done(write_spec: WriteSpec, one_epoch: Path, tmp_path: Path) -> str:
+    """The spec of a copy of `one_epoch`, below the test's own folder."""
+    shutil.copytree(one_epoch, tmp_path / "runs/run")
+    return str(write_spec(schedule={"epochs": 1}))
 
 
 def _wait_for_step(run: Path, step: int, process: object) -> None:
@@ -24,34 +50,28 @@ def _wait_for_step(run: Path, step: int, process: object) -> None:
         time.sleep(0.01)
 
 
-def test_a_killed_run_ends_bit_equal_to_one_that_was_not(write_spec: WriteSpec, tmp_path: Path) -> None:
-    """SIGKILL in the middle of the second epoch; also from a checkpoint in the middle of one, after SIGUSR2."""
-    whole, killed = str(write_spec("whole")), str(write_spec("killed"))
-    train(0, whole)
-    process = start(0, "-m", "summit_train", "train", killed)
-    _wait_for_step(tmp_path / "runs/killed", 13, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+def test_a_killed_run_ends_bit_equal_to_one_that_was_not(write_spec: WriteSpec, tmp_path: Path, whole: Path) -> None:
+    """SIGKILL in the middle of the second epoch."""
+    killed = str(write_spec("killed"))
+    assert train_signalled(killed, signal.SIGKILL, 14)[0] == -signal.SIGKILL
     assert not (tmp_path / "runs/killed/checkpoints/step_00000020.pt").exists()
     output = train(0, killed)
     assert "step_00000010.pt" in output
-    assert_bit_equal(final_state(tmp_path / "runs/whole"), final_state(tmp_path / "runs/killed"))
+    assert_bit_equal(final_state(whole), final_state(tmp_path / "runs/killed"))
     assert steps_of(tmp_path / "runs/killed")[-10:] == list(range(11, 21))
 
 
-def test_a_run_asked_to_stop_exits_85_in_mid_epoch_and_goes_on_bit_equal(write_spec: WriteSpec, tmp_path: Path) -> None:
-    whole, stopped = str(write_spec("whole")), str(write_spec("stopped"))
-    train(0, whole)
-    process = start(0, "-m", "summit_train", "train", stopped)
-    _wait_for_step(tmp_path / "runs/stopped", 3, process)
-    os.kill(process.pid, signal.SIGUSR2)
-    output, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 85, output
+def test_a_run_asked_to_stop_exits_85_in_mid_epoch_and_goes_on_bit_equal(
+    write_spec: WriteSpec, tmp_path: Path, whole: Path
+) -> None:
+    stopped = str(write_spec("stopped"))
+    status, output = train_signalled(stopped, signal.SIGUSR2, 4)
+    assert status == 85, output
     saved = sorted(p.name for p in (tmp_path / "runs/stopped/checkpoints").glob("*.pt"))
-    assert len(saved) == 1 and saved[0] not in ("step_00000010.pt", "step_00000020.pt")
+    assert saved == ["step_00000006.pt"]  # it came in step 4, the ranks vote in step 5 and read the vote in step 6
     assert "stopped by SIGUSR2" in output and saved[0] in output
     train(0, stopped)
-    assert_bit_equal(final_state(tmp_path / "runs/whole"), final_state(tmp_path / "runs/stopped"))
+    assert_bit_equal(final_state(whole), final_state(tmp_path / "runs/stopped"))
 
 
 def _stop_while_starting(spec: str) -> tuple[int, str]:
@@ -117,28 +137,22 @@ def test_minutes_between_checkpoints_work_in_mid_epoch(write_spec: WriteSpec, tm
     assert [p.name for p in (tmp_path / "runs/run/checkpoints").glob("*.pt")] == ["step_00000010.pt"]
 
 
-def test_started_again_when_done_it_trains_no_step(write_spec: WriteSpec, tmp_path: Path) -> None:
-    spec = str(write_spec(schedule={"epochs": 1}))
-    train(0, spec)
-    train(0, spec)
+def test_started_again_when_done_it_trains_no_step(done: str, tmp_path: Path) -> None:
+    train(0, done)
     assert steps_of(tmp_path / "runs/run") == list(range(1, 11))
 
 
-def test_another_experiment_is_refused_with_the_difference(write_spec: WriteSpec, tmp_path: Path) -> None:
-    spec = str(write_spec(schedule={"epochs": 1}))
-    train(0, spec)
-    status, output = command(0, "train", spec, "optimizer.momentum=0.5", "model.width=0.25")
+def test_another_experiment_is_refused_with_the_difference(done: str, tmp_path: Path) -> None:
+    status, output = command(0, "train", done, "optimizer.momentum=0.5", "model.width=0.25")
     assert status == 2 and "Traceback" not in output
     assert "optimizer.momentum: the checkpoint has 0.9, this run 0.5" in output
     assert "model.width: the checkpoint has 0.125, this run 0.25" in output and "--force-resume" in output
-    assert "forced: optimizer.momentum" in train(0, spec, "optimizer.momentum=0.5", "--force-resume")
+    assert "forced: optimizer.momentum" in train(0, done, "optimizer.momentum=0.5", "--force-resume")
 
 
 def test_a_checkpoint_older_than_the_keys_of_the_recipe_goes_on_but_not_with_another_solver(
-    write_spec: WriteSpec, tmp_path: Path
+    done: str, tmp_path: Path
 ) -> None:
-    spec = str(write_spec(schedule={"epochs": 1}))
-    train(0, spec)
     path = tmp_path / "runs/run/checkpoints/step_00000010.pt"
     state = load_checkpoint(path)
     first = {
@@ -151,16 +165,14 @@ def test_a_checkpoint_older_than_the_keys_of_the_recipe_goes_on_but_not_with_ano
             del state["experiment"][key]
     assert "optimizer.trust_ratio" not in state["experiment"] and "schedule.milestones" not in state["experiment"]
     save_checkpoint(path, state)
-    assert "goes on from" in train(0, spec)
-    status, output = command(0, "train", spec, "optimizer.name=adam", "--force-resume")
+    assert "goes on from" in train(0, done)
+    status, output = command(0, "train", done, "optimizer.name=adam", "--force-resume")
     assert status == 2 and "Traceback" not in output
     assert "step_00000010.pt has another solver's state, which adam cannot use" in output
 
 
-def test_where_it_lies_and_how_fast_it_comes_is_no_other_experiment(write_spec: WriteSpec, tmp_path: Path) -> None:
-    spec = str(write_spec(schedule={"epochs": 1}))
-    train(0, spec)
-    train(0, spec, "data.workers=1", "evaluate.clips=2", "checkpoint.keep=3")
+def test_where_it_lies_and_how_fast_it_comes_is_no_other_experiment(done: str, tmp_path: Path) -> None:
+    train(0, done, "data.workers=1", "evaluate.clips=2", "checkpoint.keep=3")
 
 
 def test_a_second_run_in_the_same_directory_is_refused(write_spec: WriteSpec, tmp_path: Path) -> None:

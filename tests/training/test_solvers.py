@@ -6,7 +6,6 @@ All of them with an average of the weights and a noise scale, which are parts of
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 
 from summit_train.optim.keys import OptimizerSpec
 from tests.conftest import spec_writer
-from tests.runs import assert_bit_equal, final_state
+from tests.runs import assert_bit_equal, final_state, rewound
 from tests.worlds import needs_ranks, run, train_each
 
 pytestmark = [needs_ranks, pytest.mark.xdist_group("solvers")]
@@ -77,12 +76,10 @@ def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in SOLVERS:
         saved = {path.suffix for path in (folder / "runs" / f"killed_{name}" / "checkpoints").glob("*step_00000004*")}
         assert saved == {".writing", ".sha256"}
-    train_each(1, [specs[place, name] for place in ("alone", "killed") for name in SOLVERS])
+    train_each(0, [specs[place, name] for place in ("alone", "killed") for name in SOLVERS])
     train_each(2, [specs["together", name] for name in SOLVERS])
     for name in SOLVERS:
-        shutil.copytree(folder / "runs" / f"together_{name}", folder / "runs" / f"resumed_{name}")
-        for later in (folder / "runs" / f"resumed_{name}" / "checkpoints").glob("step_00000004*"):
-            later.unlink()
+        rewound(folder / "runs" / f"together_{name}", f"resumed_{name}", 4)
     train_each(2, [specs["resumed", name] for name in SOLVERS])
     return folder / "runs"
 
