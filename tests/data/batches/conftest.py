@@ -72,9 +72,9 @@ def grey(frames: np.ndarray) -> list[int]:
     return [round(int(frame.min()) / GREY_STEP) for frame in frames]
 
 
-def until(condition: Callable[[], bool]) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 20) -> bool:
     """Wait for something that other processes do."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
