@@ -76,11 +76,14 @@ def file_sha256(path: str | Path) -> str:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Wait for the lock on this file and hold it for the block. A missing folder is made."""
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock on this file for the block. A missing folder is made.
+
+    wait: until another process has released it; else BlockingIOError is raised.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
+        fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
 
 

@@ -125,7 +125,8 @@ class DataSpec(Section):
     val: PathText
     """Validation set, in the same forms."""
     root: PathText | None = None
-    """Folder that relative video paths start at; null: the manifest's own folder."""
+    """Folder that relative video paths start at; null: each manifest's own folder. A folder that lacks the first clip
+    is refused if the manifest's own folder has it."""
     modality: ModalityName = "rgb"
     """rgb: pictures; flow: optical flow, as `data flow` makes it of the videos."""
     flow_length: Annotated[int, Field(ge=1, le=64)] = 5

@@ -22,7 +22,8 @@ from itertools import chain, islice
 from pathlib import Path
 
 from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest
-from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, file_tables, folder_tables, is_video
+from summit_train.data.manifest.reading import read_rows
+from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, folder_tables, is_video
 from summit_train.data.video.clips import probe_folder
 from summit_train.data.video.decode import probe
 from summit_train.data.video.source import MISSING, NO_HURRY, DecodeError, VideoInfo, load_video, worker_pool
@@ -180,16 +181,14 @@ def list_videos(source: str | Path, root: str | Path | None = None) -> Listing:
     """List the videos to index.
 
     source: a folder with a folder for each class; a folder of videos, which is one class with the folder's
-    name; or a manifest, whose labels, groups, directions and spans are kept and whose paths are relative to `root`
+    name; or a manifest, whose columns are kept and whose paths are relative to `root`
     (default: the manifest's folder). Raises ManifestError where there is no video, and for videos beside class
     folders: their class is unknown.
     """
     source = Path(source)
     if not source.is_dir():
         manifest = read_manifest(source)
-        groups = (group for t in file_tables(source) for group in t.cells.get("group", [""] * len(t.lines)))
-        listed = [replace(manifest.row(clip), group=group or None) for clip, group in enumerate(groups)]
-        return Listing(Path(root or source.parent), listed, manifest.classes, Counter())
+        return Listing(Path(root or source.parent), list(read_rows(manifest)), manifest.classes, Counter())
     entries = sorted(os.scandir(source), key=lambda entry: entry.name)
     beside = [ManifestRow(entry.name, 0) for entry in entries if entry.is_file() and is_video(entry.name)]
     has_folders = any(entry.is_dir() and not entry.name.startswith(".") for entry in entries)

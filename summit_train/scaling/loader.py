@@ -31,7 +31,7 @@ from summit_train.spec import DataSpec
 STAGES: Mapping[str, tuple[str, ...]] = {
     "read": ("posix.", "_io.", "zlib.crc32", "sha256", "data/packed/", "genericpath"),
     "open": ("av.container", "av.codec.context.create", "context.py"),
-    "seek": ("_demuxed", "_held", "decode.py:__init__", "decode.py:spans", "flush_buffers", "video/source.py"),
+    "seek": ("decode.py:demuxed", "_held", "decode.py:__init__", "decode.py:spans", "flush_buffers", "video/source.py"),
     "decode": ("'decode' of 'av.", "video/decode.py", "video/pictures.py"),
     "resize": ("'reformat' of 'av.", "render.py", "to_ndarray"),
     "augment": ("augment.py", "rng.py"),
@@ -82,9 +82,7 @@ def sampled(subject: Subject, clips: int, folder: Path) -> Iterator[Subject]:
     assert isinstance(store, FileStore)
     num_clips, rows = min(clips, subject.clips), []
     for clip in (place * subject.clips // num_clips for place in range(num_clips)):
-        digest = manifest.sha256(clip)
-        sha256 = None if digest is None else digest.hex()
-        rows.append(replace(manifest.row(clip), path=os.path.abspath(store.path(clip)), sha256=sha256))
+        rows.append(replace(manifest.row(clip), path=os.path.abspath(store.path(clip))))
     write_manifest(folder / "sample.csv", rows)
     sample = FileStore(read_manifest(folder / "sample.csv"), "/", store.limits)
     yield Subject("raw", subject.data, sample, subject.seed)

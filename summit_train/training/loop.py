@@ -91,17 +91,22 @@ def batches_between(
 
     rung: the batch; None: the first of the run.
     """
-    kept, rung = kept_clips(spec.data, manifest), rung or plan.ladder[0]
-    counts = (plan.virtual_gpus, rung.clips_per_gpu, rung.steps_per_epoch)
+    kept = kept_clips(spec.data, manifest)
     return training_batches(
         spec.data,
         open_store(spec.data, manifest),
-        Order(len(kept), spec.seed, *counts, numbers_per_epoch=plan.steps_per_epoch),
+        clip_order(plan, rung or plan.ladder[0], spec.seed, len(kept)),
         world.rank,
         world.size,
         range(start_step, end_step),
         kept,
     )
+
+
+def clip_order(plan: Plan, rung: Rung, seed: int, num_clips: int) -> Order:
+    """Return the order in which a run of this batch trains on its kept clips."""
+    counts = (plan.virtual_gpus, rung.clips_per_gpu, rung.steps_per_epoch)
+    return Order(num_clips, seed, *counts, numbers_per_epoch=plan.steps_per_epoch)
 
 
 class Feed:

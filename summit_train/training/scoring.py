@@ -73,7 +73,7 @@ class Scorer:
 
         results: gives those of some videos, in their order, while `model` is in evaluation mode.
         """
-        mine = kept.ids(np.arange(self.world.rank, len(kept), self.world.size)).tolist()
+        mine = kept.videos_of(self.world.rank, self.world.size).tolist()
         was_training = model.training
         model.eval()
         scores: list[NDArray[np.float64]] = []

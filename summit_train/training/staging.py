@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from summit_train.data.batches.order import Order
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.data.packed.stage import Clips, Staged, Staging
+from summit_train.training.loop import clip_order
 from summit_train.training.run import Run
 from summit_train.training.watch import Watchdog
 
@@ -39,19 +40,21 @@ def stage_sets(run: Run, watchdog: Watchdog) -> list[str]:
 
 
 def _stage(run: Run, watchdog: Watchdog, manifest: Manifest, ranks: Sequence[int]) -> Staged:
-    def needed() -> Iterable[Clips]:
-        """Return the clips that the ranks of this node read, in the order of use."""
-        if manifest is not run.train_manifest:
-            everyone = np.arange(len(manifest))
-            return [everyone[np.isin(everyone % run.world.size, ranks)]]
-        plan, kept = run.plan, kept_clips(run.spec.data, manifest)
-        order = Order(len(kept), run.spec.seed, plan.virtual_gpus, plan.clips_per_gpu, plan.steps_per_epoch)
-        return map(kept.ids, order.clips_of_ranks(ranks, plan.ranks, range(run.start_step, plan.total_steps)))
-
+    needed = partial(needed_clips, run, manifest, ranks)
     staging = Staging(Path(manifest.source), Path(str(run.spec.data.stage)), needed)
     for _ in staging.work():
         watchdog.at(f"copying {manifest.source} to {staging.folder}")
     return staging.result
+
+
+def needed_clips(run: Run, manifest: Manifest, ranks: Sequence[int]) -> Iterator[Clips]:
+    """Yield the clips that these ranks read from now on, in the order of use, should the batch not grow further."""
+    plan, kept = run.plan, kept_clips(run.spec.data, manifest)
+    if manifest is run.train_manifest:
+        order = clip_order(plan, run.growth.rung, run.spec.seed, len(kept))
+        yield from map(kept.ids, order.clips_of_ranks(ranks, plan.ranks, range(run.start_step, plan.total_steps)))
+    else:
+        yield np.sort(np.concatenate([kept.videos_of(rank, plan.ranks) for rank in ranks]))
 
 
 def _notes(stage: str, nodes: Sequence[Sequence[Staged]]) -> list[str]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from summit_train.__main__ import main
 from summit_train.commands.data.packs import parse_size, size_text
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.video.encode import write_video
+from tests.worlds import ROOT
 
 
 @pytest.fixture
@@ -36,6 +39,39 @@ def test_packing_says_what_there_is_and_how_to_use_it(manifest: Path, capsys: py
     assert packed.frame_counts.tolist() == [5, 5, 5]
     assert _pack(manifest, "--kind", "jpeg", "--short-side", "8", "--every", "2", "--workers", "1") == 0
     assert "is packed already; `data verify` checks it" in capsys.readouterr().out
+
+
+_PACKING = """
+import pathlib, sys
+from summit_train.data.packed.pack import alone_in
+with alone_in(pathlib.Path(sys.argv[1])):
+    (pathlib.Path(sys.argv[1]) / ".000000.tar.1.writing").touch()
+    print("packing", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_packing_into_the_same_folder_is_refused(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = manifest.parent / "out"
+    words = [sys.executable, "-c", _PACKING, str(out)]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"packing\n"
+        before = sorted(out.rglob("*"))
+        assert _pack(manifest, "--kind", "bytes", "--workers", "0") == 2
+        assert f"{out}: another process is packing into it; wait for it" in capsys.readouterr().err
+        assert sorted(out.rglob("*")) == before
+        other.communicate(b"")
+    (out / ".000000.tar.1.writing").unlink()
+    assert _pack(manifest, "--kind", "bytes", "--workers", "0") == 0
+    assert not (out / ".packing").exists()
+
+
+def test_a_folder_with_other_files_stays_as_it_is(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    videos = manifest.parent / "videos"
+    before = sorted(videos.rglob("*"))
+    assert main(["data", "pack", str(manifest), str(videos), "--root", str(videos), "--kind", "bytes"]) == 2
+    assert "there is something in it" in capsys.readouterr().err
+    assert sorted(videos.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from summit_train.data.video.decode import demuxed
 from summit_train.scaling.loader import OTHER, core_rate, stage_of, verdict
 
 
@@ -11,7 +12,7 @@ from summit_train.scaling.loader import OTHER, core_rate, stage_of, verdict
         ("/x/summit_train/data/packed/read.py", "_read", "read"),
         ("~", "<built-in method posix.pread>", "read"),
         ("~", "<built-in method zlib.crc32>", "read"),
-        ("/x/summit_train/data/video/decode.py", "_demuxed", "seek"),
+        ("/x/summit_train/data/video/decode.py", demuxed.__name__, "seek"),
         ("/x/summit_train/data/video/decode.py", "_jumped", "decode"),
         ("/x/summit_train/data/video/render.py", "put", "resize"),
         ("~", "<method 'decode' of 'av.video.stream.VideoStream' objects>", "decode"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from summit_train.commands.ranks import session, this_launch
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.format import PackError, Packing, read_pack
-from summit_train.data.packed.pack import Job, begin, finish, missing_shards, pack_shards
+from summit_train.data.packed.pack import Job, alone_in, begin, finish, missing_shards, pack_shards
 from summit_train.data.packed.read import stray_files, verify_files
 from summit_train.data.packed.stage import Staging
 from summit_train.data.video.flow import BOUND, METHODS, PRESET, PRESETS, flow_method
@@ -117,8 +118,10 @@ def _work(args: argparse.Namespace, packing: Packing) -> int:
     """Make the packed set; return 0."""
     manifest = read_manifest(args.manifest)
     store = FileStore(manifest, located_root(args.root, manifest))
-    with session(this_launch()) as world:
+    with session(this_launch()) as world, ExitStack() as held:
         workers = num_workers(args.workers, world, least=0)
+        if world.rank == 0:
+            held.enter_context(alone_in(args.out))
         job = world.broadcast(begin(store, args.out, packing, args.shard_size, workers) if world.rank == 0 else None)
         if job is not None:
             mine = world.broadcast(missing_shards(job))[world.rank :: world.size]

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from summit_train.data.video.source import DecodeError, prepare_reader
+from summit_train.data.video.source import DecodeError, claim_leftovers, prepare_reader
 from summit_train.errors import RunFailed
 
 PREFETCHED_PER_WORKER = 2
@@ -175,6 +175,8 @@ class Batches(Generic[Batch]):
 
 def _data_loader(dataset: Board, keys: Iterable[Key], num_workers: int) -> DataLoader[Any]:
     """Return a loader that asks the dataset for whole batches by key (batch_size=None: no collation)."""
+    if num_workers:
+        claim_leftovers()
     # Forking a process that has MPI, CUDA or threads is unsafe; workers are forked from a clean one.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["summit_train.data.batches.loader"])

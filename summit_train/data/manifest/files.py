@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from summit_train.data.manifest.reading import Manifest
-from summit_train.data.manifest.tables import DTYPES
+from summit_train.data.manifest.tables import DTYPES, ManifestError
 from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_flow_views, read_folder_views, read_views
 from summit_train.data.video.source import LIMITS, Limits, load_video
 
@@ -64,13 +64,19 @@ def plain_manifest(paths: Sequence[str]) -> Manifest:
 
 
 def located_root(root: str | None, manifest: Manifest) -> str:
-    """Return where relative paths start: `root` (data.root), or the manifest's folder where only that has clip 0.
+    """Return where relative paths start: `root` (data.root, --root), or without one the manifest's own folder.
 
-    Where neither has it, the result is data.root, and reading the first clip raises the error.
+    Raises ManifestError for a root that is no folder, and for one that lacks the first clip where the manifest's own
+    folder has it.
     """
-    beside = os.path.dirname(manifest.source)
+    beside, first = os.path.dirname(manifest.source), manifest.path(0)
     if root is None:
         return beside
-    first = manifest.path(0)
-    is_beside = not os.path.exists(os.path.join(root, first)) and os.path.exists(os.path.join(beside, first))
-    return beside if is_beside else root
+    if os.path.exists(os.path.join(root, first)):
+        return root
+    what = f"the root must be the folder where the paths in {manifest.source} start, got {root}"
+    if os.path.exists(os.path.join(beside, first)):
+        raise ManifestError(f"{what}, which lacks {first}; it is in the manifest's own folder: try without a root")
+    if not os.path.isdir(root) and not os.path.isabs(first):
+        raise ManifestError(f"{what}: no such folder")
+    return root

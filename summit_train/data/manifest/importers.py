@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from summit_train.data.manifest.reading import ManifestRow
+from summit_train.data.manifest.rows import ManifestRow
 from summit_train.data.manifest.tables import (
     VIDEO_EXTENSIONS,
     ManifestError,

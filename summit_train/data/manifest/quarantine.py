@@ -45,6 +45,10 @@ class Kept:
         found: NDArray[np.int64] = places + np.searchsorted(kept_before, places, side="right")
         return found
 
+    def videos_of(self, rank: int, ranks: int) -> NDArray[np.int64]:
+        """Return the manifest's numbers of the clips that a rank scores: the kept ones at rank, rank + ranks, ..."""
+        return self.ids(np.arange(rank, len(self), ranks))
+
     def fingerprint(self) -> str | None:
         """Return 32 hexadecimal digits of the excluded clips, None where there is none."""
         digest = hashlib.blake2b(self.excluded.astype("<i8").tobytes(), digest_size=16, person=b"quarantine")

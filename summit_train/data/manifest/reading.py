@@ -6,14 +6,12 @@ clips then cost a process only the pages that it touches, and a loader worker re
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.data.manifest.columns import StoredRows, cached_folder, file_key, map_column, write_table
+from summit_train.data.manifest.rows import ManifestRow
 from summit_train.data.manifest.tables import (
     CLASSES_FILE,
     DTYPES,
@@ -33,49 +32,19 @@ from summit_train.data.manifest.tables import (
     opened,
     parse_table,
 )
-from summit_train.data.video.span import TO_THE_END, WHOLE, Span
+from summit_train.data.video.span import WHOLE, Span
 from summit_train.files import write_json, write_text
 
 # Each process parses a smaller file itself: that is quick and leaves nothing beside the file.
 CACHED_BYTES = 8 << 20
 # A packed set: its record, the columns of its manifest, and the folder that exists until it is finished.
 PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER = "pack.json", "manifest", ".packing"
+# The columns of a list that `read_rows` parses; it copies the others.
+_KNOWN = {"path", "label", "num_frames", "group", "sha256", "reversed", "start_frame", "end_frame"}
 _FORMAT = "columns 3"
 _ABOUT = "columns.json"
 # Columns are hashed in pieces of this many rows, without a copy of the whole.
 _AT_ONCE = 1 << 20
-
-
-@dataclass(frozen=True)
-class ManifestRow:
-    """One clip as it is written. label: an integer or a class name. None becomes an empty cell.
-
-    num_frames: of the video. start_frame, end_frame: of a clip that is a span of it; the end is exclusive.
-    duration, codec: for people, not read back: lists from elsewhere may use these names for other things.
-    """
-
-    path: str
-    label: int | str
-    num_frames: int | None = None
-    fps: float | None = None
-    width: int | None = None
-    height: int | None = None
-    group: str | None = None
-    sha256: str | None = None
-    reversed: bool = False
-    start_frame: int | None = None
-    end_frame: int | None = None
-    duration: float | None = None
-    codec: str | None = None
-
-    @property
-    def span(self) -> Span:
-        """Return the clip's frames in its video."""
-        return Span(self.start_frame or 0, TO_THE_END if self.end_frame is None else self.end_frame)
-
-    def with_span(self, span: Span) -> ManifestRow:
-        """Return the row with other frames of the video."""
-        return replace(self, start_frame=span.start or None, end_frame=None if span.end == TO_THE_END else span.end)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,9 +127,15 @@ class Manifest:
         return bool(np.any(self.spans["start"] != WHOLE.start) or np.any(self.spans["end"] != WHOLE.end))
 
     def row(self, index: int) -> ManifestRow:
-        """Return a clip as it is written."""
-        path, label, num_frames = self.path(index), self.label(index), self.num_frames(index)
-        return ManifestRow(path, label, num_frames, reversed=self.is_reversed(index)).with_span(self.span(index))
+        """Return a clip as it is written, without the columns that training does not read (see `read_rows`)."""
+        path, label, num_frames, digest = (
+            self.path(index),
+            self.label(index),
+            self.num_frames(index),
+            self.sha256(index),
+        )
+        row = ManifestRow(path, label, num_frames, sha256=digest.hex() if digest else None)
+        return replace(row, reversed=self.is_reversed(index)).with_span(self.span(index))
 
     @property
     def num_classes(self) -> int:
@@ -280,6 +255,20 @@ def _cached(source: Path, classes: tuple[str, ...] | None) -> Path | None:
     return cached_folder(source, key, build)
 
 
+def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
+    """Yield every clip as it is written, with all columns of its list. Raises ManifestError."""
+    if manifest.is_packed or manifest.folder:
+        yield from map(manifest.row, range(len(manifest)))
+        return
+    clips = count()
+    for table in file_tables(Path(manifest.source)):
+        groups = table.cells.get("group", [""] * len(table.lines))
+        others = {name: cells for name, cells in table.cells.items() if name not in _KNOWN}
+        for line, group in enumerate(groups):
+            cells = tuple((name, column[line]) for name, column in others.items())
+            yield replace(manifest.row(next(clips)), group=group or None, others=cells)
+
+
 def open_columns(folder: Path, source: str) -> Manifest:
     """Open the manifest in a folder that `write_columns` filled. Raises ManifestError where it is damaged."""
     try:
@@ -371,16 +360,3 @@ def check_beside(manifest: Path, classes: tuple[str, ...] | None, source: Path) 
     if classes_beside(manifest) not in (None, classes):
         names = manifest.parent / CLASSES_FILE
         raise ManifestError(f"{names}: has other classes than {source}; write to another folder")
-
-
-def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
-    """Write a manifest CSV, whole or not at all. Optional columns that no row fills are left out."""
-    rows = list(rows)
-    first, second, *optional = [field.name for field in fields(ManifestRow)]
-    names = [first, second, *(n for n in optional if any(getattr(row, n) not in (None, False) for row in rows))]
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    cells = ([getattr(row, name) for name in names] for row in rows)
-    writer.writerows([int(cell) if isinstance(cell, bool) else cell for cell in row] for row in cells)
-    write_text(path, text.getvalue())

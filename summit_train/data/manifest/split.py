@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from summit_train import rng
-from summit_train.data.manifest.reading import Manifest, ManifestRow, read_manifest, write_classes, write_manifest
+from summit_train.data.manifest.reading import Manifest, read_manifest, read_rows, write_classes
+from summit_train.data.manifest.rows import ManifestRow, write_manifest
 from summit_train.data.manifest.tables import ManifestError
 
 # Shuffles that are tried where groups of several classes leave a part without a class.
@@ -45,9 +46,10 @@ class Splitting:
 def split_manifest(manifest: str | Path, out: str | Path, how: Splitting) -> list[Fold]:
     """Write out/fold1 .. out/foldN, each with train.csv, val.csv and classes.txt.
 
-    The parts have as equal shares of each class as the groups allow. They depend on the clips and the seed, not on the
-    manifest's order. Raises ManifestError where the expression is bad, there are fewer groups than folds, a class
-    cannot be on both sides of every fold, or both directions are wanted of clips that are reversed already.
+    Every column of the manifest is kept. The parts have as equal shares of each class as the groups allow. They depend
+    on the clips and the seed, not on the manifest's order. Raises ManifestError where the expression is bad, there are
+    fewer groups than folds, a class cannot be on both sides of every fold, or both directions are wanted of clips that
+    are reversed already.
     """
     source = read_manifest(manifest)
     names = source.class_names
@@ -80,7 +82,7 @@ def _chosen(source: Manifest, names: Sequence[str], how: Splitting) -> list[Mani
     unknown = sorted(set(how.only) - set(names))
     if unknown:
         raise ManifestError(f"{source.source}: there is no class {unknown[0]!r}; valid: {', '.join(names)}")
-    rows = [source.row(i) for i in range(len(source)) if not how.only or names[source.label(i)] in how.only]
+    rows = [row for row in read_rows(source) if not how.only or names[int(row.label)] in how.only]
     backwards = next((row.path for row in rows if row.reversed), None)
     if how.both_directions and backwards is not None:
         raise ManifestError(f"{source.source}: {backwards} is reversed already; both directions want unreversed clips")

@@ -12,7 +12,7 @@ import shutil
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, count, groupby, islice, starmap, takewhile
 from pathlib import Path
@@ -45,8 +45,9 @@ from summit_train.data.packed.payload import Sample, make_samples
 from summit_train.data.video.flow import PRESETS
 from summit_train.data.video.source import DecodeError, worker_pool
 from summit_train.data.video.span import WHOLE
-from summit_train.files import replacing, write_json
+from summit_train.files import locked, replacing, write_json
 
+_LOCK = "lock"
 _SAMPLED_CLIPS = 16
 _READ_AHEAD = 2  # clips of each worker
 
@@ -73,6 +74,24 @@ class Job:
     def part(self, shard: int) -> Path:
         """Return the path of a finished shard's part of the index."""
         return self.folder / PACKING_FOLDER / f"{shard:06}.npz"
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes from packing into this folder for the block. Raises PackError where one does."""
+    working, is_new = folder / PACKING_FOLDER, not folder.exists()
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(working / _LOCK, wait=False))
+        except BlockingIOError as error:
+            raise PackError(f"{folder}: another process is packing into it; wait for it, or pack elsewhere") from error
+        try:
+            yield
+        finally:
+            if working.is_dir() and [path.name for path in working.iterdir()] == [_LOCK]:  # nothing was begun
+                shutil.rmtree(working)
+                if is_new:
+                    folder.rmdir()
 
 
 def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, workers: int) -> Job | None:

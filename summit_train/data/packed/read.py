@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -49,6 +50,10 @@ _CHANGED = "is not what was packed: its checksum differs (`data verify` says wha
 _NAMED_CLIPS = 5
 
 
+class _DamagedError(DecodeError):
+    """A clip's bytes cannot be read from a shard, or are not those that were packed."""
+
+
 def staged_folder(dest: str | Path, packed: str | Path) -> Path:
     """Return the folder of a packed set's copy below `dest`; a changed set has another one. Raises PackError."""
     digest = hashlib.sha256(read_pack(packed).text().encode()).hexdigest()
@@ -92,6 +97,14 @@ class ShardStore:
         return np.memmap(path, np.uint8, "r") if fits else None
 
     @cached_property
+    def _shared(self) -> ShardStore:
+        return ShardStore(self.manifest, None, self.limits)
+
+    @cached_property
+    def _damaged(self) -> set[str]:
+        return set()
+
+    @cached_property
     def _files(self) -> dict[str, IO[bytes]]:
         return {}
 
@@ -100,17 +113,28 @@ class ShardStore:
 
         Of a span the numbers are its own; where pictures are packed, only its pictures are. In a set of flow `choose`
         gives numbers of pictures, from 0 to 2 F - 1, for the number of fields F; the pictures are grey, see
-        `clips.read_flow_views`.
+        `clips.read_flow_views`. A local shard that is damaged is reported, and the shared one read in its place.
         """
         place = self._index.place(clip)
         path = self._path(clip, place)
+        try:
+            return self._read_from(path, clip, place, choose, views_of)
+        except _DamagedError as error:
+            if self.local is None or Path(path).parent == Path(self.manifest.source):
+                raise
+            note = "summit-train: warning: %s; this shard is read from %s instead"
+            logging.getLogger(__name__).warning(note, error, self.manifest.source)
+            self._damaged.add(path)
+            return self._shared.read_views(clip, choose, views_of)
+
+    def _read_from(self, path: str, clip: int, place: Place, choose: Choose, views_of: ViewsOf) -> Frames:
         name = f"{path}:{self.manifest.path(clip)}"
         facts = facts_of(self.manifest, clip, place.width, place.height)
         if place.num_pictures:
             return self._read_pictures(name, path, place, facts, choose, views_of)
         content = self._read(name, path, place, 0, place.length)
         if zlib.crc32(content, facts.checksum()) != place.checksum:
-            raise DecodeError(name, _CHANGED)
+            raise _DamagedError(name, _CHANGED)
         choose, num_frames = facts.span.chosen_in(name, choose), self.manifest.num_frames(clip)
         return read_views(Encoded(name, content), choose, views_of, num_frames, limits=self.limits)
 
@@ -121,10 +145,10 @@ class ShardStore:
         edges = np.concatenate([np.zeros(1, np.int64), rows["end"]])  # picture n from edges[n] to edges[n + 1]
         is_index_right = np.all(np.diff(edges) > 0) and edges[-1] == place.length and base == place.checksum
         if not is_index_right:
-            raise DecodeError(name, _CHANGED)
+            raise _DamagedError(name, _CHANGED)
         num_frames = packing.num_frames(name, facts)
         if len(rows) != packing.num_packed(num_frames):
-            raise DecodeError(name, _CHANGED)
+            raise _DamagedError(name, _CHANGED)
 
         packed: NDArray[np.int64] = np.asarray(choose(num_frames)) // packing.every
         pictures = dict[int, bytes]()
@@ -134,7 +158,7 @@ class ShardStore:
             for number in numbers:
                 pictures[number] = content[edges[number] - first : edges[number + 1] - first]
                 if picture_checksum(base, number, pictures[number]) != rows["checksum"][number]:
-                    raise DecodeError(name, f"picture {number} {_CHANGED}")
+                    raise _DamagedError(name, f"picture {number} {_CHANGED}")
 
         def views(width: int, height: int) -> Sequence[View]:
             # The size before packing scaled the frame down gives the same view as the video itself.
@@ -146,15 +170,16 @@ class ShardStore:
 
     def _path(self, clip: int, place: Place) -> str:
         """Return the file that has the clip: the local copy's where it has it, else the shared one."""
-        name = shard_name(place.shard)
+        name, copies = shard_name(place.shard), list[Path]()
         if self.local and (self.local / name).is_file():
-            return str(self.local / name)
+            copies.append(self.local / name)
         if self.local and self._have is not None and self._have[clip]:
-            return str(self.local / PARTIAL_FOLDER / name)
-        return os.path.join(self.manifest.source, name)
+            copies.append(self.local / PARTIAL_FOLDER / name)
+        right = (str(copy) for copy in copies if str(copy) not in self._damaged)
+        return next(right, os.path.join(self.manifest.source, name))
 
     def _read(self, name: str, path: str, place: Place, start: int, end: int) -> bytes:
-        """Return the bytes start .. end - 1 of a clip. Raises DecodeError, also where the file ends before."""
+        """Return the bytes start .. end - 1 of a clip. Raises _DamagedError, also where the file ends before."""
         try:
             file = self._files.pop(path, None) or open(path, "rb", buffering=0)  # noqa: SIM115  (closed when the oldest)
             self._files[path] = file  # the last
@@ -162,7 +187,7 @@ class ShardStore:
                 self._files.pop(next(iter(self._files))).close()
             return read_range(file, place.start + start, place.start + end)
         except OSError as error:
-            raise DecodeError(name, error.strerror or str(error)) from error
+            raise _DamagedError(name, error.strerror or str(error)) from error
 
 
 def _spans(edges: NDArray[np.int64], numbers: Sequence[int]) -> Iterator[list[int]]:

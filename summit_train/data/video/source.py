@@ -11,12 +11,18 @@ import hashlib
 import multiprocessing
 import os
 import resource
+import shutil
 import stat
+import tempfile
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
+from multiprocessing import util
 from pathlib import Path
+from typing import Any, cast
 
 from summit_train.errors import UserError
 from summit_train.files import file_sha256
@@ -180,7 +186,39 @@ def prepare_reader(worker: int = 0) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def claim_leftovers() -> None:
+    """Make the files by which this process talks to its workers bear its number; delete those of dead processes.
+
+    multiprocessing keeps semaphores in /dev/shm and a socket in the temporary folder, and deletes them at the end,
+    unless all processes of a job are killed at once. Before the number stands a digest of user, host and the numbers'
+    namespace: processes of another node or container cannot be looked up here.
+    """
+    here = f"{os.getuid()} {os.uname().nodename} {os.stat('/proc/self/ns/pid').st_ino}"
+    kind, own = f"summit-{hashlib.sha256(here.encode()).hexdigest()[:6]}", str(os.getpid())
+    config = cast(Any, multiprocessing.current_process())._config  # has no public door; the workers inherit it
+    if config["semprefix"].startswith(f"/{kind}"):
+        return
+    folder = Path(tempfile.gettempdir(), f"{kind}-{own}")  # a short name: a socket's path has at most 107 bytes
+    for left in chain(Path("/dev/shm").glob(f"sem.{kind}-*"), folder.parent.glob(f"{kind}-*")):
+        process = left.name.split("-")[2]
+        if process == own or not _is_alive(process):
+            with suppress(FileNotFoundError):  # another rank was faster
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    folder.mkdir(mode=0o700)
+    util.Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-100)  # as for its own folders
+    config |= {"semprefix": f"/{folder.name}", "tempdir": str(folder)}
+
+
+def _is_alive(process: str) -> bool:
+    try:
+        after_name = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return after_name.split()[0] != b"Z"  # a zombie holds nothing
+
+
 def worker_pool(workers: int) -> ProcessPoolExecutor:
     """Return processes for work on clips, with limited memory; they end with this process."""
+    claim_leftovers()
     # Not fork: a child of a process with threads (MPI's, torch's) can hang.
     return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=prepare_reader)

@@ -10,7 +10,7 @@ import pytest
 from av.video.frame import VideoFrame
 
 from summit_train.data.batches.stores import open_store
-from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
@@ -30,19 +30,24 @@ def _path(manifest: Manifest, clip: int, **data: Any) -> str:
     return store.path(clip)
 
 
-def test_a_video_lies_below_root_or_beside_the_manifest(tmp_path: Path) -> None:
-    manifest = _manifest(tmp_path, "a.mp4", "b.mp4")
+def test_a_video_lies_below_root_or_without_one_beside_the_manifest(tmp_path: Path) -> None:
+    manifest, below = _manifest(tmp_path, "a.mp4", "b.mp4"), tmp_path / "below"
+    below.mkdir()
     assert _path(manifest, 1) == str(tmp_path / "b.mp4")
-    assert _path(manifest, 1, root="/else/where") == "/else/where/b.mp4"
+    assert _path(manifest, 1, root=str(below)) == str(below / "b.mp4")
+    for folder in (tmp_path, below):
+        (folder / "a.mp4").touch()
+    assert _path(manifest, 1, root=str(below)) == str(below / "b.mp4")
 
 
-def test_beside_the_manifest_where_the_first_clip_lies_there_and_not_below_root(tmp_path: Path) -> None:
-    manifest = _manifest(tmp_path, "a.mp4", "b.mp4")
-    (tmp_path / "a.mp4").touch()
-    assert _path(manifest, 1, root="/else/where") == str(tmp_path / "b.mp4")
-    (tmp_path / "below").mkdir()
-    (tmp_path / "below" / "a.mp4").touch()
-    assert _path(manifest, 1, root=str(tmp_path / "below")) == str(tmp_path / "below" / "b.mp4")
+def test_a_root_that_does_not_fit_the_manifest_is_refused(tmp_path: Path) -> None:
+    manifest, other = _manifest(tmp_path, "a.mp4", "b.mp4"), tmp_path / "other"
+    with pytest.raises(ManifestError, match=r"got .*other: no such folder"):
+        _path(manifest, 1, root=str(other))
+    other.mkdir()
+    (tmp_path / "a.mp4").touch()  # reading it would replace what the user named
+    with pytest.raises(ManifestError, match=r"got .*other, which lacks a\.mp4; .*own folder: try without a root"):
+        _path(manifest, 1, root=str(other))
 
 
 def test_an_absolute_path_stays_as_it_is(tmp_path: Path) -> None:

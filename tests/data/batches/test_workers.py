@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,12 +18,15 @@ from summit_train.data.batches import loader
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest
 from summit_train.errors import RunFailed
-from summit_train.spec import EvaluateSpec
+from summit_train.spec import EvaluateSpec, load_spec
+from tests.conftest import WriteSpec
 from tests.data.batches.conftest import (
     data_spec,
     open_batches,
     until,
 )
+from tests.runs import steps_of
+from tests.worlds import needs_ranks, run, start
 
 # Workers.
 
@@ -110,6 +114,34 @@ if __name__ == "__main__":
     print(*[worker.pid for worker in multiprocessing.active_children()], flush=True)
     {ending}
 """
+
+
+def _named_after(pids: list[int], temporary: Path) -> list[str]:
+    """The semaphores and temporary folders that bear the number of one of some processes."""
+    names = [path.name for folder in (Path("/dev/shm"), temporary) for path in folder.glob("*summit-*")]
+    return [name for name in names if int(name.split("-")[2]) in pids]
+
+
+@needs_ranks
+def test_what_ranks_leave_that_were_killed_is_deleted_at_a_later_start(
+    write_spec: WriteSpec, motion_set: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    temporary = tmp_path_factory.mktemp("t")  # a socket's path must be short
+    spec = write_spec("killed", data={"workers": 1}, schedule={"epochs": 1000})
+    job = start(2, "-m", "summit_train", "train", str(spec), env={"TMPDIR": str(temporary)})
+    begun = until(lambda: len(steps_of(load_spec(spec).run_path)) > 2)
+    pids = _descendants(job.pid)
+    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
+    for pid in (job.pid, *pids):
+        os.kill(pid, signal.SIGKILL)
+    said, _ = job.communicate()
+    assert begun, said
+    assert set(re.findall(r"/dev/shm/sem\.(\w+)-", maps)) == {"summit"}
+    assert len(_named_after(pids, temporary)) > 10 and not list(temporary.rglob("pymp-*"))
+    scan = ("data", "scan", str(motion_set / "val.csv"), "--out", str(temporary / "bad.csv"), "--workers", "1")
+    status, said = run(0, "-m", "summit_train", *scan, env={"TMPDIR": str(temporary)})
+    assert status == 0, said
+    assert _named_after(pids, temporary) == [] and not list(temporary.glob("summit-*"))
 
 
 def test_a_worker_that_is_killed_ends_the_run_with_an_error(manifest: Manifest) -> None:

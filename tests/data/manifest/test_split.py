@@ -170,6 +170,18 @@ def test_frame_counts_groups_and_classes_are_kept(tmp_path: Path) -> None:
     assert text[:2] == ["path,label,num_frames,group", f"bend/p{person}_bend.avi,0,{20 + person},{person}"]
 
 
+def test_every_column_of_the_manifest_is_kept(tmp_path: Path) -> None:
+    header = "path,label,num_frames,fps,width,height,group,sha256,reversed,start_frame,end_frame,duration,codec,place"
+    rows = [f"p{n}_0.mp4,0,84,25.0,180,144,ido,{n}{'a' * 63},1,{n},{n + 9},3.36,h264,lab" for n in (1, 2)]
+    (tmp_path / "clips.csv").write_text("\n".join([header, *rows]))
+    _split(tmp_path, 2, None)
+    for fold in (1, 2):
+        sides = [(tmp_path / f"out/fold{fold}/{side}.csv").read_text().splitlines() for side in ("train", "val")]
+        assert sorted(sides) == [[header, row] for row in rows]
+    val = _sides(tmp_path / "out", 1)[1]
+    assert val.sha256(0) == bytes.fromhex(f"{val.path(0)[1]}{'a' * 63}")  # so training refuses a swapped file
+
+
 def test_labels_without_names_need_no_classes_file(tmp_path: Path) -> None:
     _manifest(tmp_path, classes=None)
     _split(tmp_path, 2, only=("2",))

@@ -222,15 +222,40 @@ def test_a_clip_that_is_damaged_in_the_shared_set_is_named(packed: Path, dest: P
         _stage(packed, dest, _wanted([2, 7]), _index_room(packed) + _clips_room(packed, 2, 7))
 
 
-def test_a_damaged_copy_is_an_error_with_its_place(packed_bytes: Path, dest: Path) -> None:
+def test_a_damaged_piece_is_reported_and_read_from_the_shared_set(
+    packed_bytes: Path, dest: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     _stage(packed_bytes, dest, _wanted([0]), _index_room(packed_bytes) + _clips_room(packed_bytes, 0))
     row = np.load(packed_bytes / "index" / "clips.npy")[0]
     path = staged_folder(dest, packed_bytes) / "partial" / "000000.tar"
     with open(path, "r+b") as file:
         file.seek(row["start"])
         file.write(b"????")
-    with pytest.raises(DecodeError, match=r"node/packed-\w{8}/partial/000000\.tar:walk/clip 0\.mp4: is not what was"):
-        _all_frames(_store(packed_bytes, dest), 0)
+    assert _same_frames(_store(packed_bytes, dest), packed_bytes)
+    (said,) = caplog.messages
+    assert f"{path}:walk/clip 0.mp4: is not what was packed" in said and f"read from {packed_bytes} instead" in said
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut"])
+def test_a_damaged_shard_is_reported_once_and_read_from_the_shared_set(
+    packed: Path, dest: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    _stage(packed, dest)
+    shard = staged_folder(dest, packed) / "000001.tar"
+    first = np.load(packed / "index" / "clips.npy")["shard"].tolist().index(1)
+    content = bytearray(shard.read_bytes())
+    if damage == "cut":
+        del content[600:]
+    else:
+        content[512::7] = bytes(len(content[512::7]))
+    shard.write_bytes(content)
+    store = _store(packed, dest)
+    assert _same_frames(store, packed)
+    assert [f"{shard}:" in said for said in caplog.messages] == [True]
+    assert _reads_from(store)[first - 1 : first + 1] == ["whole", "shared"]
+    (packed / "000001.tar").write_bytes(content)  # nothing is left to fall back on
+    with pytest.raises(DecodeError, match=r"packed/000001\.tar:"):
+        _all_frames(_store(packed, dest), first)
 
 
 @pytest.mark.parametrize("operation", range(1, 40, 3))
