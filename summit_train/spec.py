@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import to_jsonable_python
 
 from summit_train.modality import Modality, ModalityName, modality_of
 from summit_train.models.catalog import (
@@ -38,7 +39,7 @@ from summit_train.optim.keys import (
     schedule_problems,
 )
 from summit_train.source import SpecError, Tree, read_tree, to_yaml
-from summit_train.typed import Count, Fraction, NonNegative, Positive, Section, validated
+from summit_train.typed import Count, Fraction, NonNegative, Seconds, Section, validated
 
 # Keys of the data section that change what is trained on; the others only say where it lies and how fast it comes.
 _DATA_IDENTITY = (
@@ -60,13 +61,15 @@ def _expand(path: str) -> str:
 
 def _folder_name(name: str) -> str:
     """The name becomes a folder below run_dir: one path component, whatever other characters it has."""
-    if not name or name in (".", "..") or "/" in name or "\0" in name or len(name.encode()) > 200:
-        raise ValueError("the name becomes a folder: 1 to 200 bytes without '/' are wanted, and not '.' or '..'")
+    if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(name.encode()) > 200:
+        right = "1 to 200 bytes without '/' and control characters, and not '.' or '..'"
+        raise ValueError(f"the name becomes a folder: must be {right}")
     return name
 
 
 PathText = Annotated[str, AfterValidator(_expand)]
 FolderName = Annotated[str, AfterValidator(_folder_name)]
+Extent = Annotated[int, Field(ge=1, le=4096)]  # of a clip; non-local blocks relate every two of its pixels
 
 
 class ModelSpec(Section):
@@ -131,7 +134,7 @@ class DataSpec(Section):
     """rgb: pictures; flow: optical flow, as `data flow` makes it of the videos."""
     flow_length: Annotated[int, Field(ge=1, le=64)] = 5
     """flow: consecutive fields that each frame of a clip stacks; it has twice as many channels."""
-    num_frames: Count = 8
+    num_frames: Extent = 8
     """Frames of a clip (T)."""
     frame_stride: Count = 8
     """dense: distance between two frames of a clip."""
@@ -139,12 +142,12 @@ class DataSpec(Section):
     """dense: a window of num_frames * frame_stride frames; uniform: one frame from each of T segments."""
     augment: Literal["scale_jitter", "multi_scale_crop"] = "scale_jitter"
     """scale_jitter: random short side, then a random crop; multi_scale_crop: crop of a random size."""
-    short_side: tuple[Count, Count] = (256, 320)
+    short_side: tuple[Extent, Extent] = (256, 320)
     """scale_jitter: the short side is drawn from [low, high], pixels."""
-    crop_scales: tuple[Annotated[float, Field(gt=0, le=1)], ...] | None = None
+    crop_scales: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(max_length=100)] | None = None
     """multi_scale_crop: sides of the crops, as parts of the short side; a crop's two sides are at most one step apart.
     null: 1, 0.875, 0.75, 0.66; for flow without the last."""
-    crop: Count = 224
+    crop: Extent = 224
     """Side of the training crop, pixels."""
     flip: bool = True
     """Mirror half of the clips. Use false where labels distinguish left from right."""
@@ -155,7 +158,7 @@ class DataSpec(Section):
     named; an unreadable validation video counts as wrong."""
     max_bad_fraction: Fraction = 0.01
     """skip: the run ends if more than this fraction of an epoch or of a test is bad."""
-    clip_seconds: Positive = 120
+    clip_seconds: Seconds = 120
     """A clip is bad if reading it takes longer, seconds."""
     stage: PathText | None = None
     """Folder on each node to copy packed sets to; auto: a job copies them to the site's node_local."""
@@ -200,7 +203,7 @@ class EvaluateSpec(Section):
     """Clips per video in the final evaluation; not read in mode stream."""
     crops: Literal[1, 3, "full"] = 1
     """Squares of side short_side per clip, or full: the whole frame."""
-    short_side: Count = 256
+    short_side: Extent = 256
     """Short side of the scaled frame, pixels."""
     last_checkpoints: Count = 5
     """The final accuracy is mean and deviation over this many checkpoints; at most checkpoint.keep."""
@@ -214,7 +217,7 @@ class CheckpointSpec(Section):
 
     every_epochs: Count = 1
     """Epochs between checkpoints; the last epoch is always saved."""
-    every_minutes: Positive | None = None
+    every_minutes: Seconds | None = None
     """Also save within an epoch, this often; null: never."""
     keep: Count = 5
     """Checkpoints of whole epochs to keep; the newest checkpoint always stays."""
@@ -234,7 +237,7 @@ class WatchSpec(Section):
 
     nonfinite_steps: Count = 2
     """This many consecutive steps with a NaN or infinity end the run."""
-    stall_seconds: Positive | None = 900
+    stall_seconds: Seconds | None = 900
     """A rank without progress for this long ends the run; null: never."""
 
 
@@ -316,7 +319,11 @@ def experiment_keys(spec: Spec) -> dict[str, Any]:
 def experiment_defaults() -> dict[str, Any]:
     """Return the values of `experiment_keys` that have defaults: those of a checkpoint that is older than the key."""
     model = {key: field.default for key, field in ModelSpec.model_fields.items() if not field.is_required()}
-    data = {key: str(field.default) for key, field in DataSpec.model_fields.items() if not field.is_required()}
+    data = {
+        key: str(to_jsonable_python(field.default))
+        for key, field in DataSpec.model_fields.items()
+        if not field.is_required()
+    }
     recipe = {"optimizer": OptimizerSpec(), "schedule": ScheduleSpec(), "loss": LossSpec(), "ema": EmaSpec()}
     recipe |= {"parallel": ParallelSpec()}
     sections = {"model": model, "data": data} | {

@@ -13,9 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from summit_train.source import KeyPath, SpecError, Tree
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
+# The upper limits are beyond what anybody needs. Below them float32 and int64 hold what is worked out of a value, and
+# what takes a step for each unit ends.
+MOST = 1_000_000
+Positive = Annotated[float, Field(gt=0, le=1e30)]
+Seconds = Annotated[float, Field(gt=0, le=1e8)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+NonNegative = Annotated[int, Field(ge=0, le=MOST)]
 
 
 class Section(BaseModel):

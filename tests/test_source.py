@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from summit_train import source
 from summit_train.cluster.site import load_site
 from summit_train.errors import UserError
 from summit_train.scaling.machines import load_machine
@@ -97,7 +98,7 @@ def test_a_circle_of_extends_is_named(tmp_path: Path) -> None:
 
 def test_a_missing_base_is_named_with_the_line_that_wants_it(tmp_path: Path) -> None:
     assert _refused(tmp_path, "a: 1\nextends: no/such.yaml\n") == "spec.yaml:2: extends: there is no file no/such.yaml"
-    assert _refused(tmp_path, "extends: 3\n").startswith("spec.yaml:1: extends: a path or a list of paths is wanted")
+    assert _refused(tmp_path, "extends: 3\n") == "spec.yaml:1: extends: must be a path or a list of paths, got 3"
     assert _refused(tmp_path, "extends: [1]\n").startswith("spec.yaml:1: extends:")
 
 
@@ -143,6 +144,8 @@ def test_values_are_what_they_look_like(tmp_path: Path, text: str, value: object
         ("a: 1\nb: !!bool perhaps\n", "spec.yaml:2: not valid YAML: 'perhaps' is no bool"),
         ("a: 1\nb: " + "9" * 5000 + "\n", "spec.yaml:2: not valid YAML: '9999999"),
         ("a: " + "[" * 1200, "spec.yaml:1: not valid YAML: it is nested too deeply"),
+        ("a: 1\nb: 0x" + "f" * 5000 + "\n", "spec.yaml:2: not valid YAML: '0xffffff"),
+        ("a: 1\nb: 1" + ":1" * 5000 + "\n", "spec.yaml:2: not valid YAML: '1:1:1:1"),
     ],
 )
 def test_what_is_no_mapping_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
@@ -196,6 +199,76 @@ def test_aliases_that_multiply_are_refused_wherever_they_stand(tmp_path: Path) -
         f"a{n}: &a{n} {{{', '.join(f'k{i}: *a{n - 1}' for i in range(9))}}}\n" for n in range(1, 10)
     )
     assert "spec.yaml:6: not valid YAML: more than 100,000" in _refused(tmp_path, merges)
+
+
+@pytest.mark.parametrize("read", [read_tree, load_spec, load_sweep, load_site, load_machine])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("list: [" + "1," * 499_000 + "]\n", "not valid YAML: more than 50,000 lines, commas and brackets"),
+        ("list:\n" + "- 1\n" * 200_000, "not valid YAML: more than 50,000 lines, commas and brackets"),
+        ("list: [" + "1," * 1_000_000 + "]\n", "larger than 1,000,000 bytes"),
+    ],
+)
+def test_a_file_far_too_large_is_refused_before_it_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object], text: str, message: str
+) -> None:
+    path = _write(tmp_path / "large.yaml", text)
+    monkeypatch.setattr("summit_train.source._Loader", None)
+    with pytest.raises(UserError, match=f"large.yaml.*: {message}"):
+        read(path)
+
+
+def test_a_file_without_end_is_refused() -> None:
+    with pytest.raises(SpecError, match="/dev/zero: larger than"):
+        read_tree("/dev/zero")
+
+
+def test_a_value_without_end_is_refused(tmp_path: Path) -> None:
+    message = _refused(tmp_path, "a: 1\n", "b=[" + "1," * 50_000 + "]")
+    assert message.endswith("quote it: more than 50,000 lines, commas and brackets")
+
+
+def _diamonds(tmp_path: Path, levels: int) -> str:
+    """Two files a level, each of which extends both of the level below."""
+    for level in range(levels):
+        for side in "ab":
+            below = f"extends: [a{level - 1}.yaml, b{level - 1}.yaml]\n" if level else ""
+            _write(tmp_path / f"{side}{level}.yaml", f"{below}{side}: {{level{level}: {level}}}\n")
+    return f"extends: [a{levels - 1}.yaml, b{levels - 1}.yaml]\n"
+
+
+def test_a_base_that_many_files_extend_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = _diamonds(tmp_path, 9)
+    read, parsed = [], source.parse_mapping
+    monkeypatch.setattr(source, "parse_mapping", lambda text, name: read.append(name) or parsed(text, name))
+    levels = {f"level{level}": level for level in range(9)}
+    assert _read(tmp_path, text).values == {"a": levels, "b": levels}
+    assert len(read) == 19
+
+
+def test_extends_without_end_is_refused(tmp_path: Path) -> None:
+    most = "extends: a file may extend at most 20 files, directly or not"
+    assert _refused(tmp_path, _diamonds(tmp_path, 22)).endswith(most)
+    for number in range(22):
+        below = f"extends: {number - 1}.yaml\n" if number else ""
+        _write(tmp_path / f"{number}.yaml", f"{below}a: {number}\n")
+    assert _refused(tmp_path, "extends: 21.yaml\n").endswith(most)
+    twice = _refused(tmp_path, "extends: [0.yaml, 0.yaml]\n")
+    assert twice == "spec.yaml:1: extends: each file may be named once, got ['0.yaml', '0.yaml']"
+
+
+def test_a_base_keeps_its_values_under_two_files(tmp_path: Path) -> None:
+    _write(tmp_path / "base.yaml", "a: {x: 0}\nb: {x: 0}\n")
+    _write(tmp_path / "right.yaml", "extends: base.yaml\na: {x: 1}\n")
+    _write(tmp_path / "left.yaml", "extends: base.yaml\nb: {x: 2}\n")
+    tree = _read(tmp_path, "extends: [right.yaml, left.yaml]\n")
+    assert tree.values == {"a": {"x": 0}, "b": {"x": 2}}
+
+
+def test_a_section_that_is_an_alias_is_changed_alone(tmp_path: Path) -> None:
+    _write(tmp_path / "base.yaml", "a: {x: &x {y: 0}, z: *x}\n")
+    assert _read(tmp_path, "extends: base.yaml\na: {x: {y: 1}}\n").values == {"a": {"x": {"y": 1}, "z": {"y": 0}}}
 
 
 def test_an_alias_may_be_used_often(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +58,16 @@ def run(args: argparse.Namespace) -> int:
     site = None if args.site is None else load_site(args.site, args.set)
     nodes = 0 if site is None else _nodes(args, site, spec)
     ranks = _ranks(args, spec) if site is None else check_ranks(site, spec, nodes)
-    clips, left_out = (args.clips, 0) if args.clips is not None else _listed_clips(spec)
-    plan = make_plan(spec, ranks, clips)
-    warnings = [] if args.clips is not None else _class_warnings(spec)
-    for line in warnings:
+    files = check_files(spec, args.clips)
+    plan = make_plan(spec, ranks, files.clips)
+    for line in files.warnings:
         print(f"warning: {line}", file=sys.stderr)
     hours = None if args.speed is None else _hours(plan, args.speed)
     cost = None if site is None else estimate(site, spec, plan, nodes, args.walltime, args.speed)
     other = None if args.compare is None else _other(args)
     if args.json:
-        values = _values(plan) | {"quarantined_clips": left_out, "warnings": warnings}
+        values = _values(plan) | {"quarantined_clips": files.left_out}
+        values |= {"warnings": files.warnings, "not_checked": files.not_checked}
         if hours is not None:
             values |= {"training_hours": hours, "rank_hours": hours * plan.ranks}
         if cost is not None:
@@ -79,14 +80,14 @@ def run(args: argparse.Namespace) -> int:
     if other is not None:
         _print_beside(console, [(spec, plan), other])
     else:
-        _print_tables(console, spec, plan, _more_rows(spec, plan, left_out, hours, cost))
+        _print_tables(console, spec, plan, _more_rows(spec, plan, files, hours, cost))
     return 0
 
 
 def _other(args: argparse.Namespace) -> tuple[Spec, Plan]:
     """Return the spec of --compare and its plan, on one rank a virtual GPU where --ranks is not given."""
     spec = load_spec(args.compare, args.overrides)
-    return spec, make_plan(spec, args.ranks or spec.scale.gpus or 1, count_clips(args.clips, spec))
+    return spec, make_plan(spec, args.ranks or spec.scale.gpus or 1, check_files(spec, args.clips).clips)
 
 
 def _values(plan: Plan) -> dict[str, Any]:
@@ -114,36 +115,58 @@ def _nodes(args: argparse.Namespace, site: Site, spec: Spec) -> int:
     return nodes
 
 
-def count_clips(given: int | None, spec: Spec) -> int:
-    """Return the number of training clips: the given one, else the manifest's without those in data.quarantine.
+@dataclass(frozen=True)
+class Files:
+    """What the files of a spec say: training clips, clips that the quarantine leaves out, and what to warn of.
 
-    Raises PlanError where there is no manifest.
+    not_checked: keys whose files were not read.
     """
-    return _listed_clips(spec)[0] if given is None else given
+
+    clips: int
+    left_out: int
+    warnings: list[str]
+    not_checked: list[str]
 
 
-def _listed_clips(spec: Spec) -> tuple[int, int]:
-    """Count the clips of the training manifest that are trained on, and those that the quarantine leaves out."""
-    # Imported here: with --clips the command needs no manifest, and so no numpy.
-    from summit_train.data.manifest import read_manifest
-    from summit_train.data.manifest.quarantine import kept_clips
+def check_files(spec: Spec, clips: int | None, to_come: Path | None = None) -> Files:
+    """Check the files that the spec names, as `train` does before its first step.
 
-    path = spec.data.train
-    if not Path(path).exists():
-        raise PlanError(f"data.train: there is no {path}; give the number of its clips with --clips N")
-    manifest = read_manifest(path)
-    kept = len(kept_clips(spec.data, manifest))
-    return kept, len(manifest) - kept
+    clips: --clips, where the manifests are not here; they are not read then, and the weights may be missing, too.
+    to_come: a folder whose runs will be there when the spec is trained. Raises UserError for a mistake in a file.
+    """
+    if clips is not None:
+        return Files(clips, 0, [], ["data.train", "data.val", *_check_weights(spec, to_come, may_be_missing=True)])
+    # Imported here: with --clips the command needs neither numpy nor PyAV.
+    from summit_train.commands.start import read_manifests
+    from summit_train.data.manifest.quarantine import class_warnings, kept_clips
+
+    for key, path in (("train", spec.data.train), ("val", spec.data.val)):
+        if not Path(path).exists():
+            number = "the number of its clips" if key == "train" else "the number of training clips"
+            raise PlanError(f"data.{key}: there is no {path}; give {number} with --clips N")
+    train, val = read_manifests(spec)
+    _check_weights(spec, to_come, may_be_missing=False)
+    kept = kept_clips(spec.data, train)
+    return Files(len(kept), len(kept.excluded), class_warnings(train, val), [])
 
 
-def _class_warnings(spec: Spec) -> list[str]:
-    """Return how the classes of training and validation differ, where both manifests are at hand."""
-    from summit_train.data.manifest import read_manifest
-    from summit_train.data.manifest.quarantine import class_warnings
+def _check_weights(spec: Spec, to_come: Path | None, *, may_be_missing: bool) -> list[str]:
+    """Check model.pretrained as check_files does; return its key where it is missing and may be."""
+    from summit_train.models.weights import WeightsError, weights_file
+    from summit_train.training.checkpoint import find_checkpoints
 
-    if not Path(spec.data.val).exists():
+    path = spec.model.pretrained
+    if path is None or find_checkpoints(spec.run_path):  # a run that has checkpoints takes its weights from them
         return []
-    return class_warnings(read_manifest(spec.data.train), read_manifest(spec.data.val))
+    if to_come is not None and to_come.absolute() in Path(path).absolute().parents:
+        return []
+    if may_be_missing and not Path(path).exists():
+        return ["model.pretrained"]
+    try:
+        weights_file(path)
+    except WeightsError as error:
+        raise PlanError(f"model.pretrained: {error}") from error
+    return []
 
 
 def _hours(plan: Plan, speed: float) -> float:
@@ -153,10 +176,11 @@ def _hours(plan: Plan, speed: float) -> float:
 
 
 def _more_rows(
-    spec: Spec, plan: Plan, left_out: int, hours: float | None, cost: Estimate | None
+    spec: Spec, plan: Plan, files: Files, hours: float | None, cost: Estimate | None
 ) -> list[tuple[str, str]]:
     """Return what stands below the rows that every plan has."""
-    rows = [("left out", f"{left_out:,} clips, by {spec.data.quarantine}")] if left_out else []
+    rows = [("left out", f"{files.left_out:,} clips, by {spec.data.quarantine}")] if files.left_out else []
+    rows += [("not checked", ", ".join(files.not_checked))] if files.not_checked else []
     if cost is not None:
         rows += [("nodes", f"{cost.nodes:,}"), *cost.rows()]
     elif hours is not None:

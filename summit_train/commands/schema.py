@@ -107,4 +107,4 @@ def _limits(schema: dict[str, Any]) -> Iterator[str]:
     for keyword, word in words.items():
         if keyword in schema:
             limit = schema[keyword]
-            yield f"{word} " + ("2^63" if limit == 2**63 else f"{limit:g}")
+            yield f"{word} " + ("2^63" if limit == 2**63 else f"{limit:,}" if isinstance(limit, int) else f"{limit:g}")

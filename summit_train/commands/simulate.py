@@ -128,12 +128,13 @@ def _job(args: argparse.Namespace) -> Job:
 
 
 def _count(option: str, spec: Spec, path: str, kinetics: int) -> int:
-    """Return the number of the manifest's videos, else the paper's for 400 classes that are not at hand."""
+    """Return the number of the manifest's videos without those in the quarantine, else the paper's of 400 classes."""
     if Path(path).exists():
         # Imported here: with the numbers given the command needs no manifest, and so no numpy.
         from summit_train.data.manifest import read_manifest
+        from summit_train.data.manifest.quarantine import kept_clips
 
-        return len(read_manifest(path))
+        return len(kept_clips(spec.data, read_manifest(path)))
     if spec.model.num_classes == 400:
         return kinetics
     raise PlanError(f"there is no {path} to count; give the number with {option} N")

@@ -29,10 +29,16 @@ def tell_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def read_inputs(path: str, overrides: Sequence[str], ranks: int) -> Inputs:
     """Read spec and manifests and make the plan. Raises UserError for any mistake in them."""
     spec = load_spec(path, overrides)
-    train_manifest, val_manifest = (manifest_of(spec, which) for which in ("train", "val"))
-    val_manifest.check_classes(train_manifest)
+    train_manifest, val_manifest = read_manifests(spec)
     plan = make_plan(spec, ranks, len(kept_clips(spec.data, train_manifest)))
     return Inputs(spec, plan, train_manifest, val_manifest)
+
+
+def read_manifests(spec: Spec) -> tuple[Manifest, Manifest]:
+    """Read the training and the validation manifest. Raises UserError if one is wrong or they do not fit together."""
+    train_manifest, val_manifest = (manifest_of(spec, which) for which in ("train", "val"))
+    val_manifest.check_classes(train_manifest)
+    return train_manifest, val_manifest
 
 
 def manifest_of(spec: Spec, which: str) -> Manifest:

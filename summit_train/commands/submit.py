@@ -10,7 +10,7 @@ from summit_train.cluster.estimate import check_ranks, estimate
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site
 from summit_train.cluster.submit import chain, folders_to_stage, prepare_job, staging_row
-from summit_train.commands.plan import add_site_arguments, count_clips
+from summit_train.commands.plan import add_site_arguments, check_files
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
 
@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Submit the job, or with --dry-run print its script."""
     spec, site = load_spec(args.spec, args.overrides), load_site(args.site, args.set)
-    plan = make_plan(spec, check_ranks(site, spec, args.nodes), count_clips(args.clips, spec))
+    files = check_files(spec, args.clips)
+    plan = make_plan(spec, check_ranks(site, spec, args.nodes), files.clips)
     cost = estimate(site, spec, plan, args.nodes, args.walltime, args.speed)
     job = Job(
         name=spec.name,
@@ -43,8 +44,11 @@ def run(args: argparse.Namespace) -> int:
         stage=folders_to_stage(site, [spec]),
     )
     text = render(site, job)
+    for line in files.warnings:
+        print(f"warning: {line}", file=sys.stderr)
     print(f"{spec.name}: {args.nodes} nodes of {site.name}, {plan.ranks} ranks", file=sys.stderr)
-    for name, value in (*cost.rows(), *staging_row(site, spec, job.stage)):
+    not_checked = [("unchecked", ", ".join(files.not_checked))] if files.not_checked else []
+    for name, value in (*cost.rows(), *staging_row(site, spec, job.stage), *not_checked):
         print(f"  {name:<10} {value}", file=sys.stderr)
     if args.dry_run:
         print(text, end="")

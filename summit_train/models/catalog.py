@@ -32,7 +32,8 @@ class Architecture(NamedTuple):
     `backbones` are the 2D networks that it can be built on; with none the architecture is a network of its own.
     `minimum_frames` is the product of its strides in time. With fewer frames a stage would be down to one frame while
     strides are still to come: they would halve nothing, and the kernels there would see padding alone on both sides.
-    Another reason for it is said in `minimum_reason`. A clip has a multiple of `frames_step` frames.
+    Another reason for it is said in `minimum_reason`. `maximum_frames`: beyond them its layers, some for each number of
+    frames, take minutes to build; None for no limit of its own. A clip has a multiple of `frames_step` frames.
     `non_local`: whether it takes non-local blocks, on its backbones that have bottleneck blocks.
     `frame_by_frame`: whether nothing but the shift and non-local blocks joins its frames, so that it can stream.
     `no_maps`: why it has no class activation maps, None where its head is a global average and one linear layer.
@@ -42,6 +43,7 @@ class Architecture(NamedTuple):
     backbones: tuple[str, ...]
     minimum_frames: int = 1
     minimum_reason: str = "the product of its strides in time"
+    maximum_frames: int | None = None
     frames_step: int = 1
     norm_ends_branch: bool = True  # each residual branch ends in a normalisation
     non_local: bool = False
@@ -61,7 +63,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "i3d_3x1x1": Architecture("I3D 3x1x1", BOTTLENECK_BACKBONES, minimum_frames=8, non_local=True),
     "i3d_replace": Architecture("I3D replace", BOTTLENECK_BACKBONES, non_local=True),
     "trn": Architecture(
-        "TRN", RESNETS, minimum_frames=2, minimum_reason="those of its smallest relation",
+        "TRN", RESNETS, minimum_frames=2, minimum_reason="those of its smallest relation", maximum_frames=128,
         no_maps="it relates frames by layers that are not linear",
     ),
     "eco_lite": Architecture("ECO-lite", (), minimum_frames=4, norm_ends_branch=False),
@@ -97,6 +99,8 @@ def frames_problem(arch: str, num_frames: int) -> str | None:
         return f"{arch} needs a multiple of {every} frames, its slow pathway sees every {every}th; got {num_frames}"
     if num_frames < known.minimum_frames:
         return f"{arch} needs at least {known.minimum_frames} frames, {known.minimum_reason}, got {num_frames}"
+    if known.maximum_frames is not None and num_frames > known.maximum_frames:
+        return f"{arch} takes at most {known.maximum_frames} frames, got {num_frames}"
     return None
 
 

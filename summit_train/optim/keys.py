@@ -8,12 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from summit_train.typed import Count, Positive, Section
+from summit_train.typed import MOST, Count, Positive, Section
 
 # What null means: the values of torch and, for LAMB, of its paper.
 _MOMENTUM = {"sgd": 0.9, "rmsprop": 0.0}
 _EPS = {"rmsprop": 1e-8, "adagrad": 1e-10, "adam": 1e-8, "lamb": 1e-6}
 Decay = Annotated[float, Field(ge=0, lt=1)]
+Rate = Annotated[float, Field(gt=0, le=MOST)]
 
 
 class TrustRatioSpec(Section):
@@ -45,17 +46,17 @@ class OptimizerSpec(Section):
     eps: Positive | None = None
     """rmsprop, adagrad, adam, lamb: added to the denominator. null: 1e-8 for rmsprop and adam, 1e-10 for adagrad, 1e-6
     for lamb."""
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    weight_decay: Annotated[float, Field(ge=0, le=MOST)] = 1e-4
     """Weight decay; not applied to biases and batch normalisation."""
-    base_lr: Positive = 0.00125
+    base_lr: Rate = 0.00125
     """LR at a global batch of base_batch clips."""
     base_batch: Count = 8
     """Global batch that base_lr is given for, clips."""
     lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
     """Peak LR = base_lr * f, with f the ratio of the batches, its root, or 1."""
-    head_lr_factor: Positive = 1.0
+    head_lr_factor: Rate = 1.0
     """The classifier's LR is this times the others', for fine-tuning."""
-    first_lr_factor: Positive = 1.0
+    first_lr_factor: Rate = 1.0
     """The LR of the first convolution is this times the others', for a network of flow that starts from one of rgb."""
     clip_norm: Positive | None = None
     """Clip the global norm of the gradient to this; null: no clipping."""
@@ -85,7 +86,7 @@ class ScheduleSpec(Section):
 
     epochs: Count = 100
     """Length of the run."""
-    warmup_epochs: Annotated[float, Field(ge=0)] = 5
+    warmup_epochs: Annotated[float, Field(ge=0, le=MOST)] = 5
     """The LR rises to its peak over this many epochs, step by step."""
     warmup: Literal["linear", "squared"] = "linear"
     """The LR of the warm-up: the peak times the part of it that is done, or times that part squared."""
@@ -96,22 +97,22 @@ class ScheduleSpec(Section):
     """After the warm-up: cosine to 0, linear to 1e-6 (DATE), polynomial to 0 (LARS), steps, or constant."""
     power: Positive = 2.0
     """polynomial: the LR is the peak times the part of the decay that is left, to this power."""
-    milestones: tuple[Annotated[float, Field(ge=0)], ...] = ()
+    milestones: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(max_length=1000)] = ()
     """steps: epochs after which the LR falls."""
     factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """steps: the LR falls to this part of its value."""
 
 
 def _period(value: Any) -> Any:
-    if value == "epoch" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+    if value == "epoch" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST):
         return value
-    raise ValueError("epoch or a number of steps, at least 1, is wanted")
+    raise ValueError(f"must be epoch or a number of steps from 1 to {MOST:,}")
 
 
 class GrowBatchSpec(Section):
     """A batch that grows while the accuracy of the averaged network does not (Cong et al., Algorithm 1)."""
 
-    factor: Annotated[int, Field(ge=2)] = 2
+    factor: Annotated[int, Field(ge=2, le=MOST)] = 2
     """A learner's batch grows to this many times its size."""
     margin: Positive = 1.0
     """It grows where the accuracy is below the best so far times this."""

@@ -12,13 +12,14 @@ from types import FrameType
 from typing import Any
 
 from summit_train.cluster.estimate import Estimate, check_ranks, estimate
-from summit_train.cluster.job import Job, JobError
-from summit_train.cluster.site import Site, SiteError, walltime_text
+from summit_train.cluster.job import Job
+from summit_train.cluster.site import Site, walltime_text
 from summit_train.cluster.submit import chain, check_scheduler, folders_to_stage, write_job
+from summit_train.errors import UserError
 from summit_train.files import locked, write_text
 from summit_train.plan import Plan, PlanError, make_plan
 from summit_train.source import to_yaml
-from summit_train.spec import Spec, dump_spec
+from summit_train.spec import DataSpec, ModelSpec, Spec, dump_spec
 from summit_train.sweep.figure import write_sweep
 from summit_train.sweep.grid import Sweep, SweepRun, sweep_texts
 from summit_train.sweep.points import tables
@@ -47,18 +48,19 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """Return the plan of every run on the site's nodes; without a site, with one rank for each virtual GPU.
 
-    count_clips: spec -> number of training clips. walltime: minutes of a job, by default what the run needs.
-    Raises PlanError, which begins with the run's name, where a run fits neither the site nor its clips.
+    count_clips: spec -> number of training clips; called once for all runs of the same data and network.
+    walltime: minutes of a job, by default what the run needs. Raises PlanError, which begins with the run's name,
+    where a run does not fit the site, its clips or its files.
     """
-    counted: dict[str, int] = {}
+    counted: dict[tuple[DataSpec, ModelSpec], int] = {}
     planned = []
     for run in sweep.runs:
-        train = run.spec.data.train
+        files = run.spec.data, run.spec.model
         try:
-            if train not in counted:
-                counted[train] = count_clips(run.spec)
-            planned.append(_plan(run, site, counted[train], walltime))
-        except (PlanError, SiteError, JobError) as error:
+            if files not in counted:
+                counted[files] = count_clips(run.spec)
+            planned.append(_plan(run, site, counted[files], walltime))
+        except UserError as error:
             raise PlanError(f"{run.name}: {error}") from error
     return planned
 

@@ -72,8 +72,11 @@ def test_memory_has_every_learner_of_a_rank(write_spec: WriteSpec, capsys: pytes
         ("parallel.grow_batch.max=1", "parallel.grow_batch.max: 1 clips are fewer than scale.clips_per_gpu, 2"),
         ("parallel.grow_batch.factor=1", "parallel.grow_batch.factor: Input should be greater than or equal to 2"),
         ("evaluate.every_epochs=0", "parallel.grow_batch: validations decide it; set evaluate.every_epochs"),
-        ("parallel.period=0", "parallel.period: epoch or a number of steps, at least 1, is wanted, got 0"),
-        ("parallel.period=epochs", "parallel.period: epoch or a number of steps, at least 1, is wanted, got 'epochs'"),
+        ("parallel.period=0", "parallel.period: must be epoch or a number of steps from 1 to 1,000,000, got 0"),
+        (
+            "parallel.period=epochs",
+            "parallel.period: must be epoch or a number of steps from 1 to 1,000,000, got 'epochs'",
+        ),
         ("parallel.method=synchronous", "parallel.grow_batch: method synchronous does not read it"),
         ("ema.decay=0.9", "ema.decay: it averages the weights of one network"),
         ("optimizer.compression=fp16", "optimizer.compression: averaging sends weights"),

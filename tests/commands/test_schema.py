@@ -183,7 +183,7 @@ def test_the_reference_says_types_and_limits_in_words() -> None:
     assert values["seed"] == "integer, at least 0, below 2^63"
     assert values["data.flip"] == "`true`, `false`"
     assert values["data.root"] == "text, or `null`"
-    assert values["data.short_side"] == "[integer, at least 1; integer, at least 1]"
+    assert values["data.short_side"] == "[integer, at least 1, at most 4,096; integer, at least 1, at most 4,096]"
     assert values["schedule.milestones"] == "list of number, at least 0"
     assert values["evaluate.crops"] == "`1`, `3`, `full`"
     assert values["optimizer.momentum"] == "number, at least 0, below 1, or `null`"
