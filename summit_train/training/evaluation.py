@@ -22,10 +22,10 @@ from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.errors import RunFailed
 from summit_train.files import write_json
 from summit_train.models import VideoNetwork
+from summit_train.saved import bound_of, give_weights, load_checkpoint
 from summit_train.spec import Spec
 from summit_train.text import has_top5
 from summit_train.training.bad_clips import check_test
-from summit_train.training.checkpoint import load_checkpoint
 from summit_train.training.scores import PREDICTIONS, Scores, prediction_names
 from summit_train.training.scoring import Progress, Results, Scorer
 
@@ -93,16 +93,18 @@ class Evaluation:
 
     def load(self, model: nn.Module, path: Path) -> int:
         """Give `model` the weights of a checkpoint, which rank 0 reads, and return its step. Collective."""
-        weights, _, step = self._saved(path)
-        model.load_state_dict(weights)
+        weights, _, step = self._saved(model, path)
+        give_weights(model, path, weights)
         return step
 
-    def _saved(self, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None, int]:
+    def _saved(
+        self, model: nn.Module, path: Path
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None, int]:
         """Return the weights of a checkpoint, their average if it holds one, and its step. Collective."""
-        state = load_checkpoint(path) if self.world.rank == 0 else {}
+        state = load_checkpoint(path, bound_of(model)) if self.world.rank == 0 else {}
         # The optimizer's state, which is as large as the weights, is of no use here.
         average = state.get("ema", {}).get("model")
-        return self.world.broadcast((state.get("model", {}), average, int(state.get("step", 0))))
+        return self.world.broadcast((state.get("model", {}), average, state.get("step", 0)))
 
     def score_checkpoints(
         self, model: VideoNetwork, paths: Sequence[Path], progress: Callable[[Path], Progress]
@@ -117,10 +119,10 @@ class Evaluation:
         averages: list[dict[str, Any]] = []  # of the same checkpoints' averaged weights
         num_videos = 0
         for path, name in zip(paths, prediction_names(paths), strict=True):
-            weights, average, step = self._saved(path)
+            weights, average, step = self._saved(model, path)
             for found, kind, suffix in ((weights, rows, ""), (average, averages, "_ema")):
                 if found is not None:
-                    model.load_state_dict(found)
+                    give_weights(model, path, found)
                     scores = self._score_saved(model, f"{name}{suffix}.npz", progress(path), path)
                     if scores is not None:
                         kind.append({"path": str(path), "step": step} | _accuracy_of(scores))

@@ -15,9 +15,10 @@ from summit_train.optim.sgd import build_sgd, parameter_groups, start_momentum
 from summit_train.source import SpecError
 from summit_train.spec import load_spec
 from summit_train.training.average import WeightAverage
-from summit_train.training.checkpoint import load_checkpoint, save_checkpoint
+from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.step import StepSettings, TrainStep
 from tests.conftest import WriteSpec
+from tests.runs import load_any
 from tests.training.test_step import _micro_batches, _model, _Poison
 from tests.worlds import command, needs_ranks, succeed
 
@@ -123,7 +124,7 @@ def test_the_same_on_1_and_2_ranks_and_after_a_resume_and_evaluated_beside(
     for later in (tmp_path / "runs/moved/checkpoints").glob("step_00000020*"):
         later.unlink()
     succeed(0, "train", str(write_spec("moved")), *options)
-    alone, both, moved = (load_checkpoint(_saved(tmp_path, name)) for name in ("alone", "both", "moved"))
+    alone, both, moved = (load_any(_saved(tmp_path, name)) for name in ("alone", "both", "moved"))
     assert alone["ema"]["updates"] == both["ema"]["updates"] == 20
     for name, value in alone["ema"]["model"].items():
         assert torch.equal(value, moved["ema"]["model"][name]), name
@@ -144,7 +145,7 @@ def test_a_checkpoint_older_than_the_average_and_the_noise_scale_goes_on(write_s
     succeed(0, "train", spec)
     for later in (tmp_path / "runs/run/checkpoints").glob("step_00000020*"):
         later.unlink()
-    state = load_checkpoint(_saved(tmp_path, "run", 10))
+    state = load_any(_saved(tmp_path, "run", 10))
     del state["noise_scale"], state["experiment"]["ema.decay"]
     save_checkpoint(_saved(tmp_path, "run", 10), state)
     status, output = command(0, "train", spec, "ema.decay=0.9")
@@ -154,4 +155,4 @@ def test_a_checkpoint_older_than_the_average_and_the_noise_scale_goes_on(write_s
         later.unlink()
     output = succeed(0, "train", spec, "ema.decay=0.9", "--force-resume")
     assert "no average of the weights; it begins here" in output
-    assert load_checkpoint(_saved(tmp_path, "run"))["ema"]["updates"] == 10
+    assert load_any(_saved(tmp_path, "run"))["ema"]["updates"] == 10
