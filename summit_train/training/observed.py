@@ -23,7 +23,7 @@ from summit_train.models.catalog import stream_problem
 from summit_train.spec import Spec
 from summit_train.training.evaluation import Evaluation
 from summit_train.training.scores import Scores
-from summit_train.training.scoring import VIEWS_AT_ONCE, Progress
+from summit_train.training.scoring import Progress, view_logits
 from summit_train.training.step import Normalise, parameter_type
 from summit_train.training.streaming import Streamer, Streaming, scored, streamer_of
 
@@ -77,6 +77,7 @@ class _Observer:
     normalise: Normalise
     frames: ObservedFrames
     streamer: Streamer | None
+    spec: Spec
     check: Callable[[np.ndarray, int], None]
 
     def __call__(self, walk: Walk) -> np.ndarray:
@@ -109,8 +110,7 @@ class _Observer:
 
     def _clip_logits(self, clips: np.ndarray, frames: dict[int, torch.Tensor]) -> np.ndarray:
         views = [torch.stack([frames[number] for number in clip], 1) for clip in clips.tolist()]  # (crops, T, h, w, C)
-        parts = [self.model(self.normalise(part)) for part in torch.split(torch.cat(views), VIEWS_AT_ONCE)]
-        logits = torch.cat(parts).double()
+        logits = view_logits(self.model, self.normalise, torch.cat(views), self.spec)
         by_clip: np.ndarray = logits.view(len(clips), -1, logits.shape[1]).mean(1).cpu().numpy()
         return by_clip
 
@@ -131,7 +131,7 @@ def score_observed(
     streamer = streamer_of(model, spec, evaluation.device) if streams else None
     normalise = Normalise(parameter_type(spec.precision), evaluation.device, spec.data.input)
     check = partial(evaluation.check_finite, source=str(path))
-    observer = _Observer(model, normalise, frames, streamer, check)
+    observer = _Observer(model, normalise, frames, streamer, spec, check)
     store = open_store(spec.data, evaluation.manifest)
 
     def results(videos: Sequence[int]) -> Iterator[np.ndarray | BadClip]:
