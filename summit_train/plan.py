@@ -13,6 +13,7 @@ from summit_train.optim.keys import OptimizerSpec, ScheduleSpec
 from summit_train.optim.schedule import Schedule, peak_learning_rate
 from summit_train.spec import Spec
 
+_MOST_VIEWS = 16  # of a test at once; more make it no faster
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 
 
@@ -34,9 +35,10 @@ class Plan:
     """The numbers of one run. Bytes are bytes; LR as the optimizer gets it; multiply-adds of one clip's forward pass.
 
     memory_bytes_per_rank is an estimate: weights, their average, gradients and the solver's state, plus what the
-    backward pass needs of the clips of one virtual GPU. ladder: the batches that the run may have, the first one first;
-    fewest_updates: of a run whose batch grows at every decision. All other numbers are those of the first batch.
-    averaging_bytes: what a rank gives to an average of the learners, without BN's statistics; 0 without averaging.
+    backward pass needs of the clips of one virtual GPU, or the final evaluation of its views if that is more. ladder:
+    the batches that the run may have, the first one first; fewest_updates: of a run whose batch grows at every
+    decision. All other numbers are those of the first batch. averaging_bytes: what a rank gives to an average of the
+    learners, without BN's statistics; 0 without averaging.
     """
 
     ranks: int
@@ -253,8 +255,29 @@ def _memory(spec: Spec, network: Count, accumulation: int, clips: int) -> int:
     if spec.parallel.method == "averaging":
         # One learner's gradients at a time, the average, and the buffer of the solver's state on its way.
         copies = accumulation * (1 + spec.optimizer.states) + 2 + max(1, spec.optimizer.states)
-    activations = network.activation_bytes(_BYTES[spec.precision], spec.execution.recompute)
-    return copies * network.parameters * spec.weight_bytes + clips * activations
+    training = clips * network.activation_bytes(_BYTES[spec.precision], spec.execution.recompute)
+    return copies * network.parameters * spec.weight_bytes + max(training, _test_bytes(spec, network))
+
+
+def views_at_once(spec: Spec, pixels: int) -> int:
+    """Return how many test views of so many pixels a frame the network sees at once.
+
+    They have no more pixels than a training step's clips of one virtual GPU, but for one view that has more.
+    """
+    return max(1, min(_MOST_VIEWS, spec.scale.clips_per_gpu * spec.data.crop**2 // pixels))
+
+
+def _test_bytes(spec: Spec, network: Count) -> int:
+    """Return what the views that are scored at once need: a forward pass keeps the tensors of one block at a time.
+
+    Twice what training keeps of the largest block, as the block's operations make their outputs beside their inputs
+    (a ResNet-50 on a CPU: 1.8 times). A whole frame is counted as one of 16:9.
+    """
+    evaluate = spec.evaluate
+    width = evaluate.short_side * 16 // 9 if evaluate.crops == "full" else evaluate.short_side
+    pixels = evaluate.short_side * width
+    elements = 2 * network.largest_block_elements * views_at_once(spec, pixels) * pixels // spec.data.crop**2
+    return elements * _BYTES[spec.precision]
 
 
 def sample_learning_rates(plan: Plan, points: int = 9) -> list[tuple[int, float]]:

@@ -9,6 +9,25 @@ from typing import Any
 
 import torch
 
+from summit_train.saved import Bound, load_checkpoint
+from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
+
+LARGE: Bound = lambda path, content: 1 << 40  # noqa: E731
+
+
+def load_any(path: Path) -> dict[str, Any]:
+    """A checkpoint of any network."""
+    return load_checkpoint(path, LARGE)
+
+
+def small_checkpoints(run: Path, *steps: int) -> list[Path]:
+    """Write checkpoints with a few numbers into a run's directory."""
+    paths = [checkpoint_path(run, step) for step in steps]
+    for path, step in zip(paths, steps, strict=True):
+        weights = {"w": torch.arange(1000.0) + step}
+        save_checkpoint(path, {"model": weights, "optimizer": {"state": {}}, "step": step})
+    return paths
+
 
 def steps_of(run: Path) -> list[int]:
     """The steps that the run has written down so far, in the order of the file."""

@@ -28,7 +28,9 @@ def write_scores(
 ) -> Path:
     """Write an npz of logits: the logarithms of the probabilities, plus 7."""
     logits = np.log(np.array(probabilities)) + 7
-    Scores(np.arange(len(labels)), np.array(labels, np.int64), logits.astype(np.float32)).save(path, clips, names)
+    is_read = ~np.isnan(logits).all(1)
+    scores = Scores(np.arange(len(labels)), np.array(labels, np.int64), logits.astype(np.float32), is_read)
+    scores.save(path, clips, names)
     return path
 
 

@@ -21,6 +21,7 @@ _GROUND = {"errors", "files", "modality", "spec", "rng", "models.catalog", "mode
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "files": set(),
+    "saved": {"errors", "files"},
     "memory": set(),
     "modality": set(),
     "rng": set(),
@@ -30,12 +31,12 @@ ARROWS: dict[str, set[str]] = {
     "text": set(),
     "network": {"spec", "models", "modality"},
     "comm": {"errors"},
-    "models": {"errors"},
+    "models": {"errors", "saved"},
     "optim": {"typed"},
     "plan": _GROUND | {"optim.keys"},
     "data": _GROUND | {"memory", "text"},
-    "training": _GROUND | {"text", "source", "comm", "models", "plan", "data", "optim"},
-    "inference": _GROUND | {"text", "source", "comm", "models", "plan", "data", "training"},
+    "training": _GROUND | {"saved", "text", "source", "comm", "models", "plan", "data", "optim"},
+    "inference": _GROUND | {"saved", "text", "source", "comm", "models", "plan", "data", "training"},
     "cluster": {"errors", "files", "source", "typed", "spec", "plan", "data", "models.catalog"},
     "report": {"errors", "files", "source", "text", "scaling.published"},
     "sweep": {"errors", "files", "text", "source", "typed", "spec", "plan", "cluster", "report"},
@@ -63,7 +64,7 @@ OWNERS = {
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"comm|models\.(?!catalog).*|network|plan|training\.(?!scores).*|inference\.(?!fuse|run_scores).*|optim\.(?!keys|schedule).*|data\.batches\.(loader|walk|workers)|scaling\..*|"
+    r"comm|saved|models\.(?!catalog).*|network|plan|training\.(?!scores).*|inference\.(?!fuse|run_scores).*|optim\.(?!keys|schedule).*|data\.batches\.(loader|walk|workers)|scaling\..*|"
     r"cluster\.estimate|sweep\.start|"
     r"commands\.(bench(\..*)?|start|whole_run|evaluate|observed|network|predict|stream|cam|export|plan|model|simulate|submit|sweep)"
 )

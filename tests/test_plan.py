@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from summit_train.network import count_network
 from summit_train.plan import Plan, PlanError, make_plan, sample_learning_rates
 from summit_train.spec import Spec, spec_from_values
 
@@ -287,3 +288,16 @@ def test_a_plan_of_flow_by_hand() -> None:
     # The input is kept for the first convolution's gradient, and there are more weights, gradients and momenta.
     kept, weights = 16 * 8 * 224**2 * 7 * 4, 3 * 4 * 7 * 49 * 64
     assert plan.memory_bytes_per_rank - rgb.memory_bytes_per_rank == kept + weights
+
+
+def test_memory_counts_the_final_evaluation_where_it_needs_more() -> None:
+    """One clip of 112 x 112 a virtual GPU, and test views of 512 x 512, 21 times as large."""
+
+    def memory(short_side: int) -> int:
+        data = {"crop": 112, "short_side": [128, 160]}
+        spec = _spec(4, 1, data=data, evaluate={"short_side": short_side})
+        return make_plan(spec, 4, KINETICS).memory_bytes_per_rank
+
+    assert memory(112) == memory(128) < memory(512) < memory(1024)
+    block = count_network(_spec(4, 1, data={"crop": 112, "short_side": [128, 160]})).largest_block_elements
+    assert memory(1024) - memory(512) == pytest.approx(2 * 4 * block * (1024**2 - 512**2) / 112**2, rel=1e-6)

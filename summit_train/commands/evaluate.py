@@ -13,8 +13,9 @@ from summit_train.commands.observed import check_alone, run_observed
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.start import choose_device, read_inputs, tell_overrides
 from summit_train.models import VideoNetwork
+from summit_train.saved import CheckpointError
 from summit_train.text import counted
-from summit_train.training.checkpoint import CheckpointError, epoch_checkpoints
+from summit_train.training.checkpoint import epoch_checkpoints
 from summit_train.training.evaluation import Evaluation, show_accuracy
 from summit_train.training.precise_bn import preparation
 from summit_train.training.run import Inputs, fresh_model

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.search:
         mixed, weights, search = search_on_half(mixed, args.seed)
     fused = mixed.fuse(weights)
-    confusion = confusion_of("the fused scores", fused.labels, fused.scores, mixed.class_names)
+    confusion = confusion_of("the fused scores", fused.labels, fused.scores, fused.is_read, mixed.class_names)
     values = fused_values(mixed, weights) | {
         "search": search,
         "confusion": {"names": list(confusion.names), "counts": confusion.counts.tolist()},

@@ -27,8 +27,11 @@ def add_videos(parser: argparse.ArgumentParser) -> None:
 
 
 def open_named(path: str, overrides: Sequence[str], names_file: str | None) -> Trained:
-    """Open a network, with the names of its classes. Raises UserError."""
-    return named(open_trained(path, overrides), names_file)
+    """Open a network, with the names of its classes; say which newer checkpoints cannot be read. Raises UserError."""
+    trained = named(open_trained(path, overrides), names_file)
+    for complaint in trained.passed_over:
+        print(f"passed over: {complaint}", file=sys.stderr)
+    return trained
 
 
 def tell_numbers(trained: Trained) -> None:

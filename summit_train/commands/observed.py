@@ -17,9 +17,9 @@ from summit_train.files import write_json
 from summit_train.report.metrics import OBSERVED_FILE
 from summit_train.report.observed import draw_observed, read_observed
 from summit_train.report.records import Observed
+from summit_train.saved import CheckpointError, find_checkpoints
 from summit_train.spec import Spec
 from summit_train.text import has_top5, table
-from summit_train.training.checkpoint import CheckpointError, find_checkpoints
 from summit_train.training.evaluation import Evaluation
 from summit_train.training.observed import TENTHS, check_observable, no_stream, parse_fractions, score_observed
 from summit_train.training.run import fresh_model

@@ -49,9 +49,11 @@ class Ensemble:
         return next((run.class_names for run in self.runs if run.class_names), ())
 
     def fuse(self, weights: Weights) -> Scores:
-        """Return sum_i w_i s_i / sum_i w_i of each video. A run of weight 0 adds nothing, not even its NaN."""
+        """Return sum_i w_i s_i / sum_i w_i of each video. A run of weight 0 adds nothing, not even its bad videos."""
         added = sum(weight * part for weight, part in zip(weights, self.parts, strict=True) if weight)
-        return replace(self.runs[0].scores, scores=np.asarray(added) / sum(weights))
+        are_read = [run.scores.is_read for run, weight in zip(self.runs, weights, strict=True) if weight]
+        fused = np.asarray(added) / sum(weights)
+        return replace(self.runs[0].scores, scores=fused, is_read=np.logical_and.reduce(are_read))
 
     def of(self, places: NDArray[np.int64]) -> Ensemble:
         """Return the ensemble of some of its videos."""
@@ -68,7 +70,7 @@ class Ensemble:
 
 def _of(run: RunScores, places: NDArray[np.int64]) -> RunScores:
     scores = run.scores
-    taken = Scores(scores.videos[places], scores.labels[places], scores.scores[places])
+    taken = Scores(*(column[places] for column in (scores.videos, scores.labels, scores.scores, scores.is_read)))
     return replace(run, clips=tuple(run.clips[place] for place in places.tolist()), scores=taken)
 
 

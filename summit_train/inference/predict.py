@@ -111,16 +111,18 @@ def predict_videos(
 
 def _together(trained: Trained, listings: Sequence[Listing], scored: Sequence[Scored], top: int) -> Predictions:
     videos: list[PredictedVideo] = []
-    labels, scores = list[NDArray[np.int64]](), list[NDArray[np.float32]]()
+    labels, scores, is_read = list[NDArray[np.int64]](), list[NDArray[np.float32]](), list[bool]()
     for listing, part in zip(listings, scored, strict=True):
-        videos += _predicted(listing, part, trained.classes, top)
+        predicted = _predicted(listing, part, trained.classes, top)
+        videos += predicted
         if listing.has_labels:
             labels.append(listing.manifest.labels[listing.numbers].astype(np.int64))
             scores.append(part.scores)
+            is_read += [video.error is None for video in predicted]
     if not labels:
         return Predictions(tuple(videos), None)
     known = np.concatenate(labels)
-    return Predictions(tuple(videos), Scores(np.arange(len(known)), known, np.concatenate(scores)))
+    return Predictions(tuple(videos), Scores(np.arange(len(known)), known, np.concatenate(scores), np.array(is_read)))
 
 
 def _predicted(listing: Listing, scored: Scored, classes: Sequence[str], top: int) -> list[PredictedVideo]:

@@ -73,7 +73,11 @@ def read_run(word: str) -> RunScores:
     for place, following in pairwise(order):
         if clips[place] == clips[following]:
             raise UserError(f"{path}: has {clips[place]} twice; scores are matched by video, so each may be there once")
-    scores = Scores(*(columns[name][order] for name in ("video", "label", "scores")))
+    scores = Scores(*(columns[name][order] for name in ("video", "label", "scores", "is_read")))
+    # A logit of -inf is a fused probability of 0.
+    broken = np.flatnonzero(scores.is_read & ~(scores.scores < np.inf).all(axis=1))
+    if len(broken):
+        raise UserError(f"{path}: the scores of {clips[order[broken[0]]]} are not finite; evaluate the run again")
     return RunScores(name, path, tuple(clips[place] for place in order), class_names, scores)
 
 
@@ -118,6 +122,8 @@ def _check(columns: Columns) -> None:
     if scores.ndim != 2 or scores.dtype.kind != "f" or 0 in scores.shape:
         raise ValueError(f"scores of shape {scores.shape} and type {scores.dtype}")
     wanted: dict[str, tuple[np.ndarray, str]] = {"video": (video, "iu"), "label": (label, "iu")}
+    # Files of before this column: a video that could not be read has no score at all.
+    wanted["is_read"] = (columns.setdefault("is_read", np.asarray(~np.isnan(scores).all(axis=1))), "b")
     if "path" in columns:
         kinds = {"path": "U", "start_frame": "iu", "end_frame": "iu", "reversed": "b"}
         wanted |= {name: (columns[name], kind) for name, kind in kinds.items()}

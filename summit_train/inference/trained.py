@@ -14,9 +14,9 @@ from summit_train.data.manifest import read_classes
 from summit_train.errors import UserError
 from summit_train.models import VideoNetwork
 from summit_train.network import build_network, make_ready
+from summit_train.saved import CheckpointError, bytes_for, give_weights, load_checkpoint, load_newest
 from summit_train.source import Tree, apply_override
 from summit_train.spec import Spec, spec_from_tree
-from summit_train.training.checkpoint import CheckpointError, find_checkpoints, load_checkpoint, load_newest
 from summit_train.training.step import parameter_type
 
 
@@ -26,7 +26,7 @@ class Trained:
 
     path: the checkpoint. run_path: the run directory that it lies in, None for a file of its own. step: updates so far.
     classes: the names, label 0 first; numbers where the checkpoint has none, as `has_names` says. weights: the state
-    dict, on the CPU.
+    dict, on the CPU. passed_over: why newer checkpoints of the run are not the one.
     """
 
     path: Path
@@ -36,6 +36,7 @@ class Trained:
     classes: tuple[str, ...]
     has_names: bool
     weights: dict[str, torch.Tensor]
+    passed_over: tuple[str, ...] = ()
 
     def network(self, device: torch.device, *, ready: bool = True) -> VideoNetwork:
         """Build the network on `device`, in evaluation mode, in the type of its weights.
@@ -46,11 +47,7 @@ class Trained:
         network = build_network(self.spec).to(device=device, dtype=parameter_type(self.spec.precision))
         if ready:
             make_ready(network, self.spec)
-        try:
-            network.load_state_dict(self.weights)
-        except RuntimeError as error:
-            problem = "its weights do not fit its spec; an override must not make it another network's"
-            raise CheckpointError(f"{self.path}: {problem}") from error
+        give_weights(network, self.path, self.weights)
         return network.eval()
 
 
@@ -62,15 +59,14 @@ def open_trained(path: str | Path, overrides: Sequence[str] = ()) -> Trained:
     """
     path = Path(path)
     if path.is_dir():
-        if not find_checkpoints(path):
+        file, state, complaints = load_newest(path, _needed)
+        if file is None:
             raise CheckpointError(f"{path}: there is no checkpoint in it; the folder of a run that trained is wanted")
-        file, state, _ = load_newest(path)
-        assert file is not None
-        return _trained(file, path, state, overrides)
+        return replace(_trained(file, path, state, overrides), passed_over=tuple(complaints))
     if not path.is_file():
         raise CheckpointError(f"{path}: no such run directory or checkpoint")
     run_path = path.parent.parent if path.parent.name == "checkpoints" else None
-    return _trained(path, run_path, load_checkpoint(path, may_be_alone=True), overrides)
+    return _trained(path, run_path, load_checkpoint(path, _needed, may_be_alone=True), overrides)
 
 
 def flow_problem(spec: Spec, reason: str) -> str | None:
@@ -100,14 +96,25 @@ def named(trained: Trained, names_file: str | None) -> Trained:
     return replace(trained, classes=names, has_names=True)
 
 
-def _trained(file: Path, run_path: Path | None, state: dict[str, Any], overrides: Sequence[str]) -> Trained:
+def _needed(file: Path, state: dict[str, Any]) -> int:
+    """Return the most bytes that a checkpoint may have, by its own spec."""
+    spec = _spec_in(file, state, ())
+    with torch.device("meta"):
+        return bytes_for(build_network(spec))
+
+
+def _spec_in(file: Path, state: dict[str, Any], overrides: Sequence[str]) -> Spec:
     if not isinstance(state.get("spec"), dict):
         raise CheckpointError(f"{file}: does not hold its spec, so its network is not known")
     tree = Tree(state["spec"], {(): str(file)})
     for override in overrides:
         apply_override(tree, override)
-    spec = spec_from_tree(tree)
-    names = state.get("classes") or ()
-    has_names = len(names) == spec.model.num_classes
-    classes = tuple(names if has_names else map(str, range(spec.model.num_classes)))
-    return Trained(file, run_path, spec, int(state["step"]), classes, has_names, state["model"])
+    return spec_from_tree(tree)
+
+
+def _trained(file: Path, run_path: Path | None, state: dict[str, Any], overrides: Sequence[str]) -> Trained:
+    spec = _spec_in(file, state, overrides)
+    names: Any = state.get("classes")
+    has_names = isinstance(names, list) and len(names) == spec.model.num_classes
+    classes = tuple(map(str, names) if has_names else map(str, range(spec.model.num_classes)))
+    return Trained(file, run_path, spec, state["step"], classes, has_names, state["model"])

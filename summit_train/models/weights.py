@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from summit_train.models.inflation import Fitted, Shift, fitted
 from summit_train.models.names import has_shift, our_names
 from summit_train.models.tsm import shift_step
 from summit_train.models.video import VideoNetwork
+from summit_train.saved import bound_of, check_digest, load_newest, load_saved
 
 # Keys that wrap a state dict in the files people have: our checkpoints ("model") and others' ("state_dict").
 _WRAPPERS: tuple[str, ...] = ("model", "state_dict")
@@ -45,6 +45,7 @@ class LoadReport:
     `made` are those of the loaded ones whose numbers are not the file's own: name -> how they were made. Names are the
     model's, but those of `unexpected`, which are the file's. `anew`: the classifier's tensors where the file's classes
     are others, as many as the model's. `classes`: how the classes compare, "" where the file has no such classifier.
+    `passed_over`: why newer checkpoints of a run were not read.
     """
 
     path: str
@@ -55,6 +56,7 @@ class LoadReport:
     made: Mapping[str, str]
     anew: tuple[str, ...] = ()
     classes: str = ""
+    passed_over: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         wanted = len(self.loaded) + len(self.missing) + len(self.mismatched) + len(self.anew)
@@ -69,6 +71,7 @@ class LoadReport:
             parts.append(f"not in the file, left as initialised: {', '.join(self.missing)}")
         if self.mismatched:
             parts.append(f"of another shape, left as initialised: {', '.join(map(str, self.mismatched))}")
+        parts += [f"passed over: {complaint}" for complaint in self.passed_over]
         if self.unexpected:
             parts.append(f"not in the model, ignored: {', '.join(self.unexpected)}")
         return "; ".join(parts)
@@ -86,17 +89,19 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
     """Copy into `model` every tensor of `path` that fits by name and shape; the rest stays as it is.
 
     `path` is a file under torchvision's names, the TSM authors' or mmaction2's, one of our checkpoints, or a run
-    directory (its newest checkpoint). A 2D kernel is inflated for a 3D convolution, or made of the shift where the file
-    is a TSM's; the first one is averaged for clips of other channels (see models.inflation). A classifier for another
-    number of classes is left as initialised and reported; so is one for as many classes that have other names. classes:
-    the names of the model's, where they are known. Raises WeightsError, with the path, when there is no such file, it
-    cannot be read, or it is of another network; the model is unchanged then.
+    directory (its newest whole checkpoint). A 2D kernel is inflated for a 3D convolution, or made of the shift where
+    the file is a TSM's; the first one is averaged for clips of other channels (see models.inflation). A classifier for
+    another number of classes is left as initialised and reported; so is one for as many classes that have other names.
+    classes: the names of the model's, where they are known. Raises UserError, with the path, when there is no such
+    file, it cannot be read, or it is of another network; the model is unchanged then.
     """
-    file = weights_file(path)
-    content = read_weights(file)
+    file, content, passed_over = read_weights(Path(path), model)
     targets = model.state_dict()
     names = our_names(content.tensors, _classifier(model, targets))
     found = {names[name]: tensor for name, tensor in content.tensors.items()}
+    for name in found.keys() & targets.keys():
+        if found[name].is_floating_point() != targets[name].is_floating_point():
+            raise WeightsError(f"{file}: {name} must be {targets[name].dtype}, got {found[name].dtype}")
     fitting, mismatched = _fitting(found, targets, model, _shifts(content, names, model))
     layers = _class_layers(model, fitting)
     same = classes is None or content.classes is None or tuple(classes) == content.classes
@@ -111,6 +116,7 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
         made={name: tensor.made for name, tensor in fitting.items() if tensor.made},
         anew=anew,
         classes=_compared(content.classes, classes) if layers else "",
+        passed_over=passed_over,
     )
     reason = _other_network(model, targets, found, mismatched)
     if not report.loaded and (reason is None or not mismatched):
@@ -123,25 +129,28 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
     return report
 
 
-def weights_file(path: str | Path) -> Path:
-    """Return the file that `path` stands for: itself, or the newest checkpoints/step_*.pt of a run directory."""
-    path = Path(path)
-    if path.is_file():
-        return path
-    if not path.is_dir():
+def read_weights(path: Path, model: VideoNetwork) -> tuple[Path, Content, tuple[str, ...]]:
+    """Read tensors by name, onto the CPU, without wrappers: (file, content, why newer checkpoints were passed over).
+
+    A run directory stands for its newest whole checkpoint. A file is checked by the SHA-256 beside it, if there is one.
+    """
+    bound, passed_over = bound_of(model), list[str]()
+    content: Any
+    if path.is_dir():
+        file, content, passed_over = load_newest(path, bound)
+        if file is None:
+            raise WeightsError(f"{path}: this directory has no checkpoints/step_*.pt")
+    elif path.is_file():
+        file = path
+        check_digest(file, may_be_alone=True)
+        content = load_saved(file, bound)
+    else:
         raise WeightsError(f"{path}: no such file or run directory")
-    checkpoints = [file for file in path.glob("checkpoints/step_*.pt") if file.stem[5:].isdigit()]
-    if not checkpoints:
-        raise WeightsError(f"{path}: this directory has no checkpoints/step_*.pt")
-    return max(checkpoints, key=lambda file: int(file.stem[5:]))
+    return file, _content(file, content), tuple(passed_over)
 
 
-def read_weights(file: Path) -> Content:
-    """Read tensors by name, onto the CPU, without wrappers. Raises WeightsError when unreadable."""
-    try:
-        content: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # A damaged file can raise almost anything out of the unpickler.
-        raise WeightsError(_why_unreadable(file, str(error).strip() or type(error).__name__)) from error
+def _content(file: Path, content: Any) -> Content:
+    """Return what a file holds under its wrappers. Raises WeightsError where there is no tensor by name."""
     spec: Any = {}
     classes: Any = None
     while isinstance(content, Mapping):
@@ -158,24 +167,6 @@ def read_weights(file: Path) -> Content:
     section = spec.get("model") if isinstance(spec, Mapping) else None
     known = tuple(map(str, classes)) if isinstance(classes, list) else None
     return Content(tensors, section if isinstance(section, Mapping) else {}, known)
-
-
-def _why_unreadable(file: Path, reason: str) -> str:
-    if "legacy .tar format" in reason:
-        problem = "is in torch's legacy tar format"
-    elif "Unsupported global" in reason or "Unsupported class" in reason or "Unsupported operand" in reason:
-        problem = "holds pickled objects besides tensors"
-    else:
-        return f"{file}: not readable as weights ({reason.splitlines()[0]})"
-    program = (
-        f"import torch; x = torch.load({str(file)!r}, map_location='cpu', weights_only=False); "
-        "x = x.get('state_dict', x) if isinstance(x, dict) else x.state_dict(); "
-        f"torch.save(x, {str(file) + '.converted'!r})"
-    )
-    return (
-        f"{file} {problem}, which cannot be read without running what stands in it. If you trust where it comes from, "
-        f"convert it once: python -c {shlex.quote(program)}"
-    )
 
 
 def _classifier(model: VideoNetwork, targets: Iterable[str]) -> str:

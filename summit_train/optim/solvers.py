@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from summit_train.optim.foreach import Adagrad, Lamb, RMSprop
 from summit_train.optim.keys import OptimizerSpec
@@ -23,6 +24,20 @@ def build_solver(spec: OptimizerSpec, groups: list[dict[str, Any]]) -> torch.opt
     if spec.name == "adagrad":
         return Adagrad(groups, eps=eps)
     return Lamb(groups, betas=spec.betas, eps=eps)
+
+
+def kept_state(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
+    """Return the names of what a solver keeps of each parameter, and whether it has the parameter's shape.
+
+    Learned from one step of a solver of the same kind and options; `optimizer` may be wrapped.
+    """
+    kinds = (torch.optim.SGD, torch.optim.Adam, RMSprop, Adagrad, Lamb)
+    kind: Any = next(kind for kind in kinds if isinstance(optimizer, kind))
+    parameter = nn.Parameter(torch.zeros(1, 1))
+    parameter.grad = torch.zeros(1, 1)
+    solver = kind([{**optimizer.param_groups[0], "params": [parameter]}])
+    solver.step()
+    return {name: value.shape == parameter.shape for name, value in solver.state[parameter].items()}
 
 
 def start_state(optimizer: torch.optim.Optimizer) -> None:

@@ -102,21 +102,28 @@ def read_confusion(run: Run) -> Confusion | None:
     try:
         with np.load(path, allow_pickle=False) as file:
             labels, scores = file["label"].astype(np.int64), file["scores"].astype(np.float64)
-        return confusion_of(checkpoint, labels, scores, run.class_names)
+            # Files of before this column: a video that could not be read has no score at all.
+            is_read = file["is_read"] if "is_read" in file.files else ~np.isnan(scores).all(axis=1)
+        if not np.isfinite(scores[is_read]).all():
+            raise ValueError("scores are not finite")
+        return confusion_of(checkpoint, labels, scores, is_read, run.class_names)
     except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
         run.notes.append(f"predictions/{path.name}: unreadable, left out ({error})")
         return None
 
 
 def confusion_of(
-    checkpoint: str, labels: NDArray[np.int64], scores: NDArray[np.float64], names: tuple[str, ...]
+    checkpoint: str,
+    labels: NDArray[np.int64],
+    scores: NDArray[np.float64],
+    is_read: NDArray[np.bool_],
+    names: tuple[str, ...],
 ) -> Confusion:
-    """Count labels (V,) against the highest of scores (V, classes); NaN scores are videos without a prediction.
+    """Count labels (V,) against the highest of scores (V, classes) of the videos that were read.
 
     names: of the first classes; the others are their numbers. Of equal scores the first class counts.
     """
     size = scores.shape[1]
-    is_read = ~np.isnan(scores[:, 0])
     counts = np.zeros((size, size), np.int64)
     np.add.at(counts, (labels[is_read], scores[is_read].argmax(1)), 1)
     every = (*names[:size], *map(str, range(len(names), size)))

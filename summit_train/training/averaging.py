@@ -25,7 +25,8 @@ from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models.freeze import trained_norms
 from summit_train.optim.keys import ParallelSpec
-from summit_train.training.checkpoint import learner_path, load_checkpoint, save_checkpoint, step_of
+from summit_train.saved import bound_of, give_weights, learner_path, load_checkpoint
+from summit_train.training.checkpoint import save_checkpoint, step_of
 from summit_train.training.step import Averaging, RunningStatistics, StepResult, TrainStep
 from summit_train.training.stopwatch import Mark
 
@@ -180,12 +181,12 @@ class AveragingStep:
         scales = saved.get("loss_scales") or {}
         for number, learner in self._learners.items():
             if saved.get("learner_digests"):
-                state = load_checkpoint(learner_path(path, number))
+                state = load_checkpoint(learner_path(path, number), bound_of(learner.model))
             else:
                 # A copy, as the solvers would share its tensors.
                 state = copy.deepcopy({name: saved[name] for name in ("model", "optimizer", "loss_scale")})
                 state["loss_scale"] = scales[number] if scales else state["loss_scale"]
-            learner.model.load_state_dict(state["model"])
+            give_weights(learner.model, path, state["model"])
             learner.restore(path, state)
         return []
 

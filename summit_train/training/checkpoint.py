@@ -1,37 +1,25 @@
-"""Write checkpoints whole or not at all, and read the newest that is whole."""
+"""Write checkpoints whole or not at all, keep those that are needed, and restore a solver from one."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from summit_train.errors import RunFailed, UserError
-from summit_train.files import file_sha256, replacing, write_text
-
-
-class CheckpointError(UserError):
-    """A checkpoint cannot be read, or not be used for this run."""
+from summit_train.errors import RunFailed
+from summit_train.files import replacing, write_text
+from summit_train.optim.solvers import kept_state
+from summit_train.saved import CheckpointError, check_fit, digest_path, find_checkpoints
 
 
 def checkpoint_path(run_path: Path, step: int) -> Path:
     """Return the file of the checkpoint after `step` updates."""
     return run_path / "checkpoints" / f"step_{step:08d}.pt"
-
-
-def learner_path(path: Path, number: int) -> Path:
-    """Return the file beside a checkpoint with the state of one learner, where learners differ."""
-    return path.with_name(f"{path.stem}.learner_{number:04d}.pt")
-
-
-def find_checkpoints(run_path: Path) -> list[Path]:
-    """Return the run's checkpoints, oldest first."""
-    return sorted((run_path / "checkpoints").glob(f"step_{'[0-9]' * 8}.pt"))
 
 
 def step_of(path: Path) -> int:
@@ -62,61 +50,6 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> str:
         kept = f"the last good one is {last[-1]}" if last else "there is no earlier one"
         raise RunFailed(f"{path}: the checkpoint could not be written: {error.strerror}; {kept}") from error
     return digest
-
-
-def load_checkpoint(path: Path, *, may_be_alone: bool = False) -> dict[str, Any]:
-    """Check the digest of a checkpoint, then load it on the CPU.
-
-    may_be_alone: accept a file that was copied without its digest, unchecked.
-    Raises CheckpointError if the file is missing, torn, changed, or no checkpoint of plain values.
-    """
-    digest_file = digest_path(path)
-    try:
-        found = file_sha256(path)
-        wanted = found if may_be_alone and not digest_file.exists() else digest_file.read_text().split()[0]
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: {error.filename} is missing") from error
-    except (OSError, IndexError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
-    if wanted != found:
-        raise CheckpointError(f"{path}: the file is damaged: its SHA-256 is not that in {digest_file.name}")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load has no common base for what it raises
-        raise CheckpointError(f"{path}: is no checkpoint: {str(error).splitlines()[0]}") from error
-    if not isinstance(state, dict) or not {"model", "optimizer", "step"} <= state.keys():
-        raise CheckpointError(f"{path}: is no checkpoint of a run: model, optimizer and step are wanted in it")
-    return state
-
-
-def load_newest(run_path: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
-    """Return the newest checkpoint that is whole: (path, state, complaints about newer ones that are not).
-
-    One that lists learners is whole with their files, by the SHA-256 of each. (None, {}, []) without any checkpoint.
-    Raises CheckpointError if there are some and none is whole: to begin anew would throw the run away in silence.
-    """
-    paths = find_checkpoints(run_path)
-    complaints: list[str] = []
-    for path in reversed(paths):
-        try:
-            state = load_checkpoint(path)
-            _check_learners(path, state.get("learner_digests", ()))
-            return path, state, complaints
-        except CheckpointError as error:
-            complaints.append(str(error))
-    if paths:
-        reasons = "; ".join(complaints)
-        raise CheckpointError(f"no checkpoint of {run_path} can be read ({reasons}); move them away to begin anew")
-    return None, {}, []
-
-
-def _check_learners(path: Path, digests: Sequence[str]) -> None:
-    """Raise CheckpointError where a learner's file is missing or is not the one of this checkpoint."""
-    for file, digest in ((learner_path(path, number), digest) for number, digest in enumerate(digests)):
-        if not file.exists():
-            raise CheckpointError(f"{path}: {file} is missing")
-        if file_sha256(file) != digest:
-            raise CheckpointError(f"{path}: {file} is damaged: its SHA-256 is not that in the checkpoint")
 
 
 def prune_checkpoints(run_path: Path, keep: int, steps_per_epoch: int) -> None:
@@ -152,9 +85,28 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
     ]
 
 
-def digest_path(path: Path) -> Path:
-    """Return the file beside a checkpoint with its SHA-256, in sha256sum's format."""
-    return path.with_name(path.name + ".sha256")
+def restore_solver(path: Path, optimizer: torch.optim.Optimizer, saved: Any) -> None:
+    """Give a solver the state in the checkpoint `path`; its options stay this run's.
+
+    Raises CheckpointError where the state is that of other parameters, or of another solver.
+    """
+    own = optimizer.state_dict()
+    groups = [group["params"] for group in own["param_groups"]]
+    try:
+        state, saved_groups = saved["state"], [group["params"] for group in saved["param_groups"]]
+    except (LookupError, TypeError) as error:
+        raise CheckpointError(f"{path}: optimizer must hold a solver's state and its groups") from error
+    known = set().union(*groups)
+    # A solver that has begun, as SGD has with its momentum, knows which parameters have a state.
+    fits = isinstance(state, Mapping) and state.keys() <= known and (own["state"] or state).keys() == state.keys()
+    if not fits or saved_groups != groups:
+        raise CheckpointError(f"{path}: does not fit: optimizer has other groups of parameters than this run")
+    kept = kept_state(optimizer)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, found in state.items():
+        wanted = {name: parameters[number] if has_shape else torch.zeros(()) for name, has_shape in kept.items()}
+        check_fit(path, f"optimizer.state.{number}", found, wanted)
+    optimizer.load_state_dict({**own, "state": state})
 
 
 def _sync_folder(folder: Path) -> None:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from summit_train.comm import World
+from summit_train.data.batches.loader import BadClip
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.clip import clip_of
 from summit_train.data.manifest.quarantine import kept_clips
+from summit_train.errors import RunFailed
 from summit_train.files import write_json
 from summit_train.models import VideoNetwork
+from summit_train.saved import bound_of, give_weights, load_checkpoint
 from summit_train.spec import Spec
 from summit_train.text import has_top5
 from summit_train.training.bad_clips import check_test
-from summit_train.training.checkpoint import load_checkpoint
 from summit_train.training.scores import PREDICTIONS, Scores, prediction_names
 from summit_train.training.scoring import Progress, Results, Scorer
 
@@ -41,18 +44,36 @@ class Evaluation:
     prepare: Callable[[VideoNetwork], None] | None = None
 
     def score(
-        self, model: nn.Module, clips: int, crops: int | str, progress: Progress = lambda done, total: None
+        self,
+        model: nn.Module,
+        clips: int,
+        crops: int | str,
+        progress: Progress = lambda done, total: None,
+        source: str = "the network",
     ) -> Scores | None:
         """Score every video with `clips` x `crops` views; return the Scores on rank 0, None elsewhere. Collective.
 
         With evaluate.mode "stream" all frames are streamed in `crops` crops, and `clips` is not read.
         With data.on_bad_clip "skip" a video that cannot be read is counted and written down. Raises AgreedError if
-        there are too many, DecodeError at the first one otherwise.
+        there are too many, DecodeError at the first one otherwise, and RunFailed, with `source`, at the first scores
+        that are not finite.
         """
         settings = self.spec.evaluate.model_copy(update={"clips": clips, "crops": crops})
         scorer = Scorer(self.spec.model_copy(update={"evaluate": settings}), self.world, self.device)
         results = scorer.results(model, open_store(self.spec.data, self.manifest))
-        return self.gathered(model, results, (self.spec.model.num_classes,), progress)
+
+        def checked(videos: Sequence[int]) -> Iterator[NDArray[np.float64] | BadClip]:
+            for video, found in zip(videos, results(videos), strict=True):
+                if not isinstance(found, BadClip):
+                    self.check_finite(found, video, source)
+                yield found
+
+        return self.gathered(model, checked, (self.spec.model.num_classes,), progress)
+
+    def check_finite(self, scores: NDArray[np.float64], video: int, source: str) -> None:
+        """Raise RunFailed, with the name of what gave them, where a video's scores are not finite."""
+        if not np.isfinite(scores).all():
+            raise RunFailed(f"{source}: scores are not finite, those of {self.manifest.path(video)} the first")
 
     def gathered(self, model: nn.Module, results: Results, shape: tuple[int, ...], progress: Progress) -> Scores | None:
         """Return the results of all ranks' videos, each an array of `shape`, in the manifest's order. Collective.
@@ -67,20 +88,23 @@ class Evaluation:
         if scored is None:
             return None
         videos = kept.ids(np.arange(len(kept)))
-        return Scores(videos, self.manifest.labels[videos].astype(np.int64), scored.scores)
+        is_read = ~np.isin(videos, [clip.clip for clip in scored.bad])
+        return Scores(videos, self.manifest.labels[videos].astype(np.int64), scored.scores, is_read)
 
     def load(self, model: nn.Module, path: Path) -> int:
         """Give `model` the weights of a checkpoint, which rank 0 reads, and return its step. Collective."""
-        weights, _, step = self._saved(path)
-        model.load_state_dict(weights)
+        weights, _, step = self._saved(model, path)
+        give_weights(model, path, weights)
         return step
 
-    def _saved(self, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None, int]:
+    def _saved(
+        self, model: nn.Module, path: Path
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None, int]:
         """Return the weights of a checkpoint, their average if it holds one, and its step. Collective."""
-        state = load_checkpoint(path) if self.world.rank == 0 else {}
+        state = load_checkpoint(path, bound_of(model)) if self.world.rank == 0 else {}
         # The optimizer's state, which is as large as the weights, is of no use here.
         average = state.get("ema", {}).get("model")
-        return self.world.broadcast((state.get("model", {}), average, int(state.get("step", 0))))
+        return self.world.broadcast((state.get("model", {}), average, state.get("step", 0)))
 
     def score_checkpoints(
         self, model: VideoNetwork, paths: Sequence[Path], progress: Callable[[Path], Progress]
@@ -95,11 +119,11 @@ class Evaluation:
         averages: list[dict[str, Any]] = []  # of the same checkpoints' averaged weights
         num_videos = 0
         for path, name in zip(paths, prediction_names(paths), strict=True):
-            weights, average, step = self._saved(path)
+            weights, average, step = self._saved(model, path)
             for found, kind, suffix in ((weights, rows, ""), (average, averages, "_ema")):
                 if found is not None:
-                    model.load_state_dict(found)
-                    scores = self._score_saved(model, f"{name}{suffix}.npz", progress(path))
+                    give_weights(model, path, found)
+                    scores = self._score_saved(model, f"{name}{suffix}.npz", progress(path), path)
                     if scores is not None:
                         kind.append({"path": str(path), "step": step} | _accuracy_of(scores))
                         num_videos = len(scores.videos)
@@ -113,11 +137,11 @@ class Evaluation:
         write_json(self.spec.run_path / "eval.json", result)
         return result
 
-    def _score_saved(self, model: VideoNetwork, name: str, progress: Progress) -> Scores | None:
-        """Score with the spec's views; rank 0 writes predictions/`name` and returns the Scores."""
+    def _score_saved(self, model: VideoNetwork, name: str, progress: Progress, path: Path) -> Scores | None:
+        """Score with the spec's views; rank 0 writes predictions/`name` and returns the Scores of checkpoint `path`."""
         if self.prepare is not None:
             self.prepare(model)
-        scores = self.score(model, self.spec.evaluate.clips, self.spec.evaluate.crops, progress)
+        scores = self.score(model, self.spec.evaluate.clips, self.spec.evaluate.crops, progress, str(path))
         if scores is not None:
             clips = [clip_of(self.manifest, video) for video in scores.videos.tolist()]
             scores.save(self.spec.run_path / PREDICTIONS / name, clips, self.manifest.classes or ())

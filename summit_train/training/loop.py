@@ -191,7 +191,8 @@ def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int) -> fl
     def progress(done: int, total: int) -> None:
         watchdog.at(f"validating video {done} of {total} after epoch {epoch}", waits=done == total)
 
-    scores = Evaluation(run.spec, run.val_manifest, run.world, run.device).score(run.model, 1, 1, progress)
+    evaluation = Evaluation(run.spec, run.val_manifest, run.world, run.device)
+    scores = evaluation.score(run.model, 1, 1, progress, f"validation after epoch {epoch}")
     if log is not None and scores is not None:
         top1, top5, seconds = scores.top(1), scores.top(5), time.perf_counter() - began
         step, videos = epoch * run.plan.steps_per_epoch, len(scores.videos)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from summit_train.models.catalog import stream_problem
 from summit_train.spec import Spec
 from summit_train.training.evaluation import Evaluation
 from summit_train.training.scores import Scores
-from summit_train.training.scoring import VIEWS_AT_ONCE, Progress
+from summit_train.training.scoring import Progress, view_logits
 from summit_train.training.step import Normalise, parameter_type
 from summit_train.training.streaming import Streamer, Streaming, scored, streamer_of
 
@@ -67,15 +68,23 @@ def _between(text: str, found: Sequence[Fraction], end: Fraction) -> list[Fracti
 
 @dataclass(frozen=True)
 class _Observer:
-    """Scores a video after each observed part: by a clip of the part, and where it can by the stream so far."""
+    """Scores a video after each observed part: by a clip of the part, and where it can by the stream so far.
+
+    check: raises where logits of a video are not finite.
+    """
 
     model: nn.Module
     normalise: Normalise
     frames: ObservedFrames
     streamer: Streamer | None
+    spec: Spec
+    check: Callable[[np.ndarray, int], None]
 
     def __call__(self, walk: Walk) -> np.ndarray:
-        """Return logits, fp64: (1, fractions, classes) of the clips, or (2, ...) with those of the stream below."""
+        """Return logits, fp64: (1, fractions, classes) of the clips, or (2, ...) with those of the stream below.
+
+        A part of which the stream has no frame yet is NaN.
+        """
         number = walk.num_frames
         clips, kept = self.frames.clips(number), dict[int, torch.Tensor]()
         streaming = self._streaming(number)
@@ -87,7 +96,11 @@ class _Observer:
             if streaming is not None:
                 streaming.see(piece)
         by_clip = self._clip_logits(clips, kept)
-        return by_clip[None] if streaming is None else np.stack([by_clip, streaming.averages()])
+        self.check(by_clip, walk.video)
+        if streaming is None:
+            return by_clip[None]
+        self.check(streaming.averages(0.0), walk.video)
+        return np.stack([by_clip, streaming.averages()])
 
     def _streaming(self, number: int) -> Streaming | None:
         if self.streamer is None or self.frames.streamed is None:
@@ -97,8 +110,7 @@ class _Observer:
 
     def _clip_logits(self, clips: np.ndarray, frames: dict[int, torch.Tensor]) -> np.ndarray:
         views = [torch.stack([frames[number] for number in clip], 1) for clip in clips.tolist()]  # (crops, T, h, w, C)
-        parts = [self.model(self.normalise(part)) for part in torch.split(torch.cat(views), VIEWS_AT_ONCE)]
-        logits = torch.cat(parts).double()
+        logits = view_logits(self.model, self.normalise, torch.cat(views), self.spec)
         by_clip: np.ndarray = logits.view(len(clips), -1, logits.shape[1]).mean(1).cpu().numpy()
         return by_clip
 
@@ -118,7 +130,8 @@ def score_observed(
     frames = ObservedFrames(spec.data, tuple(fractions), StreamedFrames(spec.data) if streams else None)
     streamer = streamer_of(model, spec, evaluation.device) if streams else None
     normalise = Normalise(parameter_type(spec.precision), evaluation.device, spec.data.input)
-    observer = _Observer(model, normalise, frames, streamer)
+    check = partial(evaluation.check_finite, source=str(path))
+    observer = _Observer(model, normalise, frames, streamer, spec, check)
     store = open_store(spec.data, evaluation.manifest)
 
     def results(videos: Sequence[int]) -> Iterator[np.ndarray | BadClip]:
@@ -147,11 +160,15 @@ def no_stream(spec: Spec) -> str | None:
 
 
 def _curves(found: Scores, fractions: Sequence[Fraction]) -> dict[str, Any]:
+    # Logits were checked where they were made: NaN are videos that could not be read, and parts without a frame.
     curves = [
-        [Scores(found.videos, found.labels, found.scores[:, curve, place]) for place in range(len(fractions))]
+        [
+            Scores(found.videos, found.labels, scores, found.is_read & ~np.isnan(scores).any(axis=1))
+            for scores in found.scores[:, curve].swapaxes(0, 1)
+        ]
         for curve in range(found.scores.shape[1])
     ]
-    num_bad = curves[0][0].num_bad
+    num_bad = found.num_bad
     values = [
         [
             {"fraction": float(fraction), "top1": scores.top(1), "top5": scores.top(5)}

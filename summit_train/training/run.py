@@ -28,18 +28,12 @@ from summit_train.optim.sgd import parameter_groups
 from summit_train.optim.solvers import build_solver, start_state
 from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan
+from summit_train.saved import CheckpointError, bound_of, give_weights, load_newest
 from summit_train.spec import Spec, experiment_defaults, experiment_keys
 from summit_train.training.arithmetic import check_arithmetic
 from summit_train.training.averaging import AveragingStep
 from summit_train.training.bad_clips import BadClips
-from summit_train.training.checkpoint import (
-    CheckpointError,
-    checkpoint_path,
-    differences,
-    load_newest,
-    prune_checkpoints,
-    save_checkpoint,
-)
+from summit_train.training.checkpoint import checkpoint_path, differences, prune_checkpoints, save_checkpoint
 from summit_train.training.growth import GrowingBatch
 from summit_train.training.noise import NoiseScale
 from summit_train.training.step import StepSettings, TrainStep, parameter_type
@@ -81,11 +75,12 @@ class Run:
         if spec.model.pretrained is not None and not saved and world.rank == 0:
             report = load_pretrained(self.model, spec.model.pretrained, self.train_manifest.classes)
             self.notes.append(f"pretrained: {report}")
+        path = checkpoint_path(spec.run_path, saved.get("step", 0))
         weights = saved["model"] if saved else {name: value.cpu() for name, value in self.model.state_dict().items()}
-        self.model.load_state_dict(weights if saved else world.broadcast(weights))
+        give_weights(self.model, path, weights if saved else world.broadcast(weights))
         self.step = build_step(spec, plan, world, self.model, device)
         if saved:
-            self.notes += self.step.restore(checkpoint_path(spec.run_path, saved["step"]), saved)
+            self.notes += self.step.restore(path, saved)
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.noise.load_state_dict(saved.get("noise_scale", self.noise.state_dict()))
         if spec.noise_scale.every_steps and spec.parallel.method == "averaging":
@@ -144,7 +139,7 @@ class Run:
         return same | {"scale.gpus": self.plan.virtual_gpus, "scale.clips_per_gpu": self.plan.clips_per_gpu}
 
     def _saved_state(self, force_resume: bool) -> dict[str, Any]:
-        path, state, complaints = load_newest(self.spec.run_path)
+        path, state, complaints = load_newest(self.spec.run_path, bound_of(self.model))
         self.notes.extend(f"passed over: {complaint}" for complaint in complaints)
         if path is None:
             return {}

@@ -19,18 +19,19 @@ PREDICTIONS = "predictions"  # folder of a run
 class Scores:
     """The averaged logits of a manifest's videos, in its order.
 
-    videos (V,): their places in the manifest; labels (V,); scores (V, classes). A video that could not be read has NaN
-    scores and counts as wrong.
+    videos (V,): their places in the manifest; labels (V,); scores (V, classes). is_read (V,): False for a video that
+    could not be read, whose scores are NaN and which counts as wrong.
     """
 
     videos: np.ndarray
     labels: np.ndarray
     scores: np.ndarray
+    is_read: NDArray[np.bool_]
 
     @property
     def num_bad(self) -> int:
         """Return the number of videos that could not be read."""
-        return int(np.isnan(self.scores[:, 0]).sum())
+        return int((~self.is_read).sum())
 
     def right(self, k: int) -> NDArray[np.bool_]:
         """Return whether each video's label is among its k highest scores, (V,).
@@ -40,7 +41,7 @@ class Scores:
         own = np.take_along_axis(self.scores, self.labels[:, None], axis=1)
         classes = np.arange(self.scores.shape[1])[None, :]
         ahead = (self.scores > own) | ((self.scores == own) & (classes < self.labels[:, None]))
-        is_right: NDArray[np.bool_] = (ahead.sum(axis=1) < k) & ~np.isnan(own[:, 0])
+        is_right: NDArray[np.bool_] = (ahead.sum(axis=1) < k) & self.is_read
         return is_right
 
     def top(self, k: int) -> float:
@@ -59,6 +60,7 @@ class Scores:
                 video=self.videos,
                 label=self.labels,
                 scores=self.scores,
+                is_read=self.is_read,
                 path=np.array([clip.path for clip in clips], np.str_),
                 start_frame=np.array([clip.span.start for clip in clips], np.int64),
                 end_frame=np.array([clip.span.end for clip in clips], np.int64),

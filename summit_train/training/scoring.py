@@ -14,12 +14,10 @@ from summit_train.comm import World
 from summit_train.data.batches.loader import BadClip, TestBatch, test_batches
 from summit_train.data.batches.stores import Store
 from summit_train.data.manifest.quarantine import Kept
+from summit_train.plan import views_at_once
 from summit_train.spec import Spec
 from summit_train.training.step import Normalise, mixed_precision, parameter_type
 from summit_train.training.streaming import stream_scores, streamer_of
-
-# Bounds the memory of 30 views of 256^2 without splitting a common case.
-VIEWS_AT_ONCE = 16
 
 Progress = Callable[[int, int], None]  # (videos done, videos of this rank)
 Results = Callable[[Sequence[int]], Iterator[NDArray[np.float64] | BadClip]]  # of these videos, or why one has none
@@ -99,10 +97,15 @@ class Scorer:
         for batch, video in zip(batches, videos, strict=True):
             assert batch.video == video
             if batch.bad is None:
-                parts = [model(normalise(part)) for part in torch.split(batch.views, VIEWS_AT_ONCE)]
-                yield torch.cat(parts).double().mean(0).cpu().numpy()
+                yield view_logits(model, normalise, batch.views, self.spec).mean(0).cpu().numpy()
             else:
                 yield batch.bad
+
+
+def view_logits(model: nn.Module, normalise: Normalise, views: torch.Tensor, spec: Spec) -> torch.Tensor:
+    """Return the logits, fp64 (n, classes), of views (n, T, h, w, C), computed in parts of bounded memory."""
+    parts = torch.split(views, views_at_once(spec, views.shape[2] * views.shape[3]))
+    return torch.cat([model(normalise(part)) for part in parts]).double()
 
 
 def _in_order(gathered: Sequence[tuple[list[int], list[NDArray[np.float64]], list[BadClip]]], kept: Kept) -> Scored:

@@ -20,8 +20,9 @@ from summit_train.modality import RGB, Modality
 from summit_train.models.freeze import trained_norms
 from summit_train.optim.sgd import set_learning_rate
 from summit_train.optim.trust import Ratios, TrustRatio
+from summit_train.saved import check_fit
 from summit_train.training.average import WeightAverage
-from summit_train.training.checkpoint import step_of
+from summit_train.training.checkpoint import restore_solver, step_of
 from summit_train.training.noise import PassSquares, Squares
 from summit_train.training.stopwatch import Mark
 
@@ -332,12 +333,14 @@ class TrainStep:
 
     def restore(self, path: Path, saved: dict[str, Any]) -> list[str]:
         """Take over what `checkpoint` returned; return what a person should know."""
-        self.optimizer.load_state_dict(saved["optimizer"])
+        restore_solver(path, self.optimizer, saved["optimizer"])
+        check_fit(path, "loss_scale", saved.get("loss_scale"), self.loss_scale.state_dict())
         self.loss_scale.load_state_dict(saved["loss_scale"])
         if self.average is None:
             return []
         if "ema" not in saved:
             return ["ema: the checkpoint has no average of the weights; it begins here"]
+        check_fit(path, "ema", saved["ema"], self.average.state_dict())
         self.average.load_state_dict(saved["ema"])
         return []
 

@@ -64,12 +64,12 @@ class Streaming:
             later = bisect_right(self._edges, number)  # the edges above it have this frame before them
             self._averages[later:] = [self._sum / self._num_seen] * (len(self._edges) - later)
 
-    def averages(self) -> np.ndarray:
+    def averages(self, unknown_value: float = np.nan) -> np.ndarray:
         """Return the logits averaged over the crops and all frames before each edge, fp64 (len(edges), classes).
 
-        NaN where there was no frame yet.
+        unknown_value: the logits where there was no frame yet.
         """
-        unknown = np.full(self._streamer.num_classes, np.nan)
+        unknown = np.full(self._streamer.num_classes, unknown_value)
         return np.stack([unknown if one is None else one.cpu().numpy() for one in self._averages])
 
 

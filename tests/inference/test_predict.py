@@ -72,7 +72,7 @@ def test_json_and_csv_by_hand() -> None:
         PredictedVideo(Clip("x, y.mp4"), (Prediction(2, "c", 0.75), Prediction(0, "a", 0.125))),
         PredictedVideo(Clip("z.mp4", Span(3, TO_THE_END)), (), "is empty"),
     )
-    labelled = Scores(np.arange(2), np.array([0, 1]), np.array([[1.0, 0, 2, 0], [np.nan] * 4]))
+    labelled = Scores(np.arange(2), np.array([0, 1]), np.array([[1.0, 0, 2, 0], [np.nan] * 4]), np.array([True, False]))
     values = Predictions(videos, labelled).values()
     first = [{"label": 2, "name": "c", "score": 0.75}, {"label": 0, "name": "a", "score": 0.125}]
     assert values == {

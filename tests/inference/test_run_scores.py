@@ -76,6 +76,8 @@ def test_a_file_without_names_takes_them_from_the_runs_manifest(trained_run: Pat
         ({"label": np.array([0, 1, -1])}, "labels from -1 to 1"),
         ({"path": np.array(["a", "b"])}, "path of shape"),
         ({"class_names": np.array([1, 2])}, "class_names is no list"),
+        ({"scores": np.array([[1, 2, 3], [1, 2, np.nan], [1, 2, 3]])}, r"scores of b\.mp4 are not finite"),
+        ({"is_read": np.ones(2, bool)}, "is_read of shape"),
         ({"label": None}, "'label' is not in it; an npz of a run's predictions is wanted"),
         ({"reversed": None}, "'reversed' is not in it"),
         ({"path": np.array(["a", "b", "a"])}, "has a twice; scores are matched by video"),

@@ -17,9 +17,11 @@ import pytest
 import torch
 from torch import nn
 
+from summit_train.errors import UserError
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.inflation import averaged, inflate
 from summit_train.models.weights import Mismatch, WeightsError, load_pretrained
+from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
 
 
 def network(arch: str = "tsn", backbone: str = "resnet18", classes: int = 5, seed: int = 0) -> VideoNetwork:
@@ -267,16 +269,34 @@ def test_half_precision_and_memory_format(tmp_path: Path, source: VideoNetwork) 
     assert torch.equal(model.conv1.weight, source.conv1.weight.float())
 
 
-def test_a_run_directory_gives_its_newest_checkpoint(tmp_path: Path, source: VideoNetwork) -> None:
-    folder = tmp_path / "runs" / "a" / "checkpoints"
-    folder.mkdir(parents=True)
-    torch.save({"model": network(seed=9).state_dict()}, folder / "step_99999999.pt")
-    torch.save({"model": source.state_dict()}, folder / "step_100000000.pt")
-    (folder / "step_999999999.pt.tmp").write_bytes(b"half a file")
+def test_a_run_directory_gives_its_newest_whole_checkpoint(tmp_path: Path, source: VideoNetwork) -> None:
+    run = tmp_path / "runs" / "a"
+    states = (network(seed=9).state_dict(), source.state_dict(), network(seed=8).state_dict())
+    for step, weights in enumerate(states):
+        save_checkpoint(checkpoint_path(run, step), {"model": weights, "optimizer": {}, "step": step})
+    torn = checkpoint_path(run, 2)
+    torn.write_bytes(torn.read_bytes()[:-1])
+    (torn.parent / "step_00000003.pt.tmp").write_bytes(b"half a file")
     model = network()
-    report = load_pretrained(model, tmp_path / "runs" / "a")
-    assert report.path.endswith("step_100000000.pt")
+    report = load_pretrained(model, run)
+    assert report.path.endswith("step_00000001.pt") and f"passed over: {torn}: the file is damaged" in str(report)
     assert _same(model, source.state_dict())
+
+
+def test_a_checkpoint_that_is_damaged_is_refused(tmp_path: Path, source: VideoNetwork) -> None:
+    path = checkpoint_path(tmp_path, 1)
+    save_checkpoint(path, {"model": source.state_dict(), "optimizer": {}, "step": 1})
+    save_checkpoint(checkpoint_path(tmp_path, 2), {"model": network(seed=9).state_dict(), "optimizer": {}, "step": 2})
+    checkpoint_path(tmp_path, 2).replace(path)
+    with pytest.raises(UserError, match=r"step_00000001\.pt: the file is damaged"):
+        load_pretrained(network(), path)
+
+
+def test_whole_numbers_are_no_weights(tmp_path: Path, source: VideoNetwork) -> None:
+    weights = source.state_dict()
+    torch.save({**weights, "fc.bias": weights["fc.bias"].long()}, tmp_path / "w.pth")
+    with pytest.raises(WeightsError, match=r"w\.pth: fc\.bias must be torch\.float32, got torch\.int64"):
+        load_pretrained(network(), tmp_path / "w.pth")
 
 
 class _Bomb:
@@ -301,7 +321,7 @@ def _bad_files(folder: Path, state: dict[str, torch.Tensor]) -> dict[Path, str]:
     torch.save([1, 2], folder / "list.pth")
     torch.save({"epoch": 3}, folder / "numbers.pth")
     (folder / "empty_run").mkdir()
-    bad = {folder / name: "not readable as weights" for name in contents}
+    bad = {folder / name: "cannot be read as a file of torch's" for name in contents}
     return bad | {
         folder / "list.pth": "holds a list",
         folder / "numbers.pth": "no tensors by name",
@@ -314,7 +334,7 @@ def test_what_is_no_weights_file_is_refused_by_name(tmp_path: Path, source: Vide
     model = network()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for path, reason in _bad_files(tmp_path, source.state_dict()).items():
-        with pytest.raises(WeightsError, match=reason) as caught:
+        with pytest.raises(UserError, match=reason) as caught:
             load_pretrained(model, path)
         assert str(path) in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -361,7 +381,7 @@ def test_formats_that_could_run_code_come_with_the_way_to_convert(
 ) -> None:
     path = tmp_path / "it's.pth"
     write(path)
-    with pytest.raises(WeightsError, match=problem) as caught:
+    with pytest.raises(UserError, match=problem) as caught:
         load_pretrained(network(), path)
     message = str(caught.value)
     assert "\n" not in message and "weights_only=False" in message

@@ -15,6 +15,7 @@ from summit_train.report.page import render
 NAN = float("nan")
 LABELS = np.array([0, 0, 0, 1, 2, 2])
 SCORES = np.array([[9, 1, 0], [1, 9, 0], [1, 1, 0], [0, 2, 5], [0, 1, 7], [NAN, NAN, NAN]])
+IS_READ = np.array([True] * 5 + [False])
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def run_with_scores(write_run) -> Path:
 
 def test_by_hand() -> None:
     """Three videos of class 0: one right, one taken for 1, one undecided between 0 and 1, which is a 0."""
-    confusion = confusion_of("last", LABELS, SCORES, ("a", "b"))
+    confusion = confusion_of("last", LABELS, SCORES, IS_READ, ("a", "b"))
     assert confusion.counts.tolist() == [[2, 1, 0], [0, 0, 1], [0, 0, 1]]
     assert confusion.names == ("a", "b", "2") and confusion.unread == 1
     assert confusion.pairs() == [("a", "b", "1", "33.3 %"), ("b", "2", "1", "100.0 %")]
@@ -38,7 +39,7 @@ def test_the_most_frequent_mistakes_come_first_and_ten_at_most() -> None:
     scores = np.zeros((144, 12))
     scores[np.arange(144), np.tile(np.arange(12), 12)] = 1
     scores[1] = np.eye(12)[5]
-    pairs = confusion_of("last", labels, scores, ()).pairs()
+    pairs = confusion_of("last", labels, scores, labels >= 0, ()).pairs()
     assert len(pairs) == 10 and pairs[0] == ("0", "5", "2", "16.7 %")
 
 
@@ -53,8 +54,8 @@ def test_the_page_shows_it(run_with_scores: Path) -> None:
 
 def test_many_classes_have_a_table_alone() -> None:
     labels = np.arange(31)
-    assert confusion_of("last", labels, np.eye(31), ()).picture() is None
-    assert confusion_of("last", labels[:30], np.eye(30), ()).picture() is not None
+    assert confusion_of("last", labels, np.eye(31), labels >= 0, ()).picture() is None
+    assert confusion_of("last", labels[:30], np.eye(30), labels[:30] >= 0, ()).picture() is not None
 
 
 def test_nothing_is_shown_without_scores_and_bad_ones_are_noted(run_with_scores: Path) -> None:

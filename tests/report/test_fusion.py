@@ -55,7 +55,7 @@ def test_of_many_classes_both_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_classes", [2, 30, 31, 101])
 def test_the_confusion_matrix_as_a_file(tmp_path: Path, num_classes: int) -> None:
     labels = np.arange(num_classes)
-    confusion = confusion_of("x", labels, np.eye(num_classes), ())
+    confusion = confusion_of("x", labels, np.eye(num_classes), labels >= 0, ())
     confusion.draw(tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.size[0] > 300 and len(picture.getcolors(1 << 24) or []) > 10

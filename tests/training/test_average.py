@@ -15,10 +15,10 @@ from summit_train.optim.sgd import build_sgd, parameter_groups, start_momentum
 from summit_train.source import SpecError
 from summit_train.spec import load_spec
 from summit_train.training.average import WeightAverage
-from summit_train.training.checkpoint import load_checkpoint, save_checkpoint
+from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.step import StepSettings, TrainStep
 from tests.conftest import WriteSpec
-from tests.runs import rewound
+from tests.runs import load_any, rewound
 from tests.training.test_step import _micro_batches, _model, _Poison
 from tests.worlds import command, needs_ranks, train
 
@@ -122,7 +122,7 @@ def test_the_same_on_1_and_2_ranks_and_after_a_resume_and_evaluated_beside(
     train(2, str(write_spec("both")), *options)
     rewound(tmp_path / "runs/alone", "moved", 20)
     train(0, str(write_spec("moved")), *options)
-    alone, both, moved = (load_checkpoint(_saved(tmp_path, name)) for name in ("alone", "both", "moved"))
+    alone, both, moved = (load_any(_saved(tmp_path, name)) for name in ("alone", "both", "moved"))
     assert alone["ema"]["updates"] == both["ema"]["updates"] == 20
     for name, value in alone["ema"]["model"].items():
         assert torch.equal(value, moved["ema"]["model"][name]), name
@@ -142,7 +142,7 @@ def test_a_checkpoint_older_than_the_average_and_the_noise_scale_goes_on(write_s
     train(0, write_spec("whole"))
     rewound(tmp_path / "runs/whole", "run", 20)
     spec = str(write_spec())
-    state = load_checkpoint(_saved(tmp_path, "run", 10))
+    state = load_any(_saved(tmp_path, "run", 10))
     del state["noise_scale"], state["experiment"]["ema.decay"]
     save_checkpoint(_saved(tmp_path, "run", 10), state)
     status, output = command(0, "train", spec, "ema.decay=0.9")
@@ -152,4 +152,4 @@ def test_a_checkpoint_older_than_the_average_and_the_noise_scale_goes_on(write_s
         later.unlink()
     output = train(0, spec, "ema.decay=0.9", "--force-resume")
     assert "no average of the weights; it begins here" in output
-    assert load_checkpoint(_saved(tmp_path, "run"))["ema"]["updates"] == 10
+    assert load_any(_saved(tmp_path, "run"))["ema"]["updates"] == 10

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from summit_train.training.averaging import AveragingStep
-from summit_train.training.checkpoint import learner_path, load_checkpoint, load_newest
+from summit_train.saved import learner_path, load_newest
 from tests.conftest import WriteSpec, spec_writer
-from tests.runs import assert_bit_equal, final_state
+from tests.runs import LARGE, assert_bit_equal, final_state, load_any
 from tests.worlds import command, needs_ranks, train, train_each, train_signalled
 
 pytestmark = pytest.mark.xdist_group("averaging")
@@ -97,10 +97,10 @@ def _resumed(killed: Path, name: str, motion_set: Path, ranks: int) -> str:
 def test_a_killed_run_left_each_learners_state(killed: Path) -> None:
     files = sorted(path.name for path in (killed / "runs/killed/checkpoints").glob("step_00000009.*pt"))
     assert files == [*(f"step_00000009.learner_{number:04d}.pt" for number in range(8)), "step_00000009.pt"]
-    path, state, complaints = load_newest(killed / "runs/killed")
+    path, state, complaints = load_newest(killed / "runs/killed", LARGE)
     assert path is not None and path.name == files[-1] and complaints == []
     assert (state["in_round"], len(state["learner_digests"])) == (4, 8)
-    learners = [load_checkpoint(learner_path(path, number))["model"] for number in range(8)]
+    learners = [load_any(learner_path(path, number))["model"] for number in range(8)]
     for name, value in state["model"].items():
         if name.endswith(("weight", "bias")):
             mean = torch.stack([learner[name] for learner in learners]).mean(0)
@@ -129,7 +129,7 @@ def test_a_checkpoint_whose_learner_is_damaged_is_passed_over(killed: Path, tmp_
     path = tmp_path / "run/checkpoints/step_00000009.pt"
     learner = learner_path(path, 3)
     learner.write_bytes(learner.read_bytes()[:-1]) if harm == "cut" else learner.unlink()
-    found, _, complaints = load_newest(tmp_path / "run")
+    found, _, complaints = load_newest(tmp_path / "run", LARGE)
     assert found is not None and found.name == "step_00000005.pt"
     assert f"{learner} is {'damaged' if harm == 'cut' else 'missing'}" in complaints[0]
 
@@ -144,7 +144,7 @@ def test_learners_with_a_state_of_their_own_are_saved_at_every_epoch_and_pruned_
     names = [*(f"step_00000010.learner_{number:04d}.pt" for number in range(8)), "step_00000010.pt"]
     assert saved == sorted([*names, *(f"{name}.sha256" for name in names)])
     path = tmp_path / "runs/run/checkpoints/step_00000010.pt"
-    one, other = (load_checkpoint(learner_path(path, number)) for number in (0, 1))
+    one, other = (load_any(learner_path(path, number)) for number in (0, 1))
     assert torch.equal(one["model"]["fc.weight"], other["model"]["fc.weight"])
     assert not torch.equal(one["model"]["bn1.running_mean"], other["model"]["bn1.running_mean"])
 

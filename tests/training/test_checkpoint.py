@@ -1,123 +1,46 @@
-"""Checkpoints: never torn, never another's, never more than data."""
+"""Checkpoints: written whole or not at all, and kept as long as they are needed."""
 
 from __future__ import annotations
 
-import os
-import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from summit_train.errors import UserError
+from summit_train.optim.keys import OptimizerSpec
+from summit_train.optim.solvers import build_solver, start_state
+from summit_train.saved import digest_path, find_checkpoints
 from summit_train.training.checkpoint import (
-    CheckpointError,
-    checkpoint_path,
     differences,
-    digest_path,
     epoch_checkpoints,
-    find_checkpoints,
-    load_checkpoint,
-    load_newest,
     prune_checkpoints,
-    save_checkpoint,
+    restore_solver,
     step_of,
 )
+from tests.runs import load_any, small_checkpoints
 from tests.worlds import environment
 
 
-def _state(step: int) -> dict[str, object]:
-    return {"model": {"w": torch.arange(1000.0) + step}, "optimizer": {"state": {}}, "step": step}
-
-
-def _saved(run: Path, *steps: int) -> list[Path]:
-    paths = [checkpoint_path(run, step) for step in steps]
-    for path, step in zip(paths, steps, strict=True):
-        save_checkpoint(path, _state(step))
-    return paths
-
-
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
-    (path,) = _saved(tmp_path, 12)
+    (path,) = small_checkpoints(tmp_path, 12)
     assert path.name == "step_00000012.pt" and step_of(path) == 12
-    state = load_checkpoint(path)
+    state = load_any(path)
     assert state["step"] == 12 and torch.equal(state["model"]["w"], torch.arange(1000.0) + 12)
     assert torch.load(path, weights_only=True)["step"] == 12
     assert sorted(p.name for p in path.parent.iterdir()) == [path.name, f"{path.name}.sha256"]
 
 
 def test_the_digest_is_that_of_sha256sum(tmp_path: Path) -> None:
-    (path,) = _saved(tmp_path, 3)
+    (path,) = small_checkpoints(tmp_path, 3)
     done = subprocess.run(
         ["sha256sum", "--check", digest_path(path).name], cwd=path.parent, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_a_torn_file_is_never_loaded(tmp_path: Path) -> None:
-    """Cut anywhere: every length from nothing to one byte less than all, in 60 steps."""
-    (path,) = _saved(tmp_path, 1)
-    whole = path.read_bytes()
-    cuts = {*range(0, len(whole), len(whole) // 60), len(whole) - 1}
-    for length in cuts:
-        path.write_bytes(whole[:length])
-        with pytest.raises(CheckpointError, match="damaged"):
-            load_checkpoint(path)
-    path.write_bytes(whole)
-    assert load_checkpoint(path)["step"] == 1
-
-
-def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
-    (path,) = _saved(tmp_path, 1)
-    whole = path.read_bytes()
-    for place in range(0, len(whole), len(whole) // 40):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(CheckpointError, match="damaged"):
-            load_checkpoint(path)
-
-
-def test_the_newest_whole_one_is_taken_and_the_others_named(tmp_path: Path) -> None:
-    first, second, third = _saved(tmp_path, 10, 20, 30)
-    third.write_bytes(third.read_bytes()[:100])
-    digest_path(second).unlink()
-    path, state, complaints = load_newest(tmp_path)
-    assert path == first and state["step"] == 10
-    assert str(third) in complaints[0] and str(second) in complaints[1] and "missing" in complaints[1]
-
-
-def test_to_begin_anew_where_none_is_whole_would_lose_the_run(tmp_path: Path) -> None:
-    assert load_newest(tmp_path) == (None, {}, [])
-    (path,) = _saved(tmp_path, 10)
-    path.write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"no checkpoint of .* can be read"):
-        load_newest(tmp_path)
-
-
-class _Harm:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, ("harmed",)
-
-
-def test_a_checkpoint_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = checkpoint_path(tmp_path, 1)
-    path.parent.mkdir()
-    for writer in (lambda file: pickle.dump(_Harm(), file), lambda file: torch.save({"step": _Harm()}, file)):
-        with open(path, "wb") as file:
-            writer(file)
-        digest = subprocess.run(["sha256sum", str(path)], capture_output=True, text=True, check=True).stdout
-        digest_path(path).write_text(digest)
-        with pytest.raises(CheckpointError, match="is no checkpoint"):
-            load_checkpoint(path)
-    assert not (tmp_path / "harmed").exists()
-
-
-def test_a_file_that_is_no_runs_checkpoint_is_refused(tmp_path: Path) -> None:
-    path = checkpoint_path(tmp_path, 1)
-    save_checkpoint(path, {"model": {}})
-    with pytest.raises(CheckpointError, match="model, optimizer and step are wanted"):
-        load_checkpoint(path)
 
 
 _FULL_DISK = """
@@ -139,20 +62,20 @@ except RunFailed as error:
 
 def test_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
     """A file may not grow beyond 100 kB: the kernel refuses the write, as a full disk does."""
-    (old,) = _saved(tmp_path, 10)
+    (old,) = small_checkpoints(tmp_path, 10)
     done = subprocess.run(
         [sys.executable, "-c", _FULL_DISK, str(tmp_path)],
         capture_output=True, text=True, check=True, env=environment(),
     )  # fmt: skip
     assert "step_00000020.pt: the checkpoint could not be written: File too large" in done.stdout
     assert f"the last good one is {old}" in done.stdout
-    assert find_checkpoints(tmp_path) == [old] and load_checkpoint(old)["step"] == 10
+    assert find_checkpoints(tmp_path) == [old] and load_any(old)["step"] == 10
     assert sorted(p.name for p in old.parent.iterdir()) == [old.name, digest_path(old).name]
 
 
 def test_whole_epochs_are_kept_and_the_newest(tmp_path: Path) -> None:
     """10 steps an epoch, two kept: 13 was asked for by a signal and is passed by 20."""
-    _saved(tmp_path, 10, 13, 20, 30, 34)
+    small_checkpoints(tmp_path, 10, 13, 20, 30, 34)
     (tmp_path / "checkpoints" / ".step_00000035.pt.writing").write_bytes(b"half")
     prune_checkpoints(tmp_path, 2, 10)
     assert [step_of(path) for path in find_checkpoints(tmp_path)] == [20, 30, 34]
@@ -166,3 +89,58 @@ def test_differences_are_named_key_by_key() -> None:
         "old: the checkpoint has 1, this run None",
         "seed: the checkpoint has 0, this run 1",
     ]
+
+
+SOLVERS = ("sgd", "adam", "rmsprop", "adagrad", "lamb")
+
+
+def _solver(name: str, **options: Any) -> torch.optim.Optimizer:
+    """A solver after one update of two parameters."""
+    spec = OptimizerSpec.model_validate({"name": name, "base_lr": 0.1, "base_batch": 8, **options})
+    weights = [torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.ones(3))]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    solver = build_solver(spec, [{"params": weights, "weight_decay": spec.weight_decay}])
+    start_state(solver)
+    solver.step()
+    return solver
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_solver_takes_its_state_and_keeps_its_own_options(tmp_path: Path, name: str) -> None:
+    saved, solver = _solver(name, weight_decay=0.5).state_dict(), _solver(name, weight_decay=0.25)
+    for state in solver.state.values():
+        for value in state.values():
+            value.fill_(9)
+    restore_solver(tmp_path, solver, saved)
+    assert solver.param_groups[0]["weight_decay"] == 0.25
+    found = solver.state_dict()["state"]
+    assert found.keys() == saved["state"].keys() == {0, 1}
+    for number, state in saved["state"].items():
+        assert all(torch.equal(found[number][key], value) for key, value in state.items())
+
+
+def _renamed(saved: dict[str, Any]) -> None:
+    saved["state"][0] = {f"x{key}": value for key, value in saved["state"][0].items()}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_renamed, r"optimizer\.state\.0 "),
+        (lambda saved: saved["state"].update({1: saved["state"][0]}), r"optimizer\.state\.1\.\w+ must be float32"),
+        (lambda saved: saved["state"].update({2: saved["state"][0]}), "other groups of parameters"),
+        (lambda saved: saved["param_groups"][0].update(params=[0]), "other groups of parameters"),
+        (lambda saved: saved.update(state=[1]), "other groups of parameters"),
+        (lambda saved: saved.pop("state"), "must hold a solver's state"),
+        (lambda saved: saved.update(param_groups=7), "must hold a solver's state"),
+    ],
+)  # fmt: skip
+def test_a_state_that_does_not_fit_is_named(name: str, change: Callable[[dict[str, Any]], None], reason: str) -> None:
+    solver = _solver(name)
+    saved = solver.state_dict()
+    change(saved)
+    with pytest.raises(UserError, match=rf"^a\.pt: .*{reason}") as caught:
+        restore_solver(Path("a.pt"), solver, saved)
+    assert "\n" not in str(caught.value)

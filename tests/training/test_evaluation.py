@@ -69,3 +69,20 @@ def test_a_video_that_cannot_be_read_is_named(write_spec: WriteSpec, tmp_path: P
     model = fresh_model(spec, torch.device("cpu"))
     with pytest.raises(DecodeError, match=r"gone\.mp4"):
         Evaluation(spec, read_manifest(spec.data.val), World(), torch.device("cpu")).score(model, 1, 1)
+
+
+def test_parts_of_a_training_steps_pixels_score_as_all_views_do(write_spec: WriteSpec) -> None:
+    """6 views of 48 x 48: with 8 clips of 32 x 32 a virtual GPU 3 at once, with 1 clip one at once."""
+    evaluate = {"clips": 2, "crops": 3, "short_side": 48}
+    found, sizes = list[np.ndarray](), list[set[int]]()
+    for clips in (8, 1):
+        spec = load_spec(write_spec(evaluate=evaluate, scale={"clips_per_gpu": clips}, precision="fp64"))
+        model = fresh_model(spec, torch.device("cpu"))
+        seen = set[int]()
+        model.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.add(len(inputs[0])))
+        scores = Evaluation(spec, read_manifest(spec.data.val), World(), torch.device("cpu")).score(model, 2, 3)
+        assert scores is not None
+        found.append(scores.scores)
+        sizes.append(seen)
+    assert sizes == [{3}, {1}]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)  # they are kept in fp32

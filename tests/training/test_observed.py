@@ -136,7 +136,8 @@ def test_the_curves_by_hand() -> None:
         [[none, none], [none, none]],
         [[right, right], [none, wrong]],
     ]
-    found = _curves(Scores(np.arange(3), np.array([1, 1, 1]), np.array(videos)), HALVES)
+    is_read = np.array([True, False, True])
+    found = _curves(Scores(np.arange(3), np.array([1, 1, 1]), np.array(videos), is_read), HALVES)
     third = pytest.approx(100 / 3)
     assert (found["videos"], found["bad_videos"]) == (3, 1)
     assert [(row["fraction"], row["top1"]) for row in found["observed"]] == [

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.training.checkpoint import load_checkpoint, save_checkpoint
+from summit_train.training.checkpoint import save_checkpoint
 from tests.conftest import WriteSpec, spec_writer
-from tests.runs import assert_bit_equal, final_state, steps_of
+from tests.runs import assert_bit_equal, final_state, load_any, steps_of
 from tests.worlds import PATIENCE_S, command, start, succeed, train, train_signalled
 
 pytestmark = pytest.mark.xdist_group("run")
@@ -154,7 +154,7 @@ def test_a_checkpoint_older_than_the_keys_of_the_recipe_goes_on_but_not_with_ano
     done: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "runs/run/checkpoints/step_00000010.pt"
-    state = load_checkpoint(path)
+    state = load_any(path)
     first = {
         "optimizer": "name momentum weight_decay base_lr base_batch lr_scaling clip_norm compression",
         "schedule": "epochs warmup_epochs decay",

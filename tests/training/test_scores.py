@@ -13,7 +13,7 @@ from summit_train.training.scores import Scores, prediction_names
 
 
 def _scores(rows: list[list[float]], labels: list[int]) -> Scores:
-    return Scores(np.arange(len(labels)), np.array(labels), np.array(rows))
+    return Scores(np.arange(len(labels)), np.array(labels), np.array(rows), np.isfinite(rows).all(1))
 
 
 def test_top_k_by_hand() -> None:
@@ -43,6 +43,7 @@ def test_saved_scores_open_without_pickle(tmp_path: Path) -> None:
         "video": [0, 1],
         "label": [1, 1],
         "scores": [[1, 2], [4, 3]],
+        "is_read": [True, True],
         "path": [clips[0].path, "a.mp4"],
         "start_frame": [0, 3],
         "end_frame": [-1, 7],
@@ -53,3 +54,9 @@ def test_saved_scores_open_without_pickle(tmp_path: Path) -> None:
 
 def test_checkpoints_of_one_name_have_names_of_their_own() -> None:
     assert prediction_names([Path("a/x.pt"), Path("a/y.pt"), Path("b/x.pt")]) == ["x_1", "y", "x_2"]
+
+
+def test_a_video_that_was_read_is_never_counted_as_bad() -> None:
+    """Whether a video was read is not told from its scores."""
+    scores = Scores(np.arange(2), np.array([0, 0]), np.array([[2.0, 1], [2, 1]]), np.array([True, False]))
+    assert scores.num_bad == 1 and scores.right(1).tolist() == [True, False]
