@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from summit_train.errors import UserError
+from summit_train.errors import AgreedError, UserError, describe, exit_status, is_bug
 
 if TYPE_CHECKING:
     import torch  # for the types alone: commands that need no torch have worlds too
@@ -78,6 +78,13 @@ class World:
     def gather_node(self, value: T) -> list[T] | None:
         """Return the objects of the ranks that share this one's node on the first of them, None elsewhere."""
         return [value]
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Return this rank's `work()`, which must need no other rank.
+
+        Where it raises an error that is no bug, on one rank or more, all ranks raise AgreedError.
+        """
+        return work()
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -171,6 +178,24 @@ class HorovodWorld(World):
     def gather_node(self, value: T) -> list[T] | None:
         """Gather by the node's own communicator."""
         return cast("list[T] | None", self._node.gather(value, root=0))
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Tell every rank of the lowest one that failed."""
+        failure = None
+        try:
+            value = work()
+        except Exception as error:
+            if is_bug(error):
+                raise
+            failure = self.who, describe(error), exit_status(error)
+        failures = [found for found in self.gather(failure) or [] if found is not None]
+        told = self.broadcast((failures[0], len(failures)) if failures else None)
+        if told is None:
+            return value
+        (who, message, status), count = told
+        if count < self.size and not (message.startswith("rank ") or who.startswith("rank 0 ")):
+            message = f"{who}: {message}"
+        raise AgreedError(message, status)
 
     def barrier(self) -> None:
         """Wait by MPI."""

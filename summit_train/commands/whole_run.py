@@ -18,6 +18,7 @@ from summit_train.files import write_json, write_text
 from summit_train.report.page import write_report
 from summit_train.spec import Spec, dump_spec
 from summit_train.text import duration
+from summit_train.training.agreement import check_agreement
 from summit_train.training.checkpoint import epoch_checkpoints
 from summit_train.training.environment import environment
 from summit_train.training.evaluation import Evaluation
@@ -36,9 +37,9 @@ def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: 
     launch = this_launch()
     inputs = read_inputs(path, overrides, launch.size)
     with session(launch) as world, ExitStack() as held:
+        check_agreement(world, inputs, command="train", force_resume=force)
         watchdog = held.enter_context(Watchdog(world, inputs.spec.watch.stall_seconds))
-        if world.rank == 0:
-            held.enter_context(locked_run(inputs.spec.run_path))
+        world.together(lambda: world.rank or held.enter_context(locked_run(inputs.spec.run_path)))
         return _run(inputs, world, watchdog, stop, force=force, interactive=launch.interactive)
 
 
