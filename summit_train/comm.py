@@ -11,7 +11,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from summit_train.errors import AgreedError, UserError, describe, exit_status, is_bug
@@ -63,6 +64,13 @@ class World:
     def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Return the sum of `tensor` over the ranks, the same bits on each."""
         return tensor
+
+    def start_sum(self, numbers: Sequence[int]) -> Callable[[], list[int] | None]:
+        """Begin to add up some numbers over the ranks; return what gives the sums, None while a rank is still to begin.
+
+        Nobody waits. Until it has given the sums, no other method may be called.
+        """
+        return lambda: list(numbers)
 
     def sum_by_mpi(self, values: torch.Tensor) -> None:
         """Add up a tensor on the CPU over the ranks in place, by MPI alone: what Horovod is measured against."""
@@ -162,6 +170,13 @@ class HorovodWorld(World):
     def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Sum by Horovod."""
         return cast("torch.Tensor", self._hvd.allreduce(tensor, name=name, op=self._hvd.Sum))
+
+    def start_sum(self, numbers: Sequence[int]) -> Callable[[], list[int] | None]:
+        """Begin a sum by MPI."""
+        mine, sums = array("q", numbers), array("q", numbers)
+        request = self._mpi.Iallreduce(mine, sums)
+        # `mine` among them, as MPI reads it until the end.
+        return lambda: list(sums) if len(mine) and request.Test() else None
 
     def sum_by_mpi(self, values: torch.Tensor) -> None:
         """Sum by MPI."""

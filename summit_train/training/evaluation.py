@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,20 @@ from summit_train.models import VideoNetwork
 from summit_train.spec import Spec
 from summit_train.text import has_top5
 from summit_train.training.bad_clips import check_test
-from summit_train.training.checkpoint import load_checkpoint
+from summit_train.training.checkpoint import digest_path, load_checkpoint
 from summit_train.training.scores import PREDICTIONS, Scores, prediction_names
 from summit_train.training.scoring import Progress, Results, Scorer
+from summit_train.training.so_far import SoFar, so_far_path
+from summit_train.training.watch import StopRequest, leave_if_asked
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Scores a manifest's videos on all ranks, as `Scorer` does: those that data.quarantine leaves.
 
-    prepare: done to a checkpoint's network before it is scored, as precise_bn.preparation.
+    prepare: done to a checkpoint's network before it is scored, as precise_bn.preparation. stop: asks all ranks to
+    leave between two videos with Stopped. resume_key: what the scores of a checkpoint depend on beside it; an
+    evaluation of the same key goes on with what a stopped one has scored. None: nothing is kept.
     """
 
     spec: Spec
@@ -39,9 +43,16 @@ class Evaluation:
     world: World
     device: torch.device
     prepare: Callable[[VideoNetwork], None] | None = None
+    stop: StopRequest = field(default_factory=StopRequest)
+    resume_key: str | None = None
 
     def score(
-        self, model: nn.Module, clips: int, crops: int | str, progress: Progress = lambda done, total: None
+        self,
+        model: nn.Module,
+        clips: int,
+        crops: int | str,
+        progress: Progress = lambda done, total: None,
+        so_far: SoFar | None = None,
     ) -> Scores | None:
         """Score every video with `clips` x `crops` views; return the Scores on rank 0, None elsewhere. Collective.
 
@@ -52,15 +63,23 @@ class Evaluation:
         settings = self.spec.evaluate.model_copy(update={"clips": clips, "crops": crops})
         scorer = Scorer(self.spec.model_copy(update={"evaluate": settings}), self.world, self.device)
         results = scorer.results(model, open_store(self.spec.data, self.manifest))
-        return self.gathered(model, results, (self.spec.model.num_classes,), progress)
+        return self.gathered(model, results, (self.spec.model.num_classes,), progress, so_far)
 
-    def gathered(self, model: nn.Module, results: Results, shape: tuple[int, ...], progress: Progress) -> Scores | None:
+    def gathered(
+        self,
+        model: nn.Module,
+        results: Results,
+        shape: tuple[int, ...],
+        progress: Progress,
+        so_far: SoFar | None = None,
+    ) -> Scores | None:
         """Return the results of all ranks' videos, each an array of `shape`, in the manifest's order. Collective.
 
         results: gives those of some videos, in their order, while `model` is in evaluation mode.
         """
         data, kept = self.spec.data, kept_clips(self.spec.data, self.manifest)
-        scored = Scorer(self.spec, self.world, self.device).gathered(model, results, shape, kept, progress)
+        scorer = Scorer(self.spec, self.world, self.device, self.stop)
+        scored = scorer.gathered(model, results, shape, kept, progress, so_far)
         if data.on_bad_clip == "skip":
             bad = () if scored is None else scored.bad
             check_test(self.world, self.spec.run_path, bad, len(kept), data.max_bad_fraction)
@@ -99,7 +118,7 @@ class Evaluation:
             for found, kind, suffix in ((weights, rows, ""), (average, averages, "_ema")):
                 if found is not None:
                     model.load_state_dict(found)
-                    scores = self._score_saved(model, f"{name}{suffix}.npz", progress(path))
+                    scores = self._score_saved(model, path, f"{name}{suffix}", progress(path))
                     if scores is not None:
                         kind.append({"path": str(path), "step": step} | _accuracy_of(scores))
                         num_videos = len(scores.videos)
@@ -113,14 +132,23 @@ class Evaluation:
         write_json(self.spec.run_path / "eval.json", result)
         return result
 
-    def _score_saved(self, model: VideoNetwork, name: str, progress: Progress) -> Scores | None:
-        """Score with the spec's views; rank 0 writes predictions/`name` and returns the Scores."""
-        if self.prepare is not None:
+    def _score_saved(self, model: VideoNetwork, path: Path, name: str, progress: Progress) -> Scores | None:
+        """Score with the spec's views; rank 0 writes predictions/`name`.npz and returns the Scores.
+
+        path: the checkpoint that the weights of `model` are of.
+        """
+        so_far = SoFar()
+        if self.resume_key is not None and self.world.rank == 0:
+            key = f"{self.resume_key} {digest_path(path).read_text()}"
+            so_far = SoFar(so_far_path(self.spec.run_path, name), key)
+        is_scored = self.world.broadcast(len(so_far.results) == len(kept_clips(self.spec.data, self.manifest)))
+        leave_if_asked(self.world, self.stop)
+        if self.prepare is not None and not is_scored:
             self.prepare(model)
-        scores = self.score(model, self.spec.evaluate.clips, self.spec.evaluate.crops, progress)
+        scores = self.score(model, self.spec.evaluate.clips, self.spec.evaluate.crops, progress, so_far)
         if scores is not None:
             clips = [clip_of(self.manifest, video) for video in scores.videos.tolist()]
-            scores.save(self.spec.run_path / PREDICTIONS / name, clips, self.manifest.classes or ())
+            scores.save(self.spec.run_path / PREDICTIONS / f"{name}.npz", clips, self.manifest.classes or ())
         return scores
 
 
