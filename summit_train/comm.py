@@ -11,10 +11,11 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from summit_train.errors import UserError
+from summit_train.errors import AgreedError, UserError, describe, exit_status, is_bug
 
 if TYPE_CHECKING:
     import torch  # for the types alone: commands that need no torch have worlds too
@@ -64,6 +65,13 @@ class World:
         """Return the sum of `tensor` over the ranks, the same bits on each."""
         return tensor
 
+    def start_sum(self, numbers: Sequence[int]) -> Callable[[], list[int] | None]:
+        """Begin to add up some numbers over the ranks; return what gives the sums, None while a rank is still to begin.
+
+        Nobody waits. Until it has given the sums, no other method may be called.
+        """
+        return lambda: list(numbers)
+
     def sum_by_mpi(self, values: torch.Tensor) -> None:
         """Add up a tensor on the CPU over the ranks in place, by MPI alone: what Horovod is measured against."""
 
@@ -78,6 +86,13 @@ class World:
     def gather_node(self, value: T) -> list[T] | None:
         """Return the objects of the ranks that share this one's node on the first of them, None elsewhere."""
         return [value]
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Return this rank's `work()`, which must need no other rank.
+
+        Where it raises an error that is no bug, on one rank or more, all ranks raise AgreedError.
+        """
+        return work()
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -156,6 +171,13 @@ class HorovodWorld(World):
         """Sum by Horovod."""
         return cast("torch.Tensor", self._hvd.allreduce(tensor, name=name, op=self._hvd.Sum))
 
+    def start_sum(self, numbers: Sequence[int]) -> Callable[[], list[int] | None]:
+        """Begin a sum by MPI."""
+        mine, sums = array("q", numbers), array("q", numbers)
+        request = self._mpi.Iallreduce(mine, sums)
+        # `mine` among them, as MPI reads it until the end.
+        return lambda: list(sums) if len(mine) and request.Test() else None
+
     def sum_by_mpi(self, values: torch.Tensor) -> None:
         """Sum by MPI."""
         self._mpi.Allreduce(self._in_place, values.numpy())
@@ -171,6 +193,24 @@ class HorovodWorld(World):
     def gather_node(self, value: T) -> list[T] | None:
         """Gather by the node's own communicator."""
         return cast("list[T] | None", self._node.gather(value, root=0))
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Tell every rank of the lowest one that failed."""
+        failure = None
+        try:
+            value = work()
+        except Exception as error:
+            if is_bug(error):
+                raise
+            failure = self.who, describe(error), exit_status(error)
+        failures = [found for found in self.gather(failure) or [] if found is not None]
+        told = self.broadcast((failures[0], len(failures)) if failures else None)
+        if told is None:
+            return value
+        (who, message, status), count = told
+        if count < self.size and not (message.startswith("rank ") or who.startswith("rank 0 ")):
+            message = f"{who}: {message}"
+        raise AgreedError(message, status)
 
     def barrier(self) -> None:
         """Wait by MPI."""

@@ -19,6 +19,10 @@ class RunFailed(Exception):
 class AgreedError(RunFailed):
     """All ranks raise it together, after a vote: no rank waits for another, and rank 0 has the whole message."""
 
+    def __init__(self, message: str, status: int = 1) -> None:
+        super().__init__(message)
+        self.status = status
+
 
 def is_bug(error: BaseException) -> bool:
     """Return True unless the exception says what a person can mend.
@@ -31,6 +35,8 @@ def is_bug(error: BaseException) -> bool:
 
 def exit_status(error: BaseException) -> int:
     """Return the status that a process ends with because of this exception."""
+    if isinstance(error, AgreedError):
+        return error.status
     return 2 if isinstance(error, UserError) else 1
 
 

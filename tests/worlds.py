@@ -53,14 +53,18 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | more
 
 
-def program(ranks: int, *words: str) -> list[str]:
-    """The command line of `python ...` on `ranks` ranks; 0: without a launcher."""
+def program(ranks: int, *words: str, last: Sequence[str] = ()) -> list[str]:
+    """The command line of `python ...` on `ranks` ranks; 0: without a launcher.
+
+    last: what one more rank, the last one, is started with instead.
+    """
     python = [sys.executable, *words]
     if ranks == 0:
         return python
     launcher = mpirun()
     assert launcher is not None
-    return [launcher, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *python]
+    more = [":", "-np", "1", sys.executable, *last] if last else []
+    return [launcher, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *python, *more]
 
 
 def main_said(capsys: pytest.CaptureFixture[str], *words: object) -> Said:
@@ -74,13 +78,15 @@ def main_said(capsys: pytest.CaptureFixture[str], *words: object) -> Said:
     return status, *capsys.readouterr()
 
 
-def start(ranks: int, *words: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def start(
+    ranks: int, *words: str, env: Mapping[str, str] | None = None, last: Sequence[str] = ()
+) -> subprocess.Popen[str]:
     """Start `python ...` on `ranks` ranks in a process group of its own; its output is one stream."""
     more = dict(env or {})
     if ranks and os.geteuid() == 0:
         more |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return subprocess.Popen(
-        program(ranks, *words),
+        program(ranks, *words, last=last),
         env=environment(**more),
         cwd=ROOT,
         text=True,
@@ -91,9 +97,9 @@ def start(ranks: int, *words: str, env: Mapping[str, str] | None = None) -> subp
     )
 
 
-def run(ranks: int, *words: str, env: Mapping[str, str] | None = None) -> tuple[int, str]:
+def run(ranks: int, *words: str, env: Mapping[str, str] | None = None, last: Sequence[str] = ()) -> tuple[int, str]:
     """Run `python ...` on `ranks` ranks to its end: (exit status, output)."""
-    process = start(ranks, *words, env=env)
+    process = start(ranks, *words, env=env, last=last)
     try:
         output, _ = process.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:

@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from summit_train.commands.start import choose_device, read_inputs, tell_overrid
 from summit_train.models import VideoNetwork
 from summit_train.saved import CheckpointError
 from summit_train.text import counted
+from summit_train.training.agreement import check_agreement
 from summit_train.training.checkpoint import epoch_checkpoints
 from summit_train.training.evaluation import Evaluation, show_accuracy
 from summit_train.training.precise_bn import preparation
@@ -59,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
         return run_observed(args, chosen, overrides)
     inputs = read_inputs(args.spec, overrides, launch.size)
     paths = _paths(inputs, chosen)
-    with session(launch) as world, Watchdog(world, inputs.spec.watch.stall_seconds) as watchdog:
+    with session(launch) as world, ExitStack() as held:
+        check_agreement(world, inputs, command="eval", checkpoints=list(map(str, paths)))
+        watchdog = held.enter_context(Watchdog(world, inputs.spec.watch.stall_seconds))
         device = choose_device(world)
         model = fresh_model(inputs.spec, device)
         evaluation = Evaluation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from summit_train.report.records import Observed
 from summit_train.saved import CheckpointError, find_checkpoints
 from summit_train.spec import Spec
 from summit_train.text import has_top5, table
+from summit_train.training.agreement import check_agreement
 from summit_train.training.evaluation import Evaluation
 from summit_train.training.observed import TENTHS, check_observable, no_stream, parse_fractions, score_observed
 from summit_train.training.run import fresh_model
@@ -36,7 +38,10 @@ def run_observed(args: argparse.Namespace, checkpoints: Sequence[str], overrides
     spec = inputs.spec
     check_observable(spec)
     path = _checkpoint(spec.run_path, checkpoints)
-    with session(launch) as world, Watchdog(world, spec.watch.stall_seconds) as watchdog:
+    with session(launch) as world, ExitStack() as held:
+        seen = [str(fraction) for fraction in fractions]
+        check_agreement(world, inputs, command="eval --observed", checkpoint=str(path), fractions=seen)
+        watchdog = held.enter_context(Watchdog(world, spec.watch.stall_seconds))
         device = choose_device(world)
         evaluation = Evaluation(spec, inputs.val_manifest, world, device)
         with watched("videos", "evaluating video", world, watchdog) as progress:

@@ -152,8 +152,8 @@ def check_files(spec: Spec, clips: int | None, to_come: Path | None = None) -> F
 
 def _check_weights(spec: Spec, to_come: Path | None, *, may_be_missing: bool) -> list[str]:
     """Check model.pretrained as check_files does; return its key where it is missing and may be."""
-    from summit_train.models.weights import WeightsError, weights_file
-    from summit_train.training.checkpoint import find_checkpoints
+    from summit_train.models.weights import WeightsError, check_weights_exist
+    from summit_train.saved import find_checkpoints
 
     path = spec.model.pretrained
     if path is None or find_checkpoints(spec.run_path):  # a run that has checkpoints takes its weights from them
@@ -163,7 +163,7 @@ def _check_weights(spec: Spec, to_come: Path | None, *, may_be_missing: bool) ->
     if may_be_missing and not Path(path).exists():
         return ["model.pretrained"]
     try:
-        weights_file(path)
+        check_weights_exist(Path(path))
     except WeightsError as error:
         raise PlanError(f"model.pretrained: {error}") from error
     return []

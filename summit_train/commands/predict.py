@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Predict; rank 0 prints. Return 1 where a video could not be read, else 0."""
     launch = this_launch()
     with session(launch) as world:
-        prepared = world.broadcast(_prepared(args) if world.rank == 0 else None)
+        prepared = world.broadcast(world.together(lambda: None if world.rank else _prepared(args)))
         assert prepared is not None
         trained, listings = prepared
         with (

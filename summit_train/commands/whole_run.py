@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-
-import torch
+from pathlib import Path
 
 from summit_train.comm import World
 from summit_train.commands.evaluate import evaluate_paths
@@ -15,8 +15,10 @@ from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.start import choose_device, read_inputs
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class, kept_clips
 from summit_train.files import write_json, write_text
+from summit_train.saved import find_checkpoints
 from summit_train.spec import Spec, dump_spec
 from summit_train.text import duration
+from summit_train.training.agreement import check_agreement, identity
 from summit_train.training.checkpoint import epoch_checkpoints
 from summit_train.training.environment import environment
 from summit_train.training.evaluation import Evaluation
@@ -24,8 +26,9 @@ from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog
 from summit_train.training.precise_bn import preparation
 from summit_train.training.run import Inputs, Run, locked_run
+from summit_train.training.so_far import forget_so_far
 from summit_train.training.staging import stage_sets
-from summit_train.training.watch import StopRequest, Watchdog
+from summit_train.training.watch import Stopped, StopRequest, Watchdog, leave_if_asked
 
 STOPPED = 85
 
@@ -35,39 +38,59 @@ def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: 
     launch = this_launch()
     inputs = read_inputs(path, overrides, launch.size)
     with session(launch) as world, ExitStack() as held:
+        check_agreement(world, inputs, command="train", force_resume=force)
         watchdog = held.enter_context(Watchdog(world, inputs.spec.watch.stall_seconds))
-        if world.rank == 0:
-            held.enter_context(locked_run(inputs.spec.run_path))
+        world.together(lambda: world.rank or held.enter_context(locked_run(inputs.spec.run_path)))
         return _run(inputs, world, watchdog, stop, force=force, interactive=launch.interactive)
 
 
 def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *, force: bool, interactive: bool) -> int:
     began = time.monotonic()
-    spec, plan = inputs.spec, inputs.plan
+    spec = inputs.spec
     run = Run(inputs, world, choose_device(world), force_resume=force)
     run.notes += stage_sets(run, watchdog)
-    done = _train(run, watchdog, stop, interactive=interactive)
-    # If any rank was asked to stop, a walltime is near that would cut the evaluation off.
-    if not done or world.sum(torch.tensor([float(bool(stop))]), "stop").item() > 0:
+    try:
+        _train(run, watchdog, stop, interactive=interactive)
+        _evaluate(inputs, run, watchdog, stop)
+        leave_if_asked(world, stop)
+        report = world.broadcast(world.together(lambda: None if world.rank else _report(spec, stop)))
+        if report is None:
+            raise Stopped
+    except Stopped:
         return _stopped(spec, world, stop)
-    found = epoch_checkpoints(spec.run_path, plan.steps_per_epoch)
-    paths = world.broadcast(found[-spec.evaluate.last_checkpoints :])
-    prepare = preparation(inputs, world, run.device, watchdog)
-    evaluation = Evaluation(spec, inputs.val_manifest, world, run.device, prepare)
-    evaluate_paths(run.model, evaluation, paths, watchdog, quiet=False)
     if world.rank == 0:
-        # Here, as the other ranks need no matplotlib, which takes longer to import than all of this package.
-        from summit_train.report.page import write_report
-
-        report = write_report([spec.run_path], spec.run_path / "report.html")
+        forget_so_far(spec.run_path)
         print(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
     return 0
+
+
+def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
+    """Evaluate the last checkpoints, with what an evaluation that was stopped has scored."""
+    spec, world = run.spec, run.world
+    found = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)
+    paths = world.broadcast(found[-spec.evaluate.last_checkpoints :])
+    prepare = preparation(inputs, world, run.device, watchdog)
+    key = hashlib.sha256(repr(identity(inputs)).encode()).hexdigest()
+    evaluation = Evaluation(spec, inputs.val_manifest, world, run.device, prepare, stop, key)
+    evaluate_paths(run.model, evaluation, paths, watchdog, quiet=False)
+
+
+def _report(spec: Spec, stop: StopRequest) -> Path | None:
+    """Write the report; return None where a request to stop came before its end."""
+    # Here, as the other ranks need no matplotlib, which takes longer to import than all of this package.
+    from summit_train.report.page import write_report
+
+    try:
+        with stop.interrupting():
+            return write_report([spec.run_path], spec.run_path / "report.html")
+    except Stopped:
+        return None
 
 
 def _stopped(spec: Spec, world: World, stop: StopRequest) -> int:
     stop.leave()
     if world.rank == 0:
-        last = epoch_checkpoints(spec.run_path, 1)[-1]
+        last = find_checkpoints(spec.run_path)[-1]
         # For the job script: a launcher that ends all ranks at the first one that leaves may hide their status.
         write_text(spec.run_path / "stopped", f"{last}\n")
         print(f"stopped by {stop.signal or 'a signal to another rank'}; goes on from {last} when started again")
@@ -75,12 +98,13 @@ def _stopped(spec: Spec, world: World, stop: StopRequest) -> int:
     return STOPPED
 
 
-def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> bool:
+def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> None:
     """Train; rank 0 writes the run's records."""
     spec, plan, world = run.spec, run.plan, run.world
     hosts = world.gather(world.host)
     if world.rank != 0 or hosts is None:
-        return train(run, None, watchdog, stop)
+        train(run, None, watchdog, stop)
+        return
     (spec.run_path / "stopped").unlink(missing_ok=True)
     write_text(spec.run_path / "spec.yaml", dump_spec(spec))
     train_manifest, val_manifest = run.train_manifest, run.val_manifest
@@ -98,4 +122,4 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool
         log.write("start", step=run.start_step, ranks=world.size, time=time.time())
         for note in run.notes:
             log.say(note)
-        return train(run, log, watchdog, stop)
+        train(run, log, watchdog, stop)

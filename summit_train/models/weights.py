@@ -14,7 +14,7 @@ from summit_train.models.inflation import Fitted, Shift, fitted
 from summit_train.models.names import has_shift, our_names
 from summit_train.models.tsm import shift_step
 from summit_train.models.video import VideoNetwork
-from summit_train.saved import bound_of, check_digest, load_newest, load_saved
+from summit_train.saved import bound_of, check_digest, find_checkpoints, load_newest, load_saved
 
 # Keys that wrap a state dict in the files people have: our checkpoints ("model") and others' ("state_dict").
 _WRAPPERS: tuple[str, ...] = ("model", "state_dict")
@@ -134,19 +134,22 @@ def read_weights(path: Path, model: VideoNetwork) -> tuple[Path, Content, tuple[
 
     A run directory stands for its newest whole checkpoint. A file is checked by the SHA-256 beside it, if there is one.
     """
-    bound, passed_over = bound_of(model), list[str]()
-    content: Any
+    check_weights_exist(path)
+    bound = bound_of(model)
     if path.is_dir():
         file, content, passed_over = load_newest(path, bound)
-        if file is None:
-            raise WeightsError(f"{path}: this directory has no checkpoints/step_*.pt")
-    elif path.is_file():
-        file = path
-        check_digest(file, may_be_alone=True)
-        content = load_saved(file, bound)
-    else:
+        assert file is not None
+        return file, _content(file, content), tuple(passed_over)
+    check_digest(path, may_be_alone=True)
+    return path, _content(path, load_saved(path, bound)), ()
+
+
+def check_weights_exist(path: Path) -> None:
+    """Raise WeightsError where `path` is neither a file nor a run directory with checkpoints."""
+    if path.is_dir() and not find_checkpoints(path):
+        raise WeightsError(f"{path}: this directory has no checkpoints/step_*.pt")
+    if not path.exists():
         raise WeightsError(f"{path}: no such file or run directory")
-    return file, _content(file, content), tuple(passed_over)
 
 
 def _content(file: Path, content: Any) -> Content:

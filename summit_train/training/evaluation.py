@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,23 @@ from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.errors import RunFailed
 from summit_train.files import write_json
 from summit_train.models import VideoNetwork
-from summit_train.saved import bound_of, give_weights, load_checkpoint
+from summit_train.saved import bound_of, digest_path, give_weights, load_checkpoint
 from summit_train.spec import Spec
 from summit_train.text import has_top5
 from summit_train.training.bad_clips import check_test
 from summit_train.training.scores import PREDICTIONS, Scores, prediction_names
 from summit_train.training.scoring import Progress, Results, Scorer
+from summit_train.training.so_far import SoFar, so_far_path
+from summit_train.training.watch import StopRequest, leave_if_asked
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Scores a manifest's videos on all ranks, as `Scorer` does: those that data.quarantine leaves.
 
-    prepare: done to a checkpoint's network before it is scored, as precise_bn.preparation.
+    prepare: done to a checkpoint's network before it is scored, as precise_bn.preparation. stop: asks all ranks to
+    leave between two videos with Stopped. resume_key: what the scores of a checkpoint depend on beside it; an
+    evaluation of the same key goes on with what a stopped one has scored. None: nothing is kept.
     """
 
     spec: Spec
@@ -42,6 +46,8 @@ class Evaluation:
     world: World
     device: torch.device
     prepare: Callable[[VideoNetwork], None] | None = None
+    stop: StopRequest = field(default_factory=StopRequest)
+    resume_key: str | None = None
 
     def score(
         self,
@@ -50,6 +56,7 @@ class Evaluation:
         crops: int | str,
         progress: Progress = lambda done, total: None,
         source: str = "the network",
+        so_far: SoFar | None = None,
     ) -> Scores | None:
         """Score every video with `clips` x `crops` views; return the Scores on rank 0, None elsewhere. Collective.
 
@@ -68,20 +75,28 @@ class Evaluation:
                     self.check_finite(found, video, source)
                 yield found
 
-        return self.gathered(model, checked, (self.spec.model.num_classes,), progress)
+        return self.gathered(model, checked, (self.spec.model.num_classes,), progress, so_far)
 
     def check_finite(self, scores: NDArray[np.float64], video: int, source: str) -> None:
         """Raise RunFailed, with the name of what gave them, where a video's scores are not finite."""
         if not np.isfinite(scores).all():
             raise RunFailed(f"{source}: scores are not finite, those of {self.manifest.path(video)} the first")
 
-    def gathered(self, model: nn.Module, results: Results, shape: tuple[int, ...], progress: Progress) -> Scores | None:
+    def gathered(
+        self,
+        model: nn.Module,
+        results: Results,
+        shape: tuple[int, ...],
+        progress: Progress,
+        so_far: SoFar | None = None,
+    ) -> Scores | None:
         """Return the results of all ranks' videos, each an array of `shape`, in the manifest's order. Collective.
 
         results: gives those of some videos, in their order, while `model` is in evaluation mode.
         """
         data, kept = self.spec.data, kept_clips(self.spec.data, self.manifest)
-        scored = Scorer(self.spec, self.world, self.device).gathered(model, results, shape, kept, progress)
+        scorer = Scorer(self.spec, self.world, self.device, self.stop)
+        scored = scorer.gathered(model, results, shape, kept, progress, so_far)
         if data.on_bad_clip == "skip":
             bad = () if scored is None else scored.bad
             check_test(self.world, self.spec.run_path, bad, len(kept), data.max_bad_fraction)
@@ -123,7 +138,7 @@ class Evaluation:
             for found, kind, suffix in ((weights, rows, ""), (average, averages, "_ema")):
                 if found is not None:
                     give_weights(model, path, found)
-                    scores = self._score_saved(model, f"{name}{suffix}.npz", progress(path), path)
+                    scores = self._score_saved(model, path, f"{name}{suffix}", progress(path))
                     if scores is not None:
                         kind.append({"path": str(path), "step": step} | _accuracy_of(scores))
                         num_videos = len(scores.videos)
@@ -137,14 +152,23 @@ class Evaluation:
         write_json(self.spec.run_path / "eval.json", result)
         return result
 
-    def _score_saved(self, model: VideoNetwork, name: str, progress: Progress, path: Path) -> Scores | None:
-        """Score with the spec's views; rank 0 writes predictions/`name` and returns the Scores of checkpoint `path`."""
-        if self.prepare is not None:
+    def _score_saved(self, model: VideoNetwork, path: Path, name: str, progress: Progress) -> Scores | None:
+        """Score with the spec's views; rank 0 writes predictions/`name`.npz and returns the Scores.
+
+        path: the checkpoint that the weights of `model` are of.
+        """
+        so_far = SoFar()
+        if self.resume_key is not None and self.world.rank == 0:
+            key = f"{self.resume_key} {digest_path(path).read_text()}"
+            so_far = SoFar(so_far_path(self.spec.run_path, name), key)
+        is_scored = self.world.broadcast(len(so_far.results) == len(kept_clips(self.spec.data, self.manifest)))
+        leave_if_asked(self.world, self.stop)
+        if self.prepare is not None and not is_scored:
             self.prepare(model)
-        scores = self.score(model, self.spec.evaluate.clips, self.spec.evaluate.crops, progress, str(path))
+        scores = self.score(model, self.spec.evaluate.clips, self.spec.evaluate.crops, progress, str(path), so_far)
         if scores is not None:
             clips = [clip_of(self.manifest, video) for video in scores.videos.tolist()]
-            scores.save(self.spec.run_path / PREDICTIONS / name, clips, self.manifest.classes or ())
+            scores.save(self.spec.run_path / PREDICTIONS / f"{name}.npz", clips, self.manifest.classes or ())
         return scores
 
 

@@ -19,21 +19,22 @@ from summit_train.errors import AgreedError, RunFailed, describe, is_bug
 from summit_train.plan import Plan, Rung
 from summit_train.spec import Spec
 from summit_train.training.evaluation import Evaluation, show_accuracy
-from summit_train.training.metrics import RunLog
+from summit_train.training.metrics import RunLog, validated
 from summit_train.training.run import Run
 from summit_train.training.step import StepResult, Vote
 from summit_train.training.stopwatch import Mark
-from summit_train.training.watch import StopRequest, Watchdog
+from summit_train.training.watch import Stopped, StopRequest, Watchdog
 
 
-def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> bool:
-    """Train from run.start_step; return True at the end, False if stopped on request with a checkpoint.
+def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> None:
+    """Train from run.start_step to the end.
 
-    Raises RunFailed, with rank, host, step and clips, if the data or the numbers fail.
+    Raises Stopped on request, with a checkpoint, and RunFailed, with rank, host, step and clips, if the data or the
+    numbers fail.
     """
     plan, spec, world = run.plan, run.spec, run.world
     ledger = Ledger(run, log)
-    grow_as_before(run, log, watchdog)
+    make_up_for_validation(run, log, watchdog, stop)
     saved_at, patience = time.monotonic(), 60 * (spec.checkpoint.every_minutes or math.inf)
     with Feed(run) as feed:
         for step in run.steps():
@@ -63,19 +64,23 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -
             stopping = vote is not None and vote.stop and step + 1 < plan.total_steps
             wished = stopping or (vote is not None and vote.checkpoint)
             due = inside == 0 and epochs_done % spec.checkpoint.every_epochs == 0
-            if wished or due or step + 1 == plan.total_steps:
+            is_saved = wished or due or step + 1 == plan.total_steps
+            if is_saved:
                 ledger.settle()
                 save(run, log, watchdog, step + 1)
                 saved_at = time.monotonic()
-            if inside == 0 and not stopping:
-                ledger.settle()
-                every = spec.evaluate.every_epochs  # 0: never
-                if every and (epochs_done % every == 0 or epochs_done == spec.schedule.epochs):
-                    top1 = validate(run, log, watchdog, epochs_done)
-                    grow(run, log, epochs_done, top1)
             if stopping:
-                return False
-    return True
+                raise Stopped
+            if inside == 0:
+                ledger.settle()
+                if validates(spec, epochs_done):
+                    try:
+                        top1 = validate(run, log, watchdog, stop, epochs_done)
+                    except Stopped:
+                        if not is_saved:
+                            save(run, log, watchdog, step + 1)
+                        raise
+                    grow(run, log, epochs_done, top1)
 
 
 def batches_between(
@@ -161,14 +166,26 @@ def grow(run: Run, log: RunLog | None, epoch: int, top1: float | None) -> None:
         log.say(f"epoch {epoch}: {decision} ({accuracy:.2f} %, best before {best:.2f} %)")
 
 
-def grow_as_before(run: Run, log: RunLog | None, watchdog: Watchdog) -> None:
+def validates(spec: Spec, epoch: int) -> bool:
+    """Return whether there is a validation after `epoch` epochs."""
+    every = spec.evaluate.every_epochs  # 0: never
+    return every > 0 and (epoch % every == 0 or epoch == spec.schedule.epochs)
+
+
+def make_up_for_validation(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> None:
     """Make up for the validation of a run that ended between the checkpoint of an epoch and its validation.
 
-    Without it the batch would be another one than in a run that was not stopped.
+    Let the batch grow by it where the checkpoint is from before that. So curve and batch are those of a run that was
+    not stopped.
     """
-    epochs_done, every = run.start_step // run.plan.steps_per_epoch, run.spec.evaluate.every_epochs
-    if epochs_done < run.spec.schedule.epochs and every and run.growth.lacks(epochs_done // every):
-        grow(run, log, epochs_done, validate(run, log, watchdog, epochs_done))
+    epoch, inside = divmod(run.start_step, run.plan.steps_per_epoch)
+    if epoch and not inside and validates(run.spec, epoch):
+        first = run.world.rank == 0
+        top1 = run.world.broadcast(validated(run.spec.run_path, run.start_step) if first else None)
+        if top1 is None:
+            top1 = validate(run, log, watchdog, stop, epoch)
+        if run.growth.lacks(epoch // run.spec.evaluate.every_epochs):
+            grow(run, log, epoch, top1)
 
 
 def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
@@ -180,10 +197,10 @@ def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
         log.write("checkpoint", step=step, seconds=time.perf_counter() - began)
 
 
-def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int) -> float | None:
+def validate(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, epoch: int) -> float | None:
     """Score one clip and one crop of every video, as for the curve in the paper's Figure 5; return top-1 on rank 0.
 
-    With evaluate.mode "stream": all its frames, streamed, in one crop.
+    With evaluate.mode "stream": all its frames, streamed, in one crop. Raises Stopped on request.
     """
     watchdog.at(f"validating after epoch {epoch}")
     began = time.perf_counter()
@@ -191,7 +208,7 @@ def validate(run: Run, log: RunLog | None, watchdog: Watchdog, epoch: int) -> fl
     def progress(done: int, total: int) -> None:
         watchdog.at(f"validating video {done} of {total} after epoch {epoch}", waits=done == total)
 
-    evaluation = Evaluation(run.spec, run.val_manifest, run.world, run.device)
+    evaluation = Evaluation(run.spec, run.val_manifest, run.world, run.device, stop=stop)
     scores = evaluation.score(run.model, 1, 1, progress, f"validation after epoch {epoch}")
     if log is not None and scores is not None:
         top1, top5, seconds = scores.top(1), scores.top(5), time.perf_counter() - began

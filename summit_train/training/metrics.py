@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from summit_train.text import duration, noise_text
 
+METRICS_FILE = "metrics.jsonl"
 _SECONDS_BETWEEN_LINES = 10.0
 _SCALARS = ("loss", "lr", "top1", "top5", "clips_per_second", "step_s", "data_wait_s", "noise_scale")
 
@@ -26,8 +29,8 @@ class RunLog:
     """
 
     def __init__(self, run_path: Path, title: str, start_step: int, total_steps: int, *, interactive: bool) -> None:
-        path = run_path / "metrics.jsonl"
-        is_torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+        path = run_path / METRICS_FILE
+        is_torn = _is_torn(path)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
         self._file.write("\n" if is_torn else "")  # a run that was killed can leave half a line
         # purge_step hides what the run wrote beyond the checkpoint that it goes on from
@@ -97,3 +100,29 @@ class RunLog:
     def say(self, text: str) -> None:
         """Show a line that stays on the screen."""
         self._console.print(text)
+
+
+def _is_torn(path: Path) -> bool:
+    """Return whether a file's last line has no end."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+def validated(run_path: Path, step: int) -> float | None:
+    """Return top-1 of the validation after `step` updates, None where the run has not made it.
+
+    A record from before the run came to that step again, as from another checkpoint, is of other weights.
+    """
+    top1: float | None = None
+    path = run_path / METRICS_FILE
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError):  # half a line
+            record = json.loads(line)
+            if record["kind"] == "step" and record["step"] <= step:
+                top1 = None
+            elif record["kind"] == "eval" and record["step"] == step:
+                top1 = record["top1"]
+    return top1

@@ -65,22 +65,19 @@ class Run:
         self.spec, self.plan = spec, plan = inputs.spec, inputs.plan
         self.train_manifest, self.val_manifest = inputs.train_manifest, inputs.val_manifest
         self.train_clips = kept = kept_clips(spec.data, inputs.train_manifest)
-        check_arithmetic(spec, device)
+        world.together(lambda: check_arithmetic(spec, device))
         self.model = fresh_model(spec, device)
         self.notes = [f"network: {self.model.execution}"]
         if spec.data.quarantine is not None:
             out = f"{len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"
             self.notes.append(f"left out: {out}")
-        saved = world.broadcast(self._saved_state(force_resume) if world.rank == 0 else {})
-        if spec.model.pretrained is not None and not saved and world.rank == 0:
-            report = load_pretrained(self.model, spec.model.pretrained, self.train_manifest.classes)
-            self.notes.append(f"pretrained: {report}")
+        saved = world.broadcast(world.together(lambda: {} if world.rank else self._first_state(force_resume)))
         path = checkpoint_path(spec.run_path, saved.get("step", 0))
         weights = saved["model"] if saved else {name: value.cpu() for name, value in self.model.state_dict().items()}
         give_weights(self.model, path, weights if saved else world.broadcast(weights))
         self.step = build_step(spec, plan, world, self.model, device)
         if saved:
-            self.notes += self.step.restore(path, saved)
+            self.notes += world.together(lambda: self.step.restore(path, saved))
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.noise.load_state_dict(saved.get("noise_scale", self.noise.state_dict()))
         if spec.noise_scale.every_steps and spec.parallel.method == "averaging":
@@ -137,6 +134,14 @@ class Run:
         if (quarantine := self.train_clips.fingerprint()) is not None:
             same["data.quarantine (fingerprint)"] = quarantine
         return same | {"scale.gpus": self.plan.virtual_gpus, "scale.clips_per_gpu": self.plan.clips_per_gpu}
+
+    def _first_state(self, force_resume: bool) -> dict[str, Any]:
+        """Return the newest checkpoint's state, or {} and take over pretrained weights."""
+        saved, pretrained = self._saved_state(force_resume), self.spec.model.pretrained
+        if pretrained is not None and not saved:
+            report = load_pretrained(self.model, pretrained, self.train_manifest.classes)
+            self.notes.append(f"pretrained: {report}")
+        return saved
 
     def _saved_state(self, force_resume: bool) -> dict[str, Any]:
         path, state, complaints = load_newest(self.spec.run_path, bound_of(self.model))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,8 +16,10 @@ from summit_train.data.batches.stores import Store
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.plan import views_at_once
 from summit_train.spec import Spec
+from summit_train.training.so_far import SoFar
 from summit_train.training.step import Normalise, mixed_precision, parameter_type
 from summit_train.training.streaming import stream_scores, streamer_of
+from summit_train.training.watch import Ballot, Stopped, StopRequest
 
 Progress = Callable[[int, int], None]  # (videos done, videos of this rank)
 Results = Callable[[Sequence[int]], Iterator[NDArray[np.float64] | BadClip]]  # of these videos, or why one has none
@@ -39,12 +41,13 @@ class Scorer:
     """Scores videos on all ranks with the views of spec.evaluate: rank r those at r, r + ranks, ...
 
     No video is padded or scored twice. A video's views form batches of their own, so its scores do not depend on the
-    number of ranks.
+    number of ranks. Where `stop` asks one rank to stop, all leave between two videos and raise Stopped.
     """
 
     spec: Spec
     world: World
     device: torch.device
+    stop: StopRequest = field(default_factory=StopRequest)
 
     def score(
         self, model: nn.Module, store: Store, kept: Kept, progress: Progress = lambda done, total: None
@@ -65,14 +68,24 @@ class Scorer:
         return lambda videos: self._clip_scores(model, test_batches(data, evaluate, store, videos), videos)
 
     def gathered(
-        self, model: nn.Module, results: Results, shape: tuple[int, ...], kept: Kept, progress: Progress
+        self,
+        model: nn.Module,
+        results: Results,
+        shape: tuple[int, ...],
+        kept: Kept,
+        progress: Progress,
+        so_far: SoFar | None = None,
     ) -> Scored | None:
         """Return the results of all ranks' kept videos on rank 0, each an array of `shape`; None elsewhere. Collective.
 
-        results: gives those of some videos, in their order, while `model` is in evaluation mode.
+        results: gives those of some videos, in their order, while `model` is in evaluation mode. so_far: rank 0's
+        results of earlier, which are not made again; gets the others, and is saved.
         """
-        mine = kept.videos_of(self.world.rank, self.world.size).tolist()
-        was_training = model.training
+        so_far = so_far or SoFar()
+        known = set(self.world.broadcast(list(so_far.results)))
+        videos = kept.videos_of(self.world.rank, self.world.size).tolist()
+        mine = [video for video in videos if video not in known]
+        was_training, ballot = model.training, Ballot(self.world, self.stop)
         model.eval()
         scores: list[NDArray[np.float64]] = []
         bad: list[BadClip] = []
@@ -84,10 +97,19 @@ class Scorer:
                 assert result.shape == shape
                 scores.append(result)
                 progress(len(scores), len(mine))
+                if ballot.is_over(busy=len(scores) < len(mine)):
+                    break
         model.train(was_training)
+        ballot.wait()
+        gathered = self.world.gather((mine[: len(scores)], scores, bad))
+        if gathered is not None:
+            for found in gathered:
+                so_far.add(*found)
+            so_far.save()
+        if ballot.is_stopped:
+            raise Stopped
         assert len(scores) == len(mine)
-        gathered = self.world.gather((mine, scores, bad))
-        return None if gathered is None else _in_order(gathered, kept)
+        return None if gathered is None else _in_order(so_far, kept)
 
     def _clip_scores(
         self, model: nn.Module, batches: Iterable[TestBatch], videos: Sequence[int]
@@ -108,10 +130,9 @@ def view_logits(model: nn.Module, normalise: Normalise, views: torch.Tensor, spe
     return torch.cat([model(normalise(part)) for part in parts]).double()
 
 
-def _in_order(gathered: Sequence[tuple[list[int], list[NDArray[np.float64]], list[BadClip]]], kept: Kept) -> Scored:
-    """Return all ranks' results in the order of the videos."""
-    by_video = {video: score for ids, rows, _ in gathered for video, score in zip(ids, rows, strict=True)}
-    assert sum(len(ids) for ids, _, _ in gathered) == len(by_video) == len(kept), "each video exactly once"
+def _in_order(found: SoFar, kept: Kept) -> Scored:
+    """Return the results in the order of the videos."""
     videos = kept.ids(np.arange(len(kept))).tolist()
-    unreadable = sorted((clip for _, _, clips in gathered for clip in clips), key=lambda clip: clip.clip)
-    return Scored(np.stack([by_video[video] for video in videos]).astype(np.float32), tuple(unreadable))
+    assert sorted(found.results) == videos, "each video exactly once"
+    unreadable = sorted(found.bad, key=lambda clip: clip.clip)
+    return Scored(np.stack([found.results[video] for video in videos]).astype(np.float32), tuple(unreadable))

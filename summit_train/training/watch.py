@@ -9,20 +9,26 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
 from summit_train.comm import World
 
 _STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
+_SECONDS_BETWEEN_LOOKS = 0.01
+
+
+class Stopped(Exception):
+    """All ranks leave, as one of them was asked to; all raise it together, and what is needed to resume is saved."""
 
 
 class StopRequest:
-    """Set by SIGUSR2 or SIGTERM: checkpoint at the next step that all ranks agree on, then leave."""
+    """Set by SIGUSR2 or SIGTERM: save what is needed to resume, then leave, as soon as all ranks agree."""
 
     def __init__(self) -> None:
         self.signal: str | None = None
+        self._interrupts = False
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -30,6 +36,19 @@ class StopRequest:
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Note the signal: this is its handler."""
         self.signal = signal.Signals(number).name
+        if self._interrupts:
+            raise Stopped
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Let a request raise Stopped within the block at once, one from before it too: for work of one rank."""
+        self._interrupts = True
+        try:
+            if self:
+                raise Stopped
+            yield
+        finally:
+            self._interrupts = False
 
     def leave(self) -> None:
         """Ignore the signals from here on: the request is met and the process ends.
@@ -50,6 +69,41 @@ class StopRequest:
             for number, handler in former.items():
                 if signal.getsignal(number) != signal.SIG_IGN:
                     signal.signal(number, handler)
+
+
+class Ballot:
+    """Lets ranks that work through lists of their own leave together: at the end of all, or where one is asked to stop.
+
+    In a round all ranks vote, and none waits for the others: a rank looks between two items whether the round is over,
+    and then joins the next one. So all see the same rounds, and leave after the same one.
+    """
+
+    def __init__(self, world: World, stop: StopRequest) -> None:
+        self._world, self._stop = world, stop
+        self._round: Callable[[], list[int] | None] | None = None
+        self._is_over = self.is_stopped = False
+
+    def is_over(self, *, busy: bool) -> bool:
+        """Vote, or look for the votes; return whether all ranks leave now: no rank is busy, or one is to stop."""
+        if not self._is_over:
+            self._round = self._round or self._world.start_sum([bool(self._stop), busy])
+            if (votes := self._round()) is not None:
+                self._round, self.is_stopped = None, votes[0] > 0
+                self._is_over = self.is_stopped or votes[1] == 0
+        return self._is_over
+
+    def wait(self) -> None:
+        """Wait until all ranks leave; this one is not busy any more."""
+        while not self.is_over(busy=False):
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def leave_if_asked(world: World, stop: StopRequest) -> None:
+    """Raise Stopped on all ranks where one was asked to stop. Collective."""
+    ballot = Ballot(world, stop)
+    ballot.wait()
+    if ballot.is_stopped:
+        raise Stopped
 
 
 class Neighbour:

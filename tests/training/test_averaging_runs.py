@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from summit_train.training.averaging import AveragingStep
 from summit_train.saved import learner_path, load_newest
+from summit_train.training.averaging import AveragingStep
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import LARGE, assert_bit_equal, final_state, load_any
 from tests.worlds import command, needs_ranks, train, train_each, train_signalled

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from summit_train.comm import World
-from summit_train.training.watch import Neighbour, StopRequest
+from summit_train.training.watch import Ballot, Neighbour, Stopped, StopRequest, leave_if_asked
 from tests.worlds import run
 
 _STALL = """
@@ -147,3 +147,63 @@ os.kill(os.getpid(), signal.SIGUSR2)
 sys.exit(85)
 """
     assert run(0, "-c", program) == (85, "")
+
+
+class _Votes(World):
+    """A rank of some; the rounds of their votes are over when all have voted."""
+
+    def __init__(self, rounds: list[list[list[int]]], size: int) -> None:
+        super().__init__()
+        self.size, self._rounds, self._own = size, rounds, 0
+
+    def start_sum(self, numbers: Any) -> Any:
+        if self._own == len(self._rounds):
+            self._rounds.append([])
+        votes, self._own = self._rounds[self._own], self._own + 1
+        votes.append([int(number) for number in numbers])
+        return lambda: [sum(column) for column in zip(*votes, strict=True)] if len(votes) == self.size else None
+
+
+def _ballots(size: int) -> list[tuple[Ballot, StopRequest]]:
+    rounds: list[list[list[int]]] = []
+    requests = [StopRequest() for _ in range(size)]
+    return [(Ballot(_Votes(rounds, size), stop), stop) for stop in requests]
+
+
+def test_ranks_leave_together_when_the_last_one_is_done() -> None:
+    (first, _), (second, _) = _ballots(2)
+    assert not first.is_over(busy=False)
+    assert not first.is_over(busy=False)  # it waits for the first vote of the other one
+    assert not second.is_over(busy=True)
+    assert not first.is_over(busy=False)
+    assert not first.is_over(busy=False)  # the second round
+    assert second.is_over(busy=False) and first.is_over(busy=False)
+    assert not first.is_stopped and not second.is_stopped
+
+
+def test_a_request_to_one_rank_stops_all_after_the_same_round() -> None:
+    (first, asked), (second, _) = _ballots(2)
+    assert not first.is_over(busy=True)
+    asked.receive(signal.SIGUSR2, None)  # after its vote
+    assert not second.is_over(busy=True)
+    assert not first.is_over(busy=True) and not first.is_over(busy=True)  # the second round
+    assert second.is_over(busy=True) and first.is_over(busy=True)
+    assert first.is_stopped and second.is_stopped
+
+
+def test_alone_a_request_is_heard_at_once() -> None:
+    stop = StopRequest()
+    leave_if_asked(World(), stop)
+    stop.receive(signal.SIGUSR2, None)
+    with pytest.raises(Stopped):
+        leave_if_asked(World(), stop)
+
+
+def test_a_request_interrupts_within_its_block_only() -> None:
+    with StopRequest().listening() as stop:
+        with pytest.raises(Stopped), stop.interrupting():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Stopped), stop.interrupting():
+            pytest.fail("the request came before the block")

@@ -1,0 +1,74 @@
+"""Compare what the ranks were started with, before anything that depends on it: spec, lists, code and network."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import summit_train
+from summit_train.comm import World
+from summit_train.data.manifest.quarantine import kept_clips
+from summit_train.errors import UserError
+from summit_train.network import build_network
+from summit_train.training.run import Inputs
+
+# A node may read its own copy of the data. What is in the lists is compared by their fingerprints.
+_PLACES = {"data.train", "data.val", "data.root", "data.quarantine", "data.stage"}
+
+
+def check_agreement(world: World, inputs: Inputs, **arguments: object) -> None:
+    """Raise AgreedError on all ranks where one was started with something else than rank 0. Collective.
+
+    The message names the rank, its host and the first key that differs. arguments: those of the command.
+    """
+    if world.size == 1:
+        return
+    mine = arguments | identity(inputs)
+    who, expected = world.broadcast((world.who, mine))
+
+    def compare() -> None:
+        for key in expected | mine:
+            if (first := expected.get(key)) != (own := mine.get(key)):
+                raise UserError(
+                    f"{world.who} differs from {who}: {key} must be {first!r}, got {own!r}; start all ranks with the "
+                    "same spec, lists and code"
+                )
+
+    world.together(compare)
+
+
+def identity(inputs: Inputs) -> dict[str, Any]:
+    """Return what must be equal on all ranks of a run, the most telling first, as flat `section.key: value`."""
+    spec = inputs.spec
+    same = {key: value for key, value in _flat(spec.model_dump(mode="json")) if key not in _PLACES}
+    for name, manifest in (("train", inputs.train_manifest), ("val", inputs.val_manifest)):
+        same[f"data.{name} (fingerprint)"] = manifest.fingerprint()
+        same[f"data.quarantine of data.{name} (fingerprint)"] = kept_clips(spec.data, manifest).fingerprint()
+    same["summit_train (version)"] = summit_train.__version__
+    same["torch (version)"] = torch.__version__
+    same["summit_train (digest of the code)"] = code_digest(Path(summit_train.__file__).parent)
+    with torch.device("meta"):
+        state = build_network(spec).state_dict()
+    shapes = repr([(name, tuple(value.shape), value.dtype) for name, value in state.items()])
+    return same | {"network (digest of names and shapes)": hashlib.sha256(shapes.encode()).hexdigest()}
+
+
+def code_digest(package: Path) -> str:
+    """Return the SHA-256 of the Python files below a folder, with their paths."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

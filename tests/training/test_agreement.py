@@ -1,0 +1,147 @@
+"""Ranks that were started with different specs, lists, code or networks are refused before the first step."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from summit_train.comm import World
+from summit_train.commands.start import read_inputs
+from summit_train.errors import UserError
+from summit_train.training import agreement
+from summit_train.training.agreement import check_agreement, code_digest, identity
+from summit_train.training.run import Inputs
+from tests.conftest import WriteSpec
+from tests.worlds import lines, needs_ranks, run, succeed
+
+HOST = socket.gethostname()
+
+
+class _Second(World):
+    """Rank 1 of 2, whose rank 0 was started with `first`."""
+
+    rank, size = 1, 2
+
+    def __init__(self, first: dict[str, Any]) -> None:
+        super().__init__()
+        self._first = first
+
+    def broadcast(self, value: Any) -> Any:
+        return "rank 0 on node1", self._first
+
+
+@pytest.fixture
+def inputs(write_spec: WriteSpec) -> Inputs:
+    return read_inputs(str(write_spec()), [], 1)
+
+
+def _other_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("summit_train.__version__", "0.0.9")
+
+
+def _other_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.__version__", "1.0")
+
+
+def _other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "code_digest", lambda package: "abc")
+
+
+def _other_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "build_network", lambda spec: torch.nn.Linear(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        (_other_version, "summit_train (version)"),
+        (_other_torch, "torch (version)"),
+        (_other_code, "summit_train (digest of the code)"),
+        (_other_network, "network (digest of names and shapes)"),
+    ],
+)
+def test_other_code_or_another_network_is_named(
+    inputs: Inputs, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None], key: str
+) -> None:
+    world = _Second(identity(inputs))
+    check_agreement(world, inputs)
+    change(monkeypatch)
+    with pytest.raises(UserError) as caught:
+        check_agreement(world, inputs)
+    assert str(caught.value).startswith(f"rank 1 on {HOST} differs from rank 0 on node1: {key} must be '")
+
+
+def test_a_key_that_only_one_of_the_ranks_has_differs(inputs: Inputs) -> None:
+    with pytest.raises(UserError, match=r"node1: force_resume must be True, got None;"):
+        check_agreement(_Second({"force_resume": True} | identity(inputs)), inputs)
+    with pytest.raises(UserError, match=r"node1: force_resume must be None, got True;"):
+        check_agreement(_Second(identity(inputs)), inputs, force_resume=True)
+
+
+def test_a_nodes_own_copy_of_the_data_is_no_difference(inputs: Inputs) -> None:
+    data = inputs.spec.data.model_copy(update={"root": "/local/7/videos", "stage": "/local/7"})
+    elsewhere = Inputs(
+        inputs.spec.model_copy(update={"data": data}), inputs.plan, inputs.train_manifest, inputs.val_manifest
+    )
+    check_agreement(_Second(identity(inputs)), elsewhere)
+
+
+def test_the_digest_of_the_code_is_of_names_and_contents(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/one.py").write_text("x = 1\n")
+    first = code_digest(tmp_path)
+    (tmp_path / "a/one.pyc").write_text("no source")
+    assert code_digest(tmp_path) == first
+    (tmp_path / "a/one.py").write_text("x = 2\n")
+    second = code_digest(tmp_path)
+    (tmp_path / "a/one.py").rename(tmp_path / "a/two.py")
+    assert len({first, second, code_digest(tmp_path)}) == 3
+
+
+@needs_ranks
+@pytest.mark.parametrize(
+    ("ranks", "key", "first", "other"),
+    [
+        (2, "optimizer.base_lr", "0.005", "0.006"),
+        (2, "parallel.method", "'synchronous'", "'averaging'"),
+        (3, "schedule.epochs", "2", "3"),
+    ],
+)
+def test_a_rank_with_another_spec_is_named(write_spec: WriteSpec, ranks: int, key: str, first: str, other: str) -> None:
+    train = ("-m", "summit_train", "train", str(write_spec(scale={"gpus": 6, "clips_per_gpu": 2})))
+    status, output = run(ranks - 1, *train, last=(*train, f"{key}={other.strip(chr(39))}"))
+    assert status == 2, output
+    said = f"summit-train: rank {ranks - 1} on {HOST} differs from rank 0 on {HOST}: {key} must be {first}, got {other}"
+    assert [line for line in lines(output) if line.startswith("summit-train")] == [
+        f"{said}; start all ranks with the same spec, lists and code"
+    ]
+    assert "MPI_ABORT" not in output and "Traceback" not in output
+
+
+@needs_ranks
+def test_a_rank_with_a_reversed_list_is_named(write_spec: WriteSpec, motion_set: Path, tmp_path: Path) -> None:
+    rows = (motion_set / "train.csv").read_text().splitlines()
+    (tmp_path / "train.csv").write_text("\n".join([rows[0], *reversed(rows[1:])]) + "\n")
+    (tmp_path / "classes.txt").write_text((motion_set / "classes.txt").read_text())
+    train = ("-m", "summit_train", "train", str(write_spec()), f"data.root={motion_set}")
+    status, output = run(1, *train, last=(*train, f"data.train={tmp_path / 'train.csv'}"))
+    assert status == 2, output
+    assert f"rank 1 on {HOST} differs from rank 0 on {HOST}: data.train (fingerprint) must be '" in output
+
+
+@needs_ranks
+def test_evaluating_ranks_are_compared_too(write_spec: WriteSpec) -> None:
+    spec = str(write_spec(schedule={"epochs": 1}))
+    succeed(0, "train", spec)
+    words = ("-m", "summit_train", "eval", spec)
+    for more, said in (
+        (("evaluate.clips=2",), "evaluate.clips must be 1, got 2"),
+        (("--observed", "0.5"), "command must be 'eval', got 'eval --observed'"),
+    ):
+        status, output = run(1, *words, last=(*words, *more))
+        assert status == 2 and said in output, output
