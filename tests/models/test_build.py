@@ -14,6 +14,7 @@ from summit_train.models.fast import accelerate
 from summit_train.models.shift import TemporalShift, temporal_shift
 from summit_train.network import count_model
 from summit_train.spec import ModelSpec
+from tests.closeness import assert_near
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 # The smallest network of each architecture, with its number of frames.
@@ -153,7 +154,7 @@ def test_the_shortcut_is_shifted_in_place_only(backbone: str, place: str) -> Non
     shifted = temporal_shift(x, 4)
     assert not torch.equal(shifted, x)
     shortcut = block.downsample(x if place == "residual" else shifted)
-    torch.testing.assert_close(block(x), torch.relu(block.branch(shifted) + shortcut))
+    assert_near(block(x), torch.relu(block.branch(shifted) + shortcut), 1e-6)
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
@@ -199,8 +200,8 @@ def test_logits_and_gradients_do_not_depend_on_the_memory_format(
     plain = converted(model)(clip.contiguous())
     (plain_grad,) = torch.autograd.grad(plain.square().sum(), stem(model).weight)
     assert logits.shape == (2, 5)
-    torch.testing.assert_close(plain, logits, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(plain_grad, grad, rtol=1e-7, atol=1e-9)
+    assert_near(plain, logits, 1e-9)
+    assert_near(plain_grad, grad, 1e-7)
 
 
 @pytest.mark.parametrize(("arch", "backbone", "num_frames"), SMALL)
@@ -231,7 +232,7 @@ def test_tsn_logits_are_the_mean_of_the_frames_logits() -> None:
     single.load_state_dict(model.state_dict())
     clip = clips(2, 4)
     frames = torch.stack([single(clip[:, t : t + 1]) for t in range(4)])
-    torch.testing.assert_close(model(clip), frames.mean(0), rtol=1e-4, atol=1e-5)
+    assert_near(model(clip), frames.mean(0), 1e-5)
 
 
 def test_past_shift_is_causal() -> None:
