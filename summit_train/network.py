@@ -114,6 +114,7 @@ def _built(model: ModelSpec, num_frames: int, channels: int, generator: torch.Ge
         shift_place=model.shift_place,
         shift_direction=model.shift_direction,
         non_local=model.non_local,
+        pool1=model.pool1,
         in_channels=channels,
         generator=generator,
     )

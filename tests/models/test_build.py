@@ -226,6 +226,16 @@ def test_tsn_cannot_tell_the_order_of_frames(training: bool) -> None:
     assert (forwards - backwards).abs().max() > 1e-3 * scale
 
 
+@pytest.mark.parametrize(("pool1", "side", "sees_odd"), [("2x3x3", 56, 1), ("2x3x3_unpadded", 55, 1), ("1x3x3", 56, 0)])
+def test_the_forms_of_pool1(pool1: str, side: int, sees_odd: int) -> None:
+    """conv1 leaves 112 pixels of 224. 1x3x3 with a stride of 2 reads the even frames alone."""
+    model = build_model("i3d_3x1x1", "resnet50", 8, 5, width=0.125, pool1=pool1)
+    volume = torch.zeros(1, 8, 4, 112, 112)
+    volume[:, :, 1::2] = 1.0
+    assert torch.equal(model.maxpool(volume), torch.full((1, 8, 2, side, side), float(sees_odd)))
+    assert list(model.state_dict()) == list(build_model("i3d_3x1x1", "resnet50", 8, 5, width=0.125).state_dict())
+
+
 def test_tsn_logits_are_the_mean_of_the_frames_logits() -> None:
     model = small("tsn", "resnet18", 4).eval()
     single = small("tsn", "resnet18", 1).eval()
