@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from functools import cache
+from pathlib import Path
 
 import torch
 
+from summit_train import processor
 from summit_train.modality import RGB
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.catalog import stream_problem
@@ -14,6 +18,8 @@ from summit_train.models.freeze import freeze_norms
 from summit_train.models.online import cache_elements
 from summit_train.models.recompute import recompute_blocks
 from summit_train.spec import ModelSpec, Spec
+
+_COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def build_network(spec: Spec, generator: torch.Generator | None = None) -> VideoNetwork:
@@ -34,10 +40,24 @@ def make_ready(network: VideoNetwork, spec: Spec) -> None:
     if not spec.execution.compile:
         network.execution = _accelerated(network)
         return
+    separate_compile_cache()
     # The features alone: the dropout's own generator is nothing that a compiler takes. As a function it is no module,
     # so that the parameters' names stay.
     network.extract = torch.compile(network.extract)  # type: ignore[method-assign]
     network.execution = "compiled by torch.compile"
+
+
+def separate_compile_cache() -> None:
+    """Let torch.compile keep its code in a folder for this kind of processor, below the user's own or the default one.
+
+    Inductor names what it keeps by source and compiler options, `-march=native` among them, so processors that share a
+    cache in a home folder load each other's code. A call in the same process, or in one that it started, adds nothing.
+    """
+    isa = torch.backends.cpu.get_cpu_capability()
+    kind = f"{isa.lower()}-{processor.digest(isa, os.environ.get('ONEDNN_MAX_CPU_ISA', ''))}"
+    parent = Path(os.environ.get(_COMPILE_CACHE) or Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
+    if parent.name != kind:
+        os.environ.update({_COMPILE_CACHE: str(parent / kind)})
 
 
 def count_network(spec: Spec) -> Count:
@@ -94,6 +114,7 @@ def _built(model: ModelSpec, num_frames: int, channels: int, generator: torch.Ge
         shift_place=model.shift_place,
         shift_direction=model.shift_direction,
         non_local=model.non_local,
+        pool1=model.pool1,
         in_channels=channels,
         generator=generator,
     )

@@ -22,6 +22,7 @@ from summit_train.models.catalog import (
     Backbone,
     FreezeBN,
     NonLocal,
+    Pool1,
     ShiftDirection,
     ShiftPlace,
     backbone_problem,
@@ -98,6 +99,8 @@ class ModelSpec(Section):
     non_local: NonLocal = False
     """Non-local blocks after two blocks of res3 and three of res4. tsm: places and form of Lin et al.'s code; original:
     those of Wang et al.'s. Needs bottleneck blocks, and a crop of 17 or more."""
+    pool1: Pool1 = "2x3x3"
+    """i3d_3x1x1: the pooling after conv1. Weights of mmaction2 need 1x3x3, those of Wang et al. 2x3x3_unpadded."""
     freeze_bn: FreezeBN = "none"
     """Batch normalisations that keep their running statistics, weight and bias, for fine-tuning."""
     pretrained: PathText | None = None

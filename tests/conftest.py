@@ -14,10 +14,12 @@ import yaml
 from hypothesis import settings
 
 from summit_train.data.motion import MotionSet, write_motion_set
+from summit_train.network import separate_compile_cache
 from tests.slurm import Slurm, missing, running_slurm
 from tests.worlds import train
 
 torch.set_num_threads(1)
+separate_compile_cache()
 settings.register_profile("shared_machine", deadline=None)  # a test's time says nothing of its code here
 settings.load_profile("shared_machine")
 

@@ -29,13 +29,14 @@ ARROWS: dict[str, set[str]] = {
     "typed": {"source"},
     "spec": {"source", "typed", "modality", "models.catalog", "optim.keys"},
     "text": set(),
-    "network": {"spec", "models", "modality"},
+    "network": {"spec", "models", "modality", "processor"},
     "comm": {"errors"},
-    "models": {"errors", "saved"},
+    "models": {"errors", "saved", "processor"},
     "optim": {"typed"},
+    "processor": set(),
     "plan": _GROUND | {"optim.keys"},
     "data": _GROUND | {"memory", "text"},
-    "training": _GROUND | {"saved", "text", "source", "comm", "models", "plan", "data", "optim"},
+    "training": _GROUND | {"saved", "text", "source", "comm", "models", "plan", "data", "optim", "processor"},
     "inference": _GROUND | {"saved", "text", "source", "comm", "models", "plan", "data", "training"},
     "cluster": {"errors", "files", "source", "typed", "spec", "plan", "data", "models.catalog"},
     "report": {"errors", "files", "source", "text", "scaling.published"},
@@ -343,7 +344,12 @@ def test_the_reader_sees_writes_to_globals(body: str, found: int) -> None:
 def test_no_module_has_state() -> None:
     # The report draws within matplotlib's rc_context, which puts the settings back.
     # Open MPI is told how to wait by the environment that it starts in, and by nothing else.
-    lent = {("report.figures", "matplotlib.rcParams.update"), ("comm", "os.environ.setdefault")}
+    # torch.compile is told where to keep its code by the environment alone.
+    lent = {
+        ("report.figures", "matplotlib.rcParams.update"),
+        ("comm", "os.environ.setdefault"),
+        ("network", "os.environ.update"),
+    }
     written = [
         module.at(node)
         for module in MODULES.values()

@@ -13,6 +13,7 @@ from summit_train.models.catalog import (
     ARCHITECTURES,
     NonLocal,
     NonLocalForm,
+    Pool1,
     ShiftDirection,
     ShiftPlace,
     backbone_problem,
@@ -46,21 +47,24 @@ def build_model(
     shift_place: ShiftPlace = "residual",
     shift_direction: ShiftDirection = "both",
     non_local: NonLocal = False,
+    pool1: Pool1 = "2x3x3",
     in_channels: int = 3,
     generator: torch.Generator | None = None,
 ) -> VideoNetwork:
     """Build a video network with fresh weights: float (N, num_frames, in_channels, H, W) -> logits (N, num_classes).
 
-    arch, backbone, shift_place, shift_direction and non_local are names of the catalog; "tsn" is the 2D network, "tsm"
-    the same with the temporal shift. Without `backbone` it is the architecture's usual one. `width` multiplies the
-    channels, rounded to multiples of 8. With `zero_init_residual` every residual block begins as its shortcut (Goyal et
-    al., section 5.1). Only "tsm" reads the shift's settings. `non_local` adds non-local blocks, which begin as the
-    identity. Weights are drawn from `generator`, or from torch's global one. Raises ValueError for a choice that does
-    not exist and for a clip that is too short for the network's strides in time.
+    arch, backbone, shift_place, shift_direction, non_local and pool1 are names of the catalog; "tsn" is the 2D network,
+    "tsm" the same with the temporal shift. Without `backbone` it is the architecture's usual one. `width` multiplies
+    the channels, rounded to multiples of 8. With `zero_init_residual` every residual block begins as its shortcut
+    (Goyal et al., section 5.1). Only "tsm" reads the shift's settings, only "i3d_3x1x1" `pool1`. `non_local` adds
+    non-local blocks, which begin as the identity. Weights are drawn from `generator`, or from torch's global one.
+    Raises ValueError for a choice that does not exist and for a clip that is too short for the network's strides in
+    time.
     """
     _check_choice("arch", arch, ARCHITECTURES)
     backbone = ARCHITECTURES[arch].usual_backbone if backbone is None else backbone
     _check_choice("shift_place", shift_place, get_args(ShiftPlace))
+    _check_choice("pool1", pool1, get_args(Pool1))
     if non_local:
         _check_choice("non_local", non_local, get_args(NonLocalForm))
     problems = [backbone_problem(arch, backbone), frames_problem(arch, num_frames)]
@@ -72,7 +76,7 @@ def build_model(
     if min(num_classes, in_channels) < 1 or not (math.isfinite(width) and width > 0):
         given = f"num_classes is {num_classes}, in_channels {in_channels} and width {width}"
         raise ValueError(f"{given}; all are positive")
-    model = _built(arch, backbone or "", (num_frames, num_classes, width, dropout, in_channels))
+    model = _built(arch, backbone or "", (num_frames, num_classes, width, dropout, in_channels), pool1)
     if arch == "tsm":
         add_shifts(model, shift_fraction, shift_place, shift_direction)
     if non_local:
@@ -85,10 +89,10 @@ def build_model(
     return model
 
 
-def _built(arch: str, backbone: str, sizes: tuple[int, int, float, float, int]) -> VideoNetwork:
+def _built(arch: str, backbone: str, sizes: tuple[int, int, float, float, int], pool1: Pool1) -> VideoNetwork:
     """Return the network. sizes: number of frames and of classes, width, dropout, and the clip's channels."""
     if arch in ("i3d_3x3x3", "i3d_3x1x1", "i3d_replace"):
-        return I3D(arch, backbone, *sizes)
+        return I3D(arch, backbone, *sizes, pool1)
     if arch == "trn":
         return TRN(backbone, *sizes)
     if arch == "eco_lite":

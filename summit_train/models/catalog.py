@@ -17,6 +17,7 @@ Backbone = Literal[
 ]
 ShiftPlace = Literal["residual", "in_place"]
 ShiftDirection = Literal["both", "past"]
+Pool1 = Literal["2x3x3", "2x3x3_unpadded", "1x3x3"]
 FreezeBN = Literal["none", "all", "all_but_first"]
 NonLocalForm = Literal["tsm", "original"]
 NonLocal = Literal[False, NonLocalForm]

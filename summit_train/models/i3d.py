@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from summit_train.models.catalog import Pool1
 from summit_train.models.resnet import STAGES, ResidualBlock, ResNet
 
 
@@ -16,7 +17,8 @@ class I3D(ResNet):
     i3d_3x3x3 (Hara et al., 2018): every 3x3 becomes 3x3x3; res3 to res5 halve T together with H and W; conv1 is
     7x7x7 / (1, 2, 2), pool1 3x3x3 / 2.
     i3d_3x1x1 (Wang et al., "Non-local neural networks", 2018): the first 1x1 of every block of res2, of blocks 1010..
-    of res3 and res4 and 010 of res5 becomes 3x1x1; conv1 is 5x7x7 / 2, pool1 2x3x3 / 2, pool2 2x1x1 after res2.
+    of res3 and res4 and 010 of res5 becomes 3x1x1; conv1 is 5x7x7 / 2, pool1 2x3x3 / 2, pool2 2x1x1 after res2. Public
+    networks have three forms of pool1: the authors' code for the paper does not pad it, mmaction2's is 1x3x3 / 2.
     """
 
     memory_format = torch.channels_last_3d
@@ -30,6 +32,7 @@ class I3D(ResNet):
         width: float = 1.0,
         dropout: float = 0.0,
         in_channels: int = 3,
+        pool1: Pool1 = "2x3x3",
     ) -> None:
         super().__init__(backbone, num_frames, num_classes, width, dropout, in_channels)
         self.pool2: nn.Module = nn.Identity()
@@ -42,7 +45,9 @@ class I3D(ResNet):
             self.maxpool = nn.MaxPool3d(3, 2, padding=1)
         else:
             self.conv1 = inflated(self.conv1, kernel=5, stride=2)
-            self.maxpool = nn.MaxPool3d((2, 3, 3), 2, padding=(0, 1, 1))
+            self.pool1_form = pool1
+            margin = 0 if pool1 == "2x3x3_unpadded" else 1
+            self.maxpool = nn.MaxPool3d((1 if pool1 == "1x3x3" else 2, 3, 3), 2, padding=(0, margin, margin))
             self.pool2 = nn.MaxPool3d((2, 1, 1))
             self.stages = {"conv1": "conv1", "maxpool": "pool1", "layer1": "res2", "pool2": "pool2"} | STAGES
         for stage in range(4):

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from summit_train.models.mobilenet import BLOCKS
 
-CLASSIFIER = "<classifier>"  # stands for the model's own name of its last layer
+# Stands for the model's own name of the linear layer on its backbone's features: in most networks the last one.
+CLASSIFIER = "<classifier>"
 
 
 class Convention(NamedTuple):
@@ -45,6 +46,7 @@ _MMACTION = Convention(
     rules=(
         (r"^backbone\.", ""),
         (r"^cls_head\.fc_cls\.", f"{CLASSIFIER}."),
+        (r"^cls_head\.consensus\.", "consensus."),
         _UNWRAP,
         (r"\.non_local_block\.conv_out\.conv\.", ".nl.W.0."),
         (r"\.non_local_block\.conv_out\.bn\.", ".nl.W.1."),
@@ -97,7 +99,10 @@ _PREFIXES = ("module.", "_orig_mod.")
 
 
 def our_names(names: Iterable[str], classifier: str) -> dict[str, str]:
-    """Return each name of a file with what it is called here; `classifier` is the model's last layer, such as "fc"."""
+    """Return each name of a file with what it is called here.
+
+    classifier: the model's linear layer on its backbone's features, such as "fc".
+    """
     ours = {name: name for name in names}
     while prefix := next((p for p in _PREFIXES if ours and all(name.startswith(p) for name in ours.values())), None):
         ours = {name: new.removeprefix(prefix) for name, new in ours.items()}
@@ -106,6 +111,11 @@ def our_names(names: Iterable[str], classifier: str) -> dict[str, str]:
             for pattern, replacement in convention.rules:
                 ours = {name: re.sub(pattern, replacement, new) for name, new in ours.items()}
     return {name: new.replace(CLASSIFIER, classifier) for name, new in ours.items()}
+
+
+def is_mmactions_resnet(names: Iterable[str]) -> bool:
+    """Return whether the names, as a file has them, are those of mmaction2's ResNets, 2D or 3D."""
+    return any(re.search(r"(^|\.)backbone\.conv1\.conv\.", name) for name in names)
 
 
 def has_shift(name: str) -> bool:

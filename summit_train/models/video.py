@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from summit_train.models.catalog import Pool1
 from summit_train.models.freeze import keep_frozen
 from summit_train.models.keyed import KeyedModule
 from summit_train.models.non_local import NonLocal
@@ -25,6 +26,7 @@ class VideoNetwork(nn.Module):
     `stages`: the modules after which T is reported, with the paper's names for them (Table 2).
     `blocks`: the sequences whose members can be computed again in the backward pass. `stem`: the names of the
     convolutions that see the clip. `head`: the classifier's name.
+    `pool1_form`: the pooling after conv1, where public networks of the same parameters have several.
     Where the head is a global average and one linear layer, `extract` averages what `feature_maps` returns.
     """
 
@@ -32,6 +34,7 @@ class VideoNetwork(nn.Module):
     blocks: tuple[str, ...] = ()
     stem: tuple[str, ...] = ("conv1",)
     head = "fc"
+    pool1_form: Pool1 | None = None
 
     def __init__(self, num_frames: int, stages: dict[str, str], in_channels: int = 3) -> None:
         super().__init__()

@@ -11,7 +11,8 @@ import torch
 
 from summit_train.errors import UserError
 from summit_train.models.inflation import Fitted, Shift, fitted
-from summit_train.models.names import has_shift, our_names
+from summit_train.models.names import has_shift, is_mmactions_resnet, our_names
+from summit_train.models.non_local import NonLocal
 from summit_train.models.tsm import shift_step
 from summit_train.models.video import VideoNetwork
 from summit_train.saved import bound_of, check_digest, find_checkpoints, load_newest, load_saved
@@ -46,6 +47,7 @@ class LoadReport:
     model's, but those of `unexpected`, which are the file's. `anew`: the classifier's tensors where the file's classes
     are others, as many as the model's. `classes`: how the classes compare, "" where the file has no such classifier.
     `passed_over`: why newer checkpoints of a run were not read.
+    `pool1`: the model's, where the file is of a network that may have another one.
     """
 
     path: str
@@ -57,6 +59,7 @@ class LoadReport:
     anew: tuple[str, ...] = ()
     classes: str = ""
     passed_over: tuple[str, ...] = ()
+    pool1: str | None = None
 
     def __str__(self) -> str:
         wanted = len(self.loaded) + len(self.missing) + len(self.mismatched) + len(self.anew)
@@ -74,6 +77,8 @@ class LoadReport:
         parts += [f"passed over: {complaint}" for complaint in self.passed_over]
         if self.unexpected:
             parts.append(f"not in the model, ignored: {', '.join(self.unexpected)}")
+        if self.pool1:
+            parts.append(f"the file does not say its pool1; taken as {self.pool1}, see model.pool1")
         return "; ".join(parts)
 
 
@@ -97,7 +102,8 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
     """
     file, content, passed_over = read_weights(Path(path), model)
     targets = model.state_dict()
-    names = our_names(content.tensors, _classifier(model, targets))
+    names = our_names(content.tensors, "fc" if "fc.weight" in targets else _classifier(model, targets))
+    _check_distinct(names, file)
     found = {names[name]: tensor for name, tensor in content.tensors.items()}
     for name in found.keys() & targets.keys():
         if found[name].is_floating_point() != targets[name].is_floating_point():
@@ -117,8 +123,9 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
         anew=anew,
         classes=_compared(content.classes, classes) if layers else "",
         passed_over=passed_over,
+        pool1=model.pool1_form if _pool1(content, found) == "" else None,
     )
-    reason = _other_network(model, targets, found, mismatched)
+    reason = _other_network(model, targets, found, mismatched) or _other_settings(model, content, found)
     if not report.loaded and (reason is None or not mismatched):
         raise WeightsError(f"{file}: no tensor fits this model. {_first_names(found, targets)}")
     if reason is not None:
@@ -204,6 +211,34 @@ def _shifts(content: Content, names: Mapping[str, str], model: VideoNetwork) -> 
         for stage, num_blocks in stages.items():
             shifts |= {f"{stage}.{number}.conv1.weight": shift for number in range(0, num_blocks, step)}
     return shifts
+
+
+def _check_distinct(names: Mapping[str, str], file: Path) -> None:
+    first: dict[str, str] = {}
+    for name, ours in names.items():
+        if first.setdefault(ours, name) != name:
+            raise WeightsError(f"{file}: {first[ours]} and {name} are both {ours} in this model; remove one of them")
+
+
+def _other_settings(model: VideoNetwork, content: Content, found: Mapping[str, torch.Tensor]) -> str | None:
+    """Return what differs in the file's network though no tensor shows it; None where nothing is known to."""
+    forms = {module.form for module in model.modules() if isinstance(module, NonLocal)}
+    if "original" in forms and is_mmactions_resnet(content.tensors) and any(".nl." in name for name in found):
+        return "mmaction2's non-local blocks pool after phi and g and do not scale, unlike model.non_local=original"
+    theirs = _pool1(content, found)
+    if model.pool1_form and theirs and theirs != model.pool1_form:
+        return f"its pool1 is {theirs} and here {model.pool1_form}, which no tensor shows; set model.pool1={theirs}"
+    return None
+
+
+def _pool1(content: Content, found: Mapping[str, torch.Tensor]) -> str | None:
+    """Return the pool1 of the I3D that the file is of: "" where it does not say, None where it is of a 2D network."""
+    first = found.get("conv1.weight")
+    if first is None or first.dim() < 5:
+        return None
+    if content.spec:
+        return str(content.spec.get("pool1", "2x3x3"))
+    return "1x3x3" if is_mmactions_resnet(content.tensors) else ""
 
 
 def _fitting(

@@ -7,12 +7,12 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import summit_train
+from summit_train import processor
 from summit_train.comm import World
 from summit_train.network import cpu_kernels
 
@@ -26,7 +26,7 @@ def environment(world: World, device: torch.device, hosts: Sequence[str]) -> dic
         "python": platform.python_version(),
         **{package: _version(package) for package in _PACKAGES},
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor.name(),
         "cores": len(os.sched_getaffinity(0)),
         "threads_per_rank": torch.get_num_threads(),
         "kernels": cpu_kernels(),
@@ -43,12 +43,3 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith(("model name", "cpu\t")):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -18,6 +18,7 @@ from summit_train.inference.trained import Trained, open_trained
 from summit_train.network import build_network
 from summit_train.spec import spec_from_values
 from summit_train.training.step import Normalise
+from tests.closeness import assert_near
 from tests.data.video.test_stream import noise
 from tests.runs import changed_copy
 
@@ -49,10 +50,10 @@ def test_the_map_is_that_of_the_predicted_class(trained: Trained, motion_set: Pa
     with torch.inference_mode():
         logits = network(Normalise(torch.float32, CPU)(torch.from_numpy(found.pictures[None])))[0]
     assert found.label == int(logits.argmax()) and found.name == trained.classes[found.label]
-    assert found.logit == pytest.approx(float(logits[found.label]), abs=1e-5)
-    assert found.score == pytest.approx(float(logits.softmax(0).max()), abs=1e-5)
+    assert_near(found.logit, float(logits[found.label]), 1e-5, beside=logits)
+    assert_near(found.score, float(logits.softmax(0).max()), 1e-5, beside=logits)
     # The bias is left out of the picture, and counts once.
-    assert found.mean + float(trained.weights["fc.bias"][found.label]) == pytest.approx(found.logit, abs=1e-5)
+    assert_near(found.mean + float(trained.weights["fc.bias"][found.label]), found.logit, 1e-5, beside=logits)
     assert found.path == str(video) and found.map.shape == (4, 2, 2) and found.pictures.shape == (4, 64, 64, 3)
     # 8 frames, 4 wanted, one after the other, in the middle: 0 + (8 - 4) // 2.
     assert found.frames.tolist() == [2, 3, 4, 5] and found.slices.tolist() == [0, 1, 2, 3]

@@ -30,6 +30,7 @@ from summit_train.inference.trained import Trained, open_trained
 from summit_train.inference.videos import list_named
 from summit_train.training.evaluation import Evaluation
 from summit_train.training.scores import Scores
+from tests.closeness import assert_near
 
 CPU = torch.device("cpu")
 NAMES = ("a", "b", "c", "d")
@@ -112,7 +113,7 @@ def test_the_scores_are_those_of_the_evaluation(trained: Trained, motion_set: Pa
         for video, logits in zip(found.videos, wanted.scores, strict=True):
             assert video.predictions[0].label == int(np.argmax(logits))
             softmax = torch.softmax(torch.from_numpy(logits).double(), 0)
-            assert scores(video) == pytest.approx(softmax.tolist(), abs=1e-12)
+            assert_near(scores(video), softmax.numpy(), 1e-12)
 
 
 def test_a_file_a_folder_a_manifest_and_a_packed_set_give_the_same(

@@ -19,6 +19,7 @@ from summit_train.errors import RunFailed, UserError
 from summit_train.inference.stream import CUT_THRESHOLD, Seen, Stream, open_stream, renderer, stride_of
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.training.step import Normalise, parameter_type
+from tests.closeness import assert_near
 
 CPU = torch.device("cpu")
 Frames = NDArray[np.uint8]
@@ -55,7 +56,7 @@ def test_after_the_frames_of_a_clip_the_stream_has_the_clips_logits(
     for picture in pictures[: 4 * stride : stride]:
         seen = stream.see(picture)
     wanted = clip_logits(trained, motion_set / "videos/val_000002.mp4", [0, stride, 2 * stride, 3 * stride])
-    assert seen.logits == pytest.approx(wanted, abs=1e-5)
+    assert_near(seen.logits, wanted, 1e-5)
     assert np.ptp(wanted) > 1e-3 and seen.label == wanted.argmax()
 
 
@@ -70,7 +71,7 @@ def test_after_a_reset_a_clip_begins(trained: Trained, motion_set: Path, picture
         resets.append(seen.reset)
     assert resets == [True, False, False, False]
     video = motion_set / "videos/val_000002.mp4"
-    assert seen.logits == pytest.approx(clip_logits(trained, video, [4, 5, 6, 7]), abs=1e-5)
+    assert_near(seen.logits, clip_logits(trained, video, [4, 5, 6, 7]), 1e-5)
 
 
 def test_in_double_precision(trained_run: Path, motion_set: Path, pictures: list[Frames]) -> None:
@@ -79,7 +80,7 @@ def test_in_double_precision(trained_run: Path, motion_set: Path, pictures: list
     for picture in pictures[:4]:
         seen = stream.see(picture)
     wanted = clip_logits(double, motion_set / "videos/val_000002.mp4", [0, 1, 2, 3])
-    assert seen.logits == pytest.approx(wanted, abs=1e-12)
+    assert_near(seen.logits, wanted, 1e-12)
 
 
 def test_the_average_spans_the_window(trained: Trained, pictures: list[Frames]) -> None:
@@ -91,8 +92,8 @@ def test_the_average_spans_the_window(trained: Trained, pictures: list[Frames]) 
     assert np.ptp(own, axis=0).min() > 1e-4
     for window in (2, 3):
         means = [own[max(0, n + 1 - window) : n + 1].mean(0) for n in range(len(own))]
-        assert streamed(window) == pytest.approx(np.stack(means), abs=1e-12)
-    assert streamed(0) == pytest.approx(np.cumsum(own, 0) / np.arange(1, 9)[:, None], abs=1e-12)
+        assert_near(streamed(window), np.stack(means), 1e-12)
+    assert_near(streamed(0), np.cumsum(own, 0) / np.arange(1, 9)[:, None], 1e-12)
 
 
 def grey(level: int) -> Frames:

@@ -60,7 +60,7 @@ def test_the_largest_difference() -> None:
 def test_pixels_are_normalised() -> None:
     pixels = torch.tensor([124, 116, 104], dtype=torch.uint8).reshape(1, 1, 1, 1, 3)
     wanted = [(124 - 0.485 * 255) / (0.229 * 255), (116 - 0.456 * 255) / (0.224 * 255), (104 - 103.53) / 57.375]
-    assert normalised(pixels).flatten().tolist() == pytest.approx(wanted, abs=1e-5)
+    assert normalised(pixels).flatten().tolist() == pytest.approx(wanted, rel=1e-5)
     assert random_clips(2, 3, 5, 4).shape == (2, 3, 3, 5, 4)
     assert torch.equal(random_clips(1, 1, 4, 4), random_clips(1, 1, 4, 4))
 
@@ -86,7 +86,7 @@ def test_accuracy_by_hand() -> None:
         "top1_fp32": pytest.approx(200 / 3),
         "top1": pytest.approx(100 / 3),
         "agreement": pytest.approx(200 / 3),
-        "largest_difference": pytest.approx(3.0, abs=1e-5),
+        "largest_difference": pytest.approx(3.0, rel=1e-5),
     }
     assert said == ["left out: torn.mp4: is torn"]
     nothing = compare_accuracy(levels, biased, [bad], said.append)

@@ -14,6 +14,7 @@ from summit_train.models.fast import accelerate
 from summit_train.models.shift import TemporalShift, temporal_shift
 from summit_train.network import count_model
 from summit_train.spec import ModelSpec
+from tests.closeness import assert_near
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 # The smallest network of each architecture, with its number of frames.
@@ -153,7 +154,7 @@ def test_the_shortcut_is_shifted_in_place_only(backbone: str, place: str) -> Non
     shifted = temporal_shift(x, 4)
     assert not torch.equal(shifted, x)
     shortcut = block.downsample(x if place == "residual" else shifted)
-    torch.testing.assert_close(block(x), torch.relu(block.branch(shifted) + shortcut))
+    assert_near(block(x), torch.relu(block.branch(shifted) + shortcut), 1e-6)
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
@@ -199,8 +200,8 @@ def test_logits_and_gradients_do_not_depend_on_the_memory_format(
     plain = converted(model)(clip.contiguous())
     (plain_grad,) = torch.autograd.grad(plain.square().sum(), stem(model).weight)
     assert logits.shape == (2, 5)
-    torch.testing.assert_close(plain, logits, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(plain_grad, grad, rtol=1e-7, atol=1e-9)
+    assert_near(plain, logits, 1e-9)
+    assert_near(plain_grad, grad, 1e-7)
 
 
 @pytest.mark.parametrize(("arch", "backbone", "num_frames"), SMALL)
@@ -225,13 +226,23 @@ def test_tsn_cannot_tell_the_order_of_frames(training: bool) -> None:
     assert (forwards - backwards).abs().max() > 1e-3 * scale
 
 
+@pytest.mark.parametrize(("pool1", "side", "sees_odd"), [("2x3x3", 56, 1), ("2x3x3_unpadded", 55, 1), ("1x3x3", 56, 0)])
+def test_the_forms_of_pool1(pool1: str, side: int, sees_odd: int) -> None:
+    """conv1 leaves 112 pixels of 224. 1x3x3 with a stride of 2 reads the even frames alone."""
+    model = build_model("i3d_3x1x1", "resnet50", 8, 5, width=0.125, pool1=pool1)
+    volume = torch.zeros(1, 8, 4, 112, 112)
+    volume[:, :, 1::2] = 1.0
+    assert torch.equal(model.maxpool(volume), torch.full((1, 8, 2, side, side), float(sees_odd)))
+    assert list(model.state_dict()) == list(build_model("i3d_3x1x1", "resnet50", 8, 5, width=0.125).state_dict())
+
+
 def test_tsn_logits_are_the_mean_of_the_frames_logits() -> None:
     model = small("tsn", "resnet18", 4).eval()
     single = small("tsn", "resnet18", 1).eval()
     single.load_state_dict(model.state_dict())
     clip = clips(2, 4)
     frames = torch.stack([single(clip[:, t : t + 1]) for t in range(4)])
-    torch.testing.assert_close(model(clip), frames.mean(0), rtol=1e-4, atol=1e-5)
+    assert_near(model(clip), frames.mean(0), 1e-5)
 
 
 def test_past_shift_is_causal() -> None:

@@ -10,6 +10,7 @@ from summit_train.models import VideoNetwork, build_model
 from summit_train.models.cam import class_maps, classifier_of
 from summit_train.models.catalog import ARCHITECTURES, maps_problem
 from summit_train.models.fast import accelerate
+from tests.closeness import assert_near
 
 NETWORKS = [
     ("tsm", "resnet18", 4, (4, 2, 3)),
@@ -50,10 +51,10 @@ def test_the_mean_of_a_map_and_the_bias_once_is_the_logit(
     assert maps.shape == (2, 5, *shape)
     assert maps.std() > 0.1  # the maps are no constants
     expected = maps.mean((2, 3, 4)) + classifier_of(network).bias
-    torch.testing.assert_close(expected, logits, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(own_logits, logits, rtol=1e-12, atol=1e-12)
+    assert_near(expected, logits, 1e-12)
+    assert_near(own_logits, logits, 1e-12)
     accelerate(network)
-    torch.testing.assert_close(network(clips), logits, rtol=1e-9, atol=1e-9)
+    assert_near(network(clips), logits, 1e-9)
 
 
 @torch.inference_mode()
@@ -66,8 +67,8 @@ def test_a_place_of_a_map_by_hand() -> None:
     maps, logits = class_maps(network, features, 2)
     expected = torch.zeros(2, 5, 2, 2, 3, dtype=torch.double)
     expected[1, :, 0, 1, 2] = 3 * linear.weight[:, 7]
-    torch.testing.assert_close(maps, expected)
-    torch.testing.assert_close(logits, linear.bias + torch.stack([0 * linear.bias, linear.weight[:, 7] * 3 / 12]))
+    assert_near(maps, expected, 1e-12)
+    assert_near(logits, linear.bias + torch.stack([0 * linear.bias, linear.weight[:, 7] * 3 / 12]), 1e-12)
 
 
 def test_other_heads_are_refused_by_name() -> None:

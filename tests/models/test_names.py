@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.names import our_names
 from summit_train.models.weights import LoadReport, WeightsError, load_pretrained
+from tests.closeness import assert_near
 
 Pair = tuple[str, str]  # a module in their file, the same in ours
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -22,10 +24,12 @@ MOBILENET = (1, 2, 3, 4, 3, 3, 1)
 SHIFTED = (2, 4, 5, 7, 8, 9, 11, 12, 14, 15)
 
 
-def network(backbone: str, seed: int, classes: int = 5, **options: object) -> VideoNetwork:
-    """A narrow TSM, all of whose tensors are random."""
+def network(
+    backbone: str | None, seed: int, classes: int = 5, arch: str = "tsm", frames: int = 2, **options: object
+) -> VideoNetwork:
+    """A narrow network, all of whose tensors are random."""
     generator = torch.Generator().manual_seed(seed)
-    model = build_model("tsm", backbone, 2, classes, width=0.125, generator=generator, **options)
+    model = build_model(arch, backbone, frames, classes, width=0.125, generator=generator, **options)
     for tensor in model.state_dict().values():
         if tensor.is_floating_point():
             tensor.uniform_(0.5, 1.5, generator=generator)
@@ -215,6 +219,118 @@ def test_an_imagenet_file_of_mmcls_within_mmaction(tmp_path: Path) -> None:
     file = {f"backbone.{name}": value for name, value in source.state_dict().items() if not name.startswith("fc.")}
     file |= {f"cls_head.fc_cls.{part}": source.state_dict()[f"fc.{part}"] for part in ("weight", "bias")}
     assert_all_loaded(loaded(model, {"state_dict": file}, tmp_path / "w.pth"), model, source)
+
+
+def torchvisions(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return dict(state)
+
+
+def authors(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """ops/models.py without a shift, and TRN's models.py: consensus stands beside base_model."""
+
+    def theirs(name: str) -> str:
+        if name.startswith("consensus."):
+            return name
+        return re.sub(r"^fc\.", "new_fc.", name) if name.startswith("fc.") else f"base_model.{name}"
+
+    return {f"module.{theirs(name)}": value for name, value in state.items()}
+
+
+def mmactions(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """backbones/resnet.py and resnet3d.py, heads/tsn_head.py, i3d_head.py and trn_head.py."""
+    rules = (
+        (r"^(fc|consensus)\.", r"cls_head.\1."), (r"^cls_head\.fc\.", "cls_head.fc_cls."),
+        (r"^(?!cls_head)", "backbone."), (r"\.conv(\d)\.", r".conv\1.conv."), (r"\.bn(\d)\.", r".conv\1.bn."),
+        (r"\.downsample\.0\.", ".downsample.conv."), (r"\.downsample\.1\.", ".downsample.bn."),
+        (r"\.nl\.W\.0\.", ".non_local_block.conv_out.conv."), (r"\.nl\.W\.1\.", ".non_local_block.conv_out.bn."),
+        (r"\.nl\.(theta|phi\.0|g\.0)\.", r".non_local_block.\1.conv."),
+    )  # fmt: skip
+    names = {name: name for name in state}
+    for pattern, replacement in rules:
+        names = {name: re.sub(pattern, replacement, new) for name, new in names.items()}
+    return {new: state[name] for name, new in names.items()}
+
+
+CONVENTIONS = (torchvisions, authors, mmactions)
+Write = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+
+
+@pytest.mark.parametrize("write", CONVENTIONS)
+@pytest.mark.parametrize("arch", ["tsn", "tsm", "i3d_3x3x3", "i3d_3x1x1", "i3d_replace", "trn"])
+def test_a_2d_file_of_each_convention_is_loaded_whole(tmp_path: Path, arch: str, write: Write) -> None:
+    """Kernels in time are inflated; TRN's linear layer of a frame has another size, and its relations are its own."""
+    source, model = network("resnet50", 1, arch="tsn"), network("resnet50", 2, arch=arch, frames=16)
+    report = loaded(model, {"state_dict": write(source.state_dict())}, tmp_path / "w.pth")
+    own = [name for name in model.state_dict() if name.startswith("consensus.")]
+    assert (list(report.missing), report.unexpected) == (own, ())
+    assert [mismatch.name for mismatch in report.mismatched] == (["fc.weight", "fc.bias"] if arch == "trn" else [])
+    for name, expected in source.state_dict().items():
+        found = model.state_dict()[name]
+        found = found.sum(2) if found.dim() == 5 else found
+        if not (arch == "trn" and name.startswith("fc.")):
+            assert_near(found, expected, 1e-6, name)
+
+
+@pytest.mark.parametrize("write", [authors, mmactions])
+def test_a_trn_of_each_convention_is_loaded_whole(tmp_path: Path, write: Write) -> None:
+    source, model = (network("resnet50", seed, arch="trn", frames=3) for seed in (1, 2))
+    file = write(source.state_dict())
+    assert {"module.new_fc.weight", "cls_head.consensus.fc_fusion_scales.1.3.bias"} & set(file)
+    assert_all_loaded(loaded(model, {"state_dict": file}, tmp_path / "w.pth"), model, source)
+
+
+def test_mmactions_i3d_needs_its_own_pool1(tmp_path: Path) -> None:
+    """resnet3d.py: pool1 is 1x3x3; no tensor shows it. Where the other form is built, the file is refused."""
+    options = {"arch": "i3d_3x1x1", "frames": 8}
+    source = network("resnet50", 1, pool1="1x3x3", **options)
+    file = {"state_dict": mmactions(source.state_dict())}
+    model = network("resnet50", 2, pool1="1x3x3", **options)
+    assert_all_loaded(loaded(model, file, tmp_path / "w.pth"), model, source)
+    for other in ("2x3x3", "2x3x3_unpadded"):
+        with pytest.raises(WeightsError, match=rf"its pool1 is 1x3x3 and here {other}, .*; set model\.pool1=1x3x3"):
+            loaded(network("resnet50", 2, pool1=other, **options), file, tmp_path / "w.pth")
+
+
+def test_mmactions_non_local_i3d_is_of_neither_form(tmp_path: Path) -> None:
+    """Its blocks stand where "original" has them (0101, 010101) and compute as "tsm" does: pool behind, no scale."""
+    source, model = (
+        network("resnet50", seed, arch="i3d_3x1x1", frames=8, pool1="1x3x3", non_local="original") for seed in (1, 2)
+    )
+    with pytest.raises(WeightsError, match="non-local blocks pool after phi and g and do not scale, unlike model"):
+        loaded(model, {"state_dict": mmactions(source.state_dict())}, tmp_path / "w.pth")
+
+
+def test_an_i3d_whose_pool1_the_file_does_not_say_is_reported(tmp_path: Path) -> None:
+    """Wang et al.'s weights have torchvision's names where they are converted; our checkpoints have a spec."""
+    source, model = (network("resnet50", seed, arch="i3d_3x1x1", frames=8) for seed in (1, 2))
+    said = str(loaded(model, source.state_dict(), tmp_path / "w.pth"))
+    assert said.endswith("the file does not say its pool1; taken as 2x3x3, see model.pool1")
+    spec = {"model": {"arch": "i3d_3x1x1", "pool1": "1x3x3"}}
+    with pytest.raises(WeightsError, match="its pool1 is 1x3x3 and here 2x3x3"):
+        loaded(model, {"model": source.state_dict(), "spec": spec}, tmp_path / "w.pth")
+    del spec["model"]["pool1"]  # a checkpoint of before
+    assert loaded(model, {"model": source.state_dict(), "spec": spec}, tmp_path / "w.pth").pool1 is None
+    flat = network("resnet50", 3, arch="tsn")
+    assert loaded(model, mmactions(flat.state_dict()), tmp_path / "w.pth").pool1 is None
+
+
+@pytest.mark.parametrize("write", CONVENTIONS)
+@pytest.mark.parametrize("arch", ["eco_lite", "slowfast", "x3d_m", "ir_csn"])
+def test_networks_without_a_convention_refuse_a_resnets_file(tmp_path: Path, arch: str, write: Write) -> None:
+    source, model = network("resnet152", 1, arch="tsn"), network(None, 2, arch=arch, frames=16)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(WeightsError, match=r"^[^\n]*(no tensor fits this model|weights of another network)[^\n]*$"):
+        loaded(model, {"state_dict": write(source.state_dict())}, tmp_path / "w.pth")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_two_tensors_under_one_name_are_refused(tmp_path: Path) -> None:
+    file = authors(network("resnet18", 1).state_dict())
+    file["module.base_model.fc.weight"] = file["module.new_fc.weight"]
+    with pytest.raises(
+        WeightsError, match=r"module\.new_fc\.weight and module\.base_model\.fc\.weight are both fc\.weight"
+    ):
+        loaded(network("resnet18", 2), {"state_dict": file}, tmp_path / "w.pth")
 
 
 def test_another_number_of_classes_and_keys_of_nobody_are_reported(tmp_path: Path) -> None:

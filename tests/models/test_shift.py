@@ -7,6 +7,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from summit_train.models.shift import TemporalShift, num_shifted_channels, temporal_shift
+from tests.closeness import assert_near
 
 # Two clips of T frames with C channels: odd channels, T = 1, no channel shifted, all of them shifted.
 SHAPES = [(1, 8, 0.125), (2, 5, 0.2), (3, 7, 0.25), (4, 9, 0.5), (4, 16, 0.125), (8, 3, 0.1), (5, 6, 0.5)]
@@ -164,7 +165,7 @@ def test_compiled_it_is_the_same() -> None:
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     torch.compile(layer, fullgraph=True)(ours).square().sum().backward()
     layer[1](plain(theirs, 4, 2, "both")).square().sum().backward()
-    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+    assert_near(ours.grad, theirs.grad, 1e-5)
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ from torch.nn.functional import linear, relu
 from summit_train.models import build_model
 from summit_train.models.resnet import ResNet
 from summit_train.models.trn import TRN, Relations, nth_tuple
+from tests.closeness import assert_near
 
 
 def small(num_frames: int, dropout: float = 0.0) -> TRN:
@@ -39,7 +40,7 @@ def test_logits_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
             side_by_side = torch.cat([relu(frames[:, t]) for t in chosen], 1)
             hidden = relu(linear(side_by_side, first.weight, first.bias))
             expected += linear(hidden, second.weight, second.bias)
-    torch.testing.assert_close(model.classify(features), expected, rtol=1e-12, atol=1e-12)
+    assert_near(model.classify(features), expected, 1e-12)
 
 
 def test_tuples_are_distinct_and_in_the_order_of_time() -> None:

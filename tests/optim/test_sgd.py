@@ -8,6 +8,7 @@ from torch import nn
 
 from summit_train.models import build_model
 from summit_train.optim.sgd import build_sgd, parameter_groups, set_learning_rate, start_momentum
+from tests.closeness import assert_all_near
 
 MOMENTUM, DECAY = 0.9, 1e-2
 
@@ -77,8 +78,7 @@ def test_ten_updates_are_those_of_a_loop_by_hand(momentum: float) -> None:
             expected[index] = expected[index] - lr * velocity[index]
         set_learning_rate(optimizer, lr)
         optimizer.step()
-    for weight, wanted in zip(_weights(model), expected, strict=True):
-        torch.testing.assert_close(weight, wanted, rtol=1e-12, atol=1e-12)
+    assert_all_near(_weights(model), expected, 1e-12)
 
 
 def test_the_learning_rate_is_zero_until_it_is_set() -> None:

@@ -13,6 +13,7 @@ from summit_train.models import build_model
 from summit_train.optim.keys import OptimizerSpec
 from summit_train.optim.sgd import parameter_groups, set_learning_rate
 from summit_train.optim.solvers import build_solver, start_state
+from tests.closeness import assert_all_near
 from tests.optim.timms import needs_timm, timm_module
 
 SOLVERS: dict[str, dict[str, Any]] = {
@@ -143,8 +144,7 @@ def test_ten_updates_are_those_of_torchs_with_its_defaults(solver: str) -> None:
     for step in range(10):
         _step(model, ours, step)
         _step(twin, torchs, step)
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+    assert_all_near(model.parameters(), twin.parameters(), 1e-12)
 
 
 @needs_timm
@@ -155,8 +155,7 @@ def test_ten_updates_of_lamb_are_timms() -> None:
     for step in range(10):
         _step(model, ours, step)
         _step(twin, timms, step)
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+    assert_all_near(model.parameters(), twin.parameters(), 1e-12)
 
 
 @each_solver

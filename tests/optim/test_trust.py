@@ -13,6 +13,7 @@ from summit_train.optim.keys import OptimizerSpec, TrustRatioSpec
 from summit_train.optim.sgd import parameter_groups, set_learning_rate
 from summit_train.optim.solvers import build_solver, start_state
 from summit_train.optim.trust import Ratios, TrustRatio
+from tests.closeness import assert_all_near, assert_near
 from tests.optim.timms import needs_timm, timm_module
 
 LARS = TrustRatioSpec(kind="lars", coefficient=0.5)
@@ -140,8 +141,7 @@ def test_ten_steps_of_lars_are_timms() -> None:
             _random_gradients(network, step)
         solver.step(2.0)
         timms.step()
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+    assert_all_near(model.parameters(), twin.parameters(), 1e-12)
 
 
 @pytest.mark.parametrize("trust", [LARS, BOUNDED], ids=lambda trust: trust.kind)
@@ -160,7 +160,7 @@ def test_over_an_adaptive_solver_each_move_is_times_its_ratio(name: str, trust: 
     moved = dict(twin.named_parameters())
     for key, weight in model.named_parameters():
         wanted = before[key] + ratios.get(key, 1.0) * (moved[key].detach() - before[key])
-        torch.testing.assert_close(weight.detach(), wanted, rtol=1e-12, atol=1e-14)
+        assert_near(weight, wanted, 1e-12, key)
         length = before[key].norm() / (weight.grad if weight.grad is not None else weight).norm()
         if trust is BOUNDED:
             assert ratios[key] == pytest.approx(float(length.clamp(0.1, 10)) if before[key].any() else 1.0)

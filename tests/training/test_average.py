@@ -17,6 +17,7 @@ from summit_train.spec import load_spec
 from summit_train.training.average import WeightAverage
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.step import StepSettings, TrainStep
+from tests.closeness import assert_near
 from tests.conftest import WriteSpec
 from tests.runs import load_any, rewound
 from tests.training.test_step import _micro_batches, _model, _Poison
@@ -98,7 +99,7 @@ def test_a_step_averages_what_it_leaves_behind_and_changes_no_bit() -> None:
             for name, value in _values(step.average).items():
                 if value.is_floating_point():
                     wanted = (0.25 * after[0][name] + after[2][name]) / 1.25
-                    torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-14, msg=name)
+                    assert_near(value, wanted, 1e-12, name)
     assert all(torch.equal(value, states[None][-1][name]) for name, value in states[0.25][-1].items())
 
 
@@ -126,7 +127,7 @@ def test_the_same_on_1_and_2_ranks_and_after_a_resume_and_evaluated_beside(
     assert alone["ema"]["updates"] == both["ema"]["updates"] == 20
     for name, value in alone["ema"]["model"].items():
         assert torch.equal(value, moved["ema"]["model"][name]), name
-        torch.testing.assert_close(value, both["ema"]["model"][name], rtol=1e-9, atol=1e-12, msg=name)
+        assert_near(value, both["ema"]["model"][name], 1e-9, name)
     assert not torch.equal(alone["ema"]["model"]["conv1.weight"], alone["model"]["conv1.weight"])
     result = json.loads((tmp_path / "runs/alone/eval.json").read_text())
     assert [row["step"] for row in result["ema"]["checkpoints"]] == [10, 20]

@@ -18,6 +18,7 @@ from summit_train.optim.solvers import build_solver, start_state
 from summit_train.training.averaging import AveragingStep
 from summit_train.training.checkpoint import checkpoint_path
 from summit_train.training.step import StepSettings, TrainStep
+from tests.closeness import assert_near
 from tests.training.test_step import _micro_batches, _model, _Poison
 
 CPU = torch.device("cpu")
@@ -86,10 +87,10 @@ def test_sgd_that_averages_every_step_is_synchronous_sgd_of_the_whole_batch() ->
         one, other = together(batches, lr).read(6, 3, 1), learners.step(batches, lr).read(6, 3, 1)
         assert (one.loss, one.top1) == (pytest.approx(other.loss, rel=1e-12), other.top1)
     wanted = _flat(together.model)
-    assert (wanted - _flat(learners.average)).abs().max() <= 1e-12 * wanted.abs().max()
+    assert_near(_flat(learners.average), wanted, 1e-12)
     velocity = torch.cat([state["momentum_buffer"].flatten() for state in together.optimizer.state.values()])
     for mine in learners.states("momentum_buffer"):
-        assert (mine - velocity).abs().max() <= 1e-12 * velocity.abs().max()
+        assert_near(mine, velocity, 1e-12)
 
 
 def test_sgd_whose_momentum_stays_local_is_synchronous_sgd_all_the_same_in_its_average() -> None:
@@ -100,7 +101,7 @@ def test_sgd_whose_momentum_stays_local_is_synchronous_sgd_all_the_same_in_its_a
     for batches in _steps(3, 2):
         together(batches, 0.1)
         learners.step(batches, 0.1)
-    torch.testing.assert_close(_flat(learners.average), _flat(together.model), rtol=1e-10, atol=1e-13)
+    assert_near(_flat(learners.average), _flat(together.model), 1e-10)
     one, other = learners.states("momentum_buffer")
     assert (one - other).norm() > 0.1 * one.norm()
 
@@ -131,13 +132,13 @@ def test_a_round_averages_weights_and_every_state_of_the_solver(solver: str) -> 
     weights = torch.stack([_flat(plain.model) for plain in alone]).mean(0)
     assert (weights - _flat(alone[0].model)).norm() > 1e-4
     for mine in (learners.average, *learners.models):
-        torch.testing.assert_close(_flat(mine), weights, rtol=1e-12, atol=1e-15)
+        assert_near(_flat(mine), weights, 1e-12)
     for number, own in enumerate(step.optimizer.state.values() for step in learners.steps.values()):
         states = [list(plain.optimizer.state.values()) for plain in alone]
         for place, state in enumerate(own):
             for name, value in state.items():
                 wanted = torch.stack([states[j][place][name] for j in range(3)]).mean(0)
-                torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-18, msg=f"{number} {name}")
+                assert_near(value, wanted, 1e-12, f"{number} {name}")
                 assert value.ndim > 0 or value.item() == 2
 
 
@@ -185,8 +186,8 @@ def test_merged_statistics_are_those_of_the_pooled_samples(offset: float) -> Non
     merged = learners.average.get_submodule("bn1")
     for norm in (merged, _norm(learners, 0), _norm(learners, 3)):
         assert isinstance(norm.running_mean, torch.Tensor) and isinstance(norm.running_var, torch.Tensor)
-        torch.testing.assert_close(norm.running_mean, pooled.mean(0), rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(norm.running_var, pooled.var(0, unbiased=False), rtol=1e-8, atol=0)
+        assert_near(norm.running_mean, pooled.mean(0), 1e-12)
+        assert_near(norm.running_var, pooled.var(0, unbiased=False), 1e-8)
 
 
 def test_local_statistics_stay_local_and_the_average_has_the_merged_ones() -> None:
@@ -196,7 +197,7 @@ def test_local_statistics_stay_local_and_the_average_has_the_merged_ones() -> No
     merged = learners.average.get_submodule("bn1").running_mean
     assert isinstance(means[0], torch.Tensor) and isinstance(means[1], torch.Tensor)
     assert isinstance(merged, torch.Tensor) and not torch.equal(means[0], means[1])
-    torch.testing.assert_close(merged, (means[0] + means[1]) / 2, rtol=1e-12, atol=1e-15)
+    assert_near(merged, (means[0] + means[1]) / 2, 1e-12)
 
 
 @pytest.mark.parametrize("solver", ["sgd", "adam", "lamb"])

@@ -13,6 +13,7 @@ import torch
 
 from summit_train.saved import learner_path, load_newest
 from summit_train.training.averaging import AveragingStep
+from tests.closeness import assert_near
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import LARGE, assert_bit_equal, final_state, load_any
 from tests.worlds import command, needs_ranks, train, train_each, train_signalled
@@ -58,7 +59,7 @@ def test_eight_learners_on_4_ranks_are_those_on_2_and_on_1(runs: Path) -> None:
         assert _difference(alone["model"], other["model"]) <= 1e-10  # type: ignore[arg-type]
         for state, theirs in zip(*(one["optimizer"]["state"].values() for one in (alone, other)), strict=True):  # type: ignore[index]
             for name in ("exp_avg", "exp_avg_sq"):
-                torch.testing.assert_close(state[name], theirs[name], rtol=1e-7, atol=1e-12)
+                assert_near(state[name], theirs[name], 1e-7, name)
             assert state["step"] == theirs["step"] == 10
         losses = [[record["loss"] for record in _records(runs / name, "step")] for name in ("on1", f"on{ranks}")]
         assert losses[0] == pytest.approx(losses[1], rel=1e-9)
@@ -104,7 +105,7 @@ def test_a_killed_run_left_each_learners_state(killed: Path) -> None:
     for name, value in state["model"].items():
         if name.endswith(("weight", "bias")):
             mean = torch.stack([learner[name] for learner in learners]).mean(0)
-            torch.testing.assert_close(value, mean, rtol=1e-12, atol=1e-15)
+            assert_near(value, mean, 1e-12, name)
 
 
 def test_a_run_killed_in_mid_round_ends_bit_equal(killed: Path, motion_set: Path) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from summit_train.__main__ import main
 from summit_train.inference.trained import open_trained
+from tests.closeness import assert_near
 from tests.conftest import spec_writer
 from tests.flows import numbered_fields, write_moving_set, write_packed
 from tests.runs import changed_copy, final_state
@@ -84,7 +85,7 @@ def test_evaluation_sees_flow_about_no_motion(flow_run: Path, moving: Path) -> N
         clip = torch.from_numpy((clip_TCHW - 128) / (0.226 * 255))[None]
         logits = trained.network(torch.device("cpu"), ready=False)(clip)[0].numpy()
     (scores,) = (flow_run / "predictions").glob("*.npz")
-    np.testing.assert_allclose(np.load(scores)["scores"][2], logits, atol=1e-4)
+    assert_near(np.load(scores)["scores"][2], logits, 1e-5)
 
 
 def test_the_loader_of_flow_can_be_measured(flow_run: Path, said: Say) -> None:
@@ -147,9 +148,9 @@ def test_a_network_of_flow_starts_from_one_of_pictures(
     assert "classifier kept, for as many classes, whose names are not known on both sides" in note
     rgb, flow = final_state(trained_run)["model"], final_state(tmp_path / "runs/run")["model"]
     kernel = rgb["conv1.weight"].mean(1, keepdim=True).expand(-1, 4, -1, -1)  # type: ignore[index]
-    torch.testing.assert_close(flow["conv1.weight"], kernel, rtol=0, atol=1e-5)  # type: ignore[index]
+    assert_near(flow["conv1.weight"], kernel, 1e-4)  # type: ignore[index]
     for name in ("layer2.0.conv1.weight", "layer4.1.conv1.weight", "fc.weight"):
-        torch.testing.assert_close(flow[name], rgb[name], rtol=0, atol=1e-5)  # type: ignore[index]
+        assert_near(flow[name], rgb[name], 1e-4, name)  # type: ignore[index]
 
 
 @needs_ranks
@@ -162,7 +163,7 @@ def test_two_ranks_are_one_rank(moving: Path, tmp_path: Path) -> None:
         train(ranks, _flow_spec(tmp_path, moving, f"on{ranks}", **sections))
         states.append(final_state(tmp_path / f"runs/on{ranks}")["model"])
     alone, together = (torch.cat([v.flatten() for v in state.values() if v.is_floating_point()]) for state in states)
-    assert (alone - together).norm() <= 1e-12 * alone.norm()
+    assert_near(together, alone, 1e-12)
 
 
 def test_a_classifier_of_other_classes_is_made_anew(moving: Path, trained_run: Path, tmp_path: Path, said: Say) -> None:
@@ -187,4 +188,5 @@ def test_an_export_says_what_its_channels_are(flow_run: Path, tmp_path: Path, sa
     assert description["inputs"][0]["shape"] == [1, 2, 4, 32, 32]
     known = {"flow_length": 2, "mean": [128.0] * 4, "std": [0.226 * 255] * 4}
     assert {name: description["preprocessing"][name] for name in known} == known
-    assert description["verification"]["video"]["largest_difference"] < 1e-4
+    checked = description["verification"]["video"]
+    assert checked["largest_difference"] < 1e-5 * checked["largest_logit"]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 
 from summit_train.models.recompute import RecomputedBlocks
+from summit_train.network import separate_compile_cache
 from summit_train.spec import Spec, load_spec
 from summit_train.training.run import fresh_model
 from tests.conftest import WriteSpec
 
 CPU = torch.device("cpu")
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def losses(spec: Spec, updates: int = 2) -> list[float]:
@@ -46,3 +53,61 @@ def test_compiled_the_losses_and_the_names_are_the_same(write_spec: WriteSpec) -
     plain, compiled = (load_spec(path, [f"execution.compile={value}"]) for value in ("false", "true"))
     assert list(fresh_model(compiled, CPU).state_dict()) == list(fresh_model(plain, CPU).state_dict())
     assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
+
+
+def test_compiled_code_is_kept_for_each_kind_of_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below the user's own folder or torch's usual one; a second call, or a child's, adds nothing."""
+
+    def folder(capability: str, isa: str, parent: str | None) -> Path:
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
+        if parent is None:
+            monkeypatch.delenv(CACHE, raising=False)
+        else:
+            monkeypatch.setenv(CACHE, parent)
+        separate_compile_cache()
+        found = os.environ[CACHE]
+        separate_compile_cache()
+        assert os.environ[CACHE] == found
+        return Path(found)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    folders = [
+        folder(*kind, str(tmp_path)) for kind in (("DEFAULT", ""), ("AVX2", ""), ("AVX512", ""), ("AVX2", "SSE41"))
+    ]
+    assert len(set(folders)) == 4 and {each.parent for each in folders} == {tmp_path}
+    assert folders[1].name.startswith("avx2-")
+    assert folder("AVX2", "", None) == tmp_path / f"temporary/torchinductor_{os.getuid()}" / folders[1].name
+
+
+_COMPILED = """
+import torch
+from summit_train.models.shift import temporal_shift
+from summit_train.network import separate_compile_cache
+separate_compile_cache()
+torch.set_num_threads(1)
+layer = torch.nn.Conv2d(16, 4, 3, padding=1, bias=False)
+def network(x):
+    return layer(temporal_shift(x, 4)).sigmoid()
+x = torch.randn(8, 16, 6, 6).to(memory_format=torch.channels_last)
+grads = []
+for run in (torch.compile(network, fullgraph=True), network):
+    given = x.clone().requires_grad_()
+    run(given).square().sum().backward()
+    grads.append(given.grad)
+print(float((grads[0] - grads[1]).norm() / grads[1].norm()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+def test_code_compiled_for_one_capability_is_not_run_by_another(tmp_path: Path) -> None:
+    """One home folder for two kinds of processor, as ATEN_CPU_CAPABILITY makes them of one."""
+    for settings in ({"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}, {}):
+        environment = {**os.environ, CACHE: str(tmp_path), **settings}
+        done = subprocess.run([sys.executable, "-c", _COMPILED], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert float(done.stdout) < 1e-5
+    kinds = [{file.name for file in folder.rglob("*.main.so")} for folder in tmp_path.iterdir()]
+    assert len(kinds) == 2 and all(kinds)

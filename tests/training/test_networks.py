@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from summit_train.models.catalog import ARCHITECTURES
+from tests.closeness import assert_near
 from tests.conftest import spec_writer
 from tests.runs import assert_bit_equal, final_state, rewound
 from tests.worlds import needs_ranks, train_each
@@ -74,7 +75,7 @@ def test_two_ranks_are_one_rank(runs: Path, name: str) -> None:
     for part in ("running_", ""):
         keys = [key for key in alone if ("running_" in key) == bool(part) and alone[key].is_floating_point()]
         one, other = (torch.cat([state[key].flatten() for key in keys]) for state in (alone, together))
-        assert (one - other).norm() <= 1e-9 * one.norm(), part or "weights"
+        assert_near(other, one, 1e-9, part or "weights")
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -18,6 +18,7 @@ from summit_train.training.evaluation import Evaluation
 from summit_train.training.observed import TENTHS, _curves, parse_fractions, score_observed
 from summit_train.training.run import fresh_model
 from summit_train.training.scores import Scores
+from tests.closeness import assert_near
 from tests.conftest import WriteSpec
 from tests.streamed import CPU, network_of, noise_videos, score
 
@@ -99,8 +100,8 @@ def test_all_of_a_video_is_the_uniform_clip_and_the_stream(
     by_clip = score(load_spec(path, ["data.sampling=uniform"]), model, spec.evaluate.crops)
     by_stream = score(load_spec(path, ["evaluate.mode=stream"]), model, spec.evaluate.crops)
     half, whole = scores[0].scores.transpose(2, 1, 0, 3)
-    np.testing.assert_allclose(whole[0], by_clip.scores, rtol=1e-5, atol=1e-4)
-    np.testing.assert_allclose(whole[1], by_stream.scores, rtol=1e-5, atol=1e-4)
+    assert_near(whole[0], by_clip.scores, 1e-5)
+    assert_near(whole[1], by_stream.scores, 1e-5)
     assert np.abs(half - whole).max() > 0.1
 
 
@@ -115,7 +116,7 @@ def test_the_first_half_is_what_a_video_of_these_frames_gives(
     manifest.write_text(manifest.read_text().replace("path,label", "path,label,start_frame,end_frame")
                         .replace("0.mp4,0", "0.mp4,0,0,13"))  # fmt: skip
     observed(spec, HALVES)
-    np.testing.assert_allclose(scores[0].scores[:, :, 0], scores[1].scores[:, :, 1], rtol=1e-5, atol=1e-4)
+    assert_near(scores[0].scores[:, :, 0], scores[1].scores[:, :, 1], 1e-5)
 
 
 def test_pieces_change_nothing(write_spec: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

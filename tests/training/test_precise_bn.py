@@ -20,6 +20,7 @@ from summit_train.training.precise_bn import _elements_per_clip, recompute_stati
 from summit_train.training.run import fresh_model
 from summit_train.training.step import Normalise
 from summit_train.training.watch import Watchdog
+from tests.closeness import assert_near
 from tests.conftest import WriteSpec
 from tests.worlds import lines, needs_ranks, succeed, train
 
@@ -60,8 +61,8 @@ def test_the_first_norm_gets_mean_and_variance_of_all_inputs(spec: Spec) -> None
     clips = torch.cat([Normalise(torch.float64, CPU)(batch.clips) for batch in batches])
     inputs = nn.functional.conv2d(clips.flatten(0, 1), model.get_parameter("conv1.weight"), stride=2, padding=3)
     var, mean = torch.var_mean(inputs, (0, 2, 3))
-    torch.testing.assert_close(model.get_buffer("bn1.running_mean"), mean, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(model.get_buffer("bn1.running_var"), var, rtol=1e-11, atol=1e-14)
+    assert_near(model.get_buffer("bn1.running_mean"), mean, 1e-12, beside=var.sqrt())
+    assert_near(model.get_buffer("bn1.running_var"), var, 1e-11)
     assert (
         not model.training
         and len(momenta) == 20
@@ -83,7 +84,7 @@ def test_one_batch_gives_its_own_statistics_in_every_norm(spec: Spec) -> None:
     theirs = dict(other.named_buffers())
     for name, value in one.named_buffers():
         if "running_" in name:
-            torch.testing.assert_close(value, theirs[name], rtol=1e-11, atol=1e-13, msg=name)
+            assert_near(value, theirs[name], 1e-11, name)
 
 
 def test_elements_are_frames_times_pixels(spec: Spec) -> None:

@@ -17,6 +17,7 @@ from summit_train.data.video.source import DecodeError
 from summit_train.source import SpecError
 from summit_train.spec import load_spec
 from summit_train.training.run import fresh_model
+from tests.closeness import assert_near
 from tests.conftest import WriteSpec
 from tests.streamed import CPU, network_of, noise_videos, score
 from tests.worlds import succeed
@@ -50,7 +51,7 @@ def test_dense_frames_are_every_strides_to_the_end(write_spec: WriteSpec, tmp_pa
     assert StreamedFrames(three.data).in_order(25).tolist() == [0, 4, 8, 12, 16, 20, 24]
     model, short = network_of(seven), fresh_model(three, CPU)
     short.load_state_dict(model.state_dict())
-    np.testing.assert_allclose(score(three, short).scores, score(seven, model).scores, rtol=1e-5)
+    assert_near(score(three, short).scores, score(seven, model).scores, 1e-5)
 
 
 @pytest.mark.parametrize("counted", [False, True])

@@ -13,6 +13,7 @@ from torch import nn
 from summit_train.models.fast.native import kernels
 from summit_train.models.fast.native.library import Kernels
 from summit_train.models.fast.norm import FusedNorm
+from tests.closeness import assert_near
 
 pytestmark = pytest.mark.skipif(not isinstance(kernels.kernels(), Kernels), reason=f"no kernels: {kernels.kernels()}")
 WHAT = ["normalised", "rectified", "joined"]
@@ -59,13 +60,12 @@ def results(layer: nn.Module, x: torch.Tensor, shortcut: torch.Tensor | None, wh
     return found | {f"running {name}": buffer for name, buffer in layer.named_buffers()}
 
 
-def assert_fused_is_plain(
-    layer: nn.Module, x: torch.Tensor, shortcut: torch.Tensor | None, what: str, rtol: float = 1e-9, atol: float = 1e-9
-) -> None:
+def assert_fused_is_plain(layer: nn.Module, x: torch.Tensor, shortcut: torch.Tensor | None, what: str) -> None:
     ours, theirs = results(fused(layer, what), x, shortcut, what), results(copy.deepcopy(layer), x, shortcut, what)
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
-        torch.testing.assert_close(value, theirs[name], rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}")
+        # A gradient through a norm of few numbers is 0 but for rounding: beside it stands what is normalised.
+        assert_near(value, theirs[name], 1e-9, name, beside=theirs["out"])
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -170,7 +170,7 @@ def test_other_formats_and_types_are_taken_too() -> None:
         x, other = rows.to(dtype), shortcut.to(dtype)
         expected = torch.relu(copy.deepcopy(plain)(x) + other)
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
-        torch.testing.assert_close(fused(plain, "joined")(x, other), expected, rtol=tolerance, atol=tolerance)
+        assert_near(fused(plain, "joined")(x, other), expected, tolerance)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         fused(plain)(torch.randn(1, 4, 1, 1))
 
@@ -182,7 +182,7 @@ def test_a_running_mean_of_all_batches() -> None:
     for seed in range(3):
         x = frames(4, 3, 5, 5, seed=seed)
         layer(x), plain(x)
-    torch.testing.assert_close(layer.running_var, plain.running_var)
+    assert_near(layer.running_var, plain.running_var, 1e-12)
     assert layer.num_batches_tracked == 3
 
 

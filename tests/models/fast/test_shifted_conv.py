@@ -14,6 +14,7 @@ from summit_train.models import build_model
 from summit_train.models.fast import accelerate
 from summit_train.models.fast.shifted_conv import ShiftedConv2d
 from summit_train.models.shift import TemporalShift, num_shifted_channels
+from tests.closeness import assert_near
 from tests.models.test_shift import SHAPES, VIEWS, plain
 
 FORMATS = [torch.contiguous_format, torch.channels_last]
@@ -47,12 +48,12 @@ def test_forward_and_gradients_equal_the_plain_loop(
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     weight = layer.weight.detach().clone().requires_grad_()
     out, expected = layer(ours), by_loop(layer, theirs, weight)
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-13)
+    assert_near(out, expected, 1e-13)
     upstream = torch.randn_like(out)
     out.backward(upstream)
     expected.backward(upstream)
-    torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-13)
-    torch.testing.assert_close(layer.weight.grad, weight.grad, rtol=0, atol=1e-13)
+    assert_near(ours.grad, theirs.grad, 1e-13)
+    assert_near(layer.weight.grad, weight.grad, 1e-13)
     assert torch.equal(ours, x)  # what was moved lies where it lay
 
 
@@ -93,7 +94,7 @@ def test_what_others_saved_of_the_input_is_still_accepted() -> None:
     active, expected_active = torch.relu(ours), torch.relu(theirs)
     (layer(active).sum() + active.square().sum()).backward()
     (by_loop(layer, expected_active, layer.weight).sum() + expected_active.square().sum()).backward()
-    torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
+    assert_near(ours.grad, theirs.grad, 1e-13)
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
@@ -101,7 +102,7 @@ def test_non_contiguous_input(view: object) -> None:
     x = view(torch.randn(8, 16, 4, 6))  # type: ignore[operator]
     before = x.clone()
     layer = convolution(x.shape[1], 4)
-    torch.testing.assert_close(layer(x), by_loop(layer, x, layer.weight))
+    assert_near(layer(x), by_loop(layer, x, layer.weight), 1e-6)
     assert torch.equal(x, before)
 
 
@@ -118,8 +119,8 @@ def test_under_autocast(dtype: torch.dtype) -> None:
     out.float().sum().backward()
     expected.float().sum().backward()
     assert layer.weight.grad is not None and layer.weight.grad.dtype == torch.float32
-    torch.testing.assert_close(layer.weight.grad, weight.grad, rtol=2e-2, atol=1e-1)
-    torch.testing.assert_close(x.grad, reference.grad, rtol=2e-2, atol=2e-2)
+    assert_near(layer.weight.grad, weight.grad, 2e-2)
+    assert_near(x.grad, reference.grad, 2e-2)
 
 
 def test_double_stays_double_under_autocast() -> None:

@@ -1,7 +1,8 @@
 """The C++ kernels as a library: compiled when they are first wanted, kept in the user's cache, loaded from there.
 
 Set-up compiles them, so that jobs need no compiler. Nodes of one cluster may differ, so there is one library for each
-level of x86-64 (System V ABI, section 3.1.1); a processor takes the best that it knows and that can be had.
+level of x86-64 (System V ABI, section 3.1.1); a processor takes the best that it knows and that can be had. On other
+architectures there is one for each kind of processor.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from summit_train import processor
 from summit_train.errors import RunFailed
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -28,6 +30,7 @@ _LEVELS = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "x86-64-v3": {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"},
 }
+_X86 = (*_LEVELS, "x86-64")
 
 
 class KernelError(RunFailed):
@@ -60,7 +63,7 @@ def targets() -> list[str]:
     """Return what to compile for, the best that this processor knows first."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return [platform.machine()]
-    known = _processor_flags()
+    known = processor.flags()
     fits = [level for i, level in enumerate(_LEVELS) if all(known >= flags for flags in list(_LEVELS.values())[i:])]
     return [*fits, "x86-64"]
 
@@ -68,7 +71,7 @@ def targets() -> list[str]:
 def library_file(target: str) -> Path:
     """Where the library for a target is kept: a name that changes with all that it is made from."""
     sources = sorted([SOURCE, *SOURCE.parent.glob("*.hpp")])
-    words = " ".join([*_FLAGS, *platform.libc_ver()])
+    words = " ".join([*_FLAGS, *platform.libc_ver(), *([] if target in _X86 else [processor.digest()])])
     made_from = [*(source.read_bytes() for source in sources), words.encode()]
     key = hashlib.sha256(b"\0".join(made_from)).hexdigest()[:16]
     cache_home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
@@ -89,7 +92,7 @@ def compiled(target: str) -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder, path.name)
             option = "-mcpu" if target.startswith("ppc") else "-march"
-            kind = target if target in (*_LEVELS, "x86-64") else "native"
+            kind = target if target in _X86 else "native"
             _run([compiler, *_FLAGS, f"{option}={kind}", str(SOURCE), "-o", str(made)])
             made.replace(path)
     except OSError as error:
@@ -123,12 +126,6 @@ def _loaded(path: Path, target: str) -> Kernels:
         return Kernels(ctypes.CDLL(str(path)), target)
     except OSError as error:
         raise KernelError(f"{path} cannot be loaded: {error}; remove it to have it made anew") from error
-
-
-def _processor_flags() -> set[str]:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    return next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
 
 
 def compile_for_cluster() -> None:
