@@ -61,4 +61,4 @@ def test_plan_and_simulate_count_the_same_clips(
     assert json.loads(main_said(capsys, "plan", spec, "--json")[1])["clips"] == 77
     words = ("--site", "summit", "--clips-per-second", 10, "--nodes", 1, "--json", "scale.gpus=null")
     simulated = json.loads(main_said(capsys, "simulate", spec, *words)[1])
-    assert (simulated["clips"], simulated["videos"]) == (77, 101)
+    assert (simulated["clips"], simulated["videos"]) == (77, 41)
