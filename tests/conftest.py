@@ -18,7 +18,7 @@ from summit_train.network import separate_compile_cache
 from tests.slurm import Slurm, missing, running_slurm
 from tests.worlds import train
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 separate_compile_cache()
 settings.register_profile("shared_machine", deadline=None)  # a test's time says nothing of its code here
 settings.load_profile("shared_machine")

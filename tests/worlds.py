@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from summit_train.__main__ import main
 from summit_train.training.step import TrainStep
@@ -47,10 +48,10 @@ needs_ranks = pytest.mark.skipif(
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment without any launcher's traces, one thread a rank."""
+    """This process's environment without any launcher's traces, one thread a rank where it does not say."""
     launchers = ("OMPI_", "PMI", "SLURM_", "JSM_", "MV2_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
-    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | more
+    return {"OMP_NUM_THREADS": "1"} | kept | {"PYTHONPATH": str(ROOT)} | more
 
 
 def program(ranks: int, *words: str, last: Sequence[str] = ()) -> list[str]:
@@ -189,6 +190,7 @@ def _work_and_leave(output: int, work: Callable[[], int]) -> None:
     status = 1
     try:
         os.setsid()
+        torch.set_num_threads(1)  # OpenMP's other threads are not copied by a fork
         for stream in (1, 2):
             os.dup2(output, stream)
         sys.stdin, sys.stdout, sys.stderr = open(os.devnull), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
