@@ -77,6 +77,8 @@ def step_memory(spec: Spec, device: torch.device) -> dict[str, Any]:
     Bytes that are in use before the network is built, such as those of another network, are taken off the peak.
     """
     world = World()
+    # Of a step alone: the plan's estimate is that of the final evaluation where its views need more.
+    spec = spec.model_copy(update={"evaluate": spec.evaluate.model_copy(update={"short_side": 32})})
     plan = make_plan(spec, 1, (spec.scale.gpus or 1) * spec.scale.clips_per_gpu)
     free(device)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
