@@ -11,7 +11,7 @@ from typing import Any
 from summit_train.commands.progress import watched
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.simulate import figure_path
-from summit_train.commands.start import choose_device, read_inputs
+from summit_train.commands.start import choose_device, manifest_of, run_spec
 from summit_train.errors import UserError
 from summit_train.files import write_json
 from summit_train.report.metrics import OBSERVED_FILE
@@ -32,13 +32,13 @@ def run_observed(args: argparse.Namespace, checkpoints: Sequence[str], overrides
     out = None if args.out is None else figure_path(args.out)
     beside = [read_observed(Path(run)) for run in args.beside or []]
     launch = this_launch()
-    inputs = read_inputs(args.spec, overrides, launch.size)
-    spec = inputs.spec
+    spec = run_spec(args.spec, overrides)
     check_observable(spec)
+    manifest = manifest_of(spec, "val")
     path = _checkpoint(spec.run_path, checkpoints)
     with session(launch) as world, Watchdog(world, spec.watch.stall_seconds) as watchdog:
         device = choose_device(world)
-        evaluation = Evaluation(spec, inputs.val_manifest, world, device)
+        evaluation = Evaluation(spec, manifest, world, device)
         with watched("videos", "evaluating video", world, watchdog) as progress:
             result = score_observed(evaluation, fresh_model(spec, device), path, fractions, progress)
         if result is not None:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import torch
 
 from summit_train.comm import World
-from summit_train.commands.evaluate import evaluate_paths
+from summit_train.commands.evaluate import evaluate_paths, tell_left_out
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.start import choose_device, read_inputs
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class, kept_clips
@@ -18,7 +18,7 @@ from summit_train.files import write_json, write_text
 from summit_train.report.page import write_report
 from summit_train.spec import Spec, dump_spec
 from summit_train.text import duration
-from summit_train.training.checkpoint import epoch_checkpoints
+from summit_train.training.checkpoint import current_experiment, epoch_checkpoints
 from summit_train.training.environment import environment
 from summit_train.training.evaluation import Evaluation
 from summit_train.training.loop import train
@@ -51,8 +51,10 @@ def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *,
     # If any rank was asked to stop, a walltime is near that would cut the evaluation off.
     if not done or world.sum(torch.tensor([float(bool(stop))]), "stop").item() > 0:
         return _stopped(spec, world, stop)
-    found = epoch_checkpoints(spec.run_path, plan.steps_per_epoch)
-    paths = world.broadcast(found[-spec.evaluate.last_checkpoints :])
+    last = epoch_checkpoints(spec.run_path, plan.steps_per_epoch)[-spec.evaluate.last_checkpoints :]
+    paths, left_out = world.broadcast(current_experiment(last) if world.rank == 0 else ([], []))
+    if world.rank == 0:
+        tell_left_out(left_out)
     prepare = preparation(inputs, world, run.device, watchdog)
     evaluation = Evaluation(spec, inputs.val_manifest, world, run.device, prepare)
     evaluate_paths(run.model, evaluation, paths, watchdog, quiet=False)
