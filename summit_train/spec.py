@@ -307,6 +307,14 @@ def spec_from_values(values: dict[str, Any], place: str) -> Spec:
     return spec_from_tree(Tree(values, {(): place}))
 
 
+def flat_keys(spec: Spec) -> dict[str, Any]:
+    """Return all values of a spec as JSON has them, as flat `section.key: value`."""
+    values = spec.model_dump(mode="json")
+    sections = {name: value for name, value in values.items() if isinstance(value, dict)}
+    flat = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+    return {name: value for name, value in values.items() if name not in sections} | flat
+
+
 def experiment_keys(spec: Spec) -> dict[str, Any]:
     """Return what makes a spec another experiment, as flat `section.key: value`: no places of data, no speed."""
     values = spec.model_dump(mode="json")

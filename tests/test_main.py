@@ -138,7 +138,7 @@ def test_wrong_arguments_end_with_2_and_the_usage(say: Callable[..., Said], argu
         (["plan", "SPEC", "word", "--json"], "override 'word': the form section.key=value is wanted"),
         (["train", "SPEC"], "data.train: there is no "),
         (["train", "SPEC", "model.arch=x"], "override 'model.arch=x': model.arch: 'x' is no choice"),
-        (["eval", "SPEC"], "data.train: there is no "),
+        (["eval", "SPEC"], "data.val: there is no "),
         (["model", "NO.yaml", "--json"], "NO.yaml: cannot be read"),
         (["report", "NO"], "NO"),
     ],

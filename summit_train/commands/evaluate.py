@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from summit_train.commands.observed import check_alone, run_observed
 from summit_train.commands.ranks import session, this_launch
-from summit_train.commands.start import choose_device, read_inputs, tell_overrides
+from summit_train.commands.start import choose_device, inputs_of, manifest_of, run_spec, tell_overrides
+from summit_train.errors import UserError
 from summit_train.models import VideoNetwork
 from summit_train.saved import CheckpointError
+from summit_train.spec import Spec, flat_keys, load_spec
 from summit_train.text import counted
 from summit_train.training.agreement import check_agreement
-from summit_train.training.checkpoint import epoch_checkpoints
-from summit_train.training.evaluation import Evaluation, show_accuracy
+from summit_train.training.checkpoint import current_experiment, epoch_checkpoints, steps_per_epoch
+from summit_train.training.evaluation import OFFICIAL, Evaluation, show_accuracy
 from summit_train.training.precise_bn import preparation
-from summit_train.training.run import Inputs, fresh_model
+from summit_train.training.run import fresh_model
 from summit_train.training.scoring import Progress
 from summit_train.training.watch import Watchdog
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
+    parser.add_argument("spec", metavar="SPEC|RUN", help="experiment spec (YAML), or the directory of a run")
     parser.add_argument(
         "--checkpoints",
         nargs="+",
@@ -49,30 +52,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate; rank 0 writes predictions and eval.json into the run directory and prints the accuracy."""
+    """Evaluate; rank 0 writes predictions and eval.json into the run directory and prints the accuracy.
+
+    With keys that change scores eval.json stays, and the result is written beside it.
+    """
     launch = this_launch()
     chosen, more = tell_overrides(args.checkpoints or [])
     args.beside, words = (None, []) if args.beside is None else tell_overrides(args.beside)
     overrides = [*args.overrides, *more, *words]
     if "=" in (args.observed or ""):  # --observed alone, before an override
         args.observed, overrides = "", [*overrides, args.observed]
-    check_alone(args)
+    _check_alone(args)
     if args.observed is not None:
+        # Here, as it draws: training needs the rest of this module, and no rank of it but one needs matplotlib.
+        from summit_train.commands.observed import run_observed
+
         return run_observed(args, chosen, overrides)
-    inputs = read_inputs(args.spec, overrides, launch.size)
-    paths = _paths(inputs, chosen)
+    spec = run_spec(args.spec, overrides)
+    manifest = manifest_of(spec, "val")
+    # Training data and plan are needed by precise BN alone.
+    inputs = inputs_of(spec, launch.size) if spec.evaluate.precise_bn else None
+    changed = _changed_keys(spec)
+    paths, left_out = _paths(spec, chosen)
     with session(launch) as world, ExitStack() as held:
-        check_agreement(world, inputs, command="eval", checkpoints=list(map(str, paths)))
-        watchdog = held.enter_context(Watchdog(world, inputs.spec.watch.stall_seconds))
+        manifests = {"val": manifest} if inputs is None else inputs.manifests
+        check_agreement(world, spec, manifests, command="eval", checkpoints=list(map(str, paths)))
+        watchdog = held.enter_context(Watchdog(world, spec.watch.stall_seconds))
         device = choose_device(world)
-        model = fresh_model(inputs.spec, device)
-        evaluation = Evaluation(
-            inputs.spec, inputs.val_manifest, world, device, preparation(inputs, world, device, watchdog)
-        )
+        model = fresh_model(spec, device)
+        prepare = None if inputs is None else preparation(inputs, world, device, watchdog)
+        evaluation = Evaluation(spec, manifest, world, device, prepare, changed, _result_name(changed))
+        if world.rank == 0:
+            tell_left_out(left_out)
         result = evaluate_paths(model, evaluation, paths, watchdog, quiet=args.json)
     if result is not None and args.json:
         print(json.dumps(result))
     return 0
+
+
+def _check_alone(args: argparse.Namespace) -> None:
+    """Raise UserError for options that belong to --observed and stand without it."""
+    if args.observed is None and (args.out is not None or args.beside is not None):
+        raise UserError("--out and --beside are for the figure of early recognition: add --observed")
+    if args.beside is not None and args.out is None:
+        raise UserError("--beside draws other runs' curves: add --out FILE.png")
 
 
 def evaluate_paths(
@@ -88,7 +111,34 @@ def evaluate_paths(
         print(_sentence(result, evaluation.spec.model.num_classes))
         if "ema" in result:
             print(f"average of the weights: {_sentence(result['ema'], evaluation.spec.model.num_classes)}")
+        if evaluation.name != OFFICIAL:
+            changed = ", ".join(f"{key}={value}" for key, value in evaluation.overrides.items())
+            print(f"not by the run's own spec ({changed}): in {evaluation.spec.run_path / evaluation.name}.json")
     return result
+
+
+def tell_left_out(lines: Sequence[str]) -> None:
+    """Say on stderr which checkpoints the mean is not over, and why."""
+    for line in lines:
+        print(f"left out of the mean: {line}", file=sys.stderr)
+
+
+def _changed_keys(spec: Spec) -> dict[str, Any]:
+    """Return the keys of `spec`, with its values, that differ from the spec that its run was trained by."""
+    file = spec.run_path / "spec.yaml"
+    if not file.is_file():
+        return {}
+    ours, own = (flat_keys(one) for one in (spec, load_spec(file)))
+    return {key: value for key, value in ours.items() if value != own.get(key) and key not in ("name", "run_dir")}
+
+
+def _result_name(changed: dict[str, Any]) -> str:
+    """Return the name of the result: another one than the run's own where a changed key changes scores."""
+    speed = ("data.workers", "data.clip_seconds", "data.train")
+    if not any(key.startswith(("data.", "evaluate.", "model.", "precision")) and key not in speed for key in changed):
+        return OFFICIAL
+    digest = hashlib.blake2b(json.dumps(changed, sort_keys=True).encode(), digest_size=4)
+    return f"{OFFICIAL}_{digest.hexdigest()}"
 
 
 def _sentence(result: dict[str, Any], num_classes: int) -> str:
@@ -99,20 +149,33 @@ def _sentence(result: dict[str, Any], num_classes: int) -> str:
     bad = max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0)
     wrong = f", {bad} of them could not be read and count as wrong" if bad else ""
     accuracy = show_accuracy(f"{result['top1_mean']:.2f} +- {result['top1_std']:.2f}", result["top5_mean"], num_classes)
-    return f"{accuracy}  ({result['videos']} videos{wrong}, {views}, {len(result['checkpoints'])} checkpoints)"
+    rows = result["checkpoints"]
+    about = f"({result['videos']} videos{wrong}, {views}, {len(rows)} checkpoints)"
+    if len(rows) == 1:
+        return f"{accuracy}  {about}"
+    best = max(rows, key=lambda row: row["top1"])
+    one = f"last {result['top1_last']:.2f} %, best {best['top1']:.2f} % at step {best['step']}"
+    return f"{accuracy}  {about}; the mean is the paper's figure; {one}"
 
 
-def _paths(inputs: Inputs, chosen: Sequence[str]) -> list[Path]:
-    """Return the checkpoint files that are meant. Raises CheckpointError if there is none."""
-    spec = inputs.spec
-    paths: list[Path] = []
+def _paths(spec: Spec, chosen: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Return the checkpoint files that are meant, and which of the last ones are left out and why.
+
+    Raises CheckpointError if there is none.
+    """
+    paths, left_out = list[Path](), list[str]()
     for text in chosen or [f"last:{spec.evaluate.last_checkpoints}"]:
         last = re.fullmatch(r"last:([1-9]\d*)", text)
-        found = epoch_checkpoints(spec.run_path, inputs.plan.steps_per_epoch)
-        paths += found[-int(last.group(1)) :] if last else [Path(text)]
-        if last and not found:
+        if last is None:
+            paths.append(Path(text))
+            continue
+        found = epoch_checkpoints(spec.run_path, steps_per_epoch(spec.run_path)) if spec.run_path.exists() else []
+        if not found:
             raise CheckpointError(f"{spec.run_path}: there is no checkpoint of a whole epoch to evaluate")
+        kept, others = current_experiment(found[-int(last.group(1)) :])
+        paths += kept
+        left_out += others
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
         raise CheckpointError(f"there is no checkpoint {', '.join(missing)}; a file or last:N is wanted")
-    return paths
+    return paths, left_out

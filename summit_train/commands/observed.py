@@ -12,8 +12,7 @@ from typing import Any
 from summit_train.commands.progress import watched
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.simulate import figure_path
-from summit_train.commands.start import choose_device, read_inputs
-from summit_train.errors import UserError
+from summit_train.commands.start import choose_device, manifest_of, run_spec
 from summit_train.files import write_json
 from summit_train.report.metrics import OBSERVED_FILE
 from summit_train.report.observed import draw_observed, read_observed
@@ -34,16 +33,16 @@ def run_observed(args: argparse.Namespace, checkpoints: Sequence[str], overrides
     out = None if args.out is None else figure_path(args.out)
     beside = [read_observed(Path(run)) for run in args.beside or []]
     launch = this_launch()
-    inputs = read_inputs(args.spec, overrides, launch.size)
-    spec = inputs.spec
+    spec = run_spec(args.spec, overrides)
     check_observable(spec)
+    manifest = manifest_of(spec, "val")
     path = _checkpoint(spec.run_path, checkpoints)
     with session(launch) as world, ExitStack() as held:
         seen = [str(fraction) for fraction in fractions]
-        check_agreement(world, inputs, command="eval --observed", checkpoint=str(path), fractions=seen)
+        check_agreement(world, spec, {"val": manifest}, command="eval --observed", checkpoint=str(path), fractions=seen)
         watchdog = held.enter_context(Watchdog(world, spec.watch.stall_seconds))
         device = choose_device(world)
-        evaluation = Evaluation(spec, inputs.val_manifest, world, device)
+        evaluation = Evaluation(spec, manifest, world, device)
         with watched("videos", "evaluating video", world, watchdog) as progress:
             result = score_observed(evaluation, fresh_model(spec, device), path, fractions, progress)
         if result is not None:
@@ -67,14 +66,6 @@ def _checkpoint(run_path: Path, chosen: Sequence[str]) -> Path:
     if not found:
         raise CheckpointError(f"{run_path}: there is no checkpoint to evaluate")
     return found[-1]
-
-
-def check_alone(args: argparse.Namespace) -> None:
-    """Raise UserError for options that belong to --observed and stand without it."""
-    if args.observed is None and (args.out is not None or args.beside is not None):
-        raise UserError("--out and --beside are for the figure of early recognition: add --observed")
-    if args.beside is not None and args.out is None:
-        raise UserError("--beside draws other runs' curves: add --out FILE.png")
 
 
 def _as_text(result: dict[str, Any], spec: Spec) -> str:

@@ -28,7 +28,11 @@ def tell_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def read_inputs(path: str, overrides: Sequence[str], ranks: int) -> Inputs:
     """Read spec and manifests and make the plan. Raises UserError for any mistake in them."""
-    spec = load_spec(path, overrides)
+    return inputs_of(load_spec(path, overrides), ranks)
+
+
+def inputs_of(spec: Spec, ranks: int) -> Inputs:
+    """Read the spec's manifests and make the plan. Raises UserError for any mistake in them."""
     train_manifest, val_manifest = read_manifests(spec)
     plan = make_plan(spec, ranks, len(kept_clips(spec.data, train_manifest)))
     return Inputs(spec, plan, train_manifest, val_manifest)
@@ -39,6 +43,18 @@ def read_manifests(spec: Spec) -> tuple[Manifest, Manifest]:
     train_manifest, val_manifest = (manifest_of(spec, which) for which in ("train", "val"))
     val_manifest.check_classes(train_manifest)
     return train_manifest, val_manifest
+
+
+def run_spec(path: str, overrides: Sequence[str]) -> Spec:
+    """Return the spec in a file, or that of a run's directory, wherever the directory is now. Raises UserError."""
+    if not Path(path).is_dir():
+        return load_spec(path, overrides)
+    file, run = Path(path) / "spec.yaml", Path(os.path.abspath(path))
+    if not file.is_file():
+        raise SpecError(f"{path}: must be a spec or the directory of a run; there is no spec.yaml in it")
+    spec = load_spec(file, overrides)
+    is_there = spec.run_path.exists() and spec.run_path.samefile(run)
+    return spec if is_there else spec.model_copy(update={"run_dir": str(run.parent), "name": run.name})
 
 
 def manifest_of(spec: Spec, which: str) -> Manifest:

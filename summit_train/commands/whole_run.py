@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from summit_train.comm import World
-from summit_train.commands.evaluate import evaluate_paths
+from summit_train.commands.evaluate import evaluate_paths, tell_left_out
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.start import choose_device, read_inputs
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class, kept_clips
@@ -19,7 +19,7 @@ from summit_train.saved import find_checkpoints
 from summit_train.spec import Spec, dump_spec
 from summit_train.text import duration
 from summit_train.training.agreement import check_agreement, identity
-from summit_train.training.checkpoint import epoch_checkpoints
+from summit_train.training.checkpoint import current_experiment, epoch_checkpoints
 from summit_train.training.environment import environment
 from summit_train.training.evaluation import Evaluation
 from summit_train.training.loop import train
@@ -38,7 +38,7 @@ def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: 
     launch = this_launch()
     inputs = read_inputs(path, overrides, launch.size)
     with session(launch) as world, ExitStack() as held:
-        check_agreement(world, inputs, command="train", force_resume=force)
+        check_agreement(world, inputs.spec, inputs.manifests, command="train", force_resume=force)
         watchdog = held.enter_context(Watchdog(world, inputs.spec.watch.stall_seconds))
         world.together(lambda: world.rank or held.enter_context(locked_run(inputs.spec.run_path)))
         return _run(inputs, world, watchdog, stop, force=force, interactive=launch.interactive)
@@ -67,11 +67,13 @@ def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *,
 def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
     """Evaluate the last checkpoints, with what an evaluation that was stopped has scored."""
     spec, world = run.spec, run.world
-    found = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)
-    paths = world.broadcast(found[-spec.evaluate.last_checkpoints :])
+    last = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)[-spec.evaluate.last_checkpoints :]
+    paths, left_out = world.broadcast(current_experiment(last) if world.rank == 0 else ([], []))
+    if world.rank == 0:
+        tell_left_out(left_out)
     prepare = preparation(inputs, world, run.device, watchdog)
-    key = hashlib.sha256(repr(identity(inputs)).encode()).hexdigest()
-    evaluation = Evaluation(spec, inputs.val_manifest, world, run.device, prepare, stop, key)
+    key = hashlib.sha256(repr(identity(spec, inputs.manifests)).encode()).hexdigest()
+    evaluation = Evaluation(spec, inputs.val_manifest, world, run.device, prepare, stop=stop, resume_key=key)
     evaluate_paths(run.model, evaluation, paths, watchdog, quiet=False)
 
 

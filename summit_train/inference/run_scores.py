@@ -56,6 +56,8 @@ def read_run(word: str) -> RunScores:
     given = Path(word)
     if not given.exists():
         raise UserError(f"{word}: no such file or directory; a run's directory or an npz of predictions is wanted")
+    if given.suffix in (".yaml", ".yml"):
+        raise UserError(f"{word}: is a spec; the directory of its run must be given, {load_spec(word).run_path}")
     path = _newest(given) if given.is_dir() else given
     # Not resolved: the name of a link is the one that the user knows.
     file = Path(os.path.abspath(path))

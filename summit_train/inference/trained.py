@@ -16,7 +16,7 @@ from summit_train.models import VideoNetwork
 from summit_train.network import build_network, make_ready
 from summit_train.saved import CheckpointError, bytes_for, give_weights, load_checkpoint, load_newest
 from summit_train.source import Tree, apply_override
-from summit_train.spec import Spec, spec_from_tree
+from summit_train.spec import Spec, load_spec, spec_from_tree
 from summit_train.training.step import parameter_type
 
 
@@ -65,6 +65,8 @@ def open_trained(path: str | Path, overrides: Sequence[str] = ()) -> Trained:
         return replace(_trained(file, path, state, overrides), passed_over=tuple(complaints))
     if not path.is_file():
         raise CheckpointError(f"{path}: no such run directory or checkpoint")
+    if path.suffix in (".yaml", ".yml"):
+        raise CheckpointError(f"{path}: is a spec; the directory of its run must be given, {load_spec(path).run_path}")
     run_path = path.parent.parent if path.parent.name == "checkpoints" else None
     return _trained(path, run_path, load_checkpoint(path, _needed, may_be_alone=True), overrides)
 

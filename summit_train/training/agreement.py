@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +11,25 @@ import torch
 
 import summit_train
 from summit_train.comm import World
+from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.errors import UserError
 from summit_train.network import build_network
-from summit_train.training.run import Inputs
+from summit_train.spec import Spec, flat_keys
 
 # A node may read its own copy of the data. What is in the lists is compared by their fingerprints.
 _PLACES = {"data.train", "data.val", "data.root", "data.quarantine", "data.stage"}
 
 
-def check_agreement(world: World, inputs: Inputs, **arguments: object) -> None:
+def check_agreement(world: World, spec: Spec, manifests: Mapping[str, Manifest], **arguments: object) -> None:
     """Raise AgreedError on all ranks where one was started with something else than rank 0. Collective.
 
-    The message names the rank, its host and the first key that differs. arguments: those of the command.
+    The message names the rank, its host and the first key that differs. manifests: by their keys in the spec's `data`.
+    arguments: those of the command.
     """
     if world.size == 1:
         return
-    mine = arguments | identity(inputs)
+    mine = arguments | identity(spec, manifests)
     who, expected = world.broadcast((world.who, mine))
 
     def compare() -> None:
@@ -41,11 +43,10 @@ def check_agreement(world: World, inputs: Inputs, **arguments: object) -> None:
     world.together(compare)
 
 
-def identity(inputs: Inputs) -> dict[str, Any]:
+def identity(spec: Spec, manifests: Mapping[str, Manifest]) -> dict[str, Any]:
     """Return what must be equal on all ranks of a run, the most telling first, as flat `section.key: value`."""
-    spec = inputs.spec
-    same = {key: value for key, value in _flat(spec.model_dump(mode="json")) if key not in _PLACES}
-    for name, manifest in (("train", inputs.train_manifest), ("val", inputs.val_manifest)):
+    same = {key: value for key, value in flat_keys(spec).items() if key not in _PLACES}
+    for name, manifest in manifests.items():
         same[f"data.{name} (fingerprint)"] = manifest.fingerprint()
         same[f"data.quarantine of data.{name} (fingerprint)"] = kept_clips(spec.data, manifest).fingerprint()
     same["summit_train (version)"] = summit_train.__version__
@@ -64,11 +65,3 @@ def code_digest(package: Path) -> str:
         content = path.read_bytes()
         digest.update(f"{path.relative_to(package)} {len(content)}\n".encode() + content)
     return digest.hexdigest()
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from summit_train.errors import RunFailed
 from summit_train.files import replacing, write_text
 from summit_train.optim.solvers import kept_state
-from summit_train.saved import CheckpointError, check_fit, digest_path, find_checkpoints
+from summit_train.saved import CheckpointError, check_fit, digest_path, find_checkpoints, peek
+from summit_train.spec import experiment_defaults
 
 
 def checkpoint_path(run_path: Path, step: int) -> Path:
@@ -71,9 +73,41 @@ def prune_checkpoints(run_path: Path, keep: int, steps_per_epoch: int) -> None:
         leftover.unlink(missing_ok=True)
 
 
+def steps_per_epoch(run_path: Path) -> int:
+    """Return the steps of an epoch by the run's own plan. Raises CheckpointError where it cannot be read."""
+    try:
+        steps = json.loads((run_path / "plan.json").read_text(encoding="utf-8"))["steps_per_epoch"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        steps = error
+    if type(steps) is not int or steps < 1:
+        problem = f"{run_path}/plan.json must tell which checkpoints are of whole epochs, and cannot be read"
+        raise CheckpointError(f"{problem} ({steps}); try --checkpoints FILE")
+    return steps
+
+
 def epoch_checkpoints(run_path: Path, steps_per_epoch: int) -> list[Path]:
     """Return the checkpoints at the ends of epochs, oldest first."""
     return [path for path in find_checkpoints(run_path) if step_of(path) % steps_per_epoch == 0]
+
+
+def current_experiment(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Return the checkpoints of the newest one's experiment, and a line for each that is left out."""
+    kept, left_out = list[Path](), list[str]()
+    newest: Mapping[str, Any] = {}
+    for path in reversed(paths):
+        experiment = peek(path).get("experiment", {})
+        newest = newest or experiment
+        if differing := experiment_differences(experiment, newest):
+            left_out.append(f"{path} is of another experiment: {'; '.join(differing)}")
+        else:
+            kept.append(path)
+    return kept[::-1], left_out[::-1]
+
+
+def experiment_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Return what two experiments differ in. A checkpoint that is older than a key has the key's default."""
+    older = {key: value for key, value in experiment_defaults().items() if key in wanted}
+    return differences({**older, **saved}, wanted)
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.errors import RunFailed
 from summit_train.files import write_json
 from summit_train.models import VideoNetwork
-from summit_train.saved import bound_of, digest_path, give_weights, load_checkpoint
+from summit_train.saved import CheckpointError, bound_of, digest_path, give_weights, load_checkpoint
 from summit_train.spec import Spec
 from summit_train.text import has_top5
 from summit_train.training.bad_clips import check_test
@@ -31,12 +31,15 @@ from summit_train.training.scoring import Progress, Results, Scorer
 from summit_train.training.so_far import SoFar, so_far_path
 from summit_train.training.watch import StopRequest, leave_if_asked
 
+OFFICIAL = "eval"  # the result by the run's own spec
+
 
 @dataclass(frozen=True)
 class Evaluation:
     """Scores a manifest's videos on all ranks, as `Scorer` does: those that data.quarantine leaves.
 
-    prepare: done to a checkpoint's network before it is scored, as precise_bn.preparation. stop: asks all ranks to
+    prepare: done to a checkpoint's network before it is scored, as precise_bn.preparation. overrides: the keys of the
+    spec that are not the run's own. name: of the result, NAME.json in the run's directory. stop: asks all ranks to
     leave between two videos with Stopped. resume_key: what the scores of a checkpoint depend on beside it; an
     evaluation of the same key goes on with what a stopped one has scored. None: nothing is kept.
     """
@@ -46,8 +49,16 @@ class Evaluation:
     world: World
     device: torch.device
     prepare: Callable[[VideoNetwork], None] | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    name: str = OFFICIAL
     stop: StopRequest = field(default_factory=StopRequest)
     resume_key: str | None = None
+
+    @property
+    def predictions(self) -> Path:
+        """Return the folder of the scores. Those of another result than the run's own have one of their own."""
+        folder = self.spec.run_path / PREDICTIONS
+        return folder if self.name == OFFICIAL else folder / self.name
 
     def score(
         self,
@@ -117,18 +128,30 @@ class Evaluation:
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None, int]:
         """Return the weights of a checkpoint, their average if it holds one, and its step. Collective."""
         state = load_checkpoint(path, bound_of(model)) if self.world.rank == 0 else {}
+        self._check_classes(path, state.get("classes"))
         # The optimizer's state, which is as large as the weights, is of no use here.
         average = state.get("ema", {}).get("model")
         return self.world.broadcast((state.get("model", {}), average, state.get("step", 0)))
 
+    def _check_classes(self, path: Path, names: Any) -> None:
+        """Raise CheckpointError where a network's classes have other names than the manifest's."""
+        ours = self.manifest.classes
+        if not isinstance(names, list) or ours is None or ours == tuple(names):
+            return
+        differing = sorted(set(ours) ^ set(map(str, names))) or ["only in their order"]
+        raise CheckpointError(
+            f"{path} and {self.manifest.source} do not have the same classes, so their labels mean different things: "
+            f"they differ in {', '.join(map(repr, differing[:5]))}"
+        )
+
     def score_checkpoints(
         self, model: VideoNetwork, paths: Sequence[Path], progress: Callable[[Path], Progress]
     ) -> dict[str, Any] | None:
-        """Score the checkpoints with the spec's views; on rank 0 write predictions/*.npz and eval.json. Collective.
+        """Score the checkpoints with the spec's views; on rank 0 write their npz and the result. Collective.
 
         Source: the paper, section 4.1: mean and standard deviation (of the population) over the last checkpoints.
-        The averages of the weights that the checkpoints hold are scored beside them ("ema"). Returns the content of
-        eval.json on rank 0, None elsewhere.
+        The averages of the weights that the checkpoints hold are scored beside them ("ema"). Returns the result on rank
+        0, None elsewhere.
         """
         rows: list[dict[str, Any]] = []
         averages: list[dict[str, Any]] = []  # of the same checkpoints' averaged weights
@@ -144,12 +167,12 @@ class Evaluation:
                         num_videos = len(scores.videos)
         if self.world.rank != 0:
             return None
-        result = summarise(rows, self.spec, num_videos)
+        result = summarise(rows, self.spec, num_videos) | {"overrides": dict(self.overrides)}
         if self.prepare is not None:
             result["precise_bn"] = self.spec.evaluate.precise_bn
         if averages:
             result["ema"] = summarise(averages, self.spec, num_videos)
-        write_json(self.spec.run_path / "eval.json", result)
+        write_json(self.spec.run_path / f"{self.name}.json", result)
         return result
 
     def _score_saved(self, model: VideoNetwork, path: Path, name: str, progress: Progress) -> Scores | None:
@@ -168,7 +191,7 @@ class Evaluation:
         scores = self.score(model, self.spec.evaluate.clips, self.spec.evaluate.crops, progress, str(path), so_far)
         if scores is not None:
             clips = [clip_of(self.manifest, video) for video in scores.videos.tolist()]
-            scores.save(self.spec.run_path / PREDICTIONS / f"{name}.npz", clips, self.manifest.classes or ())
+            scores.save(self.predictions / f"{name}.npz", clips, self.manifest.classes or ())
         return scores
 
 
@@ -183,10 +206,15 @@ def _accuracy_of(scores: Scores) -> dict[str, Any]:
 
 
 def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> dict[str, Any]:
-    """Return the content of eval.json: mean and standard deviation over the checkpoints' accuracies, in percent."""
+    """Return the content of eval.json: mean and standard deviation over the checkpoints' accuracies, in percent.
+
+    The mean is the paper's figure. top1_last and top1_best are those of one checkpoint.
+    """
     return {
         "top1_mean": statistics.fmean(row["top1"] for row in rows),
         "top1_std": statistics.pstdev(row["top1"] for row in rows),
+        "top1_last": rows[-1]["top1"],
+        "top1_best": max(row["top1"] for row in rows),
         "top5_mean": statistics.fmean(row["top5"] for row in rows),
         "top5_std": statistics.pstdev(row["top5"] for row in rows),
         "videos": num_videos,

@@ -29,11 +29,11 @@ from summit_train.optim.solvers import build_solver, start_state
 from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan
 from summit_train.saved import CheckpointError, bound_of, give_weights, load_newest
-from summit_train.spec import Spec, experiment_defaults, experiment_keys
+from summit_train.spec import Spec, experiment_keys
 from summit_train.training.arithmetic import check_arithmetic
 from summit_train.training.averaging import AveragingStep
 from summit_train.training.bad_clips import BadClips
-from summit_train.training.checkpoint import checkpoint_path, differences, prune_checkpoints, save_checkpoint
+from summit_train.training.checkpoint import checkpoint_path, experiment_differences, prune_checkpoints, save_checkpoint
 from summit_train.training.growth import GrowingBatch
 from summit_train.training.noise import NoiseScale
 from summit_train.training.step import StepSettings, TrainStep, parameter_type
@@ -47,6 +47,11 @@ class Inputs:
     plan: Plan
     train_manifest: Manifest
     val_manifest: Manifest
+
+    @property
+    def manifests(self) -> dict[str, Manifest]:
+        """The manifests by their keys in the spec's `data`."""
+        return {"train": self.train_manifest, "val": self.val_manifest}
 
 
 class Run:
@@ -149,8 +154,7 @@ class Run:
         if path is None:
             return {}
         same = self._experiment()
-        older = {key: value for key, value in experiment_defaults().items() if key in same}
-        differing = differences(older | state.get("experiment", {}), same)
+        differing = experiment_differences(state.get("experiment", {}), same)
         if differing and not force_resume:
             raise CheckpointError(
                 f"{path} is of another experiment: {'; '.join(differing)}. Give this run another name, or take it "

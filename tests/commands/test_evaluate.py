@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -89,3 +90,95 @@ def test_training_refuses_a_solvers_state_that_does_not_fit(run: Path, say: Say)
     path = _rewrite(run, lambda state: state["optimizer"]["state"].pop(3))
     status, out, err = say("train", *_spec(run))
     assert (status, out) == (2, "") and f"{path}: does not fit: optimizer" in err and err.count("\n") == 1
+
+
+def _official(run: Path) -> tuple[bytes, list[str]]:
+    return (run / "eval.json").read_bytes(), sorted(path.name for path in (run / "predictions").iterdir())
+
+
+def test_a_run_is_evaluated_by_its_directory_without_its_training_data(
+    run: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own spec the result is that of training. The list of the training clips is gone, as on another machine."""
+    trained = json.loads((run / "eval.json").read_text())
+    spec = run / "spec.yaml"
+    known = next(line for line in spec.read_text().splitlines() if line.strip().startswith("train:"))
+    spec.write_text(spec.read_text().replace(known, "  train: gone.csv"))
+    monkeypatch.chdir(run.parent)
+    for words in (("run",), ("run/spec.yaml", f"run_dir={run.parent}"), (run, "data.workers=1")):
+        (run / "eval.json").unlink(missing_ok=True)
+        status, out, err = say("eval", *words, "--json")
+        assert (status, err) == (0, "")
+        found = json.loads(out)
+        assert found == json.loads((run / "eval.json").read_text())
+        assert {key: found[key] for key in ("top1_mean", "videos")} == {
+            key: trained[key] for key in ("top1_mean", "videos")
+        }
+        assert [Path(row["path"]).parent.parent for row in found["checkpoints"]] == [run]
+    assert found["overrides"] == {"data.workers": 1}
+
+
+def test_an_evaluation_by_other_keys_leaves_the_runs_own_result(run: Path, say: Say) -> None:
+    before = _official(run)
+    status, out, _ = say("eval", run, "evaluate.clips=2", "data.sampling=dense", "execution.recompute=true")
+    assert status == 0
+    (beside,) = run.glob("eval_*.json")
+    found = json.loads(beside.read_text())
+    assert found["overrides"] == {"evaluate.clips": 2, "execution.recompute": True}  # dense is the run's own
+    assert found["clips"] == 2 and f"(evaluate.clips=2, execution.recompute=True): in {beside}" in out
+    own, names = _official(run)
+    assert own == before[0] and sorted([*before[1], beside.stem]) == names
+    assert (run / "predictions" / beside.stem / "step_00000020.npz").is_file()
+
+
+def test_the_mean_the_last_and_the_best_are_told_apart(run: Path, say: Say) -> None:
+    words = (run, "--checkpoints", "last:2")
+    found = json.loads(say("eval", *words, "--json")[1])
+    one, last = (row["top1"] for row in found["checkpoints"])
+    assert found["top1_mean"] == pytest.approx((one + last) / 2, rel=1e-12)
+    assert (found["top1_last"], found["top1_best"]) == (last, max(one, last))
+    text = f"; the mean is the paper's figure; last {last:.2f} %, best {max(one, last):.2f} % at step "
+    assert text in say("eval", *words)[1]
+
+
+def test_checkpoints_of_another_experiment_are_left_out_of_the_mean(run: Path, say: Say) -> None:
+    older = checkpoint_path(run, 10)
+    state = load_any(older)
+    state["experiment"]["optimizer.base_lr"] = 0.25
+    save_checkpoint(older, state)
+    status, out, err = say("eval", run, "--checkpoints", "last:2", "--json")
+    assert status == 0 and [row["step"] for row in json.loads(out)["checkpoints"]] == [20]
+    assert f"left out of the mean: {older} is of another experiment: optimizer.base_lr: the checkpoint has 0.25" in err
+
+
+def test_a_plan_that_cannot_be_read_is_named(run: Path, say: Say) -> None:
+    (run / "plan.json").write_text("{}")
+    status, out, err = say("eval", run)
+    assert (status, out) == (2, "") and f"{run}/plan.json must tell" in err and "try --checkpoints FILE" in err
+    assert say("eval", run, "--checkpoints", checkpoint_path(run, 20))[0] == 0
+
+
+def test_classes_of_other_names_are_refused(run: Path, say: Say, motion_set: Path, tmp_path: Path) -> None:
+    names = (motion_set / "classes.txt").read_text().split()
+    (tmp_path / "classes.txt").write_text("\n".join(reversed(names)))
+    (tmp_path / "val.csv").write_text("path,label\nvideos/val_000000.mp4,0\n")
+    status, out, err = say("eval", run, f"data.val={tmp_path}/val.csv", f"data.root={motion_set}")
+    assert (status, out) == (2, "") and "do not have the same classes" in err and "only in their order" in err
+
+
+def test_a_folder_that_is_no_run_is_named(say: Say, tmp_path: Path) -> None:
+    status, out, err = say("eval", tmp_path)
+    assert (status, out) == (2, "") and f"{tmp_path}: must be a spec or the directory of a run" in err
+
+
+@pytest.mark.parametrize("command", ["predict", "cam", "export", "fuse"])
+def test_a_spec_in_place_of_a_run_is_told_which_run(
+    run: Path, say: Say, motion_set: Path, tmp_path: Path, command: str
+) -> None:
+    video = motion_set / "videos/val_000000.mp4"
+    more = {"cam": (video, "--out", tmp_path / "cam"), "export": ("--out", tmp_path / "a.onnx"), "fuse": (run,)}
+    spec = tmp_path / "tsm.yaml"
+    shutil.copy(run / "spec.yaml", spec)
+    status, out, err = say(command, spec, *more.get(command, (video,)))
+    assert (status, out) == (2, "") and err.count("\n") == 1
+    assert f"{spec}: is a spec; the directory of its run must be given, " in err and err.endswith("/runs/run\n")

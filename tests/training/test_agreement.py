@@ -68,19 +68,24 @@ def _other_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_code_or_another_network_is_named(
     inputs: Inputs, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None], key: str
 ) -> None:
-    world = _Second(identity(inputs))
-    check_agreement(world, inputs)
+    world = _Second(identity(inputs.spec, inputs.manifests))
+    check_agreement(world, inputs.spec, inputs.manifests)
     change(monkeypatch)
     with pytest.raises(UserError) as caught:
-        check_agreement(world, inputs)
+        check_agreement(world, inputs.spec, inputs.manifests)
     assert str(caught.value).startswith(f"rank 1 on {HOST} differs from rank 0 on node1: {key} must be '")
 
 
 def test_a_key_that_only_one_of_the_ranks_has_differs(inputs: Inputs) -> None:
+    start = inputs.spec, inputs.manifests
     with pytest.raises(UserError, match=r"node1: force_resume must be True, got None;"):
-        check_agreement(_Second({"force_resume": True} | identity(inputs)), inputs)
+        check_agreement(
+            _Second({"force_resume": True} | identity(inputs.spec, inputs.manifests)), inputs.spec, inputs.manifests
+        )
     with pytest.raises(UserError, match=r"node1: force_resume must be None, got True;"):
-        check_agreement(_Second(identity(inputs)), inputs, force_resume=True)
+        check_agreement(
+            _Second(identity(inputs.spec, inputs.manifests)), inputs.spec, inputs.manifests, force_resume=True
+        )
 
 
 def test_a_nodes_own_copy_of_the_data_is_no_difference(inputs: Inputs) -> None:
@@ -88,7 +93,7 @@ def test_a_nodes_own_copy_of_the_data_is_no_difference(inputs: Inputs) -> None:
     elsewhere = Inputs(
         inputs.spec.model_copy(update={"data": data}), inputs.plan, inputs.train_manifest, inputs.val_manifest
     )
-    check_agreement(_Second(identity(inputs)), elsewhere)
+    check_agreement(_Second(identity(inputs.spec, inputs.manifests)), elsewhere.spec, elsewhere.manifests)
 
 
 def test_the_digest_of_the_code_is_of_names_and_contents(tmp_path: Path) -> None:

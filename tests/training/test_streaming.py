@@ -110,7 +110,8 @@ def test_a_run_says_that_it_streamed(trained_run: Path, tmp_path: Path) -> None:
     spec = str(tmp_path / "run/spec.yaml")
     words = (f"run_dir={tmp_path}", "evaluate.mode=stream")
     assert "all frames streamed" in succeed(0, "eval", spec, *words)
-    result = json.loads((tmp_path / "run/eval.json").read_text())
+    (beside,) = (tmp_path / "run").glob("eval_*.json")
+    result = json.loads(beside.read_text())
     assert (result["mode"], result["clips"]) == ("stream", None)
     output = succeed(
         0,
