@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from summit_train.errors import describe
 from summit_train.training.metrics import RunLog
+from tests.runs import full_disk
 
 _STEP = {"epoch": 0, "loss": 1.25, "lr": 0.1, "clips_per_second": 8.0, "step_s": 1.0, "data_wait_s": 0.25, "top1": 50.0}
 
@@ -61,3 +63,10 @@ def test_plain_lines_where_the_output_is_no_terminal(tmp_path: Path, capsys: pyt
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "a b: step 4/4  epoch 0  loss 1.2500  lr 0.1  8.0 clips/s  data wait 25 %  0 s left"
     assert said[1] == "[bold]as it is[/bold]"
+
+
+def test_a_full_disk_is_named_with_the_file_of_the_records(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, "t", 0, 1, interactive=False)
+    with log, pytest.raises(OSError, match="File too large") as caught, full_disk():
+        log.write("start", step=0)
+    assert describe(caught.value) == f"{tmp_path}/metrics.jsonl: File too large"
