@@ -67,6 +67,15 @@ def test_a_dry_run_prints_script_and_cost_and_touches_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_sites_list_that_another_one_replaces_is_said(say: Callable[..., Said], tmp_path: Path) -> None:
+    generic, site = ROOT / "configs/sites/slurm_generic.yaml", tmp_path / "ours.yaml"
+    site.write_text(f"extends: {generic}\ndirectives: [{{option: --constraint=gpu, why: nodes with GPUs}}]\n")
+    lost = f"warning: ours.yaml:2: directives: replaces the list of {generic}:10, and leaves out --exclusive, --mem=0\n"
+    for words in (["submit", "--dry-run"], ["plan"]):
+        status, _, err = say(words[0], PAPER, "--clips", "240000", "--site", "ours.yaml", "--nodes", "8", *words[1:])
+        assert status == 0 and lost in err
+
+
 def test_overrides_reach_script_and_cost(say: Callable[..., Said]) -> None:
     words = ("schedule.epochs=200", "name=longer", "--max-requeues", "3", "--walltime", "1:30", "--dry-run")
     status, out, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "128", *words)
