@@ -11,6 +11,7 @@ from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site
 from summit_train.cluster.submit import chain, folders_to_stage, prepare_job, staging_row
 from summit_train.commands.plan import add_site_arguments, check_files, warn
+from summit_train.commands.ranks import check_root
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
 
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(text, end="")
         return 0
+    if site.scheduler == "local":
+        check_root(site)
     script = prepare_job(site, job, spec)
     if site.scheduler == "local":
         sys.stderr.flush()

@@ -10,6 +10,7 @@ from functools import partial
 
 from summit_train.cluster.site import Site, load_site
 from summit_train.commands.plan import add_site_arguments, check_files, warn
+from summit_train.commands.ranks import check_root
 from summit_train.source import SpecError
 from summit_train.sweep.figure import write_sweep
 from summit_train.sweep.grid import Sweep, load_sweep
@@ -42,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     planned = plan_runs(sweep, site, lambda spec: check_files(spec, args.clips, sweep.folder).clips, args.walltime)
     if args.dry_run or site is None:
         return _show_plans(sweep, planned, as_json=args.json)
+    if site.scheduler == "local" and any(run.plan.ranks > 1 for run in planned):
+        check_root(site)
     jobs, say = _read_jobs(sweep, site), partial(print, flush=True)
     if site.scheduler == "local":
         return run_here(sweep, site, planned, jobs, say)
