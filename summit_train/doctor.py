@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from summit_train.processes import (
+    ROOT_NEEDS,
     Facts,
     ProbeError,
     find_mpirun,
@@ -27,6 +28,7 @@ from summit_train.processes import (
     mpirun_command,
     output,
     probe,
+    refuses_root,
 )
 
 Status = Literal["ok", "warn", "fail"]
@@ -82,11 +84,14 @@ def check(name: str, timeout: float = 120.0, mpirun: Sequence[str] = ()) -> Chec
 
 
 def check_mpi() -> Check:
-    """Find the mpirun that multi-rank commands use, and its version."""
+    """Find the mpirun that multi-rank commands use, its version, and whether it starts ranks for this user."""
     mpirun = find_mpirun()
     if mpirun is None:
         return Check("mpi", "fail", "no mpirun", f"load your cluster's MPI module, or {SET_UP}")
-    return Check("mpi", "ok", f"{first_line([mpirun, '--version'])} at {mpirun}")
+    found = f"{first_line([mpirun, '--version'])} at {mpirun}"
+    if refuses_root(os.environ):
+        return Check("mpi", "warn", found, f"{ROOT_NEEDS}: export both, or use another user")
+    return Check("mpi", "ok", found)
 
 
 _TORCH = """

@@ -13,18 +13,33 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+# A disk without room says so in a write, which does not know the file's name.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Give the OSError of a full disk in the block the name of the file that was written."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in _NO_ROOM:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
+
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     """Yield a binary file that replaces `path`, flushed to the disk, when the block ends.
 
-    An error in the block leaves `path` as it was. A missing folder is made. Raises OSError if the disk refuses.
+    An error in the block leaves `path` as it was. A missing folder is made. Raises OSError, with the name of the file,
+    if the disk is full.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(target)
     try:
-        with open(temporary, "wb") as file:
+        with naming(target), open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

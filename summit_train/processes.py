@@ -16,6 +16,9 @@ from summit_train.errors import RunFailed
 
 Facts = dict[str, Any]
 
+ROOT_ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # by Open MPI's mpirun
+ROOT_NEEDS = f"as root, Open MPI's mpirun needs {' '.join(f'{name}={value}' for name, value in ROOT_ALLOWED.items())}"
+
 
 class ProbeError(RunFailed):
     """A probing program failed; the message is the last line that it said."""
@@ -84,9 +87,18 @@ def mpirun_command(mpirun: str, ranks: int) -> list[str]:
     return words
 
 
+def refuses_root(environment: Mapping[str, str], options: Sequence[str] = ()) -> bool:
+    """Return whether Open MPI's mpirun would refuse to start ranks in this environment, as this process is root's."""
+    allowed = all(environment.get(name) == value for name, value in ROOT_ALLOWED.items())
+    if os.geteuid() != 0 or allowed or any("--allow-run-as-root" in option for option in options):
+        return False
+    mpirun = find_mpirun()
+    return mpirun is not None and "Open MPI" in first_line([mpirun, "--version"])
+
+
 def mpi_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a small multi-rank program: one thread a rank, root allowed."""
     own = {"OMP_NUM_THREADS": "1"}
     if os.geteuid() == 0:
-        own |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        own |= ROOT_ALLOWED
     return {**environment, **own}

@@ -33,10 +33,14 @@ class SpecError(UserError):
 
 @dataclass
 class Tree:
-    """Plain values (dict, list, str, int, float, bool, None) and the place each key was given at."""
+    """Plain values (dict, list, str, int, float, bool, None) and the place each key was given at.
+
+    replaced: a line for each list that another one was laid over, with the items that the other one lacks.
+    """
 
     values: dict[str, Any]
     places: dict[KeyPath, str] = field(default_factory=dict)
+    replaced: list[str] = field(default_factory=list)
 
     def place(self, path: KeyPath) -> str:
         """Return `file:line` of the key, or of the nearest section above it."""
@@ -47,7 +51,11 @@ class Tree:
 
     def lay(self, top: Tree) -> None:
         """Lay `top` over this tree: merge sections key by key, replace everything else, lists too."""
-        _merge(self.values, top.values)
+        for path, lost in _merge(self.values, top.values):
+            words = ", ".join(str(next(iter(item.values()), item) if isinstance(item, dict) else item) for item in lost)
+            over = f"replaces the list of {self.place(path)}, and leaves out {words}"
+            self.replaced.append(f"{top.place(path)}: {'.'.join(path)}: {over}")
+        self.replaced += top.replaced
         self.places.update(top.places)
 
 
@@ -252,14 +260,18 @@ def _lines(node: yaml.Node, prefix: KeyPath) -> Iterator[tuple[KeyPath, int]]:
         yield from _lines(below, (*prefix, name))
 
 
-def _merge(base: dict[str, Any], top: Mapping[str, Any]) -> None:
+def _merge(base: dict[str, Any], top: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, list[Any]]]:
+    """Merge `top` into `base`; yield the path of each list that is replaced, and its items that the new one lacks."""
     for key, value in top.items():
         if isinstance(value, dict):
             # In a section of its own: the one of `top` may be an alias, or lie in a tree that is laid twice.
             if not isinstance(base.get(key), dict):
                 base[key] = {}
-            _merge(base[key], value)
+            yield from _merge(base[key], value, (*above, key))
         else:
+            former = base.get(key)
+            if isinstance(former, list) and isinstance(value, list) and (lost := [x for x in former if x not in value]):
+                yield (*above, key), lost
             base[key] = value
 
 

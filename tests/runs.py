@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,17 @@ def small_checkpoints(run: Path, *steps: int) -> list[Path]:
         weights = {"w": torch.arange(1000.0) + step}
         save_checkpoint(path, {"model": weights, "optimizer": {"state": {}}, "step": step})
     return paths
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """In the block the kernel refuses every byte that is written to a file, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def steps_of(run: Path) -> list[int]:

@@ -16,7 +16,7 @@ import pytest
 from summit_train import doctor, processes
 from summit_train.commands import doctor as command
 from summit_train.doctor import Check
-from summit_train.processes import ProbeError, find_mpirun, mpirun_command, probe
+from summit_train.processes import ROOT_ALLOWED, ProbeError, find_mpirun, mpirun_command, probe, refuses_root
 
 
 def program(folder: Path, name: str, text: str) -> Path:
@@ -123,6 +123,22 @@ def test_an_mpirun_that_hangs_fails_in_time(monkeypatch: pytest.MonkeyPatch, tmp
     check = doctor.check_allreduce(timeout=0.5)
     assert check.status == "fail"
     assert check.found == "no answer within 0.5 s"
+
+
+def test_an_mpirun_that_refuses_root_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mpirun = program(tmp_path, "mpirun", "echo 'mpirun (Open MPI) 4.1.8'")
+    monkeypatch.setattr("summit_train.processes.find_mpirun", lambda: str(mpirun))
+    monkeypatch.setattr(doctor, "find_mpirun", lambda: str(mpirun))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    for name in ROOT_ALLOWED:
+        monkeypatch.delenv(name, raising=False)
+    check = doctor.check_mpi()
+    assert check.status == "warn" and check.found == f"mpirun (Open MPI) 4.1.8 at {mpirun}"
+    assert "needs OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1: export both" in check.mend
+    assert not refuses_root({}, ["--allow-run-as-root"])
+    assert not refuses_root(ROOT_ALLOWED)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert doctor.check_mpi().status == "ok"
 
 
 def test_no_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.files import check_writable, is_locked, locked, replacing, write_json, write_text
+from summit_train.errors import describe
+from summit_train.files import check_writable, is_locked, locked, naming, replacing, write_json, write_text
+from tests.runs import full_disk
 
 
 def test_the_new_content_takes_the_old_one_s_place(tmp_path: Path) -> None:
@@ -27,6 +29,30 @@ def test_an_error_in_the_block_leaves_the_old_content_and_nothing_else(tmp_path:
         raise RuntimeError("half way")
     assert (tmp_path / "a").read_text() == "old"
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    write_text(tmp_path / "a", "old")
+    with pytest.raises(OSError, match="File too large") as caught, full_disk():
+        write_text(tmp_path / "a", "new")
+    assert describe(caught.value) == f"{tmp_path}/a: File too large"
+    assert (tmp_path / "a").read_text() == "old" and os.listdir(tmp_path) == ["a"]
+    with (
+        pytest.raises(OSError, match="No space left on device") as caught,
+        naming("log"),
+        open("/dev/full", "w") as file,
+    ):
+        file.write("new")
+    assert describe(caught.value) == "log: No space left on device"
+
+
+def test_another_error_keeps_its_own_name_or_none(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="here") as caught, replacing(tmp_path / "a"):
+        raise OSError(28, "No space left on device", "here")
+    assert caught.value.filename == "here"
+    with pytest.raises(OSError, match="down") as caught, replacing(tmp_path / "a"):
+        raise OSError(100, "Network is down")
+    assert caught.value.filename is None
 
 
 def test_a_process_killed_while_it_writes_leaves_the_old_content(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 from summit_train.__main__ import main
 from summit_train.commands.data import DiskError
 from summit_train.commands.start import tell_overrides
+from tests.conftest import WriteSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = ("plan", "train", "eval", "predict", "model", "data", "submit", "report", "doctor", "schema")
@@ -397,3 +398,24 @@ def test_a_reader_that_left_is_no_error_of_ours(spec: str, arguments: list[str])
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "torchrun started 2 processes"),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "srun started 2 processes"),
+    ],
+)
+def test_ranks_that_mpi_does_not_know_are_refused_in_one_line(
+    say: Callable[..., Said],
+    write_spec: WriteSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str],
+    message: str,
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    status, out, err = say("train", str(write_spec()))
+    assert (status, out) == (2, "")
+    assert err.startswith(f"summit-train: {message}") and err.count("\n") == 1

@@ -47,3 +47,18 @@ def find_launch(environ: Mapping[str, str]) -> Launch | None:
                 names = f"{rank_name}={environ[rank_name]!r}, {size_name}={environ[size_name]!r}"
                 raise UserError(f"the environment of {launcher} is broken: {names}; numbers are wanted") from error
     return None
+
+
+def check_joined(launch: Launch, environ: Mapping[str, str]) -> None:
+    """Raise UserError where the launcher started several processes without telling MPI of each other.
+
+    MPI would take each for a world of its own, or end it with an error of its own.
+    """
+    if launch.size == 1 or launch.launcher not in ("torchrun", "srun"):
+        return
+    if launch.launcher == "torchrun":
+        found = f"torchrun started {launch.size} processes (RANK and WORLD_SIZE are set), and MPI does not know of them"
+        raise UserError(f"{found}; use mpirun, srun --mpi=pmix or jsrun, or unset both")
+    if not any(name.startswith(("PMIX_", "PMI_", "I_MPI_PMI")) for name in environ):
+        found = f"srun started {launch.size} processes (SLURM_STEP_NUM_TASKS), and MPI does not know of them"
+        raise UserError(f"{found}: there is no PMIX_RANK; use srun --mpi=pmix, or mpirun within the job")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -148,13 +148,17 @@ class Site(Section):
         return None
 
 
-def load_site(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Site:
+def load_site(
+    name_or_path: str | Path, overrides: Sequence[str] = (), warn: Callable[[str], None] = lambda _: None
+) -> Site:
     """Read the shipped profile of that name, or the file at that path, with `key=value` overrides.
 
+    warn: takes a line for each list of an extended profile that is replaced, as the options in it may be needed.
     Raises SiteError with one line for each mistake: `file:line: key: what is wrong and what would be right`.
     """
     try:
-        site = validated(Site, read_tree(file_of("site", str(name_or_path)), overrides))
+        tree = read_tree(file_of("site", str(name_or_path)), overrides)
+        site = validated(Site, tree)
     except SpecError as error:
         raise SiteError(str(error)) from error
     if site.launcher not in LAUNCHERS[site.scheduler]:
@@ -165,4 +169,6 @@ def load_site(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Site:
     nodes = [cap.nodes for cap in site.walltime_caps]
     if nodes != sorted(set(nodes)):
         raise SiteError(f"{site.name}: walltime_caps: rising numbers of nodes are wanted, got {nodes}")
+    for line in tree.replaced:
+        warn(line)
     return site

@@ -20,7 +20,7 @@ from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import Site
 from summit_train.data.manifest.reading import PACK_FILE
 from summit_train.errors import RunFailed, UserError
-from summit_train.files import write_text
+from summit_train.files import naming, write_text
 from summit_train.spec import Spec, dump_spec
 
 _COMMANDS = {"slurm": "sbatch", "lsf": "bsub"}
@@ -151,7 +151,8 @@ def record(site: Site, job: Job, script: Path, job_id: str) -> None:
             "nodes": job.nodes,
             "walltime_minutes": job.walltime_minutes,
         }
-        with open(run / "job/submitted.jsonl", "a", encoding="utf-8", errors="surrogateescape") as file:
+        path = run / "job/submitted.jsonl"
+        with naming(path), open(path, "a", encoding="utf-8", errors="surrogateescape") as file:
             file.write(json.dumps(line) + "\n")
 
 

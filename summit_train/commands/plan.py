@@ -55,13 +55,13 @@ def _walltime(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
     spec = load_spec(args.spec, args.overrides)
-    site = None if args.site is None else load_site(args.site, args.set)
+    site = None if args.site is None else load_site(args.site, args.set, warn)
     nodes = 0 if site is None else _nodes(args, site, spec)
     ranks = _ranks(args, spec) if site is None else check_ranks(site, spec, nodes)
     files = check_files(spec, args.clips)
     plan = make_plan(spec, ranks, files.clips)
     for line in files.warnings:
-        print(f"warning: {line}", file=sys.stderr)
+        warn(line)
     hours = None if args.speed is None else _hours(plan, args.speed)
     cost = None if site is None else estimate(site, spec, plan, nodes, args.walltime, args.speed)
     other = None if args.compare is None else _other(args)
@@ -82,6 +82,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print_tables(console, spec, plan, _more_rows(spec, plan, files, hours, cost))
     return 0
+
+
+def warn(line: str) -> None:
+    """Print a warning."""
+    print(f"warning: {line}", file=sys.stderr)
 
 
 def _other(args: argparse.Namespace) -> tuple[Spec, Plan]:

@@ -10,9 +10,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from summit_train.cluster.launcher import Launch, find_launch
+from summit_train.cluster.launcher import Launch, check_joined, find_launch
+from summit_train.cluster.site import Site
 from summit_train.comm import World, open_world
 from summit_train.errors import AgreedError, UserError, describe, exit_status, is_bug
+from summit_train.processes import ROOT_NEEDS, refuses_root
 
 _SECONDS_FOR_RANK_0 = 3.0
 _SECONDS_BETWEEN_FIRST_AND_LAST = 3.0
@@ -31,12 +33,20 @@ def check_single(command: str) -> None:
         )
 
 
+def check_root(site: Site) -> None:
+    """Raise UserError where this machine's mpirun would refuse to start the ranks of a job, as the user is root."""
+    own = {name: variable.value for name, variable in site.environment.items()}
+    if refuses_root({**os.environ, **own}, [option.option for option in site.launcher_options]):
+        raise UserError(f"{ROOT_NEEDS} in the environment: export both, or use another user")
+
+
 @contextmanager
 def session(launch: Launch) -> Iterator[World]:
     """Open the world for the block. The first rank that fails says why, and ends all of them.
 
     All ranks raise an AgreedError together, so they leave in order.
     """
+    check_joined(launch, os.environ)
     world = open_world(launch.size)
     try:
         yield world

@@ -10,7 +10,8 @@ from summit_train.cluster.estimate import check_ranks, estimate
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site
 from summit_train.cluster.submit import chain, folders_to_stage, prepare_job, staging_row
-from summit_train.commands.plan import add_site_arguments, check_files
+from summit_train.commands.plan import add_site_arguments, check_files, warn
+from summit_train.commands.ranks import check_root
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
 
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Submit the job, or with --dry-run print its script."""
-    spec, site = load_spec(args.spec, args.overrides), load_site(args.site, args.set)
+    spec, site = load_spec(args.spec, args.overrides), load_site(args.site, args.set, warn)
     files = check_files(spec, args.clips)
     plan = make_plan(spec, check_ranks(site, spec, args.nodes), files.clips)
     cost = estimate(site, spec, plan, args.nodes, args.walltime, args.speed)
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     )
     text = render(site, job)
     for line in files.warnings:
-        print(f"warning: {line}", file=sys.stderr)
+        warn(line)
     print(f"{spec.name}: {args.nodes} nodes of {site.name}, {plan.ranks} ranks", file=sys.stderr)
     not_checked = [("unchecked", ", ".join(files.not_checked))] if files.not_checked else []
     for name, value in (*cost.rows(), *staging_row(site, spec, job.stage), *not_checked):
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(text, end="")
         return 0
+    if site.scheduler == "local":
+        check_root(site)
     script = prepare_job(site, job, spec)
     if site.scheduler == "local":
         sys.stderr.flush()

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from summit_train.cluster.site import Site, load_site
-from summit_train.commands.plan import add_site_arguments, check_files
+from summit_train.commands.plan import add_site_arguments, check_files, warn
+from summit_train.commands.ranks import check_root
 from summit_train.source import SpecError
 from summit_train.sweep.figure import write_sweep
 from summit_train.sweep.grid import Sweep, load_sweep
@@ -36,12 +37,14 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     sweep = load_sweep(args.sweep, args.overrides)
     name = "local" if args.local else args.site
-    site = None if name is None else load_site(name, args.set)
+    site = None if name is None else load_site(name, args.set, warn)
     if args.status:
         return _show_status(sweep, _read_jobs(sweep, site), as_json=args.json)
     planned = plan_runs(sweep, site, lambda spec: check_files(spec, args.clips, sweep.folder).clips, args.walltime)
     if args.dry_run or site is None:
         return _show_plans(sweep, planned, as_json=args.json)
+    if site.scheduler == "local" and any(run.plan.ranks > 1 for run in planned):
+        check_root(site)
     jobs, say = _read_jobs(sweep, site), partial(print, flush=True)
     if site.scheduler == "local":
         return run_here(sweep, site, planned, jobs, say)

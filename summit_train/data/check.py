@@ -28,7 +28,7 @@ from summit_train.data.video.clips import probe_folder
 from summit_train.data.video.decode import probe
 from summit_train.data.video.source import MISSING, NO_HURRY, DecodeError, VideoInfo, load_video, worker_pool
 from summit_train.data.video.span import Span, SpanError, located_error, span_of
-from summit_train.files import file_sha256
+from summit_train.files import file_sha256, naming
 
 _PATHS_PER_WORKER = 16
 # The decoder checks the time itself; its process is killed only where it cannot.
@@ -143,7 +143,8 @@ class Journal:
         what = {"error": found.reason} if isinstance(found, DecodeError) else {"facts": asdict(found)}
         record = {"path": path, "state": _state(self._root, path), **what}
         self._folder.mkdir(parents=True, exist_ok=True)
-        with open(self._folder / f"{rank:06}.jsonl", "ab") as file:
+        journal = self._folder / f"{rank:06}.jsonl"
+        with naming(journal), open(journal, "ab") as file:
             file.write(b"\n" + json.dumps(record).encode())  # the line before may be incomplete
 
     def remove(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from summit_train.comm import World
 from summit_train.data.batches.loader import BadClip, MicroBatch
 from summit_train.errors import AgreedError
-from summit_train.files import write_text
+from summit_train.files import naming, write_text
 
 FILE = "bad_clips.jsonl"
 
@@ -83,7 +83,7 @@ def gather_records(world: World, path: Path, mine: Sequence[dict[str, Any]]) -> 
     everyone = world.gather(list(mine))
     if everyone is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a", encoding="utf-8") as file:
+        with naming(path), open(path, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for records in everyone for record in records)
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
+from summit_train.files import naming
 from summit_train.text import duration, noise_text
 
 METRICS_FILE = "metrics.jsonl"
@@ -31,10 +32,12 @@ class RunLog:
     def __init__(self, run_path: Path, title: str, start_step: int, total_steps: int, *, interactive: bool) -> None:
         path = run_path / METRICS_FILE
         is_torn = _is_torn(path)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
-        self._file.write("\n" if is_torn else "")  # a run that was killed can leave half a line
+        # Without a buffer, which would be written again on closing where the disk was full.
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed in __exit__)
+        self._append("\n" if is_torn else "")  # a run that was killed can leave half a line
         # purge_step hides what the run wrote beyond the checkpoint that it goes on from
-        self._events = SummaryWriter(str(run_path / "tensorboard"), purge_step=start_step + 1)
+        with naming(run_path / "tensorboard"):
+            self._events = SummaryWriter(str(run_path / "tensorboard"), purge_step=start_step + 1)
         self._console = Console(highlight=False, markup=False, soft_wrap=True)
         self._title, self._start, self._total = title, start_step, total_steps
         self._began = self._last_line = time.monotonic()
@@ -54,8 +57,15 @@ class RunLog:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         if self._bar is not None:
             self._bar.stop()
-        self._events.close()
         self._file.close()
+        with naming(self._events.log_dir):
+            self._events.close()
+
+    def _append(self, text: str) -> None:
+        left = text.encode()
+        with naming(self._file.name):
+            while left:
+                left = left[self._file.write(left) :]
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one record; a number that is not finite becomes null, as JSON has no NaN."""
@@ -63,12 +73,15 @@ class RunLog:
         record |= {
             name: None for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)
         }
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        self._append(json.dumps(record) + "\n")
         if kind in ("step", "eval"):
             for name in _SCALARS:
                 if record.get(name) is not None:
-                    self._events.add_scalar(f"{kind}/{name}", record[name], record["step"])
+                    self._show(f"{kind}/{name}", record[name], record["step"])
+
+    def _show(self, name: str, value: float, step: int) -> None:
+        with naming(self._events.log_dir):  # the error of an earlier write, from TensorBoard's own thread
+            self._events.add_scalar(name, value, step)
 
     def step(self, **values: Any) -> None:
         """Record one step and show it."""
@@ -95,7 +108,7 @@ class RunLog:
         """Record the trust ratio of each parameter in one step."""
         self.write("trust_ratio", step=step, ratios=ratios)
         for name, ratio in ratios.items():
-            self._events.add_scalar(f"trust_ratio/{name}", ratio, step)
+            self._show(f"trust_ratio/{name}", ratio, step)
 
     def say(self, text: str) -> None:
         """Show a line that stays on the screen."""

@@ -20,6 +20,7 @@ from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.errors import UserError
+from summit_train.files import naming
 from summit_train.models import VideoNetwork
 from summit_train.models.weights import load_pretrained
 from summit_train.network import build_network, make_ready
@@ -250,6 +251,6 @@ def locked_run(run_path: Path) -> Iterator[None]:
                 "wait for it, or give this one another name (name=...)"
             ) from error
         file.truncate(0)
-        file.write(f"{os.uname().nodename}, process {os.getpid()}\n")
-        file.flush()
+        with naming(run_path / "lock"):
+            os.write(file.fileno(), f"{os.uname().nodename}, process {os.getpid()}\n".encode())
         yield

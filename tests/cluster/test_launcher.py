@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from summit_train.cluster.launcher import Launch, find_launch
+from summit_train.cluster.launcher import Launch, check_joined, find_launch
 from summit_train.errors import UserError
 
 # As set by each launcher for rank 3 of 8, with variables around them that decide nothing.
@@ -68,3 +70,26 @@ def test_a_launchers_terminal_is_a_persons_only_where_that_is_said(value: str, i
 def test_a_broken_environment_is_named(broken: str) -> None:
     with pytest.raises(UserError, match=f"of srun is broken: SLURM_PROCID={broken!r}, SLURM_STEP_NUM_TASKS='8'"):
         find_launch(ENVIRONMENTS["srun"] | {"SLURM_PROCID": broken})
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        ("torchrun", ("torchrun started 8 processes (RANK and WORLD_SIZE are set)", "use mpirun, srun --mpi=pmix")),
+        ("srun", ("srun started 8 processes (SLURM_STEP_NUM_TASKS)", "no PMIX_RANK; use srun --mpi=pmix, or mpirun")),
+    ],
+)
+def test_processes_that_mpi_does_not_know_are_refused(launcher: str, words: tuple[str, ...]) -> None:
+    environ = ENVIRONMENTS[launcher]
+    launch = find_launch(environ)
+    assert launch is not None
+    with pytest.raises(UserError) as caught:
+        check_joined(launch, environ)
+    assert all(part in str(caught.value) for part in words) and "\n" not in str(caught.value)
+    check_joined(replace(launch, size=1), environ)
+
+
+def test_processes_that_mpi_knows_are_accepted() -> None:
+    for launcher, environ in ENVIRONMENTS.items():
+        if launcher != "torchrun":
+            check_joined(Launch(launcher, 3, 8), {**environ, "PMIX_RANK": "3"})

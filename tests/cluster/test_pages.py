@@ -9,6 +9,7 @@ import pytest
 import yaml
 from pydantic_core import PydanticUndefined
 
+from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import Site, load_site
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +24,7 @@ PROFILES = [(page, block) for page, language, block in BLOCKS if language == "ya
 
 def test_there_is_a_page_for_each_kind_of_cluster() -> None:
     assert [page.stem for page in PAGES] == ["lsf", "one_machine", "sites", "slurm", "summit"]
-    assert len(PROFILES) == 3
+    assert len(PROFILES) == 4
     for page in PAGES:
         assert "**What was tested:**" in page.read_text() or page.stem == "sites"
 
@@ -34,6 +35,28 @@ def test_every_profile_is_one(page: str, profile: str, tmp_path: Path) -> None:
     path.write_text(profile.replace("/path/to/summit_train", str(ROOT)))
     site = load_site(path)
     assert site.name in ("ours", "workstation") and site.ranks == 4
+
+
+def test_the_whole_profile_on_the_page_renders(tmp_path: Path) -> None:
+    (profile,) = (block for page, block in PROFILES if page == "sites")
+    path = tmp_path / "site.yaml"
+    path.write_text(profile)
+    job = Job("t", (tmp_path / "runs/t",), 2, 60)
+    script = render(load_site(path), job)
+    for line in (
+        "--gpus-per-node=4",
+        "--cpus-per-task=16",
+        "--account=abc123",
+        "--partition=gpu",
+        "--exclusive",
+        "--mem=0",
+    ):
+        assert f"\n#SBATCH {line}\n" in script
+    assert "\n    --mpi=pmix # " in script and "\nexport OMP_NUM_THREADS=1 # " in script
+    gres = "directives=[{option: --gres=gpu:4, why: how this Slurm counts GPUs}]"
+    script = render(load_site(path, ["gpus_per_node=0", "ranks_per_node=4", gres]), job)
+    assert "\n#SBATCH --gres=gpu:4\n" in script and "--gpus-per-node" not in script
+    assert "\n#SBATCH --ntasks-per-node=4\n" in script
 
 
 def test_the_table_of_keys_has_every_key_with_its_default() -> None:

@@ -55,6 +55,25 @@ def test_a_profile_extends_a_shipped_one(tmp_path: Path) -> None:
     assert site.environment["OMP_NUM_THREADS"].value == "1"
 
 
+def test_a_list_that_is_replaced_is_said_with_what_is_lost(tmp_path: Path) -> None:
+    path, generic = tmp_path / "ours.yaml", shipped("configs/sites") / "slurm_generic.yaml"
+    text = f"name: ours\nextends: {generic}\nenvironment: {{A: {{value: b, why: c}}}}\nlauncher_options:\n  - "
+    path.write_text(
+        text + "{option: --mpi=pmix, why: how srun and MPI find each other; both have to be built with PMIx}"
+    )
+    said: list[str] = []
+    load_site(path, [], said.append)
+    assert said == []
+    path.write_text(path.read_text() + "\ndirectives:\n  - {option: --constraint=gpu, why: nodes with GPUs}\n")
+    load_site(path, [], said.append)
+    over = f"replaces the list of {generic}:10, and leaves out --exclusive, --mem=0"
+    assert said == [f"{path}:6: directives: {over}"]
+    said.clear()
+    (tmp_path / "above.yaml").write_text("extends: ours.yaml\nmodules: [a]\n")
+    load_site(tmp_path / "above.yaml", [], said.append)
+    assert len(said) == 1 and said[0].endswith(" and leaves out --exclusive, --mem=0")
+
+
 def test_mpirun_within_slurm_is_two_overrides() -> None:
     assert load_site("slurm_v100", ["launcher=mpirun", "launcher_options=[]"]).launcher == "mpirun"
 

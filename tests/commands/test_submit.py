@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.cluster.submit import submissions
+from summit_train.processes import ROOT_ALLOWED
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec
 from tests.standins import Standins
@@ -65,6 +67,15 @@ def test_a_dry_run_prints_script_and_cost_and_touches_nothing(
         "  unchecked  data.train, data.val, model.pretrained\n"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sites_list_that_another_one_replaces_is_said(say: Callable[..., Said], tmp_path: Path) -> None:
+    generic, site = ROOT / "configs/sites/slurm_generic.yaml", tmp_path / "ours.yaml"
+    site.write_text(f"extends: {generic}\ndirectives: [{{option: --constraint=gpu, why: nodes with GPUs}}]\n")
+    lost = f"warning: ours.yaml:2: directives: replaces the list of {generic}:10, and leaves out --exclusive, --mem=0\n"
+    for words in (["submit", "--dry-run"], ["plan"]):
+        status, _, err = say(words[0], PAPER, "--clips", "240000", "--site", "ours.yaml", "--nodes", "8", *words[1:])
+        assert status == 0 and lost in err
 
 
 def test_overrides_reach_script_and_cost(say: Callable[..., Said]) -> None:
@@ -192,6 +203,31 @@ def test_a_refusal_is_1(
         "You must specify a project."
     )
     assert submissions(tmp_path / "runs/tsm_r50_8f_1536gpu") == []
+
+
+@pytest.fixture
+def root_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The user is root, who has not told Open MPI that this is meant."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("summit_train.processes.find_mpirun", lambda: str(tmp_path / "mpirun"))
+    (tmp_path / "mpirun").write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.8'\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    for name in ROOT_ALLOWED:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("root_refused")
+def test_an_mpirun_that_refuses_root_is_said_before_the_start(
+    say: Callable[..., Said], write_spec: WriteSpec, tmp_path: Path
+) -> None:
+    spec = write_spec()
+    (tmp_path / "sweep.yaml").write_text(f"name: seeds\nbase: {spec}\ngrid: {{seed: [0, 1]}}\n")
+    for words in (["submit", str(spec), "--site", "local", "--nodes", "1"], ["sweep", "sweep.yaml", "--local"]):
+        status, out, err = say(*words)
+        assert (status, out) == (2, "")
+        needs = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment: export both"
+        assert err.splitlines()[-1].startswith(f"summit-train: as root, Open MPI's mpirun needs {needs}")
+    assert not (tmp_path / "runs").exists()
 
 
 @needs_ranks

@@ -7,9 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from summit_train.errors import UserError
+from summit_train.errors import UserError, describe
 from summit_train.report.metrics import RunError, read_runs
 from summit_train.report.page import render, write_report
+from tests.runs import full_disk
 
 HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>{{ 7 * 7 }}</title>"
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -145,6 +146,13 @@ def test_the_page_is_written_whole_or_not_at_all(write_run, tmp_path, monkeypatc
     with pytest.raises(OSError, match="No space left"):
         write_report([write_run("other", leave_out=("metrics.jsonl",))], out)
     assert out.read_bytes() == first and list(out.parent.iterdir()) == [out]
+
+
+def test_a_full_disk_is_named_with_the_page(write_run, tmp_path):
+    path = write_run(leave_out=("metrics.jsonl",))
+    with pytest.raises(OSError, match="File too large") as caught, full_disk():
+        write_report([path], tmp_path / "page.html")
+    assert describe(caught.value) == f"{tmp_path}/page.html: File too large"
 
 
 def test_a_folder_as_the_file_is_refused(write_run, tmp_path):

@@ -77,7 +77,6 @@ def test_other_code_or_another_network_is_named(
 
 
 def test_a_key_that_only_one_of_the_ranks_has_differs(inputs: Inputs) -> None:
-    start = inputs.spec, inputs.manifests
     with pytest.raises(UserError, match=r"node1: force_resume must be True, got None;"):
         check_agreement(
             _Second({"force_resume": True} | identity(inputs.spec, inputs.manifests)), inputs.spec, inputs.manifests

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from summit_train.errors import describe
 from summit_train.training.metrics import RunLog, validated
+from tests.runs import full_disk
 
 _STEP = {"epoch": 0, "loss": 1.25, "lr": 0.1, "clips_per_second": 8.0, "step_s": 1.0, "data_wait_s": 0.25, "top1": 50.0}
 
@@ -78,3 +80,10 @@ def test_a_validation_is_known_by_its_step_until_the_run_comes_there_again(tmp_p
     with open(tmp_path / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(made) + "\n" + '{"kind": "st')
     assert validated(tmp_path, 10) == 12.5
+
+
+def test_a_full_disk_is_named_with_the_file_of_the_records(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, "t", 0, 1, interactive=False)
+    with log, pytest.raises(OSError, match="File too large") as caught, full_disk():
+        log.write("start", step=0)
+    assert describe(caught.value) == f"{tmp_path}/metrics.jsonl: File too large"

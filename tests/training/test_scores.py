@@ -6,10 +6,13 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.span import Span
+from summit_train.errors import describe
 from summit_train.training.scores import Scores, prediction_names
+from tests.runs import full_disk
 
 
 def _scores(rows: list[list[float]], labels: list[int]) -> Scores:
@@ -50,6 +53,13 @@ def test_saved_scores_open_without_pickle(tmp_path: Path) -> None:
         "reversed": [False, True],
         "class_names": ["x", "y z"],
     }
+
+
+def test_a_full_disk_is_named_with_the_file_of_the_scores(tmp_path: Path) -> None:
+    scores = Scores(np.arange(2), np.zeros(2, np.int64), np.zeros((2, 3), np.float32))
+    with pytest.raises(OSError, match="File too large") as caught, full_disk():
+        scores.save(tmp_path / "step.npz", [], [])
+    assert describe(caught.value) == f"{tmp_path}/step.npz: File too large" and list(tmp_path.iterdir()) == []
 
 
 def test_checkpoints_of_one_name_have_names_of_their_own() -> None:
