@@ -220,7 +220,6 @@ def test_clips_that_are_played_backwards_are_refused(videos: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--stride", "2"], "--stride 2: flow is computed from each frame to the next"),
         (["--method", "tvl1", "--preset", "fast"], "--preset: is for --method dis"),
         (["--bound", "0"], "bound is 0.0: more than 0 and at most 1024 pixels are wanted"),
         (["--quality", "100"], "quality is 100: 1 to 95 is wanted"),
