@@ -12,16 +12,15 @@ def peak_learning_rate(base_lr: float, base_batch: int, global_batch: int, rule:
     """Return the LR at the end of the warm-up.
 
     linear: base_lr * global_batch / base_batch (paper, section 4.1: 0.00125 for every 8 clips); sqrt: the root of that
-    factor (LEGW); none: base_lr. Raises ValueError for another rule.
+    factor (LEGW); none: base_lr.
     """
     factor = global_batch / base_batch
     if rule == "linear":
         return base_lr * factor
     if rule == "sqrt":
         return base_lr * math.sqrt(factor)
-    if rule == "none":
-        return base_lr
-    raise ValueError(f"LR scaling {rule!r}; valid: linear, sqrt, none")
+    assert rule == "none"
+    return base_lr
 
 
 @dataclass(frozen=True)
@@ -48,20 +47,19 @@ class Schedule:
     def _rising(self, step: float) -> float:
         """Warm up as Goyal et al., section 2.2: the first update moves already, the warm-up's last one has the peak.
 
-        squared is the alternative in line 6 of DATE's Algorithm 1. Raises ValueError for another shape.
+        squared is the alternative in line 6 of DATE's Algorithm 1.
         """
         if self.warmup == "linear":
             return self.peak_lr * (step + 1) / self.warmup_steps
-        if self.warmup == "squared":
-            return self.peak_lr * ((step + 1) / self.warmup_steps) ** 2
-        raise ValueError(f"warm-up {self.warmup!r}; valid: linear, squared")
+        assert self.warmup == "squared"
+        return self.peak_lr * ((step + 1) / self.warmup_steps) ** 2
 
     def _falling(self, step: float) -> float:
         """Decay from the peak.
 
         cosine: half a cosine to 0 at total_steps. linear: peak * (T - i) / (T - W), i counted from 1, at least 1e-6
         (DATE, section 3.4 and line 8 of Algorithm 1, with E the epochs of the run and w the scaled warm-up).
-        polynomial: peak * (1 - progress)^power (power 2: LARS). Raises ValueError for another decay.
+        polynomial: peak * (1 - progress)^power (power 2: LARS).
         """
         after_warmup = max(1, self.total_steps - self.warmup_steps)
         progress = (step - self.warmup_steps) / after_warmup
@@ -74,6 +72,5 @@ class Schedule:
             return max(self.peak_lr * left, min(LR_FLOOR, self.peak_lr))
         if self.decay == "polynomial":
             return self.peak_lr * math.pow(max(0.0, 1 - progress), self.power)
-        if self.decay == "steps":
-            return float(self.peak_lr * self.factor ** sum(step >= milestone for milestone in self.milestones))
-        raise ValueError(f"decay {self.decay!r}; valid: cosine, linear, polynomial, steps, none")
+        assert self.decay == "steps"
+        return float(self.peak_lr * self.factor ** sum(step >= milestone for milestone in self.milestones))

@@ -180,3 +180,11 @@ def test_ranks_share_an_index(many: Path, tmp_path: Path) -> None:
     assert process.returncode == 0, output
     assert output.count("24 videos") == 0 and output.count("23 videos, ") == 1
     assert _results(shared) == _results(alone)
+
+
+def test_a_root_beside_a_folder_to_index_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    words = [str(tmp_path), "--out", str(tmp_path / "clips.csv"), "--root", str(tmp_path / "run")]
+    assert main(["data", "index", *words]) == 2
+    assert "--root must be left out where SOURCE is a folder" in capsys.readouterr().err
+    assert not (tmp_path / "clips.csv").exists()

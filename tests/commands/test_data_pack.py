@@ -33,9 +33,9 @@ def test_packing_says_what_there_is_and_how_to_use_it(manifest: Path, capsys: py
     out = manifest.parent / "out"
     assert _pack(manifest, "--kind", "jpeg", "--short-side", "8", "--every", "2", "--workers", "1") == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(f"{out}: 3 clips in 1 shards, ") and f"data.train={out}" in printed
+    assert printed.startswith(f"{out}: 3 clips in 1 shard, ") and f"data.train or data.val: {out}" in printed
     packed = read_manifest(out)
-    assert packed.pixels == "jpeg short side 8, every 2, quality 90"
+    assert packed.pixels == "jpeg short side 8, every 2, quality 90, full colour"
     assert packed.frame_counts.tolist() == [5, 5, 5]
     assert _pack(manifest, "--kind", "jpeg", "--short-side", "8", "--every", "2", "--workers", "1") == 0
     assert "is packed already; `data verify` checks it" in capsys.readouterr().out

@@ -85,15 +85,18 @@ def _import(args: argparse.Namespace) -> int:
 
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
     what = "folder with a folder for each class, folder of videos (one class), or a manifest"
-    parser.add_argument("source", metavar="ROOT", type=Path, help=what)
+    parser.add_argument("source", metavar="SOURCE", type=Path, help=what)
     parser.add_argument("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")
-    parser.add_argument("--root", type=Path, help="where a manifest's paths start [its own folder]")
+    root = "only where SOURCE is a manifest: the folder where its paths start [its own folder]"
+    parser.add_argument("--root", metavar="DIR", type=Path, help=root)
     parser.add_argument("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
     parser.add_argument("--min-frames", type=int, default=1, metavar="N", help="leave out shorter ones [%(default)s]")
 
 
 def _index(args: argparse.Namespace) -> int:
     """Index and report; 0 when done."""
+    if args.root is not None and args.source.is_dir():
+        raise ManifestError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
     with session(this_launch()) as world:
         listing = world.broadcast(list_videos(args.source, args.root) if world.rank == 0 else None)
         assert listing is not None

@@ -20,6 +20,7 @@ from summit_train.data.packed.read import stray_files, verify_files
 from summit_train.data.packed.stage import Staging
 from summit_train.data.video.flow import BOUND, METHODS, PRESET, PRESETS, flow_method
 from summit_train.errors import RunFailed
+from summit_train.text import counted
 
 FLOW_QUALITY = 95  # OpenCV's own, by which dense_flow and denseflow write their pictures
 _NAMED = 20
@@ -81,7 +82,6 @@ def _flow_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quality", type=int, default=FLOW_QUALITY, metavar="Q", help="of the JPEG pictures, 1 to 95 [%(default)s]"
     )
-    parser.add_argument("--stride", help="refused: flow is computed from each frame to the next")
 
 
 def _packing_arguments(parser: argparse.ArgumentParser, shard_size: str) -> None:
@@ -101,11 +101,6 @@ def _pack(args: argparse.Namespace) -> int:
 
 def _flow(args: argparse.Namespace) -> int:
     """Compute and pack optical flow; return 0 when the set is finished."""
-    if args.stride is not None:
-        raise PackError(
-            f"--stride {args.stride}: flow is computed from each frame to the next; over a stride motions are larger "
-            "than the methods and the bound hold. Choose frames when training: data.frame_stride"
-        )
     if args.preset and args.method != "dis":
         raise PackError("--preset: is for --method dis")
     preset = args.preset or (PRESET if args.method == "dis" else None)
@@ -144,9 +139,10 @@ def _finish(job: Job, failed: list[str]) -> None:
             "again into another folder:\n  " + "\n  ".join([*failed[:_NAMED], *more])
         )
     pack = finish(job)
-    print(f"{job.folder}: {pack.clips:,} clips in {len(pack.shards):,} shards, {size_text(pack.shard_bytes)}")
-    how = " data.modality=flow" if pack.modality == "flow" else ""
-    print(f"name it in a spec: data.train={job.folder}{how}")
+    shards, size = counted(len(pack.shards), "shard"), size_text(pack.shard_bytes)
+    print(f"{job.folder}: {counted(pack.clips, 'clip')} in {shards}, {size}")
+    how = ", with data.modality=flow" if pack.modality == "flow" else ""
+    print(f"name it in a spec as data.train or data.val: {job.folder}{how}")
 
 
 def _packing(args: argparse.Namespace) -> Packing:
@@ -210,7 +206,7 @@ def _stage(args: argparse.Namespace) -> int:
     print(f"{staging.folder}: {size_text(done.copied)} copied and checked, {size_text(done.present)} were there")
     if done.warning:
         print(f"warning: {done.warning}", file=sys.stderr)
-    print(f"read it with data.stage={args.dest} data.train={args.packed}")
+    print(f"read it with data.stage={args.dest}, and {args.packed} as data.train or data.val")
     return 0
 
 

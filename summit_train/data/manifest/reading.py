@@ -153,13 +153,18 @@ class Manifest:
         return f"{self.source}:{line}" if line else self.path(index)
 
     def check_labels(self, num_classes: int) -> None:
-        """Raise ManifestError at the first label of `num_classes` or more."""
+        """Raise ManifestError at the first label of `num_classes` or more, and where not so many classes are named."""
         bad = np.flatnonzero(self.labels >= num_classes)
         if len(bad):
             raise ManifestError(
                 f"{self.place(bad[0])}: label {self.label(bad[0])} is out of range: model.num_classes is "
                 f"{num_classes}, so labels go from 0 to {num_classes - 1}; this manifest needs "
                 f"{max(self.num_classes, int(self.labels.max()) + 1)}"
+            )
+        if self.classes is not None and len(self.classes) != num_classes:
+            names = f"{self.source} has, by its {'folders' if self.folder else CLASSES_FILE}"
+            raise ManifestError(
+                f"model.num_classes must be {len(self.classes)}, the classes that {names}, got {num_classes}"
             )
 
     def check_classes(self, other: Manifest) -> None:

@@ -53,6 +53,7 @@ SHARD_END = bytes(2 * _BLOCK)
 _FORMAT = 1
 _OF_FLOW = ("modality", "bound", "method", "preset")
 _MAX_BOUND = 1024
+_COLOURS = ("full", "half")
 # A record may come from a stranger, and its files are opened and copied: no name may lead out of the set's folder.
 _FILE_NAME = re.compile(rf"({PACKED_MANIFEST}|{INDEX_FOLDER})/[a-z_]+\.(npy|json)")
 
@@ -223,6 +224,7 @@ class Packing:
     to `short_side` where it is larger). modality: 'rgb' or 'flow', two grey pictures for each field, x and y; then
     bound: the flow in pixels that 255 stands for, method and preset: of video.flow, by which packing computes the flow
     of the frames; without a method the clips are folders of such pictures, which are packed as they are.
+    colour: jpeg: 'full', or 'half' in older sets, whose frames lost colour where they were scaled down.
     """
 
     kind: str
@@ -233,6 +235,7 @@ class Packing:
     bound: float | None = None
     method: str | None = None
     preset: str | None = None
+    colour: str = "full"
 
     def __post_init__(self) -> None:
         valid = ("bytes", "jpeg") if self.modality == "rgb" else ("bytes",) if self.method is None else ("jpeg",)
@@ -240,6 +243,8 @@ class Packing:
             raise PackError(f"kind {self.kind!r} is no choice; valid: {', '.join(valid)}")
         if self.modality == "flow" and not 0 < (self.bound or 0) <= _MAX_BOUND:
             raise PackError(f"bound is {self.bound}: more than 0 and at most {_MAX_BOUND} pixels are wanted")
+        if self.colour not in _COLOURS:
+            raise PackError(f"colour {self.colour!r} is no choice; valid: {', '.join(_COLOURS)}")
         for name, low, high in (("short_side", 1, 8192), ("every", 1, 1 << 20), ("quality", 1, 95)):
             if not low <= getattr(self, name) <= high:
                 raise PackError(f"{name} is {getattr(self, name)}: {low} to {high} is wanted")
@@ -250,6 +255,7 @@ class Packing:
         if self.kind == "bytes":
             return ""
         made = f"jpeg short side {self.short_side}, every {self.every}, quality {self.quality}"
+        made += ", full colour" if self.colour == "full" else ""
         if self.modality == "rgb":
             return made
         return f"{made}, flow {self.method}{f' {self.preset}' if self.preset else ''}, bound {self.bound:g}"
@@ -265,8 +271,11 @@ class Packing:
         return facts.span.num_frames(name, facts.num_frames + 1) - 1  # num_frames counts the video's fields
 
     def entries(self) -> dict[str, Any]:
-        """Return what pack.json says of it; of RGB, nothing about flow."""
-        return {name: value for name, value in asdict(self).items() if self.modality == "flow" or name not in _OF_FLOW}
+        """Return what pack.json says of it; of RGB, nothing about flow; of bytes and of older sets, no colour."""
+        unsaid = set() if self.modality == "flow" else set(_OF_FLOW)
+        if self.kind == "bytes" or self.colour == "half":
+            unsaid.add("colour")
+        return {name: value for name, value in asdict(self).items() if name not in unsaid}
 
 
 @dataclass(frozen=True)
@@ -348,7 +357,8 @@ def _from_values(values: dict[str, Any]) -> Pack:
         if not _FILE_NAME.fullmatch(file.name):
             raise ValueError(f"a file is named {file.name!r}")
     numbers = {name: int(values[name]) for name in ("clips", "clips_per_shard")}
-    return Pack(Packing(**values["packing"]), **numbers, fingerprint=values["fingerprint"], shards=shards, files=files)
+    packing = ({"colour": "half"} if values["packing"]["kind"] == "jpeg" else {}) | values["packing"]
+    return Pack(Packing(**packing), **numbers, fingerprint=values["fingerprint"], shards=shards, files=files)
 
 
 def stored_file(folder: Path, name: str) -> StoredFile:

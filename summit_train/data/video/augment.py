@@ -34,7 +34,7 @@ def train_frames(
 
     sampling: 'dense' (`num_frames` frames, `stride` apart, from a random start) or 'uniform' (one random
     frame of each of `num_frames` equal segments; `stride` is not read).
-    Raises ValueError for another name or a count below one.
+    Raises ValueError for a count below one.
     """
     _check(sampling, num_video_frames, num_frames, stride)
     if sampling == "dense":
@@ -131,8 +131,7 @@ def _dense(start: int | NDArray[np.int64], num_video_frames: int, num_frames: in
 
 
 def _check(sampling: str, num_video_frames: int, num_frames: int, stride: int) -> None:
-    if sampling not in ("dense", "uniform"):
-        raise ValueError(f"unknown sampling {sampling!r}: choose dense or uniform")
+    assert sampling in ("dense", "uniform")
     for name, value in (("video frames", num_video_frames), ("frames", num_frames), ("stride", stride)):
         if value < 1:
             raise ValueError(f"the number of {name} must be at least 1, not {value}")

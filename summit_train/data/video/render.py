@@ -81,8 +81,8 @@ def turn_in(frame: VideoFrame) -> Turn:
 class Renderer:
     """Turns decoded frames into crops.
 
-    Swscale scales a frame in its own colours, which takes a third of the time, and only the crop becomes RGB. Scaling
-    straight to RGB would also shift colours by up to three levels at even widths.
+    A frame is scaled as `_scaled_kind` says, and the crops become interleaved RGB all at once. Scaling straight to
+    interleaved RGB would take twice as long, and swscale then averages the colours of two neighbouring pixels.
     is_grey: the crops are grey, (crop_height, crop_width, 1): pictures of flow.
     """
 
@@ -126,43 +126,54 @@ class Renderer:
             self._views = self._views_of(width, height)
 
     def _scaled(self, frame: VideoFrame, size: tuple[int, int]) -> VideoFrame:
-        kind = "gray" if self._is_grey else frame.format.name if frame.format.name in _HALF_COLOUR else "rgb24"
+        kind = "gray" if self._is_grey else _scaled_kind(frame, size)
         return self._scaler.reformat(frame, *size, kind, interpolation=Interpolation.BILINEAR, threads=1)
 
     def _crops(self, view: View, turn: Turn, frames: Sequence[VideoFrame]) -> list[Frames]:
         """Return the view's crop of each scaled frame."""
         if self._is_grey:
             return [cut(turn(planes(frame)[0][..., None]), view) for frame in frames]
-        if turn != Turn() or frames[0].format.name not in _HALF_COLOUR:
+        if turn != Turn():
             return [cut(turn(self._rgb(frame)), view) for frame in frames]
-        sheet = _sheet(view, frames)
-        x = sheet.width - view.crop_width - view.x % 2 if view.flip else view.x % 2
+        sheet, left, top = _sheet(view, frames)
+        x = sheet.width - view.crop_width - left if view.flip else left
         by_frame = self._rgb(sheet).reshape(len(frames), -1, sheet.width, RGB.channels)
-        return list(by_frame[:, view.y % 2 :][:, : view.crop_height, x : x + view.crop_width])
+        return list(by_frame[:, top : top + view.crop_height, x : x + view.crop_width])
 
     def _rgb(self, frame: VideoFrame) -> Frames:
         rgb = self._painter.reformat(frame, format="rgb24", interpolation=Interpolation.BILINEAR, threads=1)
         return cast(Frames, rgb.to_ndarray())
 
 
-def _sheet(view: View, frames: Sequence[VideoFrame]) -> VideoFrame:
-    """Return the view's crop of frames with half-resolution colour, one below the other, mirrored if it is."""
-    # In units of two pixels.
-    left, right = view.x // 2, (view.x + view.crop_width + 1) // 2
-    top, bottom = view.y // 2, (view.y + view.crop_height + 1) // 2
+def _scaled_kind(frame: VideoFrame, size: tuple[int, int]) -> str:
+    """Return the pixel format that a frame is scaled to: this defines the pixels of a clip.
+
+    Scaled down, each pixel gets a colour of its own (planar RGB, `gbrp`): with half-resolution colour at the new size,
+    colour that the video has would be lost. Else half-resolution colour stays, which is all that the video has.
+    """
+    is_smaller = size[0] < frame.width or size[1] < frame.height
+    return frame.format.name if frame.format.name in _HALF_COLOUR and not is_smaller else "gbrp"
+
+
+def _sheet(view: View, frames: Sequence[VideoFrame]) -> tuple[VideoFrame, int, int]:
+    """Return the view's crop of frames, one below the other, mirrored if it is, and where it begins (left, top)."""
+    kind = frames[0].format.name
+    unit = 2 if kind in _HALF_COLOUR else 1  # pixels that share a colour
+    left, right = view.x // unit, -(-(view.x + view.crop_width) // unit)
+    top, bottom = view.y // unit, -(-(view.y + view.crop_height) // unit)
     # Wider, for swscale's fast path of 16 pixels at a time; the padding is not set.
-    sheet = VideoFrame(-(-2 * (right - left) // 16) * 16, 2 * (bottom - top) * len(frames), frames[0].format.name)
+    sheet = VideoFrame(-(-unit * (right - left) // 16) * 16, unit * (bottom - top) * len(frames), kind)
     sheet.colorspace, sheet.color_range = frames[0].colorspace, frames[0].color_range
     targets = planes(sheet)
     for number, frame in enumerate(frames):
-        for pixels, source, target in zip((2, 1, 1), planes(frame), targets, strict=True):
+        for pixels, source, target in zip((unit, 1, 1), planes(frame), targets, strict=True):
             taken = source[pixels * top : pixels * bottom, pixels * left : pixels * right]
             first = pixels * (bottom - top) * number
             target[first : first + taken.shape[0], : taken.shape[1]] = taken
     for plane in targets if view.flip else ():
         eights = plane.view(np.uint64)
         eights[:] = eights[:, ::-1].byteswap()  # ten times as fast as byte by byte
-    return sheet
+    return sheet, view.x % unit, view.y % unit
 
 
 def _needed(start: int, length: int, scaled: int, stored: int) -> tuple[int, int]:

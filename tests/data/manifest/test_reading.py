@@ -276,6 +276,16 @@ def test_check_labels_names_the_first_that_is_too_large(tmp_path: Path) -> None:
     assert "this manifest needs 8" in str(caught.value)
 
 
+def test_check_labels_refuses_another_number_of_classes_than_are_named(tmp_path: Path) -> None:
+    manifest = _read(tmp_path, "path,label\na,run\nb,walk\n", "run\nwalk\nsit\nbend\n")
+    manifest.check_labels(4)
+    for number in (3, 10):
+        with pytest.raises(
+            ManifestError, match=rf"num_classes must be 4, .*list\.csv has, .*classes\.txt, got {number}"
+        ):
+            manifest.check_labels(number)
+
+
 def test_check_classes(tmp_path: Path) -> None:
     manifests = []
     for name, classes in (

@@ -105,7 +105,7 @@ def test_the_record_says_how(videos: Path, tmp_path: Path) -> None:
         "bound": 20.0,
         "method": "dis",
     }
-    wanted = "jpeg short side 256, every 1, quality 95, flow dis medium, bound 20"
+    wanted = "jpeg short side 256, every 1, quality 95, full colour, flow dis medium, bound 20"
     assert packed.manifest.pixels == wanted
     assert np.load(out / "index" / "clips.npy")["width"].tolist() == [WIDTH] * 5
     assert len(np.load(out / "index" / "pictures.npy")) == 5 * 2 * (NUM_FRAMES - 1)
@@ -116,7 +116,7 @@ def test_the_record_says_how(videos: Path, tmp_path: Path) -> None:
 def test_an_rgb_set_says_nothing_of_flow(videos: Path, tmp_path: Path) -> None:
     packed = _packed(_store(videos), tmp_path / "out", Packing("jpeg"))
     said = json.loads((tmp_path / "out" / "pack.json").read_text())["packing"]
-    assert said == {"kind": "jpeg", "short_side": 256, "every": 1, "quality": 90}
+    assert said == {"kind": "jpeg", "short_side": 256, "every": 1, "quality": 90, "colour": "full"}
     assert packed.pack.modality == "rgb"
 
 
@@ -220,7 +220,6 @@ def test_clips_that_are_played_backwards_are_refused(videos: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--stride", "2"], "--stride 2: flow is computed from each frame to the next"),
         (["--method", "tvl1", "--preset", "fast"], "--preset: is for --method dis"),
         (["--bound", "0"], "bound is 0.0: more than 0 and at most 1024 pixels are wanted"),
         (["--quality", "100"], "quality is 100: 1 to 95 is wanted"),

@@ -106,6 +106,19 @@ def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
                 read_pack(tmp_path)
 
 
+def test_an_older_set_is_read_and_has_another_fingerprint_than_a_new_one(tmp_path: Path) -> None:
+    """Its pictures have half the colour where they were scaled down, and its record says nothing about colour."""
+    old = replace(PACK, packing=Packing("jpeg", every=2, colour="half"))
+    old.write(tmp_path)
+    assert '"packing": {"kind": "jpeg", "short_side": 256, "every": 2, "quality": 90},' in old.text()
+    assert read_pack(tmp_path) == old
+    assert (old.packing.pixels, PACK.packing.pixels) == (PIXELS, f"{PIXELS}, full colour")
+    assert Packing("bytes").entries() == {"kind": "bytes", "short_side": 256, "every": 1, "quality": 90}
+
+
+PIXELS = "jpeg short side 256, every 2, quality 90"
+
+
 @pytest.mark.parametrize("length", [0, 1, 100, -1])
 def test_a_torn_record_is_found(tmp_path: Path, length: int) -> None:
     (tmp_path / "pack.json").write_text(PACK.text()[:length])
@@ -140,6 +153,7 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path, wrong: Pack) -> None:
         ({"kind": "png"}, "kind 'png' is no choice; valid: bytes, jpeg"),
         ({"kind": "jpeg", "quality": 96}, "quality is 96: 1 to 95 is wanted"),
         ({"kind": "jpeg", "every": 0}, "every is 0"),
+        ({"kind": "jpeg", "colour": "quarter"}, "colour 'quarter' is no choice; valid: full, half"),
         ({"kind": "jpeg", "short_side": 0}, "short_side is 0"),
     ],
 )

@@ -53,6 +53,20 @@ def test_colours_are_those_of_an_exact_conversion(kind: str, size: tuple[int, in
     assert difference.mean() < 2.5 and difference.max() <= 8
 
 
+@pytest.mark.parametrize("space", [1, 5])  # BT.709, BT.470BG
+@pytest.mark.parametrize("kind", ["yuv420p", "yuvj420p", "yuv444p"])
+def test_scaling_down_keeps_the_colours_of_the_file(kind: str, space: int) -> None:
+    """Squares of 4 x 4 pixels in random colours, halved: each keeps its colour in the 2 x 2 pixels that are left."""
+    colours = np.random.default_rng(0).integers(40, 216, (16, 24, 3), np.uint8)
+    frame = VideoFrame.from_ndarray(colours.repeat(4, 0).repeat(4, 1), "rgb24").reformat(format=kind)
+    frame.colorspace = space
+    exact = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+    reference = VideoReformatter().reformat(frame, 48, 32, "rgb24", interpolation=exact).to_ndarray()
+    plain, flipped = _pictures(frame, *(View(48, 32, 3, 1, 40, 30, flip=flip) for flip in (False, True)))
+    assert np.abs(plain.astype(int) - reference[1:31, 3:43]).mean() < 1
+    np.testing.assert_array_equal(flipped, plain[:, ::-1])
+
+
 def test_the_first_frames_size_counts_for_all() -> None:
     render = Renderer(lambda width, height: [View(width, height, 0, 0, width, height)])
     assert render(_frame("yuv420p"))[0].shape == (HEIGHT, WIDTH, 3)

@@ -127,7 +127,6 @@ def test_test_clips_lie_in_the_video_and_rise(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("sparse", 10, 4, 2), "unknown sampling 'sparse': choose dense or uniform"),
         (("dense", 0, 4, 2), "video frames must be at least 1, not 0"),
         (("uniform", 10, 0, 2), "frames must be at least 1, not 0"),
         (("dense", 10, 4, -1), "stride must be at least 1, not -1"),
@@ -157,8 +156,6 @@ def test_a_dense_stream_sees_every_strides_frame_to_the_end() -> None:
 def test_a_uniform_stream_sees_the_one_clip() -> None:
     assert augment.stream_frames("uniform", 100, 8, 5).tolist() == [6, 18, 31, 43, 56, 68, 81, 93]
     assert augment.stream_frames("uniform", 3, 8, 5).tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
-    with pytest.raises(ValueError, match="unknown sampling 'sparse'"):
-        augment.stream_frames("sparse", 10, 4, 2)
 
 
 @pytest.mark.parametrize(
