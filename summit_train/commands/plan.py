@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from summit_train.cluster.estimate import Estimate, check_ranks, estimate
+from summit_train.cluster.estimate import Estimate, check_ranks, estimate, scored_clips
 from summit_train.cluster.site import Site, load_site, parse_walltime
 from summit_train.optim.keys import describe_decay, describe_solver
 from summit_train.plan import Plan, PlanError, averages_per_epoch, make_plan, sample_learning_rates
@@ -62,13 +62,15 @@ def run(args: argparse.Namespace) -> int:
     warnings = [] if args.clips is not None else _class_warnings(spec)
     for line in warnings:
         print(f"warning: {line}", file=sys.stderr)
+    videos = count_videos(args.clips, spec)
     hours = None if args.speed is None else _hours(plan, args.speed)
-    cost = None if site is None else estimate(site, spec, plan, nodes, args.walltime, args.speed)
+    cost = None if site is None else estimate(site, spec, plan, nodes, args.walltime, args.speed, videos)
+    more = None if hours is None or videos is None else hours * scored_clips(spec, plan, videos) / _trained_clips(plan)
     other = None if args.compare is None else _other(args)
     if args.json:
         values = _values(plan) | {"quarantined_clips": left_out, "warnings": warnings}
         if hours is not None:
-            values |= {"training_hours": hours, "rank_hours": hours * plan.ranks}
+            values |= {"training_hours": hours, "rank_hours": hours * plan.ranks, "evaluation_hours": more}
         if cost is not None:
             values["site"] = {"name": args.site, **cost.values()}
         if other is not None:
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if other is not None:
         _print_beside(console, [(spec, plan), other])
     else:
-        _print_tables(console, spec, plan, _more_rows(spec, plan, left_out, hours, cost))
+        _print_tables(console, spec, plan, _more_rows(spec, plan, left_out, hours, more, cost))
     return 0
 
 
@@ -136,6 +138,16 @@ def _listed_clips(spec: Spec) -> tuple[int, int]:
     return kept, len(manifest) - kept
 
 
+def count_videos(given: int | None, spec: Spec) -> int | None:
+    """Return the number of videos that a validation scores, None where --clips is given or data.val is missing."""
+    if given is not None or not Path(spec.data.val).exists():
+        return None
+    from summit_train.data.manifest import read_manifest
+    from summit_train.data.manifest.quarantine import kept_clips
+
+    return len(kept_clips(spec.data, read_manifest(spec.data.val)))
+
+
 def _class_warnings(spec: Spec) -> list[str]:
     """Return how the classes of training and validation differ, where both manifests are at hand."""
     from summit_train.data.manifest import read_manifest
@@ -149,18 +161,25 @@ def _class_warnings(spec: Spec) -> list[str]:
 def _hours(plan: Plan, speed: float) -> float:
     if not 0 < speed < math.inf:
         raise PlanError(f"--speed {speed:g}: a number above 0 is wanted")
-    return plan.total_steps * plan.global_batch / plan.ranks / speed / 3600
+    return _trained_clips(plan) / plan.ranks / speed / 3600
+
+
+def _trained_clips(plan: Plan) -> int:
+    return plan.total_steps * plan.global_batch
 
 
 def _more_rows(
-    spec: Spec, plan: Plan, left_out: int, hours: float | None, cost: Estimate | None
+    spec: Spec, plan: Plan, left_out: int, hours: float | None, more: float | None, cost: Estimate | None
 ) -> list[tuple[str, str]]:
-    """Return what stands below the rows that every plan has."""
+    """Return what stands below the rows that every plan has. more: hours of the evaluation, None where unknown."""
     rows = [("left out", f"{left_out:,} clips, by {spec.data.quarantine}")] if left_out else []
     if cost is not None:
         rows += [("nodes", f"{cost.nodes:,}"), *cost.rows()]
     elif hours is not None:
-        rows.append(("training time", f"{hours:,.2f} h, {hours * plan.ranks:,.1f} rank-hours, without validation"))
+        evaluation = (
+            "without evaluation (how many videos is unknown)" if more is None else f"and {more:,.2f} h of evaluation"
+        )
+        rows.append(("training time", f"{hours:,.2f} h, {hours * plan.ranks:,.1f} rank-hours, {evaluation}"))
     return rows
 
 

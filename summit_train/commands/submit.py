@@ -10,7 +10,7 @@ from summit_train.cluster.estimate import check_ranks, estimate
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site
 from summit_train.cluster.submit import chain, folders_to_stage, prepare_job, staging_row
-from summit_train.commands.plan import add_site_arguments, count_clips
+from summit_train.commands.plan import add_site_arguments, count_clips, count_videos
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
 
@@ -33,7 +33,8 @@ def run(args: argparse.Namespace) -> int:
     """Submit the job, or with --dry-run print its script."""
     spec, site = load_spec(args.spec, args.overrides), load_site(args.site, args.set)
     plan = make_plan(spec, check_ranks(site, spec, args.nodes), count_clips(args.clips, spec))
-    cost = estimate(site, spec, plan, args.nodes, args.walltime, args.speed)
+    videos = count_videos(args.clips, spec)
+    cost = estimate(site, spec, plan, args.nodes, args.walltime, args.speed, videos)
     job = Job(
         name=spec.name,
         runs=(spec.run_path.absolute(),),

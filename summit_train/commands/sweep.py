@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from summit_train.cluster.site import Site, load_site
-from summit_train.commands.plan import add_site_arguments, count_clips
+from summit_train.commands.plan import add_site_arguments, count_clips, count_videos
 from summit_train.source import SpecError
 from summit_train.sweep.figure import write_sweep
 from summit_train.sweep.grid import Sweep, load_sweep
@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
     site = None if name is None else load_site(name, args.set)
     if args.status:
         return _show_status(sweep, _read_jobs(sweep, site), as_json=args.json)
-    planned = plan_runs(sweep, site, partial(count_clips, args.clips), args.walltime)
+    clips, videos = partial(count_clips, args.clips), partial(count_videos, args.clips)
+    planned = plan_runs(sweep, site, clips, args.walltime, videos)
     if args.dry_run or site is None:
         return _show_plans(sweep, planned, as_json=args.json)
     jobs, say = _read_jobs(sweep, site), partial(print, flush=True)

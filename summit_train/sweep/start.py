@@ -43,21 +43,29 @@ class PlannedRun:
 
 
 def plan_runs(
-    sweep: Sweep, site: Site | None, count_clips: Callable[[Spec], int], walltime: int | None
+    sweep: Sweep,
+    site: Site | None,
+    count_clips: Callable[[Spec], int],
+    walltime: int | None,
+    count_videos: Callable[[Spec], int | None] = lambda spec: None,
 ) -> list[PlannedRun]:
     """Return the plan of every run on the site's nodes; without a site, with one rank for each virtual GPU.
 
     count_clips: spec -> number of training clips. walltime: minutes of a job, by default what the run needs.
+    count_videos: spec -> number of validation videos, None where unknown.
     Raises PlanError, which begins with the run's name, where a run fits neither the site nor its clips.
     """
     counted: dict[str, int] = {}
+    videos: dict[str, int | None] = {}
     planned = []
     for run in sweep.runs:
-        train = run.spec.data.train
+        train, val = run.spec.data.train, run.spec.data.val
         try:
             if train not in counted:
                 counted[train] = count_clips(run.spec)
-            planned.append(_plan(run, site, counted[train], walltime))
+            if val not in videos:
+                videos[val] = count_videos(run.spec)
+            planned.append(_plan(run, site, counted[train], walltime, videos[val]))
         except (PlanError, SiteError, JobError) as error:
             raise PlanError(f"{run.name}: {error}") from error
     return planned
@@ -81,7 +89,7 @@ def planned_values(sweep: Sweep, planned: Sequence[PlannedRun]) -> dict[str, Any
     return {"sweep": sweep.name, "at_once": sweep.at_once, "node_hours": total, "runs": runs}
 
 
-def _plan(run: SweepRun, site: Site | None, num_clips: int, walltime: int | None) -> PlannedRun:
+def _plan(run: SweepRun, site: Site | None, num_clips: int, walltime: int | None, videos: int | None) -> PlannedRun:
     spec, nodes, cost = run.spec, run.nodes, None
     if site is None:
         plan = make_plan(spec, spec.scale.gpus or 1, num_clips)
@@ -91,7 +99,7 @@ def _plan(run: SweepRun, site: Site | None, num_clips: int, walltime: int | None
         raise PlanError("the sweep does not say on how many nodes it runs; give nodes: N, of all runs or of this one")
     else:
         plan = make_plan(spec, check_ranks(site, spec, nodes), num_clips)
-        cost = estimate(site, spec, plan, nodes, walltime)
+        cost = estimate(site, spec, plan, nodes, walltime, videos=videos)
     return PlannedRun(run.name, spec, nodes, plan, cost)
 
 
