@@ -112,7 +112,7 @@ class Run:
     def save(self, step: int) -> None:
         """Write the checkpoint after `step` updates on rank 0 and delete those that are not kept. Collective."""
         path = checkpoint_path(self.spec.run_path, step)
-        parts = self.step.checkpoint(path)
+        parts = self.step.checkpoint(path, step)
         if self.world.rank != 0:
             return
         state = parts | {
