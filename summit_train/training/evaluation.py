@@ -96,7 +96,7 @@ class Evaluation:
 
     def _saved(self, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None, int]:
         """Return the weights of a checkpoint, their average if it holds one, and its step. Collective."""
-        state = load_checkpoint(path) if self.world.rank == 0 else {}
+        state = self.world.together(lambda: {} if self.world.rank else load_checkpoint(path))
         # The optimizer's state, which is as large as the weights, is of no use here.
         average = state.get("ema", {}).get("model")
         return self.world.broadcast((state.get("model", {}), average, int(state.get("step", 0))))
