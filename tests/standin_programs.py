@@ -156,7 +156,11 @@ def trainer(words: Sequence[str]) -> int:
         return 3
     if does.startswith("stop"):
         signal.sigwait({signal.SIGUSR2})
-        if does != "stop without a step":
+        if does == "stop in the evaluation":
+            (run / "predictions").mkdir(exist_ok=True)
+            with open(run / "predictions/step_00000008.partial", "a") as file:
+                file.write("scores")
+        elif does != "stop without a step":
             (checkpoints / f"step_{len(list(checkpoints.iterdir())) + 8:08d}.pt").touch()
         (run / "stopped").touch()
         return 143 if does == "stop as another" else 85

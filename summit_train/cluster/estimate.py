@@ -11,8 +11,8 @@ from summit_train.cluster.site import Site, Speed, walltime_text
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 
-# The walltime adds to the training time: validation, checkpoints and slow nodes (margin), and in each job the start of
-# Python on all nodes and the last checkpoint (minutes).
+# The walltime adds to the time of training and evaluation: checkpoints and slow nodes (margin), and in each job the
+# start of Python on all nodes and the last checkpoint (minutes).
 _MARGIN = 1.2
 _MINUTES_A_JOB = 15
 
@@ -21,7 +21,8 @@ _MINUTES_A_JOB = 15
 class Estimate:
     """The cost of a run.
 
-    hours, node_hours: of training alone; None where the speed of this network is unknown.
+    hours, node_hours: of training alone; None where the speed of this network is unknown. evaluation_hours: of the
+    validations and the final evaluation; None where the speed or the number of videos is unknown.
     jobs: number of jobs of walltime_minutes each, one after the other. most_node_hours: upper limit of all jobs.
     """
 
@@ -31,6 +32,7 @@ class Estimate:
     source: str | None
     hours: float | None
     node_hours: float | None
+    evaluation_hours: float | None
     walltime_minutes: int
     jobs: int
     most_node_hours: float
@@ -49,8 +51,16 @@ class Estimate:
         else:
             speed = f"{self.clips_per_second:g} clips/s a rank ({self.source})"
             time = f"{walltime_text(math.ceil(self.hours * 60))}, {self.node_hours:,.1f} node-hours at {speed}"
-        rows = [("training", time), ("walltime", f"{jobs}; at most {self.most_node_hours:,.1f} node-hours")]
-        return rows[:1] if self.scheduler == "local" else rows  # this machine has no walltime
+        rows = [("training", time)]
+        if self.evaluation_hours is not None:
+            rows.append(
+                ("evaluation", f"{walltime_text(math.ceil(self.evaluation_hours * 60))}, final and validations")
+            )
+        elif self.hours is not None:
+            rows.append(("evaluation", "not counted: how many videos data.val has is unknown"))
+        if self.scheduler != "local":  # this machine has no walltime
+            rows.append(("walltime", f"{jobs}; at most {self.most_node_hours:,.1f} node-hours"))
+        return rows
 
 
 def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
@@ -69,13 +79,34 @@ def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
     return ranks
 
 
+def scored_clips(spec: Spec, plan: Plan, videos: int) -> int:
+    """Return the clips that the validations and the final evaluation of `videos` videos read, an upper limit.
+
+    Those of precise_bn are among them. A stream counts as evaluate.clips.
+    """
+    evaluate, saved = spec.evaluate, math.ceil(spec.schedule.epochs / spec.checkpoint.every_epochs)
+    clips = evaluate.clips if evaluate.mode == "stream" else 1
+    validations = math.ceil(spec.schedule.epochs / evaluate.every_epochs) if evaluate.every_epochs else 0
+    networks = min(evaluate.last_checkpoints, saved) * (1 if spec.ema.decay is None else 2)
+    views = evaluate.clips * (evaluate.crops if isinstance(evaluate.crops, int) else 1)
+    return videos * (validations * clips + networks * views) + networks * evaluate.precise_bn * plan.global_batch
+
+
 def estimate(
-    site: Site, spec: Spec, plan: Plan, nodes: int, walltime: int | None = None, speed: float | None = None
+    site: Site,
+    spec: Spec,
+    plan: Plan,
+    nodes: int,
+    walltime: int | None = None,
+    speed: float | None = None,
+    videos: int | None = None,
 ) -> Estimate:
     """Return the cost of `plan` on `nodes` nodes.
 
     walltime: minutes asked for; by default what the run needs, or the site's default where that is unknown. A walltime
     above the site's cap becomes a chain of jobs. speed: clips a second of one rank, in place of the site's figure.
+    videos: those of a validation; None: unknown. A clip that is scored counts as one that is trained on: it is decoded
+    alike, though it has no backward pass.
     Raises SiteError for more nodes than the site has, JobError for an invalid speed or walltime.
     """
     if speed is not None and not 0 < speed < math.inf:
@@ -83,10 +114,12 @@ def estimate(
     measured = _measured(site, spec, nodes) if speed is None else None
     rate, source = (measured.clips_per_second, measured.source) if measured else (speed, "--speed" if speed else None)
     hours = plan.total_steps * plan.global_batch / plan.ranks / rate / 3600 if rate else None
-    minutes, jobs = _chain(site, nodes, walltime, hours)
+    scored = None if videos is None else scored_clips(spec, plan, videos)
+    evaluation = scored / plan.ranks / rate / 3600 if rate and scored is not None else None
+    minutes, jobs = _chain(site, nodes, walltime, None if hours is None else hours + (evaluation or 0))
     most = nodes * jobs * minutes / 60
     node_hours = None if hours is None else nodes * hours
-    return Estimate(nodes, plan.ranks, rate, source, hours, node_hours, minutes, jobs, most, site.scheduler)
+    return Estimate(nodes, plan.ranks, rate, source, hours, node_hours, evaluation, minutes, jobs, most, site.scheduler)
 
 
 def _measured(site: Site, spec: Spec, nodes: int) -> Speed | None:

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from summit_train.cluster.estimate import Estimate, check_ranks, estimate
+from summit_train.cluster.estimate import Estimate, check_ranks, estimate, scored_clips
 from summit_train.cluster.site import Site, load_site, parse_walltime
 from summit_train.optim.keys import describe_decay, describe_solver
 from summit_train.plan import Plan, PlanError, averages_per_epoch, make_plan, sample_learning_rates
@@ -63,13 +63,16 @@ def run(args: argparse.Namespace) -> int:
     for line in files.warnings:
         warn(line)
     hours = None if args.speed is None else _hours(plan, args.speed)
-    cost = None if site is None else estimate(site, spec, plan, nodes, args.walltime, args.speed)
+    cost = None if site is None else estimate(site, spec, plan, nodes, args.walltime, args.speed, files.videos)
+    more = None
+    if hours is not None and files.videos is not None:
+        more = hours * scored_clips(spec, plan, files.videos) / _trained_clips(plan)
     other = None if args.compare is None else _other(args)
     if args.json:
         values = _values(plan) | {"quarantined_clips": files.left_out}
         values |= {"warnings": files.warnings, "not_checked": files.not_checked}
         if hours is not None:
-            values |= {"training_hours": hours, "rank_hours": hours * plan.ranks}
+            values |= {"training_hours": hours, "rank_hours": hours * plan.ranks, "evaluation_hours": more}
         if cost is not None:
             values["site"] = {"name": args.site, **cost.values()}
         if other is not None:
@@ -80,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if other is not None:
         _print_beside(console, [(spec, plan), other])
     else:
-        _print_tables(console, spec, plan, _more_rows(spec, plan, files, hours, cost))
+        _print_tables(console, spec, plan, _more_rows(spec, plan, files, hours, more, cost))
     return 0
 
 
@@ -124,10 +127,11 @@ def _nodes(args: argparse.Namespace, site: Site, spec: Spec) -> int:
 class Files:
     """What the files of a spec say: training clips, clips that the quarantine leaves out, and what to warn of.
 
-    not_checked: keys whose files were not read.
+    videos: of a validation, None where unknown. not_checked: keys whose files were not read.
     """
 
     clips: int
+    videos: int | None
     left_out: int
     warnings: list[str]
     not_checked: list[str]
@@ -140,7 +144,9 @@ def check_files(spec: Spec, clips: int | None, to_come: Path | None = None) -> F
     to_come: a folder whose runs will be there when the spec is trained. Raises UserError for a mistake in a file.
     """
     if clips is not None:
-        return Files(clips, 0, [], ["data.train", "data.val", *_check_weights(spec, to_come, may_be_missing=True)])
+        return Files(
+            clips, None, 0, [], ["data.train", "data.val", *_check_weights(spec, to_come, may_be_missing=True)]
+        )
     # Imported here: with --clips the command needs neither numpy nor PyAV.
     from summit_train.commands.start import read_manifests
     from summit_train.data.manifest.quarantine import class_warnings, kept_clips
@@ -152,7 +158,7 @@ def check_files(spec: Spec, clips: int | None, to_come: Path | None = None) -> F
     train, val = read_manifests(spec)
     _check_weights(spec, to_come, may_be_missing=False)
     kept = kept_clips(spec.data, train)
-    return Files(len(kept), len(kept.excluded), class_warnings(train, val), [])
+    return Files(len(kept), len(kept_clips(spec.data, val)), len(kept.excluded), class_warnings(train, val), [])
 
 
 def _check_weights(spec: Spec, to_come: Path | None, *, may_be_missing: bool) -> list[str]:
@@ -177,19 +183,26 @@ def _check_weights(spec: Spec, to_come: Path | None, *, may_be_missing: bool) ->
 def _hours(plan: Plan, speed: float) -> float:
     if not 0 < speed < math.inf:
         raise PlanError(f"--speed {speed:g}: a number above 0 is wanted")
-    return plan.total_steps * plan.global_batch / plan.ranks / speed / 3600
+    return _trained_clips(plan) / plan.ranks / speed / 3600
+
+
+def _trained_clips(plan: Plan) -> int:
+    return plan.total_steps * plan.global_batch
 
 
 def _more_rows(
-    spec: Spec, plan: Plan, files: Files, hours: float | None, cost: Estimate | None
+    spec: Spec, plan: Plan, files: Files, hours: float | None, more: float | None, cost: Estimate | None
 ) -> list[tuple[str, str]]:
-    """Return what stands below the rows that every plan has."""
+    """Return what stands below the rows that every plan has. more: hours of the evaluation, None where unknown."""
     rows = [("left out", f"{files.left_out:,} clips, by {spec.data.quarantine}")] if files.left_out else []
     rows += [("not checked", ", ".join(files.not_checked))] if files.not_checked else []
     if cost is not None:
         rows += [("nodes", f"{cost.nodes:,}"), *cost.rows()]
     elif hours is not None:
-        rows.append(("training time", f"{hours:,.2f} h, {hours * plan.ranks:,.1f} rank-hours, without validation"))
+        evaluation = (
+            "without evaluation (how many videos is unknown)" if more is None else f"and {more:,.2f} h of evaluation"
+        )
+        rows.append(("training time", f"{hours:,.2f} h, {hours * plan.ranks:,.1f} rank-hours, {evaluation}"))
     return rows
 
 

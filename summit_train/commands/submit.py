@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     spec, site = load_spec(args.spec, args.overrides), load_site(args.site, args.set, warn)
     files = check_files(spec, args.clips)
     plan = make_plan(spec, check_ranks(site, spec, args.nodes), files.clips)
-    cost = estimate(site, spec, plan, args.nodes, args.walltime, args.speed)
+    cost = estimate(site, spec, plan, args.nodes, args.walltime, args.speed, files.videos)
     job = Job(
         name=spec.name,
         runs=(spec.run_path.absolute(),),

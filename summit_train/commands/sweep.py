@@ -12,6 +12,7 @@ from summit_train.cluster.site import Site, load_site
 from summit_train.commands.plan import add_site_arguments, check_files, warn
 from summit_train.commands.ranks import check_root
 from summit_train.source import SpecError
+from summit_train.spec import Spec
 from summit_train.sweep.figure import write_sweep
 from summit_train.sweep.grid import Sweep, load_sweep
 from summit_train.sweep.points import as_values, tables
@@ -40,7 +41,12 @@ def run(args: argparse.Namespace) -> int:
     site = None if name is None else load_site(name, args.set, warn)
     if args.status:
         return _show_status(sweep, _read_jobs(sweep, site), as_json=args.json)
-    planned = plan_runs(sweep, site, lambda spec: check_files(spec, args.clips, sweep.folder).clips, args.walltime)
+
+    def count(spec: Spec) -> tuple[int, int | None]:
+        files = check_files(spec, args.clips, sweep.folder)
+        return files.clips, files.videos
+
+    planned = plan_runs(sweep, site, count, args.walltime)
     if args.dry_run or site is None:
         return _show_plans(sweep, planned, as_json=args.json)
     if site.scheduler == "local" and any(run.plan.ranks > 1 for run in planned):

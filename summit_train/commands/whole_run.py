@@ -14,6 +14,7 @@ from summit_train.commands.evaluate import evaluate_paths, tell_left_out
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.start import choose_device, read_inputs
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class, kept_clips
+from summit_train.errors import AgreedError, RunFailed, UserError
 from summit_train.files import write_json, write_text
 from summit_train.saved import find_checkpoints
 from summit_train.spec import Spec, dump_spec
@@ -25,7 +26,7 @@ from summit_train.training.evaluation import Evaluation
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog
 from summit_train.training.precise_bn import preparation
-from summit_train.training.run import Inputs, Run, locked_run
+from summit_train.training.run import Inputs, Run, RunLock
 from summit_train.training.so_far import forget_so_far
 from summit_train.training.staging import stage_sets
 from summit_train.training.watch import Stopped, StopRequest, Watchdog, leave_if_asked
@@ -40,24 +41,29 @@ def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: 
     with session(launch) as world, ExitStack() as held:
         check_agreement(world, inputs.spec, inputs.manifests, command="train", force_resume=force)
         watchdog = held.enter_context(Watchdog(world, inputs.spec.watch.stall_seconds))
-        world.together(lambda: world.rank or held.enter_context(locked_run(inputs.spec.run_path)))
-        return _run(inputs, world, watchdog, stop, force=force, interactive=launch.interactive)
+        lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
+        run = Run(inputs, world, choose_device(world), force_resume=force, lock=lock)
+        run.notes += stage_sets(run, watchdog)
+        try:
+            return _run(inputs, run, watchdog, stop, interactive=launch.interactive)
+        except Stopped:
+            return _stopped(inputs.spec, world, stop)
+        except AgreedError as error:
+            raise AgreedError(str(error)) from error
+        except UserError as error:
+            # The input was right when training began: a checkpoint or video that is gone now is no mistake in it.
+            raise RunFailed(str(error)) from error
 
 
-def _run(inputs: Inputs, world: World, watchdog: Watchdog, stop: StopRequest, *, force: bool, interactive: bool) -> int:
+def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> int:
     began = time.monotonic()
-    spec = inputs.spec
-    run = Run(inputs, world, choose_device(world), force_resume=force)
-    run.notes += stage_sets(run, watchdog)
-    try:
-        _train(run, watchdog, stop, interactive=interactive)
-        _evaluate(inputs, run, watchdog, stop)
-        leave_if_asked(world, stop)
-        report = world.broadcast(world.together(lambda: None if world.rank else _report(spec, stop)))
-        if report is None:
-            raise Stopped
-    except Stopped:
-        return _stopped(spec, world, stop)
+    spec, world = run.spec, run.world
+    _train(run, watchdog, stop, interactive=interactive)
+    _evaluate(inputs, run, watchdog, stop)
+    leave_if_asked(world, stop)
+    report = world.broadcast(world.together(lambda: None if world.rank else _report(spec, stop)))
+    if report is None:
+        raise Stopped
     if world.rank == 0:
         forget_so_far(spec.run_path)
         print(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")

@@ -44,22 +44,26 @@ class PlannedRun:
 
 
 def plan_runs(
-    sweep: Sweep, site: Site | None, count_clips: Callable[[Spec], int], walltime: int | None
+    sweep: Sweep,
+    site: Site | None,
+    count: Callable[[Spec], tuple[int, int | None]],
+    walltime: int | None,
 ) -> list[PlannedRun]:
     """Return the plan of every run on the site's nodes; without a site, with one rank for each virtual GPU.
 
-    count_clips: spec -> number of training clips; called once for all runs of the same data and network.
-    walltime: minutes of a job, by default what the run needs. Raises PlanError, which begins with the run's name,
-    where a run does not fit the site, its clips or its files.
+    count: spec -> numbers of training clips and of validation videos (None where unknown); called once for all runs of
+    the same data and network. walltime: minutes of a job, by default what the run needs. Raises PlanError, which begins
+    with the run's name, where a run does not fit the site, its clips or its files.
     """
-    counted: dict[tuple[DataSpec, ModelSpec], int] = {}
+    counted: dict[tuple[DataSpec, ModelSpec], tuple[int, int | None]] = {}
     planned = []
     for run in sweep.runs:
         files = run.spec.data, run.spec.model
         try:
             if files not in counted:
-                counted[files] = count_clips(run.spec)
-            planned.append(_plan(run, site, counted[files], walltime))
+                counted[files] = count(run.spec)
+            clips, videos = counted[files]
+            planned.append(_plan(run, site, clips, walltime, videos))
         except UserError as error:
             raise PlanError(f"{run.name}: {error}") from error
     return planned
@@ -83,7 +87,7 @@ def planned_values(sweep: Sweep, planned: Sequence[PlannedRun]) -> dict[str, Any
     return {"sweep": sweep.name, "at_once": sweep.at_once, "node_hours": total, "runs": runs}
 
 
-def _plan(run: SweepRun, site: Site | None, num_clips: int, walltime: int | None) -> PlannedRun:
+def _plan(run: SweepRun, site: Site | None, num_clips: int, walltime: int | None, videos: int | None) -> PlannedRun:
     spec, nodes, cost = run.spec, run.nodes, None
     if site is None:
         plan = make_plan(spec, spec.scale.gpus or 1, num_clips)
@@ -93,7 +97,7 @@ def _plan(run: SweepRun, site: Site | None, num_clips: int, walltime: int | None
         raise PlanError("the sweep does not say on how many nodes it runs; give nodes: N, of all runs or of this one")
     else:
         plan = make_plan(spec, check_ranks(site, spec, nodes), num_clips)
-        cost = estimate(site, spec, plan, nodes, walltime)
+        cost = estimate(site, spec, plan, nodes, walltime, videos=videos)
     return PlannedRun(run.name, spec, nodes, plan, cost)
 
 

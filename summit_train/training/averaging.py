@@ -26,8 +26,8 @@ from summit_train.data.batches.loader import MicroBatch
 from summit_train.models.freeze import trained_norms
 from summit_train.optim.keys import ParallelSpec
 from summit_train.saved import bound_of, give_weights, learner_path, load_checkpoint
-from summit_train.training.checkpoint import save_checkpoint, step_of
-from summit_train.training.step import Averaging, RunningStatistics, StepResult, TrainStep
+from summit_train.training.checkpoint import save_checkpoint
+from summit_train.training.step import Averaging, StepResult, TrainStep, count_updates
 from summit_train.training.stopwatch import Mark
 
 Tensors = list[torch.Tensor]
@@ -152,8 +152,8 @@ class AveragingStep:
         parts = torch.split(total, [tensor.numel() for tensor in shapes])
         return [part.view_as(tensor) for part, tensor in zip(parts, shapes, strict=True)]
 
-    def checkpoint(self, path: Path) -> dict[str, Any]:
-        """Return the parts of the checkpoint `path` that stand beside the network. Collective.
+    def checkpoint(self, path: Path, step: int) -> dict[str, Any]:
+        """Return the parts of the checkpoint `path`, after `step` updates, that stand beside the network. Collective.
 
         In the middle of a round the network becomes the average of the moment. Where learners differ, each has a file
         of its own, written first; the checkpoint lists their SHA-256. The optimizer's state is the first learner's.
@@ -161,11 +161,11 @@ class AveragingStep:
         if self._in_round:
             self._average_networks()
         differ = self._in_round > 0 or self._spec.optimizer_state == "local" or self._spec.bn == "local"
-        RunningStatistics(self._model, 1, self._world).count(step_of(path))
-        parts = {number: learner.checkpoint(path) for number, learner in self._learners.items()}
+        count_updates(self._model, step)
+        parts = {number: learner.checkpoint(path, step) for number, learner in self._learners.items()}
         mine = []
         for number, learner in self._learners.items():
-            state = {"step": step_of(path), "model": learner.model.state_dict(), **parts[number]}
+            state = {"step": step, "model": learner.model.state_dict(), **parts[number]}
             digest = save_checkpoint(learner_path(path, number), state) if differ else None
             mine.append((digest, parts[number]["loss_scale"]))
         learners = [one for theirs in self._world.gather(mine) or [] for one in theirs]

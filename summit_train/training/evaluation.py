@@ -127,7 +127,7 @@ class Evaluation:
         self, model: nn.Module, path: Path
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None, int]:
         """Return the weights of a checkpoint, their average if it holds one, and its step. Collective."""
-        state = load_checkpoint(path, bound_of(model)) if self.world.rank == 0 else {}
+        state = self.world.together(lambda: {} if self.world.rank else load_checkpoint(path, bound_of(model)))
         self._check_classes(path, state.get("classes"))
         # The optimizer's state, which is as large as the weights, is of no use here.
         average = state.get("ema", {}).get("model")

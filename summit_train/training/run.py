@@ -5,10 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import nn
@@ -19,7 +18,7 @@ from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import kept_clips
-from summit_train.errors import UserError
+from summit_train.errors import RunFailed, UserError
 from summit_train.files import naming
 from summit_train.models import VideoNetwork
 from summit_train.models.weights import load_pretrained
@@ -61,13 +60,21 @@ class Run:
     start_step: the number of updates in the checkpoint that it goes on from. notes: lines for people.
     """
 
-    def __init__(self, inputs: Inputs, world: World, device: torch.device, *, force_resume: bool = False) -> None:
+    def __init__(
+        self,
+        inputs: Inputs,
+        world: World,
+        device: torch.device,
+        *,
+        force_resume: bool = False,
+        lock: RunLock | None = None,
+    ) -> None:
         """Build the model and the optimizer and load the newest whole checkpoint. Collective.
 
         Raises CheckpointError if the checkpoint is of another experiment (unless `force_resume`) or none is whole, and
-        UserError where this machine's gradients would be wrong.
+        UserError where this machine's gradients would be wrong. lock: rank 0's, which each checkpoint needs.
         """
-        self.world, self.device = world, device
+        self.world, self.device, self._lock = world, device, lock
         self.spec, self.plan = spec, plan = inputs.spec, inputs.plan
         self.train_manifest, self.val_manifest = inputs.train_manifest, inputs.val_manifest
         self.train_clips = kept = kept_clips(spec.data, inputs.train_manifest)
@@ -110,9 +117,13 @@ class Run:
         return [self.train_manifest.path(int(i)) for batch in micro_batches for i in batch.ids]
 
     def save(self, step: int) -> None:
-        """Write the checkpoint after `step` updates on rank 0 and delete those that are not kept. Collective."""
+        """Write the checkpoint after `step` updates on rank 0 and delete those that are not kept. Collective.
+
+        Raises AgreedError where another run has taken the directory.
+        """
+        self.world.together(lambda: None if self._lock is None else self._lock.check())
         path = checkpoint_path(self.spec.run_path, step)
-        parts = self.step.checkpoint(path)
+        parts = self.step.checkpoint(path, step)
         if self.world.rank != 0:
             return
         state = parts | {
@@ -234,23 +245,54 @@ def drive_solver(
     return TrainStep(model, optimizer, world, device, settings, trust)
 
 
-@contextmanager
-def locked_run(run_path: Path) -> Iterator[None]:
-    """Hold the run directory for the block. Raises UserError if another process has it.
+class RunLock:
+    """Holds a run directory for this process within the block.
 
-    The lock is a POSIX record lock, so it ends with the process, however that ends.
+    It is a POSIX record lock on the file `lock`, so it ends with the process, however that ends. It goes with the file,
+    not with the name: where the name is free again, another run can take the directory.
     """
-    run_path.mkdir(parents=True, exist_ok=True)
-    with open(run_path / "lock", "a+", encoding="utf-8") as file:
+
+    def __init__(self, run_path: Path) -> None:
+        """Raise UserError if another process has the directory."""
+        run_path.mkdir(parents=True, exist_ok=True)
+        self._path = run_path / "lock"
+        self._file = self._take()
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def check(self) -> None:
+        """Take the directory again where `lock` was deleted. Raises RunFailed if another run has been faster."""
+        try:
+            if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
+                return
+            raise RunFailed(
+                f"{self._path} was deleted or replaced while this run was using the directory, and another run has "
+                f"taken it ({self._path.read_text(encoding='utf-8').strip()}); this one stops here"
+            )
+        except FileNotFoundError:
+            self._file.close()
+        try:
+            self._file = self._take()
+        except UserError as error:
+            raise RunFailed(str(error)) from error
+
+    def _take(self) -> IO[str]:
+        file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             file.seek(0)
+            holder = file.read().strip() or "unknown"
+            file.close()
             raise UserError(
-                f"{run_path}: another run is using this directory ({file.read().strip() or 'unknown'}); "
-                "wait for it, or give this one another name (name=...)"
+                f"{self._path.parent}: another run is using this directory ({holder}); wait for it, or give this one "
+                "another name (name=...)"
             ) from error
         file.truncate(0)
-        with naming(run_path / "lock"):
+        with naming(self._path):
             os.write(file.fileno(), f"{os.uname().nodename}, process {os.getpid()}\n".encode())
-        yield
+        return file

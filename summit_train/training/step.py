@@ -22,7 +22,7 @@ from summit_train.optim.sgd import set_learning_rate
 from summit_train.optim.trust import Ratios, TrustRatio
 from summit_train.saved import check_fit
 from summit_train.training.average import WeightAverage
-from summit_train.training.checkpoint import restore_solver, step_of
+from summit_train.training.checkpoint import restore_solver
 from summit_train.training.noise import PassSquares, Squares
 from summit_train.training.stopwatch import Mark
 
@@ -147,15 +147,16 @@ class RunningStatistics:
             settled = torch.where(skipped > 0, self._before, self._mean)
             torch._foreach_copy_(buffers, list(torch.split(settled, [b.numel() for b in buffers])))
 
-    def count(self, steps: int) -> None:
-        """Set num_batches_tracked to updates of the weights; forward passes depend on the accumulation."""
-        for norm in self._norms:
-            if norm.num_batches_tracked is not None:
-                norm.num_batches_tracked.fill_(steps)
-
     def _buffers(self) -> list[torch.Tensor]:
         both = [(norm.running_mean, norm.running_var) for norm in self._norms]
         return [buffer for pair in both for buffer in pair if buffer is not None]
+
+
+def count_updates(model: nn.Module, steps: int) -> None:
+    """Set num_batches_tracked to updates of the weights; forward passes depend on the accumulation."""
+    for norm in trained_norms(model):
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.fill_(steps)
 
 
 @dataclass(frozen=True)
@@ -325,9 +326,9 @@ class TrainStep:
         lap("update")
         return StepResult(votes, local_loss, ratios, measured)
 
-    def checkpoint(self, path: Path) -> dict[str, Any]:
-        """Return the parts of the checkpoint `path` that stand beside the network."""
-        self.statistics.count(step_of(path))
+    def checkpoint(self, path: Path, step: int) -> dict[str, Any]:
+        """Return the parts of the checkpoint `path`, after `step` updates, that stand beside the network."""
+        count_updates(self.model, step)
         parts = {"optimizer": self.optimizer.state_dict(), "loss_scale": self.loss_scale.state_dict()}
         return parts if self.average is None else parts | {"ema": self.average.state_dict()}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.cluster.estimate import Estimate, check_ranks, estimate
+from summit_train.cluster.estimate import Estimate, check_ranks, estimate, scored_clips
 from summit_train.cluster.job import JobError
 from summit_train.cluster.site import Site, SiteError, load_site
 from summit_train.plan import make_plan
@@ -160,4 +160,38 @@ def test_the_rows_for_people() -> None:
 
 def test_nobody_ends_a_run_on_ones_own_machine() -> None:
     cost = _cost("tsm_r50_8f", 1, site=load_site("local"), speed=2.0)
-    assert [name for name, _ in cost.rows()] == ["training"]
+    assert [name for name, _ in cost.rows()] == ["training", "evaluation"]
+
+
+def test_the_walltime_counts_the_validations_and_the_final_evaluation() -> None:
+    """6 ranks of 100 clips a second, 600,000 training clips a pass of 1,000 s; 10 epochs and 6,000 videos."""
+    keys = ("schedule.epochs=10", "schedule.warmup_epochs=1", "checkpoint.every_epochs=2", "checkpoint.keep=9")
+    views = ("evaluate.every_epochs=3", "evaluate.last_checkpoints=9", "evaluate.clips=10", "evaluate.crops=3")
+    site = load_site("slurm_generic")
+    without = _cost("tsm_r50_8f", 1, "scale.gpus=4", *keys, *views, site=site, speed=100.0)
+    assert without.evaluation_hours is None
+    assert dict(without.rows())["evaluation"] == "not counted: how many videos data.val has is unknown"
+    cost = _cost("tsm_r50_8f", 1, "scale.gpus=4", *keys, *views, site=site, speed=100.0, videos=6_000)
+    # After epochs 3, 6, 9 and 10; the checkpoints of 2, 4, .. 10: 6,000 x (4 + 5 x 30) clips.
+    assert cost.evaluation_hours == pytest.approx(924_000 / 400 / 3600)
+    assert cost.hours == without.hours == pytest.approx(2_400_000 / 400 / 3600, rel=1e-3)
+    assert (without.walltime_minutes, cost.walltime_minutes) == (15 + 120, 15 + 167)  # 1.2 x 100 and 1.2 x 138.5
+    assert dict(cost.rows())["evaluation"] == "0:39, final and validations"
+
+
+@pytest.mark.parametrize(
+    ("changes", "clips"),
+    [
+        ((), 7 * (2 + 5 * 10)),
+        (("evaluate.every_epochs=0",), 7 * 5 * 10),
+        (("ema.decay=0.9",), 7 * (2 + 2 * 5 * 10)),
+        (("evaluate.crops=full",), 7 * (2 + 5 * 10)),
+        (("evaluate.mode=stream", "model.shift_direction=past"), 7 * (2 * 10 + 5 * 10)),
+        (("evaluate.precise_bn=3",), 7 * (2 + 5 * 10) + 5 * 3 * 64),
+    ],
+)
+def test_the_clips_that_evaluations_read(changes: tuple[str, ...], clips: int) -> None:
+    spec = load_spec(
+        KINETICS / "tsm_r50_8f.yaml", ["schedule.epochs=10", "scale.gpus=8", "scale.clips_per_gpu=8", *changes]
+    )
+    assert scored_clips(spec, make_plan(spec, 8, 1_000), 7) == clips

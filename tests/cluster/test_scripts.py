@@ -206,8 +206,16 @@ def test_a_job_without_a_new_step_is_not_requeued(standins: Standins, tmp_path: 
     script, run = _job(standins, "srun", tmp_path / "run")
     done = _stopped(standins, script, run, does="stop without a step")
     assert done.status == 1
-    assert "stopped at step 0 without a new step since its start; not started again" in done.output
+    assert "stopped at step 0 without a new step or score since its start; not started again" in done.output
     assert standins.calls("scontrol") == []
+
+
+def test_a_job_that_scored_videos_is_requeued_as_one_that_made_steps(standins: Standins, tmp_path: Path) -> None:
+    """Twice: the second one finds scores of the first."""
+    script, run = _job(standins, "srun", tmp_path / "run")
+    for _ in range(2):
+        assert _stopped(standins, script, run, does="stop in the evaluation").status == 85
+    assert _stopped(standins, script, run, does="stop without a step").status == 1
 
 
 def test_requeues_are_bounded(standins: Standins, tmp_path: Path) -> None:

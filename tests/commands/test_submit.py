@@ -63,6 +63,7 @@ def test_a_dry_run_prints_script_and_cost_and_touches_nothing(
         "tsm_r50_8f_1536gpu: 256 nodes of summit, 1536 ranks\n"
         "  training   0:14, 59.1 node-hours at 18.3 clips/s a rank "
         "(Training Kinetics in 15 Minutes, Table 3: 14m13s)\n"
+        "  evaluation not counted: how many videos data.val has is unknown\n"
         "  walltime   0:32, one job; at most 136.5 node-hours\n"
         "  unchecked  data.train, data.val, model.pretrained\n"
     )

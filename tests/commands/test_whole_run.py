@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +15,12 @@ import pytest
 from summit_train.__main__ import main
 from summit_train.commands import whole_run
 from summit_train.training.scoring import Scorer
+from summit_train.training.step import TrainStep
 from tests.conftest import WriteSpec
 from tests.runs import steps_of
 from tests.worlds import lines, main_said, needs_ranks, run, succeed
 
-VIDEOS = 101
+VIDEOS = 41
 
 
 class Scoring:
@@ -121,15 +123,7 @@ def test_a_run_stopped_at_an_epochs_edge_makes_up_for_its_validation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The votes of a step are read after the next one: asked in step 9, it stops after step 10, the first epoch's."""
-    from summit_train.training.step import TrainStep
-
-    honest = TrainStep.__call__
-
-    def call(self: TrainStep, batches: Any, *arguments: Any, **options: Any) -> Any:
-        batches = list(batches)
-        return honest(self, batches, *arguments, **options | {"stop": batches[0].step == 8})
-
-    monkeypatch.setattr(TrainStep, "__call__", call)
+    _at_step(monkeypatch, 8, lambda: os.kill(os.getpid(), signal.SIGUSR2))
     spec, run = write_spec(evaluate={"every_epochs": 1}), tmp_path / "runs/run"
     assert train(spec)[0] == 85
     assert steps_of(run) == list(range(1, 11)) and _records(run, "eval") == []
@@ -154,6 +148,70 @@ def test_a_request_to_stop_ends_the_report(
     monkeypatch.setattr(whole_run, "write_report", honest)
     assert train(spec)[0] == 0
     assert (tmp_path / "runs/run/report.html").exists() and scoring.videos == list(range(VIDEOS))
+
+
+def _at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
+    """Do `act` before the update number `step`, counted from 0."""
+    honest = TrainStep.__call__
+
+    def call(self: TrainStep, batches: Any, *arguments: Any, **options: Any) -> Any:
+        batches = list(batches)
+        if batches[0].step == step:
+            act()
+        return honest(self, batches, *arguments, **options)
+
+    monkeypatch.setattr(TrainStep, "__call__", call)
+
+
+def test_a_deleted_lock_is_taken_again(
+    write_spec: WriteSpec, tmp_path: Path, train: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "runs/run/lock"
+    _at_step(monkeypatch, 3, lock.unlink)
+    assert train(write_spec(schedule={"epochs": 1}))[0] == 0
+    assert f"process {os.getpid()}" in lock.read_text()
+
+
+def test_a_run_whose_directory_another_one_took_writes_no_checkpoint_there(
+    write_spec: WriteSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "runs/run/lock"
+
+    def take() -> None:
+        lock.unlink()
+        lock.write_text("node7, process 7\n")
+
+    _at_step(monkeypatch, 3, take)
+    status, _, err = main_said(capsys, "train", write_spec(schedule={"epochs": 1}))
+    assert status == 1
+    assert err == (
+        f"summit-train: {lock} was deleted or replaced while this run was using the directory, and another run has "
+        "taken it (node7, process 7); this one stops here\n"
+    )
+    assert not list((tmp_path / "runs/run").glob("checkpoints/*"))
+
+
+@pytest.mark.parametrize("missing_at", [1, VIDEOS + 1])
+def test_a_run_folder_that_is_removed_in_the_evaluation_is_no_mistake_of_the_user(
+    write_spec: WriteSpec,
+    tmp_path: Path,
+    scoring: Scoring,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    missing_at: int,
+) -> None:
+    """With two checkpoints, in the scoring of each."""
+    run, honest = tmp_path / "runs/run", Scorer._clip_scores
+
+    def scores(*arguments: Any) -> Iterator[Any]:
+        for score in honest(*arguments):
+            if len(scoring.videos) == missing_at:
+                shutil.rmtree(run)
+            yield score
+
+    monkeypatch.setattr(Scorer, "_clip_scores", scores)
+    status, _, err = main_said(capsys, "train", write_spec(evaluate={"last_checkpoints": 2}))
+    assert status == 1 and err.startswith(f"summit-train: {run}") and err.count("\n") == 1, err
 
 
 _STOP = """

@@ -34,7 +34,7 @@ MOST_NODES = 384  # "due to quota limitation, the largest physical nodes we used
 
 
 def test_the_plan_of_each_row_is_the_papers() -> None:
-    planned = plan_runs(load_sweep(FOLDER / "table3.yaml"), load_site("summit"), lambda spec: CLIPS, None)
+    planned = plan_runs(load_sweep(FOLDER / "table3.yaml"), load_site("summit"), lambda spec: (CLIPS, None), None)
     assert [(f"nodes-{nodes}", gpus, batch, frames) for nodes, gpus, batch, frames, _, _ in TABLE_3] == [
         (run.name, run.plan.virtual_gpus, run.plan.global_batch, run.plan.frames_per_batch) for run in planned
     ]
@@ -65,7 +65,7 @@ def test_the_published_figures_are_the_papers() -> None:
 
 def test_the_study_in_small_goes_up_to_batches_that_lose_accuracy_in_the_same_epochs() -> None:
     sweep = load_sweep(FOLDER / "batch_size_motion.yaml")
-    planned = plan_runs(sweep, load_site("local"), lambda spec: 512, None)
+    planned = plan_runs(sweep, load_site("local"), lambda spec: (512, None), None)
     assert [run.plan.global_batch for run in planned] == [8, 16, 32, 64, 128, 256]
     assert {run.plan.ranks for run in planned} == {2}
     assert {run.plan.peak_lr / run.plan.global_batch for run in planned} == {0.02 / 8}
@@ -75,7 +75,7 @@ def test_the_study_in_small_goes_up_to_batches_that_lose_accuracy_in_the_same_ep
 
 def test_the_study_of_large_batches_changes_the_scale_of_each_preset_alone() -> None:
     sweep = load_sweep(FOLDER / "large_batch_motion.yaml")
-    planned = plan_runs(sweep, load_site("local"), lambda spec: 1024, None)
+    planned = plan_runs(sweep, load_site("local"), lambda spec: (1024, None), None)
     gpus = (2, 8, 32, 64, 128)
     names = [f"{p}_gpus-{n}_seed-{s}" for p in ("linear", "date", "lars", "lamb") for n in gpus for s in range(3)]
     assert [run.name for run in planned] == names

@@ -274,7 +274,7 @@ def test_each_learner_has_a_loss_scale_of_its_own_through_a_checkpoint(tmp_path:
     learners.models[1].on = True
     learners.step(_micro_batches(2), 0.01)
     path = checkpoint_path(tmp_path, 1)
-    saved = {"model": learners.average.state_dict(), **learners.step.checkpoint(path)}
+    saved = {"model": learners.average.state_dict(), **learners.step.checkpoint(path, 1)}
     assert saved["learner_digests"] == [] and not path.parent.exists()
     again = _Learners(_Poison(_model(dtype=torch.float32)), 2, "sgd", "fp16", period=1)
     again.step.restore(path, saved)

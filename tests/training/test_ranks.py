@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from summit_train.__main__ import main
 from tests.conftest import WriteSpec
 from tests.worlds import command, lines, needs_ranks, run, succeed, train
 
@@ -108,6 +109,17 @@ def test_a_bad_video_ends_all_ranks_and_is_named(write_spec: WriteSpec, tmp_path
     status, output = command(2, "train", str(write_spec(data={"train": str(tmp_path / "train.csv")})))
     assert status not in (0, 2)
     assert str(broken) in output and "rank " in output and "step " in output
+
+
+def test_a_known_error_of_rank_0_ends_all_ranks_in_order(write_spec: WriteSpec) -> None:
+    """Rank 0 alone reads the checkpoint; without MPI_ABORT, whose text would bury the one line."""
+    spec = str(write_spec(schedule={"epochs": 1}))
+    assert main(["train", spec]) == 0
+    status, output = command(2, "train", spec, "optimizer.momentum=0.5", timeout=90)
+    assert status == 2, output
+    assert "MPI_ABORT" not in output and "Traceback" not in output
+    said = [line for line in lines(output) if line.startswith("summit-train")]
+    assert len(said) == 1 and "is of another experiment: optimizer.momentum: the checkpoint has 0.9" in said[0]
 
 
 _NAN_ON_RANK_1 = """

@@ -45,6 +45,9 @@ newest_step() {
     echo $((10#${step%.pt}))
 }
 
+# The bytes of the scores that a stopped evaluation keeps.
+scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | wc -c; }
+
 # Since Slurm 22.05 srun does not take this from sbatch.
 export SRUN_CPUS_PER_TASK=10
 all_ranks=(
@@ -91,6 +94,7 @@ attend() {
 }
 
 first=$(newest_step)
+scored=$(scored_bytes)
 rm -f -- "$run/stopped"
 say "job $job_id: $run from step $first on 1 nodes, 4 ranks"
 attend "${all_ranks[@]}" "$python" -m summit_train train "$run/job/spec.yaml"
@@ -111,8 +115,8 @@ if [[ $stop == TERM || $stop == INT ]]; then
     say "job $job_id: stopped by SIG$stop at step $last; submit it again to go on"
     exit 143
 fi
-if ((last <= first)); then
-    say "job $job_id: stopped at step $last without a new step since its start; not started again"
+if ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
+    say "job $job_id: stopped at step $last without a new step or score since its start; not started again"
     exit 1
 fi
 final=$(cat "$run/job/last_job" 2>/dev/null || true) # of a chain of jobs

@@ -47,6 +47,9 @@ newest_step() {
     echo $((10#${step%.pt}))
 }
 
+# The bytes of the scores that a stopped evaluation keeps.
+scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | wc -c; }
+
 # LSF signals every process of a job on this launch node. jsrun is kept out of it, jskill tells the ranks.
 shielded_jsrun() {
     trap '' USR2
@@ -97,6 +100,7 @@ attend() {
 }
 
 first=$(newest_step)
+scored=$(scored_bytes)
 rm -f -- "$run/stopped"
 say "job $job_id: $run from step $first on 16 nodes, 96 ranks"
 attend "${all_ranks[@]}" "$python" -m summit_train train "$run/job/spec.yaml"
@@ -117,8 +121,8 @@ if [[ $stop == TERM || $stop == INT ]]; then
     say "job $job_id: stopped by SIG$stop at step $last; submit it again to go on"
     exit 143
 fi
-if ((last <= first)); then
-    say "job $job_id: stopped at step $last without a new step since its start; not started again"
+if ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
+    say "job $job_id: stopped at step $last without a new step or score since its start; not started again"
     exit 1
 fi
 final=$(cat "$run/job/last_job" 2>/dev/null || true) # of a chain of jobs
