@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 from summit_train.errors import UserError
@@ -15,6 +16,17 @@ from summit_train.spec import Spec
 
 _MOST_VIEWS = 16  # of a test at once; more make it no faster
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
+
+
+# What Plan has as properties, which count the network.
+_OF_THE_NETWORK = (
+    "parameters",
+    "gradient_bytes",
+    "averaging_bytes",
+    "multiply_adds",
+    "memory_bytes_per_rank",
+    "checkpoint_bytes",
+)
 
 
 class PlanError(UserError):
@@ -32,15 +44,13 @@ class Rung:
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers of one run. Bytes are bytes; LR as the optimizer gets it; multiply-adds of one clip's forward pass.
+    """The numbers of one run. Bytes are bytes; LR as the optimizer gets it.
 
-    memory_bytes_per_rank is an estimate: weights, their average, gradients and the solver's state, plus what the
-    backward pass needs of the clips of one virtual GPU, or the final evaluation of its views if that is more. ladder:
-    the batches that the run may have, the first one first; fewest_updates: of a run whose batch grows at every
-    decision. All other numbers are those of the first batch. averaging_bytes: what a rank gives to an average of the
-    learners, without BN's statistics; 0 without averaging.
+    ladder: the batches that the run may have, the first one first; fewest_updates: of a run whose batch grows at every
+    decision. All other numbers are those of the first batch.
     """
 
+    spec: Spec = field(repr=False, compare=False)
     ranks: int
     virtual_gpus: int
     accumulation: int
@@ -54,13 +64,47 @@ class Plan:
     ladder: tuple[Rung, ...]
     fewest_updates: int
     dropped_clips_per_epoch: int
-    parameters: int
-    gradient_bytes: int
-    averaging_bytes: int
-    multiply_adds: int
     input_bytes_per_step_and_rank: int
-    memory_bytes_per_rank: int
-    checkpoint_bytes: int
+
+    @cached_property
+    def network(self) -> Count:
+        """The counts of the network. Torch imports its compiler for the first one: one rank needs that, not all."""
+        return count_network(self.spec)
+
+    @property
+    def parameters(self) -> int:
+        """The weights of the network."""
+        return self.network.parameters
+
+    @property
+    def multiply_adds(self) -> int:
+        """Those of one clip's forward pass."""
+        return self.network.multiply_adds
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What a rank gives to the allreduce of a step."""
+        return self.parameters * self.spec.weight_bytes
+
+    @property
+    def averaging_bytes(self) -> int:
+        """What a rank gives to an average of the learners, without BN's statistics; 0 without averaging."""
+        averages = self.spec.parallel.method == "averaging"
+        return averaged_elements(self.spec, self.network) * self.spec.weight_bytes if averages else 0
+
+    @property
+    def memory_bytes_per_rank(self) -> int:
+        """An estimate: weights, their average, gradients and the solver's state, and the activations.
+
+        Those are what the backward pass needs of the clips of one virtual GPU, or the final evaluation of its views if
+        that is more.
+        """
+        return _memory(self.spec, self.network, self.accumulation, self.ladder[-1].clips_per_gpu)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """The size of a checkpoint of a whole epoch."""
+        return _copies_saved(self.spec, self.virtual_gpus) * self.parameters * self.spec.weight_bytes
 
     @property
     def total_steps(self) -> int:
@@ -94,9 +138,10 @@ class Plan:
 
     def values(self) -> dict[str, Any]:
         """The plan as one JSON object, with the keys of the schedule among the others."""
-        values = asdict(self)
-        schedule: dict[str, Any] = values.pop("schedule")
-        return values | schedule | {"milestones": list(self.schedule.milestones), "ladder": list(values["ladder"])}
+        names = [own.name for own in fields(self) if own.name not in ("spec", "schedule")]
+        values: dict[str, Any] = {name: getattr(self, name) for name in (*names, *_OF_THE_NETWORK)}
+        values["ladder"] = [asdict(rung) for rung in self.ladder]
+        return values | asdict(self.schedule) | {"milestones": list(self.schedule.milestones)}
 
 
 def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
@@ -114,11 +159,10 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
             f"data.train has {num_clips} clips, less than one global batch of {global_batch} "
             f"(scale.gpus {virtual_gpus} x scale.clips_per_gpu {spec.scale.clips_per_gpu})"
         )
-    network = count_network(spec)
     accumulation = virtual_gpus // ranks
     ladder = _ladder(spec, virtual_gpus, num_clips)
-    averages = spec.parallel.method == "averaging"
     return Plan(
+        spec=spec,
         ranks=ranks,
         virtual_gpus=virtual_gpus,
         accumulation=accumulation,
@@ -132,13 +176,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         ladder=ladder,
         fewest_updates=_fewest_updates(spec, ladder),
         dropped_clips_per_epoch=num_clips - steps_per_epoch * global_batch,
-        parameters=network.parameters,
-        gradient_bytes=network.parameters * spec.weight_bytes,
-        averaging_bytes=averaged_elements(spec, network) * spec.weight_bytes if averages else 0,
-        multiply_adds=network.multiply_adds,
         input_bytes_per_step_and_rank=accumulation * spec.scale.clips_per_gpu * _clip_bytes(spec),
-        memory_bytes_per_rank=_memory(spec, network, accumulation, ladder[-1].clips_per_gpu),
-        checkpoint_bytes=_copies_saved(spec, virtual_gpus) * network.parameters * spec.weight_bytes,
     )
 
 
