@@ -162,10 +162,8 @@ class Manifest:
                 f"{max(self.num_classes, int(self.labels.max()) + 1)}"
             )
         if self.classes is not None and len(self.classes) != num_classes:
-            names = f"{self.source} has, by its {'folders' if self.folder else CLASSES_FILE}"
-            raise ManifestError(
-                f"model.num_classes must be {len(self.classes)}, the classes that {names}, got {num_classes}"
-            )
+            named = f"{self.source} has {len(self.classes)} classes by its {'folders' if self.folder else CLASSES_FILE}"
+            raise ManifestError(f"model.num_classes must be {len(self.classes)}, got {num_classes}: {named}")
 
     def check_classes(self, other: Manifest) -> None:
         """Raise ManifestError where two manifests of one experiment number their classes differently."""

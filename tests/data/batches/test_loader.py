@@ -73,13 +73,6 @@ def test_a_start_in_mid_epoch_gives_the_tail(manifest: Manifest, workers: int) -
     assert plain(open_batches(manifest, data_spec(workers), start_step=3)) == everything[12:]
 
 
-@pytest.mark.parametrize("root", [None, ".", "/else/where"])
-def test_paths_that_start_at_the_manifests_folder_are_found_whatever_root_says(
-    manifest: Manifest, root: str | None
-) -> None:
-    assert plain(open_batches(manifest, data_spec(root=root))) == plain(open_batches(manifest, data_spec()))
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_loading_draws_nothing_from_the_global_generators(manifest: Manifest, workers: int) -> None:
     before, numpy_before = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].tolist()

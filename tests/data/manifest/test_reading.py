@@ -281,7 +281,7 @@ def test_check_labels_refuses_another_number_of_classes_than_are_named(tmp_path:
     manifest.check_labels(4)
     for number in (3, 10):
         with pytest.raises(
-            ManifestError, match=rf"num_classes must be 4, .*list\.csv has, .*classes\.txt, got {number}"
+            ManifestError, match=rf"must be 4, got {number}: .*list\.csv has 4 classes by its classes\.txt"
         ):
             manifest.check_labels(number)
 
