@@ -15,6 +15,7 @@ from summit_train.optim.schedule import Schedule, peak_learning_rate
 from summit_train.spec import Spec
 
 _MOST_VIEWS = 16  # of a test at once; more make it no faster
+_LARGEST_LR = 1e30  # also times a factor of the head's LR it is a float32
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 
 
@@ -224,7 +225,8 @@ def plan_schedule(optimizer: OptimizerSpec, course: ScheduleSpec, global_batch: 
     """Return the course of the LR: from here on durations are steps.
 
     LEGW scales the epochs of the warm-up by global_batch / base_batch, so its steps are those of the baseline,
-    warmup_epochs * num_clips / base_batch, whatever the batch. Raises PlanError where the warm-up takes the whole run.
+    warmup_epochs * num_clips / base_batch, whatever the batch. Raises PlanError where the warm-up takes the whole run,
+    or the LR is beyond float32.
     """
     steps_per_epoch = num_clips // global_batch
     total_steps = steps_per_epoch * course.epochs
@@ -238,8 +240,12 @@ def plan_schedule(optimizer: OptimizerSpec, course: ScheduleSpec, global_batch: 
             f"schedule.warmup_epochs: a warm-up of {course.warmup_epochs:g}{factor} epochs = {warmup_steps:,} steps "
             f"leaves nothing of the run, {course.epochs:,} epochs = {total_steps:,} steps; at most {fits:g} fits"
         )
+    peak_lr = peak_learning_rate(optimizer.base_lr, optimizer.base_batch, global_batch, optimizer.lr_scaling)
+    if peak_lr > _LARGEST_LR:
+        largest = f"{_LARGEST_LR:g} at most"
+        raise PlanError(f"optimizer.base_lr: the peak LR must be {largest}, got {peak_lr:.3g} of {optimizer.base_lr:g}")
     return Schedule(
-        peak_lr=peak_learning_rate(optimizer.base_lr, optimizer.base_batch, global_batch, optimizer.lr_scaling),
+        peak_lr=peak_lr,
         total_steps=total_steps,
         warmup_steps=warmup_steps,
         warmup=course.warmup,

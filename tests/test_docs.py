@@ -13,6 +13,7 @@ import pytest
 import yaml
 from pydantic_core import PydanticUndefined
 
+import summit_train
 from summit_train.__main__ import _COMMANDS, main
 from summit_train.commands import bench
 from summit_train.spec import load_spec
@@ -56,6 +57,11 @@ def _links(page: str) -> list[tuple[str, str]]:
             file = (ROOT / page).parent / path if path else ROOT / page
             found.append((str(file.resolve().relative_to(ROOT)), anchor))
     return found
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    first = re.findall(r"^## (.*)$", TEXTS["docs/changelog.md"], re.M)[0]
+    assert first.removesuffix(" (unreleased)") == summit_train.__version__
 
 
 def test_the_reader_of_links_sees_them() -> None:

@@ -201,11 +201,19 @@ def test_milestones_are_epochs() -> None:
     assert [plan.learning_rate(step) for step in steps] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("base_lr", [1e30, 1e308])
+def test_a_learning_rate_beyond_float32_is_refused(base_lr: float) -> None:
+    with pytest.raises(
+        PlanError, match=r"optimizer\.base_lr: the peak LR must be 1e\+30 at most, got (2e\+30|inf) of 1e"
+    ):
+        make_plan(_spec(2, 8, optimizer={"base_lr": base_lr}), 2, 100)
+
+
 def test_a_spec_at_its_upper_limits_has_a_plan() -> None:
     """The two largest counts: every pair of pixels of a clip, and the updates of the run."""
     model = {"arch": "i3d_3x1x1", "backbone": "resnet50", "non_local": "original", "width": 8, "num_classes": 1_000_000}
     data = {"num_frames": 4096, "crop": 4096, "short_side": [4096, 4096]}
-    lr = {"base_lr": 1e6, "base_batch": 1}
+    lr = {"base_lr": 1e29, "base_batch": 1}
     plan = make_plan(_spec(1, model=model, data=data, optimizer=lr, schedule={"epochs": 1_000_000}), 1, 100_000)
     assert plan.total_steps == 1_000_000 * (100_000 // plan.global_batch)
     assert plan.memory_bytes_per_rank > 0

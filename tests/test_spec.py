@@ -145,7 +145,6 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(
         ("", ('name="a\\x85b"',), "override 'name=\"a\\\\x85b\"': name: ", ("control characters",)),
         ("", ('name="\\u202e"',), "override 'name=\"\\\\u202e\"': name: ", ("control characters",)),
         ("schedule: {epochs: 1000000000}\n", (), "spec.yaml:5: schedule.epochs: ", ("equal to 1000000, got 10",)),
-        ("optimizer: {base_lr: 1e308}\n", (), "spec.yaml:5: optimizer.base_lr: ", ("equal to 1000000, got 1e+308",)),
         ("", ("optimizer.head_lr_factor=1e308",), "override 'optimizer.head_lr_factor=1e308': ", ("1000000",)),
         ("", ("optimizer.weight_decay=1e308",), "override 'optimizer.weight_decay=1e308': ", ("1000000",)),
         ("", ("watch.stall_seconds=1e10",), "override 'watch.stall_seconds=1e10': ", ("equal to 100000000, got",)),

@@ -15,7 +15,7 @@ LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthChe
 # Text that may stand in a path: no NUL, no variables, no home.
 PATHS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0$~"), min_size=1, max_size=12)
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1, max_size=40).filter(
-    lambda name: name not in (".", "..")
+    lambda name: name not in (".", "..") and name.isprintable()
 )
 
 

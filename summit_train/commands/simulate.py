@@ -10,12 +10,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from summit_train.errors import UserError
 from summit_train.models.catalog import BOTTLENECK_BACKBONES
 from summit_train.plan import PlanError
 from summit_train.report.noise import clips_factor
 from summit_train.scaling import published
 from summit_train.scaling.cost import Job, forecast
-from summit_train.scaling.machines import Machine, MachineError, load_machine, machine_names, with_rate
+from summit_train.scaling.machines import Machine, load_machine, machine_names, with_rate
 from summit_train.scaling.measure import check_above_0
 from summit_train.spec import Spec, load_spec
 from summit_train.text import NONE, duration, noise_text, table
@@ -64,16 +65,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def figure_path(text: str) -> Path:
-    """Return the path of a figure. Raises MachineError for a suffix that nothing is drawn for."""
+    """Return the path of a figure. Raises UserError for a suffix that nothing is drawn for."""
     if Path(text).suffix not in FORMATS:
-        raise MachineError(f"--out {text}: the name of a figure ends in {', '.join(FORMATS)}")
+        raise UserError(f"--out {text}: the name of a figure ends in {', '.join(FORMATS)}")
     return Path(text)
 
 
 def parse_nodes(text: str) -> list[int]:
     """Read '1,8,16' or '1,8,...,64', in which '...' doubles from the number before it up to the one behind it.
 
-    Raises MachineError for anything else.
+    Raises UserError for anything else.
     """
     words = text.split(",")
     nodes: list[int] = []
@@ -84,15 +85,15 @@ def parse_nodes(text: str) -> list[int]:
         elif word.isdecimal() and int(word) > 0:
             nodes.append(int(word))
         else:
-            raise MachineError(f"--nodes {text}: numbers above 0 with commas are wanted, such as 1,8,...,1024")
+            raise UserError(f"--nodes {text}: numbers above 0 with commas are wanted, such as 1,8,...,1024")
     return nodes
 
 
 def parse_noise(text: str) -> list[float]:
-    """Read '800' or '800,1200', clips above 0. Raises MachineError for anything else."""
+    """Read '800' or '800,1200', clips above 0. Raises UserError for anything else."""
     words = text.split(",")
     if len(words) > 2 or not all(re.fullmatch(r"\d+(\.\d+)?", word) and float(word) > 0 for word in words):
-        raise MachineError(f"--noise-scale {text}: one or two numbers of clips above 0 are wanted, such as 800,1200")
+        raise UserError(f"--noise-scale {text}: one or two numbers of clips above 0 are wanted, such as 800,1200")
     return [float(word) for word in words]
 
 

@@ -13,11 +13,11 @@ from summit_train.commands.plan import add_site_arguments, check_files, warn
 from summit_train.commands.ranks import check_root
 from summit_train.source import SpecError
 from summit_train.spec import Spec
-from summit_train.sweep.figure import write_sweep
+from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, load_sweep
 from summit_train.sweep.points import as_values, tables
 from summit_train.sweep.start import PlannedRun, plan_runs, planned_table, planned_values, run_here, submit_runs
-from summit_train.sweep.status import JobState, read_jobs, read_rows
+from summit_train.sweep.status import JobState, read_jobs, read_rows, to_start
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--dry-run", action="store_true", help="print the runs and their plans; start nothing")
     what.add_argument("--local", action="store_true", help="run them here, one after another (--site local)")
-    what.add_argument("--status", action="store_true", help="state of the runs; writes table and figure")
+    what.add_argument(
+        "--status", action="store_true", help="state of the runs; writes table and, over batch sizes, figure"
+    )
     parser.add_argument("--clips", type=int, metavar="N", help="training clips, where the manifest is not at hand")
     parser.add_argument("--json", action="store_true", help="with --dry-run or --status: one JSON object on stdout")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override in every run")
@@ -49,10 +51,11 @@ def run(args: argparse.Namespace) -> int:
     planned = plan_runs(sweep, site, count, args.walltime)
     if args.dry_run or site is None:
         return _show_plans(sweep, planned, as_json=args.json)
-    if site.scheduler == "local" and any(run.plan.ranks > 1 for run in planned):
-        check_root(site)
     jobs, say = _read_jobs(sweep, site), partial(print, flush=True)
     if site.scheduler == "local":
+        names = to_start(read_rows(sweep, jobs))
+        if any(run.plan.ranks > 1 and run.name in names for run in planned):
+            check_root(site)
         return run_here(sweep, site, planned, jobs, say)
     submit_runs(sweep, site, planned, jobs, say)
     return 0
@@ -98,6 +101,5 @@ def _show_status(sweep: Sweep, jobs: dict[str, JobState], *, as_json: bool) -> i
     print(tables(sweep, rows))
     print(f"{sweep.name}: " + ", ".join(f"{count} {state}" for state, count in values["states"].items() if count))
     if was_started:
-        files = sorted([*sweep.folder.glob("table.*"), *sweep.folder.glob("accuracy.*")])
-        print(f"in {sweep.folder}: " + ", ".join(path.name for path in files))
+        print(f"in {sweep.folder}: {written(sweep)}")
     return 0

@@ -48,7 +48,7 @@ class OptimizerSpec(Section):
     for lamb."""
     weight_decay: Annotated[float, Field(ge=0, le=MOST)] = 1e-4
     """Weight decay; not applied to biases and batch normalisation."""
-    base_lr: Rate = 0.00125
+    base_lr: Annotated[float, Field(gt=0)] = 0.00125
     """LR at a global batch of base_batch clips."""
     base_batch: Count = 8
     """Global batch that base_lr is given for, clips."""

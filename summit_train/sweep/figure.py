@@ -34,6 +34,13 @@ def write_sweep(sweep: Sweep, jobs: Mapping[str, JobState]) -> list[SweepRow]:
     return rows
 
 
+def written(sweep: Sweep) -> str:
+    """Return the names of the files that `write_sweep` wrote, and why there is no figure where there is none."""
+    figures = sorted(path.name for path in sweep.folder.glob("accuracy.*"))
+    names = [*sorted(path.name for path in sweep.folder.glob("table.*")), *figures]
+    return ", ".join(names) + ("" if figures else "; no figure, which needs a finished run and batch sizes that differ")
+
+
 def draw_accuracy(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, bytes]:
     """Draw top-1 of the finished runs against the global batch; return file name -> content, PNG and SVG.
 

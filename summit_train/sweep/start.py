@@ -20,7 +20,7 @@ from summit_train.files import locked, write_text
 from summit_train.plan import Plan, PlanError, make_plan
 from summit_train.source import to_yaml
 from summit_train.spec import DataSpec, ModelSpec, Spec, dump_spec
-from summit_train.sweep.figure import write_sweep
+from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, SweepRun, sweep_texts
 from summit_train.sweep.points import tables
 from summit_train.sweep.status import JobState, read_rows, to_start
@@ -140,7 +140,7 @@ def submit_runs(
             return
         write_text(sweep.folder / "site.yaml", to_yaml(site.model_dump(mode="json")))
         _submit(sweep, site, [runs] if len({run.nodes for run in runs}) == 1 else [[run] for run in runs], say)
-    say(f"summit-train sweep {sweep.folder} --status    shows them, and writes table and figure")
+    say(f"summit-train sweep {sweep.folder} --status    shows them, and writes the table")
 
 
 def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Mapping[str, JobState], say: Say) -> int:
@@ -161,7 +161,7 @@ def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Mapp
         left = f"; about {duration((now - began) / i * (len(runs) - i))} left" if i < len(runs) else ""
         say(f"[{i}/{len(runs)}] {run.name}: {outcome} in {duration(now - start)}{left}")
     say(tables(sweep, write_sweep(sweep, jobs)))
-    say(f"{sweep.name}: {num_failed} of {len(runs)} failed; table and figure are in {sweep.folder}")
+    say(f"{sweep.name}: {num_failed} of {len(runs)} failed; in {sweep.folder}: {written(sweep)}")
     return 1 if num_failed else 0
 
 

@@ -39,7 +39,7 @@ def test_a_class_that_only_validation_has_is_named(
     assert capsys.readouterr().err.count(said) == 1
     counts = json.loads((tmp_path / "runs/run/plan.json").read_text())["clips_per_class"]
     assert counts["train"] == {"right": 20, "up": 20, "left": 0, "down": 20}
-    assert counts["val"] == {"right": 26, "up": 25, "left": 25, "down": 25}
+    assert counts["val"] == {"right": 11, "up": 10, "left": 10, "down": 10}
 
 
 def test_where_both_sides_have_all_classes_nothing_is_said(

@@ -10,7 +10,7 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.commands.simulate import parse_nodes
-from summit_train.scaling.machines import MachineError
+from summit_train.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = str(ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml")
@@ -101,8 +101,9 @@ def test_nodes() -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "8,", "...,8", "8,...", "8,...,x", "-1", "1.5", "²"])
 def test_nodes_that_are_none(text: str) -> None:
-    with pytest.raises(MachineError, match="numbers above 0 with commas"):
+    with pytest.raises(UserError, match="numbers above 0 with commas") as caught:
         parse_nodes(text)
+    assert type(caught.value) is UserError  # of an option, and of no machine
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from matplotlib.axes import Axes
 
-from summit_train.sweep.figure import draw_accuracy, write_sweep
+from summit_train.sweep.figure import draw_accuracy, write_sweep, written
 from summit_train.sweep.grid import Reference, ReferencePoint, Sweep, load_sweep
 from summit_train.sweep.status import SweepRow, read_rows
 
@@ -34,6 +34,14 @@ def _done(rows: list[SweepRow], *, drop: float = 1.0) -> list[SweepRow]:
 @pytest.fixture
 def sweep(tmp_path: Path) -> Sweep:
     return _sweep(tmp_path, "grid: {scale.gpus: [1, 2, 4]}\n")
+
+
+def test_the_files_are_named_with_the_reason_for_no_figure(tmp_path):
+    sweep = Sweep("study", tmp_path, (), None, None, {})
+    (tmp_path / "table.txt").write_text("")
+    assert written(sweep) == "table.txt; no figure, which needs a finished run and batch sizes that differ"
+    (tmp_path / "accuracy.png").write_bytes(b"")
+    assert written(sweep) == "table.txt, accuracy.png"
 
 
 def test_it_is_drawn_as_png_and_svg_and_the_same_rows_give_the_same_bytes(sweep: Sweep) -> None:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from summit_train.source import SpecError
-from summit_train.spec import dump_spec
+from summit_train.spec import dump_spec, spec_from_values
 from summit_train.sweep.grid import Reference, ReferencePoint, Sweep, load_sweep
 from summit_train.sweep.points import as_values
 from summit_train.sweep.status import JobState, as_csv, read_rows, table, to_start
@@ -130,6 +130,17 @@ def test_a_run_of_another_spec_is_neither_a_result_nor_started_again(sweep, begi
     assert (row.state, row.note) == ("changed", "optimizer.base_lr was 0.5, the sweep has 0.00125")
     with pytest.raises(SpecError, match=r"gpus-1: optimizer\.base_lr was 0\.5.*; give the sweep another name"):
         to_start(read_rows(sweep))
+
+
+def test_a_run_without_the_sweeps_growing_batch_is_changed(sweep, begin):
+    path = begin(0)
+    averaging = {"method": "averaging", "grow_batch": {"factor": 2}}
+    with_growth = sweep.runs[0].spec.model_dump(mode="json") | {"parallel": averaging}
+    run = dataclasses.replace(sweep.runs[0], spec=spec_from_values(with_growth, "here"))
+    note = read_rows(dataclasses.replace(sweep, runs=(run,)))[0].note
+    assert "parallel.grow_batch was None, the sweep has {'factor': 2" in note
+    (path / "spec.yaml").write_text(yaml.safe_dump(with_growth))
+    assert "parallel.grow_batch was {'factor': 2" in read_rows(sweep)[0].note
 
 
 def test_a_stop_on_request_is_told(sweep, begin):

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from summit_train.comm import WorldError
 from summit_train.commands.bench.arguments import add_spec
 from summit_train.commands.ranks import session, this_launch
 from summit_train.commands.simulate import FORMATS, figure_path
 from summit_train.commands.start import choose_device
+from summit_train.errors import UserError
 from summit_train.files import write_text
 from summit_train.network import count_network
 from summit_train.report.bench import draw_messages, size_text
@@ -43,11 +43,11 @@ def run(args: argparse.Namespace) -> int:
     spec, launch = load_spec(args.spec, args.overrides), this_launch()
     out = None if args.out is None else figure_path(args.out)
     if args.max_bytes < 4096:
-        raise WorldError(f"--max-bytes {args.max_bytes}: 4096 or more is wanted")
+        raise UserError(f"--max-bytes {args.max_bytes}: 4096 or more is wanted")
     if args.write is not None and Path(args.write).suffix not in (".yaml", ".yml"):
-        raise WorldError(f"--write {args.write}: the name of a machine's file ends in .yaml")
+        raise UserError(f"--write {args.write}: the name of a machine's file ends in .yaml")
     if launch.size == 1:
-        raise WorldError("one rank has nobody to talk to: mpirun -np N summit-train bench allreduce SPEC, N 2 or more")
+        raise UserError("one rank has nobody to talk to: mpirun -np N summit-train bench allreduce SPEC, N 2 or more")
     num_bytes = gradient_element_bytes(spec) * count_network(spec).parameters
     with session(launch) as world:
         device = choose_device(world)
