@@ -1,46 +1,139 @@
-"""The program in docs/export.md runs as it stands, and gives the network's logits."""
+"""The programs in docs/export.md run as they stand, and give the logits of the network in an evaluation."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from summit_train.__main__ import main
+from summit_train.comm import World
+from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.video.encode import write_video
+from summit_train.data.video.render import Renderer
+from summit_train.inference.export_data import Picture
 from summit_train.inference.trained import open_trained
 from summit_train.inference.verify import normalised
-from summit_train.models.online import StreamNetwork
+from summit_train.training.evaluation import Evaluation
+from tests.closeness import assert_near
+from tests.streamed import CPU
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/export.md"
+BEGIN, STREAM, CLIP = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
+# Frames, width, height, rotation. 64 x 48 is scaled to 42 x 32 by rounding down, 45 x 37 is yuv444p.
+VIDEOS = [(12, 64, 48, 0), (25, 86, 50, 0), (9, 64, 48, 90), (8, 64, 48, -90), (3, 45, 37, 0), (7, 32, 32, 180)]
 
 
-@torch.inference_mode()
-def test_the_program_of_the_page(
-    trained_run: Path,
-    motion_set: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
-    assert len(program.splitlines()) <= 20
-    video = motion_set / "videos/val_000000.mp4"
-    (tmp_path / "video.mp4").symlink_to(video)
-    monkeypatch.chdir(tmp_path)
-    # Every second of eight frames.
-    assert main(["export", str(trained_run), "--out", "stream.onnx", "--stream", "data.frame_stride=2"]) == 0
-    capsys.readouterr()
-    found: dict[str, object] = {}
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Videos of coloured noise in many shapes; the manifest is videos.csv."""
+    folder = tmp_path_factory.mktemp("videos")
+    for number, (length, width, height, rotation) in enumerate(VIDEOS):
+        frames = np.random.default_rng(number).integers(0, 256, (length, height // 4 + 1, width // 4 + 1, 3), np.uint8)
+        frames = frames.repeat(4, 1).repeat(4, 2)[:, :height, :width]
+        write_video(folder / f"{number}.mp4", frames, rotation=rotation)
+    write_manifest(folder / "videos.csv", [ManifestRow(f"{number}.mp4", number % 4) for number in range(len(VIDEOS))])
+    return folder
+
+
+def exported(run: Path, folder: Path, *options: str) -> dict[str, Any]:
+    assert main(["export", str(run), "--out", str(folder / "model.onnx"), *options]) == 0
+    found: dict[str, Any] = json.loads((folder / "model.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def clip_model(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with model.onnx and model.json of the clip network."""
+    folder = tmp_path_factory.mktemp("clip")
+    exported(trained_run, folder)
+    return folder
+
+
+def described(folder: Path, part: str, **values: Any) -> None:
+    """Change a part of model.json to what an export with other settings writes; the graph would be the same."""
+    description = json.loads((folder / "model.json").read_text())
+    description[part] |= values
+    (folder / "model.json").write_text(json.dumps(description))
+
+
+def ran(program: str, video: Path | None = None) -> dict[str, Any]:
+    """Run a program of the page in the current folder, on `video`; return what it leaves behind."""
+    if video is not None:
+        Path("video.mp4").unlink(missing_ok=True)
+        Path("video.mp4").symlink_to(video)
+    found: dict[str, Any] = {}
     exec(compile(program, str(PAGE), "exec"), found)
-    frames = np.stack([frame.to_ndarray(format="rgb24") for frame in av.open(str(video)).decode(video=0)])[::2]
-    trained = open_trained(trained_run)
-    stream, caches, names = StreamNetwork(trained.network(torch.device("cpu"), ready=False)), [], []
-    for frame in normalised(torch.from_numpy(frames)[None])[0]:
-        logits, caches = stream(frame[None], caches)
-        names.append(trained.classes[int(logits.argmax())])
-    assert capsys.readouterr().out.split() == names and len(names) == 4
-    np.testing.assert_allclose(found["out"]["logits"], logits, atol=1e-4)  # type: ignore[index]
+    return found
+
+
+def evaluated(run: Path, manifest: Path, *overrides: str) -> tuple[NDArray[np.float32], list[str]]:
+    """The evaluation's logits of each video, and the names of their classes."""
+    trained = open_trained(run, overrides)
+    evaluation = Evaluation(trained.spec, read_manifest(manifest), World(), CPU)
+    found = evaluation.score(trained.network(CPU), trained.spec.evaluate.clips, 1)
+    assert found is not None
+    return found.scores, [trained.classes[int(label)] for label in found.scores.argmax(1)]
+
+
+@pytest.mark.parametrize("crop", [(32, 32), (32, 48), (56, 40)])
+def test_a_frame_is_what_the_evaluation_sees(
+    clip_model: Path, videos: Path, monkeypatch: pytest.MonkeyPatch, crop: tuple[int, int]
+) -> None:
+    monkeypatch.chdir(clip_model)
+    described(clip_model, "preprocessing", crop=list(crop))
+    seen = ran(BEGIN)["seen"]
+    for number in range(len(VIDEOS)):
+        picture = next(av.open(str(videos / f"{number}.mp4")).decode(video=0))
+        (ours,) = Renderer(Picture(32, *crop).views)(picture)
+        assert_near(seen(picture), normalised(torch.from_numpy(ours)[None, None])[0, 0].numpy(), 1e-6, str(number))
+    described(clip_model, "preprocessing", crop=[32, 32])
+
+
+@pytest.mark.parametrize(("kind", "stride", "clips"), [("dense", 1, 1), ("dense", 3, 3), ("uniform", None, 3)])
+def test_the_program_of_clips(
+    clip_model: Path, videos: Path, trained_run: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], kind: str, stride: int | None, clips: int,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(clip_model)
+    described(clip_model, "sampling", kind=kind, frame_stride=stride, clips=clips)
+    overrides = [f"data.sampling={kind}", f"data.frame_stride={stride or 1}", f"evaluate.clips={clips}"]
+    logits, names = evaluated(trained_run, videos / "videos.csv", *overrides)
+    for number, expected in enumerate(logits):
+        assert_near(ran(BEGIN + CLIP, videos / f"{number}.mp4")["logits"], expected, 1e-5, str(number))
+    assert capsys.readouterr().out.split() == names
+
+
+def test_the_program_of_a_stream(
+    videos: Path, trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """An evaluation in mode stream averages the logits of all frames; here each frame's are told."""
+    monkeypatch.chdir(tmp_path)
+    exported(trained_run, tmp_path, "--stream", "data.frame_stride=2")
+    logits, _ = evaluated(trained_run, videos / "videos.csv", "evaluate.mode=stream", "data.frame_stride=2")
+    told = STREAM.replace("    print(", "    everything.append(out['logits'][0])\n    print(")
+    capsys.readouterr()
+    for number, expected in enumerate(logits):
+        found = ran(f"{BEGIN}everything = []\n{told}", videos / f"{number}.mp4")["everything"]
+        assert_near(np.mean(found, 0), expected, 1e-5, str(number))
+        assert len(capsys.readouterr().out.split()) == len(found) == -(-VIDEOS[number][0] // 2)
+
+
+def test_the_file_alone_has_labels_normalisation_and_views(clip_model: Path) -> None:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(clip_model / "model.onnx", providers=["CPUExecutionProvider"])
+    told = {name: json.loads(text) for name, text in session.get_modelmeta().custom_metadata_map.items()}
+    description = json.loads((clip_model / "model.json").read_text())
+    assert told["classes"] == description["classes"] and told["preprocessing"]["mean"][0] == 0.485 * 255
+    assert set(told) == {"classes", "classes_are_named", "preprocessing", "sampling"}
+    assert told["preprocessing"].keys() == description["preprocessing"].keys()
+    assert "2 * clips * i" in told["sampling"]["rule"] or "L = max(0, N" in told["sampling"]["rule"]

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, type=Path, metavar="MODEL.onnx", help="MODEL.json is put beside it")
     parser.add_argument("--stream", action="store_true", help="the frame-by-frame form of a past-only TSM")
     parser.add_argument("--size", metavar="HxW|N", help="pixels of a picture [the square that eval scores]")
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="clips or streams at once, fixed [1]")
+    parser.add_argument("--batch", default="1", metavar="N|any", help="clips or streams in a call; any: not fixed [1]")
     parser.add_argument("--precision", choices=("fp32", "fp16", "int8"), default="fp32", help="[fp32]")
     parser.add_argument("--video", metavar="FILE", help="the video to check on [the first of the validation set]")
     parser.add_argument("--videos", type=int, metavar="N", help="fp16, int8: measure the accuracy on N videos [all]")
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         wanted = "pip install onnx onnxruntime onnxscript"
         raise UserError(f"export needs the package {error.name}, which is not installed: {wanted}") from error
     size, precision = _size(args.size), args.precision
-    request = Request(args.out, args.stream, size, args.batch, precision, args.video, args.videos)
+    request = Request(args.out, args.stream, size, _batch(args.batch), precision, args.video, args.videos)
     trained = open_named(args.run, args.overrides, args.classes)
     tell_numbers(trained)
     description = export(trained, request, _tell, followed)
@@ -55,6 +55,12 @@ def _size(text: str | None) -> tuple[int, int] | None:
     if text is not None and found is None:
         raise UserError(f"--size {text}: HEIGHTxWIDTH or one number is wanted, in pixels, e.g. 256x320 or 224")
     return found and (int(found[1]), int(found[2] or found[1]))
+
+
+def _batch(text: str) -> int | None:
+    if text != "any" and not re.fullmatch(r"-?\d{1,9}", text):
+        raise UserError(f"--batch must be a number of clips, or any, got {text}")
+    return None if text == "any" else int(text)
 
 
 def _tell(line: str) -> None:
@@ -83,7 +89,7 @@ def _graph(description: dict[str, Any]) -> str:
     first, *caches = description["inputs"]
     shape = " x ".join(map(str, first["shape"]))
     text = f"{description['kind']}, {description['precision']}, {first['name']} {shape}"
-    elements = sum(math.prod(cache["shape"]) for cache in caches)
+    elements = sum(math.prod(length for length in cache["shape"] if isinstance(length, int)) for cache in caches)
     size = elements * (2 if description["precision"] == "fp16" else 4)
     return text + (f", {counted(len(caches), 'cache')} of {elements:,} elements, {size:,} bytes" if caches else "")
 

@@ -15,7 +15,7 @@ from summit_train.errors import RunFailed, UserError
 from summit_train.files import replacing, write_json
 from summit_train.inference.export_data import Clips, Picture, Validation, clips_of, open_validation
 from summit_train.inference.export_graph import clip_graph, stream_graph
-from summit_train.inference.export_onnx import Runtime, exported, facts, to_half, to_int8
+from summit_train.inference.export_onnx import Runtime, exported, facts, to_half, to_int8, with_metadata
 from summit_train.inference.trained import Trained
 from summit_train.inference.verify import (
     Exported,
@@ -32,9 +32,18 @@ from summit_train.models.catalog import stream_problem
 
 Precision = Literal["fp32", "fp16", "int8"]
 
-# See `allowed`.
+# Of the largest logit. Deep networks in fp32 differ by 1e-6 to 1e-5 between two runtimes, a wrong graph by far more.
 TOLERANCE = 1e-4
 SIDES = range(32, 4097)  # of a picture, in pixels
+# How a program gets the evaluation's pixels and frames, in words; docs/export.md has it in Python.
+SCALING = "bilinear (swscale), sides rounded down; yuv420p and yuvj420p in their own colours, all others as RGB"
+_N = "of a video of N frames (of flow: N fields that a frame can start at)"
+RULES = {
+    "dense": f"frame i of clip c is (start + i * frame_stride) mod N {_N}; start is c * L // (clips - 1), or L // 2 of "
+    "one clip, where L = max(0, N - frames * frame_stride)",
+    "uniform": f"frame i of clip c is N * (2 * clips * i + 2 * c + 1) // (2 * clips * frames) {_N}, or i * N // frames "
+    "where N < frames",
+}
 _CONVERT = {"fp16": to_half, "int8": to_int8}
 _STREAM_FRAMES = 32
 _CLIPS = 4
@@ -45,14 +54,15 @@ class Request:
     """What is to be exported.
 
     out: the file, *.onnx; its description is the file of that name with .json. size: height and width in pixels, None
-    for the square that `eval` scores. batch: clips or streams at once. video: a file to check on, None for the first of
-    the validation set. max_videos: of those that the accuracy of fp16 and int8 is measured on, None for all.
+    for the square that `eval` scores. batch: clips or streams in a call, None for any. video: a file to check on, None
+    for the first of the validation set. max_videos: of those that the accuracy of fp16 and int8 is measured on, None
+    for all.
     """
 
     out: Path
     stream: bool = False
     size: tuple[int, int] | None = None
-    batch: int = 1
+    batch: int | None = 1
     precision: Precision = "fp32"
     video: str | None = None
     max_videos: int | None = None
@@ -75,12 +85,8 @@ def export(trained: Trained, request: Request, tell: Callable[[str], None], foll
 
 
 def allowed(largest_logit: float) -> float:
-    """Return the difference of logits with which an fp32 file is accepted: TOLERANCE, or that part of the largest.
-
-    The part counts where all logits are below 1: those of a network with fresh weights are smaller than TOLERANCE, and
-    any graph would pass.
-    """
-    return TOLERANCE * min(1.0, largest_logit)
+    """Return the difference of logits with which an fp32 file is accepted; none where they are not finite."""
+    return TOLERANCE * largest_logit if math.isfinite(largest_logit) else 0.0
 
 
 def _check_request(request: Request) -> None:
@@ -135,6 +141,8 @@ class _Export:
             self.tell(f"converting it to {self.request.precision} and measuring what that costs")
             content = _CONVERT[self.request.precision](content)
             conversion = self._compare(content, video)
+        usage = self._usage()
+        content = with_metadata(content, usage)
         runtime = Runtime(content)
         description = {
             "model": self.request.out.name,
@@ -148,7 +156,7 @@ class _Export:
             "inputs": [info.values() for info in runtime.inputs],
             "outputs": [info.values() for info in runtime.outputs],
             "state": state_names([info.name for info in runtime.inputs]),
-            **self._usage(),
+            **usage,
             **facts(content),
             "verification": checked,
             "conversion": conversion,
@@ -182,13 +190,14 @@ class _Export:
                 raise RunFailed(
                     f"{self.request.out}: not written: the exported graph is wrong: its logits differ from the "
                     f"network's by up to {found['largest_difference']:.2g} ({what}); "
-                    f"{allowed(found['largest_logit']):.2g} is allowed"
+                    f"{allowed(found['largest_logit']):.2g} is allowed, {TOLERANCE} of the largest"
                 )
         return {"tolerance": TOLERANCE, **scores, "note": reason or None}
 
     def _differences(self, content: bytes, video: Clips | None) -> dict[str, Any]:
         """Compare the graph's logits with the network's: on random pictures and on a video."""
-        num_clips = self.request.batch if self.request.stream else max(_CLIPS, self.request.batch)
+        batch = self.request.batch or _CLIPS
+        num_clips = batch if self.request.stream else max(_CLIPS, batch)
         num_frames = _STREAM_FRAMES if self.request.stream else self.data.num_frames
         pixels = random_clips(num_clips, num_frames, self.picture.height, self.picture.width, self.data.input)
         graph = Exported(Runtime(content), stream=self.request.stream)
@@ -227,7 +236,11 @@ class _Export:
         dense, modality = self.data.sampling == "dense", self.data.input
         return {
             "preprocessing": {
-                **({"colours": "RGB"} if modality is RGB else {"flow_length": self.data.flow_length}),
+                **(
+                    {"colours": "RGB", "scaling": SCALING}
+                    if modality is RGB
+                    else {"flow_length": self.data.flow_length}
+                ),
                 "value_range": [0, 255],
                 "mean": list(modality.mean),
                 "std": list(modality.std),
@@ -239,6 +252,7 @@ class _Export:
                 "frames": self.data.num_frames,
                 "frame_stride": self.data.frame_stride if dense else None,
                 "clips": self.num_clips,
+                "rule": RULES[self.data.sampling],
             },
             "classes": list(self.trained.classes),
             "classes_are_named": self.trained.has_names,
@@ -246,5 +260,5 @@ class _Export:
 
     def _speed(self, runtime: Runtime) -> dict[str, Any]:
         seconds = runtime.seconds_a_call()
-        frames = self.request.batch * (1 if self.request.stream else self.data.num_frames)
+        frames = (self.request.batch or 1) * (1 if self.request.stream else self.data.num_frames)
         return {"frames_per_second": frames / seconds, "ms_a_call": 1e3 * seconds, "threads": runtime.threads}

@@ -12,14 +12,20 @@ from summit_train.models import VideoNetwork
 from summit_train.models.online import StreamNetwork, cache_shapes
 from summit_train.models.shift import TemporalShift, num_shifted_channels
 
+_EXAMPLE = 2  # the batch of an example where any is meant: exporters take 0 and 1 for constants
+
 
 @dataclass(frozen=True)
 class Graph:
-    """What an exporter takes: `module`, an example of each input by name, and the names of its outputs in order."""
+    """What an exporter takes: `module`, an example of each input by name, and the names of its outputs in order.
+
+    any_batch: the inputs' first length may be another one in each call.
+    """
 
     module: nn.Module
     inputs: dict[str, torch.Tensor]
     outputs: tuple[str, ...]
+    any_batch: bool = False
 
 
 class ConcatenatedShift(nn.Module):
@@ -65,25 +71,28 @@ class _StreamGraph(nn.Module):
         return (logits, *(cache for cache, shape in zip(after, self.shapes, strict=True) if shape[0]))
 
 
-def clip_graph(network: VideoNetwork, batch: int, height: int, width: int) -> Graph:
-    """Return the graph of a plain network: `clip` float (N, T, C, H, W) to `logits` (N, num_classes)."""
+def clip_graph(network: VideoNetwork, batch: int | None, height: int, width: int) -> Graph:
+    """Return the graph of a plain network: `clip` float (N, T, C, H, W) to `logits` (N, num_classes).
+
+    batch: N, None for any.
+    """
     module = copy.deepcopy(network).eval()
     for name, shift in list(module.named_modules()):
         if isinstance(shift, TemporalShift):
             module.set_submodule(name, ConcatenatedShift(shift))
-    clip = torch.zeros(batch, network.num_frames, network.in_channels, height, width)
-    return Graph(module, {"clip": clip}, ("logits",))
+    clip = torch.zeros(batch or _EXAMPLE, network.num_frames, network.in_channels, height, width)
+    return Graph(module, {"clip": clip}, ("logits",), batch is None)
 
 
-def stream_graph(network: VideoNetwork, batch: int, height: int, width: int) -> Graph:
+def stream_graph(network: VideoNetwork, batch: int | None, height: int, width: int) -> Graph:
     """Return the graph of a plain past-only network's stream.
 
     `frame` float (N, C, H, W) and `cache_in_i` (N, fold, H', W') to `logits` (N, num_classes) and `cache_out_i`, each
-    the next frame's `cache_in_i`. Caches are zero where a stream starts.
+    the next frame's `cache_in_i`. Caches are zero where a stream starts. batch: N, None for any.
     """
     shapes = cache_shapes(network, height, width)
-    caches = [torch.zeros(batch, *shape) for shape in shapes if shape[0]]
-    frame = torch.zeros(batch, network.in_channels, height, width)
+    caches = [torch.zeros(batch or _EXAMPLE, *shape) for shape in shapes if shape[0]]
+    frame = torch.zeros(batch or _EXAMPLE, network.in_channels, height, width)
     inputs = {"frame": frame} | {f"cache_in_{number}": cache for number, cache in enumerate(caches)}
     outputs = ("logits", *(f"cache_out_{number}" for number in range(len(caches))))
-    return Graph(_StreamGraph(network, shapes).eval(), inputs, outputs)
+    return Graph(_StreamGraph(network, shapes).eval(), inputs, outputs, batch is None)

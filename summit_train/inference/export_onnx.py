@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 import time
@@ -26,6 +27,7 @@ from summit_train.inference.export_graph import Graph
 
 Arrays = dict[str, NDArray[Any]]
 
+BATCH = "batch"  # the name of a first length that is not fixed
 _TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 # A runtime's speed: the median of so many calls, or of as many as fit into the seconds, but three.
 _TIMED_CALLS = 20
@@ -34,15 +36,19 @@ _TIMED_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """An input or an output of a graph."""
+    """An input or an output of a graph; its first length is "batch" where a call may have any."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
     dtype: str
 
     def values(self) -> dict[str, Any]:
         """Return the fields as JSON has them."""
         return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
+
+    def zeros(self, batch: int) -> NDArray[Any]:
+        """Return zeros of its shape and type, of `batch` where a call may have any."""
+        return np.zeros([length if isinstance(length, int) else batch for length in self.shape], self.dtype)
 
 
 class Runtime:
@@ -64,7 +70,7 @@ class Runtime:
 
     def seconds_a_call(self) -> float:
         """Return the median time of a call on zeros; the first call is not counted."""
-        feed: Arrays = {info.name: np.zeros(info.shape, info.dtype) for info in self.inputs}
+        feed: Arrays = {info.name: info.zeros(1) for info in self.inputs}
         self(feed)
         times = list[float]()
         while len(times) < 3 or (len(times) < _TIMED_CALLS and sum(times) < _TIMED_SECONDS):
@@ -82,6 +88,7 @@ def exported(graph: Graph) -> bytes:
             tuple(graph.inputs.values()),
             input_names=list(graph.inputs),
             output_names=list(graph.outputs),
+            dynamic_shapes=_any_batch(graph) if graph.any_batch else None,
             dynamo=True,
             external_data=False,
             verbose=False,
@@ -92,6 +99,19 @@ def exported(graph: Graph) -> bytes:
     for part in (model, model.graph, *model.graph.node, *model.graph.value_info):
         part.ClearField("metadata_props")
     return _checked(model)
+
+
+def _any_batch(graph: Graph) -> tuple[Any, ...]:
+    """Return which lengths of the inputs are free, in the structure of the module's arguments: a frame and *caches."""
+    first, *caches = [{0: BATCH} for _ in graph.inputs]
+    return (first, tuple(caches)) if caches else (first,)
+
+
+def with_metadata(model: bytes, values: Mapping[str, Any]) -> bytes:
+    """Return a file whose custom metadata are `values`, each as JSON."""
+    loaded = onnx.load_from_string(model)
+    onnx.helper.set_model_props(loaded, {name: json.dumps(value) for name, value in values.items()})
+    return _checked(loaded)
 
 
 def to_half(model: bytes) -> bytes:
@@ -147,7 +167,8 @@ def _checked(model: onnx.ModelProto) -> bytes:
 
 def _info(value: Any) -> TensorInfo:
     shape = tuple(value.shape)
-    assert all(isinstance(length, int) for length in shape), f"{value.name} has no fixed shape: {shape}"
+    fixed = shape[1:] if shape[0] == BATCH else shape
+    assert all(isinstance(length, int) for length in fixed), f"{value.name} has no fixed shape: {shape}"
     return TensorInfo(value.name, shape, _TYPES[value.type])
 
 

@@ -30,8 +30,11 @@ class Tensor(Protocol):
         """Return its name."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int | str, ...]:
         """Return its shape, batch first."""
+
+    def zeros(self, batch: int) -> NDArray[Any]:
+        """Return zeros of its shape and type, of `batch` where a call may have any."""
 
 
 class Runs(Protocol):
@@ -79,20 +82,21 @@ class Exported:
         self._runtime, self._run = runtime, self._streamed if stream else self._at_once
 
     def __call__(self, clips_MTCHW: torch.Tensor) -> Logits:
-        batch = self._runtime.inputs[0].shape[0]
-        clips = clips_MTCHW.numpy()
-        # The last of the batches is filled up with its last clip, whose other logits are dropped.
-        padded = np.pad(clips, [(0, -len(clips) % batch), *[(0, 0)] * 4], mode="edge")
-        groups = padded.reshape(-1, batch, *clips.shape[1:])
+        batch, clips = self._runtime.inputs[0].shape[0], clips_MTCHW.numpy()
+        if isinstance(batch, int):
+            # The last of the batches is filled up with its last clip, whose other logits are dropped.
+            padded = np.pad(clips, [(0, -len(clips) % batch), *[(0, 0)] * 4], mode="edge")
+            groups = [*padded.reshape(-1, batch, *clips.shape[1:])]
+        else:
+            # Any number in a call: one, and all others.
+            groups = [group for group in (clips[:1], clips[1:]) if len(group)]
         return np.concatenate([self._run(group) for group in groups])[: len(clips)].astype(np.float64)
 
     def _at_once(self, clips: NDArray[Any]) -> NDArray[Any]:
         return self._runtime({"clip": clips})["logits"][:, None]
 
     def _streamed(self, clips: NDArray[Any]) -> NDArray[Any]:
-        caches: dict[str, NDArray[Any]] = {
-            cache.name: np.zeros(cache.shape, np.float32) for cache in self._runtime.inputs[1:]
-        }
+        caches: dict[str, NDArray[Any]] = {cache.name: cache.zeros(len(clips)) for cache in self._runtime.inputs[1:]}
         names, logits = state_names(caches), []
         for frame in clips.swapaxes(0, 1):
             out = self._runtime({"frame": frame, **caches})

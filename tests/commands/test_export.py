@@ -19,12 +19,12 @@ from tests.worlds import ROOT, environment, main_said
 
 def test_the_summary_and_the_json(trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "clip.onnx"
-    words = [out, "--size", "32x48", "--batch", "2", "--precision", "fp16", "--videos", "4", "evaluate.clips=2"]
+    words = [out, "--size", "32x48", "--batch", "any", "--precision", "fp16", "--videos", "4", "evaluate.clips=2"]
     status, text, _ = main_said(capsys, "export", trained_run, "--out", *words)
     assert status == 0
     lines = dict(line.split(maxsplit=1) for line in text.splitlines() if not line.startswith(" "))
     assert lines["network"] == "tsm resnet18, 4 classes"
-    assert lines["graph"] == "clip, fp16, clip 2 x 4 x 3 x 32 x 48"
+    assert lines["graph"] == "clip, fp16, clip batch x 4 x 3 x 32 x 48"
     assert lines["pictures"] == "32 x 48, shorter side 32"
     assert lines["check"].startswith("4 clips of 4 frames: logits up to") and "random pixels" in lines["check"]
     assert lines["accuracy"].endswith("the same class in 100.0 % of 4 videos")
@@ -83,6 +83,7 @@ def test_without_a_package(package: str, tmp_path: Path) -> None:
     [
         (["--size", "axb"], "--size axb: HEIGHTxWIDTH or one number is wanted"),
         (["--size", "64x"], "--size 64x: HEIGHTxWIDTH"),
+        (["--batch", "two"], "--batch must be a number of clips, or any, got two"),
         (["--stream", "model.shift_direction=both"], "its shift needs the next frame"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import summit_train
 from summit_train.errors import RunFailed, UserError
 from summit_train.files import file_sha256
 from summit_train.inference import export as module
-from summit_train.inference.export import Request, allowed, export
+from summit_train.inference.export import RULES, SCALING, Request, allowed, export
+from summit_train.inference.export_graph import Graph, clip_graph
 from summit_train.inference.trained import open_trained
 from tests.runs import changed_copy
 
@@ -48,7 +50,7 @@ def test_the_description_of_a_stream(stream_file: Path, trained_run: Path, motio
     tensor = lambda name, shape: {"name": name, "shape": shape, "dtype": "float32"}  # noqa: E731
     checks, speed = found.pop("verification"), found.pop("speed")
     for part in (checks["random"], checks["video"]):
-        assert 0 <= part.pop("largest_difference") <= 1e-5 < part.pop("largest_logit")
+        assert 0 <= part.pop("largest_difference") <= 1e-5 * part.pop("largest_logit")
     assert checks == {
         "tolerance": 1e-4,
         "random": {"clips": 1, "frames": 32},
@@ -84,10 +86,11 @@ def test_the_description_of_a_stream(stream_file: Path, trained_run: Path, motio
             "value_range": [0, 255],
             "mean": [0.485 * 255, 0.456 * 255, 0.406 * 255],
             "std": [0.229 * 255, 0.224 * 255, 0.225 * 255],
+            "scaling": SCALING,
             "short_side": 32,
             "crop": [32, 32],
         },
-        "sampling": {"kind": "dense", "frames": 4, "frame_stride": 1, "clips": 1},
+        "sampling": {"kind": "dense", "frames": 4, "frame_stride": 1, "clips": 1, "rule": RULES["dense"]},
         "classes": (motion_set / "classes.txt").read_text().split(),
         "classes_are_named": True,
         "conversion": None,
@@ -101,21 +104,44 @@ def test_the_clip_network_and_what_eight_bits_cost(trained_run: Path, tmp_path: 
     found = run(trained_run, request, "evaluate.clips=3", "data.sampling=uniform", said=said)
     assert found["inputs"] == [{"name": "clip", "shape": [2, 4, 3, 48, 32], "dtype": "float32"}]
     assert found["outputs"] == [{"name": "logits", "shape": [2, 4], "dtype": "float32"}] and found["state"] == {}
-    assert found["sampling"] == {"kind": "uniform", "frames": 4, "frame_stride": None, "clips": 3}
+    rule = RULES["uniform"]
+    assert found["sampling"] == {"kind": "uniform", "frames": 4, "frame_stride": None, "clips": 3, "rule": rule}
     assert found["operators"]["ConvInteger"] == 20
     checks, conversion = found["verification"], found["conversion"]
     assert checks["random"]["clips"] == 4 and checks["video"]["clips"] == 3
-    assert max(checks[part]["largest_difference"] for part in ("random", "video")) < 1e-5
-    assert min(conversion[part]["largest_difference"] for part in ("random", "video")) > 1e-5
+    for part in ("random", "video"):
+        assert checks[part]["largest_difference"] < 1e-5 * checks[part]["largest_logit"]
+        assert conversion[part]["largest_difference"] > 1e-5 * checks[part]["largest_logit"]
     accuracy = conversion["accuracy"]
     assert (accuracy["videos"], accuracy["unreadable"]) == (10, 0)
     assert 0 <= accuracy["top1"] <= 100 and 0 <= accuracy["top1_fp32"] <= 100 and accuracy["agreement"] >= 50
     assert found["sha256"] == file_sha256(out) and len(said) == 3
 
 
-@pytest.mark.parametrize(("largest_logit", "difference"), [(20, 1e-4), (1, 1e-4), (0.01, 1e-6), (0, 0), (np.inf, 1e-4)])
-def test_tiny_logits_are_compared_more_closely(largest_logit: float, difference: float) -> None:
+@pytest.mark.parametrize(("largest_logit", "difference"), [(110, 1.1e-2), (1, 1e-4), (0.01, 1e-6), (0, 0), (np.inf, 0)])
+def test_what_is_allowed_is_a_part_of_the_largest_logit(largest_logit: float, difference: float) -> None:
     assert allowed(largest_logit) == pytest.approx(difference)
+
+
+def test_large_logits_pass_and_those_of_a_wrong_graph_do_not(
+    trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At logits of 1e3 rounding is above 1e-4. A graph whose classifier is off by 1e-3 is wrong."""
+    trained = open_trained(trained_run)
+    scaled = {name: trained.weights[name] * 1e3 for name in ("fc.weight", "fc.bias")}
+    trained = replace(trained, weights=trained.weights | scaled)
+    export_it = lambda: export(trained, Request(tmp_path / "a.onnx"), print, lambda items, total, what: iter(items))  # noqa: E731
+    assert export_it()["verification"]["random"]["largest_logit"] > 100
+    monkeypatch.setattr(module, "clip_graph", lambda *sizes: off(clip_graph(*sizes)))
+    (tmp_path / "a.onnx").unlink()
+    with pytest.raises(RunFailed, match="the exported graph is wrong: its logits differ"):
+        export_it()
+    assert not (tmp_path / "a.onnx").exists()
+
+
+def off(graph: Graph) -> Graph:
+    graph.module.get_parameter("fc.weight").data.mul_(1.001)
+    return graph
 
 
 def frozen(model: bytes) -> bytes:
@@ -133,7 +159,7 @@ def test_a_broken_graph_is_refused_and_leaves_nothing(
     trained_run: Path, stream_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "exported", lambda graph: frozen(stream_file.read_bytes()))
-    wrong = r"not written: the exported graph is wrong: its logits differ .* 0.0001 is allowed"
+    wrong = r"not written: the exported graph is wrong: its logits differ .* is allowed, 0.0001 of the largest"
     with pytest.raises(RunFailed, match=wrong) as refused:
         run(trained_run, Request(tmp_path / "new/stream.onnx", stream=True))
     assert "\n" not in str(refused.value) and list(tmp_path.iterdir()) == []

@@ -69,13 +69,23 @@ def test_what_a_streams_file_holds(stream: bytes) -> None:
     assert b"/summit_train/" not in stream and b".py" not in stream, "paths of this machine"
 
 
-def test_a_clip_network_of_both_directions(clips: torch.Tensor) -> None:
+@pytest.mark.parametrize("batch", [2, None], ids=["two", "any"])
+def test_a_clip_network_of_both_directions(clips: torch.Tensor, batch: int | None) -> None:
     network = build_model("tsm", "resnet18", FRAMES, 5, width=0.125).eval()
     torch.nn.init.normal_(network.get_parameter("fc.weight"), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         wanted = network(clips)[:, None].double().numpy()
-    found = difference(wanted, Exported(Runtime(exported(clip_graph(network, 2, 64, 48))), stream=False)(clips))
+    found = difference(wanted, Exported(Runtime(exported(clip_graph(network, batch, 64, 48))), stream=False)(clips))
     assert found.largest < 1e-5 * found.largest_logit
+
+
+def test_a_stream_of_any_number_of_videos(clips: torch.Tensor) -> None:
+    network = build_model("tsm", "resnet18", FRAMES, 5, width=0.125, shift_direction="past").eval()
+    torch.nn.init.normal_(network.get_parameter("fc.weight"), generator=torch.Generator().manual_seed(0))
+    runtime = Runtime(exported(stream_graph(network, None, 64, 48)))
+    assert [info.shape[0] for info in (*runtime.inputs, *runtime.outputs)] == ["batch"] * 18
+    found = difference(frame_logits(network, clips).double().numpy(), Exported(runtime, stream=True)(clips))
+    assert found.largest < 1e-5 * found.largest_logit  # one alone, then two together
 
 
 def test_half(mobile: VideoNetwork, stream: bytes, clips: torch.Tensor) -> None:

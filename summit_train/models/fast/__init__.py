@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from torch import nn
 
-from summit_train.models.fast.blocks import FusedBlock, join_shift
+from summit_train.models.fast.blocks import FusedBlock, fused_block, join_shift
 from summit_train.models.fast.native.library import KernelError, Kernels, compile_for_cluster, kernels
 from summit_train.models.fast.norm import FusedNorm
 from summit_train.models.fast.shifted_conv import ShiftedConv2d
@@ -35,8 +35,9 @@ def accelerate(model: nn.Module, parts: Collection[str] = PARTS) -> str:
         where = f"C++ kernels: {execution()}"
         if isinstance(kernels(), Kernels) and "norms" in parts:
             _fuse_norms(model)
-    kinds = Counter(type(module) for module in model.modules())
-    counts = [f"{kinds[kind]} {kind.__name__}" for kind in (FusedNorm, FusedBlock, ShiftedConv2d) if kinds[kind]]
+    kinds = (FusedNorm, FusedBlock, ShiftedConv2d)
+    counted = Counter(kind for module in model.modules() for kind in kinds if isinstance(module, kind))
+    counts = [f"{counted[kind]} {kind.__name__}" for kind in kinds if counted[kind]]
     return f"{where}; replaced: {', '.join(counts) or 'nothing'}"
 
 
@@ -49,7 +50,7 @@ def execution() -> str:
 def _fuse_norms(model: nn.Module) -> None:
     for name, module in list(model.named_modules()):
         if isinstance(module, ResidualBlock):
-            model.set_submodule(name, FusedBlock(module))
+            model.set_submodule(name, fused_block(module))
     if isinstance(model, ResNet) and isinstance(model.bn1, nn.BatchNorm2d | nn.BatchNorm3d):
         model.bn1, model.relu = FusedNorm(model.bn1, relu=True), nn.Identity()
     for name, module in list(model.named_modules()):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -11,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from summit_train.models.fast.norm import FusedNorm
 from summit_train.models.fast.shifted_conv import ShiftedConv2d
 from summit_train.models.mobilenet import InvertedResidual
-from summit_train.models.resnet import ResidualBlock
+from summit_train.models.resnet import BasicBlock, ResidualBlock
 from summit_train.models.shift import TemporalShift, num_shifted_channels
 
 
@@ -34,27 +32,59 @@ class FusedBlock(nn.Module):
     It has the children of the block that it replaces, under their names.
     """
 
+    shift: nn.Module
+    downsample: nn.Module
+    conv1: nn.Module
+    conv2: nn.Module
+    bn1: nn.Module
+    bn2: nn.Module
+    nl: nn.Module
+
     def __init__(self, block: ResidualBlock) -> None:
         super().__init__()
         self._modules.update(block._modules)
+        if block.downsample is None:
+            self.downsample = nn.Identity()
         self.shift_in_place = block.shift_in_place
-        self.num_convs = sum(name.startswith("conv") for name in self._modules)
-        for number in range(1, self.num_convs + 1):
-            norm = block.get_submodule(f"bn{number}")
-            assert isinstance(norm, _BatchNorm)
-            self.set_submodule(f"bn{number}", FusedNorm(norm, relu=True))
+        for name, norm in block.named_children():
+            if isinstance(norm, _BatchNorm):
+                self.set_submodule(name, FusedNorm(norm, relu=True))
         self.training = block.training
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the plain block returns."""
-        out = self._run("shift", x)
-        shortcut = out if self.shift_in_place else x
-        if self._modules.get("downsample") is not None:
-            shortcut = self._run("downsample", shortcut)
-        for number in range(1, self.num_convs):
-            out = self._run(f"bn{number}", self._run(f"conv{number}", out))
-        out = self._run(f"bn{self.num_convs}", self._run(f"conv{self.num_convs}", out), shortcut)
-        return self._run("nl", out)
+        shifted = self.shift(x)
+        shortcut = self.downsample(shifted if self.shift_in_place else x)
+        out: torch.Tensor = self.nl(self.branch(shifted, shortcut))
+        return out
 
-    def _run(self, name: str, *inputs: torch.Tensor) -> torch.Tensor:
-        return cast(torch.Tensor, cast(nn.Module, self._modules[name])(*inputs))
+    def branch(self, x: torch.Tensor, shortcut: torch.Tensor) -> torch.Tensor:
+        """Return relu(branch of `x` + shortcut)."""
+        raise NotImplementedError
+
+
+class FusedBasicBlock(FusedBlock):
+    """Two convolutions."""
+
+    def branch(self, x: torch.Tensor, shortcut: torch.Tensor) -> torch.Tensor:
+        """Return relu(branch of `x` + shortcut)."""
+        out: torch.Tensor = self.bn2(self.conv2(self.bn1(self.conv1(x))), shortcut)
+        return out
+
+
+class FusedBottleneck(FusedBlock):
+    """Three convolutions."""
+
+    conv3: nn.Module
+    bn3: nn.Module
+
+    def branch(self, x: torch.Tensor, shortcut: torch.Tensor) -> torch.Tensor:
+        """Return relu(branch of `x` + shortcut)."""
+        x = self.bn2(self.conv2(self.bn1(self.conv1(x))))
+        out: torch.Tensor = self.bn3(self.conv3(x), shortcut)
+        return out
+
+
+def fused_block(block: ResidualBlock) -> FusedBlock:
+    """Return the fused form of `block`."""
+    return FusedBasicBlock(block) if isinstance(block, BasicBlock) else FusedBottleneck(block)

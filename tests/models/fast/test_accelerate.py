@@ -111,6 +111,14 @@ def test_a_frozen_norm_stays_frozen() -> None:
     assert not model.layer1[0].bn1.training and model.layer1[0].bn2.training
 
 
+def test_a_forward_pass_looks_no_module_up_by_a_name_that_it_makes() -> None:
+    for path in sorted((ROOT / "summit_train/models/fast").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name in ("forward", "backward", "branch", "_run"):
+                found = [ast.unparse(part) for part in ast.walk(node) if isinstance(part, ast.Attribute | ast.Call)]
+                assert not [text for text in found if text.endswith("_modules") or "get_submodule(" in text], path
+
+
 def test_only_the_door_is_used_from_outside() -> None:
     for path in sorted((ROOT / "summit_train").rglob("*.py")):
         if "models/fast" in path.as_posix():
