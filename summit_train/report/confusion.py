@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import textwrap
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -25,24 +27,36 @@ MOST_PAIRS = 10
 class Confusion:
     """The videos of each true class (row) by predicted class (column), of one checkpoint.
 
-    names: of the classes. unread: videos without a prediction, which are in no cell.
+    names: of the classes. unread: videos without a prediction, which are in no cell. examples: (row, column) -> the
+    video of a cell with the largest lead of the wrong class, where the videos have names.
     """
 
     checkpoint: str
     names: tuple[str, ...]
     counts: NDArray[np.int64]
     unread: int
+    examples: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
-    def pairs(self) -> list[tuple[str, str, str, str]]:
-        """Return (true class, predicted class, videos, share of the true class) of the most frequent mistakes."""
+    def classes(self) -> list[tuple[str, str, str]]:
+        """Return (class, videos, share that is right) of each class with videos, the worst ten of more than 30."""
+        videos, right = self.counts.sum(1), np.diag(self.counts)
+        known = np.flatnonzero(videos)
+        if len(known) > MOST_CLASSES:
+            known = known[np.argsort(right[known] / videos[known], kind="stable")[:MOST_PAIRS]]
+        return [(self.names[i], f"{videos[i]:,}", f"{100 * right[i] / videos[i]:.1f} %") for i in known.tolist()]
+
+    def pairs(self) -> list[tuple[str, str, str, str, str]]:
+        """Return (true class, predicted class, videos, share of the true class, a video) of the frequent mistakes."""
         wrong = self.counts - np.diag(np.diag(self.counts))
         order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS]
         rows, columns = np.unravel_index(order, wrong.shape)
-        return [
-            (self.names[row], self.names[column], str(n), f"{100 * n / self.counts[row].sum():.1f} %")
-            for row, column in zip(rows.tolist(), columns.tolist(), strict=True)
-            if (n := int(wrong[row, column]))
-        ]
+        pairs = []
+        for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
+            if n := int(wrong[row, column]):
+                share = f"{100 * n / self.counts[row].sum():.1f} %"
+                example = self.examples.get((row, column), "")
+                pairs.append((self.names[row], self.names[column], str(n), share, example))
+        return pairs
 
     def picture(self) -> Picture | None:
         """Draw the matrix, each row in percent of its class, with the counts. None for more than 30 classes."""
@@ -104,9 +118,10 @@ def read_confusion(run: Run) -> Confusion | None:
             labels, scores = file["label"].astype(np.int64), file["scores"].astype(np.float64)
             # Files of before this column: a video that could not be read has no score at all.
             is_read = file["is_read"] if "is_read" in file.files else ~np.isnan(scores).all(axis=1)
+            videos = _names(file) if "path" in file.files else ()
         if not np.isfinite(scores[is_read]).all():
             raise ValueError("scores are not finite")
-        return confusion_of(checkpoint, labels, scores, is_read, run.class_names)
+        return confusion_of(checkpoint, labels, scores, is_read, run.class_names, videos)
     except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
         run.notes.append(f"predictions/{path.name}: unreadable, left out ({error})")
         return None
@@ -118,13 +133,29 @@ def confusion_of(
     scores: NDArray[np.float64],
     is_read: NDArray[np.bool_],
     names: tuple[str, ...],
+    videos: Sequence[str] = (),
 ) -> Confusion:
     """Count labels (V,) against the highest of scores (V, classes) of the videos that were read.
 
-    names: of the first classes; the others are their numbers. Of equal scores the first class counts.
+    names: of the first classes; the others are their numbers. Of equal scores the first class counts. videos: the names
+    of the videos, for examples.
     """
     size = scores.shape[1]
     counts = np.zeros((size, size), np.int64)
-    np.add.at(counts, (labels[is_read], scores[is_read].argmax(1)), 1)
+    read = np.flatnonzero(is_read)
+    predicted = scores[read].argmax(1)
+    np.add.at(counts, (labels[read], predicted), 1)
     every = (*names[:size], *map(str, range(len(names), size)))
-    return Confusion(checkpoint, every, counts, int((~is_read).sum()))
+    examples = dict[tuple[int, int], str]()
+    if videos:
+        lead = scores[read, predicted] - scores[read, labels[read]]
+        for place in np.argsort(lead, kind="stable").tolist():  # so the largest lead of a cell is the last
+            examples[int(labels[read[place]]), int(predicted[place])] = videos[read[place]]
+    return Confusion(checkpoint, every, counts, int((~is_read).sum()), examples)
+
+
+def _names(file: Mapping[str, NDArray[Any]]) -> list[str]:
+    """Return the names of the scored videos, with the frames of those that are spans."""
+    columns = (file[name].tolist() for name in ("path", "start_frame", "end_frame"))
+    spans = zip(*columns, strict=True)
+    return [path if (start, end) == (0, -1) else f"{path}, frames {start} to {end}" for path, start, end in spans]

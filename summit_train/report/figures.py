@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from summit_train.report.metrics import Run
@@ -218,7 +219,7 @@ def _noise_scale(runs: Sequence[Run]) -> Picture | None:
             canvas.add_run(i, run.label)
     if not known:
         return None
-    canvas.axes.set_yscale("log")
+    _log_axis(canvas.axes)
     return canvas.picture("Noise scale", "Moving average over the measured steps. Dashed: the batch.")
 
 
@@ -238,6 +239,15 @@ def _trust_ratios(runs: Sequence[Run]) -> Picture | None:
         if len(runs) > 1:
             canvas.add_run(i, run.label)
     return canvas.picture("Trust ratio", "Thin: each layer. Thick: the median of the layers.")
+
+
+def _log_axis(axes: Axes) -> None:
+    """Make the vertical axis logarithmic, with few ticks in plain numbers, also within one decade."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(MaxNLocator(5) if high < 10 * low else LogLocator(numticks=6))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _accuracy(runs: Sequence[Run]) -> Picture | None:

@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from summit_train.data.manifest.clip import Clip
+from summit_train.data.video.span import WHOLE, Span
 from summit_train.report.confusion import confusion_of, read_confusion
 from summit_train.report.metrics import Run, read_runs
 from summit_train.report.page import render
+from summit_train.training.scores import Scores
 
 NAN = float("nan")
 LABELS = np.array([0, 0, 0, 1, 2, 2])
@@ -31,7 +34,8 @@ def test_by_hand() -> None:
     confusion = confusion_of("last", LABELS, SCORES, IS_READ, ("a", "b"))
     assert confusion.counts.tolist() == [[2, 1, 0], [0, 0, 1], [0, 0, 1]]
     assert confusion.names == ("a", "b", "2") and confusion.unread == 1
-    assert confusion.pairs() == [("a", "b", "1", "33.3 %"), ("b", "2", "1", "100.0 %")]
+    assert confusion.pairs() == [("a", "b", "1", "33.3 %", ""), ("b", "2", "1", "100.0 %", "")]
+    assert confusion.classes() == [("a", "3", "66.7 %"), ("b", "1", "0.0 %"), ("2", "1", "100.0 %")]
 
 
 def test_the_most_frequent_mistakes_come_first_and_ten_at_most() -> None:
@@ -40,7 +44,28 @@ def test_the_most_frequent_mistakes_come_first_and_ten_at_most() -> None:
     scores[np.arange(144), np.tile(np.arange(12), 12)] = 1
     scores[1] = np.eye(12)[5]
     pairs = confusion_of("last", labels, scores, labels >= 0, ()).pairs()
-    assert len(pairs) == 10 and pairs[0] == ("0", "5", "2", "16.7 %")
+    assert len(pairs) == 10 and pairs[0] == ("0", "5", "2", "16.7 %", "")
+
+
+def test_a_mistake_has_the_video_where_the_wrong_class_leads_most() -> None:
+    scores = np.array([[1, 5], [1, 9], [4, 5], [5, 1]])
+    confusion = confusion_of("last", np.zeros(4, np.int64), scores, np.ones(4, bool), (), ["v0", "v1", "v2", "v3"])
+    assert confusion.pairs() == [("0", "1", "3", "75.0 %", "v1")]
+
+
+def test_the_page_names_a_mistake_and_shows_each_classs_accuracy(run_with_scores: Path) -> None:
+    path = run_with_scores / "predictions/step_00000040.npz"
+    clips = [Clip(f"{number}.mp4", Span(2, 7) if number == 1 else WHOLE) for number in range(6)]
+    Scores(np.arange(6), LABELS, SCORES, IS_READ).save(path, clips, ("a", "b", "<c>"))
+    page = render(read_runs([run_with_scores]))
+    assert "<td>1.mp4, frames 2 to 7</td>" in page and "<td>3.mp4</td>" in page
+    assert '<td>a</td><td class="n">3</td><td class="n">66.7 %</td>' in page
+
+
+def test_a_small_matrix_is_drawn_at_its_own_size(run_with_scores: Path) -> None:
+    """The page shows it by its width in points; 3 classes are half as wide as a curve."""
+    page = render(read_runs([run_with_scores]))
+    assert '<figure class="natural">' in page and "figure.natural img { width: auto; max-width: 100%; }" in page
 
 
 def test_the_page_shows_it(run_with_scores: Path) -> None:
@@ -54,7 +79,8 @@ def test_the_page_shows_it(run_with_scores: Path) -> None:
 
 def test_many_classes_have_a_table_alone() -> None:
     labels = np.arange(31)
-    assert confusion_of("last", labels, np.eye(31), labels >= 0, ()).picture() is None
+    many = confusion_of("last", labels, np.roll(np.eye(31), 1, axis=1), labels >= 0, ())
+    assert many.picture() is None and many.classes() == [(str(i), "1", "0.0 %") for i in range(10)]
     assert confusion_of("last", labels[:30], np.eye(30), labels[:30] >= 0, ()).picture() is not None
 
 

@@ -4,8 +4,9 @@ from xml.etree import ElementTree
 
 import matplotlib
 import pytest
+from matplotlib.figure import Figure
 
-from summit_train.report.figures import drawable, pictures
+from summit_train.report.figures import _log_axis, drawable, pictures
 from summit_train.report.metrics import Run, read_runs
 
 TITLES = ["Loss", "Accuracy", "Learning rate", "Throughput", "Data wait"]
@@ -79,3 +80,18 @@ def test_names_are_cut_and_letters_the_font_lacks_replaced():
     assert drawable("tsm_r50 ± µ") == "tsm_r50 ± µ"
     assert drawable("\u6771\u4eac\n\x00") == "□" * 4
     assert len(drawable("x" * 500)) == 60
+
+
+@pytest.mark.parametrize(("low", "high"), [(3, 4), (16, 60), (0.01, 0.09), (1, 50_000), (1e-6, 1e6)])
+def test_a_logarithmic_axis_has_few_ticks_in_plain_numbers(low: float, high: float) -> None:
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([0, 1], [low, high])
+    _log_axis(axes)
+    figure.canvas.draw()
+    bottom, top = axes.get_ylim()
+    shown = [
+        label.get_text() for label in axes.get_yticklabels(which="both") if bottom <= label.get_position()[1] <= top
+    ]
+    shown = [text for text in shown if text]
+    assert 2 <= len(shown) <= 6 and not any("$" in text for text in shown)

@@ -164,3 +164,8 @@ def test_one_bad_directory_writes_nothing(write_run, tmp_path):
     with pytest.raises(RunError):
         write_report([write_run(), tmp_path / "nowhere"], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_the_mean_is_named_as_the_papers_beside_the_last_and_the_best(write_run) -> None:
+    page = render(read_runs([write_run()]))
+    assert "mean &plusmn; std (the paper's figure)" in page and "step_00000040.pt, the last, the best</td>" in page
