@@ -27,8 +27,16 @@ from tests.streamed import CPU
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/export.md"
 BEGIN, STREAM, CLIP = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
-# Frames, width, height, rotation. 64 x 48 is scaled to 42 x 32 by rounding down, 45 x 37 is yuv444p.
-VIDEOS = [(12, 64, 48, 0), (25, 86, 50, 0), (9, 64, 48, 90), (8, 64, 48, -90), (3, 45, 37, 0), (7, 32, 32, 180)]
+# Frames, width, height, rotation. 64 x 48 is scaled to 42 x 32 by rounding down, 45 x 37 is yuv444p, 30 x 20 grows.
+VIDEOS = [
+    (12, 64, 48, 0),
+    (5, 30, 20, 0),
+    (25, 86, 50, 0),
+    (9, 64, 48, 90),
+    (8, 64, 48, -90),
+    (3, 45, 37, 0),
+    (7, 32, 32, 180),
+]
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ Precision = Literal["fp32", "fp16", "int8"]
 TOLERANCE = 1e-4
 SIDES = range(32, 4097)  # of a picture, in pixels
 # How a program gets the evaluation's pixels and frames, in words; docs/export.md has it in Python.
-SCALING = "bilinear (swscale), sides rounded down; yuv420p and yuvj420p in their own colours, all others as RGB"
+SCALING = "bilinear (swscale), sides rounded down, to planar RGB; yuv420p and yuvj420p stay so where no side shrinks"
 _N = "of a video of N frames (of flow: N fields that a frame can start at)"
 RULES = {
     "dense": f"frame i of clip c is (start + i * frame_stride) mod N {_N}; start is c * L // (clips - 1), or L // 2 of "
