@@ -170,8 +170,12 @@ def _checked(path: Path, state: Any) -> dict[str, Any]:
     step, average = state["step"], state.get("ema", {"model": {}})
     if type(step) is not int or step < 0:
         raise CheckpointError(f"{path}: step must be a number of updates, got {step!r}")
-    if not isinstance(average, dict):
-        raise CheckpointError(f"{path}: ema must hold tensors by name, got {_kind(average)}")
+    digests = state.get("learner_digests", [])
+    for name, value in (("ema", average), ("experiment", state.get("experiment", {}))):
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{path}: {name} must hold values by name, got {_kind(value)}")
+    if not isinstance(digests, list) or not all(isinstance(digest, str) for digest in digests):
+        raise CheckpointError(f"{path}: learner_digests must be a list of SHA-256, got {_kind(digests)}")
     for name, weights in (("model", state["model"]), ("ema.model", average.get("model"))):
         if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
             raise CheckpointError(f"{path}: {name} must hold tensors by name, got {_kind(weights)}")

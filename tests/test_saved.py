@@ -122,7 +122,9 @@ def test_a_file_is_no_larger_than_its_network_needs(tmp_path: Path) -> None:
         ({"step": -1}, "step must be a number of updates, got -1"),
         ({"step": True}, "step must be a number of updates, got True"),
         ({"ema": {"model": None}}, r"ema\.model must hold tensors by name, got NoneType"),
-        ({"ema": 3}, "ema must hold tensors by name, got int"),
+        ({"ema": 3}, "ema must hold values by name, got int"),
+        ({"experiment": [1]}, "experiment must hold values by name, got list"),
+        ({"learner_digests": 7}, "learner_digests must be a list of SHA-256, got int"),
     ],
 )
 def test_a_checkpoint_of_other_parts_is_named_in_one_line(

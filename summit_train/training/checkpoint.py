@@ -95,7 +95,10 @@ def current_experiment(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     kept, left_out = list[Path](), list[str]()
     newest: Mapping[str, Any] = {}
     for path in reversed(paths):
-        experiment = peek(path).get("experiment", {})
+        content = peek(path)
+        experiment = content.get("experiment") if isinstance(content, dict) else None
+        # Without one it is loaded all the same, or refused then.
+        experiment = experiment if isinstance(experiment, dict) else newest
         newest = newest or experiment
         if differing := experiment_differences(experiment, newest):
             left_out.append(f"{path} is of another experiment: {'; '.join(differing)}")

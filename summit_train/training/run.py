@@ -28,7 +28,7 @@ from summit_train.optim.sgd import parameter_groups
 from summit_train.optim.solvers import build_solver, start_state
 from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan
-from summit_train.saved import CheckpointError, bound_of, give_weights, load_newest
+from summit_train.saved import CheckpointError, bound_of, check_fit, give_weights, load_newest
 from summit_train.spec import Spec, experiment_keys
 from summit_train.training.arithmetic import check_arithmetic
 from summit_train.training.averaging import AveragingStep
@@ -92,17 +92,17 @@ class Run:
         if saved:
             self.notes += world.together(lambda: self.step.restore(path, saved))
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
-        self.noise.load_state_dict(saved.get("noise_scale", self.noise.state_dict()))
+        self.noise.load_state_dict(_part(path, saved, "noise_scale", self.noise.state_dict()))
         if spec.noise_scale.every_steps and spec.parallel.method == "averaging":
             self.notes.append("noise scale: not measured; the gradients of learners are those of different weights")
         elif spec.noise_scale.every_steps and plan.virtual_gpus == 1:
             self.notes.append("noise scale: not measured; one virtual GPU has no other to compare its gradient with")
         self.start_step = int(saved.get("step", 0))
         self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
-        self.growth.load_state_dict(saved.get("growth", self.growth.state_dict()))
+        self.growth.load_state_dict(_part(path, saved, "growth", self.growth.state_dict()))
         clips_per_epoch = plan.steps_per_epoch * plan.global_batch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
-        self.bad_clips.load_state_dict(saved.get("bad_clips", self.bad_clips.state_dict()), self.start_step)
+        self.bad_clips.load_state_dict(_part(path, saved, "bad_clips", self.bad_clips.state_dict()), self.start_step)
 
     def steps(self) -> Iterator[int]:
         """Yield the numbers of the steps that are left, by the batch that the run has when each is asked for."""
@@ -177,6 +177,13 @@ class Run:
         self.notes.extend(f"forced: {difference}" for difference in differing)
         self.notes.append(f"goes on from {path}")
         return state
+
+
+def _part(path: Path, saved: Mapping[str, Any], name: str, own: dict[str, Any]) -> dict[str, Any]:
+    """Return a part of the checkpoint `path`, or the run's own where it has none."""
+    part: dict[str, Any] = saved.get(name, own)
+    check_fit(path, name, part, own)
+    return part
 
 
 def fresh_model(spec: Spec, device: torch.device) -> VideoNetwork:

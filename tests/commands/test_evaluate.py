@@ -85,11 +85,18 @@ def test_a_checkpoint_that_does_not_fit_is_one_line_for_every_command(
         assert f"{path}: {reason}" in err, words
 
 
-def test_training_refuses_a_solvers_state_that_does_not_fit(run: Path, say: Say) -> None:
+def test_training_refuses_a_state_that_does_not_fit(run: Path, trained_run: Path, say: Say) -> None:
     """A test of each solver's state is in tests/training/test_checkpoint.py."""
-    path = _rewrite(run, lambda state: state["optimizer"]["state"].pop(3))
-    status, out, err = say("train", *_spec(run))
-    assert (status, out) == (2, "") and f"{path}: does not fit: optimizer" in err and err.count("\n") == 1
+    for change, part in (
+        (lambda state: state["optimizer"]["state"].pop(3), "optimizer has other groups"),
+        (lambda state: state.update(growth={"best": "high"}), "growth has no clips_per_gpu"),
+        (lambda state: state.update(noise_scale=[]), "noise_scale must be values by name, got list"),
+    ):
+        shutil.rmtree(run / "checkpoints")
+        shutil.copytree(trained_run / "checkpoints", run / "checkpoints")
+        path = _rewrite(run, change)
+        status, out, err = say("train", *_spec(run))
+        assert (status, out) == (2, "") and f"{path}: does not fit: {part}" in err and err.count("\n") == 1
 
 
 def _official(run: Path) -> tuple[bytes, list[str]]:
