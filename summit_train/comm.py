@@ -173,10 +173,9 @@ class HorovodWorld(World):
 
     def start_sum(self, numbers: Sequence[int]) -> Callable[[], list[int] | None]:
         """Begin a sum by MPI."""
-        mine, sums = array("q", numbers), array("q", numbers)
-        request = self._mpi.Iallreduce(mine, sums)
-        # `mine` among them, as MPI reads it until the end.
-        return lambda: list(sums) if len(mine) and request.Test() else None
+        buffers = array("q", numbers), array("q", numbers)  # both must live until the end; the request holds neither
+        request = self._mpi.Iallreduce(*buffers)
+        return lambda: list(buffers[1]) if request.Test() else None
 
     def sum_by_mpi(self, values: torch.Tensor) -> None:
         """Sum by MPI."""

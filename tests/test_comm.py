@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import socket
 
 import pytest
 import torch
@@ -122,6 +123,49 @@ world.close()
     status, output = run(2, "-c", program)
     assert status == 0, output
     assert "[(0, [-4.5, -4.5]), (1, [-4.5, -4.5])]" in lines(output)
+
+
+_TOGETHER = """
+import time
+from array import array
+from summit_train.comm import open_world
+from summit_train.errors import AgreedError, RunFailed, UserError
+world = open_world(3)
+found = []
+for round in range(300):
+    sums = world.start_sum([round, world.rank])
+    if world.rank == round % 3:
+        time.sleep(0.001)
+    while (ready := sums()) is None:
+        others = [array("q", [7, 7]) for _ in range(9)]  # what would lie in memory that is given back
+    found.append(ready == [3 * round, 3])
+assert all(found), found
+assert world.together(lambda: world.rank) == world.rank
+
+def fail():
+    if world.rank == 1:
+        raise UserError("no such list")
+    if world.rank == 2:
+        raise RunFailed("the disk is full")
+
+told = ()
+try:
+    world.together(fail)
+except AgreedError as error:
+    told = str(error), error.status
+everyone = world.gather(told)
+if world.rank == 0:
+    print(everyone)
+world.close()
+"""
+
+
+@needs_ranks
+def test_sums_that_nobody_waits_for_and_errors_of_some_ranks() -> None:
+    """The lowest of the ranks that failed is named on all, with its status."""
+    status, output = run(3, "-c", _TOGETHER, timeout=90)
+    assert status == 0, output
+    assert output == f"{[(f'rank 1 on {socket.gethostname()}: no such list', 2)] * 3}\n"
 
 
 def test_serial_sums_and_means_leave_a_tensor_as_it_is() -> None:

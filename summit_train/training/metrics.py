@@ -130,12 +130,12 @@ def validated(run_path: Path, step: int) -> float | None:
     A record from before the run came to that step again, as from another checkpoint, is of other weights.
     """
     top1: float | None = None
-    path = run_path / METRICS_FILE
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        with suppress(ValueError):  # half a line
-            record = json.loads(line)
-            if record["kind"] == "step" and record["step"] <= step:
-                top1 = None
-            elif record["kind"] == "eval" and record["step"] == step:
-                top1 = record["top1"]
+    with suppress(FileNotFoundError), open(run_path / METRICS_FILE, "rb") as file:
+        for line in file:
+            with suppress(ValueError):  # half a line
+                record = json.loads(line)
+                if record["kind"] == "step" and record["step"] <= step:
+                    top1 = None
+                elif record["kind"] == "eval" and record["step"] == step:
+                    top1 = record["top1"]
     return top1
