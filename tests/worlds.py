@@ -80,9 +80,13 @@ def main_said(capsys: pytest.CaptureFixture[str], *words: object) -> Said:
 
 
 def start(
-    ranks: int, *words: str, env: Mapping[str, str] | None = None, last: Sequence[str] = ()
+    ranks: int,
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    last: Sequence[str] = (),
+    errors: int = subprocess.STDOUT,
 ) -> subprocess.Popen[str]:
-    """Start `python ...` on `ranks` ranks in a process group of its own; its output is one stream."""
+    """Start `python ...` on `ranks` ranks in a process group of its own; `errors`: where its stderr goes."""
     more = dict(env or {})
     if ranks and os.geteuid() == 0:
         more |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -93,7 +97,7 @@ def start(
         text=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=errors,
         start_new_session=True,
     )
 
