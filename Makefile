@@ -18,7 +18,7 @@ setup: ## make .venv: Python packages, MPI, Horovod (PYTHON=, TORCH=, CXX= choos
 test: setup ## run the tests, two at a time (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
 	@tests/install_slurm.sh
 	@tests/install_timm.sh $(VENV)/bin/python
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/python -m pytest -n $(TESTERS) --dist loadgroup $(PYTEST)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/python -m pytest -n $(TESTERS) $(PYTEST)
 
 demo: setup ## generate videos, train TSM and its 2D twin on RANKS=2 ranks, evaluate, draw the report
 	@jobs/demo.sh $(RANKS)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from hypothesis import settings
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.network import separate_compile_cache
@@ -24,6 +25,30 @@ settings.register_profile("shared_machine", deadline=None)  # a test's time says
 settings.load_profile("shared_machine")
 
 WriteSpec = Callable[..., Path]
+
+# Modules whose tests share what takes long to make: one process runs all tests of a name, and makes it once.
+TOGETHER = {
+    "tests/cluster/test_slurm.py": "slurm",
+    "tests/cluster/test_slurm_submit.py": "slurm",
+    "tests/cluster/test_slurm_sweep.py": "slurm",
+    "tests/data/video/test_mutants.py": "mutants",
+    "tests/training/test_averaging_runs.py": "averaging",
+    "tests/training/test_networks.py": "networks",
+    "tests/training/test_run.py": "run",
+    "tests/training/test_solvers.py": "solvers",
+}
+
+
+class Together(LoadScopeScheduling):
+    """Hand out tests one by one, but those of TOGETHER as one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return TOGETHER.get(nodeid.partition("::")[0], nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    return Together(config, log)
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

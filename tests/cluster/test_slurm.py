@@ -9,8 +9,6 @@ import pytest
 
 from tests.slurm import Slurm, SlurmError, running_slurm
 
-pytestmark = pytest.mark.xdist_group("slurm")
-
 WORLD = """
 import os
 from summit_train.cluster.launcher import find_launch

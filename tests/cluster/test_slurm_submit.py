@@ -19,7 +19,7 @@ from tests.runs import assert_bit_equal, final_state, steps_of
 from tests.slurm import Slurm
 from tests.worlds import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.slow]
 
 # Enough steps that a run is still at it when a signal arrives.
 EPOCHS = {"schedule": {"epochs": 8, "warmup_epochs": 1}}
@@ -163,7 +163,7 @@ def test_a_job_that_made_no_step_is_not_requeued(
     job_id = slurm.run("sbatch", "--parsable", f"--chdir={run}/job", str(script)).strip()
     shown = slurm.wait(job_id, "FAILED")
     assert shown["Restarts"] == "0"
-    assert "stopped at step 4 without a new step since its start; not started again" in slurm.output(job_id)
+    assert "stopped at step 4 without a new step or score since its start; not started again" in slurm.output(job_id)
 
 
 def test_a_cancelled_job_stays_cancelled(slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.conftest import WriteSpec
 from tests.runs import steps_of
 from tests.slurm import Slurm
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.slow]
 
 SWEEP = """
 name: batch_size

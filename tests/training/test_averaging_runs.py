@@ -18,8 +18,6 @@ from tests.conftest import WriteSpec, spec_writer
 from tests.runs import LARGE, assert_bit_equal, final_state, load_any
 from tests.worlds import command, needs_ranks, train, train_each, train_signalled
 
-pytestmark = pytest.mark.xdist_group("averaging")
-
 ADAM = {"name": "adam", "base_lr": 1e-3, "lr_scaling": "none"}
 # 80 clips: 5 steps an epoch for 8 learners of 2 clips, so the rounds of 3 steps end after steps 3, 5, 8 and 10.
 EIGHT: dict[str, Any] = {

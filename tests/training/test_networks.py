@@ -14,7 +14,7 @@ from tests.conftest import spec_writer
 from tests.runs import assert_bit_equal, final_state, rewound
 from tests.worlds import needs_ranks, train_each
 
-pytestmark = [needs_ranks, pytest.mark.xdist_group("networks")]
+pytestmark = [needs_ranks]
 
 NETWORKS: dict[str, dict[str, object]] = {
     "tsm_mobilenet": {"arch": "tsm", "backbone": "mobilenet_v2", "num_frames": 2},

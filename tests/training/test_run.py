@@ -13,12 +13,10 @@ import pytest
 
 from summit_train.errors import describe
 from summit_train.training.checkpoint import save_checkpoint
-from summit_train.training.run import locked_run
+from summit_train.training.run import RunLock
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, final_state, full_disk, load_any, steps_of
 from tests.worlds import PATIENCE_S, command, start, succeed, train, train_signalled
-
-pytestmark = pytest.mark.xdist_group("run")
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +223,6 @@ def test_a_folder_in_place_of_a_video_is_named_and_nothing_is_lost(
 
 
 def test_a_full_disk_is_named_with_the_lock(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="File too large") as caught, full_disk(), locked_run(tmp_path):
+    with pytest.raises(OSError, match="File too large") as caught, full_disk(), RunLock(tmp_path):
         pass
     assert describe(caught.value) == f"{tmp_path}/lock: File too large"

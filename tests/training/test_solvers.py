@@ -18,7 +18,7 @@ from tests.conftest import spec_writer
 from tests.runs import assert_bit_equal, final_state, rewound
 from tests.worlds import needs_ranks, run, train_each
 
-pytestmark = [needs_ranks, pytest.mark.xdist_group("solvers")]
+pytestmark = [needs_ranks]
 
 BOUNDED = {"kind": "bounded"}
 # The name, what the spec's optimizer says, and the schedule that goes with it.
