@@ -66,9 +66,9 @@ class World:
         return tensor
 
     def start_sum(self, numbers: Sequence[int]) -> Callable[[], list[int] | None]:
-        """Begin to add up some numbers over the ranks; return what gives the sums, None while a rank is still to begin.
+        """Start a sum over the ranks; return a function that gives the sums, or None until all ranks have started.
 
-        Nobody waits. Until it has given the sums, no other method may be called.
+        Does not wait. Call no other method until it has given the sums.
         """
         return lambda: list(numbers)
 
@@ -88,9 +88,9 @@ class World:
         return [value]
 
     def together(self, work: Callable[[], T]) -> T:
-        """Return this rank's `work()`, which must need no other rank.
+        """Return this rank's `work()`, which must not involve other ranks.
 
-        Where it raises an error that is no bug, on one rank or more, all ranks raise AgreedError.
+        If it raises an error that is not a bug on any rank, all ranks raise AgreedError.
         """
         return work()
 
@@ -194,7 +194,7 @@ class HorovodWorld(World):
         return cast("list[T] | None", self._node.gather(value, root=0))
 
     def together(self, work: Callable[[], T]) -> T:
-        """Tell every rank of the lowest one that failed."""
+        """Report the error of the lowest rank that failed to all ranks."""
         failure = None
         try:
             value = work()

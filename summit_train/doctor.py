@@ -84,7 +84,7 @@ def check(name: str, timeout: float = 120.0, mpirun: Sequence[str] = ()) -> Chec
 
 
 def check_mpi() -> Check:
-    """Find the mpirun that multi-rank commands use, its version, and whether it starts ranks for this user."""
+    """Check the mpirun that multi-rank commands use: its path, its version, and whether this user may start ranks."""
     mpirun = find_mpirun()
     if mpirun is None:
         return Check("mpi", "fail", "no mpirun", f"load your cluster's MPI module, or {SET_UP}")

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-# A disk without room says so in a write, which does not know the file's name.
+# A write to a full disk raises one of these, without the file's name.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Give the OSError of a full disk in the block the name of the file that was written."""
+    """Add the file's name to the OSError of a full disk in the block."""
     try:
         yield
     except OSError as error:
@@ -94,7 +94,7 @@ def file_sha256(path: str | Path) -> str:
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold the lock on this file for the block. A missing folder is made.
 
-    wait: until another process has released it; else BlockingIOError is raised.
+    wait: block until another process has released it; otherwise raise BlockingIOError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:

@@ -48,10 +48,10 @@ def make_ready(network: VideoNetwork, spec: Spec) -> None:
 
 
 def separate_compile_cache() -> None:
-    """Let torch.compile keep its code in a folder for this kind of processor, below the user's own or the default one.
+    """Give torch.compile a cache folder for this kind of processor, inside the user's own or the default one.
 
-    Inductor names what it keeps by source and compiler options, `-march=native` among them, so processors that share a
-    cache in a home folder load each other's code. A call in the same process, or in one that it started, adds nothing.
+    Inductor names cache entries by source and compiler options, `-march=native` among them, so processors that share
+    a cache in a home folder load each other's code. Further calls, in this process or its children, change nothing.
     """
     isa = torch.backends.cpu.get_cpu_capability()
     kind = f"{isa.lower()}-{processor.digest(isa, os.environ.get('ONEDNN_MAX_CPU_ISA', ''))}"

@@ -15,11 +15,11 @@ from summit_train.optim.schedule import Schedule, peak_learning_rate
 from summit_train.spec import Spec
 
 _MOST_VIEWS = 16  # of a test at once; more make it no faster
-_LARGEST_LR = 1e30  # also times a factor of the head's LR it is a float32
+_LARGEST_LR = 1e30  # fits float32 even times a factor of the head's LR
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 
 
-# What Plan has as properties, which count the network.
+# Properties of Plan that need the counts of the network.
 _OF_THE_NETWORK = (
     "parameters",
     "gradient_bytes",
@@ -69,27 +69,27 @@ class Plan:
 
     @cached_property
     def network(self) -> Count:
-        """The counts of the network. Torch imports its compiler for the first one: one rank needs that, not all."""
+        """Count the network. Torch imports its compiler for the first count: one rank needs that, not all."""
         return count_network(self.spec)
 
     @property
     def parameters(self) -> int:
-        """The weights of the network."""
+        """The number of weights of the network."""
         return self.network.parameters
 
     @property
     def multiply_adds(self) -> int:
-        """Those of one clip's forward pass."""
+        """The multiply-adds of one clip's forward pass."""
         return self.network.multiply_adds
 
     @property
     def gradient_bytes(self) -> int:
-        """What a rank gives to the allreduce of a step."""
+        """The bytes that a rank contributes to the allreduce of a step."""
         return self.parameters * self.spec.weight_bytes
 
     @property
     def averaging_bytes(self) -> int:
-        """What a rank gives to an average of the learners, without BN's statistics; 0 without averaging."""
+        """The bytes that a rank contributes to an average of the learners, without BN's statistics; 0 otherwise."""
         averages = self.spec.parallel.method == "averaging"
         return averaged_elements(self.spec, self.network) * self.spec.weight_bytes if averages else 0
 
@@ -97,8 +97,8 @@ class Plan:
     def memory_bytes_per_rank(self) -> int:
         """An estimate: weights, their average, gradients and the solver's state, and the activations.
 
-        Those are what the backward pass needs of the clips of one virtual GPU, or the final evaluation of its views if
-        that is more.
+        The activations are those that the backward pass needs for the clips of one virtual GPU, or those of the final
+        evaluation's views if they are larger.
         """
         return _memory(self.spec, self.network, self.accumulation, self.ladder[-1].clips_per_gpu)
 
@@ -304,18 +304,18 @@ def _memory(spec: Spec, network: Count, accumulation: int, clips: int) -> int:
 
 
 def views_at_once(spec: Spec, pixels: int) -> int:
-    """Return how many test views of so many pixels a frame the network sees at once.
+    """Return how many test views of `pixels` pixels a frame the network processes at once.
 
-    They have no more pixels than a training step's clips of one virtual GPU, but for one view that has more.
+    Together they have no more pixels than one virtual GPU's clips in a training step; a larger view is processed alone.
     """
     return max(1, min(_MOST_VIEWS, spec.scale.clips_per_gpu * spec.data.crop**2 // pixels))
 
 
 def _test_bytes(spec: Spec, network: Count) -> int:
-    """Return what the views that are scored at once need: a forward pass keeps the tensors of one block at a time.
+    """Return the bytes of the views that are scored at once: a forward pass keeps the tensors of one block at a time.
 
-    Twice what training keeps of the largest block, as the block's operations make their outputs beside their inputs
-    (a ResNet-50 on a CPU: 1.8 times). A whole frame is counted as one of 16:9.
+    Counts twice what training keeps of the largest block, because operations allocate outputs while inputs are alive
+    (a ResNet-50 on a CPU: 1.8 times). A whole frame is counted as 16:9.
     """
     evaluate = spec.evaluate
     width = evaluate.short_side * 16 // 9 if evaluate.crops == "full" else evaluate.short_side

@@ -88,7 +88,7 @@ def mpirun_command(mpirun: str, ranks: int) -> list[str]:
 
 
 def refuses_root(environment: Mapping[str, str], options: Sequence[str] = ()) -> bool:
-    """Return whether Open MPI's mpirun would refuse to start ranks in this environment, as this process is root's."""
+    """Return whether Open MPI's mpirun would refuse to start ranks in this environment because the user is root."""
     allowed = all(environment.get(name) == value for name, value in ROOT_ALLOWED.items())
     if os.geteuid() != 0 or allowed or any("--allow-run-as-root" in option for option in options):
         return False

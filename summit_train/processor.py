@@ -1,4 +1,4 @@
-"""The processor of this machine, as its system names it: what code that was compiled for it may depend on."""
+"""Identify this machine's processor by its model and instruction sets, on which compiled code may depend."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The one door for files that torch saved: checkpoints, and weights to begin with.
+"""Load files that torch saved: checkpoints and pretrained weights.
 
-What comes through is whole by its SHA-256, holds plain values alone, and is no larger than its network can need: a file
-is measured by the directory of its zip, and its shapes are known, before any of its numbers is read.
+Each must match its SHA-256, hold plain values only, and be no larger than its network can need. Its size is taken from
+the directory of its zip, and its shapes are known, before any of its numbers is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from summit_train.files import file_sha256
 _BYTES_PER_ELEMENT = 4 * 8
 _BESIDES = 1 << 28  # class names, a classifier of more classes, another network that is refused by its name
 
-# From a file and its content without numbers (tensors on the meta device) to the bytes that it may have.
+# Maps a file and its content without numbers (tensors on the meta device) to the most bytes that it may have.
 Bound = Callable[[Path, Any], int]
 
 
@@ -37,17 +37,17 @@ def bytes_for(network: nn.Module) -> int:
 
 
 def bound_of(network: nn.Module) -> Bound:
-    """Return the bound of files for a network, whatever they say of themselves."""
+    """Return a bound on the files for a network, whatever they say of themselves."""
     return lambda path, content: bytes_for(network)
 
 
 def learner_path(path: Path, number: int) -> Path:
-    """Return the file beside a checkpoint with the state of one learner, where learners differ."""
+    """Return the path of the file with one learner's state, which a checkpoint has if learners differ."""
     return path.with_name(f"{path.stem}.learner_{number:04d}.pt")
 
 
 def digest_path(path: Path) -> Path:
-    """Return the file beside a checkpoint with its SHA-256, in sha256sum's format."""
+    """Return the path of the file with a checkpoint's SHA-256, in sha256sum's format."""
     return path.with_name(path.name + ".sha256")
 
 
@@ -59,8 +59,8 @@ def find_checkpoints(run_path: Path) -> list[Path]:
 def load_newest(run_path: Path, bound: Bound) -> tuple[Path | None, dict[str, Any], list[str]]:
     """Return the newest checkpoint that is whole: (path, state, complaints about newer ones that are not).
 
-    One that lists learners is whole with their files, by the SHA-256 of each. (None, {}, []) without any checkpoint.
-    Raises CheckpointError if there are some and none is whole: to begin anew would throw the run away in silence.
+    One that lists learners is whole if their files match their SHA-256. Returns (None, {}, []) without any checkpoint.
+    Raises CheckpointError if there are some and none is whole: starting over would silently discard the run.
     """
     paths = find_checkpoints(run_path)
     complaints: list[str] = []
@@ -88,7 +88,7 @@ def load_checkpoint(path: Path, bound: Bound, *, may_be_alone: bool = False) -> 
 
 
 def check_digest(path: Path, *, may_be_alone: bool) -> None:
-    """Raise CheckpointError unless the SHA-256 of a file is that in the file beside it, which may have to be there."""
+    """Raise CheckpointError unless a file matches its SHA-256 file. may_be_alone: that file may be missing."""
     digest_file = digest_path(path)
     try:
         found = file_sha256(path)
@@ -102,7 +102,7 @@ def check_digest(path: Path, *, may_be_alone: bool) -> None:
 
 
 def load_saved(path: Path, bound: Bound) -> Any:
-    """Load what torch saved, plain values alone, on the CPU. Raises CheckpointError."""
+    """Load what torch saved, plain values only, onto the CPU. Raises CheckpointError."""
     size, most = _unpacked_size(path), bound(path, peek(path))
     if size > most:
         raise CheckpointError(f"{path}: unpacks to {size:,} bytes; its network needs {most:,} at most")
@@ -110,9 +110,9 @@ def load_saved(path: Path, bound: Bound) -> Any:
 
 
 def peek(path: Path) -> Any:
-    """Return what torch saved without reading its numbers: the tensors are on the meta device. Raises CheckpointError.
+    """Return what torch saved, with tensors on the meta device: no numbers are read. Raises CheckpointError.
 
-    Costs little, however large the file. Its digest is not checked.
+    Takes little time for a file of any size. The digest is not checked.
     """
     size, stored = _unpacked_size(path), path.stat().st_size
     if size > stored:
@@ -121,7 +121,7 @@ def peek(path: Path) -> Any:
 
 
 def _unpacked_size(path: Path) -> int:
-    """Return the bytes that the file has in memory, by the directory of its zip. Older formats are not packed."""
+    """Return the bytes of the file in memory, from its zip directory; older formats are not compressed."""
     try:
         with open(path, "rb") as file:
             if file.read(4) != b"PK\3\4":
@@ -198,7 +198,7 @@ def give_weights(network: nn.Module, path: Path, weights: Mapping[str, Any]) -> 
 
 
 def check_fit(path: Path, name: str, saved: Any, own: Any) -> None:
-    """Raise CheckpointError unless a part of the checkpoint `path` is built as this run's own part is.
+    """Raise CheckpointError unless a part of the checkpoint `path` has the structure of this run's own part.
 
     Tensors must have the same shape, and be floats of any precision or of the same type; mappings the same keys.
     """

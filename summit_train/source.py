@@ -20,7 +20,7 @@ from summit_train.errors import UserError
 KeyPath = tuple[str, ...]
 
 _MOST_VALUES = 100_000  # nine levels of nine aliases each would be 387 million
-# Known before parsing, which takes 25 microseconds a value. A sweep of 1,000 runs of 25 keys stays below both.
+# Checked before parsing, which takes 25 microseconds a value. A sweep of 1,000 runs of 25 keys stays below both.
 _MOST_BYTES = 1_000_000
 _MOST_ENTRIES = 50_000
 _MOST_FILES = 20  # that one file extends, directly or not
@@ -35,7 +35,7 @@ class SpecError(UserError):
 class Tree:
     """Plain values (dict, list, str, int, float, bool, None) and the place each key was given at.
 
-    replaced: a line for each list that another one was laid over, with the items that the other one lacks.
+    replaced: a line for each list that was replaced, with the items that the new list lacks.
     """
 
     values: dict[str, Any]
@@ -264,7 +264,7 @@ def _merge(base: dict[str, Any], top: Mapping[str, Any], above: KeyPath = ()) ->
     """Merge `top` into `base`; yield the path of each list that is replaced, and its items that the new one lacks."""
     for key, value in top.items():
         if isinstance(value, dict):
-            # In a section of its own: the one of `top` may be an alias, or lie in a tree that is laid twice.
+            # Copied into a new section: the one of `top` may be an alias, or part of a tree that is merged twice.
             if not isinstance(base.get(key), dict):
                 base[key] = {}
             yield from _merge(base[key], value, (*above, key))

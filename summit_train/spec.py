@@ -308,7 +308,7 @@ def spec_from_values(values: dict[str, Any], place: str) -> Spec:
 
 
 def flat_keys(spec: Spec) -> dict[str, Any]:
-    """Return all values of a spec as JSON has them, as flat `section.key: value`."""
+    """Return all values of a spec, as in JSON, as flat `section.key: value`."""
     values = spec.model_dump(mode="json")
     sections = {name: value for name, value in values.items() if isinstance(value, dict)}
     flat = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}

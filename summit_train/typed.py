@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from summit_train.source import KeyPath, SpecError, Tree
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-# The upper limits are beyond what anybody needs. Below them float32 and int64 hold what is worked out of a value, and
-# what takes a step for each unit ends.
+# Upper limits beyond any real use. Below them, values computed from a setting fit in float32 and int64, and loops with
+# one step per unit end.
 MOST = 1_000_000
 Positive = Annotated[float, Field(gt=0, le=1e30)]
 Seconds = Annotated[float, Field(gt=0, le=1e8)]

@@ -163,7 +163,7 @@ world.close()
 @needs_ranks
 def test_sums_that_nobody_waits_for_and_errors_of_some_ranks() -> None:
     """The lowest of the ranks that failed is named on all, with its status."""
-    status, output = run(3, "-c", _TOGETHER, timeout=90)
+    status, output = run(3, "-c", _TOGETHER)
     assert status == 0, output
     assert output == f"{[(f'rank 1 on {socket.gethostname()}: no such list', 2)] * 3}\n"
 

@@ -80,9 +80,9 @@ def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
 
 
 def scored_clips(spec: Spec, plan: Plan, videos: int) -> int:
-    """Return the clips that the validations and the final evaluation of `videos` videos read, an upper limit.
+    """Return the most clips that the validations and the final evaluation of `videos` videos read.
 
-    Those of precise_bn are among them. A stream counts as evaluate.clips.
+    Includes the clips of precise_bn. A stream counts as evaluate.clips clips.
     """
     evaluate, saved = spec.evaluate, math.ceil(spec.schedule.epochs / spec.checkpoint.every_epochs)
     clips = evaluate.clips if evaluate.mode == "stream" else 1
@@ -105,7 +105,7 @@ def estimate(
 
     walltime: minutes asked for; by default what the run needs, or the site's default where that is unknown. A walltime
     above the site's cap becomes a chain of jobs. speed: clips a second of one rank, in place of the site's figure.
-    videos: those of a validation; None: unknown. A clip that is scored counts as one that is trained on: it is decoded
+    videos: the number in a validation, None if unknown. A scored clip counts as much as a trained one: it is decoded
     alike, though it has no backward pass.
     Raises SiteError for more nodes than the site has, JobError for an invalid speed or walltime.
     """

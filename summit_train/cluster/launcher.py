@@ -50,9 +50,9 @@ def find_launch(environ: Mapping[str, str]) -> Launch | None:
 
 
 def check_joined(launch: Launch, environ: Mapping[str, str]) -> None:
-    """Raise UserError where the launcher started several processes without telling MPI of each other.
+    """Raise UserError if the launcher started several processes that MPI does not know of.
 
-    MPI would take each for a world of its own, or end it with an error of its own.
+    MPI would take each for a separate world, or end it with an error message of its own.
     """
     if launch.size == 1 or launch.launcher not in ("torchrun", "srun"):
         return

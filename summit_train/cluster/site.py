@@ -153,7 +153,7 @@ def load_site(
 ) -> Site:
     """Read the shipped profile of that name, or the file at that path, with `key=value` overrides.
 
-    warn: takes a line for each list of an extended profile that is replaced, as the options in it may be needed.
+    warn: called with a line for each list of an extended profile that is replaced, as its options may be needed.
     Raises SiteError with one line for each mistake: `file:line: key: what is wrong and what would be right`.
     """
     try:

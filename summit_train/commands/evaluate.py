@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate; rank 0 writes predictions and eval.json into the run directory and prints the accuracy.
 
-    With keys that change scores eval.json stays, and the result is written beside it.
+    If an override changes scores, eval.json stays as it is and the result goes to a file of its own.
     """
     launch = this_launch()
     chosen, more = tell_overrides(args.checkpoints or [])
@@ -64,13 +64,13 @@ def run(args: argparse.Namespace) -> int:
         args.observed, overrides = "", [*overrides, args.observed]
     _check_alone(args)
     if args.observed is not None:
-        # Here, as it draws: training needs the rest of this module, and no rank of it but one needs matplotlib.
+        # Imported here because it needs matplotlib: training imports this module on all ranks, and only one draws.
         from summit_train.commands.observed import run_observed
 
         return run_observed(args, chosen, overrides)
     spec = run_spec(args.spec, overrides)
     manifest = manifest_of(spec, "val")
-    # Training data and plan are needed by precise BN alone.
+    # Only precise BN needs the training data and the plan.
     inputs = inputs_of(spec, launch.size) if spec.evaluate.precise_bn else None
     changed = _changed_keys(spec)
     paths, left_out = _paths(spec, chosen)
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_alone(args: argparse.Namespace) -> None:
-    """Raise UserError for options that belong to --observed and stand without it."""
+    """Raise UserError for options that need --observed if it is missing."""
     if args.observed is None and (args.out is not None or args.beside is not None):
         raise UserError("--out and --beside are for the figure of early recognition: add --observed")
     if args.beside is not None and args.out is None:
@@ -118,13 +118,13 @@ def evaluate_paths(
 
 
 def tell_left_out(lines: Sequence[str]) -> None:
-    """Say on stderr which checkpoints the mean is not over, and why."""
+    """Print on stderr which checkpoints the mean leaves out, and why."""
     for line in lines:
         print(f"left out of the mean: {line}", file=sys.stderr)
 
 
 def _changed_keys(spec: Spec) -> dict[str, Any]:
-    """Return the keys of `spec`, with its values, that differ from the spec that its run was trained by."""
+    """Return the keys of `spec`, with their values, that differ from the spec that its run was trained with."""
     file = spec.run_path / "spec.yaml"
     if not file.is_file():
         return {}
@@ -133,7 +133,7 @@ def _changed_keys(spec: Spec) -> dict[str, Any]:
 
 
 def _result_name(changed: dict[str, Any]) -> str:
-    """Return the name of the result: another one than the run's own where a changed key changes scores."""
+    """Return the name of the result: the run's own, or another one if a changed key changes scores."""
     speed = ("data.workers", "data.clip_seconds", "data.train")
     if not any(key.startswith(("data.", "evaluate.", "model.", "precision")) and key not in speed for key in changed):
         return OFFICIAL
@@ -159,7 +159,7 @@ def _sentence(result: dict[str, Any], num_classes: int) -> str:
 
 
 def _paths(spec: Spec, chosen: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the checkpoint files that are meant, and which of the last ones are left out and why.
+    """Return the checkpoint files to evaluate, and which of the last ones are left out and why.
 
     Raises CheckpointError if there is none.
     """

@@ -125,9 +125,9 @@ def _nodes(args: argparse.Namespace, site: Site, spec: Spec) -> int:
 
 @dataclass(frozen=True)
 class Files:
-    """What the files of a spec say: training clips, clips that the quarantine leaves out, and what to warn of.
+    """What was found in the files of a spec: training clips, clips that the quarantine leaves out, and warnings.
 
-    videos: of a validation, None where unknown. not_checked: keys whose files were not read.
+    videos: the number in a validation, None if unknown. not_checked: keys whose files were not read.
     """
 
     clips: int
@@ -140,8 +140,8 @@ class Files:
 def check_files(spec: Spec, clips: int | None, to_come: Path | None = None) -> Files:
     """Check the files that the spec names, as `train` does before its first step.
 
-    clips: --clips, where the manifests are not here; they are not read then, and the weights may be missing, too.
-    to_come: a folder whose runs will be there when the spec is trained. Raises UserError for a mistake in a file.
+    clips: --clips, if the manifests are not here; they are not read then, and the weights may be missing, too.
+    to_come: a folder that will hold runs by the time the spec is trained. Raises UserError for a mistake in a file.
     """
     if clips is not None:
         return Files(
@@ -193,7 +193,7 @@ def _trained_clips(plan: Plan) -> int:
 def _more_rows(
     spec: Spec, plan: Plan, files: Files, hours: float | None, more: float | None, cost: Estimate | None
 ) -> list[tuple[str, str]]:
-    """Return what stands below the rows that every plan has. more: hours of the evaluation, None where unknown."""
+    """Return the rows below those that every plan has. more: hours of the evaluation, None if unknown."""
     rows = [("left out", f"{files.left_out:,} clips, by {spec.data.quarantine}")] if files.left_out else []
     rows += [("not checked", ", ".join(files.not_checked))] if files.not_checked else []
     if cost is not None:

@@ -34,7 +34,7 @@ def check_single(command: str) -> None:
 
 
 def check_root(site: Site) -> None:
-    """Raise UserError where this machine's mpirun would refuse to start the ranks of a job, as the user is root."""
+    """Raise UserError if this machine's mpirun would refuse to start the ranks of a job because the user is root."""
     own = {name: variable.value for name, variable in site.environment.items()}
     if refuses_root({**os.environ, **own}, [option.option for option in site.launcher_options]):
         raise UserError(f"{ROOT_NEEDS} in the environment: export both, or use another user")

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def figure_path(text: str) -> Path:
-    """Return the path of a figure. Raises UserError for a suffix that nothing is drawn for."""
+    """Return the path of a figure. Raises UserError for a suffix that is not a figure format."""
     if Path(text).suffix not in FORMATS:
         raise UserError(f"--out {text}: the name of a figure ends in {', '.join(FORMATS)}")
     return Path(text)
@@ -129,7 +129,7 @@ def _job(args: argparse.Namespace) -> Job:
 
 
 def _count(option: str, spec: Spec, path: str, kinetics: int) -> int:
-    """Return the number of the manifest's videos without those in the quarantine, else the paper's of 400 classes."""
+    """Return the number of the manifest's videos outside the quarantine, else the paper's number for 400 classes."""
     if Path(path).exists():
         # Imported here: with the numbers given the command needs no manifest, and so no numpy.
         from summit_train.data.manifest import read_manifest

@@ -51,7 +51,7 @@ def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: 
         except AgreedError as error:
             raise AgreedError(str(error)) from error
         except UserError as error:
-            # The input was right when training began: a checkpoint or video that is gone now is no mistake in it.
+            # The input was checked before training: a file that has disappeared since is not a mistake in it.
             raise RunFailed(str(error)) from error
 
 
@@ -71,7 +71,7 @@ def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, *, int
 
 
 def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
-    """Evaluate the last checkpoints, with what an evaluation that was stopped has scored."""
+    """Evaluate the last checkpoints; reuse the scores of an evaluation that was stopped."""
     spec, world = run.spec, run.world
     last = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)[-spec.evaluate.last_checkpoints :]
     paths, left_out = world.broadcast(current_experiment(last) if world.rank == 0 else ([], []))
@@ -84,8 +84,8 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
 
 
 def _report(spec: Spec, stop: StopRequest) -> Path | None:
-    """Write the report; return None where a request to stop came before its end."""
-    # Here, as the other ranks need no matplotlib, which takes longer to import than all of this package.
+    """Write the report; return None if a request to stop came first."""
+    # Imported here: matplotlib takes longer to import than this whole package, and the other ranks do not need it.
     from summit_train.report.page import write_report
 
     try:

@@ -55,8 +55,8 @@ class Request:
 
     out: the file, *.onnx; its description is the file of that name with .json. size: height and width in pixels, None
     for the square that `eval` scores. batch: clips or streams in a call, None for any. video: a file to check on, None
-    for the first of the validation set. max_videos: of those that the accuracy of fp16 and int8 is measured on, None
-    for all.
+    for the first of the validation set. max_videos: how many of them measure the accuracy of fp16 and int8, None for
+    all.
     """
 
     out: Path
@@ -85,7 +85,7 @@ def export(trained: Trained, request: Request, tell: Callable[[str], None], foll
 
 
 def allowed(largest_logit: float) -> float:
-    """Return the difference of logits with which an fp32 file is accepted; none where they are not finite."""
+    """Return the largest difference of logits at which an fp32 file is accepted, 0 if they are not finite."""
     return TOLERANCE * largest_logit if math.isfinite(largest_logit) else 0.0
 
 

@@ -12,14 +12,14 @@ from summit_train.models import VideoNetwork
 from summit_train.models.online import StreamNetwork, cache_shapes
 from summit_train.models.shift import TemporalShift, num_shifted_channels
 
-_EXAMPLE = 2  # the batch of an example where any is meant: exporters take 0 and 1 for constants
+_EXAMPLE = 2  # the example's batch if any batch is allowed: exporters take 0 and 1 for constants
 
 
 @dataclass(frozen=True)
 class Graph:
     """What an exporter takes: `module`, an example of each input by name, and the names of its outputs in order.
 
-    any_batch: the inputs' first length may be another one in each call.
+    any_batch: the inputs' first length may differ in each call.
     """
 
     module: nn.Module

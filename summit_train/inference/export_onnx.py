@@ -47,7 +47,7 @@ class TensorInfo:
         return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
 
     def zeros(self, batch: int) -> NDArray[Any]:
-        """Return zeros of its shape and type, of `batch` where a call may have any."""
+        """Return zeros of its shape and type; a first length that is not fixed becomes `batch`."""
         return np.zeros([length if isinstance(length, int) else batch for length in self.shape], self.dtype)
 
 
@@ -102,13 +102,13 @@ def exported(graph: Graph) -> bytes:
 
 
 def _any_batch(graph: Graph) -> tuple[Any, ...]:
-    """Return which lengths of the inputs are free, in the structure of the module's arguments: a frame and *caches."""
+    """Return the free lengths of the inputs, in the structure of the module's arguments: a frame and *caches."""
     first, *caches = [{0: BATCH} for _ in graph.inputs]
     return (first, tuple(caches)) if caches else (first,)
 
 
 def with_metadata(model: bytes, values: Mapping[str, Any]) -> bytes:
-    """Return a file whose custom metadata are `values`, each as JSON."""
+    """Return the ONNX file with `values` as custom metadata, each as JSON."""
     loaded = onnx.load_from_string(model)
     onnx.helper.set_model_props(loaded, {name: json.dumps(value) for name, value in values.items()})
     return _checked(loaded)

@@ -124,7 +124,7 @@ def _check(columns: Columns) -> None:
     if scores.ndim != 2 or scores.dtype.kind != "f" or 0 in scores.shape:
         raise ValueError(f"scores of shape {scores.shape} and type {scores.dtype}")
     wanted: dict[str, tuple[np.ndarray, str]] = {"video": (video, "iu"), "label": (label, "iu")}
-    # Files of before this column: a video that could not be read has no score at all.
+    # Older files lack this column: in them a video that could not be read has no score at all.
     wanted["is_read"] = (columns.setdefault("is_read", np.asarray(~np.isnan(scores).all(axis=1))), "b")
     if "path" in columns:
         kinds = {"path": "U", "start_frame": "iu", "end_frame": "iu", "reversed": "b"}

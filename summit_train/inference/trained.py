@@ -26,7 +26,7 @@ class Trained:
 
     path: the checkpoint. run_path: the run directory that it lies in, None for a file of its own. step: updates so far.
     classes: the names, label 0 first; numbers where the checkpoint has none, as `has_names` says. weights: the state
-    dict, on the CPU. passed_over: why newer checkpoints of the run are not the one.
+    dict, on the CPU. passed_over: why newer checkpoints of the run were skipped.
     """
 
     path: Path
@@ -99,7 +99,7 @@ def named(trained: Trained, names_file: str | None) -> Trained:
 
 
 def _needed(file: Path, state: dict[str, Any]) -> int:
-    """Return the most bytes that a checkpoint may have, by its own spec."""
+    """Return the most bytes that a checkpoint may have, according to its own spec."""
     spec = _spec_in(file, state, ())
     with torch.device("meta"):
         return bytes_for(build_network(spec))

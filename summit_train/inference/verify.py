@@ -34,7 +34,7 @@ class Tensor(Protocol):
         """Return its shape, batch first."""
 
     def zeros(self, batch: int) -> NDArray[Any]:
-        """Return zeros of its shape and type, of `batch` where a call may have any."""
+        """Return zeros of its shape and type; a first length that is not fixed becomes `batch`."""
 
 
 class Runs(Protocol):
@@ -84,11 +84,11 @@ class Exported:
     def __call__(self, clips_MTCHW: torch.Tensor) -> Logits:
         batch, clips = self._runtime.inputs[0].shape[0], clips_MTCHW.numpy()
         if isinstance(batch, int):
-            # The last of the batches is filled up with its last clip, whose other logits are dropped.
+            # The last batch is padded with copies of its last clip; the copies' logits are dropped.
             padded = np.pad(clips, [(0, -len(clips) % batch), *[(0, 0)] * 4], mode="edge")
             groups = [*padded.reshape(-1, batch, *clips.shape[1:])]
         else:
-            # Any number in a call: one, and all others.
+            # Any batch is allowed: check one clip alone, and all others together.
             groups = [group for group in (clips[:1], clips[1:]) if len(group)]
         return np.concatenate([self._run(group) for group in groups])[: len(clips)].astype(np.float64)
 

@@ -33,8 +33,8 @@ class Architecture(NamedTuple):
     `backbones` are the 2D networks that it can be built on; with none the architecture is a network of its own.
     `minimum_frames` is the product of its strides in time. With fewer frames a stage would be down to one frame while
     strides are still to come: they would halve nothing, and the kernels there would see padding alone on both sides.
-    Another reason for it is said in `minimum_reason`. `maximum_frames`: beyond them its layers, some for each number of
-    frames, take minutes to build; None for no limit of its own. A clip has a multiple of `frames_step` frames.
+    `minimum_reason` gives another reason for it. `maximum_frames`: beyond it layers, some for each number of frames,
+    take minutes to build; None for no limit. A clip has a multiple of `frames_step` frames.
     `non_local`: whether it takes non-local blocks, on its backbones that have bottleneck blocks.
     `frame_by_frame`: whether nothing but the shift and non-local blocks joins its frames, so that it can stream.
     `no_maps`: why it has no class activation maps, None where its head is a global average and one linear layer.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from summit_train.models.mobilenet import BLOCKS
 
-# Stands for the model's own name of the linear layer on its backbone's features: in most networks the last one.
+# Placeholder for the model's own name of the linear layer on its backbone's features: in most networks the last one.
 CLASSIFIER = "<classifier>"
 
 
@@ -99,7 +99,7 @@ _PREFIXES = ("module.", "_orig_mod.")
 
 
 def our_names(names: Iterable[str], classifier: str) -> dict[str, str]:
-    """Return each name of a file with what it is called here.
+    """Return the names used here for the names in a file.
 
     classifier: the model's linear layer on its backbone's features, such as "fc".
     """

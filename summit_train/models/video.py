@@ -26,7 +26,7 @@ class VideoNetwork(nn.Module):
     `stages`: the modules after which T is reported, with the paper's names for them (Table 2).
     `blocks`: the sequences whose members can be computed again in the backward pass. `stem`: the names of the
     convolutions that see the clip. `head`: the classifier's name.
-    `pool1_form`: the pooling after conv1, where public networks of the same parameters have several.
+    `pool1_form`: the pooling after conv1, if public networks with the same parameters differ in it.
     Where the head is a global average and one linear layer, `extract` averages what `feature_maps` returns.
     """
 

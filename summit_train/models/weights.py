@@ -47,7 +47,7 @@ class LoadReport:
     model's, but those of `unexpected`, which are the file's. `anew`: the classifier's tensors where the file's classes
     are others, as many as the model's. `classes`: how the classes compare, "" where the file has no such classifier.
     `passed_over`: why newer checkpoints of a run were not read.
-    `pool1`: the model's, where the file is of a network that may have another one.
+    `pool1`: the model's, if the file's network may have a different one.
     """
 
     path: str
@@ -139,7 +139,7 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
 def read_weights(path: Path, model: VideoNetwork) -> tuple[Path, Content, tuple[str, ...]]:
     """Read tensors by name, onto the CPU, without wrappers: (file, content, why newer checkpoints were passed over).
 
-    A run directory stands for its newest whole checkpoint. A file is checked by the SHA-256 beside it, if there is one.
+    For a run directory, read its newest whole checkpoint. A file is checked against its SHA-256 file, if it has one.
     """
     check_weights_exist(path)
     bound = bound_of(model)
@@ -160,7 +160,7 @@ def check_weights_exist(path: Path) -> None:
 
 
 def _content(file: Path, content: Any) -> Content:
-    """Return what a file holds under its wrappers. Raises WeightsError where there is no tensor by name."""
+    """Return the content of a file without its wrappers. Raises WeightsError if it has no tensors by name."""
     spec: Any = {}
     classes: Any = None
     while isinstance(content, Mapping):
@@ -221,7 +221,7 @@ def _check_distinct(names: Mapping[str, str], file: Path) -> None:
 
 
 def _other_settings(model: VideoNetwork, content: Content, found: Mapping[str, torch.Tensor]) -> str | None:
-    """Return what differs in the file's network though no tensor shows it; None where nothing is known to."""
+    """Return a known difference of the file's network that no tensor shows, or None."""
     forms = {module.form for module in model.modules() if isinstance(module, NonLocal)}
     if "original" in forms and is_mmactions_resnet(content.tensors) and any(".nl." in name for name in found):
         return "mmaction2's non-local blocks pool after phi and g and do not scale, unlike model.non_local=original"
@@ -232,7 +232,7 @@ def _other_settings(model: VideoNetwork, content: Content, found: Mapping[str, t
 
 
 def _pool1(content: Content, found: Mapping[str, torch.Tensor]) -> str | None:
-    """Return the pool1 of the I3D that the file is of: "" where it does not say, None where it is of a 2D network."""
+    """Return the pool1 of the file's I3D: "" if the file does not say, None if its network is 2D."""
     first = found.get("conv1.weight")
     if first is None or first.dim() < 5:
         return None

@@ -27,9 +27,9 @@ def build_solver(spec: OptimizerSpec, groups: list[dict[str, Any]]) -> torch.opt
 
 
 def kept_state(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
-    """Return the names of what a solver keeps of each parameter, and whether it has the parameter's shape.
+    """Return the names of a solver's state for each parameter, and whether each has the parameter's shape.
 
-    Learned from one step of a solver of the same kind and options; `optimizer` may be wrapped.
+    Found by one step of a solver of the same kind and options; `optimizer` may be wrapped.
     """
     kinds = (torch.optim.SGD, torch.optim.Adam, RMSprop, Adagrad, Lamb)
     kind: Any = next(kind for kind in kinds if isinstance(optimizer, kind))

@@ -38,7 +38,7 @@ class Confusion:
     examples: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
     def classes(self) -> list[tuple[str, str, str]]:
-        """Return (class, videos, share that is right) of each class with videos, the worst ten of more than 30."""
+        """Return (class, videos, accuracy) of each class with videos; of more than 30, only the worst ten."""
         videos, right = self.counts.sum(1), np.diag(self.counts)
         known = np.flatnonzero(videos)
         if len(known) > MOST_CLASSES:
@@ -116,7 +116,7 @@ def read_confusion(run: Run) -> Confusion | None:
     try:
         with np.load(path, allow_pickle=False) as file:
             labels, scores = file["label"].astype(np.int64), file["scores"].astype(np.float64)
-            # Files of before this column: a video that could not be read has no score at all.
+            # Older files lack this column: in them a video that could not be read has no score at all.
             is_read = file["is_read"] if "is_read" in file.files else ~np.isnan(scores).all(axis=1)
             videos = _names(file) if "path" in file.files else ()
         if not np.isfinite(scores[is_read]).all():

@@ -35,7 +35,7 @@ def write_sweep(sweep: Sweep, jobs: Mapping[str, JobState]) -> list[SweepRow]:
 
 
 def written(sweep: Sweep) -> str:
-    """Return the names of the files that `write_sweep` wrote, and why there is no figure where there is none."""
+    """Return the names of the files that `write_sweep` wrote, and the reason if there is no figure."""
     figures = sorted(path.name for path in sweep.folder.glob("accuracy.*"))
     names = [*sorted(path.name for path in sweep.folder.glob("table.*")), *figures]
     return ", ".join(names) + ("" if figures else "; no figure, which needs a finished run and batch sizes that differ")

@@ -208,7 +208,7 @@ def _difference(run: SweepRun, found: Run) -> str:
         begun = experiment_keys(spec_from_values(dict(found.spec), str(found.path / "spec.yaml")))
     except SpecError:
         return ""
-    # A key that one side alone has follows from one that differs, too: evaluate.every_epochs from grow_batch.
+    # A key on one side only follows from another one that differs: evaluate.every_epochs from grow_batch.
     both = [(key, begun[key], value) for key, value in experiment_keys(run.spec).items() if key in begun]
     return "; ".join(f"{key} was {old}, the sweep has {new}" for key, old, new in both if old != new)
 

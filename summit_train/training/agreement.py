@@ -1,4 +1,4 @@
-"""Compare what the ranks were started with, before anything that depends on it: spec, lists, code and network."""
+"""Compare what the ranks were started with before the first step: spec, lists, code and network."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from summit_train.errors import UserError
 from summit_train.network import build_network
 from summit_train.spec import Spec, flat_keys
 
-# A node may read its own copy of the data. What is in the lists is compared by their fingerprints.
+# Each node may read its own copy of the data. The contents of the lists are compared by their fingerprints.
 _PLACES = {"data.train", "data.val", "data.root", "data.quarantine", "data.stage"}
 
 
 def check_agreement(world: World, spec: Spec, manifests: Mapping[str, Manifest], **arguments: object) -> None:
-    """Raise AgreedError on all ranks where one was started with something else than rank 0. Collective.
+    """Raise AgreedError on all ranks if one was started with something other than rank 0. Collective.
 
     The message names the rank, its host and the first key that differs. manifests: by their keys in the spec's `data`.
     arguments: those of the command.

@@ -153,7 +153,7 @@ class AveragingStep:
         return [part.view_as(tensor) for part, tensor in zip(parts, shapes, strict=True)]
 
     def checkpoint(self, path: Path, step: int) -> dict[str, Any]:
-        """Return the parts of the checkpoint `path`, after `step` updates, that stand beside the network. Collective.
+        """Return the parts of the checkpoint `path`, after `step` updates, other than the network. Collective.
 
         In the middle of a round the network becomes the average of the moment. Where learners differ, each has a file
         of its own, written first; the checkpoint lists their SHA-256. The optimizer's state is the first learner's.

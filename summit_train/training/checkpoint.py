@@ -74,7 +74,7 @@ def prune_checkpoints(run_path: Path, keep: int, steps_per_epoch: int) -> None:
 
 
 def steps_per_epoch(run_path: Path) -> int:
-    """Return the steps of an epoch by the run's own plan. Raises CheckpointError where it cannot be read."""
+    """Return the steps of an epoch from the run's plan.json. Raises CheckpointError if it cannot be read."""
     try:
         steps = json.loads((run_path / "plan.json").read_text(encoding="utf-8"))["steps_per_epoch"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -91,13 +91,13 @@ def epoch_checkpoints(run_path: Path, steps_per_epoch: int) -> list[Path]:
 
 
 def current_experiment(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Return the checkpoints of the newest one's experiment, and a line for each that is left out."""
+    """Return the checkpoints of the same experiment as the newest one, and a line for each that is left out."""
     kept, left_out = list[Path](), list[str]()
     newest: Mapping[str, Any] = {}
     for path in reversed(paths):
         content = peek(path)
         experiment = content.get("experiment") if isinstance(content, dict) else None
-        # Without one it is loaded all the same, or refused then.
+        # A checkpoint without one is kept here; loading it may refuse it.
         experiment = experiment if isinstance(experiment, dict) else newest
         newest = newest or experiment
         if differing := experiment_differences(experiment, newest):
@@ -108,7 +108,7 @@ def current_experiment(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
 
 def experiment_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return what two experiments differ in. A checkpoint that is older than a key has the key's default."""
+    """Return the differences between two experiments. A key that an older checkpoint lacks has its default."""
     older = {key: value for key, value in experiment_defaults().items() if key in wanted}
     return differences({**older, **saved}, wanted)
 
@@ -134,7 +134,7 @@ def restore_solver(path: Path, optimizer: torch.optim.Optimizer, saved: Any) -> 
     except (LookupError, TypeError) as error:
         raise CheckpointError(f"{path}: optimizer must hold a solver's state and its groups") from error
     known = set().union(*groups)
-    # A solver that has begun, as SGD has with its momentum, knows which parameters have a state.
+    # A solver that has already begun, such as SGD with momentum, knows which parameters have a state.
     fits = isinstance(state, Mapping) and state.keys() <= known and (own["state"] or state).keys() == state.keys()
     if not fits or saved_groups != groups:
         raise CheckpointError(f"{path}: does not fit: optimizer has other groups of parameters than this run")

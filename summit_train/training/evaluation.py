@@ -38,10 +38,10 @@ OFFICIAL = "eval"  # the result by the run's own spec
 class Evaluation:
     """Scores a manifest's videos on all ranks, as `Scorer` does: those that data.quarantine leaves.
 
-    prepare: done to a checkpoint's network before it is scored, as precise_bn.preparation. overrides: the keys of the
-    spec that are not the run's own. name: of the result, NAME.json in the run's directory. stop: asks all ranks to
-    leave between two videos with Stopped. resume_key: what the scores of a checkpoint depend on beside it; an
-    evaluation of the same key goes on with what a stopped one has scored. None: nothing is kept.
+    prepare: called on a checkpoint's network before it is scored, as precise_bn.preparation. overrides: the keys of
+    the spec that differ from the run's own. name: of the result, NAME.json in the run's directory. stop: asks all ranks
+    to leave between two videos with Stopped. resume_key: everything besides a checkpoint that its scores depend on; an
+    evaluation with the same key reuses the scores of a stopped one. None: nothing is kept.
     """
 
     spec: Spec
@@ -56,7 +56,7 @@ class Evaluation:
 
     @property
     def predictions(self) -> Path:
-        """Return the folder of the scores. Those of another result than the run's own have one of their own."""
+        """Return the folder of the scores: a separate one for a result other than the run's own."""
         folder = self.spec.run_path / PREDICTIONS
         return folder if self.name == OFFICIAL else folder / self.name
 
@@ -89,7 +89,7 @@ class Evaluation:
         return self.gathered(model, checked, (self.spec.model.num_classes,), progress, so_far)
 
     def check_finite(self, scores: NDArray[np.float64], video: int, source: str) -> None:
-        """Raise RunFailed, with the name of what gave them, where a video's scores are not finite."""
+        """Raise RunFailed, with the name of their source, if a video's scores are not finite."""
         if not np.isfinite(scores).all():
             raise RunFailed(f"{source}: scores are not finite, those of {self.manifest.path(video)} the first")
 
@@ -134,7 +134,7 @@ class Evaluation:
         return self.world.broadcast((state.get("model", {}), average, state.get("step", 0)))
 
     def _check_classes(self, path: Path, names: Any) -> None:
-        """Raise CheckpointError where a network's classes have other names than the manifest's."""
+        """Raise CheckpointError if a network's class names differ from the manifest's."""
         ours = self.manifest.classes
         if not isinstance(names, list) or ours is None or ours == tuple(names):
             return
@@ -150,7 +150,7 @@ class Evaluation:
         """Score the checkpoints with the spec's views; on rank 0 write their npz and the result. Collective.
 
         Source: the paper, section 4.1: mean and standard deviation (of the population) over the last checkpoints.
-        The averages of the weights that the checkpoints hold are scored beside them ("ema"). Returns the result on rank
+        The averages of the weights that the checkpoints hold are scored, too ("ema"). Returns the result on rank
         0, None elsewhere.
         """
         rows: list[dict[str, Any]] = []

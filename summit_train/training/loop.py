@@ -109,7 +109,7 @@ def batches_between(
 
 
 def clip_order(plan: Plan, rung: Rung, seed: int, num_clips: int) -> Order:
-    """Return the order in which a run of this batch trains on its kept clips."""
+    """Return the order in which a run with this batch trains on its kept clips."""
     counts = (plan.virtual_gpus, rung.clips_per_gpu, rung.steps_per_epoch)
     return Order(num_clips, seed, *counts, numbers_per_epoch=plan.steps_per_epoch)
 
@@ -167,7 +167,7 @@ def grow(run: Run, log: RunLog | None, epoch: int, top1: float | None) -> None:
 
 
 def validates(spec: Spec, epoch: int) -> bool:
-    """Return whether there is a validation after `epoch` epochs."""
+    """Return whether a validation follows `epoch` epochs."""
     every = spec.evaluate.every_epochs  # 0: never
     return every > 0 and (epoch % every == 0 or epoch == spec.schedule.epochs)
 
@@ -175,8 +175,8 @@ def validates(spec: Spec, epoch: int) -> bool:
 def make_up_for_validation(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> None:
     """Make up for the validation of a run that ended between the checkpoint of an epoch and its validation.
 
-    Let the batch grow by it where the checkpoint is from before that. So curve and batch are those of a run that was
-    not stopped.
+    Grow the batch by its result if the checkpoint does not include that yet. The curve and the batch then equal those
+    of a run that was not stopped.
     """
     epoch, inside = divmod(run.start_step, run.plan.steps_per_epoch)
     if epoch and not inside and validates(run.spec, epoch):
@@ -200,7 +200,7 @@ def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
 def validate(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, epoch: int) -> float | None:
     """Score one clip and one crop of every video, as for the curve in the paper's Figure 5; return top-1 on rank 0.
 
-    With evaluate.mode "stream": all its frames, streamed, in one crop. Raises Stopped on request.
+    With evaluate.mode "stream", stream all frames in one crop. Raises Stopped on request.
     """
     watchdog.at(f"validating after epoch {epoch}")
     began = time.perf_counter()

@@ -32,7 +32,7 @@ class RunLog:
     def __init__(self, run_path: Path, title: str, start_step: int, total_steps: int, *, interactive: bool) -> None:
         path = run_path / METRICS_FILE
         is_torn = _is_torn(path)
-        # Without a buffer, which would be written again on closing where the disk was full.
+        # Unbuffered: if the disk was full, a buffer would be written again on closing.
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed in __exit__)
         self._append("\n" if is_torn else "")  # a run that was killed can leave half a line
         # purge_step hides what the run wrote beyond the checkpoint that it goes on from
@@ -116,7 +116,7 @@ class RunLog:
 
 
 def _is_torn(path: Path) -> bool:
-    """Return whether a file's last line has no end."""
+    """Return whether a file's last line lacks its newline."""
     if not path.exists() or not path.stat().st_size:
         return False
     with open(path, "rb") as file:
@@ -125,9 +125,9 @@ def _is_torn(path: Path) -> bool:
 
 
 def validated(run_path: Path, step: int) -> float | None:
-    """Return top-1 of the validation after `step` updates, None where the run has not made it.
+    """Return top-1 of the validation after `step` updates, None if the run has not made it.
 
-    A record from before the run came to that step again, as from another checkpoint, is of other weights.
+    A record from before the run reached that step again, such as from another checkpoint, belongs to other weights.
     """
     top1: float | None = None
     with suppress(FileNotFoundError), open(run_path / METRICS_FILE, "rb") as file:

@@ -160,7 +160,7 @@ def no_stream(spec: Spec) -> str | None:
 
 
 def _curves(found: Scores, fractions: Sequence[Fraction]) -> dict[str, Any]:
-    # Logits were checked where they were made: NaN are videos that could not be read, and parts without a frame.
+    # The logits have been checked: NaN marks videos that could not be read, and parts without a frame.
     curves = [
         [
             Scores(found.videos, found.labels, scores, found.is_read & ~np.isnan(scores).any(axis=1))

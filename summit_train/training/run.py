@@ -72,7 +72,7 @@ class Run:
         """Build the model and the optimizer and load the newest whole checkpoint. Collective.
 
         Raises CheckpointError if the checkpoint is of another experiment (unless `force_resume`) or none is whole, and
-        UserError where this machine's gradients would be wrong. lock: rank 0's, which each checkpoint needs.
+        UserError where this machine's gradients would be wrong. lock: rank 0's, checked at each checkpoint.
         """
         self.world, self.device, self._lock = world, device, lock
         self.spec, self.plan = spec, plan = inputs.spec, inputs.plan
@@ -153,7 +153,7 @@ class Run:
         return same | {"scale.gpus": self.plan.virtual_gpus, "scale.clips_per_gpu": self.plan.clips_per_gpu}
 
     def _first_state(self, force_resume: bool) -> dict[str, Any]:
-        """Return the newest checkpoint's state, or {} and take over pretrained weights."""
+        """Return the newest checkpoint's state, or load pretrained weights and return {}."""
         saved, pretrained = self._saved_state(force_resume), self.spec.model.pretrained
         if pretrained is not None and not saved:
             report = load_pretrained(self.model, pretrained, self.train_manifest.classes)
@@ -255,8 +255,8 @@ def drive_solver(
 class RunLock:
     """Holds a run directory for this process within the block.
 
-    It is a POSIX record lock on the file `lock`, so it ends with the process, however that ends. It goes with the file,
-    not with the name: where the name is free again, another run can take the directory.
+    It is a POSIX record lock on the file `lock`, so it ends with the process, however it ends. It belongs to the file,
+    not to its name: if `lock` is deleted, another run can take the directory.
     """
 
     def __init__(self, run_path: Path) -> None:

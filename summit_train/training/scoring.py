@@ -78,8 +78,8 @@ class Scorer:
     ) -> Scored | None:
         """Return the results of all ranks' kept videos on rank 0, each an array of `shape`; None elsewhere. Collective.
 
-        results: gives those of some videos, in their order, while `model` is in evaluation mode. so_far: rank 0's
-        results of earlier, which are not made again; gets the others, and is saved.
+        results: yields those of some videos, in their order, while `model` is in evaluation mode. so_far: rank 0's
+        earlier results, which are not computed again; the new ones are added and saved.
         """
         so_far = so_far or SoFar()
         known = set(self.world.broadcast(list(so_far.results)))

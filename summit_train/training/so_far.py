@@ -1,4 +1,4 @@
-"""The scores of the videos that were scored so far, kept in a file, so that a stopped evaluation resumes."""
+"""Keep the scores of the videos scored so far in a file, so that a stopped evaluation resumes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from summit_train.training.scores import PREDICTIONS
 class SoFar:
     """The results of some videos, by their places in the manifest, and those among them that could not be read.
 
-    path: the file that keeps them, None: memory alone. key: everything that the results depend on; what a file with
-    another key has is not taken over.
+    path: the file that keeps them, or None to keep them in memory only. key: everything that the results depend on; a
+    file with another key is ignored.
     """
 
     def __init__(self, path: Path | None = None, key: str = "") -> None:
@@ -54,11 +54,11 @@ class SoFar:
 
 
 def so_far_path(run_path: Path, name: str) -> Path:
-    """Return the file that keeps the scores of a checkpoint by its name among the run's predictions."""
+    """Return the file that keeps the scores of a checkpoint, given its name among the run's predictions."""
     return run_path / PREDICTIONS / f"{name}.partial"
 
 
 def forget_so_far(run_path: Path) -> None:
-    """Delete what was kept for evaluations of a run."""
+    """Delete the scores that were kept for a run's evaluations."""
     for path in (run_path / PREDICTIONS).glob("*.partial"):
         path.unlink(missing_ok=True)

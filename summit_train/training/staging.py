@@ -48,7 +48,7 @@ def _stage(run: Run, watchdog: Watchdog, manifest: Manifest, ranks: Sequence[int
 
 
 def needed_clips(run: Run, manifest: Manifest, ranks: Sequence[int]) -> Iterator[Clips]:
-    """Yield the clips that these ranks read from now on, in the order of use, should the batch not grow further."""
+    """Yield the clips that these ranks read from now on, in the order of use, if the batch does not grow further."""
     plan, kept = run.plan, kept_clips(run.spec.data, manifest)
     if manifest is run.train_manifest:
         order = clip_order(plan, run.growth.rung, run.spec.seed, len(kept))

@@ -153,7 +153,7 @@ class RunningStatistics:
 
 
 def count_updates(model: nn.Module, steps: int) -> None:
-    """Set num_batches_tracked to updates of the weights; forward passes depend on the accumulation."""
+    """Set num_batches_tracked to the updates of the weights: the forward passes depend on the accumulation."""
     for norm in trained_norms(model):
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked.fill_(steps)
@@ -327,7 +327,7 @@ class TrainStep:
         return StepResult(votes, local_loss, ratios, measured)
 
     def checkpoint(self, path: Path, step: int) -> dict[str, Any]:
-        """Return the parts of the checkpoint `path`, after `step` updates, that stand beside the network."""
+        """Return the parts of the checkpoint `path`, after `step` updates, other than the network."""
         count_updates(self.model, step)
         parts = {"optimizer": self.optimizer.state_dict(), "loss_scale": self.loss_scale.state_dict()}
         return parts if self.average is None else parts | {"ema": self.average.state_dict()}

@@ -67,7 +67,7 @@ class Streaming:
     def averages(self, unknown_value: float = np.nan) -> np.ndarray:
         """Return the logits averaged over the crops and all frames before each edge, fp64 (len(edges), classes).
 
-        unknown_value: the logits where there was no frame yet.
+        unknown_value: replaces the logits before the first frame.
         """
         unknown = np.full(self._streamer.num_classes, unknown_value)
         return np.stack([unknown if one is None else one.cpu().numpy() for one in self._averages])

@@ -20,7 +20,7 @@ _SECONDS_BETWEEN_LOOKS = 0.01
 
 
 class Stopped(Exception):
-    """All ranks leave, as one of them was asked to; all raise it together, and what is needed to resume is saved."""
+    """Raised on all ranks together after one was asked to stop; what is needed to resume is saved."""
 
 
 class StopRequest:
@@ -41,7 +41,7 @@ class StopRequest:
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Let a request raise Stopped within the block at once, one from before it too: for work of one rank."""
+        """Let a request, also an earlier one, raise Stopped at once within the block: for work of one rank."""
         self._interrupts = True
         try:
             if self:
@@ -72,10 +72,10 @@ class StopRequest:
 
 
 class Ballot:
-    """Lets ranks that work through lists of their own leave together: at the end of all, or where one is asked to stop.
+    """Lets ranks that work through separate lists leave together: when all are done, or when one is asked to stop.
 
-    In a round all ranks vote, and none waits for the others: a rank looks between two items whether the round is over,
-    and then joins the next one. So all see the same rounds, and leave after the same one.
+    All ranks vote in each round, and none waits for the others: between two items a rank checks whether the round is
+    over, and then joins the next one. So all see the same rounds, and leave after the same one.
     """
 
     def __init__(self, world: World, stop: StopRequest) -> None:
@@ -84,7 +84,7 @@ class Ballot:
         self._is_over = self.is_stopped = False
 
     def is_over(self, *, busy: bool) -> bool:
-        """Vote, or look for the votes; return whether all ranks leave now: no rank is busy, or one is to stop."""
+        """Vote, or check the votes; return whether all ranks leave: none is busy, or one was asked to stop."""
         if not self._is_over:
             self._round = self._round or self._world.start_sum([bool(self._stop), busy])
             if (votes := self._round()) is not None:
@@ -93,7 +93,7 @@ class Ballot:
         return self._is_over
 
     def wait(self) -> None:
-        """Wait until all ranks leave; this one is not busy any more."""
+        """Wait until all ranks leave; this rank is done."""
         while not self.is_over(busy=False):
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 

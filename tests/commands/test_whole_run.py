@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from summit_train.__main__ import main
-from summit_train.commands import whole_run
+from summit_train.report import page
 from summit_train.training.scoring import Scorer
 from summit_train.training.step import TrainStep
 from tests.conftest import WriteSpec
@@ -135,17 +135,17 @@ def test_a_request_to_stop_ends_the_report(
     write_spec: WriteSpec, tmp_path: Path, scoring: Scoring, train: Callable[..., tuple[int, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    honest = whole_run.write_report
+    honest = page.write_report
 
     def write(*arguments: Any) -> Path:
         os.kill(os.getpid(), signal.SIGTERM)
         return honest(*arguments)
 
     spec = write_spec(schedule={"epochs": 1})
-    monkeypatch.setattr(whole_run, "write_report", write)
+    monkeypatch.setattr(page, "write_report", write)
     assert train(spec)[0] == 85
     assert not (tmp_path / "runs/run/report.html").exists()
-    monkeypatch.setattr(whole_run, "write_report", honest)
+    monkeypatch.setattr(page, "write_report", honest)
     assert train(spec)[0] == 0
     assert (tmp_path / "runs/run/report.html").exists() and scoring.videos == list(range(VIDEOS))
 

@@ -56,7 +56,7 @@ def test_saved_scores_open_without_pickle(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named_with_the_file_of_the_scores(tmp_path: Path) -> None:
-    scores = Scores(np.arange(2), np.zeros(2, np.int64), np.zeros((2, 3), np.float32))
+    scores = Scores(np.arange(2), np.zeros(2, np.int64), np.zeros((2, 3), np.float32), np.ones(2, np.bool_))
     with pytest.raises(OSError, match="File too large") as caught, full_disk():
         scores.save(tmp_path / "step.npz", [], [])
     assert describe(caught.value) == f"{tmp_path}/step.npz: File too large" and list(tmp_path.iterdir()) == []

@@ -64,9 +64,9 @@ def plain_manifest(paths: Sequence[str]) -> Manifest:
 
 
 def located_root(root: str | None, manifest: Manifest) -> str:
-    """Return where relative paths start: `root` (data.root, --root), or without one the manifest's own folder.
+    """Return the folder where relative paths start: `root` (data.root, --root), or else the manifest's own folder.
 
-    Raises ManifestError for a root that is no folder, and for one that lacks the first clip where the manifest's own
+    Raises ManifestError for a root that is not a folder, and for one that lacks the first clip if the manifest's own
     folder has it.
     """
     beside, first = os.path.dirname(manifest.source), manifest.path(0)

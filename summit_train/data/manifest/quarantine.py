@@ -46,7 +46,7 @@ class Kept:
         return found
 
     def videos_of(self, rank: int, ranks: int) -> NDArray[np.int64]:
-        """Return the manifest's numbers of the clips that a rank scores: the kept ones at rank, rank + ranks, ..."""
+        """Return the manifest indices of the clips that a rank scores: the kept clips at rank, rank + ranks, ..."""
         return self.ids(np.arange(rank, len(self), ranks))
 
     def fingerprint(self) -> str | None:

@@ -127,7 +127,7 @@ class Manifest:
         return bool(np.any(self.spans["start"] != WHOLE.start) or np.any(self.spans["end"] != WHOLE.end))
 
     def row(self, index: int) -> ManifestRow:
-        """Return a clip as it is written, without the columns that training does not read (see `read_rows`)."""
+        """Return a clip's row without the columns that training does not read (see `read_rows`)."""
         path, label, num_frames, digest = (
             self.path(index),
             self.label(index),
@@ -153,7 +153,7 @@ class Manifest:
         return f"{self.source}:{line}" if line else self.path(index)
 
     def check_labels(self, num_classes: int) -> None:
-        """Raise ManifestError at the first label of `num_classes` or more, and where not so many classes are named."""
+        """Raise ManifestError at the first label of `num_classes` or more, or if another number of classes is named."""
         bad = np.flatnonzero(self.labels >= num_classes)
         if len(bad):
             raise ManifestError(
@@ -259,7 +259,7 @@ def _cached(source: Path, classes: tuple[str, ...] | None) -> Path | None:
 
 
 def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
-    """Yield every clip as it is written, with all columns of its list. Raises ManifestError."""
+    """Yield every clip's row with all columns of its list. Raises ManifestError."""
     if manifest.is_packed or manifest.folder:
         yield from map(manifest.row, range(len(manifest)))
         return

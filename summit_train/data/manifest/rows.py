@@ -15,11 +15,11 @@ from summit_train.files import write_text
 
 @dataclass(frozen=True)
 class ManifestRow:
-    """One clip as it is written. label: an integer or a class name. None becomes an empty cell.
+    """One row of a manifest file. label: an integer or a class name. None becomes an empty cell.
 
-    num_frames: of the video. start_frame, end_frame: of a clip that is a span of it; the end is exclusive.
-    duration, codec: for people, not read back: lists from elsewhere may use these names for other things.
-    others: names and cells of further columns, which give way to the fields of the same names.
+    num_frames: of the whole video. start_frame, end_frame: set if the clip is a span of it; the end is exclusive.
+    duration, codec: for people; not read back, because other lists may use these names for other things.
+    others: names and cells of further columns; a field of the same name takes precedence.
     """
 
     path: str
@@ -38,7 +38,7 @@ class ManifestRow:
     others: tuple[tuple[str, str], ...] = ()
 
     def cells(self) -> dict[str, object]:
-        """Return what is written of the clip, by column, without cells that would be empty."""
+        """Return the cells to write, by column, without empty ones."""
         others = {name: cell for name, cell in self.others if cell}
         own = {name: value for name, value in vars(self).items() if name != "others"}
         return others | {name: value for name, value in own.items() if value is not None and value is not False}

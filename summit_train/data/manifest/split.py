@@ -46,10 +46,10 @@ class Splitting:
 def split_manifest(manifest: str | Path, out: str | Path, how: Splitting) -> list[Fold]:
     """Write out/fold1 .. out/foldN, each with train.csv, val.csv and classes.txt.
 
-    Every column of the manifest is kept. The parts have as equal shares of each class as the groups allow. They depend
-    on the clips and the seed, not on the manifest's order. Raises ManifestError where the expression is bad, there are
-    fewer groups than folds, a class cannot be on both sides of every fold, or both directions are wanted of clips that
-    are reversed already.
+    Every column is kept. Each class is shared between the parts as evenly as the groups allow. The parts
+    depend on the clips and the seed, not on the manifest's order. Raises ManifestError if the expression is bad, there
+    are fewer groups than folds, a class cannot be on both sides of every fold, or both directions are requested of
+    clips that are already reversed.
     """
     source = read_manifest(manifest)
     names = source.class_names

@@ -224,7 +224,7 @@ class Packing:
     to `short_side` where it is larger). modality: 'rgb' or 'flow', two grey pictures for each field, x and y; then
     bound: the flow in pixels that 255 stands for, method and preset: of video.flow, by which packing computes the flow
     of the frames; without a method the clips are folders of such pictures, which are packed as they are.
-    colour: jpeg: 'full', or 'half' in older sets, whose frames lost colour where they were scaled down.
+    colour: jpeg: 'full', or 'half' in older sets, whose frames lost colour resolution when they were scaled down.
     """
 
     kind: str
@@ -271,7 +271,7 @@ class Packing:
         return facts.span.num_frames(name, facts.num_frames + 1) - 1  # num_frames counts the video's fields
 
     def entries(self) -> dict[str, Any]:
-        """Return what pack.json says of it; of RGB, nothing about flow; of bytes and of older sets, no colour."""
+        """Return the fields for pack.json: no flow fields for RGB, no colour for bytes and older sets."""
         unsaid = set() if self.modality == "flow" else set(_OF_FLOW)
         if self.kind == "bytes" or self.colour == "half":
             unsaid.add("colour")

@@ -78,7 +78,7 @@ class Job:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other processes from packing into this folder for the block. Raises PackError where one does."""
+    """Keep other processes from packing into this folder within the block. Raises PackError if one already does."""
     working, is_new = folder / PACKING_FOLDER, not folder.exists()
     with ExitStack() as held:
         try:

@@ -113,7 +113,7 @@ class ShardStore:
 
         Of a span the numbers are its own; where pictures are packed, only its pictures are. In a set of flow `choose`
         gives numbers of pictures, from 0 to 2 F - 1, for the number of fields F; the pictures are grey, see
-        `clips.read_flow_views`. A local shard that is damaged is reported, and the shared one read in its place.
+        `clips.read_flow_views`. A damaged local shard is reported, and the shared one is read instead.
         """
         place = self._index.place(clip)
         path = self._path(clip, place)
@@ -179,7 +179,7 @@ class ShardStore:
         return next(right, os.path.join(self.manifest.source, name))
 
     def _read(self, name: str, path: str, place: Place, start: int, end: int) -> bytes:
-        """Return the bytes start .. end - 1 of a clip. Raises _DamagedError, also where the file ends before."""
+        """Return the bytes start .. end - 1 of a clip. Raises _DamagedError, also if the file is too short."""
         try:
             file = self._files.pop(path, None) or open(path, "rb", buffering=0)  # noqa: SIM115  (closed when the oldest)
             self._files[path] = file  # the last

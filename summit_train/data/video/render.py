@@ -146,17 +146,17 @@ class Renderer:
 
 
 def _scaled_kind(frame: VideoFrame, size: tuple[int, int]) -> str:
-    """Return the pixel format that a frame is scaled to: this defines the pixels of a clip.
+    """Return the pixel format that a frame is scaled to. It defines the pixels of a clip.
 
-    Scaled down, each pixel gets a colour of its own (planar RGB, `gbrp`): with half-resolution colour at the new size,
-    colour that the video has would be lost. Else half-resolution colour stays, which is all that the video has.
+    A frame that is scaled down becomes planar RGB (`gbrp`), with a colour for each pixel: half-resolution colour at the
+    new size would lose colour that the video has. Otherwise half-resolution colour stays: the video has no more.
     """
     is_smaller = size[0] < frame.width or size[1] < frame.height
     return frame.format.name if frame.format.name in _HALF_COLOUR and not is_smaller else "gbrp"
 
 
 def _sheet(view: View, frames: Sequence[VideoFrame]) -> tuple[VideoFrame, int, int]:
-    """Return the view's crop of frames, one below the other, mirrored if it is, and where it begins (left, top)."""
+    """Return a sheet of the frames' crops, one below the other, mirrored if the view is, and their left and top."""
     kind = frames[0].format.name
     unit = 2 if kind in _HALF_COLOUR else 1  # pixels that share a colour
     left, right = view.x // unit, -(-(view.x + view.crop_width) // unit)

@@ -187,15 +187,15 @@ def prepare_reader(worker: int = 0) -> None:
 
 
 def claim_leftovers() -> None:
-    """Make the files by which this process talks to its workers bear its number; delete those of dead processes.
+    """Put this process's number into the names of the files for its workers; delete the files of dead processes.
 
     multiprocessing keeps semaphores in /dev/shm and a socket in the temporary folder, and deletes them at the end,
-    unless all processes of a job are killed at once. Before the number stands a digest of user, host and the numbers'
-    namespace: processes of another node or container cannot be looked up here.
+    unless all processes of a job are killed at once. A digest of user, host and PID namespace precedes the number,
+    because processes of another node or container cannot be looked up here.
     """
     here = f"{os.getuid()} {os.uname().nodename} {os.stat('/proc/self/ns/pid').st_ino}"
     kind, own = f"summit-{hashlib.sha256(here.encode()).hexdigest()[:6]}", str(os.getpid())
-    config = cast(Any, multiprocessing.current_process())._config  # has no public door; the workers inherit it
+    config = cast(Any, multiprocessing.current_process())._config  # has no public interface; the workers inherit it
     if config["semprefix"].startswith(f"/{kind}"):
         return
     folder = Path(tempfile.gettempdir(), f"{kind}-{own}")  # a short name: a socket's path has at most 107 bytes

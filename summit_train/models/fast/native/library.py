@@ -1,7 +1,7 @@
 """The C++ kernels as a library: compiled when they are first wanted, kept in the user's cache, loaded from there.
 
 Set-up compiles them, so that jobs need no compiler. Nodes of one cluster may differ, so there is one library for each
-level of x86-64 (System V ABI, section 3.1.1); a processor takes the best that it knows and that can be had. On other
+level of x86-64 (System V ABI, section 3.1.1); a processor takes the best available one that it supports. On other
 architectures there is one for each kind of processor.
 """
 
