@@ -21,7 +21,7 @@ from summit_train.spec import Spec, flat_keys, load_spec
 from summit_train.text import counted
 from summit_train.training.agreement import check_agreement
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints, steps_per_epoch
-from summit_train.training.evaluation import OFFICIAL, Evaluation, show_accuracy
+from summit_train.training.evaluation import OFFICIAL, Evaluation, changes_scores, show_accuracy
 from summit_train.training.precise_bn import preparation
 from summit_train.training.run import fresh_model
 from summit_train.training.scoring import Progress
@@ -72,8 +72,9 @@ def run(args: argparse.Namespace) -> int:
     manifest = manifest_of(spec, "val")
     # Only precise BN needs the training data and the plan.
     inputs = inputs_of(spec, launch.size) if spec.evaluate.precise_bn else None
-    changed = _changed_keys(spec)
     paths, left_out = _paths(spec, chosen)
+    others = bool(chosen) and chosen != [f"last:{spec.evaluate.last_checkpoints}"]
+    changed = _changed_keys(spec, paths if others else [])
     with session(launch) as world, ExitStack() as held:
         manifests = {"val": manifest} if inputs is None else inputs.manifests
         check_agreement(world, spec, manifests, command="eval", checkpoints=list(map(str, paths)))
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         device = choose_device(world)
         model = fresh_model(spec, device)
         prepare = None if inputs is None else preparation(inputs, world, device, watchdog)
-        evaluation = Evaluation(spec, manifest, world, device, prepare, changed, _result_name(changed))
+        evaluation = Evaluation(spec, manifest, world, device, prepare, changed, _result_name(spec, changed))
         if world.rank == 0:
             tell_left_out(left_out)
         result = evaluate_paths(model, evaluation, paths, watchdog, quiet=args.json)
@@ -113,7 +114,9 @@ def evaluate_paths(
             print(f"average of the weights: {_sentence(result['ema'], evaluation.spec.model.num_classes)}")
         if evaluation.name != OFFICIAL:
             changed = ", ".join(f"{key}={value}" for key, value in evaluation.overrides.items())
-            print(f"not by the run's own spec ({changed}): in {evaluation.spec.run_path / evaluation.name}.json")
+            print(
+                f"evaluated with other keys than the run's ({changed}); see {evaluation.spec.run_path / evaluation.name}.json"
+            )
     return result
 
 
@@ -123,19 +126,22 @@ def tell_left_out(lines: Sequence[str]) -> None:
         print(f"left out of the mean: {line}", file=sys.stderr)
 
 
-def _changed_keys(spec: Spec) -> dict[str, Any]:
-    """Return the keys of `spec`, with their values, that differ from the spec that its run was trained with."""
+def _changed_keys(spec: Spec, others: Sequence[Path]) -> dict[str, Any]:
+    """Return the keys of `spec`, with their values, that differ from the spec that its run was trained with.
+
+    others: the checkpoints, where they are not the run's own choice; they become the key `checkpoints`.
+    """
     file = spec.run_path / "spec.yaml"
     if not file.is_file():
         return {}
     ours, own = (flat_keys(one) for one in (spec, load_spec(file)))
-    return {key: value for key, value in ours.items() if value != own.get(key) and key not in ("name", "run_dir")}
+    changed = {key: value for key, value in ours.items() if value != own.get(key) and key not in ("name", "run_dir")}
+    return changed | ({"checkpoints": [str(path) for path in others]} if others else {})
 
 
-def _result_name(changed: dict[str, Any]) -> str:
-    """Return the name of the result: the run's own, or another one if a changed key changes scores."""
-    speed = ("data.workers", "data.clip_seconds", "data.train")
-    if not any(key.startswith(("data.", "evaluate.", "model.", "precision")) and key not in speed for key in changed):
+def _result_name(spec: Spec, changed: dict[str, Any]) -> str:
+    """Return the name of the result: the run's own, or another one for other checkpoints or keys that change scores."""
+    if not any(key == "checkpoints" or changes_scores(spec, key) for key in changed):
         return OFFICIAL
     digest = hashlib.blake2b(json.dumps(changed, sort_keys=True).encode(), digest_size=4)
     return f"{OFFICIAL}_{digest.hexdigest()}"

@@ -22,12 +22,12 @@ from summit_train.text import duration
 from summit_train.training.agreement import check_agreement, identity
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints
 from summit_train.training.environment import environment
-from summit_train.training.evaluation import Evaluation
+from summit_train.training.evaluation import Evaluation, changes_scores
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog
 from summit_train.training.precise_bn import preparation
 from summit_train.training.run import Inputs, Run, RunLock
-from summit_train.training.so_far import forget_so_far
+from summit_train.training.so_far import forget_so_far, unused_so_far
 from summit_train.training.staging import stage_sets
 from summit_train.training.watch import Stopped, StopRequest, Watchdog, leave_if_asked
 
@@ -78,7 +78,13 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
     if world.rank == 0:
         tell_left_out(left_out)
     prepare = preparation(inputs, world, run.device, watchdog)
-    key = hashlib.sha256(repr(identity(spec, inputs.manifests)).encode()).hexdigest()
+    # What scores depend on: another walltime, number of workers or place of the data loses none of them.
+    same = identity(spec, inputs.manifests)
+    known = {key: value for key, value in same.items() if "(" in key or changes_scores(spec, key)}
+    key = hashlib.sha256(repr(known).encode()).hexdigest()
+    if world.rank == 0:
+        for unused in unused_so_far(spec.run_path, key):
+            print(f"warning: {unused}: spec, list or code changed; its videos are scored again", file=sys.stderr)
     evaluation = Evaluation(spec, inputs.val_manifest, world, run.device, prepare, stop=stop, resume_key=key)
     evaluate_paths(run.model, evaluation, paths, watchdog, quiet=False)
 

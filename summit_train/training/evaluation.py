@@ -34,6 +34,26 @@ from summit_train.training.watch import StopRequest, leave_if_asked
 OFFICIAL = "eval"  # the result by the run's own spec
 
 
+# Keys below `data`, `evaluate` and `model` that change no score: where data come from, how fast, and when.
+_NO_SCORE = {
+    "data.root",
+    "data.stage",
+    "data.workers",
+    "data.clip_seconds",
+    "evaluate.every_epochs",
+    "model.pretrained",
+}
+
+
+def changes_scores(spec: Spec, key: str) -> bool:
+    """Return whether another value of a key, `section.key`, can change the scores of a checkpoint."""
+    if key in _NO_SCORE:
+        return False
+    if key.startswith(("data.train", "seed", "scale.")):  # what precise BN trains on
+        return spec.evaluate.precise_bn > 0
+    return key.startswith(("data.", "evaluate.", "model.", "precision"))
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Scores a manifest's videos on all ranks, as `Scorer` does: those that data.quarantine leaves.

@@ -58,6 +58,19 @@ def so_far_path(run_path: Path, name: str) -> Path:
     return run_path / PREDICTIONS / f"{name}.partial"
 
 
+def unused_so_far(run_path: Path, key: str) -> list[Path]:
+    """Return the files that keep scores of a stopped evaluation which one with `key` cannot use."""
+    return [path for path in sorted((run_path / PREDICTIONS).glob("*.partial")) if not _key_of(path).startswith(key)]
+
+
+def _key_of(path: Path) -> str:
+    try:
+        with np.load(path) as file:
+            return str(file["key"])
+    except (BadZipFile, EOFError, KeyError, ValueError):
+        return "damaged"
+
+
 def forget_so_far(run_path: Path) -> None:
     """Delete the scores that were kept for a run's evaluations."""
     for path in (run_path / PREDICTIONS).glob("*.partial"):

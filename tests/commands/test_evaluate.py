@@ -112,7 +112,7 @@ def test_a_run_is_evaluated_by_its_directory_without_its_training_data(
     known = next(line for line in spec.read_text().splitlines() if line.strip().startswith("train:"))
     spec.write_text(spec.read_text().replace(known, "  train: gone.csv"))
     monkeypatch.chdir(run.parent)
-    for words in (("run",), ("run/spec.yaml", f"run_dir={run.parent}"), (run, "data.workers=1")):
+    for words in (("run",), ("run/spec.yaml", f"run_dir={run.parent}", "data.train=x.csv"), (run, "data.workers=1")):
         (run / "eval.json").unlink(missing_ok=True)
         status, out, err = say("eval", *words, "--json")
         assert (status, err) == (0, "")
@@ -135,6 +135,10 @@ def test_an_evaluation_by_other_keys_leaves_the_runs_own_result(run: Path, say: 
     assert found["clips"] == 2 and f"(evaluate.clips=2, execution.recompute=True): in {beside}" in out
     own, names = _official(run)
     assert own == before[0] and sorted([*before[1], beside.stem]) == names
+    assert say("eval", run, "--checkpoints", checkpoint_path(run, 10))[0] == 0
+    (other,) = set(run.glob("eval_*.json")) - {beside}
+    assert json.loads(other.read_text())["checkpoints"][0]["step"] == 10
+    assert (run / "eval.json").read_bytes() == before[0]
     assert (run / "predictions" / beside.stem / "step_00000020.npz").is_file()
 
 
