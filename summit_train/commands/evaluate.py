@@ -114,9 +114,8 @@ def evaluate_paths(
             print(f"average of the weights: {_sentence(result['ema'], evaluation.spec.model.num_classes)}")
         if evaluation.name != OFFICIAL:
             changed = ", ".join(f"{key}={value}" for key, value in evaluation.overrides.items())
-            print(
-                f"evaluated with other keys than the run's ({changed}); see {evaluation.spec.run_path / evaluation.name}.json"
-            )
+            file = evaluation.spec.run_path / f"{evaluation.name}.json"
+            print(f"not by the run's own spec ({changed}): in {file}")
     return result
 
 
