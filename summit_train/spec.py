@@ -28,6 +28,7 @@ from summit_train.models.catalog import (
     backbone_problem,
     frames_problem,
     non_local_problem,
+    pool1_problem,
     stream_problem,
     zero_init_problem,
 )
@@ -380,6 +381,8 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "model.non_local", refusal
     if model.zero_init_residual and (problem := zero_init_problem(model.arch)) is not None:
         yield "model.zero_init_residual", problem
+    if (problem := pool1_problem(model.arch, model.pool1)) is not None:
+        yield "model.pool1", problem
     if spec.evaluate.mode == "stream":
         problem = stream_problem(model.arch, model.shift_direction, model.non_local)
         if problem is not None:
