@@ -61,7 +61,7 @@ def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, *, int
     _train(run, watchdog, stop, interactive=interactive)
     _evaluate(inputs, run, watchdog, stop)
     leave_if_asked(world, stop)
-    report = world.broadcast(world.together(lambda: None if world.rank else _report(spec, stop)))
+    report = world.from_first(lambda: _report(spec, stop))
     if report is None:
         raise Stopped
     if world.rank == 0:
@@ -73,8 +73,12 @@ def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, *, int
 def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
     """Evaluate the last checkpoints, with what an evaluation that was stopped has scored."""
     spec, world = run.spec, run.world
-    last = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)[-spec.evaluate.last_checkpoints :]
-    paths, left_out = world.broadcast(current_experiment(last) if world.rank == 0 else ([], []))
+
+    def last() -> list[Path]:
+        paths = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)
+        return paths[-spec.evaluate.last_checkpoints :]
+
+    paths, left_out = world.from_first(lambda: current_experiment(last()))
     if world.rank == 0:
         tell_left_out(left_out)
     prepare = preparation(inputs, world, run.device, watchdog)

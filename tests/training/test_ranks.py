@@ -115,7 +115,7 @@ def test_a_known_error_of_rank_0_ends_all_ranks_in_order(write_spec: WriteSpec) 
     """Rank 0 alone reads the checkpoint; without MPI_ABORT, whose text would bury the one line."""
     spec = str(write_spec(schedule={"epochs": 1}))
     assert main(["train", spec]) == 0
-    status, output = command(2, "train", spec, "optimizer.momentum=0.5", timeout=90)
+    status, output = command(2, "train", spec, "optimizer.momentum=0.5")
     assert status == 2, output
     assert "MPI_ABORT" not in output and "Traceback" not in output
     said = [line for line in lines(output) if line.startswith("summit-train")]
