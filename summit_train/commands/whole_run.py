@@ -76,7 +76,7 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
 
     def last() -> list[Path]:
         paths = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)
-        return paths[-spec.evaluate.last_checkpoints :]
+        return _still_there(spec, paths)[-spec.evaluate.last_checkpoints :]
 
     paths, left_out = world.from_first(lambda: current_experiment(last()))
     if world.rank == 0:
@@ -101,13 +101,23 @@ def _report(spec: Spec, stop: StopRequest) -> Path | None:
 
 def _stopped(spec: Spec, world: World, stop: StopRequest) -> int:
     stop.leave()
-    if world.rank == 0:
-        last = find_checkpoints(spec.run_path)[-1]
+
+    def tell() -> None:
+        last = _still_there(spec, find_checkpoints(spec.run_path))[-1]
         # For the job script: a launcher that ends all ranks at the first one that leaves may hide their status.
         write_text(spec.run_path / "stopped", f"{last}\n")
         print(f"stopped by {stop.signal or 'a signal to another rank'}; goes on from {last} when started again")
-    world.barrier()  # no rank leaves before that is written
+
+    world.from_first(tell)  # no rank leaves before that is written
     return STOPPED
+
+
+def _still_there(spec: Spec, paths: list[Path]) -> list[Path]:
+    """Return the checkpoints of a run that has saved some. Raises RunFailed where there is none."""
+    if not paths:
+        gone = "its checkpoints are gone: they were removed while this run was using the directory"
+        raise RunFailed(f"{spec.run_path}: {gone}")
+    return paths
 
 
 def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> None:
