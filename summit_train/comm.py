@@ -94,6 +94,10 @@ class World:
         """
         return work()
 
+    def from_first(self, work: Callable[[], T]) -> T:
+        """Return rank 0's `work()` on every rank. Errors are raised as `together` raises them."""
+        return work()
+
     def barrier(self) -> None:
         """Wait for all ranks."""
 
@@ -210,6 +214,10 @@ class HorovodWorld(World):
         if count < self.size and not (message.startswith("rank ") or who.startswith("rank 0 ")):
             message = f"{who}: {message}"
         raise AgreedError(message, status)
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        """Broadcast by MPI what rank 0 has done without an error."""
+        return cast(T, self.broadcast(self.together(lambda: work() if self.rank == 0 else None)))
 
     def barrier(self) -> None:
         """Wait by MPI."""

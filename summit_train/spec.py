@@ -28,6 +28,7 @@ from summit_train.models.catalog import (
     backbone_problem,
     frames_problem,
     non_local_problem,
+    pool1_problem,
     stream_problem,
     zero_init_problem,
 )
@@ -371,21 +372,20 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     yield from schedule_problems(spec.schedule)
     yield from parallel_problems(spec.parallel, spec.optimizer.compression)
     yield from _averaging_problems(spec)
-    too_short, unknown = frames_problem(model.arch, data.num_frames), backbone_problem(model.arch, model.backbone)
-    if too_short is not None:
-        yield "data.num_frames", too_short
-    if unknown is not None:
-        yield "model.backbone", unknown
-    elif model.non_local and (refusal := non_local_problem(model.arch, model.backbone, data.crop)) is not None:
-        yield "model.non_local", refusal
+    if (problem := frames_problem(model.arch, data.num_frames)) is not None:
+        yield "data.num_frames", problem
+    if (problem := backbone_problem(model.arch, model.backbone)) is not None:
+        yield "model.backbone", problem
+    elif model.non_local and (problem := non_local_problem(model.arch, model.backbone, data.crop)) is not None:
+        yield "model.non_local", problem
     if model.zero_init_residual and (problem := zero_init_problem(model.arch)) is not None:
         yield "model.zero_init_residual", problem
-    if spec.evaluate.mode == "stream":
-        problem = stream_problem(model.arch, model.shift_direction, model.non_local)
-        if problem is not None:
-            yield "evaluate.mode", problem
-    wanted, kept = spec.evaluate.last_checkpoints, spec.checkpoint.keep
-    if wanted > kept:
+    if (problem := pool1_problem(model.arch, model.pool1)) is not None:
+        yield "model.pool1", problem
+    is_streamed = spec.evaluate.mode == "stream"
+    if is_streamed and (problem := stream_problem(model.arch, model.shift_direction, model.non_local)) is not None:
+        yield "evaluate.mode", problem
+    if (wanted := spec.evaluate.last_checkpoints) > (kept := spec.checkpoint.keep):
         yield "evaluate.last_checkpoints", f"{wanted} checkpoints are wanted, but checkpoint.keep is {kept}"
 
 

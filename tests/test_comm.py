@@ -141,6 +141,7 @@ for round in range(300):
     found.append(ready == [3 * round, 3])
 assert all(found), found
 assert world.together(lambda: world.rank) == world.rank
+assert world.from_first(lambda: world.rank) == 0
 
 def fail():
     if world.rank == 1:
@@ -148,11 +149,15 @@ def fail():
     if world.rank == 2:
         raise RunFailed("the disk is full")
 
-told = ()
-try:
-    world.together(fail)
-except AgreedError as error:
-    told = str(error), error.status
+def refuse():
+    raise UserError(f"no such folder on {world.rank}")
+
+told = []
+for call in (lambda: world.together(fail), lambda: world.from_first(refuse)):
+    try:
+        call()
+    except AgreedError as error:
+        told.append((str(error), error.status))
 everyone = world.gather(told)
 if world.rank == 0:
     print(everyone)
@@ -165,7 +170,8 @@ def test_sums_that_nobody_waits_for_and_errors_of_some_ranks() -> None:
     """The lowest of the ranks that failed is named on all, with its status."""
     status, output = run(3, "-c", _TOGETHER)
     assert status == 0, output
-    assert output == f"{[(f'rank 1 on {socket.gethostname()}: no such list', 2)] * 3}\n"
+    told = [(f"rank 1 on {socket.gethostname()}: no such list", 2), ("no such folder on 0", 2)]
+    assert output == f"{[told] * 3}\n"
 
 
 def test_serial_sums_and_means_leave_a_tensor_as_it_is() -> None:

@@ -220,6 +220,11 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
             "model.zero_init_residual",
             "no residual branch of eco_lite ends in a normalisation",
         ),
+        (
+            ["model.arch=i3d_3x3x3", "data.num_frames=16", "model.pool1=1x3x3"],
+            "model.pool1",
+            "1x3x3 is for i3d_3x1x1, and i3d_3x3x3 has no choice; leave the key out",
+        ),
         (["model.arch=i3d_3x1x1", "model.backbone=resnet18"], "model.backbone", "valid: resnet50, resnet101"),
         (["model.arch=trn", "model.backbone=mobilenet_v2"], "model.backbone", "trn cannot be built on mobilenet_v2"),
         (

@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,16 +137,20 @@ class Files:
     not_checked: list[str]
 
 
-def check_files(spec: Spec, clips: int | None, to_come: Path | None = None) -> Files:
+def check_files(spec: Spec, clips: int | None) -> Files:
     """Check the files that the spec names, as `train` does before its first step.
 
     clips: --clips, if the manifests are not here; they are not read then, and the weights may be missing, too.
-    to_come: a folder that will hold runs by the time the spec is trained. Raises UserError for a mistake in a file.
+    Raises UserError for a mistake in a file.
     """
+    files = read_files(spec, clips)
+    return replace(files, not_checked=files.not_checked + check_weights(spec, may_be_missing=clips is not None))
+
+
+def read_files(spec: Spec, clips: int | None) -> Files:
+    """Check the files as check_files does, without the weights."""
     if clips is not None:
-        return Files(
-            clips, None, 0, [], ["data.train", "data.val", *_check_weights(spec, to_come, may_be_missing=True)]
-        )
+        return Files(clips, None, 0, [], ["data.train", "data.val"])
     # Imported here: with --clips the command needs neither numpy nor PyAV.
     from summit_train.commands.start import read_manifests
     from summit_train.data.manifest.quarantine import class_warnings, kept_clips
@@ -156,13 +160,15 @@ def check_files(spec: Spec, clips: int | None, to_come: Path | None = None) -> F
             number = "the number of its clips" if key == "train" else "the number of training clips"
             raise PlanError(f"data.{key}: there is no {path}; give {number} with --clips N")
     train, val = read_manifests(spec)
-    _check_weights(spec, to_come, may_be_missing=False)
     kept = kept_clips(spec.data, train)
     return Files(len(kept), len(kept_clips(spec.data, val)), len(kept.excluded), class_warnings(train, val), [])
 
 
-def _check_weights(spec: Spec, to_come: Path | None, *, may_be_missing: bool) -> list[str]:
-    """Check model.pretrained as check_files does; return its key where it is missing and may be."""
+def check_weights(spec: Spec, to_come: Path | None = None, *, may_be_missing: bool) -> list[str]:
+    """Check model.pretrained as check_files does; return its key where it is missing and may be.
+
+    to_come: a folder whose runs will be there when the spec is trained.
+    """
     from summit_train.models.weights import WeightsError, check_weights_exist
     from summit_train.saved import find_checkpoints
 

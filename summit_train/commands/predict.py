@@ -42,9 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Predict; rank 0 prints. Return 1 where a video could not be read, else 0."""
     launch = this_launch()
     with session(launch) as world:
-        prepared = world.broadcast(world.together(lambda: None if world.rank else _prepared(args)))
-        assert prepared is not None
-        trained, listings = prepared
+        trained, listings = world.from_first(lambda: _prepared(args))
         with (
             Watchdog(world, trained.spec.watch.stall_seconds) as watchdog,
             watched("videos", "predicting video", world, watchdog) as progress,

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from summit_train.cluster.site import Site, load_site
-from summit_train.commands.plan import add_site_arguments, check_files, warn
+from summit_train.commands.plan import Files, add_site_arguments, check_weights, read_files, warn
 from summit_train.commands.ranks import check_root
 from summit_train.source import SpecError
-from summit_train.spec import Spec
+from summit_train.spec import DataSpec, ModelSpec, Spec
 from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, load_sweep
 from summit_train.sweep.points import as_values, tables
@@ -44,9 +44,16 @@ def run(args: argparse.Namespace) -> int:
     if args.status:
         return _show_status(sweep, _read_jobs(sweep, site), as_json=args.json)
 
+    read: dict[tuple[DataSpec, ModelSpec], Files] = {}  # once for all runs of the same data and network
+
     def count(spec: Spec) -> tuple[int, int | None]:
-        files = check_files(spec, args.clips, sweep.folder)
-        return files.clips, files.videos
+        key = spec.data, spec.model
+        if key not in read:
+            read[key] = read_files(spec, args.clips)
+            for line in read[key].warnings:
+                warn(line)
+        check_weights(spec, sweep.folder, may_be_missing=args.clips is not None)
+        return read[key].clips, read[key].videos
 
     planned = plan_runs(sweep, site, count, args.walltime)
     if args.dry_run or site is None:

@@ -61,7 +61,7 @@ def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, *, int
     _train(run, watchdog, stop, interactive=interactive)
     _evaluate(inputs, run, watchdog, stop)
     leave_if_asked(world, stop)
-    report = world.broadcast(world.together(lambda: None if world.rank else _report(spec, stop)))
+    report = world.from_first(lambda: _report(spec, stop))
     if report is None:
         raise Stopped
     if world.rank == 0:
@@ -73,8 +73,12 @@ def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, *, int
 def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
     """Evaluate the last checkpoints; reuse the scores of an evaluation that was stopped."""
     spec, world = run.spec, run.world
-    last = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)[-spec.evaluate.last_checkpoints :]
-    paths, left_out = world.broadcast(current_experiment(last) if world.rank == 0 else ([], []))
+
+    def last() -> list[Path]:
+        paths = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)
+        return _still_there(spec, paths)[-spec.evaluate.last_checkpoints :]
+
+    paths, left_out = world.from_first(lambda: current_experiment(last()))
     if world.rank == 0:
         tell_left_out(left_out)
     prepare = preparation(inputs, world, run.device, watchdog)
@@ -103,13 +107,23 @@ def _report(spec: Spec, stop: StopRequest) -> Path | None:
 
 def _stopped(spec: Spec, world: World, stop: StopRequest) -> int:
     stop.leave()
-    if world.rank == 0:
-        last = find_checkpoints(spec.run_path)[-1]
+
+    def tell() -> None:
+        last = _still_there(spec, find_checkpoints(spec.run_path))[-1]
         # For the job script: a launcher that ends all ranks at the first one that leaves may hide their status.
         write_text(spec.run_path / "stopped", f"{last}\n")
         print(f"stopped by {stop.signal or 'a signal to another rank'}; goes on from {last} when started again")
-    world.barrier()  # no rank leaves before that is written
+
+    world.from_first(tell)  # no rank leaves before that is written
     return STOPPED
+
+
+def _still_there(spec: Spec, paths: list[Path]) -> list[Path]:
+    """Return the checkpoints of a run that has saved some. Raises RunFailed where there is none."""
+    if not paths:
+        gone = "its checkpoints are gone: they were removed while this run was using the directory"
+        raise RunFailed(f"{spec.run_path}: {gone}")
+    return paths
 
 
 def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> None:

@@ -19,6 +19,7 @@ from summit_train.models.catalog import (
     backbone_problem,
     frames_problem,
     non_local_problem,
+    pool1_problem,
     zero_init_problem,
 )
 from summit_train.models.csn import IrCSN
@@ -56,8 +57,8 @@ def build_model(
     arch, backbone, shift_place, shift_direction, non_local and pool1 are names of the catalog; "tsn" is the 2D network,
     "tsm" the same with the temporal shift. Without `backbone` it is the architecture's usual one. `width` multiplies
     the channels, rounded to multiples of 8. With `zero_init_residual` every residual block begins as its shortcut
-    (Goyal et al., section 5.1). Only "tsm" reads the shift's settings, only "i3d_3x1x1" `pool1`. `non_local` adds
-    non-local blocks, which begin as the identity. Weights are drawn from `generator`, or from torch's global one.
+    (Goyal et al., section 5.1). Only "tsm" reads the shift's settings. `non_local` adds non-local blocks, which begin
+    as the identity. Weights are drawn from `generator`, or from torch's global one.
     Raises ValueError for a choice that does not exist and for a clip that is too short for the network's strides in
     time.
     """
@@ -70,6 +71,7 @@ def build_model(
     problems = [backbone_problem(arch, backbone), frames_problem(arch, num_frames)]
     problems += [non_local_problem(arch, backbone)] if non_local else []
     problems += [zero_init_problem(arch)] if zero_init_residual else []
+    problems += [pool1_problem(arch, pool1)]
     for problem in problems:
         if problem is not None:
             raise ValueError(problem)

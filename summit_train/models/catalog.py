@@ -92,6 +92,13 @@ def zero_init_problem(arch: str) -> str | None:
     return None if ARCHITECTURES[arch].norm_ends_branch else f"no residual branch of {arch} ends in a normalisation"
 
 
+def pool1_problem(arch: str, pool1: Pool1) -> str | None:
+    """Return why `arch` cannot have this form of pool1; None where it can."""
+    if arch == "i3d_3x1x1" or pool1 == "2x3x3":
+        return None
+    return f"{pool1} is for i3d_3x1x1, and {arch} has no choice; leave the key out"
+
+
 def frames_problem(arch: str, num_frames: int) -> str | None:
     """Return why clips of `num_frames` frames do not suit `arch`; None where they do."""
     known = ARCHITECTURES[arch]

@@ -106,7 +106,7 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
     _check_distinct(names, file)
     found = {names[name]: tensor for name, tensor in content.tensors.items()}
     for name in found.keys() & targets.keys():
-        if found[name].is_floating_point() != targets[name].is_floating_point():
+        if targets[name].is_floating_point() and not found[name].is_floating_point():
             raise WeightsError(f"{file}: {name} must be {targets[name].dtype}, got {found[name].dtype}")
     fitting, mismatched = _fitting(found, targets, model, _shifts(content, names, model))
     layers = _class_layers(model, fitting)

@@ -19,7 +19,7 @@ from summit_train.errors import UserError
 from summit_train.files import locked, write_text
 from summit_train.plan import Plan, PlanError, make_plan
 from summit_train.source import to_yaml
-from summit_train.spec import DataSpec, ModelSpec, Spec, dump_spec
+from summit_train.spec import Spec, dump_spec
 from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, SweepRun, sweep_texts
 from summit_train.sweep.points import tables
@@ -51,18 +51,14 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """Return the plan of every run on the site's nodes; without a site, with one rank for each virtual GPU.
 
-    count: spec -> numbers of training clips and of validation videos (None where unknown); called once for all runs of
-    the same data and network. walltime: minutes of a job, by default what the run needs. Raises PlanError, which begins
-    with the run's name, where a run does not fit the site, its clips or its files.
+    count: spec -> numbers of training clips and of validation videos (None where unknown). walltime: minutes of a job,
+    by default what the run needs. Raises PlanError, which begins with the run's name, where a run does not fit the
+    site, its clips or its files.
     """
-    counted: dict[tuple[DataSpec, ModelSpec], tuple[int, int | None]] = {}
     planned = []
     for run in sweep.runs:
-        files = run.spec.data, run.spec.model
         try:
-            if files not in counted:
-                counted[files] = count(run.spec)
-            clips, videos = counted[files]
+            clips, videos = count(run.spec)
             planned.append(_plan(run, site, clips, walltime, videos))
         except UserError as error:
             raise PlanError(f"{run.name}: {error}") from error

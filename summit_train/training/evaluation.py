@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,18 +141,21 @@ class Evaluation:
     def load(self, model: nn.Module, path: Path) -> int:
         """Give `model` the weights of a checkpoint, which rank 0 reads, and return its step. Collective."""
         weights, _, step = self._saved(model, path)
-        give_weights(model, path, weights)
+        self.world.together(lambda: give_weights(model, path, weights))
         return step
 
     def _saved(
         self, model: nn.Module, path: Path
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None, int]:
         """Return the weights of a checkpoint, their average if it holds one, and its step. Collective."""
-        state = self.world.together(lambda: {} if self.world.rank else load_checkpoint(path, bound_of(model)))
-        self._check_classes(path, state.get("classes"))
-        # The optimizer's state, which is as large as the weights, is of no use here.
-        average = state.get("ema", {}).get("model")
-        return self.world.broadcast((state.get("model", {}), average, state.get("step", 0)))
+
+        def read() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None, int]:
+            state = load_checkpoint(path, bound_of(model))
+            self._check_classes(path, state.get("classes"))
+            # The optimizer's state, which is as large as the weights, is of no use here.
+            return state["model"], state.get("ema", {}).get("model"), state["step"]
+
+        return self.world.from_first(read)
 
     def _check_classes(self, path: Path, names: Any) -> None:
         """Raise CheckpointError if a network's class names differ from the manifest's."""
@@ -180,7 +184,7 @@ class Evaluation:
             weights, average, step = self._saved(model, path)
             for found, kind, suffix in ((weights, rows, ""), (average, averages, "_ema")):
                 if found is not None:
-                    give_weights(model, path, found)
+                    self.world.together(partial(give_weights, model, path, found))
                     scores = self._score_saved(model, path, f"{name}{suffix}", progress(path))
                     if scores is not None:
                         kind.append({"path": str(path), "step": step} | _accuracy_of(scores))

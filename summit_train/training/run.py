@@ -84,10 +84,11 @@ class Run:
         if spec.data.quarantine is not None:
             out = f"{len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"
             self.notes.append(f"left out: {out}")
-        saved = world.broadcast(world.together(lambda: {} if world.rank else self._first_state(force_resume)))
+        saved = world.from_first(lambda: self._first_state(force_resume))
         path = checkpoint_path(spec.run_path, saved.get("step", 0))
-        weights = saved["model"] if saved else {name: value.cpu() for name, value in self.model.state_dict().items()}
-        give_weights(self.model, path, weights if saved else world.broadcast(weights))
+        own = {name: value.cpu() for name, value in self.model.state_dict().items()}
+        weights = saved["model"] if saved else world.broadcast(own)
+        world.together(lambda: give_weights(self.model, path, weights))
         self.step = build_step(spec, plan, world, self.model, device)
         if saved:
             self.notes += world.together(lambda: self.step.restore(path, saved))

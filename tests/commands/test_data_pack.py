@@ -10,8 +10,9 @@ import pytest
 from summit_train.__main__ import main
 from summit_train.commands.data.packs import parse_size, size_text
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.packed.pack import alone_in
 from summit_train.data.video.encode import write_video
-from tests.worlds import ROOT
+from tests.worlds import ROOT, command, lines, needs_ranks
 
 
 @pytest.fixture
@@ -45,6 +46,7 @@ _PACKING = """
 import pathlib, sys
 from summit_train.data.packed.pack import alone_in
 with alone_in(pathlib.Path(sys.argv[1])):
+    pathlib.Path(sys.argv[1]).mkdir()
     (pathlib.Path(sys.argv[1]) / ".000000.tar.1.writing").touch()
     print("packing", flush=True)
     sys.stdin.read()
@@ -66,12 +68,37 @@ def test_a_second_packing_into_the_same_folder_is_refused(manifest: Path, capsys
     assert not (out / ".packing").exists()
 
 
+def test_a_finished_set_is_not_written_to_and_needs_no_lock(manifest: Path) -> None:
+    words = ("--kind", "bytes", "--workers", "0")
+    assert _pack(manifest, *words) == 0
+    (manifest.parent / ".out.lock").unlink()
+    before = [(path, path.stat().st_mtime_ns) for path in (manifest.parent, *sorted(manifest.parent.rglob("*")))]
+    assert _pack(manifest, *words) == 0
+    assert before == [(path, path.stat().st_mtime_ns) for path, _ in before]
+
+
+def test_an_error_while_packing_is_not_hidden_by_the_locks_release(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the real one"), alone_in(tmp_path / "out"):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out/file").touch()
+        raise RuntimeError("the real one")
+
+
 def test_a_folder_with_other_files_stays_as_it_is(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     videos = manifest.parent / "videos"
     before = sorted(videos.rglob("*"))
     assert main(["data", "pack", str(manifest), str(videos), "--root", str(videos), "--kind", "bytes"]) == 2
     assert "there is something in it" in capsys.readouterr().err
     assert sorted(videos.rglob("*")) == before
+
+
+@needs_ranks
+def test_ranks_leave_in_order_where_the_first_refuses(manifest: Path) -> None:
+    videos = str(manifest.parent / "videos")
+    status, output = command(2, "data", "pack", str(manifest), videos, "--root", videos, "--kind", "bytes")
+    assert status == 2 and "MPI_ABORT" not in output, output
+    (said,) = (line for line in lines(output) if line.startswith("summit-train"))
+    assert "there is something in it" in said
 
 
 @pytest.mark.parametrize(

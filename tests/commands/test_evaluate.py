@@ -13,7 +13,7 @@ import torch
 
 from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
 from tests.runs import load_any
-from tests.worlds import Said, main_said
+from tests.worlds import Said, command, main_said, needs_ranks
 
 Say = Callable[..., Said]
 
@@ -169,12 +169,14 @@ def test_a_plan_that_cannot_be_read_is_named(run: Path, say: Say) -> None:
     assert say("eval", run, "--checkpoints", checkpoint_path(run, 20))[0] == 0
 
 
-def test_classes_of_other_names_are_refused(run: Path, say: Say, motion_set: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [0, pytest.param(2, marks=needs_ranks)])
+def test_classes_of_other_names_are_refused(run: Path, motion_set: Path, tmp_path: Path, ranks: int) -> None:
     names = (motion_set / "classes.txt").read_text().split()
     (tmp_path / "classes.txt").write_text("\n".join(reversed(names)))
     (tmp_path / "val.csv").write_text("path,label\nvideos/val_000000.mp4,0\n")
-    status, out, err = say("eval", run, f"data.val={tmp_path}/val.csv", f"data.root={motion_set}")
-    assert (status, out) == (2, "") and "do not have the same classes" in err and "only in their order" in err
+    status, output = command(ranks, "eval", str(run), f"data.val={tmp_path}/val.csv", f"data.root={motion_set}")
+    assert status == 2 and "MPI_ABORT" not in output, output
+    assert "do not have the same classes" in output and "only in their order" in output
 
 
 def test_a_folder_that_is_no_run_is_named(say: Say, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.cluster.submit import submissions
+from summit_train.data.manifest import read_manifest
+from summit_train.data.manifest.reading import write_classes
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec
 from tests.runs import steps_of
@@ -98,6 +100,28 @@ def test_without_a_site_a_plan_has_one_rank_a_virtual_gpu(say: Callable[..., Sai
     status, out, _ = say("sweep", str(write_sweep("grid: {scale.gpus: [4, 8]}\n")), "--dry-run")
     assert status == 0
     assert [line.split()[:4] for line in lines(out)[2:]] == [["gpus-4", "4", "4", "1"], ["gpus-8", "8", "8", "1"]]
+
+
+def test_weights_are_looked_for_by_each_run(say: Callable[..., Said], write_sweep: Sweeps, tmp_path: Path) -> None:
+    """The first run has a checkpoint and needs none; the second one does."""
+    path = str(write_sweep("grid: {seed: [0, 1]}\n", model={"pretrained": "no.pth"}))
+    checkpoint = tmp_path / "runs/study/seed-0/checkpoints/step_00000001.pt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    said = "summit-train: seed-1: model.pretrained: no.pth: no such file or run directory\n"
+    assert say("sweep", path, "--dry-run") == (2, "", said)
+
+
+def test_a_sweep_warns_of_its_files_once(
+    say: Callable[..., Said], write_sweep: Sweeps, motion_set: Path, tmp_path: Path
+) -> None:
+    train = (motion_set / "train.csv").read_text().splitlines()
+    rows = [row for row in train[1:] if row.split(",")[1] != "3"]
+    (tmp_path / "train.csv").write_text("\n".join([train[0], *rows]))
+    write_classes(tmp_path, read_manifest(motion_set / "train.csv").classes or ())
+    data = {"train": str(tmp_path / "train.csv"), "root": str(motion_set)}
+    status, _, err = say("sweep", str(write_sweep("grid: {seed: [0, 1]}\n", data=data)), "--dry-run")
+    assert status == 0 and lines(err) == ["warning: 1 class (down) in data.val and not in data.train"]
 
 
 def test_runs_of_equal_nodes_are_one_array_with_the_cap(

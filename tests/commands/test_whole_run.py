@@ -191,6 +191,42 @@ def test_a_run_whose_directory_another_one_took_writes_no_checkpoint_there(
     assert not list((tmp_path / "runs/run").glob("checkpoints/*"))
 
 
+GONE = "its checkpoints are gone: they were removed while this run was using the directory"
+
+
+def test_checkpoints_that_are_removed_before_the_evaluation_are_named(
+    write_spec: WriteSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, honest = tmp_path / "runs/run", whole_run._train
+
+    def train(*arguments: Any, **options: Any) -> None:
+        honest(*arguments, **options)
+        shutil.rmtree(run / "checkpoints")
+
+    monkeypatch.setattr(whole_run, "_train", train)
+    status, _, err = main_said(capsys, "train", write_spec(schedule={"epochs": 1}))
+    assert (status, err) == (1, f"summit-train: {run}: {GONE}\n")
+
+
+def test_checkpoints_that_are_removed_before_a_stop_are_named(
+    write_spec: WriteSpec,
+    tmp_path: Path,
+    scoring: Scoring,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, honest = tmp_path / "runs/run", whole_run._stopped
+
+    def stopped(*arguments: Any) -> int:
+        shutil.rmtree(run / "checkpoints")
+        return honest(*arguments)
+
+    monkeypatch.setattr(whole_run, "_stopped", stopped)
+    scoring.stop_at = 1
+    status, _, err = main_said(capsys, "train", write_spec(schedule={"epochs": 1}))
+    assert status == 1 and err.endswith(f"summit-train: {run}: {GONE}\n") and "Traceback" not in err
+
+
 @pytest.mark.parametrize("missing_at", [1, VIDEOS + 1])
 def test_a_run_folder_that_is_removed_in_the_evaluation_is_no_mistake_of_the_user(
     write_spec: WriteSpec,

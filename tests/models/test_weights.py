@@ -300,6 +300,15 @@ def test_whole_numbers_are_no_weights(tmp_path: Path, source: VideoNetwork) -> N
         load_pretrained(network(), tmp_path / "w.pth")
 
 
+def test_a_norm_counter_of_another_type_is_taken(tmp_path: Path, source: VideoNetwork) -> None:
+    weights = source.state_dict()
+    torch.save({**weights, "bn1.num_batches_tracked": torch.tensor(3.0)}, tmp_path / "w.pth")
+    model = network()
+    load_pretrained(model, tmp_path / "w.pth")
+    assert model.state_dict()["bn1.num_batches_tracked"].tolist() == 3
+    assert _same(model, weights, but=("bn1.num_batches_tracked",))
+
+
 class _Bomb:
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -98,10 +98,9 @@ def _index(args: argparse.Namespace) -> int:
     if args.root is not None and args.source.is_dir():
         raise ManifestError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
     with session(this_launch()) as world:
-        listing = world.broadcast(list_videos(args.source, args.root) if world.rank == 0 else None)
-        assert listing is not None
-        if world.rank == 0:
-            check_beside(args.out, listing.classes, listing.root)  # before the work, not after it
+        listing = world.from_first(lambda: list_videos(args.source, args.root))
+        # Before the work, not after it.
+        world.from_first(lambda: check_beside(args.out, listing.classes, listing.root))
         paths = list(dict.fromkeys(row.path for row in listing.rows))
         found, journal = surveyed(world, str(listing.root), paths, args.out, args.workers)
         if world.rank == 0:

@@ -115,16 +115,14 @@ def _work(args: argparse.Namespace, packing: Packing) -> int:
     store = FileStore(manifest, located_root(args.root, manifest))
     with session(this_launch()) as world, ExitStack() as held:
         workers = num_workers(args.workers, world, least=0)
-        if world.rank == 0:
-            held.enter_context(alone_in(args.out))
-        job = world.broadcast(begin(store, args.out, packing, args.shard_size, workers) if world.rank == 0 else None)
+        world.from_first(lambda: held.enter_context(alone_in(args.out)))
+        job = world.from_first(lambda: begin(store, args.out, packing, args.shard_size, workers))
         if job is not None:
-            mine = world.broadcast(missing_shards(job))[world.rank :: world.size]
+            mine = world.from_first(lambda: missing_shards(job))[world.rank :: world.size]
             clips = sum(len(job.clips(shard)) for shard in mine)
             done = followed(pack_shards(job, mine, workers), clips, "clips", world, in_logs=True)
             everyone = world.gather([str(error) for error in done if error is not None])
-            if everyone is not None:
-                _finish(job, list(chain.from_iterable(everyone)))
+            world.from_first(lambda: _finish(job, list(chain.from_iterable(everyone or ()))))
         elif world.rank == 0:
             print(f"{args.out}: is packed already; `data verify` checks it")
     return 0

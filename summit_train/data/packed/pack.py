@@ -47,7 +47,6 @@ from summit_train.data.video.source import DecodeError, worker_pool
 from summit_train.data.video.span import WHOLE
 from summit_train.files import locked, replacing, write_json
 
-_LOCK = "lock"
 _SAMPLED_CLIPS = 16
 _READ_AHEAD = 2  # clips of each worker
 
@@ -78,20 +77,20 @@ class Job:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other processes from packing into this folder within the block. Raises PackError if one already does."""
-    working, is_new = folder / PACKING_FOLDER, not folder.exists()
+    """Keep other processes from packing into this folder within the block. Raises PackError if one already does.
+
+    A finished set needs no lock, and may lie where nothing can be written.
+    """
     with ExitStack() as held:
-        try:
-            held.enter_context(locked(working / _LOCK, wait=False))
-        except BlockingIOError as error:
-            raise PackError(f"{folder}: another process is packing into it; wait for it, or pack elsewhere") from error
-        try:
-            yield
-        finally:
-            if working.is_dir() and [path.name for path in working.iterdir()] == [_LOCK]:  # nothing was begun
-                shutil.rmtree(working)
-                if is_new:
-                    folder.rmdir()
+        if not (folder / PACK_FILE).exists() or (folder / PACKING_FOLDER).exists():
+            whole = folder.resolve()  # "." has no name
+            try:
+                held.enter_context(locked(whole.parent / f".{whole.name}.lock", wait=False))
+            except BlockingIOError as error:
+                raise PackError(
+                    f"{folder}: another process is packing into it; wait for it, or pack elsewhere"
+                ) from error
+        yield
 
 
 def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, workers: int) -> Job | None:
