@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from summit_train.__main__ import main
+from summit_train.commands import whole_run
 from summit_train.report import page
 from summit_train.training.scoring import Scorer
 from summit_train.training.step import TrainStep
