@@ -77,7 +77,7 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
     paths, left_out = world.broadcast(current_experiment(last) if world.rank == 0 else ([], []))
     if world.rank == 0:
         tell_left_out(left_out)
-    prepare = preparation(inputs, world, run.device, watchdog)
+    prepare = preparation(inputs, world, run.device, watchdog, stop)
     key = hashlib.sha256(repr(identity(spec, inputs.manifests)).encode()).hexdigest()
     evaluation = Evaluation(spec, inputs.val_manifest, world, run.device, prepare, stop=stop, resume_key=key)
     evaluate_paths(run.model, evaluation, paths, watchdog, quiet=False)
