@@ -25,7 +25,7 @@ from summit_train.training.evaluation import OFFICIAL, Evaluation, changes_score
 from summit_train.training.precise_bn import preparation
 from summit_train.training.run import fresh_model
 from summit_train.training.scoring import Progress
-from summit_train.training.watch import Watchdog
+from summit_train.training.watch import StopRequest, Watchdog
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         watchdog = held.enter_context(Watchdog(world, spec.watch.stall_seconds))
         device = choose_device(world)
         model = fresh_model(spec, device)
-        prepare = None if inputs is None else preparation(inputs, world, device, watchdog)
+        prepare = None if inputs is None else preparation(inputs, world, device, watchdog, StopRequest())
         evaluation = Evaluation(spec, manifest, world, device, prepare, changed, _result_name(spec, changed))
         if world.rank == 0:
             tell_left_out(left_out)

@@ -81,7 +81,7 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
     paths, left_out = world.from_first(lambda: current_experiment(last()))
     if world.rank == 0:
         tell_left_out(left_out)
-    prepare = preparation(inputs, world, run.device, watchdog)
+    prepare = preparation(inputs, world, run.device, watchdog, stop)
     # What scores depend on: another walltime, number of workers or place of the data loses none of them.
     same = identity(spec, inputs.manifests)
     known = {key: value for key, value in same.items() if "(" in key or changes_scores(spec, key)}

@@ -25,7 +25,7 @@ from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models.freeze import trained_norms
 from summit_train.optim.keys import ParallelSpec
-from summit_train.saved import bound_of, give_weights, learner_path, load_checkpoint
+from summit_train.saved import bound_of, check_fit, give_weights, learner_path, load_checkpoint
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.step import Averaging, StepResult, TrainStep, count_updates
 from summit_train.training.stopwatch import Mark
@@ -177,17 +177,23 @@ class AveragingStep:
 
     def restore(self, path: Path, saved: dict[str, Any]) -> list[str]:
         """Take over what `checkpoint` returned, each rank the states of its own learners."""
-        self._in_round = saved.get("in_round", 0)
-        scales = saved.get("loss_scales") or {}
+        in_round, scales = saved.get("in_round", 0), saved.get("loss_scales") or {}
+        check_fit(path, "in_round", in_round, 0)
+        self._in_round = in_round
+        if scales:
+            scales = dict(enumerate(scales)) if isinstance(scales, list) else scales
+            own = next(iter(self._learners.values())).loss_scale.state_dict()
+            check_fit(path, "loss_scales", scales, dict.fromkeys(range(self._world.size * len(self._learners)), own))
         for number, learner in self._learners.items():
-            if saved.get("learner_digests"):
-                state = load_checkpoint(learner_path(path, number), bound_of(learner.model))
+            file = learner_path(path, number) if saved.get("learner_digests") else path
+            if file != path:
+                state = load_checkpoint(file, bound_of(learner.model))
             else:
                 # A copy, as the solvers would share its tensors.
-                state = copy.deepcopy({name: saved[name] for name in ("model", "optimizer", "loss_scale")})
-                state["loss_scale"] = scales[number] if scales else state["loss_scale"]
-            give_weights(learner.model, path, state["model"])
-            learner.restore(path, state)
+                state = copy.deepcopy({name: saved.get(name) for name in ("model", "optimizer", "loss_scale")})
+                state["loss_scale"] = scales.get(number, state["loss_scale"])
+            give_weights(learner.model, file, state["model"])
+            learner.restore(file, state)
         return []
 
 

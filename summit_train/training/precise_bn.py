@@ -28,15 +28,16 @@ from summit_train.spec import Spec
 from summit_train.training.loop import batches_between
 from summit_train.training.run import Inputs
 from summit_train.training.step import Normalise, mixed_precision, parameter_type
-from summit_train.training.watch import Watchdog
+from summit_train.training.watch import StopRequest, Watchdog, leave_if_asked
 
 
 def preparation(
-    inputs: Inputs, world: World, device: torch.device, watchdog: Watchdog
+    inputs: Inputs, world: World, device: torch.device, watchdog: Watchdog, stop: StopRequest
 ) -> Callable[[VideoNetwork], None] | None:
     """Return what `evaluate.precise_bn` asks to do to a network before it is scored; None where it is 0. Collective.
 
-    The batches are those of the first steps of training, so they do not depend on the number of ranks.
+    The batches are those of the first steps of training, so they do not depend on the number of ranks. Where `stop`
+    asks one rank to stop, all leave between two batches and raise Stopped.
     """
     spec, plan = inputs.spec, inputs.plan
     num_steps = spec.evaluate.precise_bn
@@ -45,13 +46,18 @@ def preparation(
 
     def prepare(model: VideoNetwork) -> None:
         with batches_between(spec, plan, world, inputs.train_manifest, 0, num_steps) as batches:
-            recompute_statistics(model, _taken(batches, num_steps * plan.accumulation, watchdog), spec, world, device)
+            taken = _taken(batches, num_steps * plan.accumulation, world, watchdog, stop)
+            recompute_statistics(model, taken, spec, world, device)
 
     return prepare
 
 
-def _taken(batches: Iterator[MicroBatch], count: int, watchdog: Watchdog) -> Iterator[MicroBatch]:
+def _taken(
+    batches: Iterator[MicroBatch], count: int, world: World, watchdog: Watchdog, stop: StopRequest
+) -> Iterator[MicroBatch]:
     for number in range(count):
+        watchdog.at(f"waiting for the other ranks before BN's batch {number + 1} of {count}", waits=True)
+        leave_if_asked(world, stop)
         watchdog.at(f"recomputing BN's statistics, batch {number + 1} of {count}")
         yield next(batches)
     watchdog.at("waiting for the other ranks' BN statistics", waits=True)

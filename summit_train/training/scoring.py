@@ -21,7 +21,7 @@ from summit_train.training.step import Normalise, mixed_precision, parameter_typ
 from summit_train.training.streaming import stream_scores, streamer_of
 from summit_train.training.watch import Ballot, Stopped, StopRequest
 
-Progress = Callable[[int, int], None]  # (videos done, videos of this rank)
+Progress = Callable[[int, int], None]  # (videos done, videos of this rank); equal while it waits for the others
 Results = Callable[[Sequence[int]], Iterator[NDArray[np.float64] | BadClip]]  # of these videos, or why one has none
 
 
@@ -89,6 +89,8 @@ class Scorer:
         model.eval()
         scores: list[NDArray[np.float64]] = []
         bad: list[BadClip] = []
+        if not mine:
+            progress(0, 0)
         with torch.inference_mode(), mixed_precision(self.spec.precision, self.device):
             for result in results(mine):
                 if isinstance(result, BadClip):
@@ -100,7 +102,8 @@ class Scorer:
                 if ballot.is_over(busy=len(scores) < len(mine)):
                     break
         model.train(was_training)
-        ballot.wait()
+        for _ in ballot.rounds():
+            progress(len(scores), len(mine))  # the others go on: to wait for them longer than a stall is no fault
         gathered = self.world.gather((mine[: len(scores)], scores, bad))
         if gathered is not None:
             for found in gathered:

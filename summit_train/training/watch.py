@@ -93,8 +93,15 @@ class Ballot:
         return self._is_over
 
     def wait(self) -> None:
-        """Wait until all ranks leave; this rank is done."""
+        """Wait until all ranks leave; this one is not busy any more."""
+        for _ in self.rounds():
+            pass
+
+    def rounds(self) -> Iterator[None]:
+        """Wait as `wait` does, and yield after each round: all ranks have voted in it, so none of them hangs."""
         while not self.is_over(busy=False):
+            if self._round is None:
+                yield
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 

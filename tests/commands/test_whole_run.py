@@ -76,7 +76,7 @@ def test_a_stopped_evaluation_resumes_where_it_was(
 ) -> None:
     """In the second of two checkpoints, and again some videos later."""
     spec, run = write_spec(evaluate={"last_checkpoints": 2}, schedule={"epochs": 2}), tmp_path / "runs/run"
-    for stop_at in (VIDEOS + 20, VIDEOS + 50):
+    for stop_at in (VIDEOS + 10, VIDEOS + 25):
         scoring.stop_at = stop_at
         status, out = train(spec)
         assert status == 85 and "stopped by SIGUSR2; goes on from" in out and "step_00000020.pt" in out

@@ -44,7 +44,7 @@ def test_the_validation_set(spec: Spec) -> None:
     validation = open_validation(spec)
     assert (len(validation.videos), validation.reason) == (41, "")
     assert validation.spread(None) == validation.spread(200) == validation.videos
-    assert validation.spread(4) == (0, 25, 50, 75)
+    assert validation.spread(4) == (0, 10, 20, 30)
     clips, reason = validation.first_clips(spec.data, 2, Picture(32, 32, 32), print)
     assert clips is not None and reason == ""
     assert clips.path == "videos/val_000000.mp4" and clips.clips.shape == (2, 4, 32, 32, 3)

@@ -207,4 +207,4 @@ def test_progress_counts_over_all_lists_of_this_rank(trained: Trained, motion_se
     found = predict_videos(trained, listings, world, CPU, 1, lambda *progress: done.append(progress))
     assert found is None
     # Of 1, 41 and 2 videos, rank 1 of 2 has none, 20 and 1.
-    assert done == [(number, 51) for number in range(1, 52)]
+    assert done == [(number, 21) for number in range(1, 22)]

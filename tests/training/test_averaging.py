@@ -15,8 +15,9 @@ from summit_train.data.batches.loader import MicroBatch
 from summit_train.optim.keys import OptimizerSpec, ParallelSpec
 from summit_train.optim.sgd import parameter_groups
 from summit_train.optim.solvers import build_solver, start_state
+from summit_train.saved import CheckpointError, bound_of, learner_path, load_checkpoint
 from summit_train.training.averaging import AveragingStep
-from summit_train.training.checkpoint import checkpoint_path
+from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
 from summit_train.training.step import StepSettings, TrainStep
 from tests.closeness import assert_near
 from tests.training.test_step import _micro_batches, _model, _Poison
@@ -282,3 +283,32 @@ def test_each_learner_has_a_loss_scale_of_its_own_through_a_checkpoint(tmp_path:
     one, other = (step.optimizer.state[next(step.model.parameters())] for step in again.steps.values())
     assert torch.equal(one["momentum_buffer"], other["momentum_buffer"])
     assert one["momentum_buffer"].data_ptr() != other["momentum_buffer"].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"loss_scale": None, "loss_scales": []}, "loss_scale must be values by name, got NoneType"),
+        ({"in_round": "x"}, "in_round must be int, got str"),
+        ({"loss_scales": [{"scale": torch.ones(()), "good_steps": torch.zeros(())}]}, "loss_scales has no 1"),
+        ({"loss_scales": 7}, "loss_scales must be values by name, got int"),
+    ],
+)
+def test_a_checkpoint_whose_parts_do_not_fit_is_refused(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    learners, path = _Learners(_model(), 2, period=1), checkpoint_path(tmp_path, 0)
+    saved = {"model": learners.average.state_dict(), **learners.step.checkpoint(path, 0)} | changed
+    with pytest.raises(CheckpointError) as caught:
+        learners.step.restore(path, {name: value for name, value in saved.items() if value is not None})
+    assert str(caught.value) == f"{path}: does not fit: {said}"
+
+
+def test_a_learners_file_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    learners, path = _Learners(_model(), 2, period=1, bn="local"), checkpoint_path(tmp_path, 0)
+    saved = {"model": learners.average.state_dict(), **learners.step.checkpoint(path, 0)}
+    file = learner_path(path, 1)
+    state = load_checkpoint(file, bound_of(learners.average))
+    for part in ("model", "loss_scale"):
+        save_checkpoint(file, {**state, part: {"other": torch.zeros(3)}})
+        with pytest.raises(CheckpointError) as caught:
+            learners.step.restore(path, saved)
+        assert str(caught.value).startswith(f"{file}: does not fit: {part} has no ")

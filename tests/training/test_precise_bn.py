@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from summit_train.training import precise_bn
 from summit_train.training.precise_bn import _elements_per_clip, recompute_statistics
 from summit_train.training.run import fresh_model
 from summit_train.training.step import Normalise
-from summit_train.training.watch import Watchdog
+from summit_train.training.watch import Stopped, StopRequest, Watchdog
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec
 from tests.worlds import lines, needs_ranks, succeed, train
@@ -108,10 +109,28 @@ def test_the_batches_are_those_of_the_first_steps(write_spec: WriteSpec, monkeyp
         precise_bn, "recompute_statistics", lambda _, batches, *rest: steps.extend(b.step for b in batches)
     )
     inputs = read_inputs(str(write_spec(evaluate={"precise_bn": 2})), [], ranks=1)
-    prepare = precise_bn.preparation(inputs, World(), CPU, Watchdog(World(), None))
+    prepare = precise_bn.preparation(inputs, World(), CPU, Watchdog(World(), None), StopRequest())
     assert prepare is not None
     prepare(_network(inputs.spec))
     assert steps == [0] * 4 + [1] * 4  # 4 virtual GPUs on one rank
+
+
+def test_a_request_to_stop_is_heard_between_two_batches(write_spec: WriteSpec) -> None:
+    inputs = read_inputs(str(write_spec(evaluate={"precise_bn": 2})), [], ranks=1)
+    stop, model, passes = StopRequest(), _network(inputs.spec).eval(), list[bool]()
+
+    def count(module: nn.Module, arguments: object, output: object) -> None:
+        passes.append(module.training)
+        if len(passes) == 3:
+            stop.receive(signal.SIGUSR2, None)
+
+    model.register_forward_hook(count)
+    prepare = precise_bn.preparation(inputs, World(), CPU, Watchdog(World(), None), stop)
+    assert prepare is not None
+    with pytest.raises(Stopped):
+        prepare(model)
+    assert passes == [True] * 3 and not model.training
+    assert {m.momentum for m in model.modules() if isinstance(m, _BatchNorm)} == {0.1}
 
 
 @needs_ranks

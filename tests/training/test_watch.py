@@ -181,6 +181,17 @@ def test_ranks_leave_together_when_the_last_one_is_done() -> None:
     assert not first.is_stopped and not second.is_stopped
 
 
+def test_a_rank_that_waits_is_told_of_each_round_of_the_busy_one() -> None:
+    (first, _), (second, _) = _ballots(2)
+    assert not second.is_over(busy=True)
+    told = 0
+    for _ in first.rounds():
+        told += 1
+        assert not second.is_over(busy=True)  # the end of this round
+        assert not second.is_over(busy=told < 3)
+    assert told == 3 and second.is_over(busy=False)
+
+
 def test_a_request_to_one_rank_stops_all_after_the_same_round() -> None:
     (first, asked), (second, _) = _ballots(2)
     assert not first.is_over(busy=True)
