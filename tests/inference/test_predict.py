@@ -206,5 +206,5 @@ def test_progress_counts_over_all_lists_of_this_rank(trained: Trained, motion_se
     done: list[tuple[int, int]] = []
     found = predict_videos(trained, listings, world, CPU, 1, lambda *progress: done.append(progress))
     assert found is None
-    # Of 1, 41 and 2 videos, rank 1 of 2 has none, 20 and 1.
-    assert done == [(number, 21) for number in range(1, 22)]
+    # Of 1, 41 and 2 videos, rank 1 of 2 has none (which is said, too), 20 and 1.
+    assert done == [(number, 21) for number in range(22)]
