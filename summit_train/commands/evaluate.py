@@ -76,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
     others = bool(chosen) and chosen != [f"last:{spec.evaluate.last_checkpoints}"]
     changed = _changed_keys(spec, paths if others else [])
     with session(launch) as world, ExitStack() as held:
+        watchdog = held.enter_context(Watchdog(world, world.broadcast(spec.watch.stall_seconds)))
         manifests = {"val": manifest} if inputs is None else inputs.manifests
         check_agreement(world, spec, manifests, command="eval", checkpoints=list(map(str, paths)))
-        watchdog = held.enter_context(Watchdog(world, spec.watch.stall_seconds))
         device = choose_device(world)
         model = fresh_model(spec, device)
         prepare = None if inputs is None else preparation(inputs, world, device, watchdog, StopRequest())

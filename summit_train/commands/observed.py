@@ -38,9 +38,9 @@ def run_observed(args: argparse.Namespace, checkpoints: Sequence[str], overrides
     manifest = manifest_of(spec, "val")
     path = _checkpoint(spec.run_path, checkpoints)
     with session(launch) as world, ExitStack() as held:
+        watchdog = held.enter_context(Watchdog(world, world.broadcast(spec.watch.stall_seconds)))
         seen = [str(fraction) for fraction in fractions]
         check_agreement(world, spec, {"val": manifest}, command="eval --observed", checkpoint=str(path), fractions=seen)
-        watchdog = held.enter_context(Watchdog(world, spec.watch.stall_seconds))
         device = choose_device(world)
         evaluation = Evaluation(spec, manifest, world, device)
         with watched("videos", "evaluating video", world, watchdog) as progress:

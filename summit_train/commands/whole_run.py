@@ -39,8 +39,8 @@ def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: 
     launch = this_launch()
     inputs = read_inputs(path, overrides, launch.size)
     with session(launch) as world, ExitStack() as held:
+        watchdog = held.enter_context(Watchdog(world, world.broadcast(inputs.spec.watch.stall_seconds)))
         check_agreement(world, inputs.spec, inputs.manifests, command="train", force_resume=force)
-        watchdog = held.enter_context(Watchdog(world, inputs.spec.watch.stall_seconds))
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
         run = Run(inputs, world, choose_device(world), force_resume=force, lock=lock)
         run.notes += stage_sets(run, watchdog)

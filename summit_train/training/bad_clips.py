@@ -61,30 +61,34 @@ class BadClips:
             )
 
 
-def check_test(world: World, run_path: Path, bad: Sequence[BadClip], videos: int, fraction: float) -> int:
-    """Write down the bad videos of a test and return their number over all ranks. Collective.
+def record_test(run_path: Path, bad: Sequence[BadClip]) -> None:
+    """Write down bad videos of a test, in their order in the manifest."""
+    ordered = sorted(bad, key=lambda clip: clip.clip)
+    _append(run_path / FILE, [{"test": True, **asdict(clip)} for clip in ordered])
 
-    Raises AgreedError if they are more than `fraction` of all `videos`.
-    """
-    counts = world.gather(len(bad))
-    total = world.broadcast(sum(counts or []))
-    if total:
-        gather_records(world, run_path / FILE, [{"test": True, **asdict(clip)} for clip in bad])
+
+def check_test(world: World, run_path: Path, num_bad: int, videos: int, fraction: float) -> None:
+    """Raise AgreedError if rank 0's `num_bad` videos of a test are more than `fraction` of all. Collective."""
+    total = world.broadcast(num_bad)
     if total > fraction * videos:
         raise AgreedError(
             f"{total} of {videos} test videos could not be read, more than data.max_bad_fraction ({fraction:g}): "
             f"{run_path / FILE} names them"
         )
-    return total
 
 
 def gather_records(world: World, path: Path, mine: Sequence[dict[str, Any]]) -> None:
     """Append the records of all ranks, in the order of ranks, to a file. Collective."""
     everyone = world.gather(list(mine))
     if everyone is not None:
+        _append(path, [record for records in everyone for record in records])
+
+
+def _append(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    if records:
         path.parent.mkdir(parents=True, exist_ok=True)
         with naming(path), open(path, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(record) + "\n" for records in everyone for record in records)
+            file.writelines(json.dumps(record) + "\n" for record in records)
 
 
 def _is_of(line: str, step: int) -> bool:

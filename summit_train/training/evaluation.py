@@ -26,7 +26,7 @@ from summit_train.models import VideoNetwork
 from summit_train.saved import CheckpointError, bound_of, digest_path, give_weights, load_checkpoint
 from summit_train.spec import Spec
 from summit_train.text import has_top5
-from summit_train.training.bad_clips import check_test
+from summit_train.training.bad_clips import check_test, record_test
 from summit_train.training.scores import PREDICTIONS, Scores, prediction_names
 from summit_train.training.scoring import Progress, Results, Scorer
 from summit_train.training.so_far import SoFar, so_far_path
@@ -128,10 +128,14 @@ class Evaluation:
         """
         data, kept = self.spec.data, kept_clips(self.spec.data, self.manifest)
         scorer = Scorer(self.spec, self.world, self.device, self.stop)
-        scored = scorer.gathered(model, results, shape, kept, progress, so_far)
+        so_far = so_far or SoFar()
+        num_known = len(so_far.bad)
+        try:
+            scored = scorer.gathered(model, results, shape, kept, progress, so_far)
+        finally:  # where a request stops it too: the evaluation that resumes knows them
+            record_test(self.spec.run_path, so_far.bad[num_known:])
         if data.on_bad_clip == "skip":
-            bad = () if scored is None else scored.bad
-            check_test(self.world, self.spec.run_path, bad, len(kept), data.max_bad_fraction)
+            check_test(self.world, self.spec.run_path, len(so_far.bad), len(kept), data.max_bad_fraction)
         if scored is None:
             return None
         videos = kept.ids(np.arange(len(kept)))

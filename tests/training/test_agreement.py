@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from summit_train.training import agreement
 from summit_train.training.agreement import check_agreement, code_digest, identity
 from summit_train.training.run import Inputs
 from tests.conftest import WriteSpec
-from tests.worlds import lines, needs_ranks, run, succeed
+from tests.worlds import lines, main_said, needs_ranks, run, succeed
 
 HOST = socket.gethostname()
 
@@ -107,12 +108,39 @@ def test_the_digest_of_the_code_is_of_names_and_contents(tmp_path: Path) -> None
     assert len({first, second, code_digest(tmp_path)}) == 3
 
 
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("whole_run", ["train"]),
+        ("evaluate", ["eval"]),
+        ("observed", ["eval", "--observed", "0.5"]),
+    ],
+)
+def test_a_rank_that_hangs_while_it_is_compared_is_watched(
+    write_spec: WriteSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    module: str,
+    words: list[str],
+) -> None:
+    def compare(*arguments: object, **others: object) -> None:
+        assert "watchdog" in [thread.name for thread in threading.enumerate()]
+        raise UserError("compared")
+
+    monkeypatch.setattr(f"summit_train.commands.{module}.check_agreement", compare)
+    spec = write_spec()
+    more = ["--checkpoints", spec] if "eval" in words else []  # any file: it is not read so early
+    status, _, said = main_said(capsys, words[0], spec, *words[1:], *more)
+    assert status == 2 and "compared" in said, said
+
+
 @needs_ranks
 @pytest.mark.parametrize(
     ("ranks", "key", "first", "other"),
     [
         (2, "optimizer.base_lr", "0.005", "0.006"),
         (2, "parallel.method", "'synchronous'", "'averaging'"),
+        (2, "watch.stall_seconds", "900.0", "60.0"),
         (3, "schedule.epochs", "2", "3"),
     ],
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +16,13 @@ from summit_train.comm import World
 from summit_train.data.batches.loader import BadClip
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.video.source import DecodeError
+from summit_train.errors import AgreedError
 from summit_train.spec import Spec, load_spec
 from summit_train.training.evaluation import Evaluation, show_accuracy, summarise
 from summit_train.training.run import fresh_model
+from summit_train.training.scores import Scores
+from summit_train.training.so_far import SoFar
+from summit_train.training.watch import Stopped, StopRequest
 from tests.conftest import WriteSpec
 
 
@@ -86,3 +93,38 @@ def test_parts_of_a_training_steps_pixels_score_as_all_views_do(write_spec: Writ
         sizes.append(seen)
     assert sizes == [{3}, {1}]
     np.testing.assert_allclose(found[0], found[1], rtol=1e-6)  # they are kept in fp32
+
+
+def test_a_bad_video_is_recorded_by_the_evaluation_that_finds_it(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """One is found before a request to stop, one after it; the next evaluation knows both. The limit is for all."""
+    spec = load_spec(write_spec(data={"on_bad_clip": "skip", "max_bad_fraction": 0.05}))
+    manifest, kept = read_manifest(spec.data.val), tmp_path / "kept.partial"
+
+    def evaluate(bad: Sequence[int], stop_at: int | None = None, most: float = 0.05) -> Scores | None:
+        stop = StopRequest()
+
+        def results(videos: Sequence[int]) -> Iterator[np.ndarray | BadClip]:
+            for video in videos:
+                if video == stop_at:
+                    stop.receive(signal.SIGUSR2, None)
+                yield BadClip(video, f"{video}.mp4", "is cut", None) if video in bad else np.zeros(4)
+
+        data = spec.data.model_copy(update={"max_bad_fraction": most})
+        evaluation = Evaluation(
+            spec.model_copy(update={"data": data}), manifest, World(), torch.device("cpu"), stop=stop
+        )
+        return evaluation.gathered(nn.Identity(), results, (4,), lambda done, total: None, SoFar(kept, "views"))
+
+    def recorded() -> list[int]:
+        return [json.loads(line)["clip"] for line in (spec.run_path / "bad_clips.jsonl").read_text().splitlines()]
+
+    with pytest.raises(Stopped):
+        evaluate([7], stop_at=20)
+    assert recorded() == [7]
+    for _ in range(2):
+        found = evaluate([30])
+        assert found is not None and found.num_bad == 2
+        assert recorded() == [7, 30]
+    with pytest.raises(AgreedError, match="2 of 41 test videos could not be read"):
+        evaluate([], most=0.03)
+    assert recorded() == [7, 30]
