@@ -3,7 +3,7 @@ SHELL := /bin/bash
 VENV ?= $(CURDIR)/.venv
 RANKS ?= 2
 PYTEST ?=
-TESTERS ?= 2
+TESTERS ?= 3
 export VENV
 
 .DEFAULT_GOAL := help
@@ -15,7 +15,7 @@ help: ## this list
 setup: ## make .venv: Python packages, MPI, Horovod (PYTHON=, TORCH=, CXX= choose others)
 	@jobs/setup.sh
 
-test: setup ## run the tests, two at a time (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
+test: setup ## run the tests, three at a time (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
 	@tests/install_slurm.sh
 	@tests/install_timm.sh $(VENV)/bin/python
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/python -m pytest -n $(TESTERS) $(PYTEST)

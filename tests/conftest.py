@@ -46,6 +46,12 @@ class Together(LoadScopeScheduling):
         return TOGETHER.get(nodeid.partition("::")[0], nodeid)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Give every test the same random numbers, those of its module's fixtures too, in whatever order tests run."""
+    torch.manual_seed(0)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
     return Together(config, log)
