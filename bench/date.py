@@ -34,8 +34,9 @@ from date_tasks import TASKS, Task
 from date_train import Run, Trainer, recipe, share_of
 
 from summit_train.comm import World
+from summit_train.comm.launch import this_launch
 from summit_train.commands.progress import shown
-from summit_train.commands.ranks import report_failure, session, this_launch
+from summit_train.commands.ranks import report_failure, session
 from summit_train.commands.start import choose_device
 from summit_train.errors import UserError, exit_status
 from summit_train.files import check_writable, write_json

@@ -157,7 +157,7 @@ def rank(repeats: int) -> int:
     from summit_train.training.watch import Watchdog
 
     torch.set_num_threads(1)
-    world, cpu = open_world(2), torch.device("cpu")
+    world, cpu = open_world(), torch.device("cpu")
     spec = load_spec(SPEC, ["scale.gpus=null"])
     together, alone = (experiment_of(spec, ranks, synthetic=True) for ranks in (2, 1))
     gradient_bytes = together.plan.gradient_bytes

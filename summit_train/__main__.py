@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 import summit_train
-from summit_train.cluster.launcher import Launch
-from summit_train.commands.ranks import report_failure, this_launch
+from summit_train.comm.launch import Launch, this_launch
+from summit_train.commands.ranks import report_failure
 from summit_train.errors import UserError, exit_status, is_bug
 
 # command -> (module, what it does)

@@ -10,24 +10,28 @@ import socket
 import pytest
 import torch
 
-from summit_train.comm import HorovodWorld, World, WorldError, open_world
-from tests.worlds import lines, needs_ranks, run
+from summit_train.comm import World, WorldError, choose_backend, open_world
+from summit_train.comm.horovod_world import HorovodWorld
+from summit_train.comm.launch import Launch
+from summit_train.comm.torch_world import TorchWorld
+from tests.worlds import BACKENDS, lines, needs_ranks, run
 
 
-def test_the_serial_twin_has_the_same_functions() -> None:
+@pytest.mark.parametrize("kind", [HorovodWorld, TorchWorld])
+def test_every_world_has_the_same_functions(kind: type[World]) -> None:
+    shared = {"together", "from_first"}  # made of the others
     names = [name for name in vars(World) if not name.startswith("_") and callable(getattr(World, name))]
-    assert len(names) >= 10
+    assert len(names) >= 10 and shared < set(names)
     for name in names:
-        wanted = inspect.signature(getattr(World, name))
-        assert inspect.signature(getattr(HorovodWorld, name)) == wanted, name
-        assert name in vars(HorovodWorld), f"{name} is the one of a single rank"
+        assert inspect.signature(getattr(kind, name)) == inspect.signature(getattr(World, name)), name
+        assert (name in vars(kind)) == (name not in shared), f"{name} is the one of a single rank"
 
 
 def test_a_world_of_one_needs_no_mpi() -> None:
     program = """
 import sys
 from summit_train.comm import open_world
-world = open_world(1)
+world = open_world()
 print(world.rank, world.size, world.gather("x"), world.broadcast(3), "mpi4py" in sys.modules, "horovod" in sys.modules)
 """
     assert run(0, "-c", program) == (0, "0 1 ['x'] 3 False False\n")
@@ -40,7 +44,7 @@ def test_on_a_machine_without_gpus_waiting_ranks_yield_unless_told_otherwise(wis
     program = """
 import os
 from summit_train.comm import open_world
-world = open_world(2)
+world = open_world()
 told = world.gather(os.environ["OMPI_MCA_mpi_yield_when_idle"])
 if world.rank == 0:
     print(told)
@@ -57,21 +61,50 @@ def test_more_processes_than_the_world_has_are_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr("summit_train.comm.HorovodWorld", Small)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     with pytest.raises(WorldError, match="4 processes were started, but Horovod joined 1"):
-        open_world(4)
+        open_world(Launch("mpirun (Open MPI)", 0, 4, by_mpi=True))
+
+
+@pytest.mark.parametrize(
+    ("wish", "by_mpi", "installed", "chosen"),
+    [
+        (None, True, True, "horovod"),
+        ("auto", True, True, "horovod"),
+        ("auto", False, True, "torch"),
+        ("auto", True, False, "torch"),
+        ("torch", True, True, "torch"),
+        ("horovod", True, True, "horovod"),
+        ("horovod", True, False, "needs horovod, not installed here; run `make setup`, or use SUMMIT_TRAIN_COMM=torch"),
+        ("horovod", False, True, "torchrun started 4 processes, and MPI, which Horovod needs, does not know of them"),
+        ("gloo", True, True, "SUMMIT_TRAIN_COMM must be horovod, torch or auto, got 'gloo'"),
+    ],
+)
+def test_the_back_end_is_the_one_named_or_the_one_that_works(
+    monkeypatch: pytest.MonkeyPatch, wish: str | None, by_mpi: bool, installed: bool, chosen: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "horovod" or installed or None)
+    launch = Launch("mpirun (Open MPI)" if by_mpi else "torchrun", 0, 4, by_mpi=by_mpi)
+    environ = {} if wish is None else {"SUMMIT_TRAIN_COMM": wish}
+    if " " not in chosen:
+        assert choose_backend(launch, environ) == chosen
+        return
+    with pytest.raises(WorldError) as caught:
+        choose_backend(launch, environ)
+    assert chosen in str(caught.value)
 
 
 _WORLD = """
-import json, sys, time
+import json, os, time
 import torch
 from summit_train.comm import open_world
-world = open_world(int(sys.argv[1]))
+world = open_world()
 mine = torch.tensor([float(world.rank), 1.0], dtype=torch.float64)
 total = world.sum(mine, "total").tolist()
 mean = torch.full((3,), float(world.rank + 1))
-world.finish(world.start_mean(mean, "mean"))
-by_mpi = torch.tensor([float(world.rank), 1.0])
-world.sum_by_mpi(by_mpi)
-assert by_mpi.tolist() == total, by_mpi
+world.start_mean(mean, "mean")()
+if world.backend == "horovod":
+    by_mpi = torch.tensor([float(world.rank), 1.0])
+    world.sum_by_mpi(by_mpi)
+    assert by_mpi.tolist() == total, by_mpi
 said = world.broadcast(f"from {world.rank}")
 ranks = world.gather((world.rank, said, mean.tolist(), total))
 world.barrier()
@@ -81,18 +114,22 @@ if world.rank == 0:
     time.sleep(1)  # the others wait for it, and tick meanwhile
 world.wait(lambda: ticks.append(1))
 ticked = world.gather(len(ticks))
+import torch.distributed.nn.functional  # as torch's compiler does; it must not keep the group
 if ranks is not None:
     local = [world.local_rank, world.local_size]
     print(json.dumps({"ranks": ranks, "local": local, "node": node, "ticked": ticked}))
 else:
     assert node is None
 world.close()
+threads = [open(f"/proc/self/task/{thread}/comm").read() for thread in os.listdir("/proc/self/task")]
+assert not any("gloo" in thread for thread in threads), threads
 """
 
 
 @needs_ranks
-def test_sums_means_and_objects_over_3_ranks() -> None:
-    status, output = run(3, "-c", _WORLD, "3")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sums_means_and_objects_over_3_ranks(backend: str) -> None:
+    status, output = run(3, "-c", _WORLD, env={"SUMMIT_TRAIN_COMM": backend})
     assert status == 0, output
     result = json.loads(next(line for line in lines(output) if line.startswith("{")))
     assert result["ranks"] == [[rank, "from 0", [2.0, 2.0, 2.0], [3.0, 3.0]] for rank in range(3)]
@@ -101,36 +138,12 @@ def test_sums_means_and_objects_over_3_ranks() -> None:
     assert min(result["ticked"][1:]) > 1
 
 
-@needs_ranks
-def test_gradients_are_averaged_over_ranks_and_summed_over_passes() -> None:
-    """Rank r's two passes have the gradients r + 1 and 2 (r + 1): 3 (r + 1), on average over two ranks 4.5."""
-    program = """
-import torch
-from summit_train.comm import open_world
-world = open_world(2)
-model = torch.nn.Module()
-model.weight = weight = torch.nn.Parameter(torch.zeros(2))
-optimizer = world.wrap(torch.optim.SGD([weight], lr=1.0), model, 2, "none")
-for factor in (1, 2):
-    (weight * factor * (world.rank + 1)).sum().backward()
-world.synchronize(optimizer)
-world.update(optimizer)
-everyone = world.gather((world.rank, weight.tolist()))
-if everyone is not None:
-    print(everyone)
-world.close()
-"""
-    status, output = run(2, "-c", program)
-    assert status == 0, output
-    assert "[(0, [-4.5, -4.5]), (1, [-4.5, -4.5])]" in lines(output)
-
-
 _TOGETHER = """
 import time
 from array import array
 from summit_train.comm import open_world
 from summit_train.errors import AgreedError, RunFailed, UserError
-world = open_world(3)
+world = open_world()
 found = []
 for round in range(300):
     sums = world.start_sum([round, world.rank])
@@ -166,9 +179,10 @@ world.close()
 
 
 @needs_ranks
-def test_sums_that_nobody_waits_for_and_errors_of_some_ranks() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sums_that_nobody_waits_for_and_errors_of_some_ranks(backend: str) -> None:
     """The lowest of the ranks that failed is named on all, with its status."""
-    status, output = run(3, "-c", _TOGETHER)
+    status, output = run(3, "-c", _TOGETHER, env={"SUMMIT_TRAIN_COMM": backend})
     assert status == 0, output
     told = [(f"rank 1 on {socket.gethostname()}: no such list", 2), ("no such folder on 0", 2)]
     assert output == f"{[told] * 3}\n"
@@ -176,5 +190,5 @@ def test_sums_that_nobody_waits_for_and_errors_of_some_ranks() -> None:
 
 def test_serial_sums_and_means_leave_a_tensor_as_it_is() -> None:
     world, tensor = World(), torch.arange(3.0)
-    world.finish(world.start_mean(tensor, "mean"))
+    world.start_mean(tensor, "mean")()
     assert world.sum(tensor, "sum").tolist() == [0, 1, 2]

@@ -53,8 +53,9 @@ TOP = {"commands", "__main__"}  # these may import everything below them
 # Libraries that only these modules may import.
 OWNERS = {
     "yaml": {"source"},
-    "horovod": {"comm"},
-    "mpi4py": {"comm"},
+    "horovod": {"comm.horovod_world"},
+    "mpi4py": {"comm.horovod_world", "comm.rendezvous"},
+    "torch.distributed": {"comm.torch_world", "comm.rendezvous"},
     "av": {"data.video"},
     "cv2": {"data.video.flow"},
     "PIL": {"data.packed.payload", "data.video.caption"},
@@ -65,7 +66,7 @@ OWNERS = {
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"comm|saved|models\.(?!catalog).*|network|plan|training\.(?!scores).*|inference\.(?!fuse|run_scores).*|optim\.(?!keys|schedule).*|data\.batches\.(loader|walk|workers)|scaling\..*|"
+    r"comm(\..*)?|saved|models\.(?!catalog).*|network|plan|training\.(?!scores).*|inference\.(?!fuse|run_scores).*|optim\.(?!keys|schedule).*|data\.batches\.(loader|walk|workers)|scaling\..*|"
     r"cluster\.estimate|sweep\.start|"
     r"commands\.(bench(\..*)?|start|whole_run|evaluate|observed|network|predict|stream|cam|export|plan|model|simulate|submit|sweep)"
 )
@@ -126,7 +127,7 @@ def test_the_reader_sees_the_imports() -> None:
     assert len(MODULES) > 40
     assert {"comm", "data.batches.loader", "rng"} <= {name for name, _ in _ours(MODULES["training.step"])}
     assert {"data.manifest.quarantine"} <= {name for name, _ in _ours(MODULES["commands.plan"])}
-    assert {"horovod.torch", "mpi4py"} <= {name for name, _ in _imports(MODULES["comm"])}
+    assert {"horovod.torch", "mpi4py"} <= {name for name, _ in _imports(MODULES["comm.horovod_world"])}
     assert {module.layer for module in MODULES.values() if module.name} == set(ARROWS) | TOP
 
 
@@ -227,7 +228,11 @@ def test_only_commands_print_and_only_main_exits() -> None:
     assert [module.at(node) for module, node in _calls("print") if not MAY_PRINT.fullmatch(module.name)] == []
     assert {module.name for module, _ in _calls("sys.exit", "exit", "quit", "SystemExit")} == {"__main__"}
     # Threads that outlive the main one's patience have no other way to end the process.
-    assert {module.name for module, _ in _calls("os._exit")} == {"training.watch", "data.video.source"}
+    assert {module.name for module, _ in _calls("os._exit")} == {
+        "training.watch",
+        "data.video.source",
+        "comm.torch_world",
+    }
 
 
 def test_untrusted_input_stays_data() -> None:
@@ -245,7 +250,7 @@ def test_untrusted_input_stays_data() -> None:
                 assert ast.unparse(node.value) == "False", module.at(node.value)
 
 
-def test_launchers_variables_are_read_in_cluster_alone() -> None:
+def test_launchers_variables_are_read_in_one_place() -> None:
     variable = re.compile(r"(SLURM|LSB|JSM|PMI|PMIX|MV2|OMPI_COMM)_\w+")
     readers = {
         module.layer
@@ -253,7 +258,7 @@ def test_launchers_variables_are_read_in_cluster_alone() -> None:
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and variable.fullmatch(node.value)
     }
-    assert readers == {"cluster"}
+    assert readers == {"comm"}
 
 
 def test_an_error_of_any_kind_is_never_swallowed() -> None:
@@ -343,11 +348,13 @@ def test_the_reader_sees_writes_to_globals(body: str, found: int) -> None:
 
 def test_no_module_has_state() -> None:
     # The report draws within matplotlib's rc_context, which puts the settings back.
-    # Open MPI is told how to wait by the environment that it starts in, and by nothing else.
+    # Open MPI, Horovod and gloo are told what to do by the environment that they start in, and by nothing else.
     # torch.compile is told where to keep its code by the environment alone.
     lent = {
         ("report.figures", "matplotlib.rcParams.update"),
-        ("comm", "os.environ.setdefault"),
+        ("comm.horovod_world", "os.environ.setdefault"),
+        ("comm.horovod_world", "os.environ.update"),
+        ("comm.rendezvous", "os.environ.update"),
         ("network", "os.environ.update"),
     }
     written = [

@@ -46,10 +46,12 @@ needs_ranks = pytest.mark.skipif(
     reason="needs mpirun and Horovod; `make setup` installs both",
 )
 
+BACKENDS = ("horovod", "torch")  # what SUMMIT_TRAIN_COMM may say
+
 
 def environment(**more: str) -> dict[str, str]:
     """This process's environment without any launcher's traces, one thread a rank where it does not say."""
-    launchers = ("OMPI_", "PMI", "SLURM_", "JSM_", "MV2_")
+    launchers = ("OMPI_", "PMI", "SLURM_", "JSM_", "MV2_", "MASTER_", "TORCHELASTIC_", "RANK", "WORLD_SIZE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
     return {"OMP_NUM_THREADS": "1"} | kept | {"PYTHONPATH": str(ROOT)} | more
 
@@ -114,9 +116,11 @@ def run(ranks: int, *words: str, env: Mapping[str, str] | None = None, last: Seq
     return process.returncode, output
 
 
-def command(ranks: int, *words: str) -> tuple[int, str]:
+def command(ranks: int, *words: str, comm: str = "auto") -> tuple[int, str]:
     """Run `summit-train ...` on `ranks` ranks to its end, or, with 0, in a child of this process."""
-    return run(ranks, "-m", "summit_train", *words) if ranks else in_child(partial(main, words))
+    if ranks == 0:
+        return in_child(partial(main, words))
+    return run(ranks, "-m", "summit_train", *words, env={"SUMMIT_TRAIN_COMM": comm})
 
 
 # Without the reports, which take longer to draw than so few steps to train. One process a rank for all, as importing
@@ -128,19 +132,19 @@ sys.exit(max(main_without_reports(["train", *words]) for words in json.loads(sys
 """
 
 
-def train(ranks: int, spec: Path | str, *words: str) -> str:
+def train(ranks: int, spec: Path | str, *words: str, comm: str = "auto") -> str:
     """Run `summit-train train SPEC ...`, which must exit 0, without its report; the output."""
-    return _trained(ranks, [str(spec), *words])
+    return _trained(ranks, [[str(spec), *words]], comm)
 
 
-def train_each(ranks: int, specs: Iterable[Path]) -> None:
+def train_each(ranks: int, specs: Iterable[Path], comm: str = "auto") -> None:
     """Train one spec after the other, without their reports."""
-    _trained(ranks, *([str(spec)] for spec in specs))
+    _trained(ranks, [[str(spec)] for spec in specs], comm)
 
 
-def _trained(ranks: int, *runs: Sequence[str]) -> str:
+def _trained(ranks: int, runs: Sequence[Sequence[str]], comm: str) -> str:
     if ranks:
-        status, output = run(ranks, "-c", _TRAIN, json.dumps(runs))
+        status, output = run(ranks, "-c", _TRAIN, json.dumps(runs), env={"SUMMIT_TRAIN_COMM": comm})
     else:
         status, output = in_child(lambda: max(main_without_reports(["train", *words]) for words in runs))
     assert status == 0, output

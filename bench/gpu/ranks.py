@@ -11,6 +11,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -42,18 +43,10 @@ class HostWorld(World):
         self.rank, self.size, self.local_rank, self.local_size = rank, size, rank, size
         super().__init__()
 
-    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Average the gradients in one buffer."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        flat = torch.cat([p.grad.reshape(-1) for p in parameters])
-        self.start_mean(flat, "gradients")
-        for p, mean in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-            p.grad.copy_(mean.view_as(p))
-
-    def start_mean(self, tensor: torch.Tensor, name: str) -> int:
+    def start_mean(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
         """Average in place."""
         tensor.copy_(self.sum(tensor, name) / self.size)
-        return 0
+        return lambda: None
 
     def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Sum on the host."""

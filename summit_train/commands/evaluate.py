@@ -12,7 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from summit_train.commands.ranks import session, this_launch
+from summit_train.comm.launch import this_launch
+from summit_train.commands.ranks import session
 from summit_train.commands.start import choose_device, inputs_of, manifest_of, run_spec, tell_overrides
 from summit_train.errors import UserError
 from summit_train.models import VideoNetwork

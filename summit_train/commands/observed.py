@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from summit_train.comm.launch import this_launch
 from summit_train.commands.progress import watched
-from summit_train.commands.ranks import session, this_launch
+from summit_train.commands.ranks import session
 from summit_train.commands.simulate import figure_path
 from summit_train.commands.start import choose_device, manifest_of, run_spec
 from summit_train.files import write_json

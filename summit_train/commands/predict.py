@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 
+from summit_train.comm.launch import this_launch
 from summit_train.commands.network import (
     add_network,
     add_videos,
@@ -16,7 +17,7 @@ from summit_train.commands.network import (
 )
 from summit_train.commands.output import check_output
 from summit_train.commands.progress import watched
-from summit_train.commands.ranks import session, this_launch
+from summit_train.commands.ranks import session
 from summit_train.commands.start import choose_device, tell_overrides
 from summit_train.errors import RunFailed, UserError
 from summit_train.files import write_text

@@ -10,19 +10,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from summit_train.cluster.launcher import Launch, check_joined, find_launch
 from summit_train.cluster.site import Site
 from summit_train.comm import World, open_world
+from summit_train.comm.launch import Launch, this_launch
 from summit_train.errors import AgreedError, UserError, describe, exit_status, is_bug
 from summit_train.processes import ROOT_NEEDS, refuses_root
 
 _SECONDS_FOR_RANK_0 = 3.0
 _SECONDS_BETWEEN_FIRST_AND_LAST = 3.0
-
-
-def this_launch() -> Launch:
-    """Return how this process was started; a process started by hand is rank 0 of 1."""
-    return find_launch(os.environ) or Launch("hand", 0, 1, interactive=True)
 
 
 def check_single(command: str) -> None:
@@ -46,8 +41,10 @@ def session(launch: Launch) -> Iterator[World]:
 
     All ranks raise an AgreedError together, so they leave in order.
     """
-    check_joined(launch, os.environ)
-    world = open_world(launch.size)
+    world = open_world(launch)
+    if world.rank == 0:
+        for warning in world.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
     try:
         yield world
     except AgreedError:

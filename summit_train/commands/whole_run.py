@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from summit_train.comm import World
+from summit_train.comm.launch import this_launch
 from summit_train.commands.evaluate import evaluate_paths, tell_left_out
-from summit_train.commands.ranks import session, this_launch
+from summit_train.commands.ranks import session
 from summit_train.commands.start import choose_device, read_inputs
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class, kept_clips
 from summit_train.errors import AgreedError, RunFailed, UserError

@@ -27,7 +27,7 @@ class ForeachSolver(torch.optim.Optimizer):
     found_inf: torch.Tensor | None = None
 
     def __init__(self, groups: Iterable[dict[str, Any]], **options: float | tuple[float, float]) -> None:
-        """Take groups of parameters. Horovod builds its subclass from the groups alone, so they carry the options."""
+        """Take groups of parameters, which carry the options."""
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, **options})
 
     @torch.no_grad()

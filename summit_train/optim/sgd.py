@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from torch import nn
 
 def parameter_groups(
     model: nn.Module, weight_decay: float, lr_factors: Mapping[str, float] | None = None
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """Return convolution and linear weights, with decay, and biases and BN's scale and shift, without.
 
     lr_factors: of the modules with these names, whose LR is that many times the others'; each such LR has two groups of
@@ -18,7 +19,7 @@ def parameter_groups(
     """
     factors = lr_factors or {}
     factor_of = {p: factor for name, factor in factors.items() for p in model.get_submodule(name).parameters()}
-    groups: list[dict[str, object]] = []
+    groups: list[dict[str, Any]] = []
     for factor in dict.fromkeys((1.0, *factors.values())):
         own = [p for p in model.parameters() if factor_of.get(p, 1.0) == factor]
         for decay, params in ((weight_decay, [p for p in own if p.ndim > 1]), (0.0, [p for p in own if p.ndim <= 1])):
@@ -27,25 +28,17 @@ def parameter_groups(
     return groups
 
 
-def build_sgd(groups: list[dict[str, object]], momentum: float) -> torch.optim.SGD:
+def build_sgd(groups: list[dict[str, Any]], momentum: float) -> torch.optim.SGD:
     """Return fused SGD, whose LR is set before each update. Only the fused kernel can skip an update on the device.
 
     The LR stays outside the momentum buffer (v <- m v + g; w <- w - lr v), so a warm-up needs no momentum correction
-    (Goyal et al., section 3).
+    (Goyal et al., section 3). The buffers begin with zeros: m * 0 + g is the first update's g. The fused kernel would
+    leave them uninitialised if the first update is skipped.
     """
-    return torch.optim.SGD(groups, lr=0.0, momentum=momentum, fused=True)
-
-
-def start_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Give every parameter a momentum buffer of zeros: m * 0 + g is the first update's g.
-
-    The fused kernel would leave its buffers uninitialised if the first update is skipped. Call this after the optimizer
-    is wrapped, which drops its state.
-    """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if group["momentum"]:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    optimizer = torch.optim.SGD(groups, lr=0.0, momentum=momentum, fused=True)
+    for parameter in (p for group in groups for p in group["params"] if momentum):
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

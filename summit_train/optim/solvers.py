@@ -9,7 +9,7 @@ from torch import nn
 
 from summit_train.optim.foreach import Adagrad, Lamb, RMSprop
 from summit_train.optim.keys import OptimizerSpec
-from summit_train.optim.sgd import build_sgd, start_momentum
+from summit_train.optim.sgd import build_sgd
 
 
 def build_solver(spec: OptimizerSpec, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -29,7 +29,7 @@ def build_solver(spec: OptimizerSpec, groups: list[dict[str, Any]]) -> torch.opt
 def kept_state(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
     """Return the names of a solver's state for each parameter, and whether each has the parameter's shape.
 
-    Found by one step of a solver of the same kind and options; `optimizer` may be wrapped.
+    Found by one step of a solver of the same kind and options.
     """
     kinds = (torch.optim.SGD, torch.optim.Adam, RMSprop, Adagrad, Lamb)
     kind: Any = next(kind for kind in kinds if isinstance(optimizer, kind))
@@ -38,9 +38,3 @@ def kept_state(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
     solver = kind([{**optimizer.param_groups[0], "params": [parameter]}])
     solver.step()
     return {name: value.shape == parameter.shape for name, value in solver.state[parameter].items()}
-
-
-def start_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give a wrapped optimizer the state that it cannot begin with itself: SGD's momentum."""
-    if isinstance(optimizer, torch.optim.SGD):
-        start_momentum(optimizer)

@@ -10,7 +10,6 @@ without a ratio; DATE's lines have no such exception. All stays on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +44,8 @@ class TrustRatio:
         self._names = {parameter: name for name, parameter in model.named_parameters()}
 
     @torch.no_grad()
-    def update(self, step: Callable[[], None], skipped: torch.Tensor) -> Ratios:
-        """Call `step`, the optimizer's, so that each layer moves by its ratio; nothing moves where `skipped` is 1."""
+    def update(self, skipped: torch.Tensor) -> Ratios:
+        """Make the optimizer's step so that each layer moves by its ratio; nothing moves where `skipped` is 1."""
         weights, parts = [], []
         for group in self._optimizer.param_groups:
             layers = [parameter for parameter in group["params"] if self._has_ratio(parameter)]
@@ -54,9 +53,9 @@ class TrustRatio:
             parts += [self._ratios(layers, group["weight_decay"])] if layers else []
         ratios = torch.where(skipped > 0, 1, torch.cat(parts))
         if self._spec.kind == "lars" and isinstance(self._optimizer, torch.optim.SGD):
-            self._step_with_lr_in_momentum(step, dict(zip(weights, ratios.unbind(), strict=True)))
+            self._step_with_lr_in_momentum(dict(zip(weights, ratios.unbind(), strict=True)))
         else:
-            _step_scaled(step, weights, list(ratios.unbind()))
+            _step_scaled(self._optimizer, weights, list(ratios.unbind()))
         return Ratios([self._names[parameter] for parameter in weights], ratios)
 
     def _has_ratio(self, parameter: torch.Tensor) -> bool:
@@ -72,7 +71,7 @@ class TrustRatio:
             return torch.where(is_known, weights / gradients, 1).clamp(spec.lower, spec.upper)
         return torch.where(is_known, spec.coefficient * weights / (gradients + weight_decay * weights), 1)
 
-    def _step_with_lr_in_momentum(self, step: Callable[[], None], ratios: dict[torch.Tensor, torch.Tensor]) -> None:
+    def _step_with_lr_in_momentum(self, ratios: dict[torch.Tensor, torch.Tensor]) -> None:
         """v <- m v + lr r (g + weight_decay w); w <- w - v: SGD at LR 1 on a gradient that holds all the rest."""
         optimizer: Any = self._optimizer
         before = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
@@ -90,15 +89,15 @@ class TrustRatio:
                 torch._foreach_mul_(adapted, [ratios[w] for w in weights if w in ratios])
             group["lr"], group["weight_decay"] = 1.0, 0.0
         optimizer.grad_scale = None
-        step()
+        optimizer.step()
         for group, (lr, decay) in zip(optimizer.param_groups, before, strict=True):
             group["lr"], group["weight_decay"] = lr, decay
 
 
-def _step_scaled(step: Callable[[], None], weights: list[torch.Tensor], ratios: list[torch.Tensor]) -> None:
+def _step_scaled(optimizer: torch.optim.Optimizer, weights: list[torch.Tensor], ratios: list[torch.Tensor]) -> None:
     """Make the step, then scale what each weight moved by: w <- w_before + r (w_after - w_before)."""
     before = [weight.clone() for weight in weights]
-    step()
+    optimizer.step()
     moves = torch._foreach_sub(weights, before)
     torch._foreach_mul_(moves, ratios)
     torch._foreach_copy_(weights, torch._foreach_add(before, moves))

@@ -1,8 +1,9 @@
-"""Allreduces timed over the ranks of a world, by Horovod and by MPI alone."""
+"""Allreduces timed over the ranks of a world: by what carries its gradients and, beside Horovod, by MPI alone."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import platform
 import statistics
@@ -15,11 +16,11 @@ from typing import Any
 import torch
 
 from summit_train.comm import World
+from summit_train.comm.horovod_world import HorovodWorld
 from summit_train.scaling.machines import Machine, Network
 from summit_train.scaling.network import AlphaBeta, NoFit, bus_bandwidth, fit_alpha_beta, link_of
 
 Fits = Mapping[str, AlphaBeta | None]
-LIBRARIES = ("horovod", "mpi4py")
 _WARM_UP, _FEWEST, _MOST = 2, 5, 40  # repeats of one size
 
 
@@ -87,12 +88,13 @@ def message_sizes(largest: int, *more: int) -> list[int]:
 
 
 def measure(world: World, device: torch.device, sizes: Sequence[int], seconds: float) -> Iterator[Sample]:
-    """Time every size by both libraries, about `seconds` in all; yield the same samples on every rank.
+    """Time every size by every library, about `seconds` in all; yield the same samples on every rank.
 
-    Collective: all ranks must take all samples. Tensors are fp32, Horovod's on `device`, MPI's on the CPU.
+    Collective: all ranks must take all samples. Tensors are fp32, the world's on `device`, MPI's on the CPU.
     """
-    share = seconds / (len(LIBRARIES) * len(sizes))
-    for library, num_bytes in itertools.product(LIBRARIES, sizes):
+    libraries = (world.backend, "mpi4py") if isinstance(world, HorovodWorld) else (world.backend,)
+    share = seconds / (len(libraries) * len(sizes))
+    for library, num_bytes in itertools.product(libraries, sizes):
         once = _operation(world, device, library, num_bytes)
         estimate = [slowest(world, once) for _ in range(_WARM_UP)][-1]
         repeats = max(_FEWEST, min(_MOST, int(share / estimate)))
@@ -103,7 +105,7 @@ def measure(world: World, device: torch.device, sizes: Sequence[int], seconds: f
 def fits_of(samples: Sequence[Sample]) -> dict[str, AlphaBeta | None]:
     """Fit latency and bandwidth of each library; None where noise keeps the times from growing with the size."""
     fits: dict[str, AlphaBeta | None] = {}
-    for library in LIBRARIES:
+    for library in dict.fromkeys(sample.library for sample in samples):
         mine = [sample for sample in samples if sample.library == library]
         try:
             fits[library] = fit_alpha_beta([s.num_bytes for s in mine], [s.median_s for s in mine])
@@ -115,19 +117,20 @@ def fits_of(samples: Sequence[Sample]) -> dict[str, AlphaBeta | None]:
 def machine_of(name: str, setting: Setting, fits: Fits) -> Machine:
     """Return the machine with the measured network and no rates of computing. Raises NoFit where a fit is missing.
 
-    A hop has MPI's latency (Horovod's where that is less, because it includes MPI's) and Horovod's bandwidth, which
-    includes its copies. The overhead is what else Horovod adds to a message (negotiation), without the half cycle that
-    a gradient waits on average: `overlap` simulates cycles.
+    Where gradients go over Horovod, a hop has MPI's latency (Horovod's where that is less, because it includes MPI's)
+    and Horovod's bandwidth, which includes its copies. The overhead is what else Horovod adds to a message
+    (negotiation), without the half cycle that a gradient waits on average: `overlap` simulates cycles. torch's latency
+    is all a hop's.
     """
-    horovod, mpi = fits["horovod"], fits["mpi4py"]
-    if horovod is None or mpi is None:
+    carrier, mpi = next(iter(fits.values())), fits.get("mpi4py")
+    if carrier is None or ("mpi4py" in fits and mpi is None):
         raise NoFit(
             f"{name}: no machine can be written, as the times do not grow with the message size; measure longer "
             "(--seconds), with larger messages (--max-bytes), or while nothing else runs"
         )
-    latency_s = min(mpi.latency_s, horovod.latency_s)
+    latency_s = min(carrier.latency_s, mpi.latency_s if mpi is not None else math.inf)
     source = f"bench allreduce, {setting.ranks} ranks, {setting.ranks_per_host} a host"
-    link = link_of(AlphaBeta(latency_s, horovod.bytes_per_second, 0.0), setting.ranks, source)
+    link = link_of(AlphaBeta(latency_s, carrier.bytes_per_second, 0.0), setting.ranks, source)
     on_cpu = setting.device == "cpu"
     # A rank wants two cores, one to compute on and one for MPI to wait on; else its backward pass shares one.
     shares_core = on_cpu and setting.cores < 2 * setting.ranks_per_host
@@ -138,7 +141,7 @@ def machine_of(name: str, setting: Setting, fits: Fits) -> Machine:
         blocking=on_cpu,
         core_share=0.5 if shares_core else 0.0,
     )
-    overhead_s = max(0.0, horovod.latency_s - latency_s - network.cycle_s / 2)
+    overhead_s = 0.0 if mpi is None else max(0.0, carrier.latency_s - latency_s - network.cycle_s / 2)
     network = network.model_copy(update={"overhead_s": overhead_s})
     about = str(setting).replace("\n", " ")
     return Machine(name=name, about=about, gpus_per_node=setting.ranks_per_host, network=network)
@@ -163,12 +166,12 @@ def slowest(world: World, once: Callable[[], object]) -> float:
 
 
 def _operation(world: World, device: torch.device, library: str, num_bytes: int) -> Callable[[], None]:
-    tensor = torch.zeros(num_bytes // 4, device="cpu" if library == "mpi4py" else device)
-    if library == "mpi4py":
-        return partial(world.sum_by_mpi, tensor)
+    if library == "mpi4py" and isinstance(world, HorovodWorld):
+        return partial(world.sum_by_mpi, torch.zeros(num_bytes // 4))
+    tensor = torch.zeros(num_bytes // 4, device=device)
 
     def once() -> None:
-        world.finish(world.start_mean(tensor, f"bench.{num_bytes}"))
+        world.start_mean(tensor, f"bench.{num_bytes}")()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 

@@ -39,7 +39,9 @@ class Network(Section):
     algorithm: Literal["ring", "tree", "hierarchical", "fastest"] = Field(
         default="fastest", description="fastest: of ring and tree, message by message, as NCCL chooses."
     )
-    fusion_bytes: int = Field(default=128 * 2**20, ge=1, description="Horovod's fusion buffer (its default is 128 MB).")
+    fusion_bytes: int | None = Field(
+        default=None, ge=1, description="Horovod's fusion buffer; null: gradients travel in buckets of fixed order."
+    )
     cycle_s: Positive = Field(default=1e-3, description="Horovod looks for ready gradients so often (default 1 ms).")
     blocking: bool = Field(
         default=False, description="true: a cycle waits for its allreduce (MPI); false: it queues on the GPU (NCCL)."

@@ -3,12 +3,14 @@
 The ring and the tree are those of NCCL's own tuning model (NCCL source, src/graph/tuning.cc, ncclTopoTuneModel): a
 number of hops times their latency, plus bytes over bandwidth. S bytes, p = N * g ranks on N nodes of g each.
 
-`overlap` puts allreduces under the backward pass as Horovod does (docs/tensor-fusion.rst, operations.cc): every cycle
-the gradients that are ready are packed into fusion buffers in their order, and reduced one buffer after the other.
+`overlap` puts allreduces under the backward pass: in the buckets of `training.exchange`, one after the other, each at
+the next of Horovod's cycles. The published runs' machine packs as Horovod did by itself (docs/tensor-fusion.rst,
+operations.cc): every cycle the gradients that are ready go into fusion buffers, in their order.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 from summit_train.errors import RunFailed
 from summit_train.models.count import Count
 from summit_train.scaling.machines import Link, MachineError, Network
+from summit_train.training.exchange import bucket_counts
 
 # NCCL takes a tree's bandwidth as 0.92 of the ring's (tuning.cc, "Various model refinements").
 TREE_EFFICIENCY = 0.92
@@ -149,16 +152,20 @@ def overlap(
 ) -> Overlap:
     """Simulate one step's cycles. seconds_of(bytes): one allreduce. gradients: in the order in which they get ready.
 
-    With network.blocking no cycle begins while a buffer is reduced, so gradients that get ready meanwhile are fused.
+    Gradients travel in the buckets of `training.exchange`, one message each. On a machine with network.fusion_bytes,
+    Horovod packs those that are ready in a cycle; with network.blocking no cycle begins while a buffer is reduced, so
+    gradients that get ready meanwhile are packed too.
     The time that the backward pass loses by network.core_share is exposed too.
     """
     cycle_s, core_share = network.cycle_s, network.core_share
     tick = free = total = lost = 0.0
     num_buffers, rest = 0, list(gradients)
+    if network.fusion_bytes is None:
+        rest = bucketed(gradients)
     while rest:
         tick = max(tick, cycle_s * math.ceil((rest[0].ready_s + lost) / cycle_s - 1e-9))
         count = sum(1 for gradient in rest if gradient.ready_s + lost <= tick + 1e-12) or 1
-        for num_bytes in fused([gradient.num_bytes for gradient in rest[:count]], network.fusion_bytes):
+        for num_bytes in fused([gradient.num_bytes for gradient in rest[:count]], network.fusion_bytes or 0):
             seconds, start = seconds_of(num_bytes), max(free, tick)
             left_s = max(0.0, backward_s + lost - start)  # of the backward pass
             lost += core_share * min(seconds, left_s / (1 - core_share))
@@ -168,6 +175,15 @@ def overlap(
         rest = rest[count:]
         tick = max(tick + cycle_s, free if network.blocking else 0.0)
     return Overlap(total, max(0.0, free - backward_s - lost) + lost, num_buffers)
+
+
+def bucketed(gradients: Sequence[Gradient]) -> list[Gradient]:
+    """Return the buckets in which gradients travel. One is ready when the last of its gradients is."""
+    rest, buckets = iter(gradients), []
+    for count in bucket_counts([gradient.num_bytes for gradient in gradients]):
+        members = list(itertools.islice(rest, count))
+        buckets.append(Gradient(members[-1].ready_s, sum(gradient.num_bytes for gradient in members)))
+    return buckets
 
 
 def fused(sizes: Sequence[int], fusion_bytes: int) -> Iterator[int]:

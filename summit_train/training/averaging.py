@@ -27,6 +27,7 @@ from summit_train.models.freeze import trained_norms
 from summit_train.optim.keys import ParallelSpec
 from summit_train.saved import bound_of, check_fit, give_weights, learner_path, load_checkpoint
 from summit_train.training.checkpoint import save_checkpoint
+from summit_train.training.exchange import average
 from summit_train.training.step import Averaging, StepResult, TrainStep, count_updates
 from summit_train.training.stopwatch import Mark
 
@@ -139,7 +140,7 @@ class AveragingStep:
                 _copy(mine, mean)
 
     def _mean(self, tensors: Sequence[Tensors], name: str) -> Tensors:
-        """Return the mean over all learners, given the tensors of each of this rank's, by one buffer over the ranks."""
+        """Return the mean over all learners, given the tensors of each of this rank's, over the ranks too."""
         shapes = tensors[0]
         if not shapes:
             return []
@@ -147,7 +148,7 @@ class AveragingStep:
         for others in tensors[1:]:
             total += torch.cat([tensor.flatten() for tensor in others])
         total /= len(tensors)
-        self._world.finish(self._world.start_mean(total, name))
+        average(total, self._world, name)
         self._sent += total.nbytes
         parts = torch.split(total, [tensor.numel() for tensor in shapes])
         return [part.view_as(tensor) for part, tensor in zip(parts, shapes, strict=True)]

@@ -25,7 +25,7 @@ from summit_train.models.weights import load_pretrained
 from summit_train.network import build_network, make_ready
 from summit_train.optim.keys import OptimizerSpec
 from summit_train.optim.sgd import parameter_groups
-from summit_train.optim.solvers import build_solver, start_state
+from summit_train.optim.solvers import build_solver
 from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan
 from summit_train.saved import CheckpointError, bound_of, check_fit, give_weights, load_newest
@@ -135,6 +135,7 @@ class Run:
             "bad_clips": self.bad_clips.state_dict(),
             "noise_scale": self.noise.state_dict(),
             "growth": self.growth.state_dict(),
+            "backend": self.world.backend,
             "experiment": self._experiment(),
             "spec": self.spec.model_dump(mode="json"),
             # So that the file alone is enough to use the network.
@@ -177,6 +178,8 @@ class Run:
             raise CheckpointError(f"{path} has another solver's state, which {self.spec.optimizer.name} cannot use")
         self.notes.extend(f"forced: {difference}" for difference in differing)
         self.notes.append(f"goes on from {path}")
+        if (before := state.get("backend", self.world.backend)) != self.world.backend:
+            self.notes.append(f"over {self.world.backend}, before over {before}: equal to rounding")
         return state
 
 
@@ -190,7 +193,7 @@ def _part(path: Path, saved: Mapping[str, Any], name: str, own: dict[str, Any]) 
 def fresh_model(spec: Spec, device: torch.device) -> VideoNetwork:
     """Build the spec's network on `device`, ready to run, with weights that the seed alone decides.
 
-    Weights stay in their plain layout, as Horovod takes contiguous gradients only; clips are channels-last, and every
+    Weights stay in their plain layout, as gradients are views of flat buckets; clips are channels-last, and every
     convolution follows its input.
     """
     generator = torch.Generator().manual_seed(rng.seed_of(spec.seed, "weights"))
@@ -230,6 +233,7 @@ def _train_step(
         noise_every,
         spec.ema.decay,
         spec.data.input,
+        solver.compression,
     )
     return drive_solver(solver, settings, world, model, device, factors)
 
@@ -247,8 +251,7 @@ def drive_solver(
     factors: modules whose LR is so many times the others'.
     """
     groups = parameter_groups(model, solver.weight_decay, factors)
-    optimizer = world.wrap(build_solver(solver, groups), model, settings.accumulation, solver.compression)
-    start_state(optimizer)
+    optimizer = build_solver(solver, groups)
     trust = None if solver.trust_ratio is None else TrustRatio(solver.trust_ratio, model, optimizer)
     return TrainStep(model, optimizer, world, device, settings, trust)
 

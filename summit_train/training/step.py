@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from summit_train.optim.trust import Ratios, TrustRatio
 from summit_train.saved import check_fit
 from summit_train.training.average import WeightAverage
 from summit_train.training.checkpoint import restore_solver
+from summit_train.training.exchange import Exchange
 from summit_train.training.noise import PassSquares, Squares
 from summit_train.training.stopwatch import Mark
 
@@ -118,7 +118,7 @@ class RunningStatistics:
         self._accumulation = accumulation
         self._world = world
         self._before = self._mean = torch.empty(0)
-        self._handle = 0
+        self._wait: Callable[[], None] = lambda: None
 
     def begin_step(self) -> None:
         """Remember the statistics: a step that is skipped must leave them as they were."""
@@ -137,12 +137,12 @@ class RunningStatistics:
         """Begin the average over the ranks, after the step's last forward pass."""
         if self._norms:
             self._mean = torch.cat(self._buffers())
-            self._handle = self._world.start_mean(self._mean, "batch_norm")
+            self._wait = self._world.start_mean(self._mean, "batch_norm")
 
     def finish(self, skipped: torch.Tensor) -> None:
         """Put the average in place or, if `skipped` is 1, the statistics from before the step."""
         if self._norms:
-            self._world.finish(self._handle)
+            self._wait()
             buffers = self._buffers()
             settled = torch.where(skipped > 0, self._before, self._mean)
             torch._foreach_copy_(buffers, list(torch.split(settled, [b.numel() for b in buffers])))
@@ -226,7 +226,8 @@ class StepSettings:
     accumulation: micro-batches of a rank; clip_norm: L2 norm of the gradient, or None; label_smoothing: part of each
     label that is spread over all classes (Szegedy et al., "Rethinking the Inception architecture", section 7);
     noise_every: every so many updates the gradient noise scale is measured, 0: never; ema_decay: of the average of the
-    weights, or None; modality: of the clips, or None where the network takes them as they are.
+    weights, or None; modality: of the clips, or None where the network takes them as they are; compression: fp16 sends
+    gradients as halves.
     """
 
     seed: int
@@ -237,6 +238,7 @@ class StepSettings:
     noise_every: int = 0
     ema_decay: float | None = None
     modality: Modality | None = RGB
+    compression: str = "none"
 
     def measures_noise(self, step: int) -> bool:
         """Return whether update number `step`, counted from 0, is a multiple of `noise_every` when counted from 1."""
@@ -263,6 +265,7 @@ class TrainStep:
         self._dtype = parameter_type(settings.precision)
         self._prepare = _preparation(self._dtype, device, settings.modality)
         self.statistics = RunningStatistics(model, settings.accumulation, world)
+        self._exchange = Exchange(model.parameters(), world, settings.compression)
         self.loss_scale = LossScale(settings.precision == "fp16", device)
         self.average = None if settings.ema_decay is None else WeightAverage(model, settings.ema_decay)
         self._squares = PassSquares(model)
@@ -282,15 +285,16 @@ class TrainStep:
 
         `lap` hears of each of stopwatch.PHASES when it ends, `waits` when the step begins to depend on other ranks.
         The gradient is the mean over all virtual GPUs of the mean over the clips of each: every micro-batch's loss is
-        divided by the accumulation, passes add up, Horovod divides by the ranks.
+        divided by the accumulation, passes add up, the exchange divides by the ranks.
         """
-        self.optimizer.zero_grad()
+        self._exchange.begin_step()
         self.statistics.begin_step()
         losses, corrects, num_bad, measured = [], [], 0, False
         for index, batch in enumerate(micro_batches):
             loss, correct = self._forward(index, batch, lap)
             if index == self._settings.accumulation - 1:
                 self.statistics.start_mean()
+                self._exchange.begin_last_pass()
             measured = self._settings.measures_noise(batch.step)
             lap("other")
             with self._squares.listening(measured):
@@ -302,7 +306,7 @@ class TrainStep:
         assert len(losses) == self._settings.accumulation
         if waits is not None:
             waits()
-        self._world.synchronize(self.optimizer)
+        self._exchange.finish()
         lap("allreduce")
 
         local_loss = torch.stack(losses).sum()
@@ -382,10 +386,10 @@ class TrainStep:
         # The solvers read both attributes; torch.amp.GradScaler hands them over to the fused ones in the same way.
         self.optimizer.grad_scale = None if unscaled else divisor.float()  # type: ignore[attr-defined]
         self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
-        step, ratios = partial(self._world.update, self.optimizer), None
+        ratios = None
         if self._trust is None:
-            step()
+            self.optimizer.step()
         else:
-            ratios = self._trust.update(step, skipped)
+            ratios = self._trust.update(skipped)
         self.loss_scale.update(skipped)
         return ratios

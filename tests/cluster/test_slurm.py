@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.slurm import Slurm, SlurmError, running_slurm
+from tests.worlds import BACKENDS
 
 WORLD = """
 import os
-from summit_train.cluster.launcher import find_launch
+from summit_train.comm.launch import find_launch
 from summit_train.comm import open_world
 launch = find_launch(os.environ)
-world = open_world(launch.size)
+world = open_world(launch)
 mine = (world.rank, world.local_rank, world.local_size, launch.launcher, os.environ["SLURMD_NODENAME"])
 for words in world.gather(mine) or ():
     print(*words, flush=True)
@@ -26,12 +27,19 @@ LAUNCHERS = {
 }
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_ranks_on_two_nodes_are_local_rank_0_of_1_on_both(slurm: Slurm, tmp_path: Path, launcher: str) -> None:
+def test_ranks_on_two_nodes_are_local_rank_0_of_1_on_both(
+    slurm: Slurm, tmp_path: Path, launcher: str, backend: str
+) -> None:
     command, name = LAUNCHERS[launcher]
+    if backend == "torch":
+        command = command.replace(" --mpi=pmix", "")  # the ranks find each other by the job's list of hosts
     (tmp_path / "world.py").write_text(WORLD)
     job = slurm.submit(
-        f"#!/bin/bash\n{command} '{sys.executable}' '{tmp_path}/world.py'\n", "--nodes=2", "--ntasks-per-node=1"
+        f"#!/bin/bash\nexport SUMMIT_TRAIN_COMM={backend}\n{command} '{sys.executable}' '{tmp_path}/world.py'\n",
+        "--nodes=2",
+        "--ntasks-per-node=1",
     )
     slurm.wait(job, "COMPLETED")
     assert slurm.output(job).splitlines() == [f"0 0 1 {name} n1", f"1 0 1 {name} n2"]

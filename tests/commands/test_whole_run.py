@@ -254,7 +254,7 @@ def test_a_run_folder_that_is_removed_in_the_evaluation_is_no_mistake_of_the_use
 _STOP = """
 import os, signal, sys
 from summit_train.__main__ import main
-from summit_train.cluster.launcher import find_launch
+from summit_train.comm.launch import find_launch
 from summit_train.training.scoring import Scorer
 honest, rank = Scorer._clip_scores, find_launch(os.environ).rank
 def scores(self, model, batches, videos):

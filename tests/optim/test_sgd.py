@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from summit_train.models import build_model
-from summit_train.optim.sgd import build_sgd, parameter_groups, set_learning_rate, start_momentum
+from summit_train.optim.sgd import build_sgd, parameter_groups, set_learning_rate
 from tests.closeness import assert_all_near
 
 MOMENTUM, DECAY = 0.9, 1e-2
@@ -26,7 +26,6 @@ def _gradients(model: nn.Module, seed: int) -> None:
 
 def _started(model: nn.Module, momentum: float = MOMENTUM) -> torch.optim.SGD:
     optimizer = build_sgd(parameter_groups(model, DECAY), momentum)
-    start_momentum(optimizer)
     return optimizer
 
 

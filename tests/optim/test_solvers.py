@@ -12,7 +12,7 @@ from torch import nn
 from summit_train.models import build_model
 from summit_train.optim.keys import OptimizerSpec
 from summit_train.optim.sgd import parameter_groups, set_learning_rate
-from summit_train.optim.solvers import build_solver, start_state
+from summit_train.optim.solvers import build_solver
 from tests.closeness import assert_all_near
 from tests.optim.timms import needs_timm, timm_module
 
@@ -40,7 +40,6 @@ def _network(dtype: torch.dtype = torch.float32) -> nn.Module:
 
 def _started(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
     optimizer = build_solver(spec, parameter_groups(model, spec.weight_decay))
-    start_state(optimizer)
     set_learning_rate(optimizer, 0.01)
     return optimizer
 
@@ -91,7 +90,6 @@ def test_two_updates_by_hand(keys: dict[str, Any], gradients: tuple[float, ...],
     weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
     groups: list[dict[str, Any]] = [{"params": [weight], "weight_decay": 0.0}]
     optimizer = build_solver(OptimizerSpec.model_validate(keys), groups)
-    start_state(optimizer)
     set_learning_rate(optimizer, 0.1)
     for gradient, expected in zip(gradients, weights, strict=True):
         weight.grad = torch.full_like(weight, gradient)

@@ -11,7 +11,7 @@ from torch import nn
 from summit_train.models import build_model
 from summit_train.optim.keys import OptimizerSpec, TrustRatioSpec
 from summit_train.optim.sgd import parameter_groups, set_learning_rate
-from summit_train.optim.solvers import build_solver, start_state
+from summit_train.optim.solvers import build_solver
 from summit_train.optim.trust import Ratios, TrustRatio
 from tests.closeness import assert_all_near, assert_near
 from tests.optim.timms import needs_timm, timm_module
@@ -37,7 +37,6 @@ class _Solver:
     def __init__(self, model: nn.Module, trust: TrustRatioSpec | None, decay: float = 0.0, **keys: Any) -> None:
         spec = OptimizerSpec.model_validate({"weight_decay": decay} | keys)
         self.optimizer = build_solver(spec, parameter_groups(model, decay))
-        start_state(self.optimizer)
         self.trust = None if trust is None else TrustRatio(trust, model, self.optimizer)
 
     def step(self, lr: float, skipped: float = 0.0, scale: float | None = None) -> Ratios | None:
@@ -45,7 +44,7 @@ class _Solver:
         self.optimizer.grad_scale = None if scale is None else torch.tensor(scale)  # type: ignore[attr-defined]
         self.optimizer.found_inf = torch.tensor(skipped)  # type: ignore[attr-defined]
         if self.trust is not None:
-            return self.trust.update(self.optimizer.step, torch.tensor(skipped))
+            return self.trust.update(torch.tensor(skipped))
         self.optimizer.step()
         return None
 

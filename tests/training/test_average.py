@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from summit_train.comm import World
-from summit_train.optim.sgd import build_sgd, parameter_groups, start_momentum
+from summit_train.optim.sgd import build_sgd, parameter_groups
 from summit_train.source import SpecError
 from summit_train.spec import load_spec
 from summit_train.training.average import WeightAverage
@@ -88,7 +88,6 @@ def test_a_step_averages_what_it_leaves_behind_and_changes_no_bit() -> None:
     for decay in (0.25, None):
         model = _Poison(_model())
         optimizer = build_sgd(parameter_groups(model, 0.1), 0.9)
-        start_momentum(optimizer)
         step = TrainStep(model, optimizer, World(), torch.device("cpu"), StepSettings(0, 2, "fp64", ema_decay=decay))
         after = []
         for model.on in (False, True, False):

@@ -14,7 +14,7 @@ from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.optim.keys import OptimizerSpec, ParallelSpec
 from summit_train.optim.sgd import parameter_groups
-from summit_train.optim.solvers import build_solver, start_state
+from summit_train.optim.solvers import build_solver
 from summit_train.saved import CheckpointError, bound_of, learner_path, load_checkpoint
 from summit_train.training.averaging import AveragingStep
 from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
@@ -31,7 +31,6 @@ def _plain(
 ) -> TrainStep:
     spec = OptimizerSpec.model_validate({"name": solver, "weight_decay": 0.1})
     optimizer = build_solver(spec, parameter_groups(model, spec.weight_decay))
-    start_state(optimizer)
     return TrainStep(model, optimizer, World(), device, StepSettings(0, accumulation, precision))
 
 

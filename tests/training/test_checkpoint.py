@@ -13,7 +13,7 @@ import torch
 
 from summit_train.errors import UserError
 from summit_train.optim.keys import OptimizerSpec
-from summit_train.optim.solvers import build_solver, start_state
+from summit_train.optim.solvers import build_solver
 from summit_train.saved import digest_path, find_checkpoints
 from summit_train.training.checkpoint import (
     differences,
@@ -101,7 +101,6 @@ def _solver(name: str, **options: Any) -> torch.optim.Optimizer:
     for weight in weights:
         weight.grad = torch.ones_like(weight)
     solver = build_solver(spec, [{"params": weights, "weight_decay": spec.weight_decay}])
-    start_state(solver)
     solver.step()
     return solver
 

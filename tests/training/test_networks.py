@@ -1,4 +1,7 @@
-"""Every kind of network keeps the promises: the same on one rank and on two, and bit-equal after a kill."""
+"""Every kind of network keeps the promises: the same on one rank and on two, and bit-equal after a kill.
+
+What was begun over Horovod goes on over torch.distributed: on two ranks both add the same two numbers.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +60,10 @@ def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 precision="fp64",
             )
     train_each(0, specs["alone"].values())
-    train_each(2, specs["together"].values())
+    train_each(2, specs["together"].values(), "horovod")
     for name in NETWORKS:
         rewound(folder / "runs" / f"together_{name}", f"resumed_{name}", 4)
-    train_each(2, specs["resumed"].values())
+    train_each(2, specs["resumed"].values(), "torch")
     return folder / "runs"
 
 

@@ -16,7 +16,7 @@ from summit_train.comm import World
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
 from summit_train.models.recompute import recompute_blocks
-from summit_train.optim.sgd import build_sgd, parameter_groups, start_momentum
+from summit_train.optim.sgd import build_sgd, parameter_groups
 from summit_train.training.noise import NoiseScale, PassSquares, Squares
 from summit_train.training.step import Normalise, StepSettings, TrainStep
 from tests.conftest import WriteSpec
@@ -89,7 +89,6 @@ def test_a_quadratic_with_a_known_covariance(clips_per_gpu: int, virtual_gpus: i
 
 def _step(model: nn.Module, accumulation: int, precision: str = "fp64", every: int = 1) -> TrainStep:
     optimizer = build_sgd(parameter_groups(model, 0.1), 0.9)
-    start_momentum(optimizer)
     return TrainStep(model, optimizer, World(), CPU, StepSettings(0, accumulation, precision, noise_every=every))
 
 

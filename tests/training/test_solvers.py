@@ -1,6 +1,7 @@
 """Every solver and trust ratio keeps the promises: the same on one rank and on two, bit-equal after a resume or a kill.
 
-All of them with an average of the weights and a noise scale, which are parts of the checkpoint too.
+All of them with an average of the weights and a noise scale, which are parts of the checkpoint too. What was begun over
+Horovod goes on over torch.distributed: on two ranks both add the same two numbers.
 """
 
 from __future__ import annotations
@@ -78,10 +79,10 @@ def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         saved = {path.suffix for path in (folder / "runs" / f"killed_{name}" / "checkpoints").glob("*step_00000004*")}
         assert saved == {".writing", ".sha256"}
     train_each(0, [specs[place, name] for place in ("alone", "killed") for name in SOLVERS])
-    train_each(2, [specs["together", name] for name in SOLVERS])
+    train_each(2, [specs["together", name] for name in SOLVERS], "horovod")
     for name in SOLVERS:
         rewound(folder / "runs" / f"together_{name}", f"resumed_{name}", 4)
-    train_each(2, [specs["resumed", name] for name in SOLVERS])
+    train_each(2, [specs["resumed", name] for name in SOLVERS], "torch")
     return folder / "runs"
 
 

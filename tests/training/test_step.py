@@ -15,8 +15,8 @@ from summit_train.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
 from summit_train.optim.keys import OptimizerSpec, TrustRatioSpec
-from summit_train.optim.sgd import build_sgd, parameter_groups, start_momentum
-from summit_train.optim.solvers import build_solver, start_state
+from summit_train.optim.sgd import build_sgd, parameter_groups
+from summit_train.optim.solvers import build_solver
 from summit_train.optim.trust import TrustRatio
 from summit_train.training.step import LossScale, Normalise, StepSettings, TrainStep
 from tests.closeness import assert_all_near, assert_near
@@ -52,7 +52,6 @@ def _step(
     label_smoothing: float = 0.0,
 ) -> TrainStep:
     optimizer = build_sgd(parameter_groups(model, decay), 0.9)
-    start_momentum(optimizer)
     settings = StepSettings(0, accumulation, precision, clip_norm, label_smoothing)
     return TrainStep(model, optimizer, World(), CPU, settings)
 
@@ -146,7 +145,6 @@ def _solving(model: nn.Module, solver: str, kind: str | None, precision: str, cl
     """A step of two micro-batches by another solver, with a trust ratio."""
     spec = OptimizerSpec.model_validate({"name": solver, "weight_decay": 0.1})
     optimizer = build_solver(spec, parameter_groups(model, spec.weight_decay))
-    start_state(optimizer)
     bounds = {"lower": 1.0, "upper": 1e5}
     trust = kind and TrustRatio(TrustRatioSpec.model_validate({"kind": kind, **bounds}), model, optimizer)
     return TrainStep(model, optimizer, World(), CPU, StepSettings(0, 2, precision, clip_norm), trust or None)
@@ -274,7 +272,6 @@ def test_a_step_on_a_gpu_does_not_wait_for_the_device(solver: str, kind: str | N
     model = _model(dtype=torch.float32).to(device)
     spec = OptimizerSpec.model_validate({"name": solver, "weight_decay": 0.1})
     optimizer = build_solver(spec, parameter_groups(model, spec.weight_decay))
-    start_state(optimizer)
     trust = None if kind is None else TrustRatio(TrustRatioSpec.model_validate({"kind": kind}), model, optimizer)
     step = TrainStep(
         model, optimizer, World(), device, StepSettings(0, 2, "fp16", 1.0, noise_every=1, ema_decay=0.9), trust

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from summit_train.comm.launch import this_launch
 from summit_train.commands.bench.arguments import add_spec
-from summit_train.commands.ranks import session, this_launch
+from summit_train.commands.ranks import session
 from summit_train.commands.simulate import FORMATS, figure_path
 from summit_train.commands.start import choose_device
 from summit_train.errors import UserError

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from summit_train.commands.ranks import session, this_launch
+from summit_train.comm.launch import this_launch
+from summit_train.commands.ranks import session
 from summit_train.commands.simulate import figure_path
 from summit_train.commands.start import choose_device, manifest_of
 from summit_train.data.manifest.quarantine import kept_clips

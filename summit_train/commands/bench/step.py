@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from summit_train.comm.launch import this_launch
 from summit_train.commands.bench import arguments
 from summit_train.commands.bench.arguments import Values
-from summit_train.commands.ranks import this_launch
 from summit_train.report.tables import machine_text
 from summit_train.scaling.benches import measure_peaks, measure_steps
 from summit_train.scaling.measure import Turns, spread_text

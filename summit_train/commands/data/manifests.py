@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from summit_train.comm.launch import this_launch
 from summit_train.commands.data.ranks import surveyed
 from summit_train.commands.progress import followed
-from summit_train.commands.ranks import session, this_launch
+from summit_train.commands.ranks import session
 from summit_train.data.check import Listing, Summary, bad_clips, clip_frames, list_videos, summarise, with_facts
 from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import located_root

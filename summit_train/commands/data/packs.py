@@ -9,9 +9,10 @@ from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
+from summit_train.comm.launch import this_launch
 from summit_train.commands.data.ranks import num_workers
 from summit_train.commands.progress import followed
-from summit_train.commands.ranks import session, this_launch
+from summit_train.commands.ranks import session
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.format import PackError, Packing, read_pack

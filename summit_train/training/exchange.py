@@ -1,0 +1,143 @@
+"""The gradients' way over the ranks: a few flat buckets, averaged while the backward pass still runs.
+
+Where a number lies in a message decides in which order a ring of ranks adds its parts. So the messages are fixed before
+the first step, and they start in a fixed order: the batch normalisation's statistics, which are ready before the last
+backward pass, then the buckets, then the votes. Equal runs on the same ranks end in equal bits, however fast each is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import nn
+
+from summit_train.comm import World
+
+# A larger message uses a network better; a smaller one leaves less to wait for after the backward pass, and the first
+# one starts early.
+BUCKET_BYTES = 25 * 2**20
+FIRST_BUCKET_BYTES = 2**20
+
+
+@dataclass
+class Bucket:
+    """Gradients in one piece of memory; those of `parameters` are views of it, in this order."""
+
+    flat: torch.Tensor
+    parameters: list[nn.Parameter]
+    views: list[torch.Tensor] = field(init=False)
+    missing: int = 0  # gradients that the last backward pass has not finished yet
+    finish: Callable[[], None] | None = None  # waits for the mean, once it has begun
+
+    def __post_init__(self) -> None:
+        parts = torch.split(self.flat, [parameter.numel() for parameter in self.parameters])
+        self.views = [part.view_as(weight) for part, weight in zip(parts, self.parameters, strict=True)]
+
+
+def bucket_counts(sizes: Sequence[int]) -> list[int]:
+    """Return how many gradients of these sizes in bytes each bucket holds, in their order.
+
+    A bucket has at most BUCKET_BYTES, the first one FIRST_BUCKET_BYTES, or one larger gradient.
+    """
+    counts, filled = list[int](), 0
+    for size in sizes:
+        bound = FIRST_BUCKET_BYTES if len(counts) <= 1 else BUCKET_BYTES
+        if not counts or filled + size > bound:
+            counts.append(0)
+            filled = 0
+        counts[-1] += 1
+        filled += size
+    return counts
+
+
+def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:
+    """Return buckets of zeros for the parameters that are trained, in reverse order: the order of the backward pass.
+
+    Each has one type.
+    """
+    buckets = []
+    trained = reversed([parameter for parameter in parameters if parameter.requires_grad])
+    for _, same_type in itertools.groupby(trained, lambda parameter: parameter.dtype):
+        run = iter(together := list(same_type))
+        for count in bucket_counts([parameter.nbytes for parameter in together]):
+            members = list(itertools.islice(run, count))
+            buckets.append(Bucket(members[0].new_zeros(sum(p.numel() for p in members)).detach(), members))
+    return buckets
+
+
+class Exchange:
+    """Averages gradients over the ranks. The gradient of a parameter that a step does not use is zero.
+
+    On one rank it has no buckets, and gradients are as autograd leaves them.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], world: World, compression: str = "none") -> None:
+        """Give each parameter a place in a bucket. compression: "fp16" sends gradients as halves."""
+        self._parameters = list(parameters)
+        self._world = world
+        self._type = torch.float16 if compression == "fp16" else None
+        self.buckets = split_buckets(self._parameters) if world.size > 1 else []
+        self._begun = 0  # buckets whose mean has begun
+        self._is_last_pass = False
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                fill = partial(self._fill, bucket)
+                parameter.register_post_accumulate_grad_hook(fill)  # type: ignore[no-untyped-call]
+
+    def begin_step(self) -> None:
+        """Forget the gradients of the step before."""
+        self._begun, self._is_last_pass = 0, False
+        for bucket in self.buckets:
+            bucket.flat.zero_()
+            bucket.missing = len(bucket.parameters)
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                parameter.grad = view
+        if not self.buckets:
+            for parameter in self._parameters:
+                parameter.grad = None
+
+    def begin_last_pass(self) -> None:
+        """From here on, send each bucket as soon as it and those before it are full."""
+        self._is_last_pass = True
+
+    def finish(self) -> None:
+        """Wait until every gradient is the mean over the ranks; buckets that are not full are sent first."""
+        for bucket in self.buckets[self._begun :]:
+            self._begin(bucket)
+        for bucket in self.buckets:
+            assert bucket.finish is not None
+            bucket.finish()
+            bucket.finish = None
+
+    def _fill(self, bucket: Bucket, _: torch.Tensor) -> None:
+        if not self._is_last_pass:
+            return
+        bucket.missing -= 1
+        while self._begun < len(self.buckets) and self.buckets[self._begun].missing == 0:
+            self._begin(self.buckets[self._begun])
+
+    def _begin(self, bucket: Bucket) -> None:
+        name = f"gradients.{self._begun}"
+        self._begun += 1
+        if self._type is None:
+            bucket.finish = self._world.start_mean(bucket.flat, name)
+            return
+        message = bucket.flat.to(self._type)
+        finish = self._world.start_mean(message, name)
+
+        def unpack() -> None:
+            finish()
+            bucket.flat.copy_(message)
+
+        bucket.finish = unpack
+
+
+def average(flat: torch.Tensor, world: World, name: str) -> None:
+    """Average a long tensor over the ranks in place, in messages of a bucket's size."""
+    parts = torch.split(flat, BUCKET_BYTES // flat.element_size())
+    for finish in [world.start_mean(part, f"{name}.{number}") for number, part in enumerate(parts)]:
+        finish()

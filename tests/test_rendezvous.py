@@ -1,0 +1,136 @@
+"""Where ranks without MPI find each other."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from summit_train.comm.launch import Launch
+from summit_train.comm.rendezvous import first_host, job_address, meet, use_interface_towards
+from summit_train.comm.world import WorldError
+from summit_train.errors import RunFailed
+from tests.worlds import BACKENDS, needs_ranks, run, start
+
+LAUNCH = Launch("srun", 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("environ", "host"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_NODELIST": "n1"}, "n1"),
+        ({"SLURM_JOB_NODELIST": "login9,n1"}, "login9"),
+        ({"SLURM_JOB_NODELIST": "nid[003-007,9],other"}, "nid003"),
+        ({"SLURM_JOB_NODELIST": "nid[12]-ib,other"}, "nid12-ib"),
+        ({"SLURM_JOB_NODELIST": "nid[1-4]", "SLURM_STEP_NODELIST": "nid[3-4]"}, "nid3"),
+        ({"LSB_MCPU_HOSTS": "a01n02 42 a01n03 42"}, "a01n02"),
+        ({"LSB_MCPU_HOSTS": "batch2 1 a01n02 42"}, "a01n02"),
+        ({"LSB_MCPU_HOSTS": "batch2 1"}, "batch2"),
+        ({"PBS_NODEFILE": "/nowhere/at/all"}, None),
+    ],
+    ids=str,
+)
+def test_the_first_host_of_a_job(environ: dict[str, str], host: str | None) -> None:
+    assert first_host(environ) == host
+
+
+def test_the_first_host_of_a_pbs_job(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("x1c0\nx1c0\nx2c0\n")
+    assert first_host({"PBS_NODEFILE": str(tmp_path / "nodes")}) == "x1c0"
+
+
+def test_every_step_of_a_job_has_a_port_of_its_own() -> None:
+    environ = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_JOB_NODELIST": "n1"}
+    host, port = job_address(environ, LAUNCH)
+    assert (host, port) == job_address(dict(environ), LAUNCH)
+    ports = {job_address(environ | {"SLURM_STEP_ID": str(step)}, LAUNCH)[1] for step in range(20)}
+    assert len(ports) == 20 and all(10_000 <= port < 30_000 for port in ports)
+
+
+def test_ranks_that_nothing_leads_together_are_told_what_would() -> None:
+    with pytest.raises(
+        WorldError, match="4 processes were started by srun, and nothing says where rank 0 is: set MAST"
+    ):
+        job_address({"SLURM_JOB_NODELIST": "n1"}, LAUNCH)
+
+
+@pytest.mark.parametrize("port", ["many", "0", "65536", ""])
+def test_a_port_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(WorldError, match=re.escape(f"MASTER_PORT must be a port's number, got {port!r}")):
+        meet(LAUNCH, "here")
+
+
+def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_INET6) as taken:
+        taken.bind(("::", 0))
+        taken.listen()
+        monkeypatch.setenv("MASTER_ADDR", "localhost")
+        monkeypatch.setenv("MASTER_PORT", str(port := taken.getsockname()[1]))
+        with pytest.raises(RunFailed, match=f"rank 0 on .*: cannot keep the rendezvous at port {port}: it is taken"):
+            meet(Launch("srun", 0, 4), "here")
+
+
+def test_a_rank_0_that_does_not_come_is_named_with_host_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setattr("summit_train.comm.rendezvous.RENDEZVOUS_S", 1)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    with pytest.raises(RunFailed, match=f"rank 1 on .*: nobody answers at localhost, port {port}, within 1 s"):
+        meet(LAUNCH, "here")
+
+
+def test_gloo_uses_the_interface_that_leads_to_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    use_interface_towards("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
+    use_interface_towards("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
+
+
+_OPEN = """
+import os
+from summit_train.comm import WorldError, open_world
+from summit_train.comm.launch import this_launch
+if this_launch().rank == 1:
+    os.environ["SUMMIT_TRAIN_COMM"] = "{other}"
+try:
+    open_world()
+except WorldError as error:
+    print(error)
+"""
+
+
+@needs_ranks
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_of_different_back_ends_are_refused_before_they_meet(backend: str) -> None:
+    other = next(name for name in BACKENDS if name != backend)
+    status, output = run(2, "-c", _OPEN.format(other=other), env={"SUMMIT_TRAIN_COMM": backend})
+    host = socket.gethostname()
+    line = f"rank 1 on {host} joins by {other} and rank 0 on {host} by {backend}: SUMMIT_TRAIN_COMM must be the same"
+    assert status == 0 and output.count(line) == 2, output
+
+
+_COUNT = """
+from summit_train.comm import open_world
+world = open_world()
+print(world.backend, world.gather((world.rank, world.local_rank, world.local_size)), flush=True)
+world.close()
+"""
+
+
+def test_torchrun_starts_ranks_without_mpi(tmp_path: Path) -> None:
+    (tmp_path / "count.py").write_text(_COUNT)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", str(tmp_path / "count.py")]
+    process = start(0, *words)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert "torch (gloo) [(0, 0, 3), (1, 1, 3), (2, 2, 3)]" in output

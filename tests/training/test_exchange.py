@@ -1,0 +1,177 @@
+"""The exchange of gradients: its buckets, their order, and what the gradients are afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from summit_train.comm import World
+from summit_train.training.exchange import (
+    BUCKET_BYTES,
+    FIRST_BUCKET_BYTES,
+    Exchange,
+    average,
+    bucket_counts,
+    split_buckets,
+)
+from tests.worlds import BACKENDS, lines, needs_ranks, run
+
+KB, MB = 2**10, 2**20
+
+
+class _Recorded(World):
+    """One of two ranks; the other always has the negative of half of its numbers, so a mean is a quarter."""
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[tuple[str, list[float]]] = []
+        self.types: list[torch.dtype] = []
+
+    def start_mean(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+        self.messages.append((name, tensor.tolist()))
+        self.types.append(tensor.dtype)
+
+        def finish() -> None:
+            tensor.div_(4)
+
+        return finish
+
+
+def test_the_first_bucket_is_small_and_none_is_above_its_bound() -> None:
+    assert (FIRST_BUCKET_BYTES, BUCKET_BYTES) == (MB, 25 * MB)
+    assert bucket_counts([]) == []
+    assert bucket_counts([MB, 1]) == [1, 1]
+    assert bucket_counts([600 * KB, 424 * KB, 25 * MB, 4]) == [2, 1, 1]
+    assert bucket_counts([4, 12 * MB, 13 * MB, 1, 24 * MB]) == [1, 2, 2]
+    assert bucket_counts([30 * MB, 30 * MB, 4]) == [1, 1, 1]  # one that is larger has its own
+
+
+def test_buckets_hold_what_is_trained_in_reverse_order_and_one_type_each() -> None:
+    weights = [nn.Parameter(torch.ones(shape)) for shape in ((2, 3), (4,), (1, 2))]
+    half = nn.Parameter(torch.ones(5, dtype=torch.float16))
+    frozen = nn.Parameter(torch.ones(7), requires_grad=False)
+    buckets = split_buckets([*weights, frozen, half])
+    assert [[parameter.shape for parameter in bucket.parameters] for bucket in buckets] == [
+        [half.shape],
+        [(1, 2), (4,), (2, 3)],
+    ]
+    assert [(bucket.flat.dtype, bucket.flat.tolist()) for bucket in buckets] == [
+        (torch.float16, [0.0] * 5),
+        (torch.float32, [0.0] * 12),
+    ]
+
+
+class _TwoWays(nn.Module):
+    """Its gradients get ready in the order c, a, b; d gets none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Parameter(torch.full((1,), value)) for value in (2.0, 3.0, 5.0, 7.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((x * self.b) * self.a).sum() * self.c.sum()
+
+
+def test_messages_begin_in_the_order_of_the_buckets_whatever_is_ready_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One parameter a bucket. d gets no gradient, so all wait for `finish`; without d, c's goes first, then b's."""
+    monkeypatch.setattr("summit_train.training.exchange.FIRST_BUCKET_BYTES", 4)
+    monkeypatch.setattr("summit_train.training.exchange.BUCKET_BYTES", 4)
+    model, world = _TwoWays(), _Recorded()
+    exchange = Exchange(model.parameters(), world)
+    exchange.begin_step()
+    exchange.begin_last_pass()
+    torch.autograd.backward(model(torch.ones(1)))
+    assert world.messages == []
+    exchange.finish()
+    wanted = [("gradients.0", [0.0]), ("gradients.1", [6.0]), ("gradients.2", [10.0]), ("gradients.3", [15.0])]
+    assert world.messages == wanted
+    assert [p.grad.tolist() for p in model.parameters() if p.grad is not None] == [[3.75], [2.5], [1.5], [0.0]]
+
+    model.d.requires_grad_(False)
+    early = _Recorded()
+    exchange = Exchange(model.parameters(), early)
+    exchange.begin_step()
+    exchange.begin_last_pass()
+    torch.autograd.backward(model(torch.ones(1)))
+    assert [name for name, _ in early.messages] == ["gradients.0", "gradients.1", "gradients.2"]
+    assert [message for _, message in early.messages] == [[6.0], [10.0], [15.0]]
+
+
+def test_passes_add_up_and_only_the_last_one_sends() -> None:
+    model, world = nn.Linear(2, 1, bias=False), _Recorded()
+    exchange = Exchange(model.parameters(), world)
+    for _ in range(2):  # nothing of the step before is left
+        exchange.begin_step()
+        torch.autograd.backward(model(torch.tensor([1.0, 2.0])).sum())
+        assert world.messages == []
+        exchange.begin_last_pass()
+        torch.autograd.backward(model(torch.tensor([10.0, 20.0])).sum())
+        exchange.finish()
+        assert world.messages == [("gradients.0", [11.0, 22.0])]
+        assert model.weight.grad is not None and model.weight.grad.tolist() == [[2.75, 5.5]]
+        world.messages.clear()
+
+
+def test_halves_travel_and_floats_come_out() -> None:
+    model, world = nn.Linear(1, 1, bias=False), _Recorded()
+    exchange = Exchange(model.parameters(), world, "fp16")
+    exchange.begin_step()
+    exchange.begin_last_pass()
+    torch.autograd.backward(model(torch.tensor([1 + 2.0**-12])).sum())
+    exchange.finish()
+    assert world.types == [torch.float16]
+    assert model.weight.grad is not None
+    assert (model.weight.grad.dtype, model.weight.grad.item()) == (torch.float32, 0.25)
+
+
+def test_one_rank_has_no_buckets_and_gradients_as_autograd_leaves_them() -> None:
+    model = nn.Linear(2, 1)
+    exchange = Exchange(model.parameters(), World())
+    torch.autograd.backward(model(torch.ones(2)).sum())
+    exchange.begin_step()
+    exchange.begin_last_pass()
+    assert exchange.buckets == [] and model.weight.grad is None
+    exchange.finish()
+
+
+def test_a_long_average_goes_in_messages_of_a_buckets_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("summit_train.training.exchange.BUCKET_BYTES", 16)
+    world, flat = _Recorded(), torch.arange(5.0, dtype=torch.float64)
+    average(flat, world, "weights")
+    assert world.messages == [("weights.0", [0.0, 1.0]), ("weights.1", [2.0, 3.0]), ("weights.2", [4.0])]
+    assert flat.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
+
+
+_MEAN = """
+import torch
+from summit_train.comm import open_world
+from summit_train.training.exchange import Exchange
+world = open_world()
+weight = torch.nn.Parameter(torch.zeros(2))
+exchange = Exchange([weight], world)
+optimizer = torch.optim.SGD([weight], lr=1.0)
+exchange.begin_step()
+(weight * (world.rank + 1)).sum().backward()
+exchange.begin_last_pass()
+(weight * 2 * (world.rank + 1)).sum().backward()
+exchange.finish()
+optimizer.step()
+everyone = world.gather((world.rank, weight.tolist()))
+if everyone is not None:
+    print(everyone)
+world.close()
+"""
+
+
+@needs_ranks
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_are_averaged_over_ranks_and_summed_over_passes(backend: str) -> None:
+    """Rank r's two passes have the gradients r + 1 and 2 (r + 1): 3 (r + 1), on average over two ranks 4.5."""
+    status, output = run(2, "-c", _MEAN, env={"SUMMIT_TRAIN_COMM": backend})
+    assert status == 0, output
+    assert "[(0, [-4.5, -4.5]), (1, [-4.5, -4.5])]" in lines(output)
