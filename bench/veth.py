@@ -117,30 +117,42 @@ def measured(names: tuple[str, str], mbit: int, repeats: int) -> dict[str, Any]:
 
 def on_both(names: tuple[str, str], words: list[str]) -> str:
     """Run `python WORDS` as two ranks, one in each namespace; return what they print, or end with it."""
+    with launcher(names, (1, 1)) as mpirun:
+        command = [*mpirun, sys.executable, *words]
+        done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        sys.exit(f"the ranks failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def launcher(names: tuple[str, str], ranks: tuple[int, int]) -> Iterator[list[str]]:
+    """Give mpirun's words for so many ranks in each namespace, for the block."""
     agent = Path(f"/tmp/{names[1]}.agent")
     agent.write_text(AGENT.format(namespace=names[1]))
     agent.chmod(0o700)
     mpirun = Path(sys.executable).with_name("mpirun")
-    command = [
-        *("ip", "netns", "exec", names[0], str(mpirun), "-np", "2", "--host", ",".join(f"{h}:1" for h in HOSTS)),
-        *("--bind-to", "none", "--mca", "plm_rsh_agent", str(agent), "--mca", "mpi_yield_when_idle", "1"),
-        *("--mca", "btl_tcp_eager_limit", EAGER, "--mca", "btl_tcp_rndv_eager_limit", EAGER),
-        *("--mca", "oob_tcp_if_include", SUBNET, "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", SUBNET),
-        *("-x", "PATH", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS", "-x", "LD_LIBRARY_PATH"),
-        *(sys.executable, *words),
-    ]
-    environment = mpi_environment(os.environ) | {
-        "PYTHONPATH": str(ROOT),
-        "PATH": f"{mpirun.parent}:{os.environ['PATH']}",
-        "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
-    }
+    hosts = ",".join(f"{host}:{slots}" for host, slots in zip(HOSTS, ranks, strict=True))
     try:
-        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        yield [
+            *("ip", "netns", "exec", names[0], str(mpirun), "-np", str(sum(ranks)), "--host", hosts),
+            *("--bind-to", "none", "--mca", "plm_rsh_agent", str(agent), "--mca", "mpi_yield_when_idle", "1"),
+            *("--mca", "btl_tcp_eager_limit", EAGER, "--mca", "btl_tcp_rndv_eager_limit", EAGER),
+            *("--mca", "oob_tcp_if_include", SUBNET, "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", SUBNET),
+            *("-x", "PATH", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS", "-x", "LD_LIBRARY_PATH"),
+        ]
     finally:
         agent.unlink()
-    if done.returncode != 0:
-        sys.exit(f"the ranks failed:\n{done.stdout}{done.stderr}")
-    return done.stdout
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of ranks in namespaces."""
+    own = Path(sys.executable).parent
+    return mpi_environment(os.environ) | {
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{own}:{os.environ['PATH']}",
+        "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
+    }
 
 
 def rank(repeats: int) -> int:

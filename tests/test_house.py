@@ -354,6 +354,7 @@ def test_no_module_has_state() -> None:
         ("report.figures", "matplotlib.rcParams.update"),
         ("comm.horovod_world", "os.environ.setdefault"),
         ("comm.horovod_world", "os.environ.update"),
+        ("comm.torch_world", "os.environ.setdefault"),
         ("comm.rendezvous", "os.environ.update"),
         ("network", "os.environ.update"),
     }

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from summit_train.comm.world import World, WorldError, flush_output, refuse_mixed
+from summit_train.comm.world import SAME_EVERY_TIME, World, WorldError, flush_output, refuse_mixed
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +37,7 @@ class HorovodWorld(World):
             os.environ.setdefault(*_YIELD)
         overruled = [f"{name}={os.environ[name]}" for name in _FIXED if os.environ.get(name, "0") != _FIXED[name]]
         os.environ.update(_FIXED)
+        os.environ.setdefault(*SAME_EVERY_TIME)
         # mpi4py first: it asks MPI for full thread support, which Horovod's background thread needs beside it.
         import horovod.torch as hvd
         from mpi4py import MPI

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from summit_train.comm.launch import Launch
 from summit_train.comm.rendezvous import RENDEZVOUS_S, meet, use_interface_towards
-from summit_train.comm.world import World, WorldError, flush_output
+from summit_train.comm.world import SAME_EVERY_TIME, World, WorldError, flush_output
 from summit_train.errors import RunFailed
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class TorchWorld(World):
         backends = dict(_backends())
         self.backend = f"torch ({backends.get('cuda') or backends.get('xpu') or backends['cpu']})"
         self._dist: Any = dist
+        os.environ.setdefault(*SAME_EVERY_TIME)
         with self._joined(f"the ranks do not connect within {RENDEZVOUS_S} s"):
             dist.init_process_group(
                 ",".join(f"{device}:{backend}" for device, backend in backends.items()),

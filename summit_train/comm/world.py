@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Switches that add for NCCL (NVLS, on Hopper and later) add in another order in each call: NVIDIA/nccl issue 1497.
+SAME_EVERY_TIME = ("NCCL_NVLS_ENABLE", "0")
+
 
 class WorldError(UserError):
     """The world that the launcher promised cannot be opened."""

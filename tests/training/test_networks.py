@@ -41,6 +41,7 @@ def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("networks")
     rows = (motion_set / "train.csv").read_text().splitlines()[:9]
     (folder / "train.csv").write_text("\n".join(rows) + "\n")
+    (folder / "val.csv").write_text("\n".join(rows[:3]) + "\n")
     (folder / "classes.txt").write_text((motion_set / "classes.txt").read_text())
     specs: dict[str, dict[str, Path]] = {place: {} for place in ("alone", "together", "resumed")}
     for place, written in specs.items():
@@ -55,7 +56,7 @@ def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             written[name] = write(
                 f"{place}_{name}",
                 model={"backbone": None, **options},
-                data={"val": str(folder / "train.csv"), **data},
+                data={"val": str(folder / "val.csv"), **data},
                 scale={"gpus": 2, "clips_per_gpu": 2},
                 precision="fp64",
             )

@@ -46,13 +46,14 @@ def test_equal_runs_end_in_equal_bits(
     """On 3 ranks the second run has other work beside it, and Horovod looks for what is ready at other moments."""
     rows = (motion_set / "train.csv").read_text().splitlines()[:25]
     (tmp_path / "train.csv").write_text("\n".join(rows) + "\n")
+    (tmp_path / "val.csv").write_text("\n".join(rows[:3]) + "\n")
     (tmp_path / "classes.txt").write_text((motion_set / "classes.txt").read_text())
     backbone, width = NETWORKS[network]
     specs = [
         write_spec(
             name,
             model={"backbone": backbone, "width": width},
-            data={name: str(tmp_path / "train.csv") for name in ("train", "val")} | {"root": str(motion_set)},
+            data={which: str(tmp_path / f"{which}.csv") for which in ("train", "val")} | {"root": str(motion_set)},
             scale={"gpus": ranks, "clips_per_gpu": 2},
             schedule={"epochs": 12 // ranks},
         )

@@ -59,13 +59,14 @@ def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("solvers")
     rows = (motion_set / "train.csv").read_text().splitlines()[:9]
     (folder / "train.csv").write_text("\n".join(rows) + "\n")
+    (folder / "val.csv").write_text("\n".join(rows[:3]) + "\n")
     (folder / "classes.txt").write_text((motion_set / "classes.txt").read_text())
     write, specs = spec_writer(motion_set, folder), {}
     for place in ("alone", "together", "resumed", "killed"):
         for name, optimizer in SOLVERS.items():
             specs[place, name] = write(
                 f"{place}_{name}",
-                data={"train": str(folder / "train.csv"), "val": str(folder / "train.csv"), "root": str(motion_set)},
+                data={"train": str(folder / "train.csv"), "val": str(folder / "val.csv"), "root": str(motion_set)},
                 scale={"gpus": 2, "clips_per_gpu": 2},
                 optimizer={"base_lr": 0.005, "weight_decay": 1e-3, **optimizer},
                 schedule={"epochs": 2, **DATE},
