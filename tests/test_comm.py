@@ -19,7 +19,7 @@ from tests.worlds import BACKENDS, lines, needs_ranks, run
 
 @pytest.mark.parametrize("kind", [HorovodWorld, TorchWorld])
 def test_every_world_has_the_same_functions(kind: type[World]) -> None:
-    shared = {"together", "from_first"}  # made of the others
+    shared = {"together", "from_first", "wait"}  # made of the others
     names = [name for name in vars(World) if not name.startswith("_") and callable(getattr(World, name))]
     assert len(names) >= 10 and shared < set(names)
     for name in names:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
-from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -15,7 +13,6 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-_WAIT_SECONDS = 0.1
 
 # On cores that ranks compute on, Horovod's thread must not busy-wait: two ranks on two cores would have 0.6 of their
 # speed. Only Open MPI reads the variable, at its start, before which no CUDA call is allowed; so look for the driver.
@@ -38,6 +35,7 @@ class HorovodWorld(World):
         overruled = [f"{name}={os.environ[name]}" for name in _FIXED if os.environ.get(name, "0") != _FIXED[name]]
         os.environ.update(_FIXED)
         os.environ.setdefault(*SAME_EVERY_TIME)
+        os.environ.setdefault("HOROVOD_STALL_CHECK_DISABLE", "1")  # the watchdog knows who may wait, and how long
         # mpi4py first: it asks MPI for full thread support, which Horovod's background thread needs beside it.
         import horovod.torch as hvd
         from mpi4py import MPI
@@ -67,10 +65,12 @@ class HorovodWorld(World):
         return cast("torch.Tensor", self._hvd.allreduce(tensor, name=name, op=self._hvd.Sum))
 
     def start_sum(self, numbers: Sequence[int]) -> Callable[[], list[int] | None]:
-        """Begin a sum by MPI."""
-        buffers = array("q", numbers), array("q", numbers)  # both must live until the end; the request holds neither
-        request = self._mpi.Iallreduce(*buffers)
-        return lambda: list(buffers[1]) if request.Test() else None
+        """Begin a sum by Horovod, whose thread alone then drives it: MPI's own request would be driven beside it."""
+        import torch
+
+        mine = torch.tensor(numbers, dtype=torch.int64)
+        handle = self._hvd.allreduce_async(mine, name="start_sum", op=self._hvd.Sum)
+        return lambda: self._hvd.synchronize(handle).tolist() if self._hvd.poll(handle) else None
 
     def sum_by_mpi(self, values: torch.Tensor) -> None:
         """Add up a tensor on the CPU in place by MPI alone: what Horovod is measured against."""
@@ -91,13 +91,6 @@ class HorovodWorld(World):
     def barrier(self) -> None:
         """Wait by MPI."""
         self._mpi.Barrier()
-
-    def wait(self, tick: Callable[[], None]) -> None:
-        """Poll MPI's barrier."""
-        request = self._mpi.Ibarrier()
-        while not request.Test():
-            tick()
-            time.sleep(_WAIT_SECONDS)
 
     def abort(self, status: int) -> None:
         """Abort by MPI."""

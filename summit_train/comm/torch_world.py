@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-_WAIT_SECONDS = 0.1
 # The watchdog knows what a rank waits for and how long it may; torch's own limit would only hide its message.
 _FOREVER = datetime.timedelta(days=365)
 
@@ -142,13 +140,6 @@ class TorchWorld(World):
         import torch
 
         self.sum(torch.zeros(1), "barrier")
-
-    def wait(self, tick: Callable[[], None]) -> None:
-        """Poll a sum of nothing."""
-        poll = self.start_sum([0])
-        while poll() is None:
-            tick()
-            time.sleep(_WAIT_SECONDS)
 
     def abort(self, status: int) -> None:
         """End this process; the launcher ends the others, whose connection to it breaks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import torch  # for the types alone: commands that need no torch have worlds too
 
 T = TypeVar("T")
+_WAIT_SECONDS = 0.1
 
 # Switches that add for NCCL (NVLS, on Hopper and later) add in another order in each call: NVIDIA/nccl issue 1497.
 SAME_EVERY_TIME = ("NCCL_NVLS_ENABLE", "0")
@@ -69,14 +71,18 @@ class World:
     def barrier(self) -> None:
         """Wait for all ranks."""
 
-    def wait(self, tick: Callable[[], None]) -> None:
-        """Wait for all ranks, for long, without keeping a core busy; call `tick` now and then."""
-
     def abort(self, status: int) -> None:
         """End every rank now. The one rank calls it that has met an error the others don't know of."""
 
     def close(self) -> None:
         """Leave the world in order."""
+
+    def wait(self, tick: Callable[[], None]) -> None:
+        """Wait for all ranks, for long, without keeping a core busy; call `tick` now and then."""
+        poll = self.start_sum([0])
+        while poll() is None:
+            tick()
+            time.sleep(_WAIT_SECONDS)
 
     def together(self, work: Callable[[], T]) -> T:
         """Return this rank's `work()`, which must not involve other ranks.
