@@ -162,7 +162,7 @@ def test_nothing_to_do_once_it_is_done(checkout: Path, changed: str) -> None:
     (checkout / ".venv" / "bin").mkdir(parents=True)
     shutil.copy(python, checkout / ".venv" / "bin" / "python")
     names = ("jobs/setup.sh", "jobs/constraints.txt", "setup.cfg", "pyproject.toml", f"{KERNELS}/*.[ch]pp")
-    script = f"{{ cat {' '.join(names)}; echo '{checkout}   '; }} | sha256sum | cut -d' ' -f1 > .venv/.setup"
+    script = f"{{ cat {' '.join(names)}; echo '{checkout}    yes'; }} | sha256sum | cut -d' ' -f1 > .venv/.setup"
     subprocess.run(["bash", "-c", script], cwd=checkout, check=True)
     done = set_up(checkout)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
