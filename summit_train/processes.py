@@ -54,7 +54,8 @@ def answer(command: Sequence[str], timeout: float, environment: Mapping[str, str
 def _last_words(stderr: str) -> str:
     """Return the line that says most in what a failed program wrote: the exception's, else the last one."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip(" -=*\n")]
-    exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
+    lines = [re.sub(r"^\[rank\d+\]: ", "", line) for line in lines if not line.startswith("torch.distributed.elastic")]
+    exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt|Failed)\b", line)]
     ours = [line for line in lines if line.startswith("summit-train")]  # mpirun speaks after our program has
     return (exceptions or ours or lines or [""])[-1]
 
@@ -85,6 +86,12 @@ def mpirun_command(mpirun: str, ranks: int) -> list[str]:
     if "Open MPI" in first_line([mpirun, "--version"]):
         words += ["--oversubscribe", "--bind-to", "none"]
     return words
+
+
+def torchrun_command(ranks: int) -> list[str]:
+    """Return the command line of torchrun for `ranks` ranks on this host, to be followed by a program's."""
+    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python"]
+    return [sys.executable, *words]
 
 
 def refuses_root(environment: Mapping[str, str], options: Sequence[str] = ()) -> bool:

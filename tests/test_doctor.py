@@ -15,7 +15,8 @@ import pytest
 
 from summit_train import doctor, processes
 from summit_train.commands import doctor as command
-from summit_train.doctor import Check
+from summit_train.doctor.finding import Check, Status
+from summit_train.doctor.host import available_cpus, check_disk
 from summit_train.processes import ROOT_ALLOWED, ProbeError, find_mpirun, mpirun_command, probe, refuses_root
 
 
@@ -141,10 +142,94 @@ def test_an_mpirun_that_refuses_root_says_what_it_needs(monkeypatch: pytest.Monk
     assert doctor.check_mpi().status == "ok"
 
 
-def test_no_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "find_mpirun", lambda: None)
-    assert doctor.check_mpi().status == "fail"
-    assert doctor.check_allreduce().found == "not tried: no mpirun"
+def install(monkeypatch: pytest.MonkeyPatch, *installed: str, wish: str | None = None) -> None:
+    """Of mpirun, horovod and mpi4py only these are installed, and SUMMIT_TRAIN_COMM says `wish`."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name in installed or None)
+    monkeypatch.setattr(doctor, "find_mpirun", lambda: "/bin/true" if "mpirun" in installed else None)
+    monkeypatch.delenv("SUMMIT_TRAIN_COMM", raising=False)
+    if wish is not None:
+        monkeypatch.setenv("SUMMIT_TRAIN_COMM", wish)
+
+
+def examined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, tuple[Status, str]]:
+    """Status and finding of the checks that ranks need, where every program that a check starts breaks."""
+
+    def broken(*_: object) -> processes.Facts:
+        raise ProbeError("it breaks")
+
+    monkeypatch.setattr(doctor, "probe", broken)
+    others = ("python", "torch", "kernels", "video", "export", "gpus", "cpus", "shared memory", "disk for")
+    checks = [check for check in doctor.examine(tmp_path) if not check.name.startswith(others)]
+    return {check.name: (check.status, check.found) for check in checks}
+
+
+def test_ranks_without_horovod_and_mpi_are_joined_by_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch)
+    left_out = ("ok", "not installed; ranks are joined by torch.distributed (torchrun)")
+    assert examined(monkeypatch, tmp_path) == {
+        "ranks": ("ok", "torch: Horovod or mpi4py is not installed"),
+        "horovod": left_out,
+        "mpi4py": left_out,
+        "mpi": left_out,
+        "allreduce, 2 ranks by torch": ("fail", "it breaks"),
+    }
+
+
+def test_a_machines_own_mpi_does_not_ask_for_horovod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, "mpirun", "mpi4py")
+    found = examined(monkeypatch, tmp_path)
+    assert found["horovod"][0] == "ok" and found["mpi"][1].endswith("at /bin/true")
+    assert found["mpi4py"] == ("fail", "it breaks")
+
+
+@pytest.mark.parametrize("wish", [None, "torch"])
+def test_a_horovod_that_is_broken_fails_whatever_torch_can_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wish: str | None
+) -> None:
+    """Where Horovod joins the ranks, torch's failure is a warning."""
+    install(monkeypatch, "mpirun", "horovod", "mpi4py", wish=wish)
+    found = examined(monkeypatch, tmp_path)
+    assert all(found[name] == ("fail", "it breaks") for name in ("horovod", "mpi4py", "allreduce, 2 ranks"))
+    assert found["ranks"][1].startswith("torch, by SUMMIT_TRAIN_COMM" if wish else "horovod under mpirun")
+    assert found["allreduce, 2 ranks by torch"] == ("fail" if wish else "warn", "it breaks")
+
+
+@pytest.mark.parametrize(("installed", "missing"), [((), "mpirun"), (("mpirun",), "horovod")])
+def test_a_horovod_that_is_asked_for_must_be_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: tuple[str, ...], missing: str
+) -> None:
+    install(monkeypatch, *installed, wish="horovod")
+    found = examined(monkeypatch, tmp_path)
+    lacks = "SUMMIT_TRAIN_COMM=horovod needs horovod and mpi4py, not installed here"
+    assert found["ranks"] == ("fail", lacks)
+    assert all(found[name][0] == "fail" for name in ("horovod", "mpi4py", "allreduce, 2 ranks"))
+    assert (found["mpi"] == ("fail", "no mpirun")) == (missing == "mpirun")
+
+
+def test_horovod_without_mpirun_or_mpi4py(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, "horovod")
+    found = examined(monkeypatch, tmp_path)
+    assert found["mpi"] == ("fail", "no mpirun") and found["mpi4py"] == ("fail", "it breaks")
+    assert found["allreduce, 2 ranks"] == ("fail", "not tried: no mpirun")
+
+
+def test_a_back_end_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, wish="gloo")
+    found = "SUMMIT_TRAIN_COMM must be horovod, torch or auto, got 'gloo'"
+    assert doctor.check_ranks() == Check("ranks", "fail", found, "unset SUMMIT_TRAIN_COMM")
+
+
+def test_two_ranks_of_torchrun_allreduce(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUMMIT_TRAIN_COMM", "horovod")  # of no concern to this check
+    check = doctor.check_torch_allreduce()
+    assert check == Check("allreduce, 2 ranks by torch", "ok", "the sum and the gather of torch (gloo) are right")
+
+
+def test_why_a_rank_of_torchrun_failed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that it failed, which torchrun says last."""
+    command = processes.torchrun_command(2)
+    with pytest.raises(ProbeError, match=r"^ValueError: no such interface$"):
+        probe("raise ValueError('no such interface')", 120, command)
 
 
 def test_the_environments_own_mpirun_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -216,25 +301,25 @@ def test_a_gpu_that_torch_does_not_see(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_a_containers_quota_cuts_the_cpus(tmp_path: Path) -> None:
     affinity = len(os.sched_getaffinity(0))
-    assert doctor.available_cpus(tmp_path) == affinity
+    assert available_cpus(tmp_path) == affinity
     (tmp_path / "cpu.max").write_text("50000 100000\n")
-    assert doctor.available_cpus(tmp_path) == 0.5
+    assert available_cpus(tmp_path) == 0.5
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert doctor.available_cpus(tmp_path) == affinity
+    assert available_cpus(tmp_path) == affinity
 
 
 def test_disk_is_looked_at_where_the_folder_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check = doctor.check_disk("disk", tmp_path / "not" / "yet")
+    check = check_disk("disk", tmp_path / "not" / "yet")
     assert check.status in ("ok", "warn")
     assert str(tmp_path / "not" / "yet") in check.found
     usage = shutil.disk_usage(tmp_path)._replace(free=doctor.GIB // 2)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    assert doctor.check_disk("disk", tmp_path).status == "fail"
+    assert check_disk("disk", tmp_path).status == "fail"
 
 
 def test_a_folder_below_a_file_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert doctor.check_disk("disk", tmp_path / "file" / "runs").status == "fail"
+    assert check_disk("disk", tmp_path / "file" / "runs").status == "fail"
 
 
 def arguments(*words: str) -> argparse.Namespace:
@@ -245,7 +330,7 @@ def arguments(*words: str) -> argparse.Namespace:
 
 @pytest.mark.parametrize(("status", "exit_status"), [("ok", 0), ("warn", 0), ("fail", 1)])
 def test_the_exit_status_and_the_two_forms(
-    status: doctor.Status, exit_status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    status: Status, exit_status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checks = [Check("python", "ok", "3.12.1"), Check("mpi", status, "no mpirun", "load a module")]
     monkeypatch.setattr(command, "examine", lambda *_: iter(checks))

@@ -44,7 +44,7 @@ ARROWS: dict[str, set[str]] = {
     # The cost model is integers and floats; the benches run what training runs.
     "scaling": _GROUND | {"source", "typed", "comm", "plan", "data", "models", "training", "processes"},
     "processes": {"errors"},
-    "doctor": {"processes"},
+    "doctor": {"comm", "processes"},
 }
 # The rooms of data/, from the ground up: each may import those before it. `data.motion` stands beside them.
 DATA_ROOMS = ("video", "manifest", "check", "packed", "batches")

@@ -403,8 +403,11 @@ def test_a_reader_that_left_is_no_error_of_ours(spec: str, arguments: list[str])
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "torchrun started 2 processes"),
-        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "srun started 2 processes"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "2 processes were started by torchrun, and nothing says where rank 0 is"),
+        (
+            {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+            "2 processes were started by srun, and nothing says where rank 0 is",
+        ),
     ],
 )
 def test_ranks_that_mpi_does_not_know_are_refused_in_one_line(

@@ -51,6 +51,19 @@ def test_every_step_of_a_job_has_a_port_of_its_own() -> None:
     assert len(ports) == 20 and all(10_000 <= port < 30_000 for port in ports)
 
 
+def test_an_address_without_a_port_takes_that_of_the_jobs_number() -> None:
+    environ = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n1"}
+    assert job_address(environ | {"MASTER_ADDR": "n9"}, LAUNCH) == ("n9", job_address(environ, LAUNCH)[1])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_host_without_an_address_is_named_at_once(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")
+    monkeypatch.setenv("MASTER_PORT", "12345")
+    with pytest.raises(WorldError, match=f"rank {rank} on .*: rank 0's host nowhere.invalid has no address here; set"):
+        meet(Launch("srun", rank, 4), "here")
+
+
 def test_ranks_that_nothing_leads_together_are_told_what_would() -> None:
     with pytest.raises(
         WorldError, match="4 processes were started by srun, and nothing says where rank 0 is: set MAST"

@@ -105,6 +105,20 @@ def test_no_python_headers(checkout: Path) -> None:
     assert "python3-dev" in done.stderr
 
 
+def test_without_horovod_neither_compiler_nor_headers_nor_mpi_are_asked_for(checkout: Path) -> None:
+    """The Python here cannot make an environment, which is what set-up looks at next."""
+    add_program(checkout, "python3", 'case "$2" in *Python.h* | *"import venv"*) exit 1;; *) exit 0;; esac')
+    done = set_up(checkout, HOROVOD="no")
+    assert done.returncode == 2
+    assert "cannot make virtual environments" in done.stderr and done.stderr.count("setup: ") == 1
+
+
+def test_horovod_is_yes_or_no(checkout: Path) -> None:
+    done = set_up(checkout, PYTHON=sys.executable, HOROVOD="off")
+    assert done.returncode == 2
+    assert "HOROVOD must be yes or no, got 'off'" in done.stderr
+
+
 def test_no_make(checkout: Path) -> None:
     add_program(checkout, "c++", COMPILES)
     done = set_up(checkout, PYTHON=sys.executable)
@@ -162,10 +176,11 @@ def test_nothing_to_do_once_it_is_done(checkout: Path, changed: str) -> None:
     (checkout / ".venv" / "bin").mkdir(parents=True)
     shutil.copy(python, checkout / ".venv" / "bin" / "python")
     names = ("jobs/setup.sh", "jobs/constraints.txt", "setup.cfg", "pyproject.toml", f"{KERNELS}/*.[ch]pp")
-    script = f"{{ cat {' '.join(names)}; echo '{checkout}   '; }} | sha256sum | cut -d' ' -f1 > .venv/.setup"
+    script = f"{{ cat {' '.join(names)}; echo '{checkout}    yes'; }} | sha256sum | cut -d' ' -f1 > .venv/.setup"
     subprocess.run(["bash", "-c", script], cwd=checkout, check=True)
     done = set_up(checkout)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert set_up(checkout, HOROVOD="no").returncode == 2  # another environment: it begins, and finds no Python
     with (checkout / changed).open("a") as file:
         file.write("# changed\n")
     assert set_up(checkout).returncode == 2  # it begins, and finds no Python

@@ -15,6 +15,7 @@ from summit_train.source import SpecError, file_of, read_tree
 from summit_train.typed import Count, Positive, Section, validated
 
 LAUNCHERS = {"slurm": ("srun", "mpirun"), "lsf": ("jsrun", "mpirun"), "local": ("mpirun",)}
+COMM = "SUMMIT_TRAIN_COMM"  # names the back end to ranks
 
 
 class SiteError(UserError):
@@ -107,6 +108,7 @@ class Site(Section):
     name: Word
     scheduler: Literal["slurm", "lsf", "local"]
     launcher: Literal["srun", "mpirun", "jsrun"]
+    comm: Literal["horovod", "torch", "auto"] = Field(default="auto", description="What joins the ranks.")
     gpus_per_node: Annotated[int, Field(ge=0)]
     ranks_per_node: Count | None = Field(default=None, description="null: one a GPU.")
     cores_per_node: Count = Field(description="Cores for jobs, divided evenly among the ranks.")
@@ -171,4 +173,9 @@ def load_site(
         raise SiteError(f"{site.name}: walltime_caps: rising numbers of nodes are wanted, got {nodes}")
     for line in tree.replaced:
         warn(line)
-    return site
+    if site.comm == "auto":
+        return site
+    if COMM in site.environment:
+        raise SiteError(f"{site.name}: comm: {site.comm} sets {COMM}, which environment sets too; remove one of them")
+    variable = Variable(value=site.comm, why=f"comm: {site.comm} in the site profile")
+    return site.model_copy(update={"environment": {**site.environment, COMM: variable}})

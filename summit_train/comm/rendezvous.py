@@ -1,7 +1,8 @@
 """How processes that only know their numbers find each other for torch.distributed.
 
 The address of rank 0 comes from MASTER_ADDR and MASTER_PORT, which torchrun sets; else by MPI, where the launcher is
-MPI's and mpi4py is installed; else it is the first host of the job's list, with a port made from the job's number.
+MPI's and mpi4py is installed; else it is MASTER_ADDR or the first host of the job's list, with a port made from the
+job's number.
 """
 
 from __future__ import annotations
@@ -61,6 +62,14 @@ def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
 
     patience = datetime.timedelta(seconds=RENDEZVOUS_S)
     try:
+        socket.getaddrinfo(address, None)
+    except socket.gaierror as error:  # TCPStore would ask for it again and again
+        if error.errno == socket.EAI_NONAME:
+            raise WorldError(
+                f"rank {launch.rank} on {socket.gethostname()}: rank 0's host {address} has no address here; set "
+                "MASTER_ADDR to one that every rank can reach"
+            ) from error
+    try:
         return TCPStore(address, port, None, keeps, patience, wait_for_workers=False)
     except RuntimeError as error:
         who = f"rank {launch.rank} on {socket.gethostname()}"
@@ -72,8 +81,8 @@ def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
 
 
 def job_address(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
-    """Return the first host of the job and a port that its number gives. Raises WorldError outside of a job."""
-    found = first_host(environ)
+    """Return MASTER_ADDR or the job's first host, and a port that its number gives. Raises WorldError outside a job."""
+    found = environ.get("MASTER_ADDR") or first_host(environ)
     jobs = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
     job = next((environ[name] for name in jobs if name in environ), None)
     if found is None or job is None:

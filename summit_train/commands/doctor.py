@@ -7,7 +7,8 @@ import dataclasses
 import json
 from pathlib import Path
 
-from summit_train.doctor import Check, examine
+from summit_train.doctor import examine
+from summit_train.doctor.finding import Check
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,9 +24,9 @@ def run(args: argparse.Namespace) -> int:
     for check in examine(args.run_dir, args.timeout):
         checks.append(check)
         if not args.json:
-            mend = f"\n{'':<25} -> {check.mend}" if check.mend else ""
+            mend = f"\n{'':<33} -> {check.mend}" if check.mend else ""
             # Each when it is done: the last ones take seconds.
-            print(f"{check.status:<5} {check.name:<19} {check.found}{mend}", flush=True)
+            print(f"{check.status:<5} {check.name:<27} {check.found}{mend}", flush=True)
     is_healthy = all(check.status != "fail" for check in checks)
     if args.json:
         print(json.dumps({"ok": is_healthy, "checks": [dataclasses.asdict(check) for check in checks]}))

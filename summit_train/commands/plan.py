@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
         values |= {"warnings": files.warnings, "not_checked": files.not_checked}
         if hours is not None:
             values |= {"training_hours": hours, "rank_hours": hours * plan.ranks, "evaluation_hours": more}
-        if cost is not None:
-            values["site"] = {"name": args.site, **cost.values()}
+        if site is not None and cost is not None:
+            values["site"] = {"name": args.site, "comm": site.comm, **cost.values()}
         if other is not None:
             values["compare"] = {"name": other[0].name, **_values(other[1])}
         print(json.dumps(values))
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if other is not None:
         _print_beside(console, [(spec, plan), other])
     else:
-        _print_tables(console, spec, plan, _more_rows(spec, plan, files, hours, more, cost))
+        _print_tables(console, spec, plan, _more_rows(spec, plan, files, hours, more, cost, site))
     return 0
 
 
@@ -197,13 +197,21 @@ def _trained_clips(plan: Plan) -> int:
 
 
 def _more_rows(
-    spec: Spec, plan: Plan, files: Files, hours: float | None, more: float | None, cost: Estimate | None
+    spec: Spec,
+    plan: Plan,
+    files: Files,
+    hours: float | None,
+    more: float | None,
+    cost: Estimate | None,
+    site: Site | None,
 ) -> list[tuple[str, str]]:
     """Return the rows below those that every plan has. more: hours of the evaluation, None if unknown."""
     rows = [("left out", f"{files.left_out:,} clips, by {spec.data.quarantine}")] if files.left_out else []
     rows += [("not checked", ", ".join(files.not_checked))] if files.not_checked else []
-    if cost is not None:
-        rows += [("nodes", f"{cost.nodes:,}"), *cost.rows()]
+    if site is not None and cost is not None:
+        joined = "auto: Horovod where it is installed and MPI knows of the ranks, else torch.distributed"
+        comm = joined if site.comm == "auto" else f"{site.comm}, by the site profile"
+        rows += [("nodes", f"{cost.nodes:,}"), ("comm", comm), *cost.rows()]
     elif hours is not None:
         evaluation = (
             "without evaluation (how many videos is unknown)" if more is None else f"and {more:,.2f} h of evaluation"

@@ -145,6 +145,18 @@ def test_account_queue_modules_and_setup_are_where_they_belong() -> None:
         assert "\nmodule load gcc/12\nmodule load cuda\nulimit -n 4096 # workers\nset -u\n" in script
 
 
+@pytest.mark.parametrize("comm", ["horovod", "torch"])
+@pytest.mark.parametrize("site", SITES)
+def test_a_back_end_that_is_named_reaches_all_ranks(site: str, comm: str) -> None:
+    """srun and jsrun hand on the script's environment; mpirun has to be told."""
+    named, plain = (load_site(site, [f"comm={name}"]) for name in (comm, "auto"))
+    script = render(named, ONE)
+    assert f"\nexport SUMMIT_TRAIN_COMM={comm} # comm: {comm} in the site profile\n" in script
+    assert "forwarded=(" not in script or " -x SUMMIT_TRAIN_COMM)" in script
+    assert ("forwarded=(" in script) == (named.launcher == "mpirun")
+    assert "SUMMIT_TRAIN_COMM" not in render(plain, ONE)
+
+
 def test_a_template_that_names_what_is_not_there_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "local_mpirun.sh.j2").write_text("{{ job.wallclock }}")
     monkeypatch.setattr(job_module, "shipped", lambda folder: tmp_path)

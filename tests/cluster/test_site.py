@@ -121,6 +121,7 @@ def test_a_walltime_without_quotes_is_the_same(tmp_path: Path) -> None:
         ("node_local: /tmp/$(id)\n", "an absolute path without spaces"),
         ("default_walltime: 0:00\n", "greater than or equal to 1"),
         ("default_walltime: two\n", "hours and minutes are wanted, such as 2:00, got 'two'"),
+        ("comm: gloo\n", "mine.yaml:7: comm: 'gloo' is no choice; valid: horovod, torch, auto"),
         ("launcher: jsrun\n", "the key 'launcher' is given twice"),
         ("walltime_caps: [{nodes: 8, walltime: 1:00}, {nodes: 4, walltime: 2:00}]\n", "rising numbers of nodes"),
     ],
@@ -141,6 +142,19 @@ def test_a_site_without_gpus_says_its_ranks(tmp_path: Path) -> None:
     with pytest.raises(SiteError, match="mine: ranks_per_node: wanted where gpus_per_node is 0"):
         load_site(_mine(tmp_path), ["gpus_per_node=0"])
     assert load_site(_mine(tmp_path), ["gpus_per_node=0", "ranks_per_node=2"]).ranks == 2
+
+
+def test_a_back_end_that_is_named_becomes_a_variable_of_the_ranks(tmp_path: Path) -> None:
+    assert load_site(_mine(tmp_path)).comm == "auto"
+    assert "SUMMIT_TRAIN_COMM" not in load_site(_mine(tmp_path)).environment
+    site = load_site(_mine(tmp_path, "environment: {A: {value: b, why: c}}\ncomm: torch\n"))
+    assert {name: setting.value for name, setting in site.environment.items()} == {
+        "A": "b",
+        "SUMMIT_TRAIN_COMM": "torch",
+    }
+    both = "environment: {SUMMIT_TRAIN_COMM: {value: horovod, why: c}}\ncomm: torch\n"
+    with pytest.raises(SiteError, match="mine: comm: torch sets SUMMIT_TRAIN_COMM, which environment sets too"):
+        load_site(_mine(tmp_path, both))
 
 
 def test_an_unknown_site_lists_the_shipped_ones() -> None:

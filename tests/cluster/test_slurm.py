@@ -34,7 +34,8 @@ def test_ranks_on_two_nodes_are_local_rank_0_of_1_on_both(
 ) -> None:
     command, name = LAUNCHERS[launcher]
     if backend == "torch":
-        command = command.replace(" --mpi=pmix", "")  # the ranks find each other by the job's list of hosts
+        # srun's ranks find each other by the job's number. This machine does not know its nodes' names.
+        command = f"export MASTER_ADDR=127.0.0.1\n{command.replace(' --mpi=pmix', '')}"
     (tmp_path / "world.py").write_text(WORLD)
     job = slurm.submit(
         f"#!/bin/bash\nexport SUMMIT_TRAIN_COMM={backend}\n{command} '{sys.executable}' '{tmp_path}/world.py'\n",

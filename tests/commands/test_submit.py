@@ -261,13 +261,16 @@ def test_plan_says_the_cost_on_a_site(say: Callable[..., Said]) -> None:
     assert (few["ranks"], few["jobs"], few["walltime_minutes"]) == (48, 12, 60)
     assert _site_of_plan(say, "--site", "summit", "--ranks", "96")["nodes"] == 16
     assert _site_of_plan(say, "--site", "slurm_v100", "--nodes", "2")["hours"] is None
+    assert site["comm"] == "auto"
+    assert _site_of_plan(say, "--site", "summit", "--set", "comm=torch")["comm"] == "torch"
 
 
 def test_plan_on_a_site_for_people(say: Callable[..., Said]) -> None:
     status, out, _ = say("plan", PAPER, "--clips", "240000", "--site", "summit", "--nodes", "8")
     assert status == 0
     for part in ("1,536 = 48 ranks x 32", "nodes           8", "6:56, 55.4 node-hours at 19.5 clips/s a rank",
-                 "5 jobs of 2:00, one after the other; at most 80.0 node-hours"):  # fmt: skip
+                 "5 jobs of 2:00, one after the other; at most 80.0 node-hours",
+                 "comm            auto: Horovod where it is installed"):  # fmt: skip
         assert part in out
 
 

@@ -7,17 +7,20 @@ that cannot be imported or an MPI that ends its process is a finding, and the ot
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
 import re
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
+from summit_train.comm import WorldError, choose_backend
+from summit_train.comm.launch import Launch
+from summit_train.doctor.finding import SET_UP, Check, Finding
+from summit_train.doctor.host import GIB, check_cpus, check_disk, check_shared_memory, listed_gpus
 from summit_train.processes import (
     ROOT_NEEDS,
     Facts,
@@ -26,31 +29,17 @@ from summit_train.processes import (
     first_line,
     mpi_environment,
     mpirun_command,
-    output,
     probe,
     refuses_root,
+    torchrun_command,
 )
 
-Status = Literal["ok", "warn", "fail"]
-Finding = tuple[Status, str, str]  # status, what was found, and how to mend it ("" when it works)
-
-SET_UP = "run `make setup`"
-GIB = 1024**3
+NOT_INSTALLED = "not installed; ranks are joined by torch.distributed (torchrun)"
 # Data sets have videos of these codecs. The motion set is written by the first encoder that is there.
 DECODERS = ("h264", "mpeg4", "vp9", "hevc")
 ENCODERS = ("libx264", "mpeg4")
 # Matches an MPI's own library among those of a process, and none of its C++ and Fortran libraries.
 MPI_LIBRARY = r"/libmpi(?!\w*(cxx|fort|mpifh|usempi))\w*\.so"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding: its subject, whether it works, what was found, and how to mend it ("" when it works)."""
-
-    name: str
-    status: Status
-    found: str
-    mend: str = ""
 
 
 def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
@@ -59,10 +48,12 @@ def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
     run_dir: where runs will be written. timeout: seconds for each program that a check starts.
     """
     yield Check("python", "ok", f"{platform.python_version()} at {sys.executable}")
-    for name in ("torch", "horovod", "kernels"):
-        yield check(name, timeout)
+    yield check("torch", timeout)
+    yield check_ranks()
+    for name in ("horovod", "mpi4py"):
+        yield Check(name, "ok", NOT_INSTALLED) if _is_left_out(name) else check(name, timeout)
     yield check_mpi()
-    for name in ("mpi4py", "video", "export", "gpus"):
+    for name in ("kernels", "video", "export", "gpus"):
         yield check(name, timeout)
     yield check_cpus()
     yield check_shared_memory()
@@ -70,22 +61,57 @@ def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
     # Set-up keeps the wheels there that it built.
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "summit_train"
     yield check_disk("disk for the cache", cache)
-    yield check_allreduce(timeout)
+    if not _is_left_out("horovod"):
+        yield check_allreduce(timeout)
+    yield check_torch_allreduce(timeout)
 
 
-def check(name: str, timeout: float = 120.0, mpirun: Sequence[str] = ()) -> Check:
-    """Run PROBES[name], behind the words `mpirun` if there are any, and judge its facts. timeout: in seconds."""
+def check(
+    name: str, timeout: float = 120.0, launcher: Sequence[str] = (), more: Mapping[str, str] | None = None
+) -> Check:
+    """Run PROBES[name], behind the words of a launcher if there are any, and judge its facts.
+
+    timeout: in seconds. more: variables for the ranks.
+    """
     program, judge, mend = PROBES[name]
     try:
-        facts = probe(program, timeout, mpirun, mpi_environment(os.environ) if mpirun else None)
+        facts = probe(program, timeout, launcher, mpi_environment({**os.environ, **(more or {})}) if launcher else None)
     except ProbeError as error:
         return Check(name, "fail", str(error), mend)
     return Check(name, *judge(facts))
 
 
+def _backend() -> str:
+    """Return what would join ranks that MPI knows of. Raises WorldError where SUMMIT_TRAIN_COMM cannot be had."""
+    return choose_backend(Launch("mpirun", 0, 2, by_mpi=True), os.environ)
+
+
+def check_ranks() -> Check:
+    """Name what would join the ranks of a run, and why."""
+    wish = os.environ.get("SUMMIT_TRAIN_COMM", "auto")
+    try:
+        backend = _backend()
+    except WorldError as error:
+        found, _, mend = str(error).partition("; ")
+        return Check("ranks", "fail", found, mend or "unset SUMMIT_TRAIN_COMM")
+    if wish != "auto":
+        return Check("ranks", "ok", f"{backend}, by SUMMIT_TRAIN_COMM")
+    if backend == "torch":
+        return Check("ranks", "ok", "torch: Horovod or mpi4py is not installed")
+    return Check("ranks", "ok", "horovod under mpirun, srun --mpi=pmix or jsrun; torch under torchrun or plain srun")
+
+
+def _is_left_out(package: str) -> bool:
+    """Return whether a package of Horovod's is missing on purpose: Horovod is too, and nobody asks for it."""
+    wanted = os.environ.get("SUMMIT_TRAIN_COMM") == "horovod" or importlib.util.find_spec("horovod") is not None
+    return not wanted and importlib.util.find_spec(package) is None
+
+
 def check_mpi() -> Check:
     """Check the mpirun that multi-rank commands use: its path, its version, and whether this user may start ranks."""
     mpirun = find_mpirun()
+    if mpirun is None and _is_left_out("horovod"):
+        return Check("mpi", "ok", NOT_INSTALLED)
     if mpirun is None:
         return Check("mpi", "fail", "no mpirun", f"load your cluster's MPI module, or {SET_UP}")
     found = f"{first_line([mpirun, '--version'])} at {mpirun}"
@@ -236,7 +262,7 @@ print(json.dumps(dict(cuda=torch.version.cuda, archs=torch.cuda.get_arch_list(),
 def _judge_gpus(facts: Facts) -> Finding:
     """Want code for every GPU that torch sees, and torch to see every GPU. No GPU at all is fine."""
     devices = facts["devices"]
-    if not devices and not (listed := _listed_gpus()):
+    if not devices and not (listed := listed_gpus()):
         return "ok", "none; training runs on the CPU", ""
     if not devices:
         mend = f"update the driver to one for CUDA {facts['cuda']}; see CUDA_VISIBLE_DEVICES"
@@ -254,61 +280,12 @@ def _judge_gpus(facts: Facts) -> Finding:
     return "ok", found, ""
 
 
-def _listed_gpus() -> list[str]:
-    """Return the driver's own list of GPUs, a line each; empty without a driver."""
-    return [line for line in output(["nvidia-smi", "--list-gpus"]).splitlines() if line.startswith("GPU ")]
-
-
 def _serves(archs: Sequence[str], capability: tuple[int, ...]) -> bool:
     """Return whether code for `archs` runs on a device: binaries of its major version, or older intermediate code."""
     for kind, major, minor in re.findall(r"\b(sm|compute)_(\d+)(\d)[af]?\b", " ".join(archs)):
         if (int(major), int(minor)) <= capability and (kind == "compute" or int(major) == capability[0]):
             return True
     return False
-
-
-def check_cpus() -> Check:
-    """Check the CPUs that this process may use, and each rank's share (one rank a GPU, else two ranks)."""
-    cpus, ranks = available_cpus(), max(len(_listed_gpus()), 2)
-    found = f"{cpus:g} for this process: {cpus / ranks:g} a rank with {ranks} ranks"
-    if cpus >= ranks:
-        return Check("cpus", "ok", found)
-    mend = "ranks will share a CPU (mpirun --oversubscribe): ask the scheduler for more, or run fewer ranks"
-    return Check("cpus", "warn", found, mend)
-
-
-def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
-    """Count CPUs by affinity, limited by a container's quota (cgroup v2's cpu.max, v1's cfs quota)."""
-
-    def words(*names: str) -> list[str]:
-        return [word for name in names if (cgroup / name).is_file() for word in (cgroup / name).read_text().split()]
-
-    cpus = float(len(os.sched_getaffinity(0)))
-    quota = words("cpu.max") or words("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
-    if len(quota) == 2 and quota[0].isdigit():
-        cpus = min(cpus, int(quota[0]) / int(quota[1]))
-    return cpus
-
-
-def check_shared_memory(folder: Path = Path("/dev/shm")) -> Check:
-    """Check the room in shared memory, which loader workers and the ranks of a host exchange data through."""
-    if not folder.is_dir():
-        return Check("shared memory", "warn", f"no {folder}", "run with data.workers=0")
-    free = shutil.disk_usage(folder).free / GIB
-    mend = "give the container more (docker run --shm-size=8g)" if free < 1 else ""
-    return Check("shared memory", "warn" if mend else "ok", f"{free:.1f} GiB free in {folder}", mend)
-
-
-def check_disk(name: str, folder: Path) -> Check:
-    """Check the free space where `folder` is or will be made, and that it can be written."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free / GIB
-    found = f"{free:.1f} GiB free at {folder}"
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return Check(name, "fail", f"{found}; {there} cannot be written", "choose another place or change its owner")
-    if free < 1:
-        return Check(name, "fail", found, "free some space: a ResNet-50 checkpoint takes 0.2 GiB")
-    return Check(name, "warn" if free < 5 else "ok", found, "little for a long run" if free < 5 else "")
 
 
 _RANKS = "allreduce, 2 ranks"
@@ -341,6 +318,33 @@ def _judge_allreduce(facts: Facts) -> Finding:
     return "ok", "Horovod's sum and mpi4py's gather are right", ""
 
 
+_TORCH_RANKS = "allreduce, 2 ranks by torch"
+_TORCH_ALLREDUCE = """
+import torch
+from summit_train.comm import open_world
+world = open_world()
+total = world.sum(torch.tensor([world.rank + 1.0]), "doctor").item()
+gathered = world.gather(world.rank)
+if world.rank == 0:
+    print(json.dumps(dict(backend=world.backend, size=world.size, total=total, gathered=gathered)), flush=True)
+world.close()
+"""
+
+
+def check_torch_allreduce(timeout: float = 120.0) -> Check:
+    """Start two ranks with torchrun, which sum 1 and 2 on the CPU. A failure is a warning where Horovod joins ranks."""
+    done = check(_TORCH_RANKS, timeout, torchrun_command(2), {"SUMMIT_TRAIN_COMM": "torch"})
+    spared = os.environ.get("SUMMIT_TRAIN_COMM") != "torch" and not _is_left_out("horovod")
+    return replace(done, status="warn") if done.status == "fail" and spared else done
+
+
+def _judge_torch_allreduce(facts: Facts) -> Finding:
+    answer = (facts["size"], facts["total"], facts["gathered"])
+    if answer != (2, 3.0, [0, 1]):
+        return "fail", f"the ranks answered {answer}, not (2, 3.0, [0, 1])", SET_UP
+    return "ok", f"the sum and the gather of {facts['backend']} are right", ""
+
+
 # name -> (Python program, which prints facts as JSON; what they mean; how to mend a program that fails)
 PROBES: dict[str, tuple[str, Callable[[Facts], Finding], str]] = {
     "torch": (_TORCH, _judge_torch, SET_UP),
@@ -350,5 +354,6 @@ PROBES: dict[str, tuple[str, Callable[[Facts], Finding], str]] = {
     "video": (_VIDEO, _judge_video, SET_UP),
     "export": (_EXPORT, _judge_export, SET_UP),
     "gpus": (_GPUS, _judge_gpus, SET_UP),
+    _TORCH_RANKS: (_TORCH_ALLREDUCE, _judge_torch_allreduce, "set GLOO_SOCKET_IFNAME to an interface of this host"),
     _RANKS: (_ALLREDUCE, _judge_allreduce, f"mend what is wrong above; else remove .venv and {SET_UP}"),
 }
