@@ -1,0 +1,17 @@
+"""A small storm of kills: three ranks, of which one is killed twice, end bit-equal."""
+
+from __future__ import annotations
+
+import json
+
+from tests.worlds import ROOT, lines, needs_ranks, run
+
+
+@needs_ranks
+def test_two_kills_on_three_ranks_leave_no_trace() -> None:
+    script = str(ROOT / "bench" / "storm.py")
+    status, output = run(0, script, "--kills", "2", "--comm", "torch", "--json")
+    assert status == 0, output
+    found = json.loads(lines(output)[-1])
+    assert (found["ranks"], found["nodes"], found["comm"], found["kills"]) == (3, 1, "torch", 2)
+    assert found["equal"] == found["runs"] >= 1
