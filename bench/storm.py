@@ -147,7 +147,12 @@ def run(launcher: Sequence[Sequence[str]], args: argparse.Namespace, spec: Path,
             for words in launcher
         ]
         killed = chance is not None and strike(chance, args.ranks, spec, before, processes)
-        statuses = [process.wait(PATIENCE_S) for process in processes]
+        try:
+            statuses = [process.wait(PATIENCE_S) for process in processes]
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
         output.seek(0)
         if any(statuses) and not killed:
             raise SystemExit(f"the ranks failed without being killed:\n{output.read()}")

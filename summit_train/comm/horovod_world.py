@@ -53,7 +53,7 @@ class HorovodWorld(World):
                 "MPIs; see `summit-train doctor`"
             )
         if overruled:
-            self.warnings.append(f"{' '.join(overruled)}: not heeded, as equal runs would end in unequal bits")
+            self.warnings.append(f"{' '.join(overruled)}: ignored, as it would make equal runs differ in the last bits")
 
     def start_mean(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
         """Begin a mean by Horovod."""

@@ -24,6 +24,7 @@ from summit_train.comm.world import WorldError, refuse_mixed
 from summit_train.errors import RunFailed
 
 if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 RENDEZVOUS_S = 300
@@ -37,15 +38,14 @@ def meet(launch: Launch, host: str) -> tuple[TCPStore, str]:
     Raises WorldError where nothing says who keeps it, RunFailed where a port is taken or ranks do not come.
     """
     address, port, keeps = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"), launch.rank == 0
-    is_named = address is not None and port is not None
     if launch.by_mpi and importlib.util.find_spec("mpi4py") is not None:
         from mpi4py import MPI
 
-        refuse_mixed(MPI.COMM_WORLD.allgather(("torch", host)))
-        if not is_named:
-            store = _store(launch, host, 0, keeps=True) if keeps else None
-            address, number = MPI.COMM_WORLD.bcast(None if store is None else (host, store.port))
-            return store or _store(launch, address, number, keeps=False), address
+        world = MPI.COMM_WORLD
+        if world.Get_size() == launch.size:  # else this MPI does not know what the launcher said
+            refuse_mixed(world.allgather(("torch", host)))
+            if address is None or port is None:
+                return _meet_by_mpi(world, launch, address or host)
     if address is None or port is None:
         address, number = job_address(os.environ, launch)
         return _store(launch, address, number, keeps=keeps), address
@@ -54,6 +54,24 @@ def meet(launch: Launch, host: str) -> tuple[TCPStore, str]:
     # torchrun's own process keeps the store of its ranks.
     keeps = keeps and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     return _store(launch, address, int(port), keeps=keeps), address
+
+
+def _meet_by_mpi(world: Intracomm, launch: Launch, address: str) -> tuple[TCPStore, str]:
+    """Let rank 0 keep the store and tell where it is. If it cannot, all ranks raise its error: none waits for it."""
+    store: TCPStore | None = None
+    told: tuple[str, int] | Exception | None = None
+    if launch.rank == 0:
+        try:
+            store = _store(launch, address, 0, keeps=True)
+            told = address, store.port
+        except (WorldError, RunFailed) as error:
+            told = error
+    told = world.bcast(told)
+    if isinstance(told, Exception):
+        raise told
+    assert told is not None
+    address, port = told
+    return store or _store(launch, address, port, keeps=False), address
 
 
 def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
@@ -74,7 +92,8 @@ def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
     except RuntimeError as error:
         who = f"rank {launch.rank} on {socket.gethostname()}"
         if keeps:
-            what = f"cannot keep the rendezvous at port {port}: it is taken; set MASTER_ADDR and MASTER_PORT"
+            reason = str(error).strip().splitlines()[0]
+            what = f"cannot keep the rendezvous at port {port} ({reason}); set MASTER_PORT to one that is free"
         else:
             what = f"nobody answers at {address}, port {port}, within {RENDEZVOUS_S} s; is rank 0 there?"
         raise RunFailed(f"{who}: {what}") from error
@@ -82,7 +101,8 @@ def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
 
 def job_address(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
     """Return MASTER_ADDR or the job's first host, and a port that its number gives. Raises WorldError outside a job."""
-    found = environ.get("MASTER_ADDR") or first_host(environ)
+    in_step = launch.launcher == "srun"  # mpirun starts its own daemons by srun, whose step is not the ranks'
+    found = environ.get("MASTER_ADDR") or first_host(environ, in_step=in_step)
     jobs = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
     job = next((environ[name] for name in jobs if name in environ), None)
     if found is None or job is None:
@@ -90,13 +110,15 @@ def job_address(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
             f"{launch.size} processes were started by {launch.launcher}, and nothing says where rank 0 is: set "
             "MASTER_ADDR and MASTER_PORT, start them with torchrun, or install mpi4py"
         )
-    step = f"{job}.{environ.get('SLURM_STEP_ID', '')}"  # two steps of one job do not meet each other
+    # Two steps of one Slurm job do not meet each other.
+    step = f"{job}.{environ.get('SLURM_STEP_ID', '') if in_step else ''}"
     return found, _PORTS[zlib.crc32(step.encode()) % len(_PORTS)]
 
 
-def first_host(environ: Mapping[str, str]) -> str | None:
-    """Return the first host that the scheduler lists for this process's job; None where it lists none."""
-    if hosts := environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"):
+def first_host(environ: Mapping[str, str], *, in_step: bool = False) -> str | None:
+    """Return the first host that the scheduler lists for this process's job, or its step; None where it lists none."""
+    step = environ.get("SLURM_STEP_NODELIST") if in_step else None
+    if hosts := step or environ.get("SLURM_JOB_NODELIST"):
         # node[003-007,9],other: Slurm's ranges keep their zeros.
         match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", hosts)
         return "".join(part or "" for part in match.groups()) if match else None
@@ -114,6 +136,7 @@ def use_interface_towards(address: str) -> None:
     """Let gloo use the network interface through which this host reaches rank 0's, unless GLOO_SOCKET_IFNAME is set.
 
     By itself gloo takes the one that has the address of the host's own name, which on many machines is the loopback.
+    Where the way to rank 0 is the loopback, gloo chooses: ranks of other hosts may have to reach this one.
     """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return
@@ -123,6 +146,8 @@ def use_interface_towards(address: str) -> None:
         except OSError:
             return
         own = probe.getsockname()[0]
+        if own.startswith("127."):
+            return
         for _, name in socket.if_nameindex():
             if _address_of(probe, name) == own:
                 os.environ.update(GLOO_SOCKET_IFNAME=name)

@@ -45,14 +45,16 @@ class TorchWorld(World):
         with self._joined(f"the ranks do not connect within {RENDEZVOUS_S} s"):
             dist.init_process_group(
                 ",".join(f"{device}:{backend}" for device, backend in backends.items()),
-                store=store,
+                # torchrun keeps one store for all its attempts.
+                store=self._dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store),
                 rank=self.rank,
                 world_size=self.size,
-                timeout=_FOREVER,
+                timeout=datetime.timedelta(seconds=RENDEZVOUS_S),
             )
         nodes, own = [""] * self.size, os.environ.get("SLURMD_NODENAME", self.host)
         with self._joined("a rank ended while all got to know each other"):
             dist.all_gather_object(nodes, own)
+        dist.distributed_c10d._set_pg_timeout(_FOREVER)
         self._node = [rank for rank, node in enumerate(nodes) if node == own]
         self.local_rank, self.local_size = self._node.index(self.rank), len(self._node)
 

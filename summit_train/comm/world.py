@@ -124,6 +124,6 @@ def refuse_mixed(backends: Sequence[tuple[str, str]]) -> None:
         first, first_host = backends[0]
         if backend != first:
             raise WorldError(
-                f"rank {rank} on {host} joins by {backend} and rank 0 on {first_host} by {first}: "
-                "SUMMIT_TRAIN_COMM must be the same on all ranks; export it to all of them"
+                f"rank {rank} on {host} uses {backend}, but rank 0 on {first_host} uses {first}; set "
+                "SUMMIT_TRAIN_COMM to the same value on all ranks"
             )

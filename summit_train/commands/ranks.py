@@ -24,7 +24,7 @@ def check_single(command: str) -> None:
     """Raise UserError where a launcher started several ranks of a command that has work for one."""
     if this_launch().size > 1:
         raise UserError(
-            f"{command} is one process and shares no work among ranks; start it without mpirun, srun or jsrun"
+            f"{command} is one process and shares no work among ranks; start it without mpirun, srun, jsrun or torchrun"
         )
 
 

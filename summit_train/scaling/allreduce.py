@@ -141,8 +141,11 @@ def machine_of(name: str, setting: Setting, fits: Fits) -> Machine:
         blocking=on_cpu,
         core_share=0.5 if shares_core else 0.0,
     )
-    overhead_s = 0.0 if mpi is None else max(0.0, carrier.latency_s - latency_s - network.cycle_s / 2)
-    network = network.model_copy(update={"overhead_s": overhead_s})
+    if mpi is None:
+        network = network.model_copy(update={"cycle_s": 1e-9})  # torch sends at once
+    else:
+        overhead_s = max(0.0, carrier.latency_s - latency_s - network.cycle_s / 2)
+        network = network.model_copy(update={"overhead_s": overhead_s})
     about = str(setting).replace("\n", " ")
     return Machine(name=name, about=about, gpus_per_node=setting.ranks_per_host, network=network)
 

@@ -72,7 +72,7 @@ def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:
 class Exchange:
     """Averages gradients over the ranks. The gradient of a parameter that a step does not use is zero.
 
-    On one rank it has no buckets, and gradients are as autograd leaves them.
+    On one rank there are no buckets, and gradients lie where autograd puts them.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], world: World, compression: str = "none") -> None:
@@ -108,6 +108,10 @@ class Exchange:
         """Wait until every gradient is the mean over the ranks; buckets that are not full are sent first."""
         for bucket in self.buckets[self._begun :]:
             self._begin(bucket)
+        if not self.buckets:
+            for parameter in self._parameters:
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
         for bucket in self.buckets:
             assert bucket.finish is not None
             bucket.finish()

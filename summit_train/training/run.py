@@ -179,7 +179,8 @@ class Run:
         self.notes.extend(f"forced: {difference}" for difference in differing)
         self.notes.append(f"goes on from {path}")
         if (before := state.get("backend", self.world.backend)) != self.world.backend:
-            self.notes.append(f"over {self.world.backend}, before over {before}: equal to rounding")
+            own = self.world.backend
+            self.notes.append(f"continues over {own}; earlier steps ran over {before}, so results agree to rounding")
         return state
 
 

@@ -26,7 +26,7 @@ LAUNCH = Launch("srun", 1, 4)
         ({"SLURM_JOB_NODELIST": "login9,n1"}, "login9"),
         ({"SLURM_JOB_NODELIST": "nid[003-007,9],other"}, "nid003"),
         ({"SLURM_JOB_NODELIST": "nid[12]-ib,other"}, "nid12-ib"),
-        ({"SLURM_JOB_NODELIST": "nid[1-4]", "SLURM_STEP_NODELIST": "nid[3-4]"}, "nid3"),
+        ({"SLURM_JOB_NODELIST": "nid[1-4]", "SLURM_STEP_NODELIST": "nid[3-4]"}, "nid1"),
         ({"LSB_MCPU_HOSTS": "a01n02 42 a01n03 42"}, "a01n02"),
         ({"LSB_MCPU_HOSTS": "batch2 1 a01n02 42"}, "a01n02"),
         ({"LSB_MCPU_HOSTS": "batch2 1"}, "batch2"),
@@ -71,6 +71,15 @@ def test_ranks_that_nothing_leads_together_are_told_what_would() -> None:
         job_address({"SLURM_JOB_NODELIST": "n1"}, LAUNCH)
 
 
+def test_only_sruns_own_ranks_are_in_its_step() -> None:
+    """Ranks that mpirun's daemons started see the daemons' step on all nodes but the first."""
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+    daemon = environ | {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n2"}
+    by_mpirun = Launch("mpirun (Open MPI)", 1, 4)
+    assert job_address(daemon, by_mpirun) == job_address(environ, by_mpirun)
+    assert job_address(daemon, LAUNCH)[0] == "n2" and job_address(daemon, LAUNCH) != job_address(environ, LAUNCH)
+
+
 @pytest.mark.parametrize("port", ["many", "0", "65536", ""])
 def test_a_port_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
     monkeypatch.setenv("MASTER_ADDR", "localhost")
@@ -85,7 +94,9 @@ def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         taken.listen()
         monkeypatch.setenv("MASTER_ADDR", "localhost")
         monkeypatch.setenv("MASTER_PORT", str(port := taken.getsockname()[1]))
-        with pytest.raises(RunFailed, match=f"rank 0 on .*: cannot keep the rendezvous at port {port}: it is taken"):
+        with pytest.raises(
+            RunFailed, match=f"rank 0 on .*: cannot keep the rendezvous at port {port} .*address already"
+        ):
             meet(Launch("srun", 0, 4), "here")
 
 
@@ -101,12 +112,24 @@ def test_a_rank_0_that_does_not_come_is_named_with_host_and_seconds(monkeypatch:
 
 
 def test_gloo_uses_the_interface_that_leads_to_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    use_interface_towards("127.0.0.1")
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    def own_address(self: socket.socket) -> tuple[str, int]:
+        return own, 9
+
+    class Probe(socket.socket):
+        getsockname = own_address
+
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
     use_interface_towards("127.0.0.1")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    use_interface_towards("127.0.0.1")  # the loopback: ranks of other hosts may have to reach this one
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    monkeypatch.setattr("summit_train.comm.rendezvous._address_of", lambda probe, name: f"10.0.0.{len(name)}")
+    monkeypatch.setattr("socket.socket", Probe)
+    monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo"), (2, "ib0"), (3, "eth0")])
+    own = "10.0.0.3"
+    use_interface_towards("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
 
 
 _OPEN = """
@@ -128,8 +151,51 @@ def test_ranks_of_different_back_ends_are_refused_before_they_meet(backend: str)
     other = next(name for name in BACKENDS if name != backend)
     status, output = run(2, "-c", _OPEN.format(other=other), env={"SUMMIT_TRAIN_COMM": backend})
     host = socket.gethostname()
-    line = f"rank 1 on {host} joins by {other} and rank 0 on {host} by {backend}: SUMMIT_TRAIN_COMM must be the same"
+    line = (
+        f"rank 1 on {host} uses {other}, but rank 0 on {host} uses {backend}; set SUMMIT_TRAIN_COMM to the same value"
+    )
     assert status == 0 and output.count(line) == 2, output
+
+
+_UNKNOWN_HOST = """
+import socket
+socket.gethostname = lambda: "no-such-host.invalid"
+from summit_train.comm import WorldError, open_world
+try:
+    print(open_world().size)
+except WorldError as error:
+    print(error)
+"""
+
+
+@needs_ranks
+@pytest.mark.parametrize(
+    ("named", "said"), [({}, "set MASTER_ADDR to one that every rank"), ({"MASTER_ADDR": "127.0.0.1"}, "2")]
+)
+def test_under_mpirun_a_host_without_an_address_can_be_named(named: dict[str, str], said: str) -> None:
+    status, output = run(2, "-c", _UNKNOWN_HOST, env={"SUMMIT_TRAIN_COMM": "torch"} | named)
+    assert status == 0 and output.count(said) == 2, output
+
+
+_ONE_MISSING = """
+import summit_train.comm.torch_world as module
+from summit_train.comm import open_world
+from summit_train.comm.launch import this_launch
+from summit_train.errors import RunFailed
+module.RENDEZVOUS_S = 2
+if this_launch().rank == 1:  # it knows where the others are, and does not come
+    module.use_interface_towards = lambda address: exit()
+try:
+    open_world()
+except RunFailed as error:
+    print(error)
+"""
+
+
+@needs_ranks
+def test_a_rank_that_ends_before_all_are_connected_is_not_waited_for() -> None:
+    _, output = run(2, "-c", _ONE_MISSING, env={"SUMMIT_TRAIN_COMM": "torch"})
+    assert f"rank 0 on {socket.gethostname()}: the ranks do not connect within 2 s" in output, output
 
 
 _COUNT = """

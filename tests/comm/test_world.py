@@ -138,6 +138,25 @@ def test_sums_means_and_objects_over_3_ranks(backend: str) -> None:
     assert min(result["ticked"][1:]) > 1
 
 
+_FUSED = """
+import os
+from summit_train.comm import open_world
+world = open_world()
+told = world.gather((world.warnings, os.environ["HOROVOD_FUSION_THRESHOLD"], os.environ["HOROVOD_AUTOTUNE"]))
+if world.rank == 0:
+    print(told)
+world.close()
+"""
+
+
+@needs_ranks
+def test_horovod_fuses_nothing_by_itself_whatever_the_environment_says() -> None:
+    env = {"SUMMIT_TRAIN_COMM": "horovod", "HOROVOD_FUSION_THRESHOLD": "1000000"}
+    status, output = run(2, "-c", _FUSED, env=env)
+    warning = "HOROVOD_FUSION_THRESHOLD=1000000: ignored, as it would make equal runs differ in the last bits"
+    assert (status, output) == (0, f"{[([warning], '0', '0')] * 2}\n")
+
+
 _TOGETHER = """
 import time
 from array import array

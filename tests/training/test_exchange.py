@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -129,14 +130,18 @@ def test_halves_travel_and_floats_come_out() -> None:
     assert (model.weight.grad.dtype, model.weight.grad.item()) == (torch.float32, 0.25)
 
 
-def test_one_rank_has_no_buckets_and_gradients_as_autograd_leaves_them() -> None:
-    model = nn.Linear(2, 1)
-    exchange = Exchange(model.parameters(), World())
+def test_one_rank_has_no_buckets_and_zeros_for_what_a_step_did_not_use() -> None:
+    model, unused = nn.Linear(2, 1), nn.Parameter(torch.ones(3))
+    frozen = nn.Parameter(torch.ones(1), requires_grad=False)
+    exchange = Exchange([*model.parameters(), unused, frozen], World())
     torch.autograd.backward(model(torch.ones(2)).sum())
     exchange.begin_step()
-    exchange.begin_last_pass()
     assert exchange.buckets == [] and model.weight.grad is None
+    exchange.begin_last_pass()
+    torch.autograd.backward(model(torch.ones(2)).sum())
     exchange.finish()
+    assert model.weight.grad is not None and model.weight.grad.tolist() == [[1.0, 1.0]]
+    assert unused.grad is not None and unused.grad.tolist() == [0.0, 0.0, 0.0] and frozen.grad is None
 
 
 def test_a_long_average_goes_in_messages_of_a_buckets_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,21 +152,27 @@ def test_a_long_average_goes_in_messages_of_a_buckets_size(monkeypatch: pytest.M
     assert flat.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
+# Three parameters with a bucket each, which get ready in another order on every other rank; rank 1 does not use c.
 _MEAN = """
+import sys
 import torch
 from summit_train.comm import open_world
-from summit_train.training.exchange import Exchange
+from summit_train.training import exchange
 world = open_world()
-weight = torch.nn.Parameter(torch.zeros(2))
-exchange = Exchange([weight], world)
-optimizer = torch.optim.SGD([weight], lr=1.0)
-exchange.begin_step()
-(weight * (world.rank + 1)).sum().backward()
-exchange.begin_last_pass()
-(weight * 2 * (world.rank + 1)).sum().backward()
-exchange.finish()
+exchange.BUCKET_BYTES = exchange.LAST_BUCKET_BYTES = 8
+a, b, c = weights = [torch.nn.Parameter(torch.full((2,), value)) for value in (2.0, 3.0, 5.0)]
+way = exchange.Exchange(weights, world, sys.argv[1])
+assert len(way.buckets) == 3
+optimizer = torch.optim.SGD(weights, lr=1.0)
+way.begin_step()
+(a * (world.rank + 1)).sum().backward()
+way.begin_last_pass()
+first, second = (a, b) if world.rank % 2 else (b, a)
+loss = ((first * 1.0).sum() * 1.0 + second.sum()) * (world.rank + 1)
+(loss if world.rank == 1 else loss + 4 * c.sum()).backward()
+way.finish()
 optimizer.step()
-everyone = world.gather((world.rank, weight.tolist()))
+everyone = world.gather([weight.tolist() for weight in weights])
 if everyone is not None:
     print(everyone)
 world.close()
@@ -169,9 +180,13 @@ world.close()
 
 
 @needs_ranks
+@pytest.mark.parametrize("compression", ["none", "fp16"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gradients_are_averaged_over_ranks_and_summed_over_passes(backend: str) -> None:
-    """Rank r's two passes have the gradients r + 1 and 2 (r + 1): 3 (r + 1), on average over two ranks 4.5."""
-    status, output = run(2, "-c", _MEAN, env={"SUMMIT_TRAIN_COMM": backend})
+def test_gradients_are_averaged_over_ranks_and_summed_over_passes(backend: str, compression: str) -> None:
+    """Rank r's gradients are 2 (r + 1) for a, r + 1 for b, and 4 for c but on rank 1: on average 4, 2 and 8 / 3."""
+    status, output = run(3, "-c", _MEAN, compression, env={"SUMMIT_TRAIN_COMM": backend})
     assert status == 0, output
-    assert "[(0, [-4.5, -4.5]), (1, [-4.5, -4.5])]" in lines(output)
+    everyone = json.loads(next(line for line in lines(output) if line.startswith("[")))
+    assert everyone[0] == everyone[1] == everyone[2]
+    assert everyone[0][:2] == [[-2.0, -2.0], [1.0, 1.0]]
+    assert everyone[0][2] == pytest.approx([5 - 8 / 3] * 2, rel=1e-6 if compression == "none" else 1e-3)
