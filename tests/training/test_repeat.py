@@ -16,7 +16,7 @@ from tests.worlds import BACKENDS, PATIENCE_S, needs_ranks, train_each
 
 pytestmark = needs_ranks
 
-# A ResNet-34 of half the width has 21 MB of gradients: a bucket of 1 MB, and one of the rest.
+# A ResNet-34 of half the width has 21 MB of gradients: a bucket of 20 MB, and the last one of 1 MB.
 NETWORKS = {"one_bucket": ("resnet18", 0.125), "two_buckets": ("resnet34", 0.5)}
 
 
