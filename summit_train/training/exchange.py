@@ -17,10 +17,10 @@ from torch import nn
 
 from summit_train.comm import World
 
-# A larger message uses a network better; a smaller one leaves less to wait for after the backward pass, and the first
-# one starts early.
+# A larger message uses a network better. The last one is small, as it starts when the backward pass has ended: all of
+# it is waited for.
 BUCKET_BYTES = 25 * 2**20
-FIRST_BUCKET_BYTES = 2**20
+LAST_BUCKET_BYTES = 2**20
 
 
 @dataclass
@@ -41,17 +41,17 @@ class Bucket:
 def bucket_counts(sizes: Sequence[int]) -> list[int]:
     """Return how many gradients of these sizes in bytes each bucket holds, in their order.
 
-    A bucket has at most BUCKET_BYTES, the first one FIRST_BUCKET_BYTES, or one larger gradient.
+    A bucket has at most BUCKET_BYTES, the last one LAST_BUCKET_BYTES, or one larger gradient.
     """
     counts, filled = list[int](), 0
-    for size in sizes:
-        bound = FIRST_BUCKET_BYTES if len(counts) <= 1 else BUCKET_BYTES
+    for size in reversed(sizes):
+        bound = LAST_BUCKET_BYTES if len(counts) <= 1 else BUCKET_BYTES
         if not counts or filled + size > bound:
             counts.append(0)
             filled = 0
         counts[-1] += 1
         filled += size
-    return counts
+    return counts[::-1]
 
 
 def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:

@@ -12,7 +12,7 @@ from torch import nn
 from summit_train.comm import World
 from summit_train.training.exchange import (
     BUCKET_BYTES,
-    FIRST_BUCKET_BYTES,
+    LAST_BUCKET_BYTES,
     Exchange,
     average,
     bucket_counts,
@@ -43,13 +43,13 @@ class _Recorded(World):
         return finish
 
 
-def test_the_first_bucket_is_small_and_none_is_above_its_bound() -> None:
-    assert (FIRST_BUCKET_BYTES, BUCKET_BYTES) == (MB, 25 * MB)
+def test_the_last_bucket_is_small_and_none_is_above_its_bound() -> None:
+    assert (LAST_BUCKET_BYTES, BUCKET_BYTES) == (MB, 25 * MB)
     assert bucket_counts([]) == []
-    assert bucket_counts([MB, 1]) == [1, 1]
-    assert bucket_counts([600 * KB, 424 * KB, 25 * MB, 4]) == [2, 1, 1]
-    assert bucket_counts([4, 12 * MB, 13 * MB, 1, 24 * MB]) == [1, 2, 2]
-    assert bucket_counts([30 * MB, 30 * MB, 4]) == [1, 1, 1]  # one that is larger has its own
+    assert bucket_counts([1, MB]) == [1, 1]
+    assert bucket_counts([4, 25 * MB, 424 * KB, 600 * KB]) == [1, 1, 2]
+    assert bucket_counts([24 * MB, 1, 13 * MB, 12 * MB, 4]) == [2, 2, 1]
+    assert bucket_counts([4, 30 * MB, 30 * MB]) == [1, 1, 1]  # one that is larger has its own
 
 
 def test_buckets_hold_what_is_trained_in_reverse_order_and_one_type_each() -> None:
@@ -80,7 +80,7 @@ class _TwoWays(nn.Module):
 
 def test_messages_begin_in_the_order_of_the_buckets_whatever_is_ready_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """One parameter a bucket. d gets no gradient, so all wait for `finish`; without d, c's goes first, then b's."""
-    monkeypatch.setattr("summit_train.training.exchange.FIRST_BUCKET_BYTES", 4)
+    monkeypatch.setattr("summit_train.training.exchange.LAST_BUCKET_BYTES", 4)
     monkeypatch.setattr("summit_train.training.exchange.BUCKET_BYTES", 4)
     model, world = _TwoWays(), _Recorded()
     exchange = Exchange(model.parameters(), world)

@@ -16,7 +16,7 @@ from tests.worlds import BACKENDS, PATIENCE_S, needs_ranks, train_each
 
 pytestmark = needs_ranks
 
-# 21 MB and 11 MB of gradients: a bucket of 1 MB and one of the rest.
+# 21 MB and 11 MB of gradients: one bucket, and one of 1 MB at the end.
 BACKBONES = {3: "resnet34", 6: "resnet18"}
 
 
