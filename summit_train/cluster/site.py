@@ -108,7 +108,7 @@ class Site(Section):
     name: Word
     scheduler: Literal["slurm", "lsf", "local"]
     launcher: Literal["srun", "mpirun", "jsrun"]
-    comm: Literal["horovod", "torch", "auto"] = Field(default="auto", description="What joins the ranks.")
+    comm: Literal["horovod", "torch", "auto"] = Field(default="auto", description="What carries the gradients.")
     gpus_per_node: Annotated[int, Field(ge=0)]
     ranks_per_node: Count | None = Field(default=None, description="null: one a GPU.")
     cores_per_node: Count = Field(description="Cores for jobs, divided evenly among the ranks.")
