@@ -121,6 +121,8 @@ inputs() {
     {
         cat jobs/setup.sh "$pins" setup.cfg pyproject.toml summit_train/models/fast/native/*.[ch]pp
         echo "$repo ${PYTHON:-} ${TORCH:-} ${NCCL:-} $horovod"
+        # shellcheck disable=SC2086 # several candidates; one that is installed later compiles the kernels
+        command -v ${CXX:-c++ g++ clang++} || true
     } | sha256sum | cut -d' ' -f1
 }
 
@@ -398,12 +400,13 @@ verify() {
     failed "the two-rank allreduce"
 }
 
-up_to_date() { [[ -f $stamp && $(cat "$stamp") == "$(inputs)" && -x $py ]]; }
+up_to_date() { [[ -f $stamp && $(cat "$stamp") == "$key" && -x $py ]]; }
 
 main() {
     local python
     [[ $horovod == yes || $horovod == no ]] ||
         missing "HOROVOD must be yes or no, got '$horovod'." "HOROVOD=no sets up without Horovod and MPI."
+    key=$(inputs) # before CXX is set
     up_to_date && exit
     python=$(find_python) || exit
     if [[ $horovod == yes ]]; then
@@ -433,7 +436,7 @@ main() {
     install_package
     compile_kernels
     verify
-    inputs >"$stamp"
+    echo "$key" >"$stamp"
     say "Ready: $venv"
 }
 
