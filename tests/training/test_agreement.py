@@ -35,6 +35,9 @@ class _Second(World):
     def broadcast(self, value: Any) -> Any:
         return "rank 0 on node1", self._first
 
+    def together(self, work: Callable[[], Any]) -> Any:
+        return work()
+
 
 @pytest.fixture
 def inputs(write_spec: WriteSpec) -> Inputs:
