@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from summit_train.__main__ import main
+from summit_train.comm import BACKENDS as BACKENDS
 from summit_train.training.step import TrainStep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,8 +46,6 @@ needs_ranks = pytest.mark.skipif(
     mpirun() is None or importlib.util.find_spec("horovod") is None,
     reason="needs mpirun and Horovod; `make setup` installs both",
 )
-
-BACKENDS = ("horovod", "torch")  # what SUMMIT_TRAIN_COMM may say
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -78,19 +78,17 @@ def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
     """Return rank 0's store, where this rank keeps it, else a connection to it; port 0: any that is free."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    patience = datetime.timedelta(seconds=RENDEZVOUS_S)
+    who, patience = f"rank {launch.rank} on {socket.gethostname()}", datetime.timedelta(seconds=RENDEZVOUS_S)
     try:
         socket.getaddrinfo(address, None)
     except socket.gaierror as error:  # TCPStore would ask for it again and again
         if error.errno == socket.EAI_NONAME:
             raise WorldError(
-                f"rank {launch.rank} on {socket.gethostname()}: rank 0's host {address} has no address here; set "
-                "MASTER_ADDR to one that every rank can reach"
+                f"{who}: rank 0's host {address} has no address here; set MASTER_ADDR to one that every rank can reach"
             ) from error
     try:
         return TCPStore(address, port, None, keeps, patience, wait_for_workers=False)
     except RuntimeError as error:
-        who = f"rank {launch.rank} on {socket.gethostname()}"
         if keeps:
             reason = str(error).strip().splitlines()[0]
             what = f"cannot keep the rendezvous at port {port} ({reason}); set MASTER_PORT to one that is free"
