@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from summit_train.__main__ import main
 from summit_train.comm import BACKENDS as BACKENDS
@@ -115,11 +116,14 @@ def run(ranks: int, *words: str, env: Mapping[str, str] | None = None, last: Seq
     return process.returncode, output
 
 
-def command(ranks: int, *words: str, comm: str = "auto") -> tuple[int, str]:
-    """Run `summit-train ...` on `ranks` ranks to its end, or, with 0, in a child of this process."""
-    if ranks == 0:
-        return in_child(partial(main, words))
-    return run(ranks, "-m", "summit_train", *words, env={"SUMMIT_TRAIN_COMM": comm})
+def command(ranks: int, *words: str, comm: str = "torch") -> tuple[int, str]:
+    """Run `summit-train ...` on `ranks` ranks to its end: over Horovod under mpirun, over torch in forked processes.
+
+    0: without a launcher. (Exit status, output.)
+    """
+    if comm == "horovod":
+        return run(ranks, "-m", "summit_train", *words, env={"SUMMIT_TRAIN_COMM": comm})
+    return forked(ranks, partial(main, words))
 
 
 # Without the reports, which take longer to draw than so few steps to train. One process a rank for all, as importing
@@ -131,21 +135,23 @@ sys.exit(max(main_without_reports(["train", *words]) for words in json.loads(sys
 """
 
 
-def train(ranks: int, spec: Path | str, *words: str, comm: str = "auto") -> str:
-    """Run `summit-train train SPEC ...`, which must exit 0, without its report; the output."""
+def train(ranks: int, spec: Path | str, *words: str, comm: str = "torch") -> str:
+    """Run `summit-train train SPEC ...`, which must exit 0, without its report; the output. See `command`."""
     return _trained(ranks, [[str(spec), *words]], comm)
 
 
-def train_each(ranks: int, specs: Iterable[Path], comm: str = "auto") -> None:
+def train_each(ranks: int, specs: Iterable[Path], comm: str = "torch") -> None:
     """Train one spec after the other, without their reports."""
     _trained(ranks, [[str(spec)] for spec in specs], comm)
 
 
 def _trained(ranks: int, runs: Sequence[Sequence[str]], comm: str) -> str:
-    if ranks:
-        status, output = run(ranks, "-c", _TRAIN, json.dumps(runs), env={"SUMMIT_TRAIN_COMM": comm})
+    if comm == "horovod":
+        # As many threads as a forked rank has: the last bits of a sum depend on it.
+        env = {"SUMMIT_TRAIN_COMM": comm, "OMP_NUM_THREADS": "1"}
+        status, output = run(ranks, "-c", _TRAIN, json.dumps(runs), env=env)
     else:
-        status, output = in_child(lambda: max(main_without_reports(["train", *words]) for words in runs))
+        status, output = forked(ranks, lambda: max(main_without_reports(["train", *words]) for words in runs))
     assert status == 0, output
     return output
 
@@ -171,28 +177,55 @@ def train_signalled(spec: Path | str, number: int, step: int, *words: str, kind:
         kind.__call__ = call  # type: ignore[assignment]
         return main_without_reports(["train", str(spec), *words])
 
-    return in_child(work)
+    return forked(0, work)
 
 
-def in_child(work: Callable[[], int]) -> tuple[int, str]:
-    """Do `work` in a forked child: a process of its own, which need not import torch again. (Exit status, output)."""
-    for module in ("summit_train.commands.whole_run", "torch._dynamo"):  # what every training run imports
-        importlib.import_module(module)
+def forked(ranks: int, work: Callable[[], int]) -> tuple[int, str]:
+    """Do `work` on forked ranks, which need not import torch again, joined as torchrun joins them; 0: in one child.
+
+    The exit status is that of the first rank that failed; the others then have a minute to end by themselves.
+    """
+    for module in ("summit_train.commands.whole_run", "torch._dynamo", "torch.distributed.nn.functional"):
+        importlib.import_module(module)  # what every training run imports
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False) if ranks else None
+    status = 0
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-        child = os.fork()
-        if child == 0:
-            _work_and_leave(output.fileno(), work)
-        deadline, ended, status = time.monotonic() + PATIENCE_S, 0, 0
-        while not ended:
-            ended, status = os.waitpid(child, os.WNOHANG)
+        children = set()
+        for rank in range(max(ranks, 1)):
+            child = os.fork()
+            if child == 0:
+                _work_and_leave(output.fileno(), work, _torchrun(rank, ranks, store) if store else {})
+            children.add(child)
+        deadline = time.monotonic() + PATIENCE_S
+        while children:
+            for child in list(children):
+                ended, how = os.waitpid(child, os.WNOHANG)
+                if ended:
+                    children.remove(child)
+                    if how and not status:
+                        status = os.waitstatus_to_exitcode(how)
+                        deadline = min(deadline, time.monotonic() + 60)
             if time.monotonic() > deadline:
-                os.killpg(child, signal.SIGKILL)
+                for child in children:
+                    os.killpg(child, signal.SIGKILL)
+                    status = status or -signal.SIGKILL
             time.sleep(0.005)
         output.seek(0)
-        return os.waitstatus_to_exitcode(status), output.read()
+        return status, output.read()
 
 
-def _work_and_leave(output: int, work: Callable[[], int]) -> None:
+def _torchrun(rank: int, ranks: int, store: TCPStore) -> dict[str, str]:
+    """What torchrun tells a rank of one node, whose store this process keeps."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def _work_and_leave(output: int, work: Callable[[], int], launcher: Mapping[str, str]) -> None:
     """Work as a program that was started by hand, with one stream for all output; never return."""
     status = 1
     try:
@@ -201,7 +234,7 @@ def _work_and_leave(output: int, work: Callable[[], int]) -> None:
         for stream in (1, 2):
             os.dup2(output, stream)
         sys.stdin, sys.stdout, sys.stderr = open(os.devnull), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
-        fresh = environment()
+        fresh = environment(**launcher)
         os.environ.clear()
         os.environ.update(fresh)
         os.chdir(ROOT)
@@ -216,9 +249,9 @@ def _work_and_leave(output: int, work: Callable[[], int]) -> None:
         os._exit(status)
 
 
-def succeed(ranks: int, *words: str) -> str:
-    """Run `summit-train ...`, which must exit 0; its output."""
-    status, output = command(ranks, *words)
+def succeed(ranks: int, *words: str, comm: str = "torch") -> str:
+    """Run `summit-train ...`, which must exit 0; its output. See `command`."""
+    status, output = command(ranks, *words, comm=comm)
     assert status == 0, output
     return output
 

@@ -87,7 +87,6 @@ def test_the_peak_is_measured_in_the_same_run(write_spec: WriteSpec, capsys: pyt
     assert values["specs"][0]["mfu"]["max"] < 1
 
 
-@needs_ranks
 def test_step_on_two_ranks(write_spec: WriteSpec) -> None:
     output = succeed(2, "bench", "step", str(write_spec()), "--peak", "1e9", "--json", *SHORT)
     values = json.loads(next(line for line in output.splitlines() if line.startswith("{")))

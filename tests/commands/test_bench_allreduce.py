@@ -25,7 +25,7 @@ SETTING = Setting(2, 2, 2, 0.1, "cpu", "motion_tsm", 1 << 20)
 def test_two_ranks_give_one_object_and_a_figure(tmp_path: Path) -> None:
     figure = tmp_path / "mine.png"
     options = ["--seconds", "0.1", "--max-bytes", "262144", "--out", str(figure), "--json"]
-    output = succeed(2, "bench", "allreduce", SPEC, *options)
+    output = succeed(2, "bench", "allreduce", SPEC, *options, comm="horovod")
     found = json.loads(lines(output)[-1])
     assert (found["ranks"], found["hosts"], found["ranks_per_host"]) == (2, 1, 2)
     assert found["oversubscribed"] == (found["cores"] < 2)

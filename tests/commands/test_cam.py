@@ -17,7 +17,7 @@ import pytest
 from summit_train.data.video.encode import write_video
 from tests.data.video.test_stream import noise
 from tests.runs import changed_copy
-from tests.worlds import command, main_said, needs_ranks
+from tests.worlds import command, main_said
 
 GIVEN = ("--threshold", "0.1")
 VIDEO = "videos/val_000000.mp4"
@@ -189,7 +189,6 @@ def test_options_are_checked(words: list[str], wanted: str, capsys: pytest.Captu
     assert wanted in _cam(capsys, "run", "a.mp4", "--out", "out", *words, status=2)[1]
 
 
-@needs_ranks
 def test_several_ranks_are_refused(trained_run: Path, motion_set: Path, tmp_path: Path) -> None:
     words = ["cam", str(trained_run), str(motion_set / VIDEO), "--out", str(tmp_path / "out"), *GIVEN]
     status, output = command(2, *words)

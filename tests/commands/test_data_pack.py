@@ -12,7 +12,7 @@ from summit_train.commands.data.packs import parse_size, size_text
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.packed.pack import alone_in
 from summit_train.data.video.encode import write_video
-from tests.worlds import ROOT, command, lines, needs_ranks
+from tests.worlds import ROOT, command, lines
 
 
 @pytest.fixture
@@ -92,7 +92,6 @@ def test_a_folder_with_other_files_stays_as_it_is(manifest: Path, capsys: pytest
     assert sorted(videos.rglob("*")) == before
 
 
-@needs_ranks
 def test_ranks_leave_in_order_where_the_first_refuses(manifest: Path) -> None:
     videos = str(manifest.parent / "videos")
     status, output = command(2, "data", "pack", str(manifest), videos, "--root", videos, "--kind", "bytes")

@@ -13,7 +13,7 @@ import torch
 
 from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
 from tests.runs import load_any
-from tests.worlds import Said, command, main_said, needs_ranks
+from tests.worlds import Said, command, main_said
 
 Say = Callable[..., Said]
 
@@ -169,7 +169,7 @@ def test_a_plan_that_cannot_be_read_is_named(run: Path, say: Say) -> None:
     assert say("eval", run, "--checkpoints", checkpoint_path(run, 20))[0] == 0
 
 
-@pytest.mark.parametrize("ranks", [0, pytest.param(2, marks=needs_ranks)])
+@pytest.mark.parametrize("ranks", [0, 2])
 def test_classes_of_other_names_are_refused(run: Path, motion_set: Path, tmp_path: Path, ranks: int) -> None:
     names = (motion_set / "classes.txt").read_text().split()
     (tmp_path / "classes.txt").write_text("\n".join(reversed(names)))

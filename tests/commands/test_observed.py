@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from summit_train.__main__ import main
-from tests.worlds import lines, needs_ranks, succeed
+from tests.worlds import lines, succeed
 
 
 @pytest.fixture
@@ -41,7 +41,6 @@ def test_a_table_and_the_file(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert saved["checkpoint"].endswith("step_00000020.pt")
 
 
-@needs_ranks
 def test_any_number_of_ranks_gives_the_same(run: Path) -> None:
     """41 videos, which 2 does not divide."""
     found = []

@@ -77,7 +77,6 @@ def test_two_ranks_say_what_one_says(
     assert (tmp_path / "one.csv").read_text() == (tmp_path / "two.csv").read_text()
 
 
-@needs_ranks
 def test_a_mistake_is_said_once_by_all_ranks(trained_run: Path) -> None:
     status, output = command(2, "predict", str(trained_run), "gone.mp4")
     assert status == 2 and output.count("gone.mp4: No such file or directory") == 1

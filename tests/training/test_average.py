@@ -21,7 +21,7 @@ from tests.closeness import assert_near
 from tests.conftest import WriteSpec
 from tests.runs import load_any, rewound
 from tests.training.test_step import _micro_batches, _model, _Poison
-from tests.worlds import command, needs_ranks, train
+from tests.worlds import command, train
 
 DONE, SKIPPED = torch.zeros(()), torch.ones(())
 
@@ -112,7 +112,6 @@ def _saved(tmp_path: Path, name: str, step: int = 20) -> Path:
     return tmp_path / "runs" / name / "checkpoints" / f"step_{step:08d}.pt"
 
 
-@needs_ranks
 def test_the_same_on_1_and_2_ranks_and_after_a_resume_and_evaluated_beside(
     write_spec: WriteSpec, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import WriteSpec
 from tests.runs import assert_bit_equal, final_state, rewound
-from tests.worlds import command, needs_ranks, succeed, train
+from tests.worlds import command, succeed, train
 
 BAD_TRAINING = (3, 40)
 BAD_TEST = 7
@@ -68,7 +68,6 @@ def test_bad_clips_are_counted_named_and_shown_and_a_resumed_run_counts_on(
     assert (result["videos"], result["checkpoints"][0]["bad_videos"]) == (41, 1)
 
 
-@needs_ranks
 def test_ranks_agree_on_bad_clips(write_spec: WriteSpec, tmp_path: Path, data: dict[str, Any]) -> None:
     for ranks in (1, 2):
         train(ranks if ranks > 1 else 0, write_spec(f"on{ranks}", data=data, schedule={"epochs": 1}))
@@ -76,7 +75,7 @@ def test_ranks_agree_on_bad_clips(write_spec: WriteSpec, tmp_path: Path, data: d
     assert one == two and _counts(tmp_path, "on1") == _counts(tmp_path, "on2")
 
 
-@pytest.mark.parametrize("ranks", [0, pytest.param(2, marks=needs_ranks)])
+@pytest.mark.parametrize("ranks", [0, 2])
 def test_too_many_bad_clips_end_the_run(
     write_spec: WriteSpec, tmp_path: Path, data: dict[str, Any], ranks: int
 ) -> None:

@@ -18,7 +18,7 @@ from tests.closeness import assert_near
 from tests.conftest import spec_writer
 from tests.flows import numbered_fields, write_moving_set, write_packed
 from tests.runs import changed_copy, final_state
-from tests.worlds import Say, main_said, needs_ranks, train
+from tests.worlds import Say, main_said, train
 
 FLOW = {"modality": "flow", "flow_length": 2, "sampling": "uniform", "num_frames": 2, "flip": False}
 
@@ -153,7 +153,6 @@ def test_a_network_of_flow_starts_from_one_of_pictures(
         assert_near(flow[name], rgb[name], 1e-4, name)  # type: ignore[index]
 
 
-@needs_ranks
 def test_two_ranks_are_one_rank(moving: Path, tmp_path: Path) -> None:
     data = FLOW | {"flip": True, "sampling": "dense", "frame_stride": 1}
     sections: dict[str, Any] = {"precision": "fp64", "schedule": {"epochs": 2}, "data": data}

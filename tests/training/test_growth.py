@@ -17,7 +17,7 @@ from summit_train.spec import Spec, spec_from_values
 from summit_train.training.growth import GrowingBatch
 from tests.conftest import WriteSpec
 from tests.runs import assert_bit_equal, final_state
-from tests.worlds import needs_ranks, train
+from tests.worlds import train
 
 UCF101 = 596 * 16  # 9,536 clips: 596 for each of the paper's 16 learners
 
@@ -157,7 +157,6 @@ def test_a_run_whose_batch_grows_keeps_it_when_it_goes_on(growing: Path, tmp_pat
     assert_bit_equal(whole, final_state(run))
 
 
-@needs_ranks
 def test_every_rank_has_the_grown_batch(growing: Path, tmp_path: Path) -> None:
     """Two learners on each of two ranks, whose decisions rank 0's accuracy makes."""
     train(2, str(growing), "schedule.epochs=3")

@@ -22,7 +22,7 @@ from summit_train.training.step import Normalise, StepSettings, TrainStep
 from tests.conftest import WriteSpec
 from tests.runs import rewound
 from tests.training.test_step import _micro_batches, _model, _Poison
-from tests.worlds import needs_ranks, train
+from tests.worlds import train
 
 CPU = torch.device("cpu")
 
@@ -175,7 +175,6 @@ def _records(run: Path) -> list[dict[str, float]]:
     return [line for line in lines if line["kind"] == "step"]
 
 
-@needs_ranks
 def test_4_ranks_x_1_are_2_x_2_are_1_x_4(write_spec: WriteSpec, tmp_path: Path) -> None:
     measured = {}
     for ranks in (1, 2, 4):

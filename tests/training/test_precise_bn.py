@@ -23,7 +23,7 @@ from summit_train.training.step import Normalise
 from summit_train.training.watch import Stopped, StopRequest, Watchdog
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec
-from tests.worlds import lines, needs_ranks, succeed, train
+from tests.worlds import lines, succeed, train
 
 CPU = torch.device("cpu")
 
@@ -133,7 +133,6 @@ def test_a_request_to_stop_is_heard_between_two_batches(write_spec: WriteSpec) -
     assert {m.momentum for m in model.modules() if isinstance(m, _BatchNorm)} == {0.1}
 
 
-@needs_ranks
 def test_the_accuracy_is_the_same_on_any_number_of_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
     spec = str(write_spec(precision="fp64", schedule={"epochs": 1}))
     train(0, spec)

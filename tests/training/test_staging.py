@@ -24,7 +24,7 @@ from summit_train.training.scoring import Scorer
 from summit_train.training.staging import needed_clips, stage_sets
 from summit_train.training.watch import Watchdog
 from tests.conftest import WriteSpec
-from tests.worlds import needs_ranks, train
+from tests.worlds import train
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +80,6 @@ def _stop_after_an_epoch(write_spec: WriteSpec, name: str) -> None:
         path.unlink()
 
 
-@needs_ranks
 def test_ranks_train_from_a_staged_copy(write_spec: WriteSpec, packed: Path, tmp_path: Path) -> None:
     raw = write_spec("raw")
     train(2, raw)

@@ -27,7 +27,7 @@ from summit_train.data.video.span import WHOLE, Span
 from tests.data.packed.conftest import content_of
 from tests.data.video.test_flow import textured
 from tests.killing import killed_at
-from tests.worlds import needs_ranks, succeed
+from tests.worlds import succeed
 
 DIS = Packing("jpeg", quality=95, modality="flow", bound=20.0, method="dis", preset="medium")
 NUM_FRAMES, WIDTH, HEIGHT = 6, 80, 64
@@ -167,7 +167,6 @@ def test_workers_change_nothing(videos: Path, tmp_path: Path, undisturbed: dict[
     assert content_of(tmp_path / "out") == undisturbed
 
 
-@needs_ranks
 def test_ranks_change_nothing(videos: Path, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
     words = [str(videos / "list.csv"), str(tmp_path / "out"), "--method", "dis", "--shard-size", "20000"]
     printed = succeed(2, "data", "flow", *words, "--workers", "0")

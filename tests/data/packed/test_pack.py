@@ -23,7 +23,7 @@ from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError
 from tests.data.packed.conftest import NUM_FRAMES, NUM_VIDEOS, PackSet, content_of
 from tests.killing import killed_at
-from tests.worlds import PATIENCE_S, needs_ranks, start, succeed
+from tests.worlds import PATIENCE_S, start, succeed
 
 
 @pytest.mark.parametrize("kind", ["bytes", "jpeg"])
@@ -184,7 +184,6 @@ def test_killed_it_leaves_no_process_behind(videos: Path, tmp_path: Path) -> Non
     assert process.returncode == -signal.SIGKILL, output
 
 
-@needs_ranks
 def test_ranks_share_the_work_and_change_nothing(videos: Path, pack_set: PackSet, tmp_path: Path) -> None:
     alone = content_of(pack_set())
     words = [str(videos / "list.csv"), str(tmp_path / "ranks"), "--kind", "bytes", "--shard-size", "16000"]
