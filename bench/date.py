@@ -33,15 +33,15 @@ from date_results import read_results, show_figure, table_text, write_figure
 from date_tasks import TASKS, Task
 from date_train import Run, Trainer, recipe, share_of
 
-from summit_train.comm import World
-from summit_train.comm.launch import this_launch
-from summit_train.commands.progress import shown
-from summit_train.commands.ranks import report_failure, session
-from summit_train.commands.start import choose_device
-from summit_train.errors import UserError, exit_status
-from summit_train.files import check_writable, write_json
-from summit_train.text import duration
+from summit_train.core.comm import World
+from summit_train.core.comm.launch import this_launch
+from summit_train.core.errors import UserError, exit_status
+from summit_train.core.files import check_writable, write_json
+from summit_train.core.progress import shown
+from summit_train.core.session import report_failure, session
+from summit_train.core.text import duration
 from summit_train.training.environment import environment
+from summit_train.training.start import choose_device
 
 METHODS = ("baseline", "linear", "legw", "lars", "date", "adam", "grid")
 

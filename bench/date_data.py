@@ -16,11 +16,11 @@ from date_networks import Network, State, WordLSTM
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from summit_train.core.errors import UserError
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import Order, virtual_gpus_of
-from summit_train.errors import UserError
-from summit_train.modality import Modality
-from summit_train.training.step import Normalise
+from summit_train.models.precision import Normalise
+from summit_train.spec.modality import Modality
 
 # Mean and standard deviation over MNIST's training images.
 GREY = Modality("grey", channels=1, mean=(0.1307 * 255,), std=(0.3081 * 255,))

@@ -14,11 +14,11 @@ from date_tasks import Task
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from summit_train.optim.keys import TrustRatioSpec
-from summit_train.report.bench import drawn, wrapped
+from summit_train.core.text import NONE, text_table
+from summit_train.report.caption import drawn, wrapped
 from summit_train.report.figures import GREY, series
 from summit_train.report.tables import machine_text
-from summit_train.text import NONE, text_table
+from summit_train.spec.optimizer import TrustRatioSpec
 
 Result = Mapping[str, Any]
 _USUAL = TrustRatioSpec(kind="bounded")

@@ -14,7 +14,7 @@ from pathlib import Path
 from date_data import SEQUENCE, Data, read_mnist, read_ptb
 from date_networks import LeNet, Network, RowsLSTM, WordLSTM
 
-from summit_train.optim.keys import OptimizerSpec, ScheduleSpec
+from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,15 @@ from date_data import Data, Share
 from date_networks import Network
 from date_tasks import TASKS, Task
 
-from summit_train import rng
-from summit_train.comm import World
-from summit_train.errors import UserError
-from summit_train.optim.keys import OptimizerSpec, ScheduleSpec, TrustRatioSpec
+from summit_train.core import rng
+from summit_train.core.comm import World
+from summit_train.core.errors import UserError
+from summit_train.models.precision import parameter_type
 from summit_train.optim.schedule import Schedule
 from summit_train.plan import plan_schedule
+from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec, TrustRatioSpec
 from summit_train.training.run import drive_solver
-from summit_train.training.step import StepSettings, parameter_type
+from summit_train.training.step import StepSettings
 
 Tell = Callable[[int], None]  # hears of samples that were trained on
 

@@ -31,17 +31,17 @@ import numpy as np
 from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
-from summit_train import rng
+from summit_train.bench.loader import sampled, subject_of
+from summit_train.bench.measure import in_turn, pair_ratios, spread, spread_text
+from summit_train.core import rng
+from summit_train.core.memory import keep_freed_frames
+from summit_train.core.text import table
 from summit_train.data.batches.stores import Store
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.motion import MotionSet
 from summit_train.data.video import augment
 from summit_train.data.video.clips import single
-from summit_train.memory import keep_freed_frames
-from summit_train.scaling.loader import sampled, subject_of
-from summit_train.scaling.measure import in_turn, pair_ratios, spread, spread_text
 from summit_train.spec import DataSpec
-from summit_train.text import table
 
 Frames = NDArray[np.uint8]
 Reader = Callable[[int, int], Frames]  # of a video's number and the draw

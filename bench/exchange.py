@@ -35,21 +35,21 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from summit_train.comm import World, open_world
-from summit_train.commands.bench.arguments import experiment_of
-from summit_train.commands.start import choose_device
+from summit_train.bench.commands.arguments import experiment_of
+from summit_train.bench.measure import in_turn, pair_ratios, spread, spread_text
+from summit_train.bench.steps import Experiment, mean_phases, peak_memory, random_batches
+from summit_train.core.comm import World, open_world
+from summit_train.core.processes import answer, find_mpirun, mpi_environment, mpirun_command
+from summit_train.core.text import table
 from summit_train.data.batches.loader import MicroBatch
+from summit_train.models.precision import Normalise, mixed_precision, parameter_type
 from summit_train.optim.sgd import parameter_groups, set_learning_rate
 from summit_train.optim.solvers import build_solver
-from summit_train.processes import answer, find_mpirun, mpi_environment, mpirun_command
 from summit_train.report.tables import machine_text
-from summit_train.scaling.measure import in_turn, pair_ratios, spread, spread_text
-from summit_train.scaling.steps import Experiment, mean_phases, peak_memory, random_batches
 from summit_train.spec import load_spec
-from summit_train.text import table
 from summit_train.training.environment import environment
 from summit_train.training.run import build_step, fresh_model
-from summit_train.training.step import Normalise, mixed_precision, parameter_type
+from summit_train.training.start import choose_device
 from summit_train.training.stopwatch import Recorder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -153,7 +153,7 @@ def on_ranks(kind: str, precision: str, args: argparse.Namespace) -> Measured:
 def rank(args: argparse.Namespace) -> int:
     """Measure as one rank; rank 0 prints the slowest rank's seconds and the largest one's memory."""
     by_horovod = args.as_rank in ("horovod", "before")  # by its class, as OLD's open_world takes another argument
-    world = importlib.import_module("summit_train.comm").HorovodWorld() if by_horovod else open_world()
+    world = importlib.import_module("summit_train.core.comm").HorovodWorld() if by_horovod else open_world()
     device = choose_device(world)
     experiment = experiment_of(load_spec(args.spec, args.overrides), world.size, synthetic=True)
     model, recorder = fresh_model(experiment.spec, device), Recorder(device)

@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.errors import RunFailed
-from summit_train.files import write_text
+from summit_train.core.errors import RunFailed
+from summit_train.core.files import write_text
 from summit_train.scaling import published
 from summit_train.scaling.cost import Job, expected_maximum, forecast, step_time, steps_per_epoch
 from summit_train.scaling.machines import Compute, Machine, Rate, Storage, load_machine
-from summit_train.source import to_yaml
 from summit_train.spec import Spec, load_spec
+from summit_train.spec.source import to_yaml
 
 Vector = NDArray[np.float64]
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from summit_train.commands.progress import followed
+from summit_train.core.progress import followed
+from summit_train.core.text import table
 from summit_train.data.video.flow import BOUND, PRESETS, Method, decode, encode, flow_method
-from summit_train.text import table
 
 UNKNOWN = 1e9  # in a .flo file: larger values
 USUAL_SIZE = (340, 256)  # of the frames that flow networks are trained on, width and height

@@ -14,16 +14,16 @@ from collections.abc import Mapping
 
 from torch.profiler import ProfilerActivity, profile
 
-from summit_train.commands.bench.arguments import Values, add_output, add_spec, experiment_of, open_place, show
-from summit_train.network import count_network
+from summit_train.bench.benches import measure_peaks
+from summit_train.bench.commands.arguments import Values, add_output, add_spec, experiment_of, open_place, show
+from summit_train.bench.measure import training_multiply_adds
+from summit_train.bench.steps import StepBench
+from summit_train.core.text import share, table
+from summit_train.core.watch import Watchdog
+from summit_train.models.network import count_network
 from summit_train.report.tables import machine_text
-from summit_train.scaling.benches import measure_peaks
-from summit_train.scaling.measure import training_multiply_adds
-from summit_train.scaling.steps import StepBench
 from summit_train.spec import load_spec
-from summit_train.text import share, table
 from summit_train.training.environment import environment
-from summit_train.training.watch import Watchdog
 
 # The first group with a part of the operator's name takes it. A shift that is fused into its convolution counts there.
 GROUPS: Mapping[str, tuple[str, ...]] = {

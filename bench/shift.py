@@ -21,15 +21,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from summit_train.comm import World
-from summit_train.commands.start import choose_device
+from summit_train.bench.measure import in_turn, pair_ratios, spread, spread_text
+from summit_train.core.comm import World
+from summit_train.core.text import table
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import PARTS, accelerate
 from summit_train.models.resnet import ResidualBlock
 from summit_train.report.tables import machine_text
-from summit_train.scaling.measure import in_turn, pair_ratios, spread, spread_text
-from summit_train.text import table
 from summit_train.training.environment import environment
+from summit_train.training.start import choose_device
 from summit_train.training.stopwatch import Mark
 
 # name -> architecture, parts of the fast path

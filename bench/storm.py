@@ -28,8 +28,8 @@ import torch
 import veth
 import yaml
 
+from summit_train.core.processes import find_mpirun, mpirun_command
 from summit_train.data.motion import MotionSet, write_motion_set
-from summit_train.processes import find_mpirun, mpirun_command
 
 RANK_NAMES = ("OMPI_COMM_WORLD_RANK=", "RANK=")
 STEPS_AN_EPOCH, EPOCHS = 4, 12

@@ -27,10 +27,10 @@ import torch
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from summit_train.network import build_network
-from summit_train.source import Tree, apply_override
+from summit_train.core.text import table
+from summit_train.models.network import build_network
 from summit_train.spec import Spec, spec_from_tree
-from summit_train.text import table
+from summit_train.spec.source import Tree, apply_override
 from summit_train.training.checkpoint import save_checkpoint
 
 MAX_GROWTH = 0.02

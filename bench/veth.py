@@ -24,8 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from summit_train.processes import mpi_environment
-from summit_train.text import text_table
+from summit_train.core.processes import mpi_environment
+from summit_train.core.text import text_table
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = ROOT / "configs" / "motion" / "tsm.yaml"
@@ -159,14 +159,14 @@ def rank(repeats: int) -> int:
     """Measure allreduces and steps as one rank; rank 0 prints the row."""
     import torch
 
-    from summit_train.comm import World, open_world
-    from summit_train.commands.bench.arguments import experiment_of
-    from summit_train.scaling.allreduce import fits_of, machine_of, measure, message_sizes, setting_of, slowest
+    from summit_train.bench.allreduce import fits_of, machine_of, measure, message_sizes, setting_of, slowest
+    from summit_train.bench.commands.arguments import experiment_of
+    from summit_train.bench.steps import StepBench
+    from summit_train.core.comm import World, open_world
+    from summit_train.core.watch import Watchdog
     from summit_train.scaling.cost import Job, step_time
     from summit_train.scaling.machines import with_rate
-    from summit_train.scaling.steps import StepBench
     from summit_train.spec import load_spec
-    from summit_train.training.watch import Watchdog
 
     torch.set_num_threads(1)
     world, cpu = open_world(), torch.device("cpu")

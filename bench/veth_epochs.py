@@ -23,8 +23,8 @@ from typing import Any
 
 from veth import limit, namespaces, on_both, why_not
 
+from summit_train.core.text import text_table
 from summit_train.data.motion import MotionSet, write_motion_set
-from summit_train.text import text_table
 
 METHODS: dict[str, tuple[str, ...]] = {
     "synchronous": (),

@@ -365,7 +365,7 @@ compile_kernels() {
 ranks_work() {
     logged env HOROVOD="$horovod" "$py" -c '
 import os, sys
-from summit_train.doctor import check, check_allreduce, check_torch_allreduce
+from summit_train.cluster.doctor import check, check_allreduce, check_torch_allreduce
 without = os.environ["HOROVOD"] == "no"
 checks = [check_torch_allreduce()] if without else [check("mpi4py"), check_allreduce()]
 for done in checks:

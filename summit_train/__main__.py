@@ -9,29 +9,29 @@ import sys
 from collections.abc import Callable, Sequence
 
 import summit_train
-from summit_train.comm.launch import Launch, this_launch
-from summit_train.commands.ranks import report_failure
-from summit_train.errors import UserError, exit_status, is_bug
+from summit_train.core.comm.launch import Launch, this_launch
+from summit_train.core.errors import UserError, exit_status, is_bug
+from summit_train.core.session import report_failure
 
 # command -> (module, what it does)
 _COMMANDS = {
-    "plan": ("plan", "every number of a run before the run"),
-    "train": ("train", "train, evaluate and report; alone, or under mpirun, srun or jsrun"),
-    "eval": ("evaluate", "accuracy of a run's checkpoints"),
-    "predict": ("predict", "the classes of new videos, by a trained network"),
-    "stream": ("stream", "the label of a video while it plays, frame by frame, by a past-only TSM"),
-    "cam": ("cam", "where a trained network looks: class activation maps of videos"),
-    "export": ("export", "a trained network, or its stream, as an ONNX file that was checked"),
-    "fuse": ("fuse", "scores of two or more runs on one validation set, combined"),
-    "model": ("model", "parameters, multiply-adds, T per stage, compute/IO"),
-    "data": ("data", "make, index and check data sets"),
-    "submit": ("submit", "a job script of a spec to the batch system, with its cost said before"),
-    "bench": ("bench", "measure on this machine what limits a step"),
-    "simulate": ("simulate", "step, run and cost of a spec on so many nodes of a machine"),
-    "sweep": ("sweep", "many runs from one file: planned, submitted as a job array or run here, and looked after"),
-    "report": ("report", "one HTML page of one or more runs"),
-    "doctor": ("doctor", "what works on this machine, and how to mend what does not"),
-    "schema": ("schema", "the spec's JSON schema, for editors"),
+    "plan": ("cli.plan", "every number of a run before the run"),
+    "train": ("cli.train", "train, evaluate and report; alone, or under mpirun, srun or jsrun"),
+    "eval": ("cli.evaluate", "accuracy of a run's checkpoints"),
+    "predict": ("cli.predict", "the classes of new videos, by a trained network"),
+    "stream": ("inference.stream.command", "the label of a video while it plays, frame by frame, by a past-only TSM"),
+    "cam": ("inference.cam.command", "where a trained network looks: class activation maps of videos"),
+    "export": ("inference.export.command", "a trained network, or its stream, as an ONNX file that was checked"),
+    "fuse": ("cli.fuse", "scores of two or more runs on one validation set, combined"),
+    "model": ("cli.model", "parameters, multiply-adds, T per stage, compute/IO"),
+    "data": ("cli.data", "make, index and check data sets"),
+    "submit": ("cli.submit", "a job script of a spec to the batch system, with its cost said before"),
+    "bench": ("bench.commands", "measure on this machine what limits a step"),
+    "simulate": ("cli.simulate", "step, run and cost of a spec on so many nodes of a machine"),
+    "sweep": ("cli.sweep", "many runs from one file: planned, submitted as a job array or run here, and looked after"),
+    "report": ("cli.report", "one HTML page of one or more runs"),
+    "doctor": ("cli.doctor", "what works on this machine, and how to mend what does not"),
+    "schema": ("cli.schema", "the spec's JSON schema, for editors"),
 }
 
 
@@ -81,7 +81,7 @@ def _parser(arguments: Sequence[str]) -> tuple[argparse.ArgumentParser, Run]:
     for name, (module_name, help_text) in _COMMANDS.items():
         command = commands.add_parser(name, help=help_text, description=help_text)
         if name == chosen:
-            module = importlib.import_module(f"summit_train.commands.{module_name}")
+            module = importlib.import_module(f"summit_train.{module_name}")
             module.add_arguments(command)
             run = module.run
     return parser, run

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
-from summit_train.errors import UserError
+from summit_train.core.errors import UserError
 from summit_train.models.count import Count
-from summit_train.network import count_network
-from summit_train.optim.keys import OptimizerSpec, ScheduleSpec
+from summit_train.models.network import count_network
 from summit_train.optim.schedule import Schedule, peak_learning_rate
 from summit_train.spec import Spec
+from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec
 
 _MOST_VIEWS = 16  # of a test at once; more make it no faster
 _LARGEST_LR = 1e30  # fits float32 even times a factor of the head's LR

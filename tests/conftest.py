@@ -15,7 +15,7 @@ from hypothesis import settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from summit_train.data.motion import MotionSet, write_motion_set
-from summit_train.network import separate_compile_cache
+from summit_train.models.network import separate_compile_cache
 from tests.slurm import Slurm, missing, running_slurm
 from tests.worlds import train
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from summit_train.data.manifest.clip import Clip
-from summit_train.training.scores import Scores
+from summit_train.evaluation.scores import Scores
 
 # Probabilities of three videos of the classes 0, 1, 2. RGB is right on the first and the last, FLOW on the second.
 RGB = [[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.2, 0.3, 0.5]]

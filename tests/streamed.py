@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from summit_train.comm import World
+from summit_train.core.comm import World
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.video.encode import write_video
+from summit_train.evaluation.evaluation import Evaluation
+from summit_train.evaluation.scores import Scores
 from summit_train.models import VideoNetwork
 from summit_train.spec import Spec
-from summit_train.training.evaluation import Evaluation
 from summit_train.training.run import fresh_model
-from summit_train.training.scores import Scores
 
 CPU = torch.device("cpu")
 

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from summit_train.data.video.augment import crop_sizes
-from summit_train.models.catalog import ARCHITECTURES
-from summit_train.network import count_network, stream_elements
+from summit_train.models.network import count_network, stream_elements
 from summit_train.plan import make_plan
 from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES
 from summit_train.spec import Spec, load_spec
+from summit_train.spec.catalog import ARCHITECTURES
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 OTHERS = ("sites", "sweeps", "machines")  # folders whose files are no specs

@@ -14,14 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 from summit_train.__main__ import main
-from summit_train.comm import World
+from summit_train.core.comm import World
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Renderer
-from summit_train.inference.export_data import Picture
+from summit_train.evaluation.evaluation import Evaluation
+from summit_train.inference.export.data import Picture
+from summit_train.inference.export.verify import normalised
 from summit_train.inference.trained import open_trained
-from summit_train.inference.verify import normalised
-from summit_train.training.evaluation import Evaluation
 from tests.closeness import assert_near
 from tests.streamed import CPU
 

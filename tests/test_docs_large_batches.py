@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.optim.keys import OptimizerSpec, TrustRatioSpec
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
+from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs/large_batches.md").read_text(encoding="utf-8")

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from summit_train.models import VideoNetwork, build_model
-from summit_train.models.catalog import ARCHITECTURES, BACKBONES
 from summit_train.models.count import count
 from summit_train.models.shift import TemporalShift
 from summit_train.spec import load_spec
+from summit_train.spec.catalog import ARCHITECTURES, BACKBONES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/networks.md").read_text(encoding="utf-8")

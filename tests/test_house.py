@@ -16,63 +16,56 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "summit_train"
 
-# What a layer may import of ours besides itself. A layer is a module or a folder of the package.
-_GROUND = {"errors", "files", "modality", "spec", "rng", "models.catalog", "models.count", "network", "optim.schedule"}
-ARROWS: dict[str, set[str]] = {
-    "errors": set(),
-    "files": set(),
-    "saved": {"errors", "files"},
-    "memory": set(),
-    "modality": set(),
-    "rng": set(),
-    "source": {"errors"},
-    "typed": {"source"},
-    "spec": {"source", "typed", "modality", "models.catalog", "optim.keys"},
-    "text": set(),
-    "network": {"spec", "models", "modality", "processor"},
-    "comm": {"errors"},
-    "models": {"errors", "saved", "processor"},
-    "optim": {"typed"},
-    "processor": set(),
-    "plan": _GROUND | {"optim.keys"},
-    "data": _GROUND | {"memory", "text"},
-    "training": _GROUND | {"saved", "text", "source", "comm", "models", "plan", "data", "optim", "processor"},
-    "inference": _GROUND | {"saved", "text", "source", "comm", "models", "plan", "data", "training"},
-    "cluster": {"errors", "files", "source", "typed", "spec", "plan", "data", "models.catalog"},
-    "report": {"errors", "files", "source", "text", "scaling.published"},
-    "sweep": {"errors", "files", "text", "source", "typed", "spec", "plan", "cluster", "report"},
-    # The cost model is integers and floats; the benches run what training runs.
-    "scaling": _GROUND | {"source", "typed", "comm", "plan", "data", "models", "training", "processes"},
-    "processes": {"errors"},
-    "doctor": {"comm", "processes"},
-}
-# The rooms of data/, from the ground up: each may import those before it. `data.motion` stands beside them.
-DATA_ROOMS = ("video", "manifest", "check", "packed", "batches")
-TOP = {"commands", "__main__"}  # these may import everything below them
+# The floors, from the ground up: a module may import its own floor and those below it.
+FLOORS = (
+    "core",
+    "spec",
+    "optim",
+    "models",
+    "data",
+    "plan",
+    "evaluation",
+    "training",
+    "scaling",
+    "report",
+    "inference",
+    "cluster",
+    "bench",
+    "sweep",
+    "cli",
+    "__main__",
+)
+# The rooms of data/, likewise; data.motion stands beside them.
+DATA_ROOMS = ("video", "manifest", "check", "packed", "batches", "bad_clips")
+# A feature is a folder that no other module imports.
+FEATURES = ("inference.cam", "inference.export", "inference.stream")
 
 # Libraries that only these modules may import.
 OWNERS = {
-    "yaml": {"source"},
-    "horovod": {"comm.horovod_world"},
-    "mpi4py": {"comm.horovod_world", "comm.rendezvous"},
-    "torch.distributed": {"comm.torch_world", "comm.rendezvous"},
+    "yaml": {"spec.source"},
+    "horovod": {"core.comm.horovod_world"},
+    "mpi4py": {"core.comm.horovod_world", "core.comm.rendezvous"},
+    "torch.distributed": {"core.comm.torch_world", "core.comm.rendezvous"},
     "av": {"data.video"},
     "cv2": {"data.video.flow"},
     "PIL": {"data.packed.payload", "data.video.caption"},
-    "onnx": {"inference.export_onnx"},
-    "onnxruntime": {"inference.export_onnx"},
-    "onnxscript": {"inference.export_onnx"},
+    "onnx": {"inference.export.onnx_file"},
+    "onnxruntime": {"inference.export.onnx_file"},
+    "onnxscript": {"inference.export.onnx_file"},
 }
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"comm(\..*)?|saved|models\.(?!catalog).*|network|plan|training\.(?!scores).*|inference\.(?!fuse|run_scores).*|optim\.(?!keys|schedule).*|data\.batches\.(loader|walk|workers)|scaling\..*|"
-    r"cluster\.estimate|sweep\.start|"
-    r"commands\.(bench(\..*)?|start|whole_run|evaluate|observed|network|predict|stream|cam|export|plan|model|simulate|submit|sweep)"
+    r"core\.(comm|saved|session|watch).*|models.*|plan|evaluation\.(?!fuse|run_scores|scores|so_far).*|training\..*|"
+    r"inference\..*|optim\.(?!schedule).*|data\.(bad_clips|batches\.(loader|walk|workers))|bench\..*|"
+    r"scaling\..*|cluster\.(estimate|doctor.*)|sweep\.start|"
+    r"cli\.(whole_run|train|evaluate|observed|predict|plan|model|simulate|submit|sweep|data.*)"
 )
 
-# Who may print: the commands, and the watchdog, which speaks when the main thread cannot.
-MAY_PRINT = re.compile(r"commands\..*|__main__|training\.watch")
+# Who may print: the commands, and what fails or speaks for them.
+MAY_PRINT = re.compile(
+    r"cli\..*|bench\.commands.*|inference\.(.*\.command|arguments)|__main__|core\.(session|watch|progress)"
+)
 
 
 @dataclass(frozen=True)
@@ -125,22 +118,33 @@ def _ours(module: Module) -> Iterator[tuple[str, ast.AST]]:
 def test_the_reader_sees_the_imports() -> None:
     # The test of this test: modules, a name below a package, a lazy import, an import that only types need.
     assert len(MODULES) > 40
-    assert {"comm", "data.batches.loader", "rng"} <= {name for name, _ in _ours(MODULES["training.step"])}
-    assert {"data.manifest.quarantine"} <= {name for name, _ in _ours(MODULES["commands.plan"])}
-    assert {"horovod.torch", "mpi4py"} <= {name for name, _ in _imports(MODULES["comm.horovod_world"])}
-    assert {module.layer for module in MODULES.values() if module.name} == set(ARROWS) | TOP
+    assert {"core.comm", "data.batches.loader", "core.rng"} <= {name for name, _ in _ours(MODULES["training.step"])}
+    assert {"data.manifest.quarantine"} <= {name for name, _ in _ours(MODULES["cli.plan"])}
+    assert {"horovod.torch", "mpi4py"} <= {name for name, _ in _imports(MODULES["core.comm.horovod_world"])}
+    assert {module.layer for module in MODULES.values() if module.name} == set(FLOORS)
 
 
 def test_arrows_run_downward_only() -> None:
-    wrong = []
-    for module in MODULES.values():
-        if module.name == "" or module.layer in TOP:
-            continue
-        allowed = ARROWS[module.layer] | {module.layer}
-        for name, node in _ours(module):
-            if not any(name == layer or name.startswith(f"{layer}.") for layer in allowed):
-                wrong.append(f"{module.at(node)}: {module.name} imports {name}")
+    floor = {name: number for number, name in enumerate(FLOORS)}
+    wrong = [
+        f"{module.at(node)}: {module.name} imports {name}"
+        for module in MODULES.values()
+        if module.name
+        for name, node in _ours(module)
+        if floor[name.split(".")[0]] > floor[module.layer]
+    ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_feature_can_be_removed_with_its_folder(feature: str) -> None:
+    users = {
+        module.name
+        for module in MODULES.values()
+        for name, _ in _ours(module)
+        if f"{name}.".startswith(f"{feature}.") and not f"{module.name}.".startswith(f"{feature}.")
+    }
+    assert users == set()
 
 
 def test_arrows_within_data_run_downward_only() -> None:
@@ -156,13 +160,6 @@ def test_arrows_within_data_run_downward_only() -> None:
             if room is not None and floor.get(room, len(floor)) > floor[module.name.split(".")[1]]:
                 wrong.append(f"{module.at(node)}: {module.name} imports {name}")
     assert wrong == []
-
-
-def test_nobody_imports_the_commands_but_the_commands_and_main() -> None:
-    for module in MODULES.values():
-        names = {name.split(".")[0] for name, _ in _ours(module)}
-        assert "__main__" not in names, module.name
-        assert "commands" not in names or module.layer in TOP, module.name
 
 
 def test_no_two_modules_import_each_other() -> None:
@@ -196,7 +193,7 @@ def test_a_library_is_imported_in_one_place(library: str) -> None:
 
 def test_what_needs_no_torch_imports_without_it() -> None:
     names = [f"{PACKAGE}.{name}" for name in MODULES if name and not NEEDS_TORCH.fullmatch(name)]
-    torch_free = ("models.catalog", "spec", "sweep", "data.video.decode", "report.page", "__main__")
+    torch_free = ("spec", "sweep", "data.video.decode", "report.page", "__main__")
     assert {f"{PACKAGE}.{name}" for name in torch_free} <= set(names)
     # None in sys.modules makes Python refuse the import.
     program = (
@@ -229,9 +226,9 @@ def test_only_commands_print_and_only_main_exits() -> None:
     assert {module.name for module, _ in _calls("sys.exit", "exit", "quit", "SystemExit")} == {"__main__"}
     # Threads that outlive the main one's patience have no other way to end the process.
     assert {module.name for module, _ in _calls("os._exit")} == {
-        "training.watch",
+        "core.watch",
         "data.video.source",
-        "comm.torch_world",
+        "core.comm.torch_world",
     }
 
 
@@ -258,7 +255,7 @@ def test_launchers_variables_are_read_in_one_place() -> None:
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and variable.fullmatch(node.value)
     }
-    assert readers == {"comm"}
+    assert readers == {"core"}
 
 
 def test_an_error_of_any_kind_is_never_swallowed() -> None:
@@ -352,11 +349,11 @@ def test_no_module_has_state() -> None:
     # torch.compile is told where to keep its code by the environment alone.
     lent = {
         ("report.figures", "matplotlib.rcParams.update"),
-        ("comm.horovod_world", "os.environ.setdefault"),
-        ("comm.horovod_world", "os.environ.update"),
-        ("comm.torch_world", "os.environ.setdefault"),
-        ("comm.rendezvous", "os.environ.update"),
-        ("network", "os.environ.update"),
+        ("core.comm.horovod_world", "os.environ.setdefault"),
+        ("core.comm.horovod_world", "os.environ.update"),
+        ("core.comm.torch_world", "os.environ.setdefault"),
+        ("core.comm.rendezvous", "os.environ.update"),
+        ("models.network", "os.environ.update"),
     }
     written = [
         module.at(node)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.models.catalog import ARCHITECTURES
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
+from summit_train.spec.catalog import ARCHITECTURES
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs/kinetics"
 CLIPS = 240_000

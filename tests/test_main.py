@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from summit_train.__main__ import main
-from summit_train.commands.data import DiskError
-from summit_train.commands.start import tell_overrides
+from summit_train.cli.data import DiskError
+from summit_train.training.start import tell_overrides
 from tests.conftest import WriteSpec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -180,7 +180,7 @@ def _raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def run(args: object) -> int:
         raise error
 
-    monkeypatch.setattr("summit_train.commands.schema.run", run)
+    monkeypatch.setattr("summit_train.cli.schema.run", run)
 
 
 def test_a_failure_of_the_run_is_1(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def test_interrupted_by_hand_is_130(say: Callable[..., Said], monkeypatch: pytes
 
 
 def test_stopped_on_request_is_85(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("summit_train.commands.schema.run", lambda args: 85)
+    monkeypatch.setattr("summit_train.cli.schema.run", lambda args: 85)
     assert say("schema") == (85, "", "")
 
 
@@ -253,12 +253,12 @@ def test_rank_0_speaks_at_once_and_the_others_only_where_they_are_left_alone(
 def test_what_all_ranks_agreed_on_is_said_by_rank_0_alone(
     say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from summit_train.errors import AgreedError
+    from summit_train.core.errors import AgreedError
 
     def fail(args: object) -> int:
         raise AgreedError("two steps in a row")
 
-    monkeypatch.setattr("summit_train.commands.schema.run", fail)
+    monkeypatch.setattr("summit_train.cli.schema.run", fail)
     for rank, message in (("0", "summit-train: two steps in a row\n"), ("1", "")):
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
         monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from summit_train.network import count_network
+from summit_train.models.network import count_network
 from summit_train.plan import Plan, PlanError, make_plan, sample_learning_rates
 from summit_train.spec import Spec, spec_from_values
 

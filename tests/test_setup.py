@@ -193,6 +193,6 @@ def test_what_the_scripts_import_is_there() -> None:
         for module, names in re.findall(r"from (summit_train[\w.]*) import ([\w, ]+)", script.read_text())
         for name in names.split(",")
     ]
-    assert ("summit_train.doctor", "check_allreduce") in imports
+    assert ("summit_train.cluster.doctor", "check_allreduce") in imports
     for module, name in imports:
         assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"

@@ -21,10 +21,10 @@ from networks import CLASSES, Case, build, relative_error, tf32
 from outcome import Check, Outcome, fact, run_part
 from torch import nn
 
-from summit_train.comm import World
+from summit_train.core.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models.fast import accelerate
-from summit_train.optim.keys import OptimizerSpec
+from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.training.run import drive_solver
 from summit_train.training.step import StepSettings, TrainStep, Vote
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from outcome import Check, Outcome, run_part
 
-from summit_train.processes import answer
+from summit_train.core.processes import answer
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = ROOT / "configs" / "kinetics" / "tsm_r50_8f.yaml"

@@ -16,7 +16,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from summit_train.report.bench import drawn, wrapped
+from summit_train.report.caption import drawn, wrapped
 from summit_train.report.figures import GREY, PALETTE, drawable
 from summit_train.report.tables import machine_text
 

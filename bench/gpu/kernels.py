@@ -27,7 +27,7 @@ from rows import Row
 from subjects import Timed
 from torch.profiler import ProfilerActivity, profile
 
-from summit_train.comm import World
+from summit_train.core.comm import World
 from summit_train.training.environment import environment
 
 STEPS, TURNS, TOP = 5, 5, 15

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from outcome import Check, Outcome, fact, free, run_part
 
-from summit_train.comm import World
+from summit_train.bench.steps import Experiment, StepBench, peak_memory
+from summit_train.core.comm import World
+from summit_train.core.watch import Watchdog
+from summit_train.models.precision import AUTOCAST
 from summit_train.plan import make_plan
-from summit_train.scaling.steps import Experiment, StepBench, peak_memory
-from summit_train.source import shipped
 from summit_train.spec import Spec, load_spec
-from summit_train.training.step import AUTOCAST
-from summit_train.training.watch import Watchdog
+from summit_train.spec.source import shipped
 
 TOLERANCE = 0.15  # of the estimate
 RECOMPUTED = ("execution.recompute=true",)

@@ -30,8 +30,9 @@ from torch.nn import functional
 
 from summit_train.models import VideoNetwork
 from summit_train.models.fast import accelerate
+from summit_train.models.precision import mixed_precision
 from summit_train.models.shift import temporal_shift
-from summit_train.training.step import LossScale, mixed_precision
+from summit_train.training.step import LossScale
 
 # precision: largest error of the logits, of the gradients
 BOUNDS = {"fp32": (1e-4, 3e-2), "tf32": (3e-2, 0.5), "fp16": (3e-2, 0.5), "bf16": (0.15, 0.9)}

@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 from outcome import Check, Outcome, fact, run_part
 
-from summit_train.comm import World
+from summit_train.core.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.plan import make_plan
-from summit_train.source import shipped
 from summit_train.spec import Spec, load_spec
+from summit_train.spec.source import shipped
 from summit_train.training.run import build_step, fresh_model
 
 VIRTUAL_GPUS, STEPS, RANKS = 4, 4, 2

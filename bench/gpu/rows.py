@@ -24,12 +24,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from summit_train import rng
+from summit_train.core import rng
+from summit_train.models.network import build_network, make_ready
+from summit_train.models.precision import mixed_precision, parameter_type
 from summit_train.models.resnet import ResidualBlock
-from summit_train.network import build_network, make_ready
-from summit_train.source import shipped
 from summit_train.spec import Spec, load_spec
-from summit_train.training.step import mixed_precision, parameter_type
+from summit_train.spec.source import shipped
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for bench/shift.py, which has the published formulation
 

@@ -18,7 +18,7 @@ import torch
 from outcome import Outcome, fact
 
 import summit_train
-from summit_train.source import shipped
+from summit_train.spec.source import shipped
 
 ROOT = Path(summit_train.__file__).resolve().parents[1]
 KEPT = ("model", "optimizer", "loss_scale", "ema", "noise_scale", "bad_clips", "growth")  # of a checkpoint

@@ -36,10 +36,10 @@ from rows import (
 )
 from subjects import Inference, Timed
 
-from summit_train.comm import World
-from summit_train.network import count_network
-from summit_train.scaling.benches import measure_peak
-from summit_train.scaling.measure import in_turn, pair_ratios, spread, spread_text, training_multiply_adds
+from summit_train.bench.benches import measure_peak
+from summit_train.bench.measure import in_turn, pair_ratios, spread, spread_text, training_multiply_adds
+from summit_train.core.comm import World
+from summit_train.models.network import count_network
 from summit_train.training.environment import environment
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")

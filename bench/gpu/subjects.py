@@ -10,11 +10,12 @@ import torch
 from rows import Row, network_of, random_clips, spec_of
 from torch.nn import functional
 
-from summit_train.comm import World
+from summit_train.bench.steps import random_batches
+from summit_train.core.comm import World
+from summit_train.models.precision import mixed_precision
 from summit_train.plan import make_plan
-from summit_train.scaling.steps import random_batches
 from summit_train.training.run import build_step
-from summit_train.training.step import StepResult, mixed_precision
+from summit_train.training.step import StepResult
 from summit_train.training.stopwatch import Mark
 
 TURN_S, MOST_RUNS = 0.25, 20  # a turn takes about so long, and has at most so many runs

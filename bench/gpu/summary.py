@@ -12,8 +12,8 @@ from figures import draw_kernels, draw_speed
 from runner import Ended
 from verdict import as_text, verdict
 
-from summit_train.comm import World
-from summit_train.text import text_table
+from summit_train.core.comm import World
+from summit_train.core.text import text_table
 from summit_train.training.environment import environment
 
 Values = dict[str, Any]

@@ -19,11 +19,11 @@ from contextlib import contextmanager
 import torch
 from outcome import Check, Outcome, fact, free, run_part
 
-from summit_train.comm import World
+from summit_train.bench.steps import random_batches
+from summit_train.core.comm import World
 from summit_train.plan import make_plan
-from summit_train.scaling.steps import random_batches
-from summit_train.source import shipped
 from summit_train.spec import Spec, load_spec
+from summit_train.spec.source import shipped
 from summit_train.training.run import build_step, fresh_model
 from summit_train.training.step import StepResult
 

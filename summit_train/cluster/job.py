@@ -12,8 +12,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from summit_train.cluster.site import Site, walltime_text
-from summit_train.errors import UserError
-from summit_train.source import shipped
+from summit_train.core.errors import UserError
+from summit_train.spec.source import shipped
 
 
 class JobError(UserError):

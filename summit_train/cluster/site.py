@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from summit_train.errors import UserError
-from summit_train.models.catalog import Arch, Backbone, NonLocal
-from summit_train.source import SpecError, file_of, read_tree
-from summit_train.typed import Count, Positive, Section, validated
+from summit_train.core.errors import UserError
+from summit_train.spec.catalog import Arch, Backbone, NonLocal
+from summit_train.spec.source import SpecError, file_of, read_tree
+from summit_train.spec.typed import Count, Positive, Section, validated
 
 LAUNCHERS = {"slurm": ("srun", "mpirun"), "lsf": ("jsrun", "mpirun"), "local": ("mpirun",)}
 COMM = "SUMMIT_TRAIN_COMM"  # names the back end to ranks

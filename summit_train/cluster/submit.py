@@ -18,9 +18,10 @@ from typing import Any
 
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import Site
+from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.files import naming, write_text
+from summit_train.core.processes import ROOT_NEEDS, refuses_root
 from summit_train.data.manifest.reading import PACK_FILE
-from summit_train.errors import RunFailed, UserError
-from summit_train.files import naming, write_text
 from summit_train.spec import Spec, dump_spec
 
 _COMMANDS = {"slurm": "sbatch", "lsf": "bsub"}
@@ -199,3 +200,10 @@ def _bjobs() -> dict[str, str]:
             job_id, index, state = words
             states[job_id if index == "0" else f"{job_id}[{index}]"] = state
     return states
+
+
+def check_root(site: Site) -> None:
+    """Raise UserError if this machine's mpirun would refuse to start the ranks of a job because the user is root."""
+    own = {name: variable.value for name, variable in site.environment.items()}
+    if refuses_root({**os.environ, **own}, [option.option for option in site.launcher_options]):
+        raise UserError(f"{ROOT_NEEDS} in the environment: export both, or use another user")

@@ -21,6 +21,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
+from summit_train.core.files import file_sha256, naming
 from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, folder_tables, is_video
@@ -28,7 +29,6 @@ from summit_train.data.video.clips import probe_folder
 from summit_train.data.video.decode import probe
 from summit_train.data.video.source import MISSING, NO_HURRY, DecodeError, VideoInfo, load_video, worker_pool
 from summit_train.data.video.span import Span, SpanError, located_error, span_of
-from summit_train.files import file_sha256, naming
 
 _PATHS_PER_WORKER = 16
 # The decoder checks the time itself; its process is killed only where it cannot.

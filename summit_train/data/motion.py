@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from summit_train.core.errors import UserError
+from summit_train.core.rng import key
 from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.manifest.reading import write_classes
 from summit_train.data.video.encode import write_video
-from summit_train.errors import UserError
-from summit_train.rng import key
 
 KINDS = ("direction", "order")
 SPLITS = ("train", "val")

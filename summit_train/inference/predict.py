@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from summit_train.comm import World
+from summit_train.core.comm import World
+from summit_train.core.text import csv_text
 from summit_train.data.manifest.clip import Clip, clip_columns
+from summit_train.evaluation.scores import Scores
+from summit_train.evaluation.scoring import Progress, Scored, Scorer
 from summit_train.inference.trained import Trained
 from summit_train.inference.videos import Listing
-from summit_train.text import csv_text
-from summit_train.training.scores import Scores
-from summit_train.training.scoring import Progress, Scored, Scorer
 
 _NOT_FINITE = "its scores are not finite"
 

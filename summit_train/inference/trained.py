@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
+from summit_train.core.errors import UserError
+from summit_train.core.saved import CheckpointError, bytes_for, give_weights, load_checkpoint, load_newest
 from summit_train.data.manifest import read_classes
-from summit_train.errors import UserError
 from summit_train.models import VideoNetwork
-from summit_train.network import build_network, make_ready
-from summit_train.saved import CheckpointError, bytes_for, give_weights, load_checkpoint, load_newest
-from summit_train.source import Tree, apply_override
+from summit_train.models.network import build_network, make_ready
+from summit_train.models.precision import parameter_type
 from summit_train.spec import Spec, load_spec, spec_from_tree
-from summit_train.training.step import parameter_type
+from summit_train.spec.source import Tree, apply_override
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from summit_train.core.errors import UserError
+from summit_train.core.text import counted, listed
 from summit_train.data.batches.loader import BadClip
 from summit_train.data.batches.stores import Store, file_store, open_store
 from summit_train.data.manifest import Manifest, read_manifest
@@ -22,9 +24,7 @@ from summit_train.data.manifest.reading import PACK_FILE, PACKING_FOLDER
 from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, is_video
 from summit_train.data.video.clips import is_picture
 from summit_train.data.video.source import MISSING
-from summit_train.errors import UserError
 from summit_train.spec import DataSpec, Spec
-from summit_train.text import counted, listed
 
 _HEAD_BYTES = 4096
 Follow = Callable[[Iterable[Any], int, str], Iterator[Any]]  # (items, their number, what they are): shows progress

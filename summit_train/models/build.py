@@ -9,7 +9,18 @@ from typing import get_args
 import torch
 from torch import nn
 
-from summit_train.models.catalog import (
+from summit_train.models.csn import IrCSN
+from summit_train.models.eco import ECOLite
+from summit_train.models.i3d import I3D
+from summit_train.models.mobilenet import InvertedResidual, MobileNetV2
+from summit_train.models.non_local import add_non_local
+from summit_train.models.resnet import ResidualBlock, ResNet
+from summit_train.models.slowfast import SlowFast
+from summit_train.models.trn import TRN
+from summit_train.models.tsm import add_shifts
+from summit_train.models.video import VideoNetwork, initialise
+from summit_train.models.x3d import X3D, X3DBlock
+from summit_train.spec.catalog import (
     ARCHITECTURES,
     NonLocal,
     NonLocalForm,
@@ -22,17 +33,6 @@ from summit_train.models.catalog import (
     pool1_problem,
     zero_init_problem,
 )
-from summit_train.models.csn import IrCSN
-from summit_train.models.eco import ECOLite
-from summit_train.models.i3d import I3D
-from summit_train.models.mobilenet import InvertedResidual, MobileNetV2
-from summit_train.models.non_local import add_non_local
-from summit_train.models.resnet import ResidualBlock, ResNet
-from summit_train.models.slowfast import SlowFast
-from summit_train.models.trn import TRN
-from summit_train.models.tsm import add_shifts
-from summit_train.models.video import VideoNetwork, initialise
-from summit_train.models.x3d import X3D, X3DBlock
 
 
 def build_model(

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from summit_train.models.catalog import FreezeBN
 from summit_train.models.non_local import NonLocal
+from summit_train.spec.catalog import FreezeBN
 
 
 def freeze_norms(network: nn.Module, which: FreezeBN) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from summit_train.models.catalog import Pool1
 from summit_train.models.resnet import STAGES, ResidualBlock, ResNet
+from summit_train.spec.catalog import Pool1
 
 
 class I3D(ResNet):

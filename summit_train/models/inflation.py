@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from summit_train.models.catalog import ShiftDirection
 from summit_train.models.shift import num_shifted_channels
+from summit_train.spec.catalog import ShiftDirection
 
 
 class Shift(NamedTuple):

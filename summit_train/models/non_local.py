@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from summit_train.models.catalog import NonLocalForm
+from summit_train.spec.catalog import NonLocalForm
 
 # Blocks that a stage gets: two in res3 and three in res4 (Wang et al., section 5.1, "5-block").
 STAGES = {"layer2": 2, "layer3": 3}

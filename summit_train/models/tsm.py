@@ -7,11 +7,11 @@ from typing import TypeGuard
 
 from torch import nn
 
-from summit_train.models.catalog import ShiftDirection, ShiftPlace
 from summit_train.models.mobilenet import InvertedResidual
 from summit_train.models.resnet import ResidualBlock
 from summit_train.models.shift import TemporalShift
 from summit_train.models.video import VideoNetwork
+from summit_train.spec.catalog import ShiftDirection, ShiftPlace
 
 
 def add_shifts(network: VideoNetwork, fraction: float, place: ShiftPlace, direction: ShiftDirection) -> None:

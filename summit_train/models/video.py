@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from summit_train.models.catalog import Pool1
 from summit_train.models.freeze import keep_frozen
 from summit_train.models.keyed import KeyedModule
 from summit_train.models.non_local import NonLocal
+from summit_train.spec.catalog import Pool1
 
 if TYPE_CHECKING:
     from typing_extensions import Self

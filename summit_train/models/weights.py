@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from summit_train.errors import UserError
+from summit_train.core.errors import UserError
+from summit_train.core.saved import bound_of, check_digest, find_checkpoints, load_newest, load_saved
 from summit_train.models.inflation import Fitted, Shift, fitted
 from summit_train.models.names import has_shift, is_mmactions_resnet, our_names
 from summit_train.models.non_local import NonLocal
 from summit_train.models.tsm import shift_step
 from summit_train.models.video import VideoNetwork
-from summit_train.saved import bound_of, check_digest, find_checkpoints, load_newest, load_saved
 
 # Keys that wrap a state dict in the files people have: our checkpoints ("model") and others' ("state_dict").
 _WRAPPERS: tuple[str, ...] = ("model", "state_dict")

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from summit_train.optim.foreach import Adagrad, Lamb, RMSprop
-from summit_train.optim.keys import OptimizerSpec
 from summit_train.optim.sgd import build_sgd
+from summit_train.spec.optimizer import OptimizerSpec
 
 
 def build_solver(spec: OptimizerSpec, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from summit_train.optim.keys import TrustRatioSpec
+from summit_train.spec.optimizer import TrustRatioSpec
 
 
 def layer_norms(tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -14,11 +14,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from summit_train.files import replacing
+from summit_train.core.files import replacing
+from summit_train.core.text import counted
 from summit_train.report.figures import GREY, Picture, drawable, house_style
 from summit_train.report.metrics import Run
 from summit_train.report.tables import MOST_CLASSES
-from summit_train.text import counted
 
 MOST_PAIRS = 10
 

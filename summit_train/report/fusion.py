@@ -8,10 +8,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from summit_train.report.bench import drawn, wrapped
+from summit_train.core.text import counted
+from summit_train.report.caption import drawn, wrapped
 from summit_train.report.figures import GREY, PALETTE, drawable
 from summit_train.report.tables import MOST_CLASSES
-from summit_train.text import counted
 
 _ROW = 0.27  # inches of a class
 

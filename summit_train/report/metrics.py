@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from summit_train.errors import UserError
+from summit_train.core.errors import UserError
+from summit_train.core.text import has_top5
 from summit_train.report.records import (
     AverageRecord,
     BatchRecord,
@@ -26,8 +27,7 @@ from summit_train.report.records import (
     TrustRatioRecord,
     number,
 )
-from summit_train.source import SpecError, parse_mapping
-from summit_train.text import has_top5
+from summit_train.spec.source import SpecError, parse_mapping
 
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
 OBSERVED_FILE = "observed.json"  # of `eval --observed`, which need not be there

@@ -12,18 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from pydantic import ValidationError
 
-from summit_train.errors import UserError
-from summit_train.report.bench import drawn, wrapped
-from summit_train.report.figures import (
-    GREY,
-    HEIGHT,
-    LEGEND_LINE,
-    WIDTH,
-    Picture,
-    drawable,
-    house_style,
-    series,
-)
+from summit_train.core.errors import UserError
+from summit_train.report.caption import drawn, wrapped
+from summit_train.report.figures import GREY, HEIGHT, LEGEND_LINE, WIDTH, Picture, drawable, house_style, series
 from summit_train.report.metrics import OBSERVED_FILE, Run
 from summit_train.report.records import Observed, ObservedPoint
 

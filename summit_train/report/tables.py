@@ -7,10 +7,10 @@ from datetime import datetime, timezone
 from statistics import median
 from typing import Any
 
+from summit_train.core.text import MOST_ITEMS, NONE, counted, duration, listed, mean_std, percent, show
 from summit_train.report.metrics import Run
 from summit_train.report.noise import noise_missing
 from summit_train.report.records import ClipsPerClass, FinalEval, StartRecord, number
-from summit_train.text import MOST_ITEMS, NONE, counted, duration, listed, mean_std, percent, show
 
 MOST_CLASSES = 30  # of a table with a row for each class
 CONSEQUENCES = {  # of a file that is missing

@@ -22,7 +22,7 @@ from functools import partial
 from statistics import NormalDist
 from typing import Literal
 
-from summit_train.network import count_model, count_network
+from summit_train.models.network import count_model, count_network
 from summit_train.plan import PlanError, averaged_elements, averages_per_epoch
 from summit_train.scaling.machines import Machine, MachineError, Storage, find_rate
 from summit_train.scaling.network import BACKWARD_SHARE, allreduce_seconds, layer_gradients, overlap

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from summit_train.errors import UserError
-from summit_train.models.catalog import Arch, Backbone, NonLocal
-from summit_train.source import SpecError, file_of, read_tree, shipped
+from summit_train.core.errors import UserError
 from summit_train.spec import Spec
-from summit_train.typed import Count, Positive, Section, validated
+from summit_train.spec.catalog import Arch, Backbone, NonLocal
+from summit_train.spec.source import SpecError, file_of, read_tree, shipped
+from summit_train.spec.typed import Count, Positive, Section, validated
 
 Seconds = Annotated[float, Field(ge=0)]
 Precision = Literal["fp32", "fp16", "bf16", "fp64"]

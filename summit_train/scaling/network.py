@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from summit_train.errors import RunFailed
+from summit_train.core.errors import RunFailed
 from summit_train.models.count import Count
 from summit_train.scaling.machines import Link, MachineError, Network
 from summit_train.training.exchange import bucket_counts

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from summit_train.models.catalog import ARCHITECTURES, Arch
 from summit_train.spec import Spec
+from summit_train.spec.catalog import ARCHITECTURES, Arch
 
 TRAINING_VIDEOS = 240_000  # section 4.1, "roughly"
 VALIDATION_VIDEOS = 20_000

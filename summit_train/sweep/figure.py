@@ -10,13 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from summit_train.files import locked, replacing, write_json, write_text
+from summit_train.core.files import locked, replacing, write_json, write_text
+from summit_train.core.text import counted, listed
 from summit_train.report.figures import GREY, MARKERS, PALETTE, drawable, finite, house_style
 from summit_train.report.noise import Measured
 from summit_train.sweep.grid import Sweep
 from summit_train.sweep.points import Point, as_values, clear_noise, has_seeds, sweep_points, tables
 from summit_train.sweep.status import JobState, SweepRow, as_csv, read_rows
-from summit_train.text import counted, listed
 
 
 def write_sweep(sweep: Sweep, jobs: Mapping[str, JobState]) -> list[SweepRow]:

@@ -28,9 +28,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from summit_train.source import SpecError, Tree, apply_override, put, read_tree, to_yaml
 from summit_train.spec import PathText, Spec, spec_from_tree
-from summit_train.typed import Count, Section, validated
+from summit_train.spec.source import SpecError, Tree, apply_override, put, read_tree, to_yaml
+from summit_train.spec.typed import Count, Section, validated
 
 MOST_RUNS = 1000  # an array's indices stay below Slurm's usual MaxArraySize, 1001
 _LONGEST_NAME = 80  # characters

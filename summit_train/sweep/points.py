@@ -8,10 +8,10 @@ from operator import itemgetter
 from statistics import fmean, stdev
 from typing import Any
 
+from summit_train.core.text import NONE, mean_std, show, text_table
 from summit_train.report.noise import Measured, pooled
 from summit_train.sweep.grid import Sweep
 from summit_train.sweep.status import STATES, SweepRow, table
-from summit_train.text import NONE, mean_std, show, text_table
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,16 @@ from summit_train.cluster.estimate import Estimate, check_ranks, estimate
 from summit_train.cluster.job import Job
 from summit_train.cluster.site import Site, walltime_text
 from summit_train.cluster.submit import chain, check_scheduler, folders_to_stage, write_job
-from summit_train.errors import UserError
-from summit_train.files import locked, write_text
+from summit_train.core.errors import UserError
+from summit_train.core.files import locked, write_text
+from summit_train.core.text import NONE, duration, mean_std, show, text_table
 from summit_train.plan import Plan, PlanError, make_plan
-from summit_train.source import to_yaml
 from summit_train.spec import Spec, dump_spec
+from summit_train.spec.source import to_yaml
 from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, SweepRun, sweep_texts
 from summit_train.sweep.points import tables
 from summit_train.sweep.status import JobState, read_rows, to_start
-from summit_train.text import NONE, duration, mean_std, show, text_table
 
 Say = Callable[[str], None]
 

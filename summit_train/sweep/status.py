@@ -11,15 +11,15 @@ from typing import Any
 
 from summit_train.cluster.site import Site, load_site
 from summit_train.cluster.submit import SubmitError, job_states, submissions
-from summit_train.files import is_locked
+from summit_train.core.files import is_locked
+from summit_train.core.text import NONE, duration, has_top5, mean_std, percent, show, text_table
 from summit_train.report.metrics import Run, RunError
 from summit_train.report.noise import measured, measured_steps
 from summit_train.report.records import number
 from summit_train.report.tables import machine_of
-from summit_train.source import SpecError
 from summit_train.spec import experiment_keys, spec_from_values
+from summit_train.spec.source import SpecError
 from summit_train.sweep.grid import Sweep, SweepRun
-from summit_train.text import NONE, duration, has_top5, mean_std, percent, show, text_table
 
 STATES = ("done", "running", "queued", "failed", "missing", "unknown", "changed")
 

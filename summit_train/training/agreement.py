@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 import summit_train
-from summit_train.comm import World
+from summit_train.core.comm import World
+from summit_train.core.errors import UserError
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import kept_clips
-from summit_train.errors import UserError
-from summit_train.network import build_network
+from summit_train.models.network import build_network
 from summit_train.spec import Spec, flat_keys
 
 # Each node may read its own copy of the data. The contents of the lists are compared by their fingerprints.

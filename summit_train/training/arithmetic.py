@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from summit_train.errors import UserError
-from summit_train.network import count_network
+from summit_train.core.errors import UserError
+from summit_train.models.network import count_network
 from summit_train.spec import Spec
 
 _WRONG = 0.1  # relative; a right bf16 gradient is off by 0.002

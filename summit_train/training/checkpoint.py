@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from summit_train.errors import RunFailed
-from summit_train.files import replacing, write_text
+from summit_train.core.errors import RunFailed
+from summit_train.core.files import replacing, write_text
+from summit_train.core.saved import CheckpointError, check_fit, digest_path, find_checkpoints, peek
 from summit_train.optim.solvers import kept_state
-from summit_train.saved import CheckpointError, check_fit, digest_path, find_checkpoints, peek
 from summit_train.spec import experiment_defaults
 
 

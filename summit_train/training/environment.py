@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 import summit_train
-from summit_train import processor
-from summit_train.comm import World
-from summit_train.network import cpu_kernels
+from summit_train.core import processor
+from summit_train.core.comm import World
+from summit_train.models.network import cpu_kernels
 
 _PACKAGES = ("torch", "horovod", "mpi4py", "numpy", "av", "pydantic")
 

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from summit_train.comm import World
+from summit_train.core.comm import World
 
 # A larger message uses a network better. The last one is small, as it starts when the backward pass has ended: all of
 # it is waited for.

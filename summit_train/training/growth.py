@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from summit_train.optim.keys import GrowBatchSpec
 from summit_train.plan import Rung
+from summit_train.spec.optimizer import GrowBatchSpec
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,22 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 
-from summit_train.comm import World
+from summit_train.core.comm import World
+from summit_train.core.errors import AgreedError, RunFailed, describe, is_bug
+from summit_train.core.watch import Stopped, StopRequest, Watchdog
 from summit_train.data.batches.loader import MicroBatch, training_batches
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import open_store
 from summit_train.data.batches.workers import Batches
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import kept_clips
-from summit_train.errors import AgreedError, RunFailed, describe, is_bug
+from summit_train.evaluation.evaluation import Evaluation, show_accuracy
 from summit_train.plan import Plan, Rung
 from summit_train.spec import Spec
-from summit_train.training.evaluation import Evaluation, show_accuracy
 from summit_train.training.metrics import RunLog, validated
 from summit_train.training.run import Run
 from summit_train.training.step import StepResult, Vote
 from summit_train.training.stopwatch import Mark
-from summit_train.training.watch import Stopped, StopRequest, Watchdog
 
 
 def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> None:

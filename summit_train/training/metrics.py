@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
-from summit_train.files import naming
-from summit_train.text import duration, noise_text
+from summit_train.core.files import naming
+from summit_train.core.text import duration, noise_text
 
 METRICS_FILE = "metrics.jsonl"
 _SECONDS_BETWEEN_LINES = 10.0

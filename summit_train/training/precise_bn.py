@@ -18,17 +18,17 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from summit_train import rng
-from summit_train.comm import World
+from summit_train.core import rng
+from summit_train.core.comm import World
+from summit_train.core.watch import StopRequest, Watchdog, leave_if_asked
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import VideoNetwork
 from summit_train.models.freeze import is_frozen, norm_momentum
-from summit_train.network import build_network
+from summit_train.models.network import build_network
+from summit_train.models.precision import Normalise, mixed_precision, parameter_type
 from summit_train.spec import Spec
 from summit_train.training.loop import batches_between
 from summit_train.training.run import Inputs
-from summit_train.training.step import Normalise, mixed_precision, parameter_type
-from summit_train.training.watch import StopRequest, Watchdog, leave_if_asked
 
 
 def preparation(

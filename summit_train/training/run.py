@@ -12,31 +12,32 @@ from typing import IO, Any
 import torch
 from torch import nn
 
-from summit_train import rng
-from summit_train.comm import World
+from summit_train.core import rng
+from summit_train.core.comm import World
+from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.files import naming
+from summit_train.core.saved import CheckpointError, bound_of, check_fit, give_weights, load_newest
+from summit_train.data.bad_clips import BadClips
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import kept_clips
-from summit_train.errors import RunFailed, UserError
-from summit_train.files import naming
 from summit_train.models import VideoNetwork
+from summit_train.models.network import build_network, make_ready
+from summit_train.models.precision import parameter_type
 from summit_train.models.weights import load_pretrained
-from summit_train.network import build_network, make_ready
-from summit_train.optim.keys import OptimizerSpec
 from summit_train.optim.sgd import parameter_groups
 from summit_train.optim.solvers import build_solver
 from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan
-from summit_train.saved import CheckpointError, bound_of, check_fit, give_weights, load_newest
 from summit_train.spec import Spec, experiment_keys
+from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.training.arithmetic import check_arithmetic
 from summit_train.training.averaging import AveragingStep
-from summit_train.training.bad_clips import BadClips
 from summit_train.training.checkpoint import checkpoint_path, experiment_differences, prune_checkpoints, save_checkpoint
 from summit_train.training.growth import GrowingBatch
 from summit_train.training.noise import NoiseScale
-from summit_train.training.step import StepSettings, TrainStep, parameter_type
+from summit_train.training.step import StepSettings, TrainStep
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from summit_train.core.watch import Watchdog
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.data.packed.stage import Clips, Staged, Staging
 from summit_train.training.loop import clip_order
 from summit_train.training.run import Run
-from summit_train.training.watch import Watchdog
 
 
 def stage_sets(run: Run, watchdog: Watchdog) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,48 +11,20 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from summit_train import rng
-from summit_train.comm import World
+from summit_train.core import rng
+from summit_train.core.comm import World
+from summit_train.core.saved import check_fit
 from summit_train.data.batches.loader import MicroBatch
-from summit_train.modality import RGB, Modality
 from summit_train.models.freeze import trained_norms
+from summit_train.models.precision import Normalise, mixed_precision, parameter_type
 from summit_train.optim.sgd import set_learning_rate
 from summit_train.optim.trust import Ratios, TrustRatio
-from summit_train.saved import check_fit
+from summit_train.spec.modality import RGB, Modality
 from summit_train.training.average import WeightAverage
 from summit_train.training.checkpoint import restore_solver
 from summit_train.training.exchange import Exchange
 from summit_train.training.noise import PassSquares, Squares
 from summit_train.training.stopwatch import Mark
-
-AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-def parameter_type(precision: str) -> torch.dtype:
-    """Return the type of the weights: fp16 and bf16 are types of the activations only."""
-    return torch.float64 if precision == "fp64" else torch.float32
-
-
-def mixed_precision(precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Return the context in which a network computes its activations in `precision`."""
-    dtype = AUTOCAST.get(precision)
-    return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
-
-
-class Normalise:
-    """Turn uint8 frames (N, T, H, W, C) into float (N, T, C, H, W), normalised as `modality` says, channels last.
-
-    The bytes are permuted as a view: their order in memory is the channels-last order already. The constants stay on
-    the device, as copying them there in every step would make the host wait.
-    """
-
-    def __init__(self, dtype: torch.dtype, device: torch.device, modality: Modality = RGB) -> None:
-        self._mean = torch.tensor(modality.mean, dtype=dtype, device=device)
-        self._std = torch.tensor(modality.std, dtype=dtype, device=device)
-
-    def __call__(self, frames_NTHWC: torch.Tensor) -> torch.Tensor:
-        frames = frames_NTHWC.to(self._mean.device, non_blocking=True).to(self._mean.dtype)
-        return frames.sub_(self._mean).div_(self._std).permute(0, 1, 4, 2, 3)
 
 
 def _preparation(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from summit_train.source import shipped
 from summit_train.spec import load_spec
+from summit_train.spec.source import shipped
 from tests.worlds import bench_script
 
 outcome = bench_script("gpu/outcome")

@@ -69,7 +69,7 @@ def test_the_shift_equals_indexing_and_a_changed_one_does_not(monkeypatch: pytes
 
 
 def test_every_architecture_is_among_the_cases() -> None:
-    from summit_train.models.catalog import ARCHITECTURES
+    from summit_train.spec.catalog import ARCHITECTURES
 
     assert {case.arch for case in networks.CASES.values()} == set(ARCHITECTURES)
 

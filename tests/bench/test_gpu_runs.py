@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from summit_train.source import shipped
 from summit_train.spec import load_spec
+from summit_train.spec.source import shipped
 from tests.worlds import bench_script
 
 outcome = bench_script("gpu/outcome")

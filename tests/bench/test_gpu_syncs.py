@@ -7,8 +7,8 @@ import argparse
 import pytest
 import torch
 
-from summit_train.source import shipped
 from summit_train.spec import load_spec
+from summit_train.spec.source import shipped
 from summit_train.training.step import TrainStep
 from tests.worlds import bench_script
 

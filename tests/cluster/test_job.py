@@ -19,7 +19,7 @@ from jinja2 import UndefinedError
 from summit_train.cluster import job as job_module
 from summit_train.cluster.job import Job, JobError, job_name, render
 from summit_train.cluster.site import Site, load_site
-from summit_train.source import shipped
+from summit_train.spec.source import shipped
 from tests.cluster.test_site import SITES
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden/jobs"

@@ -8,7 +8,7 @@ import pytest
 
 import summit_train
 from summit_train.cluster.site import SiteError, load_site, parse_walltime, walltime_text
-from summit_train.source import shipped
+from summit_train.spec.source import shipped
 
 SITES = ("local", "lsf_generic", "slurm_generic", "slurm_v100", "summit")
 MINE = """

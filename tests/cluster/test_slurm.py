@@ -12,8 +12,8 @@ from tests.worlds import BACKENDS
 
 WORLD = """
 import os
-from summit_train.comm.launch import find_launch
-from summit_train.comm import open_world
+from summit_train.core.comm.launch import find_launch
+from summit_train.core.comm import open_world
 launch = find_launch(os.environ)
 world = open_world(launch)
 mine = (world.rank, world.local_rank, world.local_size, launch.launcher, os.environ["SLURMD_NODENAME"])

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from summit_train.core.errors import UserError
 from summit_train.data.manifest import read_manifest
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.data.video.augment import View
-from summit_train.errors import UserError
 from tests.data.clips import probe, read_clip
 
 

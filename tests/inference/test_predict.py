@@ -15,21 +15,15 @@ import torch
 from av.video.frame import VideoFrame
 
 from summit_train.__main__ import main
-from summit_train.comm import World
+from summit_train.core.comm import World
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.span import TO_THE_END, Span
-from summit_train.inference.predict import (
-    PredictedVideo,
-    Prediction,
-    Predictions,
-    most_probable,
-    predict_videos,
-)
+from summit_train.evaluation.evaluation import Evaluation
+from summit_train.evaluation.scores import Scores
+from summit_train.inference.predict import PredictedVideo, Prediction, Predictions, most_probable, predict_videos
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.inference.videos import list_named
-from summit_train.training.evaluation import Evaluation
-from summit_train.training.scores import Scores
 from tests.closeness import assert_near
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from summit_train.errors import UserError
+from summit_train.core.errors import UserError
 from summit_train.inference.trained import named, open_trained
 from tests.closeness import assert_near
 from tests.runs import changed_copy

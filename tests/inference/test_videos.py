@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from summit_train.__main__ import main
+from summit_train.core.errors import UserError
 from summit_train.data.manifest import ManifestError
-from summit_train.errors import UserError
 from summit_train.inference.trained import open_trained
 from summit_train.inference.videos import Listing, list_named
 from summit_train.spec import Spec

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from summit_train.models import VideoNetwork, build_model
-from summit_train.models.catalog import ARCHITECTURES, BACKBONES
 from summit_train.models.fast import accelerate
+from summit_train.models.network import count_model
 from summit_train.models.shift import TemporalShift, temporal_shift
-from summit_train.network import count_model
 from summit_train.spec import ModelSpec
+from summit_train.spec.catalog import ARCHITECTURES, BACKBONES
 from tests.closeness import assert_near
 
 GOLDEN = Path(__file__).parent.parent / "golden"

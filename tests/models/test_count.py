@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from summit_train.models import VideoNetwork, build_model
-from summit_train.models.catalog import ARCHITECTURES, BACKBONES
 from summit_train.models.count import Count, count
 from summit_train.models.fast import accelerate
+from summit_train.spec.catalog import ARCHITECTURES, BACKBONES
 
 # T per stage (the paper's Table 2), ResNet-50.
 TABLE_2 = {

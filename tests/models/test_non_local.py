@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from summit_train.models import VideoNetwork, build_model
-from summit_train.models.catalog import ARCHITECTURES
 from summit_train.models.fast import accelerate
 from summit_train.models.freeze import freeze_norms, is_frozen
 from summit_train.models.non_local import NonLocal
 from summit_train.models.recompute import recompute_blocks
+from summit_train.spec.catalog import ARCHITECTURES
 from tests.closeness import assert_near
 
 FORMS = ("tsm", "original")

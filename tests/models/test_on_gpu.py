@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from summit_train.models import VideoNetwork
-from summit_train.models.catalog import ARCHITECTURES
 from summit_train.models.fast import accelerate
+from summit_train.spec.catalog import ARCHITECTURES
 from tests.models.test_build import SMALL, clips, small
 
 NETWORKS: list[tuple[str, str | None, int, dict[str, object]]] = [(*network, {}) for network in SMALL]

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from summit_train.models import VideoNetwork, build_model
-from summit_train.models.catalog import BACKBONES, stream_problem
 from summit_train.models.fast import accelerate
 from summit_train.models.online import StreamNetwork, cache_elements, cache_shapes
+from summit_train.spec.catalog import BACKBONES, stream_problem
 from tests.closeness import assert_near
 
 FRAMES = 5

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.errors import UserError
+from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.inflation import averaged, inflate
 from summit_train.models.weights import Mismatch, WeightsError, load_pretrained

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from summit_train.models import build_model
-from summit_train.optim.keys import OptimizerSpec
 from summit_train.optim.sgd import parameter_groups, set_learning_rate
 from summit_train.optim.solvers import build_solver
+from summit_train.spec.optimizer import OptimizerSpec
 from tests.closeness import assert_all_near
 from tests.optim.timms import needs_timm, timm_module
 

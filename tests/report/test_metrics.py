@@ -169,5 +169,5 @@ def test_what_is_no_run_is_refused_with_what_would_be_right(write_run, tmp_path)
 
 
 def test_the_report_imports_no_torch():
-    code = "import sys, summit_train.report.page, summit_train.commands.report; sys.exit('torch' in sys.modules)"
+    code = "import sys, summit_train.report.page, summit_train.cli.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

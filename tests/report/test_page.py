@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from summit_train.errors import UserError, describe
+from summit_train.core.errors import UserError, describe
 from summit_train.report.metrics import RunError, read_runs
 from summit_train.report.page import render, write_report
 from tests.runs import full_disk

@@ -8,8 +8,8 @@ import pytest
 
 from summit_train.scaling.cost import seconds_per_clip
 from summit_train.scaling.machines import MachineError, find_rate, load_machine, machine_names, with_rate
-from summit_train.source import SpecError
 from summit_train.spec import load_spec
+from summit_train.spec.source import SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
 

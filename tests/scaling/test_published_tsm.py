@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from summit_train.scaling.latency import entries_of_table
+from summit_train.bench.latency import entries_of_table
 from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES, Network, Row
 
 

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from summit_train.source import SpecError
+from summit_train.spec.source import SpecError
 from summit_train.sweep.grid import MOST_RUNS, Sweep, load_sweep, sweep_texts
 
 BASE = {

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from summit_train.source import SpecError
 from summit_train.spec import dump_spec, spec_from_values
+from summit_train.spec.source import SpecError
 from summit_train.sweep.grid import Reference, ReferencePoint, Sweep, load_sweep
 from summit_train.sweep.points import as_values
 from summit_train.sweep.status import JobState, as_csv, read_rows, table, to_start
@@ -101,7 +101,7 @@ def test_the_scheduler_is_believed_of_what_is_not_done(sweep, begin):
 def test_a_run_whose_directory_somebody_holds_is_running(sweep, begin):
     path = begin(0, leave_out=("eval.json",))
     program = (
-        "import sys, pathlib\nfrom summit_train.files import locked\n"
+        "import sys, pathlib\nfrom summit_train.core.files import locked\n"
         "with locked(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()\n"
     )
     root = Path(__file__).resolve().parents[2]

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from summit_train.comm import World
-from summit_train.commands.start import read_inputs
-from summit_train.errors import UserError
+from summit_train.core.comm import World
+from summit_train.core.errors import UserError
 from summit_train.training import agreement
 from summit_train.training.agreement import check_agreement, code_digest, identity
 from summit_train.training.run import Inputs
+from summit_train.training.start import read_inputs
 from tests.conftest import WriteSpec
 from tests.worlds import lines, main_said, needs_ranks, run, succeed
 
@@ -130,7 +130,7 @@ def test_a_rank_that_hangs_while_it_is_compared_is_watched(
         assert "watchdog" in [thread.name for thread in threading.enumerate()]
         raise UserError("compared")
 
-    monkeypatch.setattr(f"summit_train.commands.{module}.check_agreement", compare)
+    monkeypatch.setattr(f"summit_train.cli.{module}.check_agreement", compare)
     spec = write_spec()
     more = ["--checkpoints", spec] if "eval" in words else []  # any file: it is not read so early
     status, _, said = main_said(capsys, words[0], spec, *words[1:], *more)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from summit_train.errors import UserError
-from summit_train.source import shipped
+from summit_train.core.errors import UserError
 from summit_train.spec import Spec, load_spec
+from summit_train.spec.source import shipped
 from summit_train.training import arithmetic
 from summit_train.training.arithmetic import check_arithmetic, error_of_two_frames
 

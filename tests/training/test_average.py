@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.comm import World
+from summit_train.core.comm import World
 from summit_train.optim.sgd import build_sgd, parameter_groups
-from summit_train.source import SpecError
 from summit_train.spec import load_spec
+from summit_train.spec.source import SpecError
 from summit_train.training.average import WeightAverage
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.step import StepSettings, TrainStep

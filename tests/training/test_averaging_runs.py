@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from summit_train.saved import learner_path, load_newest
+from summit_train.core.saved import learner_path, load_newest
 from summit_train.training.averaging import AveragingStep
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec, spec_writer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from summit_train.comm import World
+from summit_train.core.comm import World
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.quarantine import kept_clips, write_quarantine
 from summit_train.data.video.source import DecodeError

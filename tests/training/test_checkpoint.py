@@ -11,17 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from summit_train.errors import UserError
-from summit_train.optim.keys import OptimizerSpec
+from summit_train.core.errors import UserError
+from summit_train.core.saved import digest_path, find_checkpoints
 from summit_train.optim.solvers import build_solver
-from summit_train.saved import digest_path, find_checkpoints
-from summit_train.training.checkpoint import (
-    differences,
-    epoch_checkpoints,
-    prune_checkpoints,
-    restore_solver,
-    step_of,
-)
+from summit_train.spec.optimizer import OptimizerSpec
+from summit_train.training.checkpoint import differences, epoch_checkpoints, prune_checkpoints, restore_solver, step_of
 from tests.runs import load_any, small_checkpoints
 from tests.worlds import environment
 
@@ -47,7 +41,7 @@ _FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 import torch
-from summit_train.errors import RunFailed
+from summit_train.core.errors import RunFailed
 from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
 run = Path(sys.argv[1])
 state = {"model": {"w": torch.zeros(1_000_000)}, "optimizer": {}, "step": 20}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.comm import World
+from summit_train.core.comm import World
 from summit_train.training.exchange import (
     BUCKET_BYTES,
     LAST_BUCKET_BYTES,
@@ -156,7 +156,7 @@ def test_a_long_average_goes_in_messages_of_a_buckets_size(monkeypatch: pytest.M
 _MEAN = """
 import sys
 import torch
-from summit_train.comm import open_world
+from summit_train.core.comm import open_world
 from summit_train.training import exchange
 world = open_world()
 exchange.BUCKET_BYTES = exchange.LAST_BUCKET_BYTES = 8

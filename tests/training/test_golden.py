@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from summit_train.comm import World
+from summit_train.core.comm import World
 from summit_train.data.manifest import read_manifest
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.plan import make_plan

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from summit_train.data.batches.order import Order
-from summit_train.optim.keys import GrowBatchSpec
 from summit_train.plan import PlanError, Rung, make_plan
 from summit_train.spec import Spec, spec_from_values
+from summit_train.spec.optimizer import GrowBatchSpec
 from summit_train.training.growth import GrowingBatch
 from tests.conftest import WriteSpec
 from tests.runs import assert_bit_equal, final_state

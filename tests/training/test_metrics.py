@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from summit_train.errors import describe
+from summit_train.core.errors import describe
 from summit_train.training.metrics import RunLog, validated
 from tests.runs import full_disk
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from summit_train.models.network import separate_compile_cache
 from summit_train.models.recompute import RecomputedBlocks
-from summit_train.network import separate_compile_cache
 from summit_train.spec import Spec, load_spec
 from summit_train.training.run import fresh_model
 from tests.conftest import WriteSpec
@@ -83,7 +83,7 @@ def test_compiled_code_is_kept_for_each_kind_of_processor(tmp_path: Path, monkey
 _COMPILED = """
 import torch
 from summit_train.models.shift import temporal_shift
-from summit_train.network import separate_compile_cache
+from summit_train.models.network import separate_compile_cache
 separate_compile_cache()
 torch.set_num_threads(1)
 layer = torch.nn.Conv2d(16, 4, 3, padding=1, bias=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from summit_train.models.catalog import ARCHITECTURES
+from summit_train.spec.catalog import ARCHITECTURES
 from tests.closeness import assert_near
 from tests.conftest import spec_writer
 from tests.runs import assert_bit_equal, final_state, rewound

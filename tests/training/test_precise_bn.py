@@ -11,16 +11,16 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from summit_train.comm import World
-from summit_train.commands.start import read_inputs
+from summit_train.core.comm import World
+from summit_train.core.watch import Stopped, StopRequest, Watchdog
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import VideoNetwork
+from summit_train.models.precision import Normalise
 from summit_train.spec import Spec, load_spec
 from summit_train.training import precise_bn
 from summit_train.training.precise_bn import _elements_per_clip, recompute_statistics
 from summit_train.training.run import fresh_model
-from summit_train.training.step import Normalise
-from summit_train.training.watch import Stopped, StopRequest, Watchdog
+from summit_train.training.start import read_inputs
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec
 from tests.worlds import lines, succeed, train

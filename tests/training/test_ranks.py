@@ -142,7 +142,7 @@ import sys
 import torch
 from summit_train.__main__ import main
 from summit_train.models import VideoNetwork
-from summit_train.comm.launch import find_launch
+from summit_train.core.comm.launch import find_launch
 import os
 honest = VideoNetwork.forward
 calls = 0
@@ -188,7 +188,7 @@ sys.exit(main(["train", sys.argv[1], *(["data.train=gone.csv"] if rank == "1" el
 _BUG = """
 import os, sys
 from summit_train.__main__ import main
-from summit_train.comm.launch import find_launch
+from summit_train.core.comm.launch import find_launch
 from summit_train.training.step import TrainStep
 honest, launch = TrainStep.__call__, find_launch(os.environ)
 def call(self, batches, *arguments, **options):
@@ -228,9 +228,9 @@ def test_a_bug_in_the_step_shows_its_traceback_once(write_spec: WriteSpec, ranks
 _STALL = """
 import os, signal, sys, time
 from summit_train.__main__ import main
-from summit_train.comm.launch import find_launch
+from summit_train.core.comm.launch import find_launch
 from summit_train.training.step import TrainStep
-from summit_train.training.watch import Watchdog
+from summit_train.core.watch import Watchdog
 mode, culprit = sys.argv[2:]
 honest, fault, launch, patience = TrainStep._forward, Watchdog._fault, find_launch(os.environ), []
 def forward(self, index, batch, lap):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.errors import describe
+from summit_train.core.errors import describe
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.run import RunLock
 from tests.conftest import WriteSpec, spec_writer

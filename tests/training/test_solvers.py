@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from summit_train.optim.keys import OptimizerSpec
+from summit_train.spec.optimizer import OptimizerSpec
 from tests.closeness import assert_near
 from tests.conftest import spec_writer
 from tests.runs import assert_bit_equal, final_state, rewound
@@ -36,7 +36,7 @@ DATE = {"warmup_epochs": 0.5, "warmup": "squared", "decay": "linear"}
 # Trains each spec in a child process that SIGKILL ends when the last checkpoint is written and has no name yet.
 _KILL_ALL = """
 import os, signal, sys
-import summit_train.commands.whole_run
+import summit_train.cli.whole_run
 from summit_train.__main__ import main
 
 def die(event, arguments):

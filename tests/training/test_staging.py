@@ -13,16 +13,16 @@ import torch
 from torch import nn
 
 from summit_train.__main__ import main
-from summit_train.comm import World
+from summit_train.core.comm import World
+from summit_train.core.watch import Watchdog
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.quarantine import kept_clips, write_quarantine
 from summit_train.data.video.source import DecodeError
+from summit_train.evaluation.scoring import Scorer
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
 from summit_train.training.loop import batches_between
-from summit_train.training.scoring import Scorer
 from summit_train.training.staging import needed_clips, stage_sets
-from summit_train.training.watch import Watchdog
 from tests.conftest import WriteSpec
 from tests.worlds import train
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.comm import World
+from summit_train.core.comm import World
 from summit_train.training.step import RunningStatistics, count_updates
 from tests.closeness import assert_near
 

@@ -11,14 +11,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from summit_train.comm import World
+from summit_train.core.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
-from summit_train.optim.keys import OptimizerSpec, TrustRatioSpec
+from summit_train.models.precision import Normalise
 from summit_train.optim.sgd import build_sgd, parameter_groups
 from summit_train.optim.solvers import build_solver
 from summit_train.optim.trust import TrustRatio
-from summit_train.training.step import LossScale, Normalise, StepSettings, TrainStep
+from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
+from summit_train.training.step import LossScale, StepSettings, TrainStep
 from tests.closeness import assert_all_near, assert_near
 
 CPU = torch.device("cpu")

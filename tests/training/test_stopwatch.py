@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from summit_train.comm import World
+from summit_train.core.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
 from summit_train.optim.sgd import build_sgd, parameter_groups

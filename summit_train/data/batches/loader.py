@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from summit_train import rng
+from summit_train.core import rng
 from summit_train.data.batches.order import MicroBatchKey, Order
 from summit_train.data.batches.stores import Store
 from summit_train.data.batches.workers import Batches, Reading

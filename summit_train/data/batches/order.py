@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train import rng
+from summit_train.core import rng
 
 # step, virtual GPU, epoch, clips int64 (clips_per_gpu,)
 MicroBatchKey = tuple[int, int, int, NDArray[np.int64]]

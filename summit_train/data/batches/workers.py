@@ -22,8 +22,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from summit_train.core.errors import RunFailed
 from summit_train.data.video.source import DecodeError, claim_leftovers, prepare_reader
-from summit_train.errors import RunFailed
 
 PREFETCHED_PER_WORKER = 2
 Batch = TypeVar("Batch")

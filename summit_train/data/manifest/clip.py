@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from summit_train.core.text import printable
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
-from summit_train.text import printable
 
 
 @dataclass(frozen=True, order=True)

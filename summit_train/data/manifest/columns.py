@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from summit_train.files import locked
+from summit_train.core.files import locked
 
 Build = Callable[[Path], None]
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from summit_train.core.files import write_text
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.manifest.tables import ManifestError, opened, parse_span
 from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import WHOLE, Span, SpanError, located_error, span_of
-from summit_train.files import write_text
 from summit_train.spec import DataSpec
 
 COLUMNS = ("path", "reason")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from summit_train.core.files import write_json, write_text
 from summit_train.data.manifest.columns import StoredRows, cached_folder, file_key, map_column, write_table
 from summit_train.data.manifest.rows import ManifestRow
 from summit_train.data.manifest.tables import (
@@ -33,7 +34,6 @@ from summit_train.data.manifest.tables import (
     parse_table,
 )
 from summit_train.data.video.span import WHOLE, Span
-from summit_train.files import write_json, write_text
 
 # Each process parses a smaller file itself: that is quick and leaves nothing beside the file.
 CACHED_BYTES = 8 << 20

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 
+from summit_train.core.files import write_text
 from summit_train.data.video.span import TO_THE_END, Span
-from summit_train.files import write_text
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from summit_train import rng
+from summit_train.core import rng
 from summit_train.data.manifest.reading import Manifest, read_manifest, read_rows, write_classes
 from summit_train.data.manifest.rows import ManifestRow, write_manifest
 from summit_train.data.manifest.tables import ManifestError

@@ -17,8 +17,8 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from summit_train.core.errors import UserError
 from summit_train.data.video.span import TO_THE_END, Span, SpanError
-from summit_train.errors import UserError
 
 VIDEO_EXTENSIONS = (
     ".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4",

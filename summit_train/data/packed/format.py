@@ -26,11 +26,11 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from summit_train.core.errors import UserError
+from summit_train.core.files import file_sha256, write_text
 from summit_train.data.manifest.columns import StoredRows, write_table
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, Manifest
 from summit_train.data.video.span import WHOLE, Span
-from summit_train.errors import UserError
-from summit_train.files import file_sha256, write_text
 
 INDEX_FOLDER, CLIPS, PICTURES = "index", "clips.npy", "pictures.npy"
 # The limit of ustar's size field.

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from summit_train.core.files import locked, replacing, write_json
 from summit_train.data.manifest.columns import sync_folder
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER, write_columns
@@ -45,7 +46,6 @@ from summit_train.data.packed.payload import Sample, make_samples
 from summit_train.data.video.flow import PRESETS
 from summit_train.data.video.source import DecodeError, worker_pool
 from summit_train.data.video.span import WHOLE
-from summit_train.files import locked, replacing, write_json
 
 _SAMPLED_CLIPS = 16
 _READ_AHEAD = 2  # clips of each worker

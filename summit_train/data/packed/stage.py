@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from summit_train.core.files import file_sha256, locked, replacing
 from summit_train.data.manifest import read_manifest
 from summit_train.data.packed.format import PackError, Place, ShardIndex, StoredFile, read_pack, shard_name
 from summit_train.data.packed.read import HAVE, PARTIAL_FOLDER, staged_folder
-from summit_train.files import file_sha256, locked, replacing
 
 Clips = NDArray[np.int64]
 Needed = Callable[[], Iterable[Clips]]

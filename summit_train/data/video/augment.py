@@ -16,7 +16,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.modality import FLOW_ZERO, RGB
+from summit_train.spec.modality import FLOW_ZERO, RGB
 
 SNAP_PIXELS = 3
 # The crop's offset in quarters of the free space: corners and centre, the edges' middles, the inner four.

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.errors import UserError
-from summit_train.modality import FLOW_ZERO
+from summit_train.core.errors import UserError
+from summit_train.spec.modality import FLOW_ZERO
 
 BOUND = 20.0
 METHODS = ("tvl1", "dis")

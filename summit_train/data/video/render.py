@@ -15,7 +15,7 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
 from summit_train.data.video.augment import View, cut
-from summit_train.modality import RGB
+from summit_train.spec.modality import RGB
 
 Frames: TypeAlias = NDArray[np.uint8]
 ViewsOf = Callable[[int, int], Sequence[View]]

@@ -24,9 +24,9 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any, cast
 
-from summit_train.errors import UserError
-from summit_train.files import file_sha256
-from summit_train.memory import keep_freed_frames
+from summit_train.core.errors import UserError
+from summit_train.core.files import file_sha256
+from summit_train.core.memory import keep_freed_frames
 
 # The bytes of a larger video are not held in memory: it is decoded from its start, packet by packet.
 MAX_HELD_BYTES = 64 << 20

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from summit_train import rng
+from summit_train.core import rng
+from summit_train.core.errors import UserError
 from summit_train.data.batches import loader
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import FlowStore, Store, open_store
@@ -17,7 +18,6 @@ from summit_train.data.packed.format import PackError, read_pack
 from summit_train.data.video import augment
 from summit_train.data.video.augment import View
 from summit_train.data.video.source import DecodeError
-from summit_train.errors import UserError
 from summit_train.spec import DataSpec, EvaluateSpec
 from tests.data.batches.conftest import data_spec
 from tests.data.clips import stored_clip

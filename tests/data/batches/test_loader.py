@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from summit_train import rng
+from summit_train.core import rng
 from summit_train.data.batches import loader
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest

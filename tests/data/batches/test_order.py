@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from summit_train import rng
+from summit_train.core import rng
 from summit_train.data.batches import order
 
 

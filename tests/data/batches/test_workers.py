@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from summit_train.core.errors import RunFailed
 from summit_train.data.batches import loader
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest
-from summit_train.errors import RunFailed
 from summit_train.spec import EvaluateSpec, load_spec
 from tests.conftest import WriteSpec
 from tests.data.batches.conftest import (

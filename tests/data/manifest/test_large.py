@@ -11,13 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from summit_train.data.manifest import (
-    Manifest,
-    ManifestError,
-    ManifestRow,
-    read_manifest,
-    write_manifest,
-)
+from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest import reading as manifest_module
 
 

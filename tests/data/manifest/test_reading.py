@@ -9,14 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from summit_train.data.manifest import (
-    Manifest,
-    ManifestError,
-    ManifestRow,
-    read_classes,
-    read_manifest,
-    write_manifest,
-)
+from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_classes, read_manifest, write_manifest
 
 
 def _written(folder: Path, text: str, classes: str | None = None) -> Path:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from summit_train import rng
+from summit_train.core import rng
+from summit_train.core.errors import UserError
 from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore
@@ -18,7 +19,6 @@ from summit_train.data.packed.read import ShardStore
 from summit_train.data.video import augment
 from summit_train.data.video.clips import Frames
 from summit_train.data.video.source import DecodeError
-from summit_train.errors import UserError
 from summit_train.spec import DataSpec
 from tests.data.clips import stored_clip
 from tests.data.packed.conftest import NUM_FRAMES, NUM_VIDEOS, PackSet

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from summit_train import rng
+from summit_train.core import rng
 from summit_train.data.video import augment
 
 COUNTS = {

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from summit_train import processor
-from summit_train.errors import RunFailed
+from summit_train.core import processor
+from summit_train.core.errors import RunFailed
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 _FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fPIC", "-shared")

@@ -1,0 +1,1 @@
+"""One module for each command: `add_arguments(parser)` and `run(args)`, which returns the exit status."""

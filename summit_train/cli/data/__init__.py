@@ -1,0 +1,34 @@
+"""`summit-train data WHAT`: make, import, index and check data sets."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+
+from summit_train.cli.data import manifests, packs
+from summit_train.core.errors import RunFailed
+from summit_train.data.manifest import ManifestError
+
+
+class DiskError(RunFailed):
+    """The disk is full or broken."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    commands = parser.add_subparsers(metavar="WHAT", required=True)
+    for name, (add_part_arguments, run_part, help_text) in (manifests.PARTS | packs.PARTS).items():
+        command = commands.add_parser(name, help=help_text, description=help_text)
+        add_part_arguments(command)
+        command.set_defaults(run_part=run_part)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen part. Raises UserError for what cannot be done, DiskError for a disk that is full or broken."""
+    try:
+        return int(args.run_part(args))
+    except OSError as error:
+        message = f"{error.filename or 'a file'}: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise DiskError(message) from error
+        raise ManifestError(message) from error

@@ -1,0 +1,229 @@
+"""`summit-train data motion`, `import`, `index`, `scan` and `split`: make and check lists of clips."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from summit_train.cli.data.ranks import surveyed
+from summit_train.core.comm.launch import this_launch
+from summit_train.core.progress import followed
+from summit_train.core.session import session
+from summit_train.core.text import table
+from summit_train.data.check import Listing, Summary, bad_clips, clip_frames, list_videos, summarise, with_facts
+from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest.files import located_root
+from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request, locate
+from summit_train.data.manifest.quarantine import write_quarantine
+from summit_train.data.manifest.reading import check_beside, classes_beside, write_classes
+from summit_train.data.manifest.split import Splitting, split_manifest
+from summit_train.data.motion import KINDS as MOTION_KINDS
+from summit_train.data.motion import MotionSet, write_motion_set
+from summit_train.data.video.source import MISSING, DecodeError
+from summit_train.data.video.span import WHOLE
+
+_SHOWN = 20  # lines of each list on the screen; the file has them all
+
+
+def _motion_arguments(parser: argparse.ArgumentParser) -> None:
+    usual = MotionSet()
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder that gets videos/, train.csv and val.csv")
+    parser.add_argument("--train", type=int, metavar="N", required=True, help="training videos")
+    parser.add_argument("--val", type=int, metavar="N", required=True, help="validation videos")
+    parser.add_argument("--size", type=int, default=usual.size, help="pixels of a side [%(default)s]")
+    parser.add_argument("--frames", type=int, default=usual.num_frames, help="frames a video [%(default)s]")
+    parser.add_argument("--classes", type=int, default=usual.num_classes, help="how many [%(default)s]")
+    parser.add_argument("--seed", type=int, default=usual.seed, help="[%(default)s]")
+    parser.add_argument("--kind", choices=MOTION_KINDS, default=usual.kind, help="what tells the classes [%(default)s]")
+    parser.add_argument("--difficulty", type=float, default=usual.difficulty, help="0 to 1 [%(default)s]")
+
+
+def _motion(args: argparse.Namespace) -> int:
+    """Write the set; 0 when done."""
+    videos = MotionSet(args.size, args.frames, args.classes, args.seed, args.kind, args.difficulty)
+    total = args.train + args.val
+    rows = list(followed(write_motion_set(args.out, args.train, args.val, videos), total, "videos", in_logs=True))
+    print(f"{len(rows)} videos of {videos.num_classes} classes: {', '.join(videos.classes)}")
+    print(f"data.train={args.out / 'train.csv'} data.val={args.out / 'val.csv'} data.root={args.out}")
+    return 0
+
+
+def _import_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "SOURCE:\n" + "\n".join(f"  {kind:<13} {what}" for kind, (_, what) in KINDS.items())
+    parser.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("source", metavar="SOURCE", type=Path, help="the list of one split, see below")
+    parser.add_argument("--root", type=Path, help="folder of the videos or of the folders of pictures [SOURCE's own]")
+    parser.add_argument("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")
+    parser.add_argument("--labels", type=Path, metavar="FILE", help="the data set's list of labels")
+    parser.add_argument("--split", type=int, default=1, metavar="N", help="hmdb51: which split [%(default)s]")
+    parser.add_argument("--part", choices=HMDB51_PARTS, help="hmdb51: which part of it")
+
+
+def _import(args: argparse.Namespace) -> int:
+    """Import and report; 0 when done, also where clips are missing."""
+    request = Request(args.source, args.labels, classes_beside(args.out), args.split, args.part)
+    root = args.root or (args.source if args.source.is_dir() else args.source.parent)
+    if not root.is_dir():
+        raise ManifestError(f"{root}: no such folder")
+    annotations = KINDS[args.kind][0](request)
+    check_beside(args.out, annotations.classes, args.source)
+    found = list(followed(locate(annotations, str(root)), len(annotations.clips), "clips", in_logs=True))
+    rows = [row for row in found if isinstance(row, ManifestRow)]
+    left_out = [error for error in found if isinstance(error, DecodeError)]
+    missing = sum(error.reason == MISSING for error in left_out)
+    classes = annotations.classes
+    print(f"{len(found):,} clips listed, {len(classes):,} classes: {len(rows):,} found, {missing:,} missing")
+    for error in left_out[:_SHOWN]:
+        print(f"  {error}")
+    nothing = f"{root}: not one of the {len(found):,} clips is there: is --root right?"
+    _write(args.out, rows, classes, root, left_out, nothing)
+    print(f"next: summit-train data index {args.out} --root {root} --out INDEXED.csv")
+    return 0
+
+
+def _index_arguments(parser: argparse.ArgumentParser) -> None:
+    what = "folder with a folder for each class, folder of videos (one class), or a manifest"
+    parser.add_argument("source", metavar="SOURCE", type=Path, help=what)
+    parser.add_argument("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")
+    root = "only where SOURCE is a manifest: the folder where its paths start [its own folder]"
+    parser.add_argument("--root", metavar="DIR", type=Path, help=root)
+    parser.add_argument("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
+    parser.add_argument("--min-frames", type=int, default=1, metavar="N", help="leave out shorter ones [%(default)s]")
+
+
+def _index(args: argparse.Namespace) -> int:
+    """Index and report; 0 when done."""
+    if args.root is not None and args.source.is_dir():
+        raise ManifestError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
+    with session(this_launch()) as world:
+        listing = world.from_first(lambda: list_videos(args.source, args.root))
+        # Before the work, not after it.
+        world.from_first(lambda: check_beside(args.out, listing.classes, listing.root))
+        paths = list(dict.fromkeys(row.path for row in listing.rows))
+        found, journal = surveyed(world, str(listing.root), paths, args.out, args.workers)
+        if world.rank == 0:
+            summary = summarise([with_facts(row, found[row.path]) for row in listing.rows], args.min_frames)
+            _report_index(listing, summary)
+            nothing = f"{args.source}: not one video in it can be used"
+            _write(args.out, summary.rows, listing.classes, listing.root, summary.left_out, nothing)
+            journal.remove()
+    return 0
+
+
+def _report_index(listing: Listing, summary: Summary) -> None:
+    counts = Counter(int(row.label) for row in summary.rows)
+    names = listing.classes or tuple(map(str, range(max(counts, default=-1) + 1)))
+    width = max(map(len, names), default=0)
+    for label, name in enumerate(names):
+        print(f"{label:>4} {name:<{width}} {counts[label]:>8,}")
+    frames = sum(map(clip_frames, summary.rows))
+    what = "clips" if any(row.span != WHOLE for row in summary.rows) else "videos"
+    print(f"{len(summary.rows):,} {what}, {frames:,} frames, {len(names)} classes")
+    if listing.skipped:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(listing.skipped.items()))
+        print(f"no videos by their names: {kinds}")
+    _show("missing", summary.missing)
+    _show("left out, unreadable", summary.unreadable)
+    _show("left out, too short", summary.short)
+    _show("the same bytes as another", [f"{path} = {first}" for path, first in summary.copies])
+
+
+def _scan_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("manifest", metavar="MANIFEST", type=Path, help="manifest, or folder of class folders")
+    parser.add_argument("--root", type=Path, help="where the manifest's paths start [its own folder]")
+    parser.add_argument("--out", metavar="BAD.csv", type=Path, required=True, help="list for data.quarantine")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
+
+
+def _scan(args: argparse.Namespace) -> int:
+    """Scan and write the list; 0 when done, whatever was found."""
+    classes_beside(args.out)  # before the work: is there a folder to write to?
+    manifest = read_manifest(args.manifest)
+    root = located_root(None if args.root is None else str(args.root), manifest)
+    paths = list(dict.fromkeys(manifest.path(clip) for clip in range(len(manifest))))
+    with session(this_launch()) as world:
+        found, journal = surveyed(world, root, paths, args.out, args.workers)
+        if world.rank == 0:
+            bad = bad_clips(manifest, found)
+            write_quarantine(args.out, bad)
+            journal.remove()
+            of = "" if len(paths) == len(manifest) else f" for {len(manifest):,} clips"
+            print(f"{len(paths):,} videos decoded{of}, {len(bad):,} bad")
+            for reason, count in Counter(error.reason for error in bad).most_common(_SHOWN):
+                print(f"  {count:>6,}  {reason}")
+            print(f"wrote {args.out}" + (f"; train without them: data.quarantine={args.out}" if bad else ""))
+    return 0
+
+
+def _split_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder that gets fold1 .. foldN")
+    parser.add_argument("--folds", type=int, metavar="N", required=True, help="fold k validates on part k of N")
+    group = "what it matches in a file's name (its first parenthesis, if any) is never on both sides [each file]"
+    parser.add_argument("--group", metavar="REGEX", help=group)
+    parser.add_argument("--seed", type=int, default=0, help="of the shuffle [%(default)s]")
+    parser.add_argument("--only", nargs="+", default=[], metavar="CLASS", help="take these classes; labels stay")
+    both = "two classes instead: each clip as it is (forwards) and played backwards"
+    parser.add_argument("--both-directions", action="store_true", help=both)
+
+
+def _split(args: argparse.Namespace) -> int:
+    """Write the folds and print the clips of each class and part; 0 when done."""
+    how = Splitting(args.folds, args.group, args.seed, tuple(args.only), args.both_directions)
+    try:
+        folds = split_manifest(args.manifest, args.out, how)
+    except OSError as error:
+        raise ManifestError(f"{args.out}: cannot be written ({error.strerror or error})") from error
+    rows = [["class", *(f"{fold.folder.name} train/val" for fold in folds)]]
+    rows += [[name, *(f"{fold.train[name]:,}/{fold.val[name]:,}" for fold in folds)] for name in folds[0].train]
+    print(table(rows, indent=""))
+    for fold in folds:
+        train, val = sum(fold.train.values()), sum(fold.val.values())
+        print(f"{fold.folder}: {train:,} clips to train on, {val:,} to validate on")
+    print(f"their paths start where those of {args.manifest} do: give data.root")
+    return 0
+
+
+def _write(
+    out: Path,
+    rows: Sequence[ManifestRow],
+    classes: tuple[str, ...] | None,
+    root: Path,
+    left_out: Sequence[DecodeError],
+    nothing: str,
+) -> None:
+    """Write a manifest, its classes and MANIFEST.left_out.csv. Raises ManifestError(nothing) where no row is left."""
+    # The list first: where the manifest exists, the list does too.
+    path = out.with_name(f"{out.stem}.left_out.csv")
+    path.unlink(missing_ok=True)
+    if left_out:
+        write_quarantine(path, left_out)
+        print(f"wrote {path}: all {len(left_out):,} that are left out")
+    if not rows:
+        raise ManifestError(nothing)
+    if classes is not None:
+        write_classes(out.parent, classes)
+    write_manifest(out, rows)
+    print(f"wrote {out}; its paths start at data.root={root}")
+
+
+def _show(what: str, lines: Sequence[object]) -> None:
+    """Print a heading with the number of lines, and the first of them; nothing where there is none."""
+    if lines:
+        print(f"{what}: {len(lines):,}")
+    for line in lines[:_SHOWN]:
+        print(f"  {line}")
+    if len(lines) > _SHOWN:
+        print(f"  ... and {len(lines) - _SHOWN:,} more")
+
+
+PARTS = {
+    "motion": (_motion_arguments, _motion, "write the embedded data set: the class is the motion"),
+    "import": (_import_arguments, _import, "write a manifest from the files that a public data set comes with"),
+    "index": (_index_arguments, _index, "decode every video and write a manifest of the whole ones"),
+    "scan": (_scan_arguments, _scan, "decode every clip of a manifest and list the bad ones for data.quarantine"),
+    "split": (_split_arguments, _split, "cut a manifest into training and validation by groups"),
+}

@@ -1,0 +1,187 @@
+"""`summit-train eval`: the accuracy of a run's checkpoints, every video once, on any number of ranks."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from summit_train.core.comm.launch import this_launch
+from summit_train.core.errors import UserError
+from summit_train.core.saved import CheckpointError
+from summit_train.core.session import session
+from summit_train.core.text import counted
+from summit_train.core.watch import StopRequest, Watchdog
+from summit_train.evaluation.evaluation import OFFICIAL, Evaluation, changes_scores, show_accuracy
+from summit_train.evaluation.scoring import Progress
+from summit_train.models import VideoNetwork
+from summit_train.spec import Spec, flat_keys, load_spec
+from summit_train.training.agreement import check_agreement
+from summit_train.training.checkpoint import current_experiment, epoch_checkpoints, steps_per_epoch
+from summit_train.training.precise_bn import preparation
+from summit_train.training.run import fresh_model
+from summit_train.training.start import choose_device, inputs_of, manifest_of, run_spec, tell_overrides
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("spec", metavar="SPEC|RUN", help="experiment spec (YAML), or the directory of a run")
+    parser.add_argument(
+        "--checkpoints",
+        nargs="+",
+        metavar="last:N|PATH",
+        help="the run's N newest checkpoints of whole epochs, or files (default: last:evaluate.last_checkpoints)",
+    )
+    parser.add_argument(
+        "--observed",
+        nargs="?",
+        const="",
+        metavar="R,R,...",
+        help="early recognition: accuracy when these fractions of each video are seen (0.1,0.2,...,1); one checkpoint, "
+        "the newest by default",
+    )
+    parser.add_argument("--out", metavar="FILE", help="with --observed: draw the curves")
+    parser.add_argument("--beside", nargs="+", metavar="RUN", help="with --out: and those of other runs' directories")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate; rank 0 writes predictions and eval.json into the run directory and prints the accuracy.
+
+    If an override changes scores, eval.json stays as it is and the result goes to a file of its own.
+    """
+    launch = this_launch()
+    chosen, more = tell_overrides(args.checkpoints or [])
+    args.beside, words = (None, []) if args.beside is None else tell_overrides(args.beside)
+    overrides = [*args.overrides, *more, *words]
+    if "=" in (args.observed or ""):  # --observed alone, before an override
+        args.observed, overrides = "", [*overrides, args.observed]
+    _check_alone(args)
+    if args.observed is not None:
+        # Imported here because it needs matplotlib: training imports this module on all ranks, and only one draws.
+        from summit_train.cli.observed import run_observed
+
+        return run_observed(args, chosen, overrides)
+    spec = run_spec(args.spec, overrides)
+    manifest = manifest_of(spec, "val")
+    # Only precise BN needs the training data and the plan.
+    inputs = inputs_of(spec, launch.size) if spec.evaluate.precise_bn else None
+    paths, left_out = _paths(spec, chosen)
+    others = bool(chosen) and chosen != [f"last:{spec.evaluate.last_checkpoints}"]
+    changed = _changed_keys(spec, paths if others else [])
+    with session(launch) as world, ExitStack() as held:
+        watchdog = held.enter_context(Watchdog(world, world.broadcast(spec.watch.stall_seconds)))
+        manifests = {"val": manifest} if inputs is None else inputs.manifests
+        check_agreement(world, spec, manifests, command="eval", checkpoints=list(map(str, paths)))
+        device = choose_device(world)
+        model = fresh_model(spec, device)
+        prepare = None if inputs is None else preparation(inputs, world, device, watchdog, StopRequest())
+        evaluation = Evaluation(spec, manifest, world, device, prepare, changed, _result_name(spec, changed))
+        if world.rank == 0:
+            tell_left_out(left_out)
+        result = evaluate_paths(model, evaluation, paths, watchdog, quiet=args.json)
+    if result is not None and args.json:
+        print(json.dumps(result))
+    return 0
+
+
+def _check_alone(args: argparse.Namespace) -> None:
+    """Raise UserError for options that need --observed if it is missing."""
+    if args.observed is None and (args.out is not None or args.beside is not None):
+        raise UserError("--out and --beside are for the figure of early recognition: add --observed")
+    if args.beside is not None and args.out is None:
+        raise UserError("--beside draws other runs' curves: add --out FILE.png")
+
+
+def evaluate_paths(
+    model: VideoNetwork, evaluation: Evaluation, paths: Sequence[Path], watchdog: Watchdog, *, quiet: bool
+) -> dict[str, Any] | None:
+    """Evaluate checkpoints on all ranks. Rank 0 prints the accuracy and returns the content of eval.json."""
+
+    def progress(path: Path) -> Progress:
+        return lambda done, total: watchdog.at(f"evaluating video {done} of {total} with {path}", waits=done == total)
+
+    result = evaluation.score_checkpoints(model, paths, progress)
+    if result is not None and not quiet:
+        print(_sentence(result, evaluation.spec.model.num_classes))
+        if "ema" in result:
+            print(f"average of the weights: {_sentence(result['ema'], evaluation.spec.model.num_classes)}")
+        if evaluation.name != OFFICIAL:
+            changed = ", ".join(f"{key}={value}" for key, value in evaluation.overrides.items())
+            file = evaluation.spec.run_path / f"{evaluation.name}.json"
+            print(f"not by the run's own spec ({changed}): in {file}")
+    return result
+
+
+def tell_left_out(lines: Sequence[str]) -> None:
+    """Print on stderr which checkpoints the mean leaves out, and why."""
+    for line in lines:
+        print(f"left out of the mean: {line}", file=sys.stderr)
+
+
+def _changed_keys(spec: Spec, others: Sequence[Path]) -> dict[str, Any]:
+    """Return the keys of `spec`, with their values, that differ from the spec that its run was trained with.
+
+    others: the checkpoints, where they are not the run's own choice; they become the key `checkpoints`.
+    """
+    file = spec.run_path / "spec.yaml"
+    if not file.is_file():
+        return {}
+    ours, own = (flat_keys(one) for one in (spec, load_spec(file)))
+    changed = {key: value for key, value in ours.items() if value != own.get(key) and key not in ("name", "run_dir")}
+    return changed | ({"checkpoints": [str(path) for path in others]} if others else {})
+
+
+def _result_name(spec: Spec, changed: dict[str, Any]) -> str:
+    """Return the name of the result: the run's own, or another one for other checkpoints or keys that change scores."""
+    if not any(key == "checkpoints" or changes_scores(spec, key) for key in changed):
+        return OFFICIAL
+    digest = hashlib.blake2b(json.dumps(changed, sort_keys=True).encode(), digest_size=4)
+    return f"{OFFICIAL}_{digest.hexdigest()}"
+
+
+def _sentence(result: dict[str, Any], num_classes: int) -> str:
+    clips = "all frames streamed" if result["mode"] == "stream" else f"{result['clips']} clips"
+    views = f"{clips} x {result['crops']} crops"
+    if "precise_bn" in result:
+        views += f", BN's statistics of {counted(result['precise_bn'], 'training step')}"
+    bad = max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0)
+    wrong = f", {bad} of them could not be read and count as wrong" if bad else ""
+    accuracy = show_accuracy(f"{result['top1_mean']:.2f} +- {result['top1_std']:.2f}", result["top5_mean"], num_classes)
+    rows = result["checkpoints"]
+    about = f"({result['videos']} videos{wrong}, {views}, {len(rows)} checkpoints)"
+    if len(rows) == 1:
+        return f"{accuracy}  {about}"
+    best = max(rows, key=lambda row: row["top1"])
+    one = f"last {result['top1_last']:.2f} %, best {best['top1']:.2f} % at step {best['step']}"
+    return f"{accuracy}  {about}; the mean is the paper's figure; {one}"
+
+
+def _paths(spec: Spec, chosen: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Return the checkpoint files to evaluate, and which of the last ones are left out and why.
+
+    Raises CheckpointError if there is none.
+    """
+    paths, left_out = list[Path](), list[str]()
+    for text in chosen or [f"last:{spec.evaluate.last_checkpoints}"]:
+        last = re.fullmatch(r"last:([1-9]\d*)", text)
+        if last is None:
+            paths.append(Path(text))
+            continue
+        found = epoch_checkpoints(spec.run_path, steps_per_epoch(spec.run_path)) if spec.run_path.exists() else []
+        if not found:
+            raise CheckpointError(f"{spec.run_path}: there is no checkpoint of a whole epoch to evaluate")
+        kept, others = current_experiment(found[-int(last.group(1)) :])
+        paths += kept
+        left_out += others
+    missing = [str(path) for path in paths if not path.is_file()]
+    if missing:
+        raise CheckpointError(f"there is no checkpoint {', '.join(missing)}; a file or last:N is wanted")
+    return paths, left_out

@@ -1,0 +1,123 @@
+"""`summit-train fuse RUN RUN ...`: the scores of two or more runs on one validation set, combined."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from summit_train.core.errors import UserError
+from summit_train.core.files import check_output, write_json
+from summit_train.core.session import check_single
+from summit_train.core.text import counted, has_top5, table
+from summit_train.evaluation.fuse import Ensemble, Weights, ensemble, fused_values, parse_weights, search_on_half
+from summit_train.evaluation.run_scores import read_runs
+from summit_train.report.confusion import Confusion, confusion_of
+from summit_train.report.fusion import draw_gains
+
+_SHOWN = 5  # classes of the largest gains, and as many of the largest losses
+_NPZ, _JSON, _CONFUSION, _GAINS = "fused.npz", "fuse.json", "confusion.png", "gains.png"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="directory of a run: its newest checkpoint's scores; or an npz of scores"
+    )
+    parser.add_argument("--weights", metavar="W,W,...", help="one for each run [equal]")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--softmax", action="store_true", default=True, help="add probabilities [the default]")
+    kind.add_argument("--logits", dest="softmax", action="store_false", help="add logits")
+    parser.add_argument(
+        "--search", action="store_true", help="find the weights on one half of the videos, and score on the other half"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the halves of --search [%(default)s]")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write fused scores, JSON and two figures there",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fuse the runs and print the accuracies."""
+    check_single("fuse")
+    if args.search and args.weights is not None:
+        raise UserError("--search finds the weights: leave --weights out, or --search")
+    weights = parse_weights(args.weights, len(args.runs))
+    if args.out is not None:
+        check_output("--out", args.out, args.out / _NPZ)
+    mixed = ensemble(read_runs(args.runs), softmax=args.softmax)
+    search = None
+    if args.search:
+        mixed, weights, search = search_on_half(mixed, args.seed)
+    fused = mixed.fuse(weights)
+    confusion = confusion_of("the fused scores", fused.labels, fused.scores, fused.is_read, mixed.class_names)
+    values = fused_values(mixed, weights) | {
+        "search": search,
+        "confusion": {"names": list(confusion.names), "counts": confusion.counts.tolist()},
+    }
+    print(json.dumps(values) if args.json else _text(values))
+    if args.out is not None:
+        _write(args.out, mixed, weights, values, confusion)
+        if not args.json:
+            print(f"in {args.out}: {_NPZ}, {_JSON}, {_GAINS}, {_CONFUSION}")
+    return 0
+
+
+def _text(values: Mapping[str, Any]) -> str:
+    """Return the table of the runs, what was added, and the classes of the largest gains and losses."""
+    names = {"top1": "top-1"} | ({"top5": "top-5"} if has_top5(len(values["confusion"]["names"])) else {})
+    best = next(run["top1"] for run in values["runs"] if run["name"] == values["best"])
+
+    def row(found: Mapping[str, Any], name: str, checkpoint: str = "", weight: str = "") -> list[str]:
+        gain = "" if weight else f"{found['top1'] - best:+.2f}"
+        return [name, checkpoint, weight, *(f"{found[key]:.2f} %" for key in names), gain]
+
+    rows = [["run", "predictions", "weight", *names.values(), "gain"]]
+    rows += [row(run, run["name"], Path(run["predictions"]).stem, f"{run['weight']:g}") for run in values["runs"]]
+    if values["search"] is not None:
+        rows.append(row(values["search"]["equal_weights"], "fused, equal weights"))
+    rows.append(row(values, "fused"))
+    return "\n".join([table(rows, indent="", left=2), *_notes(values), *_changes(values)])
+
+
+def _notes(values: Mapping[str, Any]) -> list[str]:
+    what = "softmax probabilities" if values["scores"] == "softmax" else "logits"
+    notes = [f"{counted(values['videos'], 'video')}, matched by {values['matched_by']}; fused: weighted mean of {what}"]
+    if (search := values["search"]) is not None:
+        notes.append(
+            f"weights found on {counted(search['found_on'], 'video')} ({search['found_top1']:.2f} % there), "
+            f"scored on the other {search['scored_on']:,} (seed {search['seed']})"
+        )
+    if values["bad_videos"]:
+        notes.append(f"{counted(values['bad_videos'], 'video')} could not be read by a run and count as wrong")
+    return notes
+
+
+def _changes(values: Mapping[str, Any]) -> list[str]:
+    """Return a table of the classes with the largest gains and losses, or one line."""
+    gains = sorted(values["classes"], key=lambda row: (-row["gain"], row["label"]))
+    ups, downs = [row for row in gains if row["gain"] > 0], [row for row in gains if row["gain"] < 0]
+    shown = ups[:_SHOWN] + downs[-_SHOWN:]
+    if not shown:
+        return [f"no class gains or loses over {values['best']}"]
+    rows = [["class", "videos", values["best"], "fused", "gain"]]
+    for row in shown:
+        before, after = (f"{row[name]:.2f} %" for name in ("best_top1", "top1"))
+        rows.append([row["name"], f"{row['videos']:,}", before, after, f"{row['gain']:+.2f}"])
+    count = f"classes that gain: {len(ups):,}, that lose: {len(downs):,}, of {len(gains):,}"
+    return ["", table(rows, indent=""), count]
+
+
+def _write(folder: Path, mixed: Ensemble, weights: Weights, values: Mapping[str, Any], confusion: Confusion) -> None:
+    """Write the files of --out."""
+    logits = mixed.logits(mixed.fuse(weights))
+    logits.save(folder / _NPZ, mixed.runs[0].clips, mixed.class_names)
+    write_json(folder / _JSON, values)
+    draw_gains(folder / _GAINS, values)
+    confusion.draw(folder / _CONFUSION)

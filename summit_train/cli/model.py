@@ -1,0 +1,45 @@
+"""`summit-train model SPEC`: what the network of a spec costs (the paper's Tables 1 and 2)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from summit_train.models.count import Count
+from summit_train.models.network import count_network, stream_elements
+from summit_train.spec import Spec, load_spec
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. model.backbone=resnet18")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the cost of the spec's network on one training clip; ValueError for a wrong spec."""
+    spec = load_spec(args.spec, args.overrides)
+    count = count_network(spec)
+    cached = stream_elements(spec)
+    values = count.values() | ({} if cached is None else {"cache_elements": cached})
+    print(json.dumps(values) if args.json else _table(spec, count, cached))
+    return 0
+
+
+def _table(spec: Spec, count: Count, cached: int | None) -> str:
+    frames, height, width = count.clip
+    channels = count.input_bytes // (frames * height * width)
+    rows = {
+        "network": f"{spec.model.title}, {spec.model.num_classes} classes",
+        "input": f"{frames} x {channels} x {height} x {width} ({count.input_bytes:,} bytes as uint8)",
+        "parameters": f"{count.parameters:,}",
+        "gradients": f"{count.gradient_bytes:,} bytes a step in fp32",
+        "multiply-adds": f"{count.multiply_adds:,} ({count.multiply_adds / 1e9:.2f} G) a clip, forward",
+        "compute/IO": f"{count.compute_io:,.0f} multiply-adds an input element",
+        "T per stage": ", ".join(f"{stage} {length}" for stage, length in count.stages.items()),
+    }
+    if cached:
+        size = f"{4 * cached:,} bytes ({4 * cached / 2**20:.2f} MiB) in fp32"
+        rows["stream cache"] = f"{cached:,} elements, of the input of each shift: {size}"
+    return "\n".join(f"{name:<15}{text}" for name, text in rows.items())

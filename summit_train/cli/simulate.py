@@ -1,0 +1,236 @@
+"""`summit-train simulate SPEC --site NAME`: what the spec would take on so many nodes, before it is paid for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from summit_train.bench.measure import check_above_0
+from summit_train.core.errors import UserError
+from summit_train.core.files import figure_path
+from summit_train.core.text import NONE, duration, noise_text, table
+from summit_train.plan import PlanError
+from summit_train.report.noise import clips_factor
+from summit_train.scaling import published
+from summit_train.scaling.cost import Job, forecast
+from summit_train.scaling.machines import Machine, load_machine, machine_names, with_rate
+from summit_train.spec import Spec, load_spec
+from summit_train.spec.catalog import BOTTLENECK_BACKBONES
+
+NODES = "1,8,16,32,64,128,256,384,512,1024"  # those of the paper's Table 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
+    shipped = ", ".join(machine_names())
+    parser.add_argument("--site", required=True, metavar="NAME", help=f"machine: {shipped}, or a file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the machine's file")
+    parser.add_argument("--nodes", default=NODES, metavar="N,...", help=f"default {NODES}; a,...,b doubles from a to b")
+    parser.add_argument("--fixed-batch", action="store_true", help="keep scale.gpus: fewer GPUs accumulate")
+    parser.add_argument("--clips", type=int, metavar="N", help="training clips, where the manifest is not at hand")
+    parser.add_argument("--videos", type=int, metavar="N", help="validation videos, likewise")
+    parser.add_argument("--clips-per-second", type=float, metavar="X", help="of one GPU, measured with this spec")
+    parser.add_argument("--storage", choices=("shared", "local"), default="shared", help="where the frames lie")
+    last_batch = "an epoch's partial batch (default: the machine's)"
+    parser.add_argument("--last-batch", choices=("drop", "keep"), help=last_batch)
+    noise = "measured noise scale, or the ends of a band: adds epochs and time to the loss of the spec's own batch"
+    parser.add_argument("--noise-scale", metavar="CLIPS[,CLIPS]", help=noise)
+    parser.add_argument("--out", metavar="FILE", help="draw Figure 6 and the times of Table 3: .png, .svg or .pdf")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the rows. Raises UserError for a wrong spec, machine or number."""
+    check_above_0({name: getattr(args, name) for name in ("clips", "videos", "clips_per_second")})
+    job = _job(args)
+    out = None if args.out is None else figure_path(args.out)
+    jobs = [replace(job, nodes=nodes) for nodes in parse_nodes(args.nodes)]
+    rows = [_row(job) for job in jobs]
+    if args.noise_scale is not None:
+        rows = [row | {"same_loss": same_loss(job.spec, row, parse_noise(args.noise_scale))} for row in rows]
+    if out is not None:
+        _draw(out, jobs, rows)
+    if args.json:
+        print(json.dumps(_about(args, job, out) | {"rows": rows}))
+    else:
+        _print(job, rows, out)
+    return 0
+
+
+def parse_nodes(text: str) -> list[int]:
+    """Read '1,8,16' or '1,8,...,64', in which '...' doubles from the number before it up to the one behind it.
+
+    Raises UserError for anything else.
+    """
+    words = text.split(",")
+    nodes: list[int] = []
+    for i, word in enumerate(words):
+        if word == "..." and nodes and i + 1 < len(words) and words[i + 1].isdecimal():
+            while 2 * nodes[-1] < int(words[i + 1]):
+                nodes.append(2 * nodes[-1])
+        elif word.isdecimal() and int(word) > 0:
+            nodes.append(int(word))
+        else:
+            raise UserError(f"--nodes {text}: numbers above 0 with commas are wanted, such as 1,8,...,1024")
+    return nodes
+
+
+def parse_noise(text: str) -> list[float]:
+    """Read '800' or '800,1200', clips above 0. Raises UserError for anything else."""
+    words = text.split(",")
+    if len(words) > 2 or not all(re.fullmatch(r"\d+(\.\d+)?", word) and float(word) > 0 for word in words):
+        raise UserError(f"--noise-scale {text}: one or two numbers of clips above 0 are wanted, such as 800,1200")
+    return [float(word) for word in words]
+
+
+def same_loss(spec: Spec, row: dict[str, Any], noise_scales: Sequence[float]) -> list[dict[str, float]]:
+    """Return what `row` needs, by each noise scale, for the loss that the spec's epochs reach at the spec's own batch.
+
+    The clips to a loss are 1 + batch / noise scale times the fewest (McCandlish et al., section 2.3). Raises PlanError
+    where the spec has no batch of its own.
+    """
+    if spec.scale.gpus is None:
+        raise PlanError("--noise-scale: scale.gpus is null, so schedule.epochs belong to no batch; set scale.gpus")
+    own, needs = spec.scale.gpus * spec.scale.clips_per_gpu, []
+    for noise in noise_scales:
+        factor = clips_factor(row["global_batch"], noise) / clips_factor(own, noise)
+        scaled = {name: factor * row[name] for name in ("run_s", "node_hours")}
+        needs.append({"noise_scale": noise, "epochs": factor * spec.schedule.epochs, **scaled})
+    return needs
+
+
+def _job(args: argparse.Namespace) -> Job:
+    """Return the job on one node."""
+    spec = load_spec(args.spec, args.overrides)
+    last_batch = [] if args.last_batch is None else [f"last_batch={args.last_batch}"]
+    machine = load_machine(args.site, [*args.set, *last_batch])
+    if args.clips_per_second is not None:
+        machine = with_rate(machine, spec, args.clips_per_second)
+    gpus = spec.scale.gpus if args.fixed_batch else None
+    if args.fixed_batch and gpus is None:
+        raise PlanError("--fixed-batch: scale.gpus is null, so there is no batch to keep; set scale.gpus")
+    clips = args.clips or _count("--clips", spec, spec.data.train, published.TRAINING_VIDEOS)
+    videos = args.videos or _count("--videos", spec, spec.data.val, published.VALIDATION_VIDEOS)
+    return Job(spec, machine, 1, clips, videos, gpus, args.storage)
+
+
+def _count(option: str, spec: Spec, path: str, kinetics: int) -> int:
+    """Return the number of the manifest's videos outside the quarantine, else the paper's number for 400 classes."""
+    if Path(path).exists():
+        # Imported here: with the numbers given the command needs no manifest, and so no numpy.
+        from summit_train.data.manifest import read_manifest
+        from summit_train.data.manifest.quarantine import kept_clips
+
+        return len(kept_clips(spec.data, read_manifest(path)))
+    if spec.model.num_classes == 400:
+        return kinetics
+    raise PlanError(f"there is no {path} to count; give the number with {option} N")
+
+
+def _row(job: Job) -> dict[str, Any]:
+    """Return the forecast with what the paper published of the same network, batch and machine."""
+    found = forecast(job)
+    ours = published.is_table_3_network(job.spec) and job.spec.parallel.method == "synchronous"
+    seen = published.accuracy(found.global_batch) if ours else None
+    known = published.row_of(found.global_batch, found.gpus) if ours and job.machine.name == "summit" else None
+    seconds = known and known.seconds
+    accuracy = seen and asdict(seen) | {"source": "the paper's Table 3 and Figure 4"}
+    return asdict(found) | {"published_run_s": seconds, "projection": seconds is None, "accuracy": accuracy}
+
+
+def _about(args: argparse.Namespace, job: Job, out: Path | None) -> dict[str, Any]:
+    machine = job.machine
+    about: dict[str, Any] = {"site": machine.name, "about": machine.about, "spec": job.spec.name}
+    counted = args.clips is None and Path(job.spec.data.train).exists()
+    about |= {"clips": job.clips, "videos": job.videos, "manifest_counted": counted}
+    about |= {"last_batch": machine.last_batch, "storage": job.storage, "compute_source": machine.compute.source}
+    return about | {"figure": None if out is None else str(out)}
+
+
+def _print(job: Job, rows: Sequence[dict[str, Any]], out: Path | None) -> None:
+    spec, machine = job.spec, job.machine
+    print(f"{spec.name} on {machine.name}: {machine.about}")
+    print(f"  {job.clips:,} clips, {spec.schedule.epochs} epochs; an epoch's last, partial batch: {machine.last_batch}")
+    print(f"  rates: {machine.compute.source}\n")
+    steps = ("nodes", "GPUs", "batch", "steps/epoch", "step s", "= compute", "+ allreduce", "+ stragglers", "+ data")
+    print(table([steps, *map(_step_cells, rows)], "", left=0))
+    runs = ("nodes", "clips/s", "efficiency", "training", "node-hours", "+ evaluation", "published", "paper's top-1")
+    print("\n" + table([runs, *map(_run_cells, rows)], "", left=0))
+    if "same_loss" in rows[0]:
+        _print_same_loss(spec, rows)
+    print("\npublished: training time in Table 3; a row without one is a projection. top-1: what the paper saw at that")
+    print("batch, ~ interpolated. Efficiency: against one node's speed times the nodes. Evaluation comes on top.")
+    if out is not None:
+        print(f"drawn: {out}")
+
+
+def _print_same_loss(spec: Spec, rows: Sequence[dict[str, Any]]) -> None:
+    header: list[str] = []
+    for need in rows[0]["same_loss"]:
+        header += [f"at {noise_text(need['noise_scale'])}: epochs", "training"]
+    cells = [["nodes", "batch", *header]]
+    for row in rows:
+        needs = [(f"{need['epochs']:,.0f}", duration(need["run_s"])) for need in row["same_loss"]]
+        cells.append([f"{row['nodes']:,}", f"{row['global_batch']:,}", *(cell for need in needs for cell in need)])
+    print("\n" + table(cells, "", left=0))
+    own = (spec.scale.gpus or 0) * spec.scale.clips_per_gpu
+    print(f"\nto the loss of {spec.schedule.epochs} epochs at a batch of {own:,}, each batch at its best learning rate")
+    print("(McCandlish et al., 2018). The noise scale grows during a run; give a band of it to see what that changes.")
+
+
+def _step_cells(row: dict[str, Any]) -> list[str]:
+    counts = [f"{row[name]:,}" for name in ("nodes", "gpus", "global_batch", "steps_per_epoch")]
+    parts = [row["parts"][name] for name in ("compute_s", "communication_s", "stragglers_s", "data_s")]
+    return counts + [f"{seconds:.4f}" for seconds in (row["step_s"], *parts)]
+
+
+def _run_cells(row: dict[str, Any]) -> list[str]:
+    accuracy, seconds = row["accuracy"], row["published_run_s"]
+    about = "" if accuracy is None else "~" * accuracy["interpolated"]
+    return [
+        f"{row['nodes']:,}",
+        f"{row['clips_per_second']:,.0f}",
+        f"{100 * row['efficiency']:.1f} %",
+        duration(row["run_s"]),
+        f"{row['node_hours']:,.1f}",
+        duration(row["evaluation_s"]),
+        NONE if seconds is None else duration(seconds),
+        NONE if accuracy is None else f"{about}{accuracy['top1']:.2f} \N{PLUS-MINUS SIGN} {accuracy['std']:.2f}",
+    ]
+
+
+def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> None:
+    # Imported here: without --out the command draws nothing.
+    from summit_train.bench.figures import draw_scaling
+
+    spec, machine, curves = jobs[0].spec, jobs[0].machine, {}
+    for variant in _variants(spec, machine):
+        forecasts = [asdict(forecast(replace(job, spec=variant))) for job in jobs]
+        curves[f"{variant.model.arch}, {variant.data.num_frames} frames"] = forecasts
+    largest = max((row["nodes"] for row in rows if row["published_run_s"] is not None), default=0)
+    hollow = f"Hollow: no time was published there (beyond {largest} nodes)." if largest else "Projections, all of it."
+    caption = (
+        f"Worked out, not measured: {machine.name} ({machine.about}), {spec.scale.clips_per_gpu} clips a GPU.\n"
+        f"Rates: {machine.compute.source}. {hollow}"
+    )
+    draw_scaling(out, curves, rows, spec.name, caption)
+
+
+def _variants(spec: Spec, machine: Machine) -> list[Spec]:
+    """Return the spec as the paper's three networks, where the machine has rates for them, and the spec itself."""
+    rates = {(rate.arch, rate.precision) for rate in machine.compute.rates}
+    variants = []
+    for arch, row in published.TABLE_1.items():
+        if (arch, spec.precision) in rates and spec.model.backbone in BOTTLENECK_BACKBONES:
+            model = spec.model.model_copy(update={"arch": arch})
+            data = spec.data.model_copy(update={"num_frames": row.frames})
+            variants.append(spec.model_copy(update={"model": model, "data": data}))
+    own = (spec.model.arch, spec.data.num_frames)
+    return variants if own in {(v.model.arch, v.data.num_frames) for v in variants} else [*variants, spec]

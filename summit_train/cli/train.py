@@ -1,0 +1,24 @@
+"""`summit-train train`: one spec -> a trained, evaluated and reported run, on whatever ranks it was started with."""
+
+from __future__ import annotations
+
+import argparse
+
+from summit_train.core.watch import StopRequest
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
+    parser.add_argument("--force-resume", action="store_true", help="go on from a checkpoint of another experiment")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; return 0 at the end, 85 if stopped on request with a checkpoint."""
+    with StopRequest().listening() as stop:
+        # Importing torch takes minutes where thousands of ranks read it from one file system. A signal that comes
+        # meanwhile must not end the rank, so it is caught by now.
+        from summit_train.cli.whole_run import whole_run
+
+        return whole_run(args.spec, args.overrides, stop, force=args.force_resume)

@@ -1,0 +1,154 @@
+"""Train, evaluate and report a run on the ranks of this launch."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from summit_train.cli.evaluate import evaluate_paths, tell_left_out
+from summit_train.core.comm import World
+from summit_train.core.comm.launch import this_launch
+from summit_train.core.errors import AgreedError, RunFailed, UserError
+from summit_train.core.files import write_json, write_text
+from summit_train.core.saved import find_checkpoints
+from summit_train.core.session import session
+from summit_train.core.text import duration
+from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_asked
+from summit_train.data.manifest.quarantine import class_warnings, clips_per_class, kept_clips
+from summit_train.evaluation.evaluation import Evaluation, changes_scores
+from summit_train.evaluation.so_far import forget_so_far, unused_so_far
+from summit_train.spec import Spec, dump_spec
+from summit_train.training.agreement import check_agreement, identity
+from summit_train.training.checkpoint import current_experiment, epoch_checkpoints
+from summit_train.training.environment import environment
+from summit_train.training.loop import train
+from summit_train.training.metrics import RunLog
+from summit_train.training.precise_bn import preparation
+from summit_train.training.run import Inputs, Run, RunLock
+from summit_train.training.staging import stage_sets
+from summit_train.training.start import choose_device, read_inputs
+
+STOPPED = 85
+
+
+def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: bool) -> int:
+    """Train, evaluate and report a spec; return the exit status: 0 done, 85 stopped on request."""
+    launch = this_launch()
+    inputs = read_inputs(path, overrides, launch.size)
+    with session(launch) as world, ExitStack() as held:
+        watchdog = held.enter_context(Watchdog(world, world.broadcast(inputs.spec.watch.stall_seconds)))
+        check_agreement(world, inputs.spec, inputs.manifests, command="train", force_resume=force)
+        lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
+        run = Run(inputs, world, choose_device(world), force_resume=force, lock=lock)
+        run.notes += stage_sets(run, watchdog)
+        try:
+            return _run(inputs, run, watchdog, stop, interactive=launch.interactive)
+        except Stopped:
+            return _stopped(inputs.spec, world, stop)
+        except AgreedError as error:
+            raise AgreedError(str(error)) from error
+        except UserError as error:
+            # The input was checked before training: a file that has disappeared since is not a mistake in it.
+            raise RunFailed(str(error)) from error
+
+
+def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> int:
+    began = time.monotonic()
+    spec, world = run.spec, run.world
+    _train(run, watchdog, stop, interactive=interactive)
+    _evaluate(inputs, run, watchdog, stop)
+    leave_if_asked(world, stop)
+    report = world.from_first(lambda: _report(spec, stop))
+    if report is None:
+        raise Stopped
+    if world.rank == 0:
+        forget_so_far(spec.run_path)
+        print(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
+    return 0
+
+
+def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
+    """Evaluate the last checkpoints; reuse the scores of an evaluation that was stopped."""
+    spec, world = run.spec, run.world
+
+    def last() -> list[Path]:
+        paths = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)
+        return _still_there(spec, paths)[-spec.evaluate.last_checkpoints :]
+
+    paths, left_out = world.from_first(lambda: current_experiment(last()))
+    if world.rank == 0:
+        tell_left_out(left_out)
+    prepare = preparation(inputs, world, run.device, watchdog, stop)
+    # What scores depend on: another walltime, number of workers or place of the data loses none of them.
+    same = identity(spec, inputs.manifests)
+    known = {key: value for key, value in same.items() if "(" in key or changes_scores(spec, key)}
+    key = hashlib.sha256(repr(known).encode()).hexdigest()
+    if world.rank == 0:
+        for unused in unused_so_far(spec.run_path, key):
+            print(f"warning: {unused}: spec, list or code changed; its videos are scored again", file=sys.stderr)
+    evaluation = Evaluation(spec, inputs.val_manifest, world, run.device, prepare, stop=stop, resume_key=key)
+    evaluate_paths(run.model, evaluation, paths, watchdog, quiet=False)
+
+
+def _report(spec: Spec, stop: StopRequest) -> Path | None:
+    """Write the report; return None if a request to stop came first."""
+    # Imported here: matplotlib takes longer to import than this whole package, and the other ranks do not need it.
+    from summit_train.report.page import write_report
+
+    try:
+        with stop.interrupting():
+            return write_report([spec.run_path], spec.run_path / "report.html")
+    except Stopped:
+        return None
+
+
+def _stopped(spec: Spec, world: World, stop: StopRequest) -> int:
+    stop.leave()
+
+    def tell() -> None:
+        last = _still_there(spec, find_checkpoints(spec.run_path))[-1]
+        # For the job script: a launcher that ends all ranks at the first one that leaves may hide their status.
+        write_text(spec.run_path / "stopped", f"{last}\n")
+        print(f"stopped by {stop.signal or 'a signal to another rank'}; goes on from {last} when started again")
+
+    world.from_first(tell)  # no rank leaves before that is written
+    return STOPPED
+
+
+def _still_there(spec: Spec, paths: list[Path]) -> list[Path]:
+    """Return the checkpoints of a run that has saved some. Raises RunFailed where there is none."""
+    if not paths:
+        gone = "its checkpoints are gone: they were removed while this run was using the directory"
+        raise RunFailed(f"{spec.run_path}: {gone}")
+    return paths
+
+
+def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> None:
+    """Train; rank 0 writes the run's records."""
+    spec, plan, world = run.spec, run.plan, run.world
+    hosts = world.gather(world.host)
+    if world.rank != 0 or hosts is None:
+        train(run, None, watchdog, stop)
+        return
+    (spec.run_path / "stopped").unlink(missing_ok=True)
+    write_text(spec.run_path / "spec.yaml", dump_spec(spec))
+    train_manifest, val_manifest = run.train_manifest, run.val_manifest
+    for line in class_warnings(train_manifest, val_manifest):
+        print(f"warning: {line}", file=sys.stderr)
+    counts = {
+        "train": clips_per_class(train_manifest, run.train_clips),
+        "val": clips_per_class(val_manifest, kept_clips(spec.data, val_manifest)),
+    }
+    write_json(spec.run_path / "plan.json", plan.values() | {"clips_per_class": counts})
+    write_json(
+        spec.run_path / "environment.json", environment(world, run.device, hosts) | {"network": run.model.execution}
+    )
+    with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps, interactive=interactive) as log:
+        log.write("start", step=run.start_step, ranks=world.size, time=time.time())
+        for note in run.notes:
+            log.say(note)
+        train(run, log, watchdog, stop)

@@ -1,0 +1,70 @@
+"""Open the world of ranks: Horovod or torch.distributed for tensors, MPI or gloo for objects, or one rank alone.
+
+These are the only importers of horovod, mpi4py and torch.distributed. Each is imported when a world that needs it is
+opened, never before: a process alone needs none, and on some clusters merely importing MPI on a login node ends the
+process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+
+from summit_train.core.comm.horovod_world import HorovodWorld
+from summit_train.core.comm.launch import Launch, this_launch
+from summit_train.core.comm.torch_world import TorchWorld
+from summit_train.core.comm.world import World, WorldError
+
+__all__ = ["BACKENDS", "World", "WorldError", "choose_backend", "open_world"]
+
+BACKENDS = ("horovod", "torch")
+
+
+def choose_backend(launch: Launch, environ: Mapping[str, str]) -> str:
+    """Return "horovod" or "torch", whichever SUMMIT_TRAIN_COMM names.
+
+    Not set, or "auto": Horovod where it and mpi4py are installed and MPI knows of the processes; else torch.
+    Raises WorldError where what is named is not there.
+    """
+    wish = environ.get("SUMMIT_TRAIN_COMM", "auto")
+    if wish not in ("auto", *BACKENDS):
+        raise WorldError(f"SUMMIT_TRAIN_COMM must be horovod, torch or auto, got {wish!r}")
+    missing = [name for name in ("horovod", "mpi4py") if importlib.util.find_spec(name) is None]
+    if wish == "auto":
+        return "torch" if missing or not launch.by_mpi else "horovod"
+    if wish == "horovod" and missing:
+        lacks = f"SUMMIT_TRAIN_COMM=horovod needs {' and '.join(missing)}, not installed here"
+        raise WorldError(f"{lacks}; run `make setup`, or use SUMMIT_TRAIN_COMM=torch")
+    if wish == "horovod" and not launch.by_mpi:
+        found = (
+            f"{launch.launcher} started {launch.size} processes, and MPI, which Horovod needs, does not know of them"
+        )
+        raise WorldError(f"{found}; use mpirun, srun --mpi=pmix or jsrun, or SUMMIT_TRAIN_COMM=torch")
+    return wish
+
+
+def open_world(launch: Launch | None = None) -> World:
+    """Open the world of a launch; None: this process's. A process started by hand is a world of its own.
+
+    Raises WorldError if several processes were started and nothing joins them: N processes that each train a model of
+    their own would look like a run.
+    """
+    launch = launch or this_launch()
+    if launch.size == 1:
+        return World()
+    if choose_backend(launch, os.environ) == "torch":
+        return TorchWorld(launch)
+    started = f"{launch.size} processes were started"
+    try:
+        world = HorovodWorld()
+    except (ImportError, RuntimeError) as error:
+        raise WorldError(
+            f"{started}, but Horovod does not start: {error}; see `summit-train doctor`, or use SUMMIT_TRAIN_COMM=torch"
+        ) from error
+    if world.size != launch.size:
+        raise WorldError(
+            f"{started}, but Horovod joined {world.size}: the launcher and Horovod belong to different MPIs; "
+            "see `summit-train doctor`, or use SUMMIT_TRAIN_COMM=torch"
+        )
+    return world

@@ -1,0 +1,103 @@
+"""Ranks joined by Horovod: tensors go through it, objects through MPI."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from summit_train.core.comm.world import SAME_EVERY_TIME, World, WorldError, flush_output, refuse_mixed
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+# On cores that ranks compute on, Horovod's thread must not busy-wait: two ranks on two cores would have 0.6 of their
+# speed. Only Open MPI reads the variable, at its start, before which no CUDA call is allowed; so look for the driver.
+_GPU_DRIVER = "/dev/nvidiactl"
+_YIELD = ("OMPI_MCA_mpi_yield_when_idle", "1")
+
+# Horovod sends what is ready at the same moment as one message. Where a number lies in a message decides in which
+# order a ring adds its parts, so runs of three ranks and more would differ by chance. Autotuning changes the threshold.
+_FIXED = {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_AUTOTUNE": "0"}
+
+
+class HorovodWorld(World):
+    """Ranks that an MPI launcher started."""
+
+    backend = "horovod"
+
+    def __init__(self) -> None:
+        if not os.path.exists(_GPU_DRIVER):
+            os.environ.setdefault(*_YIELD)
+        overruled = [f"{name}={os.environ[name]}" for name in _FIXED if os.environ.get(name, "0") != _FIXED[name]]
+        os.environ.update(_FIXED)
+        os.environ.setdefault(*SAME_EVERY_TIME)
+        os.environ.setdefault("HOROVOD_STALL_CHECK_DISABLE", "1")  # the watchdog knows who may wait, and how long
+        # mpi4py first: it asks MPI for full thread support, which Horovod's background thread needs beside it.
+        import horovod.torch as hvd
+        from mpi4py import MPI
+
+        self._hvd, self._mpi, self._in_place = hvd, MPI.COMM_WORLD, MPI.IN_PLACE
+        refuse_mixed(self._mpi.allgather((self.backend, socket.gethostname())))
+        hvd.init()
+        self._node = self._mpi.Split_type(MPI.COMM_TYPE_SHARED, key=self._mpi.Get_rank())
+        self.rank, self.size = int(hvd.rank()), int(hvd.size())
+        self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
+        super().__init__()
+        if (self.rank, self.size) != (self._mpi.Get_rank(), self._mpi.Get_size()):
+            raise WorldError(
+                f"Horovod counts {self.size} ranks and mpi4py {self._mpi.Get_size()}: they were built for different "
+                "MPIs; see `summit-train doctor`"
+            )
+        if overruled:
+            self.warnings.append(f"{' '.join(overruled)}: ignored, as it would make equal runs differ in the last bits")
+
+    def start_mean(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+        """Begin a mean by Horovod."""
+        handle = self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Average)
+        return lambda: self._hvd.synchronize(handle)
+
+    def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Sum by Horovod."""
+        return cast("torch.Tensor", self._hvd.allreduce(tensor, name=name, op=self._hvd.Sum))
+
+    def start_sum(self, numbers: Sequence[int]) -> Callable[[], list[int] | None]:
+        """Begin a sum by Horovod, whose thread alone then drives it: MPI's own request would be driven beside it."""
+        import torch
+
+        mine = torch.tensor(numbers, dtype=torch.int64)
+        handle = self._hvd.allreduce_async(mine, name="start_sum", op=self._hvd.Sum)
+        return lambda: self._hvd.synchronize(handle).tolist() if self._hvd.poll(handle) else None
+
+    def sum_by_mpi(self, values: torch.Tensor) -> None:
+        """Add up a tensor on the CPU in place by MPI alone: what Horovod is measured against."""
+        self._mpi.Allreduce(self._in_place, values.numpy())
+
+    def broadcast(self, value: T) -> T:
+        """Broadcast by MPI."""
+        return cast(T, self._mpi.bcast(value, root=0))
+
+    def gather(self, value: T) -> list[T] | None:
+        """Gather by MPI."""
+        return cast("list[T] | None", self._mpi.gather(value, root=0))
+
+    def gather_node(self, value: T) -> list[T] | None:
+        """Gather by the node's own communicator."""
+        return cast("list[T] | None", self._node.gather(value, root=0))
+
+    def barrier(self) -> None:
+        """Wait by MPI."""
+        self._mpi.Barrier()
+
+    def abort(self, status: int) -> None:
+        """Abort by MPI."""
+        flush_output()
+        self._mpi.Abort(status)
+
+    def close(self) -> None:
+        """Shut Horovod down."""
+        self._mpi.Barrier()
+        self._hvd.shutdown()

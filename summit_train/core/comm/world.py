@@ -1,0 +1,129 @@
+"""The ranks of a run, and what one of them asks of the others."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from summit_train.core.errors import AgreedError, UserError, describe, exit_status, is_bug
+
+if TYPE_CHECKING:
+    import torch  # for the types alone: commands that need no torch have worlds too
+
+T = TypeVar("T")
+_WAIT_SECONDS = 0.1
+
+# Switches that add for NCCL (NVLS, on Hopper and later) add in another order in each call: NVIDIA/nccl issue 1497.
+SAME_EVERY_TIME = ("NCCL_NVLS_ENABLE", "0")
+
+
+class WorldError(UserError):
+    """The world that the launcher promised cannot be opened."""
+
+
+class World:
+    """The ranks of a run. The methods here are those of a world of one.
+
+    All ranks call every method but `abort` together, and in the same order. backend: what carries tensors, by name.
+    """
+
+    backend = "serial"
+    rank, size, local_rank, local_size = 0, 1, 0, 1
+
+    def __init__(self) -> None:
+        self.host = socket.gethostname()
+        self.who = f"rank {self.rank} on {self.host}"  # this rank's name in messages
+        self.warnings: list[str] = []  # for people, the same on all ranks
+
+    def start_mean(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+        """Begin to average `tensor` over the ranks in place; return a function that waits for the mean.
+
+        The order of the additions depends on the tensor's shape and the ranks alone, so equal runs have equal bits.
+        """
+        return lambda: None
+
+    def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Return the sum of `tensor` over the ranks, the same bits on each."""
+        return tensor
+
+    def start_sum(self, numbers: Sequence[int]) -> Callable[[], list[int] | None]:
+        """Start a sum over the ranks; return a function that gives the sums, or None until all ranks have started.
+
+        Does not wait. Call no other method until it has given the sums.
+        """
+        return lambda: list(numbers)
+
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's object on every rank."""
+        return value
+
+    def gather(self, value: T) -> list[T] | None:
+        """Return the objects of all ranks, in the order of ranks, on rank 0, None elsewhere."""
+        return [value]
+
+    def gather_node(self, value: T) -> list[T] | None:
+        """Return the objects of the ranks that share this one's node on the first of them, None elsewhere."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def abort(self, status: int) -> None:
+        """End every rank now. The one rank calls it that has met an error the others don't know of."""
+
+    def close(self) -> None:
+        """Leave the world in order."""
+
+    def wait(self, tick: Callable[[], None]) -> None:
+        """Wait for all ranks, for long, without keeping a core busy; call `tick` now and then."""
+        poll = self.start_sum([0])
+        while poll() is None:
+            tick()
+            time.sleep(_WAIT_SECONDS)
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Return this rank's `work()`, which must not involve other ranks.
+
+        If it raises an error that is not a bug on any of several ranks, all raise AgreedError with that of the lowest.
+        """
+        if self.size == 1:
+            return work()
+        failure = None
+        try:
+            value = work()
+        except Exception as error:
+            if is_bug(error):
+                raise
+            failure = self.who, describe(error), exit_status(error)
+        failures = [found for found in self.gather(failure) or [] if found is not None]
+        told = self.broadcast((failures[0], len(failures)) if failures else None)
+        if told is None:
+            return value
+        (who, message, status), count = told
+        if count < self.size and not (message.startswith("rank ") or who.startswith("rank 0 ")):
+            message = f"{who}: {message}"
+        raise AgreedError(message, status)
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        """Return rank 0's `work()` on every rank. Errors are raised as `together` raises them."""
+        return cast(T, self.broadcast(self.together(lambda: work() if self.rank == 0 else None)))
+
+
+def flush_output() -> None:
+    """Write out what this process has said, before it ends without its usual end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def refuse_mixed(backends: Sequence[tuple[str, str]]) -> None:
+    """Raise WorldError where ranks were started for different back ends; (back end, host) of each rank."""
+    for rank, (backend, host) in enumerate(backends):
+        first, first_host = backends[0]
+        if backend != first:
+            raise WorldError(
+                f"rank {rank} on {host} uses {backend}, but rank 0 on {first_host} uses {first}; set "
+                "SUMMIT_TRAIN_COMM to the same value on all ranks"
+            )

@@ -1,0 +1,133 @@
+"""Write files whole or not at all, hash them, and hold locks that end with the process."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from summit_train.core.errors import UserError
+
+# A write to a full disk raises one of these, without the file's name.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Add the file's name to the OSError of a full disk in the block."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in _NO_ROOM:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[IO[bytes]]:
+    """Yield a binary file that replaces `path`, flushed to the disk, when the block ends.
+
+    An error in the block leaves `path` as it was. A missing folder is made. Raises OSError, with the name of the file,
+    if the disk is full.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(target)
+    try:
+        with naming(target), open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise OSError where `replacing` could not write a file at `path`; leave nothing but its folder behind."""
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target.parent)) from error
+    temporary = _temporary(target)
+    try:
+        temporary.touch()
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file. A surrogate, which stands for a byte of a file name that is no UTF-8, becomes that byte."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
+
+
+def _temporary(target: Path) -> Path:
+    # The process number keeps two commands that write one file apart.
+    return target.with_name(f".{target.name[:200]}.{os.getpid()}.writing")
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write one JSON object."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def file_sha256(path: str | Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock on this file for the block. A missing folder is made.
+
+    wait: block until another process has released it; otherwise raise BlockingIOError.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether another process holds the lock on this file, without taking it."""
+    if not path.exists():
+        return False
+    # struct flock of 64-bit Linux: type, whence, start, length (0: to the end), process, padded to its alignment.
+    form, question = "hhqqi0q", (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    with open(path, "rb") as file:
+        answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(form, *question))
+    return bool(struct.unpack(form, answer)[0] != fcntl.F_UNLCK)
+
+
+def check_output(option: str, given: str | Path, file: str | Path) -> None:
+    """Raise UserError where `file`, which the option's value asks for, cannot be written."""
+    try:
+        check_writable(file)
+    except OSError as error:
+        raise UserError(f"{option} {given}: cannot be written: {error.strerror}") from error
+
+
+FIGURE_FORMATS = (".png", ".svg", ".pdf")
+
+
+def figure_path(text: str) -> Path:
+    """Return the path of a figure. Raises UserError for a suffix that is not a figure format."""
+    if Path(text).suffix not in FIGURE_FORMATS:
+        raise UserError(f"--out {text}: the name of a figure ends in {', '.join(FIGURE_FORMATS)}")
+    return Path(text)

@@ -1,0 +1,116 @@
+"""Run short programs in processes of their own, and start ranks on this host."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from summit_train.core.errors import RunFailed
+
+Facts = dict[str, Any]
+
+ROOT_ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # by Open MPI's mpirun
+ROOT_NEEDS = f"as root, Open MPI's mpirun needs {' '.join(f'{name}={value}' for name, value in ROOT_ALLOWED.items())}"
+
+
+class ProbeError(RunFailed):
+    """A probing program failed; the message is the last line that it said."""
+
+
+def probe(
+    program: str, timeout: float, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Facts:
+    """Return the JSON object that a Python program prints last, started by `prefix` (mpirun and its words).
+
+    timeout in seconds. Raises ProbeError with the program's last words if it fails, hangs or cannot be started.
+    """
+    return answer([*prefix, sys.executable, "-c", f"import json\n{program}"], timeout, environment)
+
+
+def answer(command: Sequence[str], timeout: float, environment: Mapping[str, str] | None = None) -> Facts:
+    """Return the JSON object that a command prints last; timeout and errors as in `probe`."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        raise ProbeError(f"no answer within {timeout:g} s") from None
+    except OSError as error:
+        raise ProbeError(f"{command[0]} cannot be started: {error.strerror}") from None
+    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode != 0 or not answers:
+        raise ProbeError(_last_words(done.stderr) or f"exit status {done.returncode}")
+    facts: Facts = json.loads(answers[-1])
+    return facts
+
+
+def _last_words(stderr: str) -> str:
+    """Return the line that says most in what a failed program wrote: the exception's, else the last one."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip(" -=*\n")]
+    lines = [re.sub(r"^\[rank\d+\]: ", "", line) for line in lines if not line.startswith("torch.distributed.elastic")]
+    exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt|Failed)\b", line)]
+    ours = [line for line in lines if line.startswith("summit-train")]  # mpirun speaks after our program has
+    return (exceptions or ours or lines or [""])[-1]
+
+
+def output(command: Sequence[str]) -> str:
+    """Return what a command prints, "" if it cannot be run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout or done.stderr
+
+
+def first_line(command: Sequence[str]) -> str:
+    """Return the first line that a command prints, "" if it cannot be run."""
+    return next(iter(output(command).splitlines()), "")
+
+
+def find_mpirun() -> str | None:
+    """Return the environment's own mpirun (from PyPI), for which Horovod is built, else PATH's."""
+    own = Path(sys.executable).parent / "mpirun"
+    return str(own) if own.is_file() else shutil.which("mpirun")
+
+
+def mpirun_command(mpirun: str, ranks: int) -> list[str]:
+    """Return the command line of mpirun for `ranks` ranks on this host, which may have fewer cores."""
+    words = [mpirun, "-np", str(ranks)]
+    if "Open MPI" in first_line([mpirun, "--version"]):
+        words += ["--oversubscribe", "--bind-to", "none"]
+    return words
+
+
+def torchrun_command(ranks: int) -> list[str]:
+    """Return the command line of torchrun for `ranks` ranks on this host, to be followed by a program's."""
+    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python"]
+    return [sys.executable, *words]
+
+
+def refuses_root(environment: Mapping[str, str], options: Sequence[str] = ()) -> bool:
+    """Return whether Open MPI's mpirun would refuse to start ranks in this environment because the user is root."""
+    allowed = all(environment.get(name) == value for name, value in ROOT_ALLOWED.items())
+    if os.geteuid() != 0 or allowed or any("--allow-run-as-root" in option for option in options):
+        return False
+    mpirun = find_mpirun()
+    return mpirun is not None and "Open MPI" in first_line([mpirun, "--version"])
+
+
+def mpi_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a small multi-rank program: one thread a rank, root allowed."""
+    own = {"OMP_NUM_THREADS": "1"}
+    if os.geteuid() == 0:
+        own |= ROOT_ALLOWED
+    return {**environment, **own}
+
+
+def num_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,221 @@
+"""Load files that torch saved: checkpoints and pretrained weights.
+
+Each must match its SHA-256, hold plain values only, and be no larger than its network can need. Its size is taken from
+the directory of its zip, and its shapes are known, before any of its numbers is read.
+"""
+
+from __future__ import annotations
+
+import shlex
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from summit_train.core.errors import UserError
+from summit_train.core.files import file_sha256
+
+# Weights, two states of a solver, and the average of the weights; each in double at most.
+_BYTES_PER_ELEMENT = 4 * 8
+_BESIDES = 1 << 28  # class names, a classifier of more classes, another network that is refused by its name
+
+# Maps a file and its content without numbers (tensors on the meta device) to the most bytes that it may have.
+Bound = Callable[[Path, Any], int]
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be read, or not be used for this run."""
+
+
+def bytes_for(network: nn.Module) -> int:
+    """Return the most bytes that a file with the weights of `network` may have."""
+    elements: int = sum(value.numel() for value in network.state_dict().values())
+    return _BESIDES + _BYTES_PER_ELEMENT * elements
+
+
+def bound_of(network: nn.Module) -> Bound:
+    """Return a bound on the files for a network, whatever they say of themselves."""
+    return lambda path, content: bytes_for(network)
+
+
+def learner_path(path: Path, number: int) -> Path:
+    """Return the path of the file with one learner's state, which a checkpoint has if learners differ."""
+    return path.with_name(f"{path.stem}.learner_{number:04d}.pt")
+
+
+def digest_path(path: Path) -> Path:
+    """Return the path of the file with a checkpoint's SHA-256, in sha256sum's format."""
+    return path.with_name(path.name + ".sha256")
+
+
+def find_checkpoints(run_path: Path) -> list[Path]:
+    """Return the run's checkpoints, oldest first."""
+    return sorted((run_path / "checkpoints").glob(f"step_{'[0-9]' * 8}.pt"))
+
+
+def load_newest(run_path: Path, bound: Bound) -> tuple[Path | None, dict[str, Any], list[str]]:
+    """Return the newest checkpoint that is whole: (path, state, complaints about newer ones that are not).
+
+    One that lists learners is whole if their files match their SHA-256. Returns (None, {}, []) without any checkpoint.
+    Raises CheckpointError if there are some and none is whole: starting over would silently discard the run.
+    """
+    paths = find_checkpoints(run_path)
+    complaints: list[str] = []
+    for path in reversed(paths):
+        try:
+            state = load_checkpoint(path, bound)
+            _check_learners(path, state.get("learner_digests", ()))
+            return path, state, complaints
+        except CheckpointError as error:
+            complaints.append(str(error))
+    if paths:
+        reasons = "; ".join(complaints)
+        raise CheckpointError(f"no checkpoint of {run_path} can be read ({reasons}); move them away to begin anew")
+    return None, {}, []
+
+
+def load_checkpoint(path: Path, bound: Bound, *, may_be_alone: bool = False) -> dict[str, Any]:
+    """Check the digest of a checkpoint, then load it on the CPU.
+
+    may_be_alone: accept a file that was copied without its digest, unchecked.
+    Raises CheckpointError if the file is missing, torn, changed, too large, or no checkpoint of plain values.
+    """
+    check_digest(path, may_be_alone=may_be_alone)
+    return _checked(path, load_saved(path, lambda path, content: bound(path, _checked(path, content))))
+
+
+def check_digest(path: Path, *, may_be_alone: bool) -> None:
+    """Raise CheckpointError unless a file matches its SHA-256 file. may_be_alone: that file may be missing."""
+    digest_file = digest_path(path)
+    try:
+        found = file_sha256(path)
+        wanted = found if may_be_alone and not digest_file.exists() else digest_file.read_text().split()[0]
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: {error.filename} is missing") from error
+    except (OSError, IndexError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    if wanted != found:
+        raise CheckpointError(f"{path}: the file is damaged: its SHA-256 is not that in {digest_file.name}")
+
+
+def load_saved(path: Path, bound: Bound) -> Any:
+    """Load what torch saved, plain values only, onto the CPU. Raises CheckpointError."""
+    size, most = _unpacked_size(path), bound(path, peek(path))
+    if size > most:
+        raise CheckpointError(f"{path}: unpacks to {size:,} bytes; its network needs {most:,} at most")
+    return _load(path, "cpu")
+
+
+def peek(path: Path) -> Any:
+    """Return what torch saved, with tensors on the meta device: no numbers are read. Raises CheckpointError.
+
+    Takes little time for a file of any size. The digest is not checked.
+    """
+    size, stored = _unpacked_size(path), path.stat().st_size
+    if size > stored:
+        raise CheckpointError(f"{path}: unpacks to {size:,} bytes of {stored:,}; torch never compresses what it saves")
+    return _load(path, "meta")
+
+
+def _unpacked_size(path: Path) -> int:
+    """Return the bytes of the file in memory, from its zip directory; older formats are not compressed."""
+    try:
+        with open(path, "rb") as file:
+            if file.read(4) != b"PK\3\4":
+                return path.stat().st_size
+        with zipfile.ZipFile(path) as archive:
+            return sum(entry.file_size for entry in archive.infolist())
+    except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise CheckpointError(f"{path}: cannot be read as a file of torch's ({error})") from error
+
+
+def _load(path: Path, device: str) -> Any:
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # A damaged file can raise almost anything out of the unpickler.
+        raise CheckpointError(_why_unreadable(path, str(error).strip() or type(error).__name__)) from error
+
+
+def _why_unreadable(path: Path, reason: str) -> str:
+    if "legacy .tar format" in reason:
+        problem = "is in torch's legacy tar format"
+    elif any(f"Unsupported {part}" in reason for part in ("global", "class", "operand")) and _is_pickled(path):
+        problem = "holds pickled objects besides tensors"
+    else:
+        return f"{path}: cannot be read as a file of torch's ({reason.splitlines()[0]})"
+    program = (
+        f"import torch; x = torch.load({str(path)!r}, map_location='cpu', weights_only=False); "
+        "x = x.get('state_dict', x) if isinstance(x, dict) else x.state_dict(); "
+        f"torch.save(x, {str(path) + '.converted'!r})"
+    )
+    return (
+        f"{path} {problem}, which cannot be read without running what stands in it. If you trust where it comes from, "
+        f"convert it once: python -c {shlex.quote(program)}"
+    )
+
+
+def _is_pickled(path: Path) -> bool:
+    """Return whether a file begins as torch's zips or as pickles do; any text reads as the operands of a pickle."""
+    with open(path, "rb") as file:
+        return file.read(1) in (b"P", b"\x80")
+
+
+def _checked(path: Path, state: Any) -> dict[str, Any]:
+    """Return the content of a checkpoint. Raises CheckpointError unless it has the parts that every command reads."""
+    if not isinstance(state, dict) or not {"model", "optimizer", "step"} <= state.keys():
+        raise CheckpointError(f"{path}: not a checkpoint of a run, which has model, optimizer and step")
+    step, average = state["step"], state.get("ema", {"model": {}})
+    if type(step) is not int or step < 0:
+        raise CheckpointError(f"{path}: step must be a number of updates, got {step!r}")
+    digests = state.get("learner_digests", [])
+    for name, value in (("ema", average), ("experiment", state.get("experiment", {}))):
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{path}: {name} must hold values by name, got {_kind(value)}")
+    if not isinstance(digests, list) or not all(isinstance(digest, str) for digest in digests):
+        raise CheckpointError(f"{path}: learner_digests must be a list of SHA-256, got {_kind(digests)}")
+    for name, weights in (("model", state["model"]), ("ema.model", average.get("model"))):
+        if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+            raise CheckpointError(f"{path}: {name} must hold tensors by name, got {_kind(weights)}")
+    return state
+
+
+def _check_learners(path: Path, digests: Sequence[str]) -> None:
+    """Raise CheckpointError where a learner's file is missing or is not the one of this checkpoint."""
+    for file, digest in ((learner_path(path, number), digest) for number, digest in enumerate(digests)):
+        if not file.exists():
+            raise CheckpointError(f"{path}: {file} is missing")
+        if file_sha256(file) != digest:
+            raise CheckpointError(f"{path}: {file} is damaged: its SHA-256 is not that in the checkpoint")
+
+
+def give_weights(network: nn.Module, path: Path, weights: Mapping[str, Any]) -> None:
+    """Load a checkpoint's weights into a network. Raises CheckpointError, with its path, where they do not fit."""
+    check_fit(path, "model", weights, network.state_dict())
+    network.load_state_dict(weights)
+
+
+def check_fit(path: Path, name: str, saved: Any, own: Any) -> None:
+    """Raise CheckpointError unless a part of the checkpoint `path` has the structure of this run's own part.
+
+    Tensors must have the same shape, and be floats of any precision or of the same type; mappings the same keys.
+    """
+    if isinstance(own, Mapping) and isinstance(saved, Mapping):
+        for key in sorted(own.keys() ^ saved.keys(), key=str):
+            raise CheckpointError(f"{path}: does not fit: {name} {'has no' if key in own else 'must not have'} {key}")
+        for key, value in own.items():
+            check_fit(path, f"{name}.{key}", saved[key], value)
+    elif isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor):
+        floats = own.is_floating_point() and saved.is_floating_point()
+        if own.shape != saved.shape or not (floats or own.dtype == saved.dtype):
+            raise CheckpointError(f"{path}: does not fit: {name} must be {_kind(own)}, got {_kind(saved)}")
+    elif isinstance(own, Mapping | torch.Tensor) or not isinstance(saved, int | float):
+        raise CheckpointError(f"{path}: does not fit: {name} must be {_kind(own)}, got {_kind(saved)}")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return "values by name" if isinstance(value, Mapping) else type(value).__name__

@@ -1,0 +1,67 @@
+"""The ranks that a command was started with, and the words of one that fails."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from summit_train.core.comm import World, open_world
+from summit_train.core.comm.launch import Launch, this_launch
+from summit_train.core.errors import AgreedError, UserError, describe, exit_status, is_bug
+
+_SECONDS_FOR_RANK_0 = 3.0
+_SECONDS_BETWEEN_FIRST_AND_LAST = 3.0
+
+
+def check_single(command: str) -> None:
+    """Raise UserError where a launcher started several ranks of a command that has work for one."""
+    if this_launch().size > 1:
+        raise UserError(
+            f"{command} is one process and shares no work among ranks; start it without mpirun, srun, jsrun or torchrun"
+        )
+
+
+@contextmanager
+def session(launch: Launch) -> Iterator[World]:
+    """Open the world for the block. The first rank that fails says why, and ends all of them.
+
+    All ranks raise an AgreedError together, so they leave in order.
+    """
+    world = open_world(launch)
+    if world.rank == 0:
+        for warning in world.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+    try:
+        yield world
+    except AgreedError:
+        world.close()
+        raise
+    except BaseException as error:
+        if world.size > 1:
+            report_failure(error, launch)
+            world.abort(exit_status(error))
+        raise
+    world.close()
+
+
+def report_failure(error: BaseException, launch: Launch) -> None:
+    """Print why this rank fails, once for all ranks that fail alike.
+
+    Rank 0 prints at once, and its end makes the launcher end the others. A rank that is still there some seconds later
+    has met something that rank 0 has not, such as a file that its node lacks. Of several such ranks the lowest prints.
+    """
+    if launch.rank > 0:
+        if isinstance(error, AgreedError):
+            return
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Training takes it for a request to stop.
+        time.sleep(_SECONDS_FOR_RANK_0 + _SECONDS_BETWEEN_FIRST_AND_LAST * launch.rank / launch.size)
+    text = describe(error)
+    is_common = launch.rank == 0 and isinstance(error, UserError | AgreedError)
+    is_named = launch.size > 1 and not is_common and not text.startswith("rank ")
+    name = f"summit-train, rank {launch.rank} on {socket.gethostname()}:" if is_named else "summit-train:"
+    # In one write, as launchers mix the ranks' output and their own.
+    print(f"{name}\n{text}\n" if is_bug(error) else f"{name} {text}\n", end="", file=sys.stderr, flush=True)

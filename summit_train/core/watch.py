@@ -1,0 +1,217 @@
+"""End a run that stalls, or that a signal asks to stop."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from summit_train.core.comm import World
+
+_STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
+_SECONDS_BETWEEN_LOOKS = 0.01
+
+
+class Stopped(Exception):
+    """Raised on all ranks together after one was asked to stop; what is needed to resume is saved."""
+
+
+class StopRequest:
+    """Set by SIGUSR2 or SIGTERM: save what is needed to resume, then leave, as soon as all ranks agree."""
+
+    def __init__(self) -> None:
+        self.signal: str | None = None
+        self._interrupts = False
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Note the signal: this is its handler."""
+        self.signal = signal.Signals(number).name
+        if self._interrupts:
+            raise Stopped
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Let a request, also an earlier one, raise Stopped at once within the block: for work of one rank."""
+        self._interrupts = True
+        try:
+            if self:
+                raise Stopped
+            yield
+        finally:
+            self._interrupts = False
+
+    def leave(self) -> None:
+        """Ignore the signals from here on: the request is met and the process ends.
+
+        srun --kill-on-bad-exit sends SIGTERM to the ranks that are still there when the first one has left with a
+        status that is not 0. One that dies of it would hide the 85 of the others.
+        """
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    @contextmanager
+    def listening(self) -> Iterator[StopRequest]:
+        """Handle the signals within the block. The former handlers come back after it, but not after `leave`."""
+        former = {number: signal.signal(number, self.receive) for number in _STOP_SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in former.items():
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    signal.signal(number, handler)
+
+
+class Ballot:
+    """Lets ranks that work through separate lists leave together: when all are done, or when one is asked to stop.
+
+    All ranks vote in each round, and none waits for the others: between two items a rank checks whether the round is
+    over, and then joins the next one. So all see the same rounds, and leave after the same one.
+    """
+
+    def __init__(self, world: World, stop: StopRequest) -> None:
+        self._world, self._stop = world, stop
+        self._round: Callable[[], list[int] | None] | None = None
+        self._is_over = self.is_stopped = False
+
+    def is_over(self, *, busy: bool) -> bool:
+        """Vote, or check the votes; return whether all ranks leave: none is busy, or one was asked to stop."""
+        if not self._is_over:
+            self._round = self._round or self._world.start_sum([bool(self._stop), busy])
+            if (votes := self._round()) is not None:
+                self._round, self.is_stopped = None, votes[0] > 0
+                self._is_over = self.is_stopped or votes[1] == 0
+        return self._is_over
+
+    def wait(self) -> None:
+        """Wait until all ranks leave; this one is not busy any more."""
+        for _ in self.rounds():
+            pass
+
+    def rounds(self) -> Iterator[None]:
+        """Wait as `wait` does, and yield after each round: all ranks have voted in it, so none of them hangs."""
+        while not self.is_over(busy=False):
+            if self._round is None:
+                yield
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def leave_if_asked(world: World, stop: StopRequest) -> None:
+    """Raise Stopped on all ranks where one was asked to stop. Collective."""
+    ballot = Ballot(world, stop)
+    ballot.wait()
+    if ballot.is_stopped:
+        raise Stopped
+
+
+class Neighbour:
+    """The rank before this one in a ring of all ranks, heard over UDP.
+
+    Every watchdog sends a datagram to the next rank several times within the stall time. A rank that waits in a
+    collective goes on sending; one that is stopped or cut off falls silent. The cost does not grow with the ranks.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("", 0))
+        self._socket.setblocking(False)
+        self._key = os.urandom(8)  # tells this run's datagrams from anybody else's
+        ring = world.broadcast(world.gather((world.who, world.host, self._socket.getsockname()[1], self._key)))
+        assert ring is not None
+        self.who, _, _, self._key_before = ring[world.rank - 1]
+        _, host, port, _ = ring[(world.rank + 1) % world.size]
+        self._next = _address(host, world.host), port
+        self.where = ""
+        self._heard: float | None = None
+
+    def exchange(self, where: str) -> None:
+        """Send where this rank is, and take in what the rank before has sent."""
+        address, port = self._next
+        if address is not None:
+            with suppress(OSError):  # the next rank then says that it heard nothing
+                self._socket.sendto(self._key + where.encode()[:400], (address, port))
+        with suppress(BlockingIOError):
+            while True:
+                datagram = self._socket.recv(512)
+                if datagram[:8] == self._key_before:
+                    self.where, self._heard = datagram[8:].decode(errors="replace"), time.monotonic()
+
+    def silent_seconds(self) -> float | None:
+        """Return the seconds since the rank before was heard; None if it never was."""
+        return None if self._heard is None else time.monotonic() - self._heard
+
+
+def _address(host: str, own_host: str) -> str | None:
+    """Return the address of a host, None where its name is unknown."""
+    try:
+        return "127.0.0.1" if host == own_host else socket.gethostbyname(host)
+    except OSError:
+        return None
+
+
+class Watchdog:
+    """End the run when this rank makes no progress, and say which rank is at fault.
+
+    The most certain rank speaks first. After `seconds` without progress, a rank names the one before it if that is
+    silent. A quarter later, a rank that hangs in its own data or computation names itself. Another quarter later, so
+    does one that waits for the others. Without `seconds` nothing is watched. Opening it is collective.
+    """
+
+    def __init__(self, world: World, seconds: float | None) -> None:
+        self._world, self._seconds = world, seconds
+        self._where, self._waits = "starting", False
+        self._since = time.monotonic()
+        self._done = threading.Event()
+
+    def __enter__(self) -> Watchdog:
+        if self._seconds is not None:
+            before = Neighbour(self._world) if self._world.size > 1 else None
+            if before is not None:
+                before.exchange(self._where)  # heard once, a rank that is stopped at once is known to be silent
+            threading.Thread(target=self._watch, args=(self._seconds, before), name="watchdog", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+
+    def at(self, where: str, *, waits: bool = False) -> None:
+        """Note that this rank has just begun `where`; `waits`: it depends on the other ranks there."""
+        self._where, self._waits, self._since = where, waits, time.monotonic()
+
+    def _watch(self, seconds: float, before: Neighbour | None) -> None:
+        woke = time.monotonic()
+        while not self._done.wait(min(1.0, seconds / 8)):
+            if time.monotonic() - woke > seconds / 2:
+                self._since = time.monotonic()  # this process was stopped itself, and goes on
+            woke = time.monotonic()
+            if before is not None:
+                before.exchange(self._where)
+            if fault := self._fault(seconds, before):
+                print(f"{self._world.who}: {fault}", file=sys.stderr, flush=True)
+                faulthandler.dump_traceback(file=sys.stderr)
+                self._world.abort(1)
+                os._exit(1)
+
+    def _fault(self, seconds: float, before: Neighbour | None) -> str | None:
+        """Return what is wrong, or None while nothing is."""
+        stood, where = time.monotonic() - self._since, self._where
+        text = f"no progress for {stood:.0f} s while {where}"
+        if before is None:
+            return text if stood > seconds else None
+        silent = before.silent_seconds()
+        if silent is not None and silent > seconds / 2:
+            who = f"{before.who} has been silent for {silent:.0f} s: stopped, or cut off?"
+            return f"{text}; {who} Its last word: {before.where}" if stood > seconds else None
+        # Lower ranks first: the one that speaks ends all.
+        patience = (1.5 if self._waits else 1.25) + 0.125 * self._world.rank / self._world.size
+        heard = "is alive" if silent is not None else "was never heard (is UDP blocked between the hosts?)"
+        return f"{text}; {before.who} {heard}" if stood > seconds * patience else None

@@ -1,0 +1,100 @@
+"""Count the clips of a run that cannot be read, the same on all ranks, name them in a file, and limit them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from summit_train.core.comm import World
+from summit_train.core.errors import AgreedError
+from summit_train.core.files import naming, write_text
+from summit_train.data.batches.loader import BadClip, MicroBatch
+
+FILE = "bad_clips.jsonl"
+
+
+class BadClips:
+    """The count, which is part of a checkpoint. The limit is `fraction` of the `clips_per_epoch`, in each epoch."""
+
+    def __init__(self, world: World, run_path: Path, clips_per_epoch: int, fraction: float) -> None:
+        self._world, self._path = world, run_path / FILE
+        self._clips_per_epoch, self._fraction = clips_per_epoch, fraction
+        self._epoch, self._in_epoch = 0, 0
+        self.total = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the counts."""
+        return {"total": self.total, "epoch": self._epoch, "in_epoch": self._in_epoch}
+
+    def load_state_dict(self, state: dict[str, int], step: int) -> None:
+        """Go on from `step` with these counts, and forget the records of later steps."""
+        self.total, self._epoch, self._in_epoch = state["total"], state["epoch"], state["in_epoch"]
+        if self._world.rank == 0 and self._path.exists():
+            lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+            write_text(self._path, "".join(line for line in lines if _is_of(line, step)))
+
+    def add(self, num_bad: int, micro_batches: Sequence[MicroBatch], step: int, epoch: int) -> None:
+        """Count a step's `num_bad` clips of all ranks and write them down, given this rank's own micro-batches.
+
+        Collective unless num_bad is 0. Raises AgreedError if the epoch has too many.
+        """
+        if epoch != self._epoch:
+            self._epoch, self._in_epoch = epoch, 0
+        if not num_bad:
+            return
+        self.total += num_bad
+        self._in_epoch += num_bad
+        mine = [
+            {"step": step, "epoch": epoch, "virtual_gpu": batch.virtual_gpu, **asdict(bad)}
+            for batch in micro_batches
+            for bad in batch.bad
+        ]
+        gather_records(self._world, self._path, mine)
+        if self._in_epoch > self._fraction * self._clips_per_epoch:
+            raise AgreedError(
+                f"{self._in_epoch} clips of epoch {epoch} could not be read, more than data.max_bad_fraction "
+                f"({self._fraction:g}) of {self._clips_per_epoch}: {self._path} names them. `summit-train data scan` "
+                "finds all of a manifest at once and writes a list for data.quarantine"
+            )
+
+
+def record_test(run_path: Path, bad: Sequence[BadClip]) -> None:
+    """Write down bad videos of a test, in their order in the manifest."""
+    ordered = sorted(bad, key=lambda clip: clip.clip)
+    _append(run_path / FILE, [{"test": True, **asdict(clip)} for clip in ordered])
+
+
+def check_test(world: World, run_path: Path, num_bad: int, videos: int, fraction: float) -> None:
+    """Raise AgreedError if rank 0's `num_bad` videos of a test are more than `fraction` of all. Collective."""
+    total = world.broadcast(num_bad)
+    if total > fraction * videos:
+        raise AgreedError(
+            f"{total} of {videos} test videos could not be read, more than data.max_bad_fraction ({fraction:g}): "
+            f"{run_path / FILE} names them"
+        )
+
+
+def gather_records(world: World, path: Path, mine: Sequence[dict[str, Any]]) -> None:
+    """Append the records of all ranks, in the order of ranks, to a file. Collective."""
+    everyone = world.gather(list(mine))
+    if everyone is not None:
+        _append(path, [record for records in everyone for record in records])
+
+
+def _append(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    if records:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with naming(path), open(path, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def _is_of(line: str, step: int) -> bool:
+    """Return whether a line is of a test or of the updates up to `step`; half a line of a killed run is of neither."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        return False
+    return bool(record.get("step", 0) <= step)

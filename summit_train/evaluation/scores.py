@@ -1,0 +1,78 @@
+"""The scores of videos: the accuracy, and the file in a run's directory that holds them. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from summit_train.core.files import replacing
+from summit_train.data.manifest.clip import Clip
+
+PREDICTIONS = "predictions"  # folder of a run
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The averaged logits of a manifest's videos, in its order.
+
+    videos (V,): their places in the manifest; labels (V,); scores (V, classes). is_read (V,): False for a video that
+    could not be read, whose scores are NaN and which counts as wrong.
+    """
+
+    videos: np.ndarray
+    labels: np.ndarray
+    scores: np.ndarray
+    is_read: NDArray[np.bool_]
+
+    @property
+    def num_bad(self) -> int:
+        """Return the number of videos that could not be read."""
+        return int((~self.is_read).sum())
+
+    def right(self, k: int) -> NDArray[np.bool_]:
+        """Return whether each video's label is among its k highest scores, (V,).
+
+        Equal scores are ordered by class number, so the answer depends on nothing but the scores.
+        """
+        own = np.take_along_axis(self.scores, self.labels[:, None], axis=1)
+        classes = np.arange(self.scores.shape[1])[None, :]
+        ahead = (self.scores > own) | ((self.scores == own) & (classes < self.labels[:, None]))
+        is_right: NDArray[np.bool_] = (ahead.sum(axis=1) < k) & self.is_read
+        return is_right
+
+    def top(self, k: int) -> float:
+        """Return the percentage of the videos whose label is among the k highest scores."""
+        return 100.0 * float(np.mean(self.right(k)))
+
+    def save(self, path: Path, clips: Sequence[Clip], class_names: Sequence[str]) -> None:
+        """Write the scores as npz, whole or not at all. `np.load` reads it without pickle.
+
+        clips: which videos they are of, as their manifest lists them. class_names: label 0 first, empty without names.
+        An end_frame of -1 is the end of the video.
+        """
+        with replacing(path) as file:
+            np.savez_compressed(
+                file,
+                video=self.videos,
+                label=self.labels,
+                scores=self.scores,
+                is_read=self.is_read,
+                path=np.array([clip.path for clip in clips], np.str_),
+                start_frame=np.array([clip.span.start for clip in clips], np.int64),
+                end_frame=np.array([clip.span.end for clip in clips], np.int64),
+                reversed=np.array([clip.is_reversed for clip in clips], np.bool_),
+                class_names=np.array(class_names, np.str_),
+            )
+
+
+def prediction_names(checkpoints: Sequence[Path]) -> list[str]:
+    """Return a name for each checkpoint's scores. Checkpoints of one name, from several folders, are numbered."""
+    stems = [path.stem for path in checkpoints]
+    return [
+        stem if stems.count(stem) == 1 else f"{stem}_{stems[: place + 1].count(stem)}"
+        for place, stem in enumerate(stems)
+    ]

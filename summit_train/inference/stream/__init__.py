@@ -1,0 +1,1 @@
+"""A past-only network on a live video, frame by frame."""

@@ -1,0 +1,135 @@
+"""The spec's network: built, counted, and made ready to run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from summit_train.core import processor
+from summit_train.models import VideoNetwork, build_model
+from summit_train.models.count import Count, count
+from summit_train.models.freeze import freeze_norms
+from summit_train.models.online import cache_elements
+from summit_train.models.recompute import recompute_blocks
+from summit_train.spec import ModelSpec, Spec
+from summit_train.spec.catalog import stream_problem
+from summit_train.spec.modality import RGB
+
+_COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def build_network(spec: Spec, generator: torch.Generator | None = None) -> VideoNetwork:
+    """Build the plain network that `spec` asks for, with its frozen parts, its weights drawn from `generator`."""
+    network = _built_for(spec, generator)
+    freeze_norms(network, spec.model.freeze_bn)
+    return network
+
+
+def make_ready(network: VideoNetwork, spec: Spec) -> None:
+    """Let `network` run as `spec.execution` says, in place, on the device that it is on.
+
+    Compiled networks are the plain ones; others are accelerated. Parameters keep their names, and `network.execution`
+    says what was done.
+    """
+    if spec.execution.recompute:
+        recompute_blocks(network)
+    if not spec.execution.compile:
+        network.execution = _accelerated(network)
+        return
+    separate_compile_cache()
+    # The features alone: the dropout's own generator is nothing that a compiler takes. As a function it is no module,
+    # so that the parameters' names stay.
+    network.extract = torch.compile(network.extract)  # type: ignore[method-assign]
+    network.execution = "compiled by torch.compile"
+
+
+def separate_compile_cache() -> None:
+    """Give torch.compile a cache folder for this kind of processor, inside the user's own or the default one.
+
+    Inductor names cache entries by source and compiler options, `-march=native` among them, so processors that share
+    a cache in a home folder load each other's code. Further calls, in this process or its children, change nothing.
+    """
+    isa = torch.backends.cpu.get_cpu_capability()
+    kind = f"{isa.lower()}-{processor.digest(isa, os.environ.get('ONEDNN_MAX_CPU_ISA', ''))}"
+    parent = Path(os.environ.get(_COMPILE_CACHE) or Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
+    if parent.name != kind:
+        os.environ.update({_COMPILE_CACHE: str(parent / kind)})
+
+
+def count_network(spec: Spec) -> Count:
+    """Count the spec's network on one training clip, as it will run."""
+    data = spec.data
+    accelerated = not spec.execution.compile
+    return count_model(spec.model, data.num_frames, data.crop, data.input.channels, accelerated=accelerated)
+
+
+@cache
+def count_model(
+    model: ModelSpec, num_frames: int, crop: int, channels: int = RGB.channels, *, accelerated: bool = True
+) -> Count:
+    """Count a network on one clip of `num_frames` frames of crop x crop pixels."""
+    with torch.device("meta"):
+        network = _built(model, num_frames, channels, None)
+        if accelerated:
+            _accelerated(network)
+    return count(network, crop)
+
+
+def stream_elements(spec: Spec) -> int | None:
+    """Return the elements that a stream of square frames of side data.crop caches; None where it cannot stream."""
+    model = spec.model
+    if stream_problem(model.arch, model.shift_direction, model.non_local) is not None:
+        return None
+    with torch.device("meta"):
+        return cache_elements(_built_for(spec, None), spec.data.crop, spec.data.crop)
+
+
+def cpu_kernels() -> str:
+    """Return what the C++ kernels for CPUs are compiled for on this machine, or why there are none."""
+    try:
+        from summit_train.models.fast import execution
+    except ModuleNotFoundError as error:
+        return f"none: {_without_fast(error)}"
+    return execution()
+
+
+def _built_for(spec: Spec, generator: torch.Generator | None) -> VideoNetwork:
+    return _built(spec.model, spec.data.num_frames, spec.data.input.channels, generator)
+
+
+def _built(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None) -> VideoNetwork:
+    return build_model(
+        model.arch,
+        model.backbone,
+        num_frames,
+        model.num_classes,
+        width=model.width,
+        dropout=model.dropout,
+        zero_init_residual=model.zero_init_residual,
+        shift_fraction=model.shift_fraction,
+        shift_place=model.shift_place,
+        shift_direction=model.shift_direction,
+        non_local=model.non_local,
+        pool1=model.pool1,
+        in_channels=channels,
+        generator=generator,
+    )
+
+
+def _accelerated(network: VideoNetwork) -> str:
+    """Call the fast path's door, here and nowhere else. Without that folder the network runs plain."""
+    try:
+        from summit_train.models.fast import accelerate
+    except ModuleNotFoundError as error:
+        return f"plain: {_without_fast(error)}"
+    return accelerate(network)
+
+
+def _without_fast(error: ModuleNotFoundError) -> str:
+    if error.name != "summit_train.models.fast":
+        raise error
+    return "models/fast is not there"

@@ -1,0 +1,207 @@
+"""The keys of the recipe: what `optimizer`, `schedule` and `parallel` may say, and what they refuse together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from summit_train.spec.typed import MOST, Count, Positive, Section
+
+# What null means: the values of torch and, for LAMB, of its paper.
+_MOMENTUM = {"sgd": 0.9, "rmsprop": 0.0}
+_EPS = {"rmsprop": 1e-8, "adagrad": 1e-10, "adam": 1e-8, "lamb": 1e-6}
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Rate = Annotated[float, Field(gt=0, le=MOST)]
+
+
+class TrustRatioSpec(Section):
+    """A factor on each layer's LR, from the L2 norms of its weight w and its gradient g."""
+
+    kind: Literal["lars", "bounded"]
+    """lars: coefficient * w / (g + weight_decay * w), but 1 for biases and batch normalisation; bounded: w / g within
+    [lower, upper] (DATE)."""
+    coefficient: Positive = 0.001
+    """lars: the factor before the ratio."""
+    lower: Positive = 0.1
+    """bounded: the least ratio. DATE gives no bounds; these are this project's."""
+    upper: Positive = 10.0
+    """bounded: the largest ratio."""
+
+
+class OptimizerSpec(Section):
+    """The solver. Peak LR = base_lr * (global_batch / base_batch) under linear scaling."""
+
+    name: Literal["sgd", "rmsprop", "adagrad", "adam", "lamb"] = "sgd"
+    """SGD, RMSprop, AdaGrad, Adam or LAMB. Weight decay is a part of the gradient; in lamb, of the update."""
+    momentum: Decay | None = None
+    """sgd, rmsprop: momentum. null: 0.9 for sgd, 0 for rmsprop."""
+    alpha: Decay = 0.99
+    """rmsprop: factor of the running average of squared gradients."""
+    # Not strict: below a validator of the whole section a list of YAML is a list, which is no tuple.
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
+    """adam, lamb: factors of the running averages of gradients and of their squares."""
+    eps: Positive | None = None
+    """rmsprop, adagrad, adam, lamb: added to the denominator. null: 1e-8 for rmsprop and adam, 1e-10 for adagrad, 1e-6
+    for lamb."""
+    weight_decay: Annotated[float, Field(ge=0, le=MOST)] = 1e-4
+    """Weight decay; not applied to biases and batch normalisation."""
+    base_lr: Annotated[float, Field(gt=0)] = 0.00125
+    """LR at a global batch of base_batch clips."""
+    base_batch: Count = 8
+    """Global batch that base_lr is given for, clips."""
+    lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
+    """Peak LR = base_lr * f, with f the ratio of the batches, its root, or 1."""
+    head_lr_factor: Rate = 1.0
+    """The classifier's LR is this times the others', for fine-tuning."""
+    first_lr_factor: Rate = 1.0
+    """The LR of the first convolution is this times the others', for a network of flow that starts from one of rgb."""
+    clip_norm: Positive | None = None
+    """Clip the global norm of the gradient to this; null: no clipping."""
+    trust_ratio: TrustRatioSpec | None = None
+    """Factor on each layer's LR; null: none."""
+    compression: Literal["none", "fp16"] = "none"
+    """Number format of the gradients on the network; none: that of the parameters."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        name = str(values.get("name", "sgd"))
+        usual = {"momentum": _MOMENTUM.get(name), "eps": _EPS.get(name)}
+        return {**values, **{key: value for key, value in usual.items() if values.get(key) is None}}
+
+    @property
+    def states(self) -> int:
+        """Return how many tensors of a weight's shape the solver keeps for it."""
+        moments = {"sgd": 0, "rmsprop": 1, "adagrad": 1, "adam": 2, "lamb": 2}[self.name]
+        return moments + (self.name in _MOMENTUM and bool(self.momentum))
+
+
+class ScheduleSpec(Section):
+    """The length of the run and the course of the LR."""
+
+    epochs: Count = 100
+    """Length of the run."""
+    warmup_epochs: Annotated[float, Field(ge=0, le=MOST)] = 5
+    """The LR rises to its peak over this many epochs, step by step."""
+    warmup: Literal["linear", "squared"] = "linear"
+    """The LR of the warm-up: the peak times the part of it that is done, or times that part squared."""
+    warmup_scaling: Literal["none", "linear"] = "none"
+    """linear: warmup_epochs are those at base_batch clips and grow with the global batch, so the number of steps stays
+    (LEGW)."""
+    decay: Literal["cosine", "linear", "polynomial", "steps", "none"] = "cosine"
+    """After the warm-up: cosine to 0, linear to 1e-6 (DATE), polynomial to 0 (LARS), steps, or constant."""
+    power: Positive = 2.0
+    """polynomial: the LR is the peak times the part of the decay that is left, to this power."""
+    milestones: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(max_length=1000)] = ()
+    """steps: epochs after which the LR falls."""
+    factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """steps: the LR falls to this part of its value."""
+
+
+def _period(value: Any) -> Any:
+    if value == "epoch" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST):
+        return value
+    raise ValueError(f"must be epoch or a number of steps from 1 to {MOST:,}")
+
+
+class GrowBatchSpec(Section):
+    """A batch that grows while the accuracy of the averaged network does not (Cong et al., Algorithm 1)."""
+
+    factor: Annotated[int, Field(ge=2, le=MOST)] = 2
+    """A learner's batch grows to this many times its size."""
+    margin: Positive = 1.0
+    """It grows where the accuracy is below the best so far times this."""
+    max: Count | None = None
+    """The largest batch of a learner, clips; null: the largest multiple of scale.clips_per_gpu that its share of an
+    epoch holds."""
+    every: Count = 1
+    """Validations from one decision to the next."""
+
+
+class ParallelSpec(Section):
+    """How virtual GPUs train together: one gradient for all in each step, or learners whose networks are averaged."""
+
+    method: Literal["synchronous", "averaging"] = "synchronous"
+    """synchronous: every step averages the gradients. averaging: each virtual GPU is a learner with a network and a
+    solver of its own; every `period` their networks are averaged (AAVG). The keys below are read by averaging alone."""
+    period: Annotated[Literal["epoch"] | Count, BeforeValidator(_period)] = "epoch"
+    """Steps from one average to the next, at the latest the end of the epoch; epoch: once, at the end."""
+    optimizer_state: Literal["average", "local"] = "average"
+    """The solvers' state: averaged as the weights are, or each learner keeps its own."""
+    bn: Literal["merge", "local"] = "merge"
+    """BN's running statistics: each learner takes those of all learners' clips together, or keeps its own. Evaluation
+    always uses the merged ones."""
+    grow_batch: GrowBatchSpec | None = None
+    """Grow the batch at the end of an epoch; null: it stays."""
+
+
+def optimizer_problems(optimizer: OptimizerSpec) -> Iterator[tuple[str, str]]:
+    """Keys of a solver that are impossible together: (key, what is wrong and what would be right)."""
+    trust = optimizer.trust_ratio
+    if trust is None:
+        return
+    if trust.kind == "bounded" and trust.lower > trust.upper:
+        bounds = f"lower is {trust.lower:g} and upper {trust.upper:g}"
+        yield "optimizer.trust_ratio.lower", f"the bounds are crossed: {bounds}; lower is at most upper"
+    if trust.kind == "lars" and optimizer.name == "lamb":
+        yield "optimizer.trust_ratio", "lamb has a trust ratio of its own; take lars over another solver, or null"
+
+
+def schedule_problems(schedule: ScheduleSpec) -> Iterator[tuple[str, str]]:
+    """Keys of a schedule that are impossible together: (key, what is wrong and what would be right).
+
+    A warm-up that the batch scales is checked by the plan, which knows the batch.
+    """
+    if schedule.warmup_scaling == "none" and schedule.warmup_epochs > schedule.epochs:
+        longer = f"{schedule.warmup_epochs:g} epochs are longer than the run; take fewer than its {schedule.epochs}"
+        yield "schedule.warmup_epochs", longer
+    if schedule.decay != "steps":
+        return
+    epochs = [0.0, *schedule.milestones, float(schedule.epochs)]
+    if not schedule.milestones or not all(before < after for before, after in pairwise(epochs)):
+        given = ", ".join(f"{epoch:g}" for epoch in schedule.milestones)
+        rising = f"steps needs rising epochs between 0 and {schedule.epochs}, such as [30, 60, 80]"
+        yield "schedule.milestones", f"{rising}; got [{given}]"
+
+
+def parallel_problems(parallel: ParallelSpec, compression: str) -> Iterator[tuple[str, str]]:
+    """Keys of the method that are impossible together: (key, what is wrong and what would be right)."""
+    if parallel.method == "averaging":
+        if compression != "none":
+            yield "optimizer.compression", "averaging sends weights, which it does not round; none is wanted"
+        return
+    for name, field in ParallelSpec.model_fields.items():
+        if name != "method" and getattr(parallel, name) != field.default:
+            yield f"parallel.{name}", "method synchronous does not read it; set parallel.method to averaging"
+
+
+def describe_solver(optimizer: OptimizerSpec) -> str:
+    """Return the solver with its constants and its trust ratio: "sgd, momentum 0.9; weight decay 0.0001"."""
+    betas = ", ".join(f"{beta:g}" for beta in optimizer.betas)
+    constants = {
+        "momentum": optimizer.momentum and f"{optimizer.momentum:g}",
+        "alpha": optimizer.name == "rmsprop" and f"{optimizer.alpha:g}",
+        "betas": optimizer.name in ("adam", "lamb") and betas,
+        "eps": optimizer.name in _EPS and f"{optimizer.eps:g}",
+    }
+    parts = [optimizer.name, *(f"{name} {value}" for name, value in constants.items() if value)]
+    words = [", ".join(parts), f"weight decay {optimizer.weight_decay:g}"]
+    trust = optimizer.trust_ratio
+    if trust is not None:
+        values = f"{trust.coefficient:g}" if trust.kind == "lars" else f"[{trust.lower:g}, {trust.upper:g}]"
+        words.append(f"trust ratio {trust.kind} {values}")
+    return "; ".join(words)
+
+
+def describe_decay(schedule: ScheduleSpec) -> str:
+    """Return the decay in words: "polynomial, power 2"."""
+    if schedule.decay == "polynomial":
+        return f"polynomial, power {schedule.power:g}"
+    if schedule.decay == "steps":
+        return f"steps, x {schedule.factor:g} after epochs {', '.join(f'{e:g}' for e in schedule.milestones)}"
+    return schedule.decay

@@ -1,0 +1,304 @@
+"""Read YAML files into a tree of plain values that remembers the file and line of every key.
+
+`read_tree` follows `extends`, applies dotted overrides and refuses what YAML would swallow: a key given twice, a
+document that is no mapping, a circle of `extends`. This is the only importer of yaml.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import summit_train
+from summit_train.core.errors import UserError
+
+KeyPath = tuple[str, ...]
+
+_MOST_VALUES = 100_000  # nine levels of nine aliases each would be 387 million
+# Checked before parsing, which takes 25 microseconds a value. A sweep of 1,000 runs of 25 keys stays below both.
+_MOST_BYTES = 1_000_000
+_MOST_ENTRIES = 50_000
+_MOST_FILES = 20  # that one file extends, directly or not
+_LONGEST_NUMBER = 400  # characters; Python turns integers of up to 4,300 digits into text and back
+
+
+class SpecError(UserError):
+    """A mistake in what the user wrote; the message says where it is and what would be right."""
+
+
+@dataclass
+class Tree:
+    """Plain values (dict, list, str, int, float, bool, None) and the place each key was given at.
+
+    replaced: a line for each list that was replaced, with the items that the new list lacks.
+    """
+
+    values: dict[str, Any]
+    places: dict[KeyPath, str] = field(default_factory=dict)
+    replaced: list[str] = field(default_factory=list)
+
+    def place(self, path: KeyPath) -> str:
+        """Return `file:line` of the key, or of the nearest section above it."""
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.places:
+                return self.places[path[:length]]
+        raise KeyError(path)
+
+    def lay(self, top: Tree) -> None:
+        """Lay `top` over this tree: merge sections key by key, replace everything else, lists too."""
+        for path, lost in _merge(self.values, top.values):
+            words = ", ".join(str(next(iter(item.values()), item) if isinstance(item, dict) else item) for item in lost)
+            over = f"replaces the list of {self.place(path)}, and leaves out {words}"
+            self.replaced.append(f"{top.place(path)}: {'.'.join(path)}: {over}")
+        self.replaced += top.replaced
+        self.places.update(top.places)
+
+
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
+class _Loader(yaml.SafeLoader):
+    """Load every key as text, refuse double keys and boundless aliases, and say where a value is wrong."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._sizes: dict[yaml.Node, int] = {}  # values in a finished node, with aliases written out
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        """Compose a node, and count what it holds."""
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        assert node is not None
+        if not is_alias:
+            parts = node.value if isinstance(node, yaml.CollectionNode) else []
+            flat = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts
+            self._sizes[node] = 1 + sum(self._sizes[part] for part in flat)
+        elif node not in self._sizes:
+            raise yaml.composer.ComposerError(None, None, "an alias (*) stands within what it names", mark)
+        if self._sizes[node] > _MOST_VALUES:
+            problem = f"more than {_MOST_VALUES:,} values, with aliases (*) written out"
+            raise yaml.composer.ComposerError(None, None, problem, mark)
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose a mapping whose keys are words, each given once."""
+        # Keys are checked here because the constructor's `<<` may add a second one of a key.
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.composer.ComposerError(None, None, "a key has to be a word", key_node.start_mark)
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key_node.value in seen:
+                problem = f"the key {key_node.value!r} is given twice"
+                raise yaml.composer.ComposerError(None, None, problem, key_node.start_mark)
+            seen.add(key_node.value)
+            key_node.tag = "tag:yaml.org,2002:str"  # YAML 1.1 would make true of `on`, and a date of a date
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Construct a value; raise PyYAML's own error, which knows the line, where that fails."""
+        try:
+            if node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
+                raise ValueError
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            # What int(), a date or a table of words raise, for an impossible date or under an explicit tag.
+            problem = f"{node.value!r:.60} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+
+class _Dumper(yaml.SafeDumper):
+    """Dump what _Loader reads back: quote what it would take for a number, and what is no plain text."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Represent a text, quoted unless it is plain."""
+        # Left to itself, PyYAML writes the line break U+0085 so that it reads back as a space.
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+# YAML 1.1 wants a dot and a sign in `1e-4`; here it is the number that it is everywhere else. PyYAML keeps resolvers
+# and representers per class, so this adds to the subclasses only.
+_NUMBER = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def to_yaml(values: Mapping[str, Any]) -> str:
+    """Return plain values as the text of a YAML file; `read_tree` gives them back."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def shipped(folder: str) -> Path:
+    """Return a folder of the checkout that pip does not install, configs or jobs. Raises SpecError without it."""
+    path = Path(summit_train.__file__).resolve().parents[1] / folder
+    if not path.is_dir():
+        needs = "configs and job scripts need the checkout; install it with `pip install -e CHECKOUT`"
+        raise SpecError(f"there is no {path}: {needs}")
+    return path
+
+
+def file_of(kind: str, name_or_path: str) -> Path:
+    """Return the path given, or that of the shipped configs/KINDs/NAME.yaml. Raises SpecError for no such name."""
+    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        return Path(name_or_path)
+    folder = shipped(f"configs/{kind}s")
+    path = folder / f"{name_or_path}.yaml"
+    if not path.is_file():
+        names = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        raise SpecError(f"there is no {kind} {name_or_path!r}; shipped: {names}; or give the path of a YAML file")
+    return path
+
+
+def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Tree:
+    """Read a YAML mapping with what it extends, then apply `section.key=value` overrides in order.
+
+    Raises SpecError for a file that is missing or is no YAML mapping, and for an override of the wrong form.
+    """
+    tree = _read_file(Path(path), (), {})
+    for override in overrides:
+        apply_override(tree, override)
+    return tree
+
+
+def _read_file(path: Path, above: tuple[Path, ...], read: dict[Path, Tree]) -> Tree:
+    """Return the file's tree, laid over those of the files that it extends.
+
+    above: the files that extend it. read: every file that was read so far; none is read twice.
+    """
+    resolved = path.resolve()
+    if resolved in above:
+        circle = " -> ".join(str(p) for p in (*above, resolved))
+        raise SpecError(f"{path}: extends runs in a circle: {circle}")
+    if resolved in read:
+        return read[resolved]
+    own = parse_mapping(_read_text(path), str(path))
+    place = own.place(("extends",))
+    bases = own.values.pop("extends", None)
+    if bases is None or isinstance(bases, str):
+        bases = [] if bases is None else [bases]
+    if not isinstance(bases, list) or not all(isinstance(b, str) for b in bases):
+        raise SpecError(f"{place}: extends: must be a path or a list of paths, got {bases!r:.60}")
+    if len(set(bases)) < len(bases):
+        raise SpecError(f"{place}: extends: each file may be named once, got {bases!r:.60}")
+    merged = Tree({})
+    for target in (path.parent / base for base in bases):
+        if not target.is_file():
+            raise SpecError(f"{place}: extends: there is no file {target}")
+        if len(above) + len(read) >= _MOST_FILES:
+            raise SpecError(f"{place}: extends: a file may extend at most {_MOST_FILES} files, directly or not")
+        merged.lay(_read_file(target, (*above, resolved), read))
+    merged.lay(own)
+    read[resolved] = merged
+    return merged
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of a file. Raises SpecError for one that cannot be read or is far too large for a spec."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise SpecError(f"{path}: larger than {_MOST_BYTES:,} bytes; give the path of a YAML spec")
+        return content.decode("utf-8")
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}; give the path of a YAML spec") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: is no text file in UTF-8; give the path of a YAML spec") from error
+
+
+def parse_mapping(text: str, name: str) -> Tree:
+    """Return the mapping in a YAML text; `name` is the file's, for places and messages.
+
+    Raises SpecError for text that is no YAML mapping.
+    """
+    node, values = _load(text, lambda line: f"{name}:{line}: not valid YAML")
+    if node is None or not isinstance(values, dict):
+        raise SpecError(f"{name}:1: a mapping of keys to values is wanted, got {type(values).__name__}")
+    places = {key: f"{name}:{line}" for key, line in _lines(node, ())}
+    return Tree(values, {(): f"{name}:1", **places})
+
+
+def _load(text: str, complaint: Callable[[int], str]) -> tuple[yaml.Node | None, Any]:
+    """Return the one document in `text` as nodes, which know their lines, and as values.
+
+    Raises SpecError, which begins with the complaint about a line.
+    """
+    if sum(map(text.count, "\n,[{")) > _MOST_ENTRIES:
+        raise SpecError(f"{complaint(1)}: more than {_MOST_ENTRIES:,} lines, commas and brackets")
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return node, None if node is None else loader.construct_document(node)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise SpecError(f"{complaint(line)}: the character U+{error.character:04X} is no text") from error
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise SpecError(f"{complaint(line)}: {error.problem or error.context}") from error
+    except RecursionError as error:
+        raise SpecError(f"{complaint(1)}: it is nested too deeply") from error
+
+
+def _lines(node: yaml.Node, prefix: KeyPath) -> Iterator[tuple[KeyPath, int]]:
+    """Yield (path, line) of every key and every item of a list; an item's part of the path is its number from 0."""
+    children: list[tuple[str, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [(str(key.value), key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        children = [(str(i), item, item) for i, item in enumerate(node.value)]
+    for name, at, below in children:
+        yield (*prefix, name), at.start_mark.line + 1
+        yield from _lines(below, (*prefix, name))
+
+
+def _merge(base: dict[str, Any], top: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, list[Any]]]:
+    """Merge `top` into `base`; yield the path of each list that is replaced, and its items that the new one lacks."""
+    for key, value in top.items():
+        if isinstance(value, dict):
+            # Copied into a new section: the one of `top` may be an alias, or part of a tree that is merged twice.
+            if not isinstance(base.get(key), dict):
+                base[key] = {}
+            yield from _merge(base[key], value, (*above, key))
+        else:
+            former = base.get(key)
+            if isinstance(former, list) and isinstance(value, list) and (lost := [x for x in former if x not in value]):
+                yield (*above, key), lost
+            base[key] = value
+
+
+def apply_override(tree: Tree, override: str) -> None:
+    """Apply one `section.key=value`. Raises SpecError if it has another form."""
+    dotted, equals, text = override.partition("=")
+    place = f"override {override!r}"
+    if not equals or not all(dotted.split(".")):
+        raise SpecError(f"{place}: the form section.key=value is wanted, such as optimizer.base_lr=0.01")
+    _, value = _load(text, lambda _: f"{place}: the value is not valid YAML, quote it")
+    put(tree, dotted, value, place)
+
+
+def put(tree: Tree, dotted: str, value: Any, place: str) -> None:
+    """Set the key `section.key` to a plain value found at `place`, and make the sections above it that are not there.
+
+    A section that is null is not there. Raises SpecError if something above it is a value.
+    """
+    path = tuple(dotted.split("."))
+    section = tree.values
+    for depth, key in enumerate(path[:-1], 1):
+        if section.get(key) is None:
+            section[key] = {}
+            tree.places[path[:depth]] = place
+        section = section[key]
+        if not isinstance(section, dict):
+            raise SpecError(f"{place}: {key} is a value, not a section")
+    section[path[-1]] = value
+    # What stood below this key is gone, and so are the lines it stood in.
+    tree.places = {key: line for key, line in tree.places.items() if key[: len(path)] != path} | {path: place}

@@ -1,0 +1,81 @@
+"""Turn a tree of plain values into a frozen, typed section, or name every mistake: where, and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from summit_train.spec.source import KeyPath, SpecError, Tree
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+# Upper limits beyond any real use. Below them, values computed from a setting fit in float32 and int64, and loops with
+# one step per unit end.
+MOST = 1_000_000
+Positive = Annotated[float, Field(gt=0, le=1e30)]
+Seconds = Annotated[float, Field(gt=0, le=1e8)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+NonNegative = Annotated[int, Field(ge=0, le=MOST)]
+
+
+class Section(BaseModel):
+    """A section of keys: frozen, no unknown keys, no text where a number is wanted. A text below a key describes it."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+SectionType = TypeVar("SectionType", bound=Section)
+
+
+def validated(model: type[SectionType], tree: Tree) -> SectionType:
+    """Return the values of `tree` as a `model`.
+
+    Raises SpecError; its message has one line a mistake: `file:line: key: what is wrong and what would be right`.
+    """
+    try:
+        # Through JSON, as strict mode then takes a YAML list for a tuple and still no string for a number.
+        return model.model_validate_json(json.dumps(tree.values, default=str))
+    except ValidationError as error:
+        raise SpecError("\n".join(_line(model, tree, details) for details in error.errors())) from None
+
+
+def _line(model: type[Section], tree: Tree, details: Any) -> str:
+    path: KeyPath = tuple(str(part) for part in details["loc"] if not str(part).startswith(("function-", "tuple[")))
+    kind, given, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == "extra_forbidden":
+        message = _unknown_key(model, path)
+    elif kind == "missing":
+        message = "is missing and has no default"
+    elif kind == "literal_error":
+        choices = re.findall(r"'([^']*)'|(\d+|False)", context["expected"])
+        message = f"{given!r} is no choice; {_choices(str(given), [a or b.lower() for a, b in choices])}"
+    elif kind == "model_type":
+        message = f"a section of keys is wanted, got {given!r}"
+    else:
+        message = f"{details['msg'].removeprefix('Value error, ')}, got {given!r}"
+    return f"{tree.place(path)}: {'.'.join(path)}: {message}"
+
+
+def _unknown_key(model: type[Section], path: KeyPath) -> str:
+    section: Any = model
+    for part in path[:-1]:
+        section = section.model_fields[part].annotation if hasattr(section, "model_fields") else _item(section)
+    section = section if hasattr(section, "model_fields") else _item(section)
+    return f"unknown key; {_choices(path[-1], list(section.model_fields))}"
+
+
+def _item(container: Any) -> Any:
+    """Return the type that a list or a mapping holds, or the section that may be null: the last type of its own."""
+    return [part for part in get_args(container) if part is not ... and part is not type(None)][-1]
+
+
+def _choices(given: str, choices: Sequence[str]) -> str:
+    near = difflib.get_close_matches(given, choices, len(choices))
+    near.sort(key=lambda choice: sorted(choice) != sorted(given))  # swapped letters are one slip, another letter is two
+    return (f"did you mean {near[0]}? " if near else "") + f"valid: {', '.join(choices)}"

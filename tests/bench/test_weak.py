@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from summit_train.bench.measure import MeasureError
+from summit_train.bench.weak import RanksError, measure_ranks, parse_ranks, scaling_rows
+from tests.worlds import needs_ranks
+
+
+def _spec(clips_per_second: float, allreduce_s: float, compute_s: float) -> dict[str, Any]:
+    def one(value: float) -> dict[str, float]:
+        return {"min": value, "median": value, "max": value}
+
+    phases = {"forward": one(compute_s / 3), "backward": one(2 * compute_s / 3), "allreduce": one(allreduce_s)}
+    step_s = compute_s + allreduce_s
+    spec = {"clips_per_second": one(clips_per_second), "step_s": one(step_s), "phases_s": phases}
+    return spec | {"shares": {"allreduce": allreduce_s / step_s}}
+
+
+def test_efficiency_is_of_ideal_in_the_same_round() -> None:
+    # The machine was half as fast in the second round; the efficiency was the same.
+    found = {1: [_spec(10, 0, 1), _spec(5, 0, 2)], 2: [_spec(16, 0.25, 1), _spec(8, 0.5, 2)]}
+    one, two = scaling_rows(found)
+    assert (one["ranks"], one["efficiency"]["min"], one["compute_ratio"]["median"]) == (1, 1.0, 1.0)
+    assert two["efficiency"] == {"min": 0.8, "median": 0.8, "max": 0.8}
+    assert two["exposed_share"]["median"] == pytest.approx(0.2)
+    assert two["exposed_allreduce_s"] == {"min": 0.25, "median": 0.375, "max": 0.5}
+    assert two["compute_ratio"]["max"] == pytest.approx(1.0)
+
+
+def test_without_one_rank_the_smallest_number_is_the_base() -> None:
+    two, four = scaling_rows({4: [_spec(30, 0, 1)], 2: [_spec(20, 0, 1)]})
+    assert (two["ranks"], two["efficiency"]["median"]) == (2, 1.0)
+    assert four["efficiency"]["median"] == 0.75
+
+
+@needs_ranks
+def test_ranks_are_numbers_and_two_at_least() -> None:
+    assert parse_ranks("2,1,2") == [1, 2]
+    for text in ("1", "", "1,x", "0,1", "1;2"):
+        with pytest.raises(MeasureError, match="--ranks"):
+            parse_ranks(text)
+
+
+def test_a_start_that_fails_says_why() -> None:
+    with pytest.raises(RanksError, match=r"bench step on 1 ranks: summit-train: .*missing.yaml"):
+        measure_ranks(["missing.yaml"], 1, 1)

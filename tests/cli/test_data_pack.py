@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from summit_train.__main__ import main
+from summit_train.cli.data.packs import parse_size, size_text
+from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.packed.pack import alone_in
+from summit_train.data.video.encode import write_video
+from tests.worlds import ROOT, command, lines
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """Three videos below videos/, and their manifest beside that folder."""
+    (tmp_path / "videos").mkdir()
+    for number in range(3):
+        write_video(tmp_path / "videos" / f"{number}.mp4", np.full((5, 16, 16, 3), 40 * number, np.uint8))
+    write_manifest(tmp_path / "list.csv", [ManifestRow(f"{number}.mp4", number) for number in range(3)])
+    return tmp_path / "list.csv"
+
+
+def _pack(manifest: Path, *words: str) -> int:
+    root = manifest.parent / "videos"
+    return main(["data", "pack", str(manifest), str(manifest.parent / "out"), "--root", str(root), *words])
+
+
+def test_packing_says_what_there_is_and_how_to_use_it(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = manifest.parent / "out"
+    assert _pack(manifest, "--kind", "jpeg", "--short-side", "8", "--every", "2", "--workers", "1") == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{out}: 3 clips in 1 shard, ") and f"data.train or data.val: {out}" in printed
+    packed = read_manifest(out)
+    assert packed.pixels == "jpeg short side 8, every 2, quality 90, full colour"
+    assert packed.frame_counts.tolist() == [5, 5, 5]
+    assert _pack(manifest, "--kind", "jpeg", "--short-side", "8", "--every", "2", "--workers", "1") == 0
+    assert "is packed already; `data verify` checks it" in capsys.readouterr().out
+
+
+_PACKING = """
+import pathlib, sys
+from summit_train.data.packed.pack import alone_in
+with alone_in(pathlib.Path(sys.argv[1])):
+    pathlib.Path(sys.argv[1]).mkdir()
+    (pathlib.Path(sys.argv[1]) / ".000000.tar.1.writing").touch()
+    print("packing", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_packing_into_the_same_folder_is_refused(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = manifest.parent / "out"
+    words = [sys.executable, "-c", _PACKING, str(out)]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"packing\n"
+        before = sorted(out.rglob("*"))
+        assert _pack(manifest, "--kind", "bytes", "--workers", "0") == 2
+        assert f"{out}: another process is packing into it; wait for it" in capsys.readouterr().err
+        assert sorted(out.rglob("*")) == before
+        other.communicate(b"")
+    (out / ".000000.tar.1.writing").unlink()
+    assert _pack(manifest, "--kind", "bytes", "--workers", "0") == 0
+    assert not (out / ".packing").exists()
+
+
+def test_a_finished_set_is_not_written_to_and_needs_no_lock(manifest: Path) -> None:
+    words = ("--kind", "bytes", "--workers", "0")
+    assert _pack(manifest, *words) == 0
+    (manifest.parent / ".out.lock").unlink()
+    before = [(path, path.stat().st_mtime_ns) for path in (manifest.parent, *sorted(manifest.parent.rglob("*")))]
+    assert _pack(manifest, *words) == 0
+    assert before == [(path, path.stat().st_mtime_ns) for path, _ in before]
+
+
+def test_an_error_while_packing_is_not_hidden_by_the_locks_release(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the real one"), alone_in(tmp_path / "out"):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out/file").touch()
+        raise RuntimeError("the real one")
+
+
+def test_a_folder_with_other_files_stays_as_it_is(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    videos = manifest.parent / "videos"
+    before = sorted(videos.rglob("*"))
+    assert main(["data", "pack", str(manifest), str(videos), "--root", str(videos), "--kind", "bytes"]) == 2
+    assert "there is something in it" in capsys.readouterr().err
+    assert sorted(videos.rglob("*")) == before
+
+
+def test_ranks_leave_in_order_where_the_first_refuses(manifest: Path) -> None:
+    videos = str(manifest.parent / "videos")
+    status, output = command(2, "data", "pack", str(manifest), videos, "--root", videos, "--kind", "bytes")
+    assert status == 2 and "MPI_ABORT" not in output, output
+    (said,) = (line for line in lines(output) if line.startswith("summit-train"))
+    assert "there is something in it" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--kind", "bytes", "--quality", "80", "--short-side", "8"], "--short-side, --quality: for --kind jpeg"),
+        (["--kind", "jpeg", "--quality", "100"], "quality is 100: 1 to 95 is wanted"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    manifest: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert _pack(manifest, *words) == 2
+    assert message in capsys.readouterr().err
+    assert not (manifest.parent / "out").exists()
+
+
+def test_clips_that_cannot_be_packed_are_all_named(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (0, 2):
+        (manifest.parent / "videos" / f"{number}.mp4").write_text("x")
+    assert _pack(manifest, "--kind", "jpeg", "--workers", "0") == 2
+    said = capsys.readouterr().err
+    assert "2 clips cannot be packed; leave them out of the manifest" in said
+    assert "\n  0.mp4: is no video" in said and "\n  2.mp4: is no video" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1G", 1 << 30), ("256m", 256 << 20), ("1.5K", 1536), ("700", 700), ("2 GiB", 2 << 30), ("1TB", 1 << 40)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_sizes_that_are_none(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        _pack(manifest, "--kind", "bytes", "--shard-size", "large")
+    assert ended.value.code == 2
+    assert "'large': a size such as 1G or 256M is wanted" in capsys.readouterr().err
+    assert [size_text(size) for size in (3, 1536, 3 << 40)] == ["3 bytes", "1.5 KiB", "3.0 TiB"]

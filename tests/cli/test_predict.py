@@ -1,0 +1,189 @@
+"""`summit-train predict`: what it prints and writes, its exit status, and the same on any number of ranks."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from summit_train.__main__ import main
+from tests.runs import changed_copy
+from tests.worlds import PATIENCE_S, Said, Say, command, lines, main_said, needs_ranks, run, start
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str], trained_run: Path) -> Say:
+    """Runs `predict RUN ...` in this process: (status, stdout, stderr)."""
+
+    def say(*words: str | Path, run: Path = trained_run) -> Said:
+        return main_said(capsys, "predict", run, *words)
+
+    return say
+
+
+@pytest.fixture
+def videos(motion_set: Path, tmp_path: Path) -> Path:
+    """A folder of three videos; the second one is cut short."""
+    (tmp_path / "videos").mkdir()
+    for number in range(3):
+        content = (motion_set / f"videos/val_00000{number}.mp4").read_bytes()
+        (tmp_path / f"videos/{number}.mp4").write_bytes(content[: 300 if number == 1 else None])
+    return tmp_path / "videos"
+
+
+def test_the_accuracy_is_that_of_eval(
+    say: Say, trained_run: Path, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    val = motion_set / "val.csv"
+    status, out, err = say(val, "--json", "evaluate.clips=2")
+    assert (status, err) == (0, "") and out.count("\n") == 1
+    found = json.loads(out)
+    (checkpoint,) = (trained_run / "checkpoints").glob("step_00000020.pt")
+    words = [str(trained_run / "spec.yaml"), "--checkpoints", str(checkpoint), "--json", "evaluate.clips=2"]
+    assert main(["eval", *words, f"run_dir={tmp_path}"]) == 0
+    wanted = json.loads(capsys.readouterr().out)
+    row = wanted["checkpoints"][0]
+    assert (found["top1"], found["top5"], found["videos_labelled"]) == (row["top1"], row["top5"], wanted["videos"])
+    assert list(found) == ["videos", "top1", "top5", "videos_labelled"] and len(found["videos"]) == 41
+    assert all(list(video) == ["path", "predictions"] for video in found["videos"])
+    # The table, of the first four.
+    rows = val.read_text().splitlines()[1:5]
+    (tmp_path / "few.csv").write_text("path,label,num_frames\n" + "".join(f"{motion_set}/{row}\n" for row in rows))
+    answers = [video["predictions"][0]["label"] for video in found["videos"][:4]]
+    right = sum(answer == int(row.split(",")[1]) for answer, row in zip(answers, rows, strict=True))
+    _, out, _ = say(tmp_path / "few.csv", "evaluate.clips=2", "--top", "1")
+    assert lines(out)[0].split() == ["video", "class", "score"] and len(lines(out)) == 6
+    assert lines(out)[-1] == f"top-1 {25 * right:.2f} %  (4 labelled videos)"
+
+
+@needs_ranks
+def test_two_ranks_say_what_one_says(
+    say: Say, trained_run: Path, motion_set: Path, videos: Path, tmp_path: Path
+) -> None:
+    words = [motion_set / "val.csv", videos, "--json", "--csv"]
+    status, one, _ = say(*words, tmp_path / "one.csv")
+    assert status == 1
+    more = [str(tmp_path / "two.csv"), "data.workers=1"]
+    words_of_ranks = ["predict", str(trained_run), *map(str, words), *more]
+    process = start(2, "-m", "summit_train", *words_of_ranks, errors=subprocess.PIPE)  # mpirun has words of its own
+    two, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1 and errors.count("1 of 44 videos could not be read") == 1, errors
+    assert json.loads(two) == json.loads(one) and len(json.loads(two)["videos"]) == 44
+    assert (tmp_path / "one.csv").read_text() == (tmp_path / "two.csv").read_text()
+
+
+def test_a_mistake_is_said_once_by_all_ranks(trained_run: Path) -> None:
+    status, output = command(2, "predict", str(trained_run), "gone.mp4")
+    assert status == 2 and output.count("gone.mp4: No such file or directory") == 1
+
+
+def test_a_bad_file_is_named_and_the_status_is_1(say: Say, videos: Path, tmp_path: Path) -> None:
+    status, out, err = say(videos, "--top", "2", "--csv", tmp_path / "new/out.csv")
+    assert status == 1
+    assert [line.split()[0] for line in lines(out)[1:]][::2] == [f"{videos}/0.mp4", f"{videos}/2.mp4"]
+    reason = "is no video of a kind that is read here, or its header is damaged"
+    assert err == f"{videos}/1.mp4: {reason}\nsummit-train: 1 of 3 videos could not be read\n"
+    _, out, _ = say(videos, "--top", "2", "--json")
+    found = json.loads(out)["videos"]
+    assert found[1] == {"path": f"{videos}/1.mp4", "error": reason}
+    rows = list(csv.DictReader((tmp_path / "new/out.csv").open()))
+    assert [row["path"] for row in rows] == [video["path"] for video in found]
+    assert [row["error"] for row in rows] == ["", reason, ""]
+    for row, video in ((rows[0], found[0]), (rows[2], found[2])):
+        first, second = video["predictions"]
+        assert (row["label"], row["name"], float(row["score"])) == (str(first["label"]), first["name"], first["score"])
+        assert (row["label_2"], float(row["score_2"])) == (str(second["label"]), second["score"])
+
+
+def test_many_bad_files_are_counted(say: Say, tmp_path: Path) -> None:
+    for number in range(22):
+        (tmp_path / f"{number:02}.mp4").touch()
+    status, out, err = say(tmp_path)
+    assert (status, out) == (1, "")
+    assert lines(err)[19:] == [
+        f"{tmp_path}/19.mp4: is empty",
+        "... and 2 more; --json and --csv name all",
+        "summit-train: 22 of 22 videos could not be read",
+    ]
+
+
+def test_without_names_the_numbers_are_shown_and_it_is_said_once(
+    say: Say, trained_run: Path, motion_set: Path, tmp_path: Path
+) -> None:
+    video = motion_set / "videos/val_000000.mp4"
+    alone = changed_copy(trained_run, tmp_path / "alone.pt", classes=None)
+    status, out, err = say(video, video, "--json", run=alone)
+    assert status == 0
+    assert all(one["name"] == str(one["label"]) for one in json.loads(out)["videos"][0]["predictions"])
+    assert err == f"{alone}: has no names of its classes: they are shown as numbers; --classes FILE gives them names\n"
+    status, out, err = say(video, "--json", "--classes", motion_set / "classes.txt", run=alone)
+    assert (status, err) == (0, "")
+    assert json.loads(out) == json.loads(say(video, "--json")[1])
+
+
+def test_what_is_wrong_is_one_line_and_2(
+    say: Say, trained_run: Path, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "three.txt").write_text("a\nb\nc\n")
+    (tmp_path / "empty").mkdir()
+    without = tmp_path / "without"
+    shutil.copytree(trained_run, without, ignore=shutil.ignore_patterns("*.pt*"))
+    good = videos / "0.mp4"
+
+    def work(*_: Any) -> None:
+        raise AssertionError("nothing is predicted")
+
+    monkeypatch.setattr("summit_train.cli.predict.predict_videos", work)
+    for run_path, words, reason in (
+        (without, [good], "there is no checkpoint in it"),
+        (tmp_path / "nowhere", [good], "no such run directory or checkpoint"),
+        (trained_run, [tmp_path / "empty"], "no video in this folder"),
+        (trained_run, ["gone.mp4"], "gone.mp4: No such file or directory"),
+        (trained_run, [good, "--top", "0"], "--top 0: the number of classes to show is wanted, 1 or more"),
+        (trained_run, [good, "--classes", tmp_path / "three.txt"], "has 3 names"),
+        (trained_run, [good, "--csv", tmp_path], "cannot be written: is not a regular file"),
+        (trained_run, [good, "--csv", "/dev/null"], "cannot be written: is not a regular file"),
+        (trained_run, [good, "--csv", good / "a.csv"], "cannot be written: Not a directory"),
+        (trained_run, [good, "--csv", "/proc/a.csv"], "cannot be written: No such file"),
+        (trained_run, [good, "evaluate.clips=0"], "evaluate.clips"),
+        (trained_run, ["evaluate.clips=1"], "there is no VIDEO"),
+    ):
+        status, out, err = say(*words, run=run_path)
+        assert (status, out) == (2, ""), words
+        assert err.startswith("summit-train: ") and err.count("\n") == 1 and reason in err, err
+
+
+def test_an_override_of_the_network_is_refused(say: Say, videos: Path) -> None:
+    status, _, err = say(videos / "0.mp4", "model.width=0.25")
+    assert status == 2 and "does not fit: model.conv1.weight must be" in err and err.count("\n") == 1
+
+
+def test_a_disk_that_fails_in_the_end_leaves_the_old_csv_and_the_printed_result(
+    say: Say, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out.csv").write_text("old")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("summit_train.core.files.os.fsync", full)
+    status, out, err = say(videos / "0.mp4", "--csv", tmp_path / "out.csv", "--json")
+    assert status == 1 and json.loads(out)["videos"]
+    assert f"{tmp_path}/out.csv: cannot be written: No space left on device" in err
+    assert (tmp_path / "out.csv").read_text() == "old"
+
+
+def test_a_terminal_shows_the_progress_and_the_time_left(trained_run: Path, videos: Path) -> None:
+    program = (
+        "import os, pty, sys\n"
+        "status = pty.spawn([sys.executable, '-m', 'summit_train', 'predict', *sys.argv[1:]])\n"
+        "sys.exit(os.waitstatus_to_exitcode(status))"
+    )
+    status, output = run(0, "-c", program, str(trained_run), str(videos), env={"TERM": "xterm", "COLUMNS": "100"})
+    assert status == 1, output
+    assert "3/3" in output and "0:00:00" in output and "1 of 3 videos could not be read" in output

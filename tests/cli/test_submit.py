@@ -1,0 +1,290 @@
+"""`summit-train submit` and `plan --site`: what is printed, where, with which exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from summit_train.__main__ import main
+from summit_train.cluster.submit import submissions
+from summit_train.core.processes import ROOT_ALLOWED
+from summit_train.spec import load_spec
+from tests.conftest import WriteSpec
+from tests.standins import Standins
+from tests.worlds import environment, needs_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+PAPER = str(ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml")
+ON_SUMMIT = ("--site", "summit", "--clips", "240000")
+Said = tuple[int, str, str]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Said]:
+    """Runs a command in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def say(*arguments: str) -> Said:
+        try:
+            status = main(arguments)
+        except SystemExit as leaving:  # argparse
+            assert isinstance(leaving.code, int)
+            status = leaving.code
+        return status, *capsys.readouterr()
+
+    return say
+
+
+@pytest.fixture
+def standins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standins:
+    found = Standins(tmp_path / "standins", "sbatch", "squeue", "bsub", "bjobs")
+    for name in ("STANDINS", "PATH"):
+        monkeypatch.setenv(name, found.environ[name])
+    return found
+
+
+def test_a_dry_run_prints_script_and_cost_and_touches_nothing(
+    say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")  # no scheduler is needed
+    status, out, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "256", "--set", "account=abc123", "--dry-run")
+    assert status == 0
+    assert out.startswith("#!/bin/bash\n#BSUB -J tsm_r50_8f_1536gpu\n") and out.endswith("\nexit 85\n")
+    assert "\n#BSUB -nnodes 256\n" in out and "\n#BSUB -W 0:32\n" in out and "\n#BSUB -P abc123\n" in out
+    assert f"run={tmp_path}/runs/tsm_r50_8f_1536gpu\ncd -- {tmp_path} #" in out
+    assert f"python={sys.executable}\n" in out
+    assert err == (
+        "tsm_r50_8f_1536gpu: 256 nodes of summit, 1536 ranks\n"
+        "  training   0:14, 59.1 node-hours at 18.3 clips/s a rank "
+        "(Training Kinetics in 15 Minutes, Table 3: 14m13s)\n"
+        "  evaluation not counted: how many videos data.val has is unknown\n"
+        "  walltime   0:32, one job; at most 136.5 node-hours\n"
+        "  unchecked  data.train, data.val, model.pretrained\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sites_list_that_another_one_replaces_is_said(say: Callable[..., Said], tmp_path: Path) -> None:
+    generic, site = ROOT / "configs/sites/slurm_generic.yaml", tmp_path / "ours.yaml"
+    site.write_text(f"extends: {generic}\ndirectives: [{{option: --constraint=gpu, why: nodes with GPUs}}]\n")
+    lost = f"warning: ours.yaml:2: directives: replaces the list of {generic}:10, and leaves out --exclusive, --mem=0\n"
+    for words in (["submit", "--dry-run"], ["plan"]):
+        status, _, err = say(words[0], PAPER, "--clips", "240000", "--site", "ours.yaml", "--nodes", "8", *words[1:])
+        assert status == 0 and lost in err
+
+
+def test_overrides_reach_script_and_cost(say: Callable[..., Said]) -> None:
+    words = ("schedule.epochs=200", "name=longer", "--max-requeues", "3", "--walltime", "1:30", "--dry-run")
+    status, out, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "128", *words)
+    assert status == 0
+    assert "\n#BSUB -W 1:30\n" in out and "/runs/longer\n" in out and "requeues >= 3" in out
+    assert "  training   0:56, 117.5 node-hours" in err
+
+
+def test_a_job_is_submitted_and_recorded(
+    say: Callable[..., Said], standins: Standins, write_spec: WriteSpec, tmp_path: Path
+) -> None:
+    spec = write_spec("a b; $(touch x)")
+    (standins.folder / "sbatch").write_text("77\n")
+    words = ("submit", str(spec), "--site", "slurm_generic", "--nodes", "1")
+    status, out, _ = say(*words)
+    run = tmp_path / "runs/a b; $(touch x)"
+    assert (status, out) == (
+        0,
+        f"a b; $(touch x): job 77 submitted; the script is {run}/job/job.sh, its output goes to {run}/job\n",
+    )
+    assert [line["id"] for line in submissions(run)] == ["77"]
+    assert load_spec(run / "job/spec.yaml") == load_spec(spec)
+    # The same again while that one waits, and when it is gone.
+    (standins.folder / "squeue").write_text("77 PENDING\n")
+    refusal = f"summit-train: {run}: job 77 is queued; wait for it, or cancel it first\n"
+    assert say(*words)[::2] == (2, _cost_lines() + refusal)
+    (standins.folder / "squeue").write_text("")
+    (standins.folder / "sbatch").write_text("78\n")
+    assert say(*words)[0] == 0
+    assert [line["id"] for line in submissions(run)] == ["77", "78"]
+
+
+def _cost_lines() -> str:
+    return (
+        "a b; $(touch x): 1 nodes of slurm_generic, 4 ranks\n"
+        "  training   unknown: nobody measured this network here; give --speed, clips a second of one rank\n"
+        "  walltime   4:00, one job; at most 4.0 node-hours\n"
+    )
+
+
+def test_packed_sets_are_staged_where_the_spec_asks(say: Callable[..., Said], tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pack.json").touch()
+    words = ("submit", PAPER, *ON_SUMMIT, "--nodes", "256", "data.train=train", "data.val=val", "--dry-run")
+    status, out, err = say(*words, "data.stage=auto")
+    assert status == 0
+    assert f"  staging    {tmp_path}/train, {tmp_path}/val to /mnt/bb/$USER\n" in err
+    assert out.count(" data stage ") == 2 and f"data stage {tmp_path}/val " in out
+    assert "data.stage=\"'$staged'\"" in out
+    for other, said in (
+        (("data.stage=auto", "data.train=t.csv", "data.val=v.csv"), "none: data.train and data.val are not packed"),
+        (("data.stage=auto", "--set", "node_local=null"), "none: summit names no node_local"),
+        ((), None),
+        (("data.stage=/ssd",), None),  # the trainer does it
+    ):
+        status, out, err = say(*words, *other)
+        assert (status, " data stage " in out) == (0, False)
+        assert (f"  staging    {said}\n" in err) if said else "staging" not in err
+
+
+def test_a_chain_is_said_and_submitted(say: Callable[..., Said], standins: Standins, tmp_path: Path) -> None:
+    status, out, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "8")
+    assert status == 0
+    assert "  walltime   5 jobs of 2:00, one after the other; at most 80.0 node-hours\n" in err
+    assert out.startswith("tsm_r50_8f_1536gpu: 5 jobs, one after the other, 101 to 105, submitted; the script is ")
+    assert [job["options"].get("-w") for job in standins.jobs()] == [None, *(f"ended({n})" for n in range(101, 105))]
+    assert len(submissions(tmp_path / "runs/tsm_r50_8f_1536gpu")) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--site", "sumit", "--nodes", "1"], "there is no site 'sumit'; shipped: local, "),
+        (["--site", "summit", "--nodes", "5"], "5 nodes of summit have 30 ranks, which do not divide scale.gpus 1536"),
+        (["--site", "summit", "--nodes", "0"], "--nodes 0: at least one node is wanted"),
+        (["--site", "local", "--nodes", "2"], "local: a job has at most 1 nodes, 2 are asked for"),
+        (["--site", "summit", "--nodes", "1", "--set", "acount=x"], "override 'acount=x': acount: unknown key"),
+        (["--site", "summit", "--nodes", "1", "--speed", "0"], "--speed 0: a number above 0 is wanted"),
+        (["--site", "summit", "--nodes", "1", "--max-requeues", "-1"], "--max-requeues -1: 0 or more is wanted"),
+        (["--site", "summit", "--nodes", "1", "--walltime", "0:00"], "--walltime 0:00: at least a minute is wanted"),
+        (["--site", "summit", "--nodes", "1", "scale.gpu=1"], "scale.gpu: unknown key; did you mean gpus?"),
+        (["--site", "slurm_v100", "--nodes", "96"], "slurm_v100: a job has at most 64 nodes, 96 are asked for"),
+    ],
+)
+def test_mistakes_are_one_line_and_2(say: Callable[..., Said], words: list[str], message: str) -> None:
+    status, out, err = say("submit", PAPER, "--clips", "240000", *words, "--dry-run")
+    assert (status, out) == (2, "")
+    assert err.startswith("summit-train: ") and err.count("\n") == 1 and message in err
+
+
+def test_a_walltime_of_the_wrong_form_is_the_parsers(say: Callable[..., Said]) -> None:
+    status, _, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "256", "--walltime", "2h")
+    assert status == 2
+    assert "argument --walltime: '2h': hours and minutes are wanted, such as 2:00" in err
+
+
+def test_a_missing_manifest_is_said_before_the_queue_is(say: Callable[..., Said], standins: Standins) -> None:
+    status, _, err = say("submit", PAPER, "--site", "summit", "--nodes", "256")
+    assert status == 2
+    assert "there is no kinetics400/train.csv; give the number of its clips with --clips N" in err
+    assert standins.jobs() == []
+
+
+def test_without_the_scheduler_nothing_is_written(
+    say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    status, _, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "256")
+    assert status == 2
+    assert err.endswith("summit-train: bsub is not on PATH: submit from a machine of summit, or only look: --dry-run\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refusal_is_1(
+    say: Callable[..., Said], standins: Standins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_REFUSES", "You must specify a project.")
+    status, _, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "256")
+    assert status == 1
+    assert err.splitlines()[-1] == (
+        "summit-train: bsub refused (exit status 97): Request aborted by esub. Job not submitted. "
+        "You must specify a project."
+    )
+    assert submissions(tmp_path / "runs/tsm_r50_8f_1536gpu") == []
+
+
+@pytest.fixture
+def root_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The user is root, who has not told Open MPI that this is meant."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("summit_train.core.processes.find_mpirun", lambda: str(tmp_path / "mpirun"))
+    (tmp_path / "mpirun").write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.8'\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    for name in ROOT_ALLOWED:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("root_refused")
+def test_an_mpirun_that_refuses_root_is_said_before_the_start(
+    say: Callable[..., Said], write_spec: WriteSpec, tmp_path: Path
+) -> None:
+    spec = write_spec()
+    (tmp_path / "sweep.yaml").write_text(f"name: seeds\nbase: {spec}\ngrid: {{seed: [0, 1]}}\n")
+    for words in (["submit", str(spec), "--site", "local", "--nodes", "1"], ["sweep", "sweep.yaml", "--local"]):
+        status, out, err = say(*words)
+        assert (status, out) == (2, "")
+        needs = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment: export both"
+        assert err.splitlines()[-1].startswith(f"summit-train: as root, Open MPI's mpirun needs {needs}")
+    assert not (tmp_path / "runs").exists()
+
+
+@needs_ranks
+@pytest.mark.slow
+def test_this_machine_trains_in_the_foreground(write_spec: WriteSpec, tmp_path: Path) -> None:
+    spec = write_spec("a 'b", schedule={"epochs": 1})
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    words = [sys.executable, "-m", "summit_train", "submit", str(spec), "--site", "local", "--nodes", "1"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(**as_root), capture_output=True, text=True)
+    run = tmp_path / "runs/a 'b"
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f": done, {run}\n")
+    assert json.loads((run / "plan.json").read_text())["ranks"] == 2
+    assert (run / "job/done").exists() and (run / "eval.json").exists()
+
+
+def _site_of_plan(say: Callable[..., Said], *words: str) -> dict[str, object]:
+    status, out, err = say("plan", PAPER, "--clips", "240000", *words, "--json")
+    assert (status, err) == (0, "")
+    values = json.loads(out)
+    assert values["ranks"] == values["site"]["ranks"]
+    return dict(values["site"])
+
+
+def test_plan_says_the_cost_on_a_site(say: Callable[..., Said]) -> None:
+    site = _site_of_plan(say, "--site", "summit")
+    assert (site["name"], site["nodes"], site["jobs"], site["walltime_minutes"]) == ("summit", 256, 1, 32)
+    assert site["node_hours"] == pytest.approx(59.1, abs=0.05)
+    few = _site_of_plan(say, "--site", "summit", "--nodes", "8", "--walltime", "1:00")
+    assert (few["ranks"], few["jobs"], few["walltime_minutes"]) == (48, 12, 60)
+    assert _site_of_plan(say, "--site", "summit", "--ranks", "96")["nodes"] == 16
+    assert _site_of_plan(say, "--site", "slurm_v100", "--nodes", "2")["hours"] is None
+    assert site["comm"] == "auto"
+    assert _site_of_plan(say, "--site", "summit", "--set", "comm=torch")["comm"] == "torch"
+
+
+def test_plan_on_a_site_for_people(say: Callable[..., Said]) -> None:
+    status, out, _ = say("plan", PAPER, "--clips", "240000", "--site", "summit", "--nodes", "8")
+    assert status == 0
+    for part in ("1,536 = 48 ranks x 32", "nodes           8", "6:56, 55.4 node-hours at 19.5 clips/s a rank",
+                 "5 jobs of 2:00, one after the other; at most 80.0 node-hours",
+                 "comm            auto: Horovod where it is installed"):  # fmt: skip
+        assert part in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nodes", "2"], "--nodes is of a site: name it with --site"),
+        (["--walltime", "2:00"], "--walltime is of a site: name it with --site"),
+        (["--site", "summit", "--nodes", "2", "--ranks", "6"], "--ranks 6: 2 nodes of summit have 12; give --nodes"),
+        (["--site", "summit", "--ranks", "8"], "--ranks 8: 1 nodes of summit have 6; give --nodes alone"),
+        (["--site", "summit", "--nodes", "7"], "7 nodes of summit have 42 ranks, which do not divide scale.gpus 1536"),
+    ],
+)
+def test_mistakes_in_a_plan_on_a_site(say: Callable[..., Said], words: list[str], message: str) -> None:
+    status, out, err = say("plan", PAPER, "--clips", "240000", *words)
+    assert (status, out) == (2, "")
+    assert message in err and err.count("\n") == 1

@@ -1,0 +1,284 @@
+"""A request to stop is heard in the validation, the final evaluation and the report, and nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from summit_train.__main__ import main
+from summit_train.cli import whole_run
+from summit_train.evaluation.scoring import Scorer
+from summit_train.report import page
+from summit_train.training.step import TrainStep
+from tests.conftest import WriteSpec
+from tests.runs import steps_of
+from tests.worlds import lines, main_said, needs_ranks, run, succeed
+
+VIDEOS = 41
+
+
+class Scoring:
+    """The videos that this process has scored, in their order. Asks it to stop when it has scored `stop_at`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.videos: list[int] = []
+        self.stop_at = -1
+        honest = Scorer._clip_scores
+
+        def scores(scorer: Scorer, model: Any, batches: Any, videos: Any) -> Iterator[Any]:
+            for video, score in zip(videos, honest(scorer, model, batches, videos), strict=True):
+                self.videos.append(video)
+                if len(self.videos) == self.stop_at:
+                    os.kill(os.getpid(), signal.SIGUSR2)
+                yield score
+
+        monkeypatch.setattr(Scorer, "_clip_scores", scores)
+
+
+@pytest.fixture
+def scoring(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scoring]:
+    """A process that leaves on request ignores the signals from then on; this one stays."""
+    former = {number: signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM)}
+    yield Scoring(monkeypatch)
+    for number, handler in former.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def train(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Runs `train SPEC ...` in this process: (exit status, stdout)."""
+
+    def start(spec: Path, *more: str) -> tuple[int, str]:
+        status, out, _ = main_said(capsys, "train", spec, *more)
+        return status, out
+
+    return start
+
+
+def _records(run: Path, kind: str) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{**record, "seconds": 0} for record in records if record["kind"] == kind]
+
+
+def _accuracy(run: Path) -> Any:
+    return json.loads((run / "eval.json").read_text())
+
+
+def test_a_stopped_evaluation_resumes_where_it_was(
+    write_spec: WriteSpec, tmp_path: Path, scoring: Scoring, train: Callable[..., tuple[int, str]]
+) -> None:
+    """In the second of two checkpoints, and again some videos later."""
+    spec, run = write_spec(evaluate={"last_checkpoints": 2}, schedule={"epochs": 2}), tmp_path / "runs/run"
+    for stop_at in (VIDEOS + 10, VIDEOS + 25):
+        scoring.stop_at = stop_at
+        status, out = train(spec)
+        assert status == 85 and "stopped by SIGUSR2; goes on from" in out and "step_00000020.pt" in out
+        assert len(scoring.videos) == stop_at and not (run / "eval.json").exists() and (run / "stopped").exists()
+    status, out = train(spec)
+    assert status == 0 and (run / "report.html").exists() and not (run / "stopped").exists()
+    assert scoring.videos == [*range(VIDEOS), *range(VIDEOS)]
+    assert steps_of(run) == list(range(1, 21))
+    assert not list((run / "predictions").glob("*.partial"))
+    found = _accuracy(run)
+    assert main(["eval", str(spec)]) == 0 and _accuracy(run) == found
+
+
+def test_other_views_of_a_stopped_evaluation_are_scored_from_the_start(
+    write_spec: WriteSpec, scoring: Scoring, train: Callable[..., tuple[int, str]]
+) -> None:
+    spec = write_spec(schedule={"epochs": 1})
+    scoring.stop_at = 30
+    assert train(spec)[0] == 85
+    assert train(spec, "evaluate.short_side=40")[0] == 0
+    assert scoring.videos == [*range(30), *range(VIDEOS)]
+
+
+@pytest.mark.parametrize("saved_every", [1, 2])
+def test_a_stopped_validation_is_made_up_for(
+    write_spec: WriteSpec, tmp_path: Path, scoring: Scoring, train: Callable[..., tuple[int, str]], saved_every: int
+) -> None:
+    """Also where the epoch that it follows has no checkpoint of its own."""
+    keys = {"evaluate": {"every_epochs": 1}, "checkpoint": {"every_epochs": saved_every}}
+    whole, stopped = write_spec("whole", **keys), write_spec("stopped", **keys)
+    assert train(whole)[0] == 0
+    scoring.videos.clear()
+    scoring.stop_at = 40
+    status, out = train(stopped)
+    assert status == 85 and "step_00000010.pt" in out
+    assert _records(tmp_path / "runs/stopped", "eval") == []
+    assert train(stopped)[0] == 0
+    assert _records(tmp_path / "runs/stopped", "eval") == _records(tmp_path / "runs/whole", "eval")
+    assert train(stopped)[0] == 0  # nothing to make up for
+    assert len(_records(tmp_path / "runs/stopped", "eval")) == 2
+
+
+def test_a_run_stopped_at_an_epochs_edge_makes_up_for_its_validation(
+    write_spec: WriteSpec, tmp_path: Path, scoring: Scoring, train: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The votes of a step are read after the next one: asked in step 9, it stops after step 10, the first epoch's."""
+    _at_step(monkeypatch, 8, lambda: os.kill(os.getpid(), signal.SIGUSR2))
+    spec, run = write_spec(evaluate={"every_epochs": 1}), tmp_path / "runs/run"
+    assert train(spec)[0] == 85
+    assert steps_of(run) == list(range(1, 11)) and _records(run, "eval") == []
+    assert train(spec)[0] == 0
+    assert [record["epoch"] for record in _records(run, "eval")] == [1, 2]
+
+
+def test_a_request_to_stop_ends_the_report(
+    write_spec: WriteSpec, tmp_path: Path, scoring: Scoring, train: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    honest = page.write_report
+
+    def write(*arguments: Any) -> Path:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return honest(*arguments)
+
+    spec = write_spec(schedule={"epochs": 1})
+    monkeypatch.setattr(page, "write_report", write)
+    assert train(spec)[0] == 85
+    assert not (tmp_path / "runs/run/report.html").exists()
+    monkeypatch.setattr(page, "write_report", honest)
+    assert train(spec)[0] == 0
+    assert (tmp_path / "runs/run/report.html").exists() and scoring.videos == list(range(VIDEOS))
+
+
+def _at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
+    """Do `act` before the update number `step`, counted from 0."""
+    honest = TrainStep.__call__
+
+    def call(self: TrainStep, batches: Any, *arguments: Any, **options: Any) -> Any:
+        batches = list(batches)
+        if batches[0].step == step:
+            act()
+        return honest(self, batches, *arguments, **options)
+
+    monkeypatch.setattr(TrainStep, "__call__", call)
+
+
+def test_a_deleted_lock_is_taken_again(
+    write_spec: WriteSpec, tmp_path: Path, train: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "runs/run/lock"
+    _at_step(monkeypatch, 3, lock.unlink)
+    assert train(write_spec(schedule={"epochs": 1}))[0] == 0
+    assert f"process {os.getpid()}" in lock.read_text()
+
+
+def test_a_run_whose_directory_another_one_took_writes_no_checkpoint_there(
+    write_spec: WriteSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "runs/run/lock"
+
+    def take() -> None:
+        lock.unlink()
+        lock.write_text("node7, process 7\n")
+
+    _at_step(monkeypatch, 3, take)
+    status, _, err = main_said(capsys, "train", write_spec(schedule={"epochs": 1}))
+    assert status == 1
+    assert err == (
+        f"summit-train: {lock} was deleted or replaced while this run was using the directory, and another run has "
+        "taken it (node7, process 7); this one stops here\n"
+    )
+    assert not list((tmp_path / "runs/run").glob("checkpoints/*"))
+
+
+GONE = "its checkpoints are gone: they were removed while this run was using the directory"
+
+
+def test_checkpoints_that_are_removed_before_the_evaluation_are_named(
+    write_spec: WriteSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, honest = tmp_path / "runs/run", whole_run._train
+
+    def train(*arguments: Any, **options: Any) -> None:
+        honest(*arguments, **options)
+        shutil.rmtree(run / "checkpoints")
+
+    monkeypatch.setattr(whole_run, "_train", train)
+    status, _, err = main_said(capsys, "train", write_spec(schedule={"epochs": 1}))
+    assert (status, err) == (1, f"summit-train: {run}: {GONE}\n")
+
+
+def test_checkpoints_that_are_removed_before_a_stop_are_named(
+    write_spec: WriteSpec,
+    tmp_path: Path,
+    scoring: Scoring,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, honest = tmp_path / "runs/run", whole_run._stopped
+
+    def stopped(*arguments: Any) -> int:
+        shutil.rmtree(run / "checkpoints")
+        return honest(*arguments)
+
+    monkeypatch.setattr(whole_run, "_stopped", stopped)
+    scoring.stop_at = 1
+    status, _, err = main_said(capsys, "train", write_spec(schedule={"epochs": 1}))
+    assert status == 1 and err.endswith(f"summit-train: {run}: {GONE}\n") and "Traceback" not in err
+
+
+@pytest.mark.parametrize("missing_at", [1, VIDEOS + 1])
+def test_a_run_folder_that_is_removed_in_the_evaluation_is_no_mistake_of_the_user(
+    write_spec: WriteSpec,
+    tmp_path: Path,
+    scoring: Scoring,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    missing_at: int,
+) -> None:
+    """With two checkpoints, in the scoring of each."""
+    run, honest = tmp_path / "runs/run", Scorer._clip_scores
+
+    def scores(*arguments: Any) -> Iterator[Any]:
+        for score in honest(*arguments):
+            if len(scoring.videos) == missing_at:
+                shutil.rmtree(run)
+            yield score
+
+    monkeypatch.setattr(Scorer, "_clip_scores", scores)
+    status, _, err = main_said(capsys, "train", write_spec(evaluate={"last_checkpoints": 2}))
+    assert status == 1 and err.startswith(f"summit-train: {run}") and err.count("\n") == 1, err
+
+
+_STOP = """
+import os, signal, sys
+from summit_train.__main__ import main
+from summit_train.core.comm.launch import find_launch
+from summit_train.evaluation.scoring import Scorer
+honest, rank = Scorer._clip_scores, find_launch(os.environ).rank
+def scores(self, model, batches, videos):
+    for number, (video, score) in enumerate(zip(videos, honest(self, model, batches, videos))):
+        if (rank, number) == (1, int(sys.argv[2])):
+            os.kill(os.getpid(), signal.SIGUSR2)
+        os.write(1, f"scored {video}\\n".encode())
+        yield score
+Scorer._clip_scores = scores
+sys.exit(main(["train", sys.argv[1]]))
+"""
+
+
+@needs_ranks
+def test_one_rank_that_is_asked_to_stop_takes_the_others_with_it(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """The signal comes to rank 1 alone, in the final evaluation; the next start scores what is left."""
+    spec = write_spec(schedule={"epochs": 1})
+    scored = []
+    for stop_at, expected in ((5, 85), (-1, 0)):
+        status, output = run(2, "-c", _STOP, str(spec), str(stop_at))
+        assert status == expected and "MPI_ABORT" not in output, output
+        scored.append([int(line.split()[1]) for line in lines(output) if line.startswith("scored ")])
+    assert 6 <= len(scored[0]) < VIDEOS
+    assert sorted(scored[0] + scored[1]) == list(range(VIDEOS))
+    found = _accuracy(tmp_path / "runs/run")
+    succeed(2, "eval", str(spec))
+    assert _accuracy(tmp_path / "runs/run") == found

@@ -1,0 +1,91 @@
+"""What each launcher's environment says of a process."""
+
+from __future__ import annotations
+
+import pytest
+
+from summit_train.core.comm.launch import Launch, find_launch
+from summit_train.core.errors import UserError
+
+# As set by each launcher for rank 3 of 8, with variables around them that decide nothing.
+ENVIRONMENTS = {
+    "mpirun (Open MPI)": {
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "8",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "PMIX_RANK": "3",
+    },
+    "jsrun": {"JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "8", "LSB_JOBID": "1", "PMIX_RANK": "3"},
+    "mpirun (MVAPICH2)": {
+        "MV2_COMM_WORLD_RANK": "3",
+        "MV2_COMM_WORLD_SIZE": "8",
+        "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    },
+    "flux run": {"FLUX_TASK_RANK": "3", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_ID": "f1"},
+    "mpirun (Hydra)": {"PMI_RANK": "3", "PMI_SIZE": "8"},
+    "srun": {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "16", "SLURM_JOB_ID": "1"},
+    "torchrun": {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "host"},
+}
+
+
+@pytest.mark.parametrize("launcher", ENVIRONMENTS)
+def test_every_launcher_is_known(launcher: str) -> None:
+    found = _found(ENVIRONMENTS[launcher])
+    assert (found.launcher, found.rank, found.size, found.interactive) == (launcher, 3, 8, False)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"PATH": "/bin", "HOME": "/root"},
+        # A batch script, and the shell of salloc: an allocation of many tasks, one process.
+        {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"},
+        {"LSB_JOBID": "1", "LSB_DJOB_NUMPROC": "42"},
+        {"OMPI_COMM_WORLD_SIZE": "8"},
+        {"RANK": "0"},
+    ],
+    ids=str,
+)
+def test_a_process_started_by_hand_has_no_launch(environ: dict[str, str]) -> None:
+    assert find_launch(environ) is None
+
+
+def test_a_launcher_within_a_job_of_another_is_the_one_that_counts() -> None:
+    # mpirun within `srun --pty bash`: srun started one shell, mpirun eight processes.
+    shell = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8"}
+    for launcher in ("mpirun (Open MPI)", "mpirun (Hydra)"):
+        assert find_launch(shell | ENVIRONMENTS[launcher]) == Launch(launcher, 3, 8, by_mpi=True)
+    assert find_launch(shell) == Launch("srun", 0, 1)
+
+
+@pytest.mark.parametrize(("value", "interactive"), [("1", True), ("0", False), ("", False)])
+def test_a_launchers_terminal_is_a_persons_only_where_that_is_said(value: str, interactive: bool) -> None:
+    launch = find_launch(ENVIRONMENTS["srun"] | {"TTY_COMPATIBLE": value})
+    assert launch is not None
+    assert launch.interactive is interactive
+
+
+@pytest.mark.parametrize("broken", ["", "three", "3.0"])
+def test_a_broken_environment_is_named(broken: str) -> None:
+    with pytest.raises(UserError, match=f"of srun is broken: SLURM_PROCID={broken!r}, SLURM_STEP_NUM_TASKS='8'"):
+        find_launch(ENVIRONMENTS["srun"] | {"SLURM_PROCID": broken})
+
+
+def test_mpi_knows_of_the_processes_of_its_own_launchers_and_of_those_that_pmi_was_asked_for() -> None:
+    knows = {launcher for launcher, environ in ENVIRONMENTS.items() if _found(environ).by_mpi}
+    assert knows == set(ENVIRONMENTS) - {"srun", "flux run", "torchrun"}
+    for launcher in ("srun", "flux run"):
+        assert _found(ENVIRONMENTS[launcher] | {"PMIX_RANK": "3"}).by_mpi
+    assert not _found(ENVIRONMENTS["torchrun"] | {"PMIX_RANK": "3"}).by_mpi
+
+
+def test_torchrun_counts_where_another_launcher_started_it_once_a_node() -> None:
+    node = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "TORCHELASTIC_RUN_ID": "none"}
+    assert _found(node | ENVIRONMENTS["torchrun"]) == Launch("torchrun", 3, 8)
+
+
+def _found(environ: dict[str, str]) -> Launch:
+    launch = find_launch(environ)
+    assert launch is not None
+    return launch

@@ -1,0 +1,215 @@
+"""Where ranks without MPI find each other."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from summit_train.core.comm.launch import Launch
+from summit_train.core.comm.rendezvous import first_host, job_address, meet, use_interface_towards
+from summit_train.core.comm.world import WorldError
+from summit_train.core.errors import RunFailed
+from tests.worlds import BACKENDS, needs_ranks, run, start
+
+LAUNCH = Launch("srun", 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("environ", "host"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_NODELIST": "n1"}, "n1"),
+        ({"SLURM_JOB_NODELIST": "login9,n1"}, "login9"),
+        ({"SLURM_JOB_NODELIST": "nid[003-007,9],other"}, "nid003"),
+        ({"SLURM_JOB_NODELIST": "nid[12]-ib,other"}, "nid12-ib"),
+        ({"SLURM_JOB_NODELIST": "nid[1-4]", "SLURM_STEP_NODELIST": "nid[3-4]"}, "nid1"),
+        ({"LSB_MCPU_HOSTS": "a01n02 42 a01n03 42"}, "a01n02"),
+        ({"LSB_MCPU_HOSTS": "batch2 1 a01n02 42"}, "a01n02"),
+        ({"LSB_MCPU_HOSTS": "batch2 1"}, "batch2"),
+        ({"PBS_NODEFILE": "/nowhere/at/all"}, None),
+    ],
+    ids=str,
+)
+def test_the_first_host_of_a_job(environ: dict[str, str], host: str | None) -> None:
+    assert first_host(environ) == host
+
+
+def test_the_first_host_of_a_pbs_job(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("x1c0\nx1c0\nx2c0\n")
+    assert first_host({"PBS_NODEFILE": str(tmp_path / "nodes")}) == "x1c0"
+
+
+def test_every_step_of_a_job_has_a_port_of_its_own() -> None:
+    environ = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_JOB_NODELIST": "n1"}
+    host, port = job_address(environ, LAUNCH)
+    assert (host, port) == job_address(dict(environ), LAUNCH)
+    ports = {job_address(environ | {"SLURM_STEP_ID": str(step)}, LAUNCH)[1] for step in range(20)}
+    assert len(ports) == 20 and all(10_000 <= port < 30_000 for port in ports)
+
+
+def test_an_address_without_a_port_takes_that_of_the_jobs_number() -> None:
+    environ = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n1"}
+    assert job_address(environ | {"MASTER_ADDR": "n9"}, LAUNCH) == ("n9", job_address(environ, LAUNCH)[1])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_host_without_an_address_is_named_at_once(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")
+    monkeypatch.setenv("MASTER_PORT", "12345")
+    with pytest.raises(WorldError, match=f"rank {rank} on .*: rank 0's host nowhere.invalid has no address here; set"):
+        meet(Launch("srun", rank, 4), "here")
+
+
+def test_ranks_that_nothing_leads_together_are_told_what_would() -> None:
+    with pytest.raises(
+        WorldError, match="4 processes were started by srun, and nothing says where rank 0 is: set MAST"
+    ):
+        job_address({"SLURM_JOB_NODELIST": "n1"}, LAUNCH)
+
+
+def test_only_sruns_own_ranks_are_in_its_step() -> None:
+    """Ranks that mpirun's daemons started see the daemons' step on all nodes but the first."""
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+    daemon = environ | {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n2"}
+    by_mpirun = Launch("mpirun (Open MPI)", 1, 4)
+    assert job_address(daemon, by_mpirun) == job_address(environ, by_mpirun)
+    assert job_address(daemon, LAUNCH)[0] == "n2" and job_address(daemon, LAUNCH) != job_address(environ, LAUNCH)
+
+
+@pytest.mark.parametrize("port", ["many", "0", "65536", ""])
+def test_a_port_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(WorldError, match=re.escape(f"MASTER_PORT must be a port's number, got {port!r}")):
+        meet(LAUNCH, "here")
+
+
+def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_INET6) as taken:
+        taken.bind(("::", 0))
+        taken.listen()
+        monkeypatch.setenv("MASTER_ADDR", "localhost")
+        monkeypatch.setenv("MASTER_PORT", str(port := taken.getsockname()[1]))
+        with pytest.raises(
+            RunFailed, match=f"rank 0 on .*: cannot keep the rendezvous at port {port} .*address already"
+        ):
+            meet(Launch("srun", 0, 4), "here")
+
+
+def test_a_rank_0_that_does_not_come_is_named_with_host_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setattr("summit_train.core.comm.rendezvous.RENDEZVOUS_S", 1)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    with pytest.raises(RunFailed, match=f"rank 1 on .*: nobody answers at localhost, port {port}, within 1 s"):
+        meet(LAUNCH, "here")
+
+
+def test_gloo_uses_the_interface_that_leads_to_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    def own_address(self: socket.socket) -> tuple[str, int]:
+        return own, 9
+
+    class Probe(socket.socket):
+        getsockname = own_address
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
+    use_interface_towards("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    use_interface_towards("127.0.0.1")  # the loopback: ranks of other hosts may have to reach this one
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    monkeypatch.setattr("summit_train.core.comm.rendezvous._address_of", lambda probe, name: f"10.0.0.{len(name)}")
+    monkeypatch.setattr("socket.socket", Probe)
+    monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo"), (2, "ib0"), (3, "eth0")])
+    own = "10.0.0.3"
+    use_interface_towards("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+_OPEN = """
+import os
+from summit_train.core.comm import WorldError, open_world
+from summit_train.core.comm.launch import this_launch
+if this_launch().rank == 1:
+    os.environ["SUMMIT_TRAIN_COMM"] = "{other}"
+try:
+    open_world()
+except WorldError as error:
+    print(error)
+"""
+
+
+@needs_ranks
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_of_different_back_ends_are_refused_before_they_meet(backend: str) -> None:
+    other = next(name for name in BACKENDS if name != backend)
+    status, output = run(2, "-c", _OPEN.format(other=other), env={"SUMMIT_TRAIN_COMM": backend})
+    host = socket.gethostname()
+    line = (
+        f"rank 1 on {host} uses {other}, but rank 0 on {host} uses {backend}; set SUMMIT_TRAIN_COMM to the same value"
+    )
+    assert status == 0 and output.count(line) == 2, output
+
+
+_UNKNOWN_HOST = """
+import socket
+socket.gethostname = lambda: "no-such-host.invalid"
+from summit_train.core.comm import WorldError, open_world
+try:
+    print(open_world().size)
+except WorldError as error:
+    print(error)
+"""
+
+
+@needs_ranks
+@pytest.mark.parametrize(
+    ("named", "said"), [({}, "set MASTER_ADDR to one that every rank"), ({"MASTER_ADDR": "127.0.0.1"}, "2")]
+)
+def test_under_mpirun_a_host_without_an_address_can_be_named(named: dict[str, str], said: str) -> None:
+    status, output = run(2, "-c", _UNKNOWN_HOST, env={"SUMMIT_TRAIN_COMM": "torch"} | named)
+    assert status == 0 and output.count(said) == 2, output
+
+
+_ONE_MISSING = """
+import summit_train.core.comm.torch_world as module
+from summit_train.core.comm import open_world
+from summit_train.core.comm.launch import this_launch
+from summit_train.core.errors import RunFailed
+module.RENDEZVOUS_S = 2
+if this_launch().rank == 1:  # it knows where the others are, and does not come
+    module.use_interface_towards = lambda address: exit()
+try:
+    open_world()
+except RunFailed as error:
+    print(error)
+"""
+
+
+@needs_ranks
+def test_a_rank_that_ends_before_all_are_connected_is_not_waited_for() -> None:
+    _, output = run(2, "-c", _ONE_MISSING, env={"SUMMIT_TRAIN_COMM": "torch"})
+    assert f"rank 0 on {socket.gethostname()}: the ranks do not connect within 2 s" in output, output
+
+
+_COUNT = """
+from summit_train.core.comm import open_world
+world = open_world()
+print(world.backend, world.gather((world.rank, world.local_rank, world.local_size)), flush=True)
+world.close()
+"""
+
+
+def test_torchrun_starts_ranks_without_mpi(tmp_path: Path) -> None:
+    (tmp_path / "count.py").write_text(_COUNT)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", str(tmp_path / "count.py")]
+    process = start(0, *words)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert "torch (gloo) [(0, 0, 3), (1, 1, 3), (2, 2, 3)]" in output

@@ -1,0 +1,213 @@
+"""The serial world, and that it has every function of the other."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import socket
+
+import pytest
+import torch
+
+from summit_train.core.comm import World, WorldError, choose_backend, open_world
+from summit_train.core.comm.horovod_world import HorovodWorld
+from summit_train.core.comm.launch import Launch
+from summit_train.core.comm.torch_world import TorchWorld
+from tests.worlds import BACKENDS, lines, needs_ranks, run
+
+
+@pytest.mark.parametrize("kind", [HorovodWorld, TorchWorld])
+def test_every_world_has_the_same_functions(kind: type[World]) -> None:
+    shared = {"together", "from_first", "wait"}  # made of the others
+    names = [name for name in vars(World) if not name.startswith("_") and callable(getattr(World, name))]
+    assert len(names) >= 10 and shared < set(names)
+    for name in names:
+        assert inspect.signature(getattr(kind, name)) == inspect.signature(getattr(World, name)), name
+        assert (name in vars(kind)) == (name not in shared), f"{name} is the one of a single rank"
+
+
+def test_a_world_of_one_needs_no_mpi() -> None:
+    program = """
+import sys
+from summit_train.core.comm import open_world
+world = open_world()
+print(world.rank, world.size, world.gather("x"), world.broadcast(3), "mpi4py" in sys.modules, "horovod" in sys.modules)
+"""
+    assert run(0, "-c", program) == (0, "0 1 ['x'] 3 False False\n")
+
+
+@needs_ranks
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="ranks beside GPUs wait without a pause")
+@pytest.mark.parametrize("wish", [None, "0"])
+def test_on_a_machine_without_gpus_waiting_ranks_yield_unless_told_otherwise(wish: str | None) -> None:
+    program = """
+import os
+from summit_train.core.comm import open_world
+world = open_world()
+told = world.gather(os.environ["OMPI_MCA_mpi_yield_when_idle"])
+if world.rank == 0:
+    print(told)
+world.close()
+"""
+    env = {} if wish is None else {"OMPI_MCA_mpi_yield_when_idle": wish}
+    assert run(2, "-c", program, env=env) == (0, f"['{wish or 1}', '{wish or 1}']\n")
+
+
+def test_more_processes_than_the_world_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Small(World):
+        size = 1
+
+    monkeypatch.setattr("summit_train.core.comm.HorovodWorld", Small)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    with pytest.raises(WorldError, match="4 processes were started, but Horovod joined 1"):
+        open_world(Launch("mpirun (Open MPI)", 0, 4, by_mpi=True))
+
+
+@pytest.mark.parametrize(
+    ("wish", "by_mpi", "installed", "chosen"),
+    [
+        (None, True, True, "horovod"),
+        ("auto", True, True, "horovod"),
+        ("auto", False, True, "torch"),
+        ("auto", True, False, "torch"),
+        ("torch", True, True, "torch"),
+        ("horovod", True, True, "horovod"),
+        ("horovod", True, False, "needs horovod, not installed here; run `make setup`, or use SUMMIT_TRAIN_COMM=torch"),
+        ("horovod", False, True, "torchrun started 4 processes, and MPI, which Horovod needs, does not know of them"),
+        ("gloo", True, True, "SUMMIT_TRAIN_COMM must be horovod, torch or auto, got 'gloo'"),
+    ],
+)
+def test_the_back_end_is_the_one_named_or_the_one_that_works(
+    monkeypatch: pytest.MonkeyPatch, wish: str | None, by_mpi: bool, installed: bool, chosen: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "horovod" or installed or None)
+    launch = Launch("mpirun (Open MPI)" if by_mpi else "torchrun", 0, 4, by_mpi=by_mpi)
+    environ = {} if wish is None else {"SUMMIT_TRAIN_COMM": wish}
+    if " " not in chosen:
+        assert choose_backend(launch, environ) == chosen
+        return
+    with pytest.raises(WorldError) as caught:
+        choose_backend(launch, environ)
+    assert chosen in str(caught.value)
+
+
+_WORLD = """
+import json, os, time
+import torch
+from summit_train.core.comm import open_world
+world = open_world()
+mine = torch.tensor([float(world.rank), 1.0], dtype=torch.float64)
+total = world.sum(mine, "total").tolist()
+mean = torch.full((3,), float(world.rank + 1))
+world.start_mean(mean, "mean")()
+if world.backend == "horovod":
+    by_mpi = torch.tensor([float(world.rank), 1.0])
+    world.sum_by_mpi(by_mpi)
+    assert by_mpi.tolist() == total, by_mpi
+said = world.broadcast(f"from {world.rank}")
+ranks = world.gather((world.rank, said, mean.tolist(), total))
+world.barrier()
+node = world.gather_node(world.rank)
+ticks = []
+if world.rank == 0:
+    time.sleep(1)  # the others wait for it, and tick meanwhile
+world.wait(lambda: ticks.append(1))
+ticked = world.gather(len(ticks))
+import torch.distributed.nn.functional  # as torch's compiler does; it must not keep the group
+if ranks is not None:
+    local = [world.local_rank, world.local_size]
+    print(json.dumps({"ranks": ranks, "local": local, "node": node, "ticked": ticked}))
+else:
+    assert node is None
+world.close()
+threads = [open(f"/proc/self/task/{thread}/comm").read() for thread in os.listdir("/proc/self/task")]
+assert not any("gloo" in thread for thread in threads), threads
+"""
+
+
+@needs_ranks
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sums_means_and_objects_over_3_ranks(backend: str) -> None:
+    status, output = run(3, "-c", _WORLD, env={"SUMMIT_TRAIN_COMM": backend})
+    assert status == 0, output
+    result = json.loads(next(line for line in lines(output) if line.startswith("{")))
+    assert result["ranks"] == [[rank, "from 0", [2.0, 2.0, 2.0], [3.0, 3.0]] for rank in range(3)]
+    assert result["local"] == [0, 3]
+    assert result["node"] == [0, 1, 2]
+    assert min(result["ticked"][1:]) > 1
+
+
+_FUSED = """
+import os
+from summit_train.core.comm import open_world
+world = open_world()
+told = world.gather((world.warnings, os.environ["HOROVOD_FUSION_THRESHOLD"], os.environ["HOROVOD_AUTOTUNE"]))
+if world.rank == 0:
+    print(told)
+world.close()
+"""
+
+
+@needs_ranks
+def test_horovod_fuses_nothing_by_itself_whatever_the_environment_says() -> None:
+    env = {"SUMMIT_TRAIN_COMM": "horovod", "HOROVOD_FUSION_THRESHOLD": "1000000"}
+    status, output = run(2, "-c", _FUSED, env=env)
+    warning = "HOROVOD_FUSION_THRESHOLD=1000000: ignored, as it would make equal runs differ in the last bits"
+    assert (status, output) == (0, f"{[([warning], '0', '0')] * 2}\n")
+
+
+_TOGETHER = """
+import time
+from array import array
+from summit_train.core.comm import open_world
+from summit_train.core.errors import AgreedError, RunFailed, UserError
+world = open_world()
+found = []
+for round in range(300):
+    sums = world.start_sum([round, world.rank])
+    if world.rank == round % 3:
+        time.sleep(0.001)
+    while (ready := sums()) is None:
+        others = [array("q", [7, 7]) for _ in range(9)]  # what would lie in memory that is given back
+    found.append(ready == [3 * round, 3])
+assert all(found), found
+assert world.together(lambda: world.rank) == world.rank
+assert world.from_first(lambda: world.rank) == 0
+
+def fail():
+    if world.rank == 1:
+        raise UserError("no such list")
+    if world.rank == 2:
+        raise RunFailed("the disk is full")
+
+def refuse():
+    raise UserError(f"no such folder on {world.rank}")
+
+told = []
+for call in (lambda: world.together(fail), lambda: world.from_first(refuse)):
+    try:
+        call()
+    except AgreedError as error:
+        told.append((str(error), error.status))
+everyone = world.gather(told)
+if world.rank == 0:
+    print(everyone)
+world.close()
+"""
+
+
+@needs_ranks
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sums_that_nobody_waits_for_and_errors_of_some_ranks(backend: str) -> None:
+    """The lowest of the ranks that failed is named on all, with its status."""
+    status, output = run(3, "-c", _TOGETHER, env={"SUMMIT_TRAIN_COMM": backend})
+    assert status == 0, output
+    told = [(f"rank 1 on {socket.gethostname()}: no such list", 2), ("no such folder on 0", 2)]
+    assert output == f"{[told] * 3}\n"
+
+
+def test_serial_sums_and_means_leave_a_tensor_as_it_is() -> None:
+    world, tensor = World(), torch.arange(3.0)
+    world.start_mean(tensor, "mean")()
+    assert world.sum(tensor, "sum").tolist() == [0, 1, 2]

@@ -1,0 +1,106 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from summit_train.core.errors import describe
+from summit_train.core.files import check_writable, is_locked, locked, naming, replacing, write_json, write_text
+from tests.runs import full_disk
+
+
+def test_the_new_content_takes_the_old_one_s_place(tmp_path: Path) -> None:
+    write_json(tmp_path / "new" / "a.json", {"a": 1})
+    write_json(tmp_path / "new" / "a.json", {"a": 2})
+    assert (tmp_path / "new" / "a.json").read_text() == '{\n "a": 2\n}\n'
+    assert os.listdir(tmp_path / "new") == ["a.json"]
+
+
+def test_an_error_in_the_block_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
+    write_text(tmp_path / "a", "old")
+    with pytest.raises(RuntimeError, match="half"), replacing(tmp_path / "a") as file:
+        file.write(b"new")
+        raise RuntimeError("half way")
+    assert (tmp_path / "a").read_text() == "old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    write_text(tmp_path / "a", "old")
+    with pytest.raises(OSError, match="File too large") as caught, full_disk():
+        write_text(tmp_path / "a", "new")
+    assert describe(caught.value) == f"{tmp_path}/a: File too large"
+    assert (tmp_path / "a").read_text() == "old" and os.listdir(tmp_path) == ["a"]
+    with (
+        pytest.raises(OSError, match="No space left on device") as caught,
+        naming("log"),
+        open("/dev/full", "w") as file,
+    ):
+        file.write("new")
+    assert describe(caught.value) == "log: No space left on device"
+
+
+def test_another_error_keeps_its_own_name_or_none(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="here") as caught, replacing(tmp_path / "a"):
+        raise OSError(28, "No space left on device", "here")
+    assert caught.value.filename == "here"
+    with pytest.raises(OSError, match="down") as caught, replacing(tmp_path / "a"):
+        raise OSError(100, "Network is down")
+    assert caught.value.filename is None
+
+
+def test_a_process_killed_while_it_writes_leaves_the_old_content(tmp_path: Path) -> None:
+    write_text(tmp_path / "a", "old")
+    program = (
+        "import os, signal, sys\nfrom summit_train.core.files import replacing\n"
+        "with replacing(sys.argv[1]) as file:\n"
+        "    file.write(b'new'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "a"], cwd=Path(__file__).parents[2], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "a").read_text() == "old"
+
+
+def test_a_name_that_is_no_utf8_is_written_as_its_bytes(tmp_path: Path) -> None:
+    write_text(tmp_path / "names", os.fsdecode(b"a\xff.mp4"))
+    assert (tmp_path / "names").read_bytes() == b"a\xff.mp4"
+
+
+def test_a_lock_is_seen_from_outside_and_ends_with_its_holder(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path / "lock")
+    program = (
+        "import sys, pathlib\nfrom summit_train.core.files import locked\n"
+        "with locked(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()\n"
+    )
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", program, tmp_path / "lock"], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        assert is_locked(tmp_path / "lock")
+        holder.kill()
+    assert not is_locked(tmp_path / "lock")
+    with locked(tmp_path / "lock"):
+        assert not is_locked(tmp_path / "lock")  # this process's own
+
+
+def test_whether_a_file_can_be_written_is_known_before(tmp_path: Path) -> None:
+    write_text(tmp_path / "a", "old")
+    check_writable(tmp_path / "a")
+    check_writable(tmp_path / "new" / "b")
+    assert (tmp_path / "a").read_text() == "old" and os.listdir(tmp_path / "new") == []
+    for wrong, reason in (
+        (tmp_path, "is not a regular file"),
+        (Path("/dev/null"), "is not a regular file"),
+        (tmp_path / "a" / "b", "Not a directory"),
+        (Path("/proc/a"), "No such file"),
+    ):
+        with pytest.raises(OSError, match=reason):
+            check_writable(wrong)
+    assert sorted(os.listdir(tmp_path)) == ["a", "new"]

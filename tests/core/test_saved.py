@@ -1,0 +1,156 @@
+"""What is loaded of files that torch saved: nothing torn, nothing that runs, nothing larger than its network needs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from summit_train.core.errors import UserError
+from summit_train.core.saved import CheckpointError, bound_of, check_fit, digest_path, load_newest, load_saved
+from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
+from tests.runs import LARGE, load_any, small_checkpoints
+
+
+def test_a_torn_file_is_never_loaded(tmp_path: Path) -> None:
+    """Cut anywhere: every length from nothing to one byte less than all, in 60 steps."""
+    (path,) = small_checkpoints(tmp_path, 1)
+    whole = path.read_bytes()
+    cuts = {*range(0, len(whole), len(whole) // 60), len(whole) - 1}
+    for length in cuts:
+        path.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match="damaged"):
+            load_any(path)
+    path.write_bytes(whole)
+    assert load_any(path)["step"] == 1
+
+
+def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
+    (path,) = small_checkpoints(tmp_path, 1)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), len(whole) // 40):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(CheckpointError, match="damaged"):
+            load_any(path)
+
+
+def test_the_newest_whole_one_is_taken_and_the_others_named(tmp_path: Path) -> None:
+    first, second, third = small_checkpoints(tmp_path, 10, 20, 30)
+    third.write_bytes(third.read_bytes()[:100])
+    digest_path(second).unlink()
+    path, state, complaints = load_newest(tmp_path, LARGE)
+    assert path == first and state["step"] == 10
+    assert str(third) in complaints[0] and str(second) in complaints[1] and "missing" in complaints[1]
+
+
+def test_to_begin_anew_where_none_is_whole_would_lose_the_run(tmp_path: Path) -> None:
+    assert load_newest(tmp_path, LARGE) == (None, {}, [])
+    (path,) = small_checkpoints(tmp_path, 10)
+    path.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"no checkpoint of .* can be read"):
+        load_newest(tmp_path, LARGE)
+
+
+class _Harm:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("harmed",)
+
+
+def test_a_checkpoint_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = checkpoint_path(tmp_path, 1)
+    path.parent.mkdir()
+    for writer in (lambda file: pickle.dump(_Harm(), file), lambda file: torch.save({"step": _Harm()}, file)):
+        with open(path, "wb") as file:
+            writer(file)
+        digest = subprocess.run(["sha256sum", str(path)], capture_output=True, text=True, check=True).stdout
+        digest_path(path).write_text(digest)
+        with pytest.raises(CheckpointError, match=r"cannot be read as a file|pickled objects"):
+            load_any(path)
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_a_file_that_is_no_runs_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = checkpoint_path(tmp_path, 1)
+    save_checkpoint(path, {"model": {}})
+    with pytest.raises(CheckpointError, match="which has model, optimizer and step"):
+        load_any(path)
+
+
+def _compressed(path: Path, more: int) -> None:
+    """The file as it is, with its parts compressed and `more` zeros in one of them."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    numbers = next(name for name in parts if name.endswith("data/0"))
+    parts[numbers] += bytes(more)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+
+
+def test_a_file_that_unpacks_to_more_than_it_has_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.pt"
+    torch.save({"w": torch.zeros(10)}, path)
+    _compressed(path, 1 << 24)
+    assert path.stat().st_size < 1 << 16
+    with pytest.raises(CheckpointError, match=r"bomb\.pt: unpacks to 16,777,\d+ bytes of .* torch never compresses"):
+        load_saved(path, LARGE)
+
+
+def test_a_file_is_no_larger_than_its_network_needs(tmp_path: Path) -> None:
+    """Four copies in double, and 256 MiB for what is not of the network."""
+    path, network = tmp_path / "large.pt", nn.Linear(3, 4)
+    assert bound_of(network)(path, None) == (1 << 28) + 4 * 8 * 16
+    torch.save({"w": torch.zeros(1000)}, path)
+    assert load_saved(path, lambda path, content: 10_000)["w"].shape == (1000,)
+    with pytest.raises(CheckpointError, match=r"large\.pt: unpacks to [\d,]+ bytes; its network needs 4,000 at most"):
+        load_saved(path, lambda path, content: 4000)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": [1, 2]}, "model must hold tensors by name, got list"),
+        ({"model": {"w": "text"}}, "model must hold tensors by name"),
+        ({"step": "20"}, "step must be a number of updates, got '20'"),
+        ({"step": -1}, "step must be a number of updates, got -1"),
+        ({"step": True}, "step must be a number of updates, got True"),
+        ({"ema": {"model": None}}, r"ema\.model must hold tensors by name, got NoneType"),
+        ({"ema": 3}, "ema must hold values by name, got int"),
+        ({"experiment": [1]}, "experiment must hold values by name, got list"),
+        ({"learner_digests": 7}, "learner_digests must be a list of SHA-256, got int"),
+    ],
+)
+def test_a_checkpoint_of_other_parts_is_named_in_one_line(
+    tmp_path: Path, change: dict[str, object], reason: str
+) -> None:
+    path = checkpoint_path(tmp_path, 1)
+    save_checkpoint(path, {"model": {}, "optimizer": {}, "step": 1, **change})
+    with pytest.raises(CheckpointError, match=f"step_00000001.pt: {reason}") as caught:
+        load_any(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("saved", "reason"),
+    [
+        ({"w": torch.zeros(2), "n": 1}, r"part\.w must be float32 \(3,\), got float32 \(2,\)"),
+        ({"w": torch.zeros(3, dtype=torch.int64), "n": 1}, r"part\.w must be float32 \(3,\), got int64 \(3,\)"),
+        ({"w": 3, "n": 1}, r"part\.w must be float32 \(3,\), got int"),
+        ({"n": 1}, "part has no w"),
+        ({"w": torch.zeros(3), "n": 1, "v": 2}, "part must not have v"),
+        ({"w": torch.zeros(3), "n": "1"}, r"part\.n must be int, got str"),
+        ([], "part must be values by name, got list"),
+    ],
+)
+def test_a_part_of_another_run_does_not_fit(saved: object, reason: str) -> None:
+    own = {"w": torch.zeros(3), "n": 1}
+    check_fit(Path("a.pt"), "part", {"w": torch.zeros(3, dtype=torch.float64), "n": 1.0}, own)
+    with pytest.raises(UserError, match=f"^a.pt: does not fit: {reason}$"):
+        check_fit(Path("a.pt"), "part", saved, own)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from summit_train.core.text import duration, has_top5, mean_std, show, text_table
+
+
+def test_long_lists_say_how_long_they_are():
+    assert show(list(range(1000))).endswith("19, … (1,000 in all)")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"), (0.4, "0.4 s"), (8, "8 s"), (8.06, "8.1 s"), (9.96, "10 s"),
+        (59.4, "59 s"), (59.6, "1 min 00 s"), (60, "1 min 00 s"),
+        (200, "3 min 20 s"), (3599.6, "1 h 00 min"), (7500, "2 h 05 min"), (360_060, "100 h 01 min"),
+    ],
+)  # fmt: skip
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_mean_and_deviation_as_far_as_known():
+    assert [mean_std(73.807, 0.049), mean_std(73.8, None), mean_std(None, None)] == [
+        "73.81 ± 0.05 %",
+        "73.80 %",
+        "—",
+    ]
+
+
+def test_columns_of_numbers_stand_to_the_right():
+    text = text_table([{"a": "xyz", "n": "1", "none": "—"}, {"a": "b", "n": "1,000", "none": ""}])
+    assert text == "a        n\nxyz      1\nb    1,000"
+
+
+def test_top5_says_something_of_more_than_five_classes():
+    assert [has_top5(n) for n in (2, 5, 6, 400, None)] == [False, False, True, True, True]

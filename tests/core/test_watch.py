@@ -1,0 +1,275 @@
+"""Signals, stalls, and ranks that leave together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from summit_train.core import watch
+from summit_train.core.comm import World
+from summit_train.core.watch import Ballot, Neighbour, Stopped, StopRequest, Watchdog, leave_if_asked
+from tests.worlds import run
+
+_STALL = """
+import time
+from summit_train.core.comm import World
+from summit_train.core.watch import Watchdog
+class Stalled(World):
+    who = "rank 3 on node7"
+    def __init__(self):
+        pass
+    def abort(self, status):
+        print("ending all", status, flush=True)
+with Watchdog(Stalled(), 0.2) as watchdog:
+    watchdog.at("loading the clips of step 2")
+    time.sleep(60)
+"""
+
+
+def test_a_rank_that_stalls_says_where_and_ends_all() -> None:
+    status, output = run(0, "-c", _STALL)
+    assert status == 1
+    assert "rank 3 on node7: no progress for" in output and "while loading the clips of step 2" in output
+    assert 'File "<string>", line 13 in <module>' in output  # where every thread stood
+    assert "ending all 1" in output
+
+
+class _Clock:
+    """Stands for the module `time`, and is set by hand."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    hand = _Clock()
+    monkeypatch.setattr(watch, "time", hand)
+    return hand
+
+
+class _Before(Neighbour):
+    """A rank before this one that was heard so many seconds ago; None: never."""
+
+    who, where = "rank 6 on node3", "in step 8"
+
+    def __init__(self, silent: float | None) -> None:
+        self._silent = silent
+
+    def silent_seconds(self) -> float | None:
+        return self._silent
+
+
+def test_a_rank_that_goes_on_is_left_alone(clock: _Clock) -> None:
+    watchdog = Watchdog(World(), None)
+    for step in range(8):
+        watchdog.at(f"in step {step}")
+        clock.now += 100.0
+        assert watchdog._fault(100.0, None) is None
+    clock.now += 1.0
+    assert watchdog._fault(100.0, None) == "no progress for 101 s while in step 7"
+    watchdog.at("in step 8")
+    assert watchdog._fault(100.0, None) is None
+
+
+@pytest.mark.parametrize(
+    ("rank", "waits", "speaks"), [(0, False, 125), (7, False, 136), (0, True, 150), (7, True, 161)]
+)
+def test_a_rank_that_is_busy_speaks_before_all_that_wait(clock: _Clock, rank: int, waits: bool, speaks: int) -> None:
+    world = World()
+    world.rank, world.size = rank, 8
+    watchdog = Watchdog(world, None)
+    watchdog.at("in step 8", waits=waits)
+    clock.now = speaks - 1.0
+    assert watchdog._fault(100.0, _Before(2.0)) is None
+    clock.now = speaks + 1.0
+    text = f"no progress for {speaks + 1} s while in step 8; rank 6 on node3"
+    assert watchdog._fault(100.0, _Before(2.0)) == f"{text} is alive"
+    assert watchdog._fault(100.0, _Before(None)) == f"{text} was never heard (is UDP blocked between the hosts?)"
+
+
+def test_a_rank_that_is_silent_is_named_before_any_other(clock: _Clock) -> None:
+    watchdog = Watchdog(World(), None)
+    watchdog.at("waiting for the other ranks", waits=True)
+    clock.now = 99.0
+    assert watchdog._fault(100.0, _Before(60.0)) is None
+    clock.now = 101.0
+    assert watchdog._fault(100.0, _Before(60.0)) == (
+        "no progress for 101 s while waiting for the other ranks; rank 6 on node3 has been silent for 60 s: stopped, "
+        "or cut off? Its last word: in step 8"
+    )
+
+
+def test_without_a_stall_time_nothing_is_watched() -> None:
+    before = set(threading.enumerate())
+    with Watchdog(World(), None):
+        assert set(threading.enumerate()) <= before
+
+
+class _Rank(World):
+    """A rank of a world that lives in threads of this process. Its hosts are two names of this machine."""
+
+    hosts = ("localhost", "127.0.0.1", "no-such-host.invalid")
+
+    def __init__(self, rank: int, size: int, table: list[Any], met: threading.Barrier) -> None:
+        self.rank, self.size, self.host = rank, size, self.hosts[rank]
+        self.who = f"rank {rank} on {self.host}"
+        self._table, self._met = table, met
+
+    def gather(self, value: Any) -> Any:
+        self._table[self.rank] = value
+        self._met.wait()
+        return self._table if self.rank == 0 else None
+
+    def broadcast(self, value: Any) -> Any:
+        self._met.wait()
+        return self._table
+
+
+def _neighbours(size: int) -> list[Neighbour]:
+    table, met = [None] * size, threading.Barrier(size)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: Neighbour(_Rank(rank, size, table, met)), range(size)))
+
+
+def _heard(neighbour: Neighbour) -> float | None:
+    for _ in range(200):
+        neighbour.exchange("in step 7")
+        if neighbour.silent_seconds() is not None:
+            break
+        time.sleep(0.02)
+    return neighbour.silent_seconds()
+
+
+def test_each_rank_hears_the_one_before_it_on_another_host() -> None:
+    first, second = _neighbours(2)
+    assert first.silent_seconds() is None and second.silent_seconds() is None
+    first.exchange("loading the clips of step 3")
+    assert _heard(second) is not None
+    assert (second.who, second.where) == ("rank 0 on localhost", "loading the clips of step 3")
+    assert _heard(first) is not None
+    assert (first.who, first.where) == ("rank 1 on 127.0.0.1", "in step 7")
+
+
+def test_a_rank_whose_next_one_cannot_be_reached_goes_on() -> None:
+    """Rank 1's next host has no address, so rank 2 hears nothing, and the ring is whole elsewhere."""
+    zero, one, two = _neighbours(3)
+    for neighbour in (zero, one, two):
+        neighbour.exchange("in step 1")
+    assert _heard(one) is not None and one.who == "rank 0 on localhost"
+    assert _heard(zero) is not None and zero.who == "rank 2 on no-such-host.invalid"
+    two.exchange("in step 2")
+    assert two.silent_seconds() is None
+
+
+def test_what_is_no_word_of_this_run_is_not_heard() -> None:
+    first, second = _neighbours(2)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        stranger.sendto(b"12345678in step 9", ("127.0.0.1", second._socket.getsockname()[1]))
+        stranger.sendto(b"", ("127.0.0.1", second._socket.getsockname()[1]))
+    first.exchange("in step 1")
+    assert _heard(second) is not None and second.where == "in step 1"
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_a_signal_is_a_request_within_the_block_only(number: signal.Signals) -> None:
+    former = signal.getsignal(number)
+    with StopRequest().listening() as stop:
+        assert not stop
+        os.kill(os.getpid(), number)
+        assert stop and stop.signal == number.name
+    assert signal.getsignal(number) is former
+
+
+def test_a_process_that_leaves_on_request_is_not_ended_by_another_signal() -> None:
+    """Not even when Python has taken down its own handlers, at the very end."""
+    program = """
+import atexit, os, signal, sys
+from summit_train.core.watch import StopRequest
+atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+with StopRequest().listening() as stop:
+    stop.leave()
+os.kill(os.getpid(), signal.SIGUSR2)
+sys.exit(85)
+"""
+    assert run(0, "-c", program) == (85, "")
+
+
+class _Votes(World):
+    """A rank of some; the rounds of their votes are over when all have voted."""
+
+    def __init__(self, rounds: list[list[list[int]]], size: int) -> None:
+        super().__init__()
+        self.size, self._rounds, self._own = size, rounds, 0
+
+    def start_sum(self, numbers: Any) -> Any:
+        if self._own == len(self._rounds):
+            self._rounds.append([])
+        votes, self._own = self._rounds[self._own], self._own + 1
+        votes.append([int(number) for number in numbers])
+        return lambda: [sum(column) for column in zip(*votes, strict=True)] if len(votes) == self.size else None
+
+
+def _ballots(size: int) -> list[tuple[Ballot, StopRequest]]:
+    rounds: list[list[list[int]]] = []
+    requests = [StopRequest() for _ in range(size)]
+    return [(Ballot(_Votes(rounds, size), stop), stop) for stop in requests]
+
+
+def test_ranks_leave_together_when_the_last_one_is_done() -> None:
+    (first, _), (second, _) = _ballots(2)
+    assert not first.is_over(busy=False)
+    assert not first.is_over(busy=False)  # it waits for the first vote of the other one
+    assert not second.is_over(busy=True)
+    assert not first.is_over(busy=False)
+    assert not first.is_over(busy=False)  # the second round
+    assert second.is_over(busy=False) and first.is_over(busy=False)
+    assert not first.is_stopped and not second.is_stopped
+
+
+def test_a_rank_that_waits_is_told_of_each_round_of_the_busy_one() -> None:
+    (first, _), (second, _) = _ballots(2)
+    assert not second.is_over(busy=True)
+    told = 0
+    for _ in first.rounds():
+        told += 1
+        assert not second.is_over(busy=True)  # the end of this round
+        assert not second.is_over(busy=told < 3)
+    assert told == 3 and second.is_over(busy=False)
+
+
+def test_a_request_to_one_rank_stops_all_after_the_same_round() -> None:
+    (first, asked), (second, _) = _ballots(2)
+    assert not first.is_over(busy=True)
+    asked.receive(signal.SIGUSR2, None)  # after its vote
+    assert not second.is_over(busy=True)
+    assert not first.is_over(busy=True) and not first.is_over(busy=True)  # the second round
+    assert second.is_over(busy=True) and first.is_over(busy=True)
+    assert first.is_stopped and second.is_stopped
+
+
+def test_alone_a_request_is_heard_at_once() -> None:
+    stop = StopRequest()
+    leave_if_asked(World(), stop)
+    stop.receive(signal.SIGUSR2, None)
+    with pytest.raises(Stopped):
+        leave_if_asked(World(), stop)
+
+
+def test_a_request_interrupts_within_its_block_only() -> None:
+    with StopRequest().listening() as stop:
+        with pytest.raises(Stopped), stop.interrupting():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Stopped), stop.interrupting():
+            pytest.fail("the request came before the block")

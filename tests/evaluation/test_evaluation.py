@@ -1,0 +1,130 @@
+"""Accuracies worked out by hand, and evaluation of a real data set."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from summit_train.core.comm import World
+from summit_train.core.errors import AgreedError
+from summit_train.core.watch import Stopped, StopRequest
+from summit_train.data.batches.loader import BadClip
+from summit_train.data.manifest import Manifest, read_manifest
+from summit_train.data.video.source import DecodeError
+from summit_train.evaluation.evaluation import Evaluation, show_accuracy, summarise
+from summit_train.evaluation.scores import Scores
+from summit_train.evaluation.so_far import SoFar
+from summit_train.spec import Spec, load_spec
+from summit_train.training.run import fresh_model
+from tests.conftest import WriteSpec
+
+
+def test_mean_and_deviation_are_the_populations(write_spec: WriteSpec) -> None:
+    rows = [{"path": "a", "step": 1, "top1": 70.0, "top5": 90.0}, {"path": "b", "step": 2, "top1": 74.0, "top5": 92.0}]
+    result = summarise(rows, load_spec(write_spec()), 101)
+    assert (result["top1_mean"], result["top1_std"], result["top5_mean"]) == (72.0, 2.0, 91.0)
+    assert (result["videos"], result["clips"], result["crops"], result["checkpoints"]) == (101, 1, 1, rows)
+
+
+@pytest.mark.parametrize(("classes", "text"), [(5, "top-1 61.00 %"), (6, "top-1 61.00 %  top-5 98.77 %")])
+def test_top_5_is_not_shown_where_it_says_nothing(classes: int, text: str) -> None:
+    assert show_accuracy("61.00", 98.765, classes) == text
+
+
+def test_a_videos_score_is_the_mean_over_its_views_and_depends_on_no_other(write_spec: WriteSpec) -> None:
+    spec = load_spec(write_spec(evaluate={"clips": 3, "crops": 3, "short_side": 32}))
+    manifest = read_manifest(spec.data.val)
+    model = fresh_model(spec, torch.device("cpu"))
+    model.train()
+    whole = Evaluation(spec, manifest, World(), torch.device("cpu")).score(model, 3, 3)
+    assert whole is not None and model.training
+    assert whole.scores.shape == (41, 4) and np.isfinite(whole.scores).all()
+    second = World()
+    second.rank, second.size = 1, 2
+    half = _Half(model, spec, manifest, second)
+    for video, score in half:
+        assert np.array_equal(score.astype(np.float32), whole.scores[video])
+
+
+class _Half(list[tuple[int, np.ndarray]]):
+    """What rank 1 of 2 would send to rank 0."""
+
+    def __init__(self, model: nn.Module, spec: Spec, manifest: Manifest, world: World) -> None:
+        def gather(value: tuple[list[int], list[np.ndarray], list[BadClip]]) -> None:
+            videos, scores, bad = value
+            self.extend(zip(videos, scores, strict=True))
+            assert bad == []
+
+        world.gather = gather  # type: ignore[method-assign, assignment]
+        done: list[tuple[int, int]] = []
+        evaluation = Evaluation(spec, manifest, world, torch.device("cpu"))
+        evaluation.score(model, 3, 3, lambda *progress: done.append(progress))
+        assert done == [(number, 20) for number in range(1, 21)]
+        assert [video for video, _ in self] == list(range(1, 41, 2))
+
+
+def test_a_video_that_cannot_be_read_is_named(write_spec: WriteSpec, tmp_path: Path, motion_set: Path) -> None:
+    (tmp_path / "val.csv").write_text("path,label\ngone.mp4,0\n")
+    spec = load_spec(write_spec(data={"val": str(tmp_path / "val.csv")}))
+    model = fresh_model(spec, torch.device("cpu"))
+    with pytest.raises(DecodeError, match=r"gone\.mp4"):
+        Evaluation(spec, read_manifest(spec.data.val), World(), torch.device("cpu")).score(model, 1, 1)
+
+
+def test_parts_of_a_training_steps_pixels_score_as_all_views_do(write_spec: WriteSpec) -> None:
+    """6 views of 48 x 48: with 8 clips of 32 x 32 a virtual GPU 3 at once, with 1 clip one at once."""
+    evaluate = {"clips": 2, "crops": 3, "short_side": 48}
+    found, sizes = list[np.ndarray](), list[set[int]]()
+    for clips in (8, 1):
+        spec = load_spec(write_spec(evaluate=evaluate, scale={"clips_per_gpu": clips}, precision="fp64"))
+        model = fresh_model(spec, torch.device("cpu"))
+        seen = set[int]()
+        model.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.add(len(inputs[0])))
+        scores = Evaluation(spec, read_manifest(spec.data.val), World(), torch.device("cpu")).score(model, 2, 3)
+        assert scores is not None
+        found.append(scores.scores)
+        sizes.append(seen)
+    assert sizes == [{3}, {1}]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)  # they are kept in fp32
+
+
+def test_a_bad_video_is_recorded_by_the_evaluation_that_finds_it(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """One is found before a request to stop, one after it; the next evaluation knows both. The limit is for all."""
+    spec = load_spec(write_spec(data={"on_bad_clip": "skip", "max_bad_fraction": 0.05}))
+    manifest, kept = read_manifest(spec.data.val), tmp_path / "kept.partial"
+
+    def evaluate(bad: Sequence[int], stop_at: int | None = None, most: float = 0.05) -> Scores | None:
+        stop = StopRequest()
+
+        def results(videos: Sequence[int]) -> Iterator[np.ndarray | BadClip]:
+            for video in videos:
+                if video == stop_at:
+                    stop.receive(signal.SIGUSR2, None)
+                yield BadClip(video, f"{video}.mp4", "is cut", None) if video in bad else np.zeros(4)
+
+        data = spec.data.model_copy(update={"max_bad_fraction": most})
+        evaluation = Evaluation(
+            spec.model_copy(update={"data": data}), manifest, World(), torch.device("cpu"), stop=stop
+        )
+        return evaluation.gathered(nn.Identity(), results, (4,), lambda done, total: None, SoFar(kept, "views"))
+
+    def recorded() -> list[int]:
+        return [json.loads(line)["clip"] for line in (spec.run_path / "bad_clips.jsonl").read_text().splitlines()]
+
+    with pytest.raises(Stopped):
+        evaluate([7], stop_at=20)
+    assert recorded() == [7]
+    for _ in range(2):
+        found = evaluate([30])
+        assert found is not None and found.num_bad == 2
+        assert recorded() == [7, 30]
+    with pytest.raises(AgreedError, match="2 of 41 test videos could not be read"):
+        evaluate([], most=0.03)
+    assert recorded() == [7, 30]

@@ -1,0 +1,72 @@
+"""Accuracies worked out by hand, and the file of scores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from summit_train.core.errors import describe
+from summit_train.data.manifest.clip import Clip
+from summit_train.data.video.span import Span
+from summit_train.evaluation.scores import Scores, prediction_names
+from tests.runs import full_disk
+
+
+def _scores(rows: list[list[float]], labels: list[int]) -> Scores:
+    return Scores(np.arange(len(labels)), np.array(labels), np.array(rows), np.isfinite(rows).all(1))
+
+
+def test_top_k_by_hand() -> None:
+    scores = _scores([[3, 2, 1], [1, 3, 2], [1, 3, 2], [1, 2, 3]], [0, 0, 1, 1])
+    assert scores.right(1).tolist() == [True, False, True, False]
+    assert scores.top(1) == 50.0
+    assert scores.top(2) == 75.0
+    assert scores.top(3) == 100.0
+
+
+def test_equal_scores_are_ordered_by_class() -> None:
+    """All scores equal: class 0 is the answer, so 1 of 4 is right and not 4 of 4 or none."""
+    assert _scores([[1, 1, 1, 1]] * 4, [0, 1, 2, 3]).top(1) == 25.0
+
+
+def test_a_video_without_scores_is_wrong() -> None:
+    scores = _scores([[np.nan, np.nan], [2, 1]], [0, 0])
+    assert scores.num_bad == 1 and scores.top(1) == scores.top(2) == 50.0
+
+
+def test_saved_scores_open_without_pickle(tmp_path: Path) -> None:
+    clips = [Clip(os.fsdecode(b"\xff, b.mp4")), Clip("a.mp4", Span(3, 7), is_reversed=True)]
+    _scores([[1, 2], [4, 3]], [1, 1]).save(tmp_path / "predictions" / "a.npz", clips, ("x", "y z"))
+    with np.load(tmp_path / "predictions" / "a.npz", allow_pickle=False) as saved:
+        found = {name: column.tolist() for name, column in saved.items()}
+    assert found == {
+        "video": [0, 1],
+        "label": [1, 1],
+        "scores": [[1, 2], [4, 3]],
+        "is_read": [True, True],
+        "path": [clips[0].path, "a.mp4"],
+        "start_frame": [0, 3],
+        "end_frame": [-1, 7],
+        "reversed": [False, True],
+        "class_names": ["x", "y z"],
+    }
+
+
+def test_a_full_disk_is_named_with_the_file_of_the_scores(tmp_path: Path) -> None:
+    scores = Scores(np.arange(2), np.zeros(2, np.int64), np.zeros((2, 3), np.float32), np.ones(2, np.bool_))
+    with pytest.raises(OSError, match="File too large") as caught, full_disk():
+        scores.save(tmp_path / "step.npz", [], [])
+    assert describe(caught.value) == f"{tmp_path}/step.npz: File too large" and list(tmp_path.iterdir()) == []
+
+
+def test_checkpoints_of_one_name_have_names_of_their_own() -> None:
+    assert prediction_names([Path("a/x.pt"), Path("a/y.pt"), Path("b/x.pt")]) == ["x_1", "y", "x_2"]
+
+
+def test_a_video_that_was_read_is_never_counted_as_bad() -> None:
+    """Whether a video was read is not told from its scores."""
+    scores = Scores(np.arange(2), np.array([0, 0]), np.array([[2.0, 1], [2, 1]]), np.array([True, False]))
+    assert scores.num_bad == 1 and scores.right(1).tolist() == [True, False]

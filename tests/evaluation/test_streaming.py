@@ -1,0 +1,131 @@
+"""Evaluation in mode stream: equal to the clip evaluation where both see the same frames; long videos in pieces."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from summit_train.data.batches import walk
+from summit_train.data.batches.stores import open_store
+from summit_train.data.batches.walk import StreamedFrames, walks
+from summit_train.data.manifest import read_manifest
+from summit_train.data.video.source import DecodeError
+from summit_train.spec import load_spec
+from summit_train.spec.source import SpecError
+from summit_train.training.run import fresh_model
+from tests.closeness import assert_near
+from tests.conftest import WriteSpec
+from tests.streamed import CPU, network_of, noise_videos, score
+from tests.worlds import succeed
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("fp64", 1e-12), ("fp32", 1e-5)])
+@pytest.mark.parametrize("crops", [1, 3, "full"])
+def test_uniform_frames_streamed_are_the_clip(
+    write_spec: WriteSpec, tmp_path: Path, precision: str, bound: float, crops: int | str
+) -> None:
+    # The video of 3 frames repeats one.
+    data = {"val": noise_videos(tmp_path, [25, 3, 8]), "sampling": "uniform"}
+    path = write_spec(model={"shift_direction": "past"}, data=data, precision=precision)
+    clips, stream = load_spec(path), load_spec(path, ["evaluate.mode=stream"])
+    model = network_of(clips)
+    model.train()
+    ours, theirs = score(stream, model, crops), score(clips, model, crops)
+    assert model.training and model.execution != "plain"
+    scale = np.abs(theirs.scores).max()
+    assert theirs.scores.std(0).min() > 0.01 * scale, "the videos differ"
+    # Scores are stored as fp32, so fp64 shows in the difference of what is rounded: none.
+    assert np.abs(ours.scores - theirs.scores).max() <= max(bound, 1e-7) * scale
+
+
+def test_dense_frames_are_every_strides_to_the_end(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """25 frames, stride 4: 0, 4, ..., 24, which is also the one clip of 7 frames."""
+    data = {"val": noise_videos(tmp_path, [25]), "num_frames": 7, "frame_stride": 4}
+    path = write_spec(model={"shift_direction": "past"}, data=data)
+    seven = load_spec(path)
+    three = load_spec(path, ["evaluate.mode=stream", "data.num_frames=3"])
+    assert StreamedFrames(three.data).in_order(25).tolist() == [0, 4, 8, 12, 16, 20, 24]
+    model, short = network_of(seven), fresh_model(three, CPU)
+    short.load_state_dict(model.state_dict())
+    assert_near(score(three, short).scores, score(seven, model).scores, 1e-5)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_long_video_is_read_in_pieces(
+    write_spec: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: bool
+) -> None:
+    data = {"val": noise_videos(tmp_path, [25, 10], counted=counted)}
+    spec = load_spec(write_spec(model={"shift_direction": "past"}, data=data), ["evaluate.mode=stream"])
+    model = network_of(spec)
+    whole = score(spec, model)
+    monkeypatch.setattr(walk, "PICTURES_AT_ONCE", 10)
+    store = open_store(spec.data, read_manifest(spec.data.val))
+    found = [list(one.pieces()) for one in walks(spec.data, spec.evaluate, store, [0, 1], StreamedFrames(spec.data))]
+    assert [[piece.numbers.tolist() for piece in pieces] for pieces in found] == [
+        [list(range(10)), list(range(10, 20)), list(range(20, 25))],
+        [list(range(10))],
+    ]
+    assert [tuple(piece.views.shape) for piece in found[0]] == [(1, n, 32, 32, 3) for n in (10, 10, 5)]
+    np.testing.assert_array_equal(score(spec, model).scores, whole.scores)
+
+
+def test_pieces_of_a_video_with_fewer_frames_than_its_manifest_says(
+    write_spec: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(noise_videos(tmp_path, [25], counted=True))
+    path.write_text(path.read_text().replace("25", "31", 1))
+    spec = load_spec(write_spec(data={"val": str(path)}))
+    monkeypatch.setattr(walk, "PICTURES_AT_ONCE", 10)
+    store = open_store(spec.data, read_manifest(path))
+    (one,) = walks(spec.data, spec.evaluate, store, [0], StreamedFrames(spec.data))
+    assert [(piece.num_frames, len(piece.numbers)) for piece in one.pieces()] == [(25, 10), (25, 10), (25, 5)]
+
+
+def test_a_video_that_cannot_be_read(write_spec: WriteSpec, tmp_path: Path) -> None:
+    path = Path(noise_videos(tmp_path, [5, 6]))
+    path.write_text(path.read_text() + "gone.mp4,0\n")
+    name = write_spec(model={"shift_direction": "past"}, data={"val": str(path), "max_bad_fraction": 0.5})
+    fails = load_spec(name, ["evaluate.mode=stream"])
+    model = network_of(fails)
+    with pytest.raises(DecodeError, match=r"gone\.mp4"):
+        score(fails, model)
+    found = score(load_spec(name, ["evaluate.mode=stream", "data.on_bad_clip=skip"]), model)
+    assert np.isnan(found.scores[2]).all() and np.isfinite(found.scores[:2]).all() and found.num_bad == 1
+
+
+def test_a_network_that_cannot_stream_is_refused_at_its_place(write_spec: WriteSpec) -> None:
+    path = write_spec(evaluate={"mode": "stream"})
+    with pytest.raises(SpecError, match=r"run\.yaml:\d+: evaluate\.mode: .*its shift needs the next frame") as caught:
+        load_spec(path)
+    assert "\n" not in str(caught.value)
+    assert load_spec(write_spec(model={"arch": "tsn"}, evaluate={"mode": "stream"})).evaluate.mode == "stream"
+
+
+def test_a_run_says_that_it_streamed(trained_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained_run, tmp_path / "run")
+    spec = str(tmp_path / "run/spec.yaml")
+    words = (f"run_dir={tmp_path}", "evaluate.mode=stream")
+    assert "all frames streamed" in succeed(0, "eval", spec, *words)
+    (beside,) = (tmp_path / "run").glob("eval_*.json")
+    result = json.loads(beside.read_text())
+    assert (result["mode"], result["clips"]) == ("stream", None)
+    output = succeed(
+        0,
+        "train",
+        spec,
+        *words,
+        "name=other",
+        "evaluate.every_epochs=1",
+        "schedule.epochs=1",
+        "schedule.warmup_epochs=0",
+    )
+    assert "(41 videos, all frames streamed)" in output and "(41 videos, all frames streamed x 1 crops" in output
+    log = (tmp_path / "other/metrics.jsonl").read_text().splitlines()
+    (validation,) = (record for record in map(json.loads, log) if record["kind"] == "eval")
+    assert validation["clips"] is None
+    assert validation["top1"] == json.loads((tmp_path / "other/eval.json").read_text())["top1_mean"]
+    assert "all frames, streamed" in (tmp_path / "other/report.html").read_text()

@@ -1,0 +1,274 @@
+"""`summit-train stream`: JSON lines and text, pipes, resets, live sources, the video that shows it, wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from summit_train.data.video.encode import write_video
+from summit_train.data.video.stream import Reading, file_frames
+from summit_train.inference.stream import command
+from summit_train.inference.stream.stream import Seen, Stream
+from tests.data.video.test_stream import noise
+from tests.runs import changed_copy
+from tests.worlds import ROOT, Said, Say, environment, main_said
+
+KEYS = ["frame", "seconds", "label", "name", "score", "latency_ms"]
+CLIPS = ROOT.parent / "shared" / "clips" / "codecs"
+
+
+@pytest.fixture
+def say(trained_run: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Say]:
+    """Runs `stream RUN ...` in this process, with these bytes on standard input: (status, stdout, stderr)."""
+    kept = os.dup(0)
+
+    def say(*words: str | Path, content: bytes | None = None, run: Path = trained_run) -> Said:
+        if content is not None:
+            assert len(content) < 1 << 16, "what a pipe holds"
+            read, write = os.pipe()
+            os.write(write, content)
+            os.dup2(read, 0)
+            os.close(read)
+            os.close(write)
+        return main_said(capsys, "stream", run, *words)
+
+    yield say
+    os.dup2(kept, 0)
+    os.close(kept)
+
+
+@pytest.fixture(scope="module")
+def video(motion_set: Path) -> Path:
+    return motion_set / "videos/val_000001.mp4"
+
+
+def lines(said: Said) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in said[1].splitlines()]
+
+
+def mkv(folder: Path, num_frames: int = 12) -> bytes:
+    write_video(folder / "noise.mkv", noise(num_frames, 32, 32), b_frames=0)
+    return (folder / "noise.mkv").read_bytes()
+
+
+def test_one_line_a_frame(say: Say, video: Path, motion_set: Path) -> None:
+    said = say(video, "--json")
+    assert said[0] == 0
+    names = (motion_set / "classes.txt").read_text().split()
+    assert [line["frame"] for line in lines(said)] == list(range(8))
+    for line in lines(said):
+        assert list(line) == KEYS
+        assert line["name"] == names[line["label"]] and 0.25 <= line["score"] <= 1 and line["latency_ms"] > 0
+        assert line["seconds"] == pytest.approx(line["frame"] / 25)
+    first, summary = said[2].splitlines()
+    assert "tsm resnet18, every frame, the average of the last 4; kill -USR1 " in first
+    assert summary.startswith("8 frames (8 seen, 0 skipped by the stride, 0 dropped, 0 damaged); latency median ")
+
+
+def test_stride_and_window(say: Say, video: Path) -> None:
+    every, strided = (lines(say(video, "--json", "--window", "1", *more)) for more in ([], ["--stride", "3"]))
+    assert [line["frame"] for line in strided] == [0, 3, 6]
+    assert strided[0]["score"] == every[0]["score"] and strided[1]["score"] != every[3]["score"]
+    said = say(video, "--json", "data.frame_stride=3", "--window", "0")
+    assert [line["frame"] for line in lines(said)] == [0, 3, 6]
+    assert "1 frame in 3, the average of all since the start" in said[2]
+    assert "8 frames (3 seen, 5 skipped by the stride, 0 dropped, 0 damaged)" in said[2]
+
+
+def test_a_video_of_two_frames(say: Say, tmp_path: Path) -> None:
+    write_video(tmp_path / "two.mp4", noise(2, 32, 32))
+    assert [line["frame"] for line in lines(say(tmp_path / "two.mp4", "--json"))] == [0, 1]
+
+
+def test_for_people_a_line_where_the_label_changes(say: Say, video: Path) -> None:
+    labels = [line["name"] for line in lines(say(video, "--json"))]
+    status, out, _ = say(video)
+    changes = [name for n, name in enumerate(labels) if n == 0 or labels[n - 1] != name]
+    assert status == 0 and [line.split()[3] for line in out.splitlines()] == changes
+
+
+def _without_times(said: Said) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key != "latency_ms"} for line in lines(said)]
+
+
+def test_a_container_on_standard_input_is_as_its_file(say: Say, tmp_path: Path) -> None:
+    content = mkv(tmp_path)
+    piped, read = (_without_times(say(source, "--json", content=content)) for source in ("-", tmp_path / "noise.mkv"))
+    assert piped == read and len(piped) == 12
+
+
+def test_raw_frames_on_standard_input(say: Say) -> None:
+    content = noise(5, 40, 36).tobytes()
+    found = lines(say("-", "--raw", "36x40", "--fps", "10", "--json", content=content))
+    assert [line["seconds"] for line in found] == [0, 0.1, 0.2, 0.3, 0.4]
+    assert lines(say("-", "--raw", "36x40", "--json", content=content))[4]["seconds"] == 0.16
+
+
+@pytest.mark.parametrize("raw", [(), ("--raw", "32x32")])
+def test_a_stream_that_ends_in_the_middle_of_a_frame(say: Say, tmp_path: Path, raw: tuple[str, ...]) -> None:
+    content = noise(12, 32, 32).tobytes() if raw else mkv(tmp_path)
+    said = say("-", *raw, "--json", content=content[: len(content) * 3 // 4 - 7])
+    _, summary, reason = said[2].splitlines()
+    assert said[0] == 1 and 4 < len(lines(said)) < 12
+    assert f"({len(lines(said))} seen" in summary
+    wanted = "ends in the middle of frame 8: 3,065 of its 3,072 bytes" if raw else "File ended prematurely"
+    assert reason.startswith("summit-train: standard input: ") and wanted in reason
+    assert reason.endswith(f"; {len(lines(said))} whole frames were read")
+
+
+def test_a_cut_and_its_threshold(say: Say, tmp_path: Path) -> None:
+    frames = np.repeat(np.array([20, 20, 20, 180, 180, 120], np.uint8), 32 * 32 * 3).reshape(6, 32, 32, 3)
+    write_video(tmp_path / "a.mkv", frames)
+    for option, wanted in (([], []), (["--reset-on-cut"], [3, 5]), (["--reset-on-cut", "100"], [3])):
+        found = lines(say(tmp_path / "a.mkv", "--json", *option))
+        assert [line["frame"] for line in found if "reset" in line] == wanted
+        assert all(line["reset"] is True for line in found if "reset" in line)
+    said = say(tmp_path / "a.mkv", "--reset-on-cut", "100")
+    assert said[1].count("(started anew)") == 1 and ", 1 reset; latency" in said[2]
+
+
+@pytest.mark.parametrize("live", [(), ("--live",)])
+def test_signals_reset_the_stream_and_end_it(trained_run: Path, tmp_path: Path, live: tuple[str, ...]) -> None:
+    words = ("-m", "summit_train", "stream", trained_run, "-", "--raw", "32x32", "--json", *live)
+    out = tmp_path / "show.mp4"
+    process = subprocess.Popen(
+        # A background job's children ignore the interrupt, and with it this test's.
+        ["env", "--default-signal=INT", sys.executable, *map(str, words), "--show", str(out)],
+        env=environment(),
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin and process.stdout and process.stderr
+    found = []
+    for number, picture in enumerate(noise(4, 32, 32)):
+        if number == 2:
+            process.send_signal(signal.SIGUSR1)
+        process.stdin.write(picture.tobytes())
+        process.stdin.flush()
+        found.append(json.loads(process.stdout.readline()))
+    assert ["reset" in line for line in found] == [False, False, True, False]
+    assert not out.exists()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    said = process.stderr.read().decode()
+    assert "4 frames (4 seen" in said and ", 1 reset; " in said and "Traceback" not in said
+    assert len(list(file_frames(str(out), Reading()))) == 4
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        pipe.close()
+
+
+def test_live_frames_that_come_too_fast_are_dropped_and_said(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    see, reading, taken = Stream.see, Reading(), list[int]()
+
+    def slowly(self: Stream, picture: NDArray[np.uint8]) -> Seen:
+        while len(taken) < 2 and reading.num_frames < 30:  # the first frames take as long as all others need to come
+            time.sleep(0.001)
+        taken.append(0)
+        return see(self, picture)
+
+    monkeypatch.setattr(Stream, "see", slowly)
+    monkeypatch.setattr(command, "Reading", lambda: reading)
+    said = say("-", "--raw", "16x16", "--json", "--live", content=noise(30, 16, 16).tobytes())
+    found = lines(said)
+    dropped = sum(line.get("dropped", 0) for line in found)
+    assert said[0] == 0 and dropped >= 20 and len(found) + dropped == 30
+    assert f"30 frames ({len(found)} seen, 0 skipped by the stride, {dropped} dropped, 0 damaged)" in said[2]
+    gaps = np.diff([line["frame"] for line in found]) - 1
+    assert gaps.tolist() == [line.get("dropped", 0) for line in found[1:]]
+
+
+def test_the_shown_video_has_every_frame(say: Say, video: Path, tmp_path: Path) -> None:
+    said = say(video, "--show", tmp_path / "show.mp4", "--stride", "3")
+    assert said[0] == 0
+    shown, frames = (list(file_frames(str(path), Reading())) for path in (tmp_path / "show.mp4", video))
+    assert [frame.seconds for frame in shown] == pytest.approx([frame.seconds for frame in frames])
+    live = say(video, "--show", tmp_path / "live.mp4", "--stride", "3", "--live")
+    assert live[0] == 0 and len(list(file_frames(str(tmp_path / "live.mp4"), Reading()))) == 3
+
+
+def test_what_differs_from_evaluation_is_said(say: Say, video: Path) -> None:
+    assert "evaluate.crops is 3: a stream sees the centre crop alone" in say(video, "evaluate.crops=3")[2]
+
+
+def test_names_of_the_classes(say: Say, video: Path, trained_run: Path, motion_set: Path, tmp_path: Path) -> None:
+    alone = changed_copy(trained_run, tmp_path / "alone.pt", classes=None)
+    said = say(video, "--json", run=alone)
+    assert said[2].count(f"{alone}: has no names of its classes: they are shown as numbers; --classes FILE") == 1
+    assert all(line["name"] == str(line["label"]) for line in lines(said))
+    said = say(video, "--json", "--classes", motion_set / "classes.txt", run=alone)
+    assert "has no names" not in said[2] and _without_times(said) == _without_times(say(video, "--json"))
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["VIDEO", "model.shift_direction=both"], "its shift needs the next frame"),
+        (["VIDEO", "model.backbone=resnet50", "model.non_local=tsm"], "non-local blocks attend to all frames"),
+        (["VIDEO", "model.arch=i3d_3x1x1", "model.backbone=resnet50", "data.num_frames=8"], "sees whole clips"),
+        (["VIDEO", "data.sampling=uniform"], "give one with --stride N"),
+        (["VIDEO", "--show", "/nowhere/a.mp4"], "/nowhere/a.mp4: cannot be written: No such file or directory"),
+        (["VIDEO", "--show", "a.gif"], "a.gif: a video is written as .mp4, .mkv, .mov"),
+        (["VIDEO", "--raw", "32x32"], "--raw is for frames on standard input"),
+        (["-", "--fps", "5"], "--fps is for --raw"),
+        (["-", "--raw", "60000x60000"], "a frame of 60000 x 60000 pixels is not read"),
+        (["-"], "standard input: is empty"),
+        (["-", "--raw", "4x4"], "standard input: is empty"),
+        (["/nowhere/a.mp4"], "/nowhere/a.mp4: No such file or directory"),
+        (["/"], "/: is a directory, not a video file"),
+        (["VIDEO", "evaluate.clips=0"], "evaluate.clips"),
+    ],
+)
+def test_a_mistake_is_one_line_and_2(say: Say, video: Path, words: list[str], reason: str) -> None:
+    status, out, err = say(*(str(video) if word == "VIDEO" else word for word in words), content=b"")
+    assert (status, out) == (2, "")
+    assert err.startswith("summit-train: ") and err.count("\n") == 1 and reason in err
+
+
+@pytest.mark.parametrize("live", [(), ("--live",)])
+def test_standard_input_that_is_no_video(say: Say, live: tuple[str, ...]) -> None:
+    status, out, err = say("-", *live, content=b"a line of text\n" * 99)
+    assert (status, out) == (2, "")
+    assert err == "summit-train: standard input: is no video of a kind that is read here, or its header is damaged\n"
+
+
+def test_a_run_without_a_checkpoint(say: Say, video: Path, tmp_path: Path) -> None:
+    status, _, err = say(video, run=tmp_path)
+    assert (status, err.count("\n")) == (2, 1) and "there is no checkpoint in it" in err
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--raw", "0x5"),
+        ("--raw", "640"),
+        ("--raw", "-4x4"),
+        ("--fps", "0"),
+        ("--fps", "1/0"),
+        ("--stride", "0"),
+        ("--window", "-1"),
+        ("--reset-on-cut", "256"),
+        ("--reset-on-cut", "nan"),
+    ],
+)
+def test_values_that_cannot_be(say: Say, option: str, value: str) -> None:
+    status, out, err = say("-", f"{option}={value}")
+    assert (status, out) == (2, "") and f"argument {option}: '{value}'" in err.splitlines()[-1]
+
+
+@pytest.mark.skipif(not CLIPS.is_dir(), reason="the real clips in ../shared/clips are not here")
+def test_a_real_clip_that_is_damaged(say: Say) -> None:
+    said = say(CLIPS / "40_corrupted.mp4", "--json")
+    assert said[0] == 1 and len(lines(said)) == 48 and "40_corrupted.mp4: decoding fails after frame 28" in said[2]

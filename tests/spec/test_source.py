@@ -1,0 +1,377 @@
+"""YAML with places: every value knows its file and line, and what YAML would swallow is refused."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from summit_train.cluster.site import load_site
+from summit_train.core.errors import UserError
+from summit_train.scaling.machines import load_machine
+from summit_train.spec import load_spec, source
+from summit_train.spec.source import SpecError, Tree, put, read_tree, to_yaml
+from summit_train.sweep.grid import load_sweep
+
+# No deadline and no limit on drawing: how fast the machine is, is not the question.
+LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _read(tmp_path: Path, text: str, *overrides: str) -> Tree:
+    return read_tree(_write(tmp_path / "spec.yaml", text), overrides)
+
+
+def _refused(tmp_path: Path, text: str, *overrides: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        _read(tmp_path, text, *overrides)
+    message = str(caught.value).replace(f"{tmp_path}/", "")
+    assert "\n" not in message
+    return message
+
+
+def _place(tree: Tree, tmp_path: Path, dotted: str) -> str:
+    return tree.place(tuple(dotted.split("."))).replace(f"{tmp_path}/", "")
+
+
+def test_every_key_knows_its_line(tmp_path: Path) -> None:
+    tree = _read(tmp_path, "# a comment\n\na: 1\nb:\n  c: 2\n\n  d: {e: 3,\n      f: 4}\ng: |\n  text\n  text\nh: 5\n")
+    assert tree.values == {"a": 1, "b": {"c": 2, "d": {"e": 3, "f": 4}}, "g": "text\ntext\n", "h": 5}
+    lines = {"a": 3, "b": 4, "b.c": 5, "b.d": 7, "b.d.e": 7, "b.d.f": 8, "g": 9, "h": 12}
+    assert {dotted: _place(tree, tmp_path, dotted) for dotted in lines} == {
+        dotted: f"spec.yaml:{line}" for dotted, line in lines.items()
+    }
+
+
+def test_a_key_that_is_not_there_has_the_place_of_its_section(tmp_path: Path) -> None:
+    tree = _read(tmp_path, "a: 1\nb:\n  c: 2\n")
+    assert _place(tree, tmp_path, "b.missing") == "spec.yaml:2"
+    assert _place(tree, tmp_path, "missing.too") == "spec.yaml:1"
+
+
+def test_extends_lays_files_over_each_other(tmp_path: Path) -> None:
+    _write(tmp_path / "top.yaml", "a: {x: 0, y: 0, z: 0}\nlist: [1, 2, 3]\nonly: top\n")
+    _write(tmp_path / "sub/middle.yaml", "extends: ../top.yaml\n\na:\n  y: 1\n  z: 1\n")
+    tree = _read(tmp_path, "extends: sub/middle.yaml\na:\n  z: 2\nlist: [4]\n")
+    assert tree.values == {"a": {"x": 0, "y": 1, "z": 2}, "list": [4], "only": "top"}
+    assert _place(tree, tmp_path, "a.x").endswith("top.yaml:1")
+    assert _place(tree, tmp_path, "a.y") == "sub/middle.yaml:4"
+    assert _place(tree, tmp_path, "a.z") == "spec.yaml:3"
+    assert _place(tree, tmp_path, "list") == "spec.yaml:4"
+    assert _place(tree, tmp_path, "only").endswith("top.yaml:3")
+
+
+def test_the_later_of_several_bases_wins(tmp_path: Path) -> None:
+    _write(tmp_path / "one.yaml", "a: 1\nb: 1\nc: {d: 1}\n")
+    _write(tmp_path / "two.yaml", "b: 2\nc: {e: 2}\n")
+    tree = _read(tmp_path, "extends: [one.yaml, two.yaml]\n")
+    assert tree.values == {"a": 1, "b": 2, "c": {"d": 1, "e": 2}}
+    assert _place(tree, tmp_path, "b") == "two.yaml:1"
+
+
+def test_one_base_may_be_reached_twice(tmp_path: Path) -> None:
+    _write(tmp_path / "base.yaml", "a: 0\nb: 0\n")
+    _write(tmp_path / "left.yaml", "extends: base.yaml\na: 1\n")
+    _write(tmp_path / "right.yaml", "extends: base.yaml\nc: 1\n")
+    assert _read(tmp_path, "extends: [right.yaml, left.yaml]\n").values == {"a": 1, "b": 0, "c": 1}
+
+
+def test_a_circle_of_extends_is_named(tmp_path: Path) -> None:
+    _write(tmp_path / "one.yaml", "extends: two.yaml\n")
+    _write(tmp_path / "two.yaml", "extends: ./one.yaml\n")
+    message = _refused(tmp_path, "extends: one.yaml\n")
+    assert "circle: spec.yaml -> one.yaml -> two.yaml -> one.yaml" in message
+    assert "circle: spec.yaml -> spec.yaml" in _refused(tmp_path, "extends: spec.yaml\n")
+
+
+def test_a_missing_base_is_named_with_the_line_that_wants_it(tmp_path: Path) -> None:
+    assert _refused(tmp_path, "a: 1\nextends: no/such.yaml\n") == "spec.yaml:2: extends: there is no file no/such.yaml"
+    assert _refused(tmp_path, "extends: 3\n") == "spec.yaml:1: extends: must be a path or a list of paths, got 3"
+    assert _refused(tmp_path, "extends: [1]\n").startswith("spec.yaml:1: extends:")
+
+
+def test_a_mistake_in_a_base_is_placed_in_the_base(tmp_path: Path) -> None:
+    _write(tmp_path / "base.yaml", "a: 1\nb: [\n")
+    assert _refused(tmp_path, "extends: base.yaml\n").startswith("base.yaml:3: not valid YAML")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4), ("1.0e-4", 1e-4), ("1.0e4", 1e4), ("1.e4", 1e4), (".5e1", 5.0), ("-1E+2", -100.0),
+        ("+2e0", 2.0), ("0.01", 0.01), ("7", 7), ("true", True), ("null", None), ("~", None), ("", None),
+        ("'1e-4'", "1e-4"), ("1e", "1e"), ("e4", "e4"), ("1e4x", "1e4x"), ("1.2.3e4", "1.2.3e4"), (".e4", ".e4"),
+        ("no_number", "no_number"), ("[1e3, a]", [1000.0, "a"]),
+    ],
+)  # fmt: skip
+def test_values_are_what_they_look_like(tmp_path: Path, text: str, value: object) -> None:
+    for found in (
+        _read(tmp_path, f"a: {text}\n").values["a"],
+        _read(tmp_path, "a: 0\n", f"a={text}").values["a"],
+    ):
+        assert found == value
+        assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "spec.yaml:1: a mapping of keys to values is wanted, got NoneType"),
+        ("- a\n", "spec.yaml:1: a mapping of keys to values is wanted, got list"),
+        ("just words", "spec.yaml:1: a mapping of keys to values is wanted, got str"),
+        ("a: 1\nb: 2\na: 3\n", "spec.yaml:3: not valid YAML: the key 'a' is given twice"),
+        ("a: 1\nb:\n  c: 2\n  c: 2\n", "spec.yaml:4: not valid YAML: the key 'c' is given twice"),
+        ("a: 1\n? [b, c]\n: 2\n", "spec.yaml:2: not valid YAML: a key has to be a word"),
+        ("a: 1\n\tb: 2\n", "spec.yaml:2: not valid YAML: "),
+        ("a: 1\n---\nb: 2\n", "spec.yaml:2: not valid YAML: "),
+        ("a: 1\nb: *nothing\n", "spec.yaml:2: not valid YAML: found undefined alias 'nothing'"),
+        ("a: 1\nb: x\x01y\n", "spec.yaml:2: not valid YAML: the character U+0001 is no text"),
+        ("a: 1\nb: 2020-13-01\n", "spec.yaml:2: not valid YAML: '2020-13-01' is no timestamp"),
+        ("a: 1\nb: !!int x\n", "spec.yaml:2: not valid YAML: 'x' is no int"),
+        ("a: 1\nb: !!int ''\n", "spec.yaml:2: not valid YAML: '' is no int"),
+        ("a: 1\nb: !!bool perhaps\n", "spec.yaml:2: not valid YAML: 'perhaps' is no bool"),
+        ("a: 1\nb: " + "9" * 5000 + "\n", "spec.yaml:2: not valid YAML: '9999999"),
+        ("a: " + "[" * 1200, "spec.yaml:1: not valid YAML: it is nested too deeply"),
+        ("a: 1\nb: 0x" + "f" * 5000 + "\n", "spec.yaml:2: not valid YAML: '0xffffff"),
+        ("a: 1\nb: 1" + ":1" * 5000 + "\n", "spec.yaml:2: not valid YAML: '1:1:1:1"),
+    ],
+)
+def test_what_is_no_mapping_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    if "9" * 5000 in text and not hasattr(sys, "get_int_max_str_digits"):
+        pytest.skip("this Python reads integers of any length")
+    refused = _refused(tmp_path, text)
+    assert refused.startswith(message)
+    assert len(refused) < 250
+
+
+def test_yaml_runs_no_code(tmp_path: Path) -> None:
+    target = tmp_path / "made by yaml"
+    message = _refused(tmp_path, f"a: !!python/object/apply:pathlib.Path.touch ['{target}']\n")
+    assert message.startswith("spec.yaml:1: not valid YAML: could not determine a constructor")
+    _refused(tmp_path, "a: 1\n", f"a=!!python/object/apply:os.mkdir ['{target}']")
+    assert not target.exists()
+
+
+def test_keys_are_text_whatever_yaml_sees_in_them(tmp_path: Path) -> None:
+    tree = _read(tmp_path, "on: 1\n1: 2\n2020-01-01: 3\nnull: 4\n'on ': 5\n")
+    assert tree.values == {"on": 1, "1": 2, "2020-01-01": 3, "null": 4, "on ": 5}
+    assert _place(tree, tmp_path, "2020-01-01") == "spec.yaml:3"
+
+
+def test_anchors_and_merges_work_and_a_key_may_stand_beside_a_merged_one(tmp_path: Path) -> None:
+    text = "a: {deep: {b: &b {<<: &c {x: 1, y: 1}, x: 2}}}\nd: {<<: *b, z: 3}\ne: *c\n"
+    tree = _read(tmp_path, text)
+    assert tree.values == {
+        "a": {"deep": {"b": {"x": 2, "y": 1}}}, "d": {"x": 2, "y": 1, "z": 3}, "e": {"x": 1, "y": 1},
+    }  # fmt: skip
+
+
+LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
+
+
+@pytest.mark.parametrize("read", [read_tree, load_spec, load_sweep, load_site, load_machine])
+def test_aliases_that_multiply_are_refused_with_their_line(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    """9^9 values in ten lines. a5 is 9^5 lists of one word (118,098 values) and the lists around them (7,381)."""
+    path = _write(tmp_path / "laughs.yaml", LAUGHS)
+    with pytest.raises(UserError) as caught:
+        read(path)
+    wanted = f"{path}:6: not valid YAML: more than 100,000 values, with aliases (*) written out"
+    assert wanted in str(caught.value)
+
+
+def test_aliases_that_multiply_are_refused_wherever_they_stand(tmp_path: Path) -> None:
+    lists = LAUGHS.replace("\n", ", ").rstrip(", ")
+    assert "spec.yaml:2: not valid YAML: more than 100,000" in _refused(tmp_path, f"a: 1\nb: {{{lists}}}\n")
+    assert "quote it: more than 100,000 values" in _refused(tmp_path, "a: 1\n", f"b={{{lists}}}")
+    merges = "a0: &a0 {k: x}\n" + "".join(
+        f"a{n}: &a{n} {{{', '.join(f'k{i}: *a{n - 1}' for i in range(9))}}}\n" for n in range(1, 10)
+    )
+    assert "spec.yaml:6: not valid YAML: more than 100,000" in _refused(tmp_path, merges)
+
+
+@pytest.mark.parametrize("read", [read_tree, load_spec, load_sweep, load_site, load_machine])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("list: [" + "1," * 499_000 + "]\n", "not valid YAML: more than 50,000 lines, commas and brackets"),
+        ("list:\n" + "- 1\n" * 200_000, "not valid YAML: more than 50,000 lines, commas and brackets"),
+        ("list: [" + "1," * 1_000_000 + "]\n", "larger than 1,000,000 bytes"),
+    ],
+)
+def test_a_file_far_too_large_is_refused_before_it_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object], text: str, message: str
+) -> None:
+    path = _write(tmp_path / "large.yaml", text)
+    monkeypatch.setattr("summit_train.spec.source._Loader", None)
+    with pytest.raises(UserError, match=f"large.yaml.*: {message}"):
+        read(path)
+
+
+def test_a_file_without_end_is_refused() -> None:
+    with pytest.raises(SpecError, match="/dev/zero: larger than"):
+        read_tree("/dev/zero")
+
+
+def test_a_value_without_end_is_refused(tmp_path: Path) -> None:
+    message = _refused(tmp_path, "a: 1\n", "b=[" + "1," * 50_000 + "]")
+    assert message.endswith("quote it: more than 50,000 lines, commas and brackets")
+
+
+def _diamonds(tmp_path: Path, levels: int) -> str:
+    """Two files a level, each of which extends both of the level below."""
+    for level in range(levels):
+        for side in "ab":
+            below = f"extends: [a{level - 1}.yaml, b{level - 1}.yaml]\n" if level else ""
+            _write(tmp_path / f"{side}{level}.yaml", f"{below}{side}: {{level{level}: {level}}}\n")
+    return f"extends: [a{levels - 1}.yaml, b{levels - 1}.yaml]\n"
+
+
+def test_a_base_that_many_files_extend_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = _diamonds(tmp_path, 9)
+    read, parsed = [], source.parse_mapping
+    monkeypatch.setattr(source, "parse_mapping", lambda text, name: read.append(name) or parsed(text, name))
+    levels = {f"level{level}": level for level in range(9)}
+    assert _read(tmp_path, text).values == {"a": levels, "b": levels}
+    assert len(read) == 19
+
+
+def test_extends_without_end_is_refused(tmp_path: Path) -> None:
+    most = "extends: a file may extend at most 20 files, directly or not"
+    assert _refused(tmp_path, _diamonds(tmp_path, 22)).endswith(most)
+    for number in range(22):
+        below = f"extends: {number - 1}.yaml\n" if number else ""
+        _write(tmp_path / f"{number}.yaml", f"{below}a: {number}\n")
+    assert _refused(tmp_path, "extends: 21.yaml\n").endswith(most)
+    twice = _refused(tmp_path, "extends: [0.yaml, 0.yaml]\n")
+    assert twice == "spec.yaml:1: extends: each file may be named once, got ['0.yaml', '0.yaml']"
+
+
+def test_a_base_keeps_its_values_under_two_files(tmp_path: Path) -> None:
+    _write(tmp_path / "base.yaml", "a: {x: 0}\nb: {x: 0}\n")
+    _write(tmp_path / "right.yaml", "extends: base.yaml\na: {x: 1}\n")
+    _write(tmp_path / "left.yaml", "extends: base.yaml\nb: {x: 2}\n")
+    tree = _read(tmp_path, "extends: [right.yaml, left.yaml]\n")
+    assert tree.values == {"a": {"x": 0}, "b": {"x": 2}}
+
+
+def test_a_section_that_is_an_alias_is_changed_alone(tmp_path: Path) -> None:
+    _write(tmp_path / "base.yaml", "a: {x: &x {y: 0}, z: *x}\n")
+    assert _read(tmp_path, "extends: base.yaml\na: {x: {y: 1}}\n").values == {"a": {"x": {"y": 1}, "z": {"y": 0}}}
+
+
+def test_an_alias_may_be_used_often(tmp_path: Path) -> None:
+    tree = _read(tmp_path, "one: &one [1, 2]\nall: [" + ", ".join(["*one"] * 1000) + "]\n")
+    assert tree.values["all"] == [[1, 2]] * 1000
+    assert _place(tree, tmp_path, "all.999.1") == "spec.yaml:1"
+
+
+@pytest.mark.parametrize(("name", "reason"), [("none.yaml", "No such file"), ("folder", "Is a directory")])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SpecError, match=f"{name}: cannot be read: {reason}"):
+        read_tree(tmp_path / name)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "video.mp4").write_bytes(b"\x00\x00\x00\x18ftypmp42\xff\xfe")
+    with pytest.raises(SpecError, match=r"video\.mp4: is no text file in UTF-8"):
+        read_tree(tmp_path / "video.mp4")
+
+
+def test_overrides_come_last_and_in_their_order(tmp_path: Path) -> None:
+    _write(tmp_path / "base.yaml", "a: {x: 0}\n")
+    tree = _read(tmp_path, "extends: base.yaml\na: {y: 1}\n", "a.x=5", "a.x=6", "new.deep.key=[7]", "text=a=b: 'c'")
+    assert tree.values == {"a": {"x": 6, "y": 1}, "new": {"deep": {"key": [7]}}, "text": {"a=b": "c"}}
+    assert _place(tree, tmp_path, "a.x") == "override 'a.x=6'"
+    assert _place(tree, tmp_path, "a.y") == "spec.yaml:2"
+    for made in ("new", "new.deep", "new.deep.key", "new.deep.other"):
+        assert _place(tree, tmp_path, made) == "override 'new.deep.key=[7]'"
+
+
+def test_an_overridden_section_forgets_the_lines_of_the_old_one(tmp_path: Path) -> None:
+    tree = _read(tmp_path, "a:\n  x: 1\n  y: 1\nab: 2\n", "a={x: 2, z: 2}")
+    assert tree.values == {"a": {"x": 2, "z": 2}, "ab": 2}
+    for key in ("a", "a.x", "a.z"):
+        assert _place(tree, tmp_path, key) == "override 'a={x: 2, z: 2}'"
+    assert _place(tree, tmp_path, "ab") == "spec.yaml:4"
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("a", "the form section.key=value is wanted"),
+        ("=1", "the form section.key=value is wanted"),
+        ("a..b=1", "the form section.key=value is wanted"),
+        (".a=1", "the form section.key=value is wanted"),
+        ("a.b=1", "a is a value, not a section"),
+        ("a=[", "the value is not valid YAML, quote it"),
+        ("a={x: 1, x: 2}", "the key 'x' is given twice"),
+        ("a=\x01", "the character U+0001 is no text"),
+        ("a=\udcff", "the character U+DCFF is no text"),  # a byte of the command line that is no UTF-8
+    ],
+)
+def test_an_override_of_the_wrong_form_is_named(tmp_path: Path, override: str, part: str) -> None:
+    message = _refused(tmp_path, "a: 1\n", override)
+    assert message.startswith(f"override {override!r}: ")
+    assert part in message
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@LAWS
+@given(st.dictionaries(st.text(), PLAIN, max_size=4))
+def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]) -> None:
+    values.pop("extends", None)
+    path = tmp_path_factory.getbasetemp() / "written.yaml"
+    path.write_text(to_yaml(values), encoding="utf-8")
+    assert read_tree(path).values == values
+
+
+@pytest.mark.parametrize(
+    "text", ["1e5", "12e4567", ".5e1", "a\x85b", "\x85", "0x1F", "1:20", "on", "<<", "=", "\r", "é"]
+)
+def test_text_that_looks_like_something_else_reads_back_as_text(tmp_path: Path, text: str) -> None:
+    values = {"name": text, text: 1, "list": [text], "number": math.pi}
+    assert _read(tmp_path, to_yaml(values)).values == values
+
+
+def test_the_items_of_a_list_have_lines_too(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("runs:\n  - {x: 1}\n  - x: 2\n    y: 3\nlist: [\n  1,\n  2]\n")
+    places = read_tree(path).places
+    keys = [("runs", "0"), ("runs", "0", "x"), ("runs", "1"), ("runs", "1", "y"), ("list", "1")]
+    assert [places[key] for key in keys] == [f"{path}:{line}" for line in (2, 2, 3, 4, 7)]
+
+
+def test_a_value_is_put_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("a: {b: 1}\n")
+    tree = read_tree(path)
+    put(tree, "a.c.d", [2], "elsewhere:7")
+    assert tree.values == {"a": {"b": 1, "c": {"d": [2]}}}
+    assert tree.place(("a", "c", "d")) == "elsewhere:7"
+    with pytest.raises(SpecError, match=r"elsewhere:8: b is a value, not a section"):
+        put(tree, "a.b.c", 3, "elsewhere:8")
+
+
+def test_a_section_that_is_null_is_made() -> None:
+    tree = Tree({"a": {"b": None}}, {(): "file:1", ("a", "b"): "file:3"})
+    put(tree, "a.b.c", 1, "elsewhere:8")
+    assert tree.values == {"a": {"b": {"c": 1}}}
+    assert tree.place(("a", "b")) == tree.place(("a", "b", "c")) == "elsewhere:8"

@@ -1,0 +1,399 @@
+"""The spec: what is accepted, what is refused, and that each refusal can be acted on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from summit_train.spec import Spec, dump_spec, experiment_defaults, experiment_keys, load_spec, spec_from_values
+from summit_train.spec.catalog import ARCHITECTURES, BACKBONES
+from summit_train.spec.modality import RGB
+from summit_train.spec.source import SpecError
+
+# Four lines: name 1, model 2, data 3, scale 4.
+TEXT = """name: t
+model: {arch: tsm, num_classes: 400}
+data: {train: train.csv, val: val.csv}
+scale: {gpus: 6, clips_per_gpu: 16}
+"""
+
+
+def _values(**sections: Any) -> dict[str, Any]:
+    values = {"name": "t", "model": {"arch": "tsm", "num_classes": 400}, "data": {"train": "a", "val": "b"}}
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section} if isinstance(section, dict) else section  # type: ignore[dict-item]
+    return values
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., Spec]:
+    """Loads TEXT with more lines behind it and overrides."""
+
+    def load(more: str = "", *overrides: str) -> Spec:
+        path = tmp_path / "spec.yaml"
+        path.write_text(TEXT + more)
+        return load_spec(path, overrides)
+
+    return load
+
+
+@pytest.fixture
+def refused(load: Callable[..., Spec], tmp_path: Path) -> Callable[..., list[str]]:
+    """The lines of the refusal, without the folder."""
+
+    def refused(more: str = "", *overrides: str) -> list[str]:
+        with pytest.raises(SpecError) as caught:
+            load(more, *overrides)
+        return str(caught.value).replace(f"{tmp_path}/", "").split("\n")
+
+    return refused
+
+
+def test_defaults_are_the_papers_recipe(load: Callable[..., Spec]) -> None:
+    spec = load()
+    assert spec.optimizer.model_dump() == {
+        "name": "sgd", "momentum": 0.9, "weight_decay": 1e-4, "base_lr": 0.00125, "base_batch": 8,
+        "lr_scaling": "linear", "head_lr_factor": 1.0, "first_lr_factor": 1.0, "clip_norm": None, "trust_ratio": None,
+        "compression": "none", "alpha": 0.99, "betas": (0.9, 0.999), "eps": None,
+    }  # fmt: skip
+    assert spec.schedule.model_dump() == {
+        "epochs": 100, "warmup_epochs": 5, "warmup": "linear", "warmup_scaling": "none",
+        "decay": "cosine", "power": 2.0, "milestones": (), "factor": 0.1,
+    }  # fmt: skip
+    assert spec.model.dropout == spec.loss.label_smoothing == 0
+    assert (spec.evaluate.clips, spec.evaluate.short_side, spec.evaluate.last_checkpoints) == (10, 256, 5)
+    assert (spec.data.num_frames, spec.data.crop, spec.data.short_side) == (8, 224, (256, 320))
+    assert (spec.data.input, spec.data.flow_length) == (RGB, 5)
+    assert spec.model.shift_fraction == 1 / 8
+    assert spec.run_path == Path("runs/t")
+
+
+def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(
+    refused: Callable[..., list[str]],
+) -> None:
+    lines = refused("optimizer:\n  momentun: 0.9\n  base_lr: fast\nprecision: fp8\nseed: -1\n", "model.width=0")
+    assert sorted(lines) == [
+        "override 'model.width=0': model.width: Input should be greater than 0, got 0",
+        "spec.yaml:6: optimizer.momentun: unknown key; did you mean momentum? valid: name, momentum, alpha, "
+        "betas, eps, weight_decay, base_lr, base_batch, lr_scaling, head_lr_factor, first_lr_factor, "
+        "clip_norm, trust_ratio, compression",
+        "spec.yaml:7: optimizer.base_lr: Input should be a valid number, got 'fast'",
+        "spec.yaml:8: precision: 'fp8' is no choice; valid: fp32, fp16, bf16, fp64",
+        "spec.yaml:9: seed: Input should be greater than or equal to 0, got -1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "overrides", "start", "parts"),
+    [
+        ("optimiser: {}\n", (), "spec.yaml:5: optimiser: unknown key", ("did you mean optimizer?", "schedule")),
+        ("zzz: 1\n", (), "spec.yaml:5: zzz: unknown key; valid: name, seed, model", ("run_dir",)),
+        ("", ("model.ach=tsm",), "override 'model.ach=tsm': model.ach: unknown key", ("did you mean arch?",)),
+        ("", ("mdel.arch=tsm",), "override 'mdel.arch=tsm': mdel: unknown key", ("did you mean model?",)),
+        ("", ("extends=a.yaml",), "override 'extends=a.yaml': extends: unknown key", ()),
+        ("", ("model.arch=tsmm",), "override 'model.arch=tsmm': model.arch: 'tsmm' is no choice", ("mean tsm?", "tsn")),
+        ("", ("model={arch: tsm}",), "override 'model={arch: tsm}': model.num_classes: is missing", ("no default",)),
+        ("schedule: 100\n", (), "spec.yaml:5: schedule: a section of keys is wanted, got 100", ()),
+        ("schedule:\n", (), "spec.yaml:5: schedule: a section of keys is wanted, got None", ()),
+        ("schedule: {epochs: '100'}\n", (), "spec.yaml:5: schedule.epochs: ", ("integer", "got '100'")),
+        ("schedule: {epochs: 1.5}\n", (), "spec.yaml:5: schedule.epochs: ", ("integer", "got 1.5")),
+        ("schedule: {epochs: true}\n", (), "spec.yaml:5: schedule.epochs: ", ("integer", "got True")),
+        ("schedule: {epochs: 0}\n", (), "spec.yaml:5: schedule.epochs: ", ("greater than or equal to 1",)),
+        ("optimizer: {base_lr: .nan}\n", (), "spec.yaml:5: optimizer.base_lr: ", ("finite", "got nan")),
+        ("optimizer: {base_lr: 0}\n", (), "spec.yaml:5: optimizer.base_lr: ", ("greater than 0",)),
+        ("optimizer: {momentum: 1}\n", (), "spec.yaml:5: optimizer.momentum: ", ("less than 1",)),
+        ("optimizer: {name: adamm}\n", (), "spec.yaml:5: optimizer.name: 'adamm' is no choice", ("mean adam?",)),
+        ("optimizer: {betas: [0.9]}\n", (), "spec.yaml:5: optimizer.betas.1: is missing", ()),
+        ("optimizer: {betas: [0.9, '0.9']}\n", (), "spec.yaml:5: optimizer.betas.1: ", ("number", "got '0.9'")),
+        ("optimizer: {betas: 0.9}\n", (), "spec.yaml:5: optimizer.betas: ", ("array", "got 0.9")),
+        ("optimizer: {eps: 0}\n", (), "spec.yaml:5: optimizer.eps: ", ("greater than 0",)),
+        ("optimizer: {trust_ratio: lars}\n", (), "spec.yaml:5: optimizer.trust_ratio: a section of keys is wanted", ()),
+        ("optimizer: {trust_ratio: {}}\n", (), "spec.yaml:5: optimizer.trust_ratio.kind: is missing", ()),
+        ("optimizer: {trust_ratio: {kind: lasr}}\n", (), "spec.yaml:5: optimizer.trust_ratio.kind: ", ("mean lars?",)),
+        ("optimizer: {trust_ratio: {kind: lars, lowr: 1}}\n", (), "spec.yaml:5: optimizer.trust_ratio.lowr: unknown",
+         ("did you mean lower?",)),
+        ("seed: 9223372036854775808\n", (), "spec.yaml:5: seed: ", ("less than 9223372036854775808",)),
+        ("evaluate: {crops: 2}\n", (), "spec.yaml:5: evaluate.crops: 2 is no choice; valid: 1, 3, full", ()),
+        ("evaluate: {crops: ful}\n", (), "spec.yaml:5: evaluate.crops: 'ful' is no choice; did you mean full?", ()),
+        ("", ("data.short_side=256",), "override 'data.short_side=256': data.short_side: ", ("array",)),
+        ("", ("data.short_side=[256]",), "override 'data.short_side=[256]': data.short_side.1: is missing", ()),
+        ("", ("data.short_side=[1, 2, 3]",), "override 'data.short_side=[1, 2, 3]': data.short_side: ", ("at most 2",)),
+        ("", ("data.modality=depth",), "override 'data.modality=depth': data.modality: 'depth' is no", ("rgb, flow",)),
+        ("", ("data.flow_length=0",), "override 'data.flow_length=0': data.flow_length: ", ("greater",)),
+        ("", ("data.crop_scales=[]",), "override 'data.crop_scales=[]': data.crop_scales: at least one", ()),
+        ("", ("data.crop_scales=[1.5]",), "override 'data.crop_scales=[1.5]': data.crop_scales", ("1.5",)),
+        ("", ("data.flip=1",), "override 'data.flip=1': data.flip: ", ("boolean",)),
+        ("", ("data.train=",), "override 'data.train=': data.train: ", ("string", "got None")),
+        ("", ("data.train=''",), "override \"data.train=''\": data.train: a path is wanted", ()),
+        ("", ("data.train=$NO_SUCH_NAME/a",), "override 'data.train=$NO_SUCH_NAME/a': data.train: ",
+         ("the environment variable $NO_SUCH_NAME is not set",)),
+        ("", ("data.root=${NO_SUCH_NAME}",), "override 'data.root=${NO_SUCH_NAME}': data.root: ",
+         ("the environment variable ${NO_SUCH_NAME} is not set",)),
+        ("", ("name=a/b",), "override 'name=a/b': name: the name becomes a folder", ("without '/'", "got 'a/b'")),
+        ("", ("name=..",), "override 'name=..': name: the name becomes a folder", ()),
+        ("", ("name='.'",), "override \"name='.'\": name: the name becomes a folder", ()),
+        ("", ("name=''",), "override \"name=''\": name: the name becomes a folder", ()),
+        ("", ('name="a\\0"',), "override 'name=\"a\\\\0\"': name: the name becomes a folder", ()),
+        ("", ("name=" + "é" * 101,), "override 'name=ééé", ("the name becomes a folder: must be 1 to 200 bytes",)),
+        ("", ('name="a\\nb"',), "override 'name=\"a\\\\nb\"': name: ", ("without '/' and control", r"got 'a\nb'")),
+        ("", ('name="a\\eb"',), "override 'name=\"a\\\\eb\"': name: ", ("control characters", r"got 'a\x1bb'")),
+        ("", ('name="a\\x85b"',), "override 'name=\"a\\\\x85b\"': name: ", ("control characters",)),
+        ("", ('name="\\u202e"',), "override 'name=\"\\\\u202e\"': name: ", ("control characters",)),
+        ("schedule: {epochs: 1000000000}\n", (), "spec.yaml:5: schedule.epochs: ", ("equal to 1000000, got 10",)),
+        ("", ("optimizer.head_lr_factor=1e308",), "override 'optimizer.head_lr_factor=1e308': ", ("1000000",)),
+        ("", ("optimizer.weight_decay=1e308",), "override 'optimizer.weight_decay=1e308': ", ("1000000",)),
+        ("", ("watch.stall_seconds=1e10",), "override 'watch.stall_seconds=1e10': ", ("equal to 100000000, got",)),
+        ("", (f"data.num_frames={10**20}",), f"override 'data.num_frames={10**20}': ", ("less than or equal to 4096",)),
+        ("", (f"model.num_classes={10**20}",), f"override 'model.num_classes={10**20}': ", ("equal to 1000000",)),
+        ("", (f"parallel.period={10**20}",), f"override 'parallel.period={10**20}': ", ("from 1 to 1,000,000",)),
+        ("", ("name=7",), "override 'name=7': name: ", ("string", "got 7")),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_placed_and_the_right_value_is_told(
+    refused: Callable[..., list[str]],
+    more: str,
+    overrides: tuple[str, ...],
+    start: str,
+    parts: tuple[str, ...],
+) -> None:
+    (line,) = refused(more, *overrides)
+    assert line.startswith(start)
+    assert all(part in line for part in parts), line
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "part"),
+    [
+        (["data.short_side=[320, 256]"], "data.short_side", "[low, high] is wanted, got [320, 256]"),
+        (["data.crop=257"], "data.crop", "a crop of 257 does not fit a short side of 256"),
+        (
+            ["schedule.epochs=5", "schedule.warmup_epochs=5.5"],
+            "schedule.warmup_epochs",
+            "5.5 epochs are longer than the run; take fewer than its 5",
+        ),
+        (
+            ["optimizer.trust_ratio.kind=bounded", "optimizer.trust_ratio.lower=11"],
+            "optimizer.trust_ratio.lower",
+            "the bounds are crossed: lower is 11 and upper 10; lower is at most upper",
+        ),
+        (
+            ["optimizer.name=lamb", "optimizer.trust_ratio.kind=lars"],
+            "optimizer.trust_ratio",
+            "lamb has a trust ratio of its own; take lars over another solver, or null",
+        ),
+        (["schedule.decay=steps"], "schedule.milestones", "steps needs rising epochs between 0 and 100, such as"),
+        (["schedule.decay=steps", "schedule.milestones=[30, 30]"], "schedule.milestones", "got [30, 30]"),
+        (["schedule.decay=steps", "schedule.milestones=[0, 30]"], "schedule.milestones", "got [0, 30]"),
+        (["schedule.decay=steps", "schedule.milestones=[30, 100]"], "schedule.milestones", "got [30, 100]"),
+        (
+            ["data.num_frames=15", "model.arch=i3d_3x3x3"],
+            "data.num_frames",
+            "needs at least 16 frames, the product of its strides in time, got 15",
+        ),
+        (
+            ["model.arch=i3d_3x1x1", "data.num_frames=7"],
+            "data.num_frames",
+            "needs at least 8 frames, the product of its strides in time, got 7",
+        ),
+        (
+            ["model.arch=slowfast", "data.num_frames=20"],
+            "data.num_frames",
+            "slowfast needs a multiple of 8 frames, its slow pathway sees every 8th; got 20",
+        ),
+        (
+            ["model.arch=x3d_m", "model.backbone=resnet50"],
+            "model.backbone",
+            "x3d_m is a network of its own, without a backbone; leave the key out",
+        ),
+        (
+            ["model.arch=ir_csn", "model.backbone=resnet50"],
+            "model.backbone",
+            "ir_csn cannot be built on resnet50; valid: resnet152",
+        ),
+        (
+            ["model.arch=eco_lite", "data.num_frames=8", "model.zero_init_residual=true"],
+            "model.zero_init_residual",
+            "no residual branch of eco_lite ends in a normalisation",
+        ),
+        (
+            ["model.arch=i3d_3x3x3", "data.num_frames=16", "model.pool1=1x3x3"],
+            "model.pool1",
+            "1x3x3 is for i3d_3x1x1, and i3d_3x3x3 has no choice; leave the key out",
+        ),
+        (["model.arch=i3d_3x1x1", "model.backbone=resnet18"], "model.backbone", "valid: resnet50, resnet101"),
+        (["model.arch=trn", "model.backbone=mobilenet_v2"], "model.backbone", "trn cannot be built on mobilenet_v2"),
+        (
+            ["model.arch=trn", "data.num_frames=1"],
+            "data.num_frames",
+            "trn needs at least 2 frames, those of its smallest relation, got 1",
+        ),
+        (["model.arch=trn", "data.num_frames=129"], "data.num_frames", "trn takes at most 128 frames, got 129"),
+        (
+            ["model.arch=eco_lite", "model.backbone=resnet50"],
+            "model.backbone",
+            "eco_lite is a network of its own, without a backbone; leave the key out",
+        ),
+        (
+            ["model.arch=eco_lite", "data.num_frames=3"],
+            "data.num_frames",
+            "eco_lite needs at least 4 frames, the product of its strides in time, got 3",
+        ),
+        (
+            ["model.backbone=mobilenet_v2", "model.non_local=tsm"],
+            "model.non_local",
+            "takes no non-local blocks; tsm, tsn",
+        ),
+        (["model.backbone=resnet34", "model.non_local=original"], "model.non_local", "on one of resnet50, resnet101"),
+        (["model.non_local=true"], "model.non_local", "True is no choice; valid: false, tsm, original"),
+        (["data.crop=16", "model.non_local=tsm"], "model.non_local", "a crop of 17 pixels or more, got 16"),
+        (
+            ["checkpoint.keep=3"],
+            "evaluate.last_checkpoints",
+            "5 checkpoints are wanted, but checkpoint.keep is 3",
+        ),
+    ],
+)
+def test_impossible_combinations_are_refused(
+    refused: Callable[..., list[str]], overrides: list[str], key: str, part: str
+) -> None:
+    (line,) = refused("", *overrides)
+    assert f": {key}: " in line
+    assert part in line
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data.crop=256"],
+        ["data.crop=300", "data.augment=multi_scale_crop"],  # it scales its crop to the video
+        ["schedule.warmup_epochs=100"],
+        ["schedule.warmup_epochs=0"],
+        ["schedule.warmup_epochs=101", "schedule.warmup_scaling=linear"],  # of a batch that may be smaller
+        ["schedule.decay=steps", "schedule.milestones=[0.5, 99.5]"],
+        ["model.arch=i3d_3x3x3", "data.num_frames=16", "model.backbone=resnet18"],
+        ["model.arch=i3d_3x1x1", "data.num_frames=8"],
+        ["model.arch=trn", "model.backbone=resnext101_32x4d", "data.num_frames=2"],
+        ["model.arch=eco_lite", "data.num_frames=4"],
+        ["model.arch=slowfast", "data.num_frames=8"],
+        ["model.arch=x3d_m", "data.num_frames=1", "model.backbone=null"],
+        ["data.num_frames=1"],
+        ["model.non_local=tsm", "data.crop=17"],
+        ["model.non_local=original", "model.arch=i3d_3x1x1", "data.num_frames=8"],
+        ["model.non_local=false", "model.backbone=mobilenet_v2"],
+        ["checkpoint.keep=5"],
+        ["data.short_side=[256, 256]"],
+        ["scale.gpus=null"],
+        ["evaluate.crops=full"],
+        ["optimizer.clip_norm=20"],
+        ["optimizer.trust_ratio={kind: bounded, lower: 1, upper: 1}", "optimizer.name=lamb"],
+        ["optimizer.trust_ratio={kind: lars, lower: 20}"],  # bounds are of the other kind
+        ["optimizer.trust_ratio=null", "optimizer.betas=[0, 0.99]"],
+    ],
+    ids=str,
+)
+def test_the_edge_of_the_possible_is_accepted(load: Callable[..., Spec], overrides: list[str]) -> None:
+    load("", *overrides)
+
+
+def test_choices_and_limits_are_those_of_the_networks() -> None:
+    schema = Spec.model_json_schema()["$defs"]["ModelSpec"]["properties"]
+    assert set(schema["arch"]["enum"]) == set(ARCHITECTURES)
+    assert set(schema["backbone"]["anyOf"][0]["enum"]) == set(BACKBONES)
+
+
+def test_numbers_without_a_dot_are_numbers(load: Callable[..., Spec]) -> None:
+    assert load("optimizer: {weight_decay: 1e-4}\n", "optimizer.base_lr=2e-3").optimizer.weight_decay == 1e-4
+    assert load("", "optimizer.base_lr=2e-3").optimizer.base_lr == 0.002
+    assert load("", "optimizer.base_lr=1").optimizer.base_lr == 1.0
+
+
+def test_paths_are_expanded(load: Callable[..., Spec], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/of me")
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    overrides = ["data.train=~/t.csv", "data.val=$SCRATCH/v.csv", "data.root=${SCRATCH}x", "run_dir='a~$ b'"]
+    spec = load("", *overrides)
+    assert (spec.data.train, spec.data.val, spec.data.root) == (
+        "/home/of me/t.csv",
+        "/scratch/v.csv",
+        "/scratchx",
+    )
+    assert spec.run_dir == "a~$ b"
+
+
+HOSTILE = ["a b", "-rf", "$(reboot)", "`id`", "a;b", "a'b\"c", "<script>", "{{7*7}}", "%s%n", "é漢🎬", "1e5",
+           "null", "true", "a: b", "# no", "- a", "*", "C:\\x", "...", "~", "[",
+           "é" * 100]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_is_a_name(tmp_path: Path, name: str) -> None:
+    spec = spec_from_values(_values(name=name, run_dir=str(tmp_path)), "here")
+    assert spec.name == name
+    path = tmp_path / "spec.yaml"
+    path.write_text(dump_spec(spec), encoding="utf-8")
+    assert load_spec(path) == spec
+    spec.run_path.mkdir()
+    assert spec.run_path.parent == tmp_path
+
+
+def _sections() -> list[BaseModel]:
+    spec = spec_from_values(_values(), "here")
+    return [
+        spec,
+        *(getattr(spec, name) for name in Spec.model_fields if isinstance(getattr(spec, name), BaseModel)),
+    ]
+
+
+@pytest.mark.parametrize("section", _sections(), ids=lambda section: type(section).__name__)
+def test_every_section_is_frozen_and_strict(section: BaseModel) -> None:
+    for name in type(section).model_fields:
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(section, name, getattr(section, name))
+    with pytest.raises(ValidationError, match=r"frozen|no field"):
+        section.something_new = 1  # type: ignore[attr-defined]
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        type(section).model_validate({**section.model_dump(), "something_new": 1})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("model.arch=tms", "tsm"),
+        ("model.arch=stm", "tsm"),
+        ("model.arch=tns", "tsn"),
+        ("model.backbone=resnet110", "resnet101"),
+        ("optimizer.lr_scaling=sqtr", "sqrt"),
+        ("schedule.decay=noen", "none"),
+        ("precision=pf16", "fp16"),
+        ("precision=bf61", "bf16"),
+        ("optimizer.base_rl=1", "base_lr"),
+    ],
+)
+def test_a_swap_of_letters_is_the_nearest_slip(refused: Callable[..., list[str]], wrong: str, meant: str) -> None:
+    (message,) = refused("", wrong)
+    assert f"did you mean {meant}?" in message
+
+
+def test_values_of_a_checkpoint_are_checked_too() -> None:
+    with pytest.raises(SpecError, match=r"^step_00000001\.pt: model\.arch: 'resnext' is no choice"):
+        spec_from_values(_values(model={"arch": "resnext"}), "step_00000001.pt")
+
+
+def test_an_alias_within_itself_is_refused(refused: Callable[..., list[str]]) -> None:
+    assert "stands within what it names" in refused("watch: &w {stall_seconds: *w}\n")[0]
+
+
+def test_a_checkpoint_older_than_a_key_is_of_the_same_experiment() -> None:
+    """Every key of the recipe has a default, which is what runs did before the key."""
+    now = experiment_keys(spec_from_values(_values(), "here"))
+    same = {key: value for key, value in experiment_defaults().items() if key in now}
+    required = {"model.arch", "model.num_classes", "scale.gpus", "scale.clips_per_gpu", "seed", "precision"}
+    assert set(now) - set(same) == required
+    differing = {key for key, value in same.items() if now[key] != value}
+    assert differing <= {"model.backbone"}  # every checkpoint has it
+    assert json.loads(json.dumps(now)) == now
