@@ -56,7 +56,7 @@ OWNERS = {
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"core\.(comm|saved|session|watch).*|models.*|plan|evaluation\.(?!fuse|run_scores|scores|so_far).*|training\..*|"
+    r"core\.(comm|saved|session|watch).*|models.*|plan|evaluation\.(?!fuse|run_scores|scores).*|training\..*|"
     r"inference\..*|optim\.(?!schedule).*|data\.(bad_clips|batches\.(loader|walk|workers))|bench\..*|"
     r"scaling\..*|cluster\.(estimate|doctor.*)|sweep\.start|"
     r"cli\.(whole_run|train|evaluate|observed|predict|plan|model|simulate|submit|sweep|data.*)"
