@@ -36,6 +36,9 @@ class HorovodWorld(World):
         os.environ.update(_FIXED)
         os.environ.setdefault(*SAME_EVERY_TIME)
         os.environ.setdefault("HOROVOD_STALL_CHECK_DISABLE", "1")  # the watchdog knows who may wait, and how long
+        os.environ.setdefault(
+            "UCX_ERROR_SIGNALS", ""
+        )  # a crash shows Python's stacks (faulthandler), not UCX's own frames
         # mpi4py first: it asks MPI for full thread support, which Horovod's background thread needs beside it.
         import horovod.torch as hvd
         from mpi4py import MPI
