@@ -25,12 +25,15 @@ _COMMANDS = {
     "fuse": ("cli.fuse", "scores of two or more runs on one validation set, combined"),
     "model": ("cli.model", "parameters, multiply-adds, T per stage, compute/IO"),
     "data": ("cli.data", "make, index and check data sets"),
-    "submit": ("cli.submit", "a job script of a spec to the batch system, with its cost said before"),
+    "submit": ("cli.submit", "submit a spec's job to the batch system, after printing its cost"),
     "bench": ("bench.commands", "measure on this machine what limits a step"),
-    "simulate": ("cli.simulate", "step, run and cost of a spec on so many nodes of a machine"),
-    "sweep": ("cli.sweep", "many runs from one file: planned, submitted as a job array or run here, and looked after"),
+    "simulate": ("cli.simulate", "step time, run time and cost of a spec on N nodes of a machine"),
+    "sweep": (
+        "cli.sweep",
+        "many runs from one file: plan them, submit them as a job array or run them here, follow them",
+    ),
     "report": ("cli.report", "one HTML page of one or more runs"),
-    "doctor": ("cli.doctor", "what works on this machine, and how to mend what does not"),
+    "doctor": ("cli.doctor", "what works on this machine, and how to fix what does not"),
     "schema": ("cli.schema", "the spec's JSON schema, for editors"),
 }
 
@@ -45,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(arguments)
         finally:
-            print(end="", flush=True)  # Here, as nobody could catch what happens to the rest at exit.
+            print(end="", flush=True)  # here, where an error can still be caught
     except BrokenPipeError:
         # The reader of our output left (| head); what Python would still flush at exit goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

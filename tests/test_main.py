@@ -273,8 +273,8 @@ def test_a_broken_environment_of_a_launcher_is_named(
     status, _, err = say("train", spec)
     assert status == 2
     assert err == (
-        "summit-train: the environment of srun is broken: SLURM_PROCID='first', SLURM_STEP_NUM_TASKS='2'; "
-        "numbers are wanted\n"
+        "summit-train: the environment of srun is broken: must be numbers, got SLURM_PROCID='first', "
+        "SLURM_STEP_NUM_TASKS='2'\n"
     )
 
 

@@ -48,10 +48,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepared(args: argparse.Namespace) -> tuple[Trained, tuple[Listing, ...]]:
-    """Check everything that can be checked before the work, and say what is to be said. Raises UserError."""
+    """Check all that can be checked before the work starts, and print warnings. Raises UserError."""
     words, overrides = tell_overrides([*args.videos, *args.overrides])
     if args.top < 1:
-        raise UserError(f"--top {args.top}: the number of classes to show is wanted, 1 or more")
+        raise UserError(f"--top must be 1 or more, got {args.top}")
     if args.csv is not None:
         check_output("--csv", args.csv, args.csv)
     trained = open_named(args.run, overrides, args.classes)
@@ -80,7 +80,7 @@ def _report(predictions: Predictions, args: argparse.Namespace, num_classes: int
 
 
 def _table(videos: Sequence[PredictedVideo]) -> str:
-    """Return a row for each class of each video. The path stands in the first one."""
+    """Return a row for each class of each video. Only the first has the path."""
     rows = [
         (str(video.clip) if rank == 0 else "", prediction.name, share(prediction.score))
         for video in videos

@@ -1,4 +1,4 @@
-"""The errors that are no bugs. Every other exception keeps its traceback and ends the process with status 1."""
+"""Errors that are not bugs. Every other exception keeps its traceback and ends the process with status 1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AgreedError(RunFailed):
 
 
 def is_bug(error: BaseException) -> bool:
-    """Return True unless the exception says what a person can mend.
+    """Return True unless the exception's message tells a person what to fix.
 
     An OSError that names its file is the machine's fault; without a name it could be anything.
     """
@@ -41,7 +41,7 @@ def exit_status(error: BaseException) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """Return the one line of an error that is no bug, or the traceback of a bug."""
+    """Return the one line of an error, or the traceback of a bug."""
     if is_bug(error):
         return "".join(traceback.format_exception(error)).rstrip()
     return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)

@@ -68,7 +68,7 @@ def check_writable(path: str | Path) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file. A surrogate, which stands for a byte of a file name that is no UTF-8, becomes that byte."""
+    """Write a text file. A surrogate, as Python uses for a file name's byte outside UTF-8, becomes that byte again."""
     with replacing(path) as file:
         file.write(text.encode("utf-8", "surrogateescape"))
 

@@ -73,7 +73,7 @@ def load_newest(run_path: Path, bound: Bound) -> tuple[Path | None, dict[str, An
             complaints.append(str(error))
     if paths:
         reasons = "; ".join(complaints)
-        raise CheckpointError(f"no checkpoint of {run_path} can be read ({reasons}); move them away to begin anew")
+        raise CheckpointError(f"no checkpoint of {run_path} can be read ({reasons}); move them away to start over")
     return None, {}, []
 
 
@@ -152,7 +152,7 @@ def _why_unreadable(path: Path, reason: str) -> str:
         f"torch.save(x, {str(path) + '.converted'!r})"
     )
     return (
-        f"{path} {problem}, which cannot be read without running what stands in it. If you trust where it comes from, "
+        f"{path} {problem}, which cannot be read without running code from it. If you trust where it comes from, "
         f"convert it once: python -c {shlex.quote(program)}"
     )
 

@@ -116,5 +116,5 @@ def csv_text(rows: Iterable[Iterable[object]]) -> str:
 
 
 def printable(path: str) -> str:
-    """Return a path as a terminal takes it: its bytes that are no UTF-8 are written out."""
+    """Return a path as a terminal takes it: bytes outside UTF-8 are escaped."""
     return path.encode("utf-8", "backslashreplace").decode()

@@ -210,7 +210,7 @@ class Watchdog:
         silent = before.silent_seconds()
         if silent is not None and silent > seconds / 2:
             who = f"{before.who} has been silent for {silent:.0f} s: stopped, or cut off?"
-            return f"{text}; {who} Its last word: {before.where}" if stood > seconds else None
+            return f"{text}; {who} Last report: {before.where}" if stood > seconds else None
         # Lower ranks first: the one that speaks ends all.
         patience = (1.5 if self._waits else 1.25) + 0.125 * self._world.rank / self._world.size
         heard = "is alive" if silent is not None else "was never heard (is UDP blocked between the hosts?)"

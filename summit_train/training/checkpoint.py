@@ -49,7 +49,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> str:
         _sync_folder(path.parent)
     except OSError as error:
         last = find_checkpoints(path.parent.parent)
-        kept = f"the last good one is {last[-1]}" if last else "there is no earlier one"
+        kept = f"the last good one is {last[-1]}" if last else "none was saved before"
         raise RunFailed(f"{path}: the checkpoint could not be written: {error.strerror}; {kept}") from error
     return digest
 

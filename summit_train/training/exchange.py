@@ -1,6 +1,6 @@
 """The gradients' way over the ranks: a few flat buckets, averaged while the backward pass still runs.
 
-Where a number lies in a message decides in which order a ring of ranks adds its parts. So the messages are fixed before
+A number's place in a message decides in which order a ring of ranks adds its parts. So the messages are fixed before
 the first step, and they start in a fixed order: the batch normalisation's statistics, which are ready before the last
 backward pass, then the buckets, then the votes. Equal runs on the same ranks end in equal bits, however fast each is.
 """
@@ -72,7 +72,7 @@ def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:
 class Exchange:
     """Averages gradients over the ranks. The gradient of a parameter that a step does not use is zero.
 
-    On one rank there are no buckets, and gradients lie where autograd puts them.
+    One rank has none: its gradients stay where autograd puts them.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], world: World, compression: str = "none") -> None:

@@ -26,7 +26,7 @@ _SCALARS = ("loss", "lr", "top1", "top5", "clips_per_second", "step_s", "data_wa
 class RunLog:
     """Rank 0's record of the run, with a line that moves on a terminal, or a few plain lines a minute elsewhere.
 
-    `interactive` false: never a moving line. A launcher gives its ranks a terminal that may be nobody's.
+    `interactive` false: never a moving line. A launcher may give its ranks a terminal that no one watches.
     """
 
     def __init__(self, run_path: Path, title: str, start_step: int, total_steps: int, *, interactive: bool) -> None:
@@ -35,7 +35,7 @@ class RunLog:
         # Unbuffered: if the disk was full, a buffer would be written again on closing.
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed in __exit__)
         self._append("\n" if is_torn else "")  # a run that was killed can leave half a line
-        # purge_step hides what the run wrote beyond the checkpoint that it goes on from
+        # purge_step hides what the run wrote beyond the checkpoint that it resumes from
         with naming(run_path / "tensorboard"):
             self._events = SummaryWriter(str(run_path / "tensorboard"), purge_step=start_step + 1)
         self._console = Console(highlight=False, markup=False, soft_wrap=True)

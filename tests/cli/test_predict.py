@@ -144,7 +144,7 @@ def test_what_is_wrong_is_one_line_and_2(
         (tmp_path / "nowhere", [good], "no such run directory or checkpoint"),
         (trained_run, [tmp_path / "empty"], "no video in this folder"),
         (trained_run, ["gone.mp4"], "gone.mp4: No such file or directory"),
-        (trained_run, [good, "--top", "0"], "--top 0: the number of classes to show is wanted, 1 or more"),
+        (trained_run, [good, "--top", "0"], "--top must be 1 or more, got 0"),
         (trained_run, [good, "--classes", tmp_path / "three.txt"], "has 3 names"),
         (trained_run, [good, "--csv", tmp_path], "cannot be written: is not a regular file"),
         (trained_run, [good, "--csv", "/dev/null"], "cannot be written: is not a regular file"),

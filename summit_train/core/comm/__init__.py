@@ -24,7 +24,7 @@ BACKENDS = ("horovod", "torch")
 def choose_backend(launch: Launch, environ: Mapping[str, str]) -> str:
     """Return "horovod" or "torch", whichever SUMMIT_TRAIN_COMM names.
 
-    Not set, or "auto": Horovod where it and mpi4py are installed and MPI knows of the processes; else torch.
+    Not set, or "auto": Horovod where it and mpi4py are installed and MPI started the processes; else torch.
     Raises WorldError where what is named is not there.
     """
     wish = environ.get("SUMMIT_TRAIN_COMM", "auto")
@@ -37,9 +37,7 @@ def choose_backend(launch: Launch, environ: Mapping[str, str]) -> str:
         lacks = f"SUMMIT_TRAIN_COMM=horovod needs {' and '.join(missing)}, not installed here"
         raise WorldError(f"{lacks}; run `make setup`, or use SUMMIT_TRAIN_COMM=torch")
     if wish == "horovod" and not launch.by_mpi:
-        found = (
-            f"{launch.launcher} started {launch.size} processes, and MPI, which Horovod needs, does not know of them"
-        )
+        found = f"{launch.launcher} started {launch.size} processes without MPI, which Horovod needs"
         raise WorldError(f"{found}; use mpirun, srun --mpi=pmix or jsrun, or SUMMIT_TRAIN_COMM=torch")
     return wish
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 _GPU_DRIVER = "/dev/nvidiactl"
 _YIELD = ("OMPI_MCA_mpi_yield_when_idle", "1")
 
-# Horovod sends what is ready at the same moment as one message. Where a number lies in a message decides in which
+# Horovod sends what is ready at the same moment as one message. A number's place in a message decides in which
 # order a ring adds its parts, so runs of three ranks and more would differ by chance. Autotuning changes the threshold.
 _FIXED = {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_AUTOTUNE": "0"}
 
@@ -39,7 +39,7 @@ class HorovodWorld(World):
         os.environ.setdefault(
             "UCX_ERROR_SIGNALS", ""
         )  # a crash shows Python's stacks (faulthandler), not UCX's own frames
-        # mpi4py first: it asks MPI for full thread support, which Horovod's background thread needs beside it.
+        # mpi4py first: it asks MPI for full thread support, as Horovod's background thread uses MPI too.
         import horovod.torch as hvd
         from mpi4py import MPI
 
@@ -68,7 +68,7 @@ class HorovodWorld(World):
         return cast("torch.Tensor", self._hvd.allreduce(tensor, name=name, op=self._hvd.Sum))
 
     def start_sum(self, numbers: Sequence[int]) -> Callable[[], list[int] | None]:
-        """Begin a sum by Horovod, whose thread alone then drives it: MPI's own request would be driven beside it."""
+        """Begin a sum by Horovod: with MPI's own request, two threads would drive MPI at once."""
         import torch
 
         mine = torch.tensor(numbers, dtype=torch.int64)

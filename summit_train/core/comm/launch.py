@@ -27,7 +27,7 @@ class Launch:
     """The launcher of this process, with the process's rank and the number of processes.
 
     interactive: a person watches stdout's terminal. A launcher's pseudo-terminal counts only with TTY_COMPATIBLE=1,
-    the variable that rich reads. by_mpi: MPI knows of the processes.
+    the variable that rich reads. by_mpi: MPI can join the processes.
     """
 
     launcher: str
@@ -40,7 +40,7 @@ class Launch:
 def find_launch(environ: Mapping[str, str]) -> Launch | None:
     """Return the launch that `environ` describes, or None for a process started by hand.
 
-    Raises UserError when a launcher's variables are there but are no numbers.
+    Raises UserError when a launcher's variables are not numbers.
     """
     # torchrun itself may be started once a node by any of the others.
     launchers = _LAUNCHERS[-1:] if "TORCHELASTIC_RUN_ID" in environ else _LAUNCHERS
@@ -50,7 +50,7 @@ def find_launch(environ: Mapping[str, str]) -> Launch | None:
                 rank, size = int(environ[rank_name]), int(environ[size_name])
             except ValueError as error:
                 names = f"{rank_name}={environ[rank_name]!r}, {size_name}={environ[size_name]!r}"
-                raise UserError(f"the environment of {launcher} is broken: {names}; numbers are wanted") from error
+                raise UserError(f"the environment of {launcher} is broken: must be numbers, got {names}") from error
             has_pmi = any(name.startswith(("PMIX_", "PMI_", "I_MPI_PMI")) for name in environ)
             by_mpi = launcher != "torchrun" and (launcher not in _BY_PMI or has_pmi)
             return Launch(launcher, rank, size, environ.get("TTY_COMPATIBLE") == "1", by_mpi)

@@ -93,7 +93,7 @@ def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
             reason = str(error).strip().splitlines()[0]
             what = f"cannot keep the rendezvous at port {port} ({reason}); set MASTER_PORT to one that is free"
         else:
-            what = f"nobody answers at {address}, port {port}, within {RENDEZVOUS_S} s; is rank 0 there?"
+            what = f"no answer from {address}, port {port}, within {RENDEZVOUS_S} s; is rank 0 running there?"
         raise RunFailed(f"{who}: {what}") from error
 
 
@@ -133,7 +133,7 @@ def first_host(environ: Mapping[str, str], *, in_step: bool = False) -> str | No
 def use_interface_towards(address: str) -> None:
     """Let gloo use the network interface through which this host reaches rank 0's, unless GLOO_SOCKET_IFNAME is set.
 
-    By itself gloo takes the one that has the address of the host's own name, which on many machines is the loopback.
+    Without it gloo takes the one with the address of the host's own name, which on many machines is the loopback.
     Where the way to rank 0 is the loopback, gloo chooses: ranks of other hosts may have to reach this one.
     """
     if "GLOO_SOCKET_IFNAME" in os.environ:

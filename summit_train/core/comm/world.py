@@ -72,7 +72,7 @@ class World:
         """Wait for all ranks."""
 
     def abort(self, status: int) -> None:
-        """End every rank now. The one rank calls it that has met an error the others don't know of."""
+        """End every rank now; called by a rank that failed while the others did not."""
 
     def close(self) -> None:
         """Leave the world in order."""

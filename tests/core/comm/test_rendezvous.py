@@ -107,7 +107,7 @@ def test_a_rank_0_that_does_not_come_is_named_with_host_and_seconds(monkeypatch:
     monkeypatch.setattr("summit_train.core.comm.rendezvous.RENDEZVOUS_S", 1)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", str(port))
-    with pytest.raises(RunFailed, match=f"rank 1 on .*: nobody answers at localhost, port {port}, within 1 s"):
+    with pytest.raises(RunFailed, match=f"rank 1 on .*: no answer from localhost, port {port}, within 1 s"):
         meet(LAUNCH, "here")
 
 
