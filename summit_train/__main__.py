@@ -30,7 +30,7 @@ _COMMANDS = {
     "simulate": ("cli.simulate", "step time, run time and cost of a spec on N nodes of a machine"),
     "sweep": (
         "cli.sweep",
-        "many runs from one file: plan them, submit them as a job array or run them here, follow them",
+        "many runs from one file: plan, submit as a job array or run here, follow",
     ),
     "report": ("cli.report", "one HTML page of one or more runs"),
     "doctor": ("cli.doctor", "what works on this machine, and how to fix what does not"),
