@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from summit_train.core.errors import UserError
+from summit_train.data.batches.order import Order
 from summit_train.models.count import Count
 from summit_train.models.network import count_network
 from summit_train.optim.schedule import Schedule, peak_learning_rate
@@ -137,6 +138,12 @@ class Plan:
         progress = (step - self.first_step(epoch, rung)) / rung.steps_per_epoch
         return self.schedule.learning_rate((epoch + progress) * self.steps_per_epoch)
 
+    def order(self, rung: Rung | None = None) -> Order:
+        """The order of the training clips with this batch; None: the first one."""
+        rung = rung or self.ladder[0]
+        counts = (self.virtual_gpus, rung.clips_per_gpu, rung.steps_per_epoch)
+        return Order(self.clips, self.spec.seed, *counts, numbers_per_epoch=self.steps_per_epoch)
+
     def values(self) -> dict[str, Any]:
         """The plan as one JSON object, with the keys of the schedule among the others."""
         names = [own.name for own in fields(self) if own.name not in ("spec", "schedule")]
@@ -210,7 +217,7 @@ def _fewest_updates(spec: Spec, ladder: tuple[Rung, ...]) -> int:
 
 
 def averages_per_epoch(spec: Spec, steps_per_epoch: int) -> int:
-    """Return the averages of the learners in an epoch of so many steps."""
+    """Return the number of averages of the learners in an epoch."""
     period = spec.parallel.period
     return 1 if period == "epoch" else math.ceil(steps_per_epoch / period)
 
@@ -272,8 +279,8 @@ def _check_ranks(virtual_gpus: int, ranks: int) -> None:
     above = [n for n in divisors if n > ranks]
     near = f"{below} or {above[0]}" if above else f"{below}"
     raise PlanError(
-        f"scale.gpus is {virtual_gpus}, which {ranks} ranks do not divide: every rank plays as many virtual GPUs as "
-        f"the next; start {near} ranks, or change scale.gpus"
+        f"scale.gpus is {virtual_gpus}, which {ranks} ranks do not divide: every rank needs an equal share of the "
+        f"virtual GPUs; start {near} ranks, or change scale.gpus"
     )
 
 

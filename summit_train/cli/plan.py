@@ -152,16 +152,16 @@ def read_files(spec: Spec, clips: int | None) -> Files:
     if clips is not None:
         return Files(clips, None, 0, [], ["data.train", "data.val"])
     # Imported here: with --clips the command needs neither numpy nor PyAV.
-    from summit_train.data.manifest.quarantine import class_warnings, kept_clips
-    from summit_train.training.start import read_manifests
+    from summit_train.data.manifest.quarantine import class_warnings
+    from summit_train.training.start import open_datasets
 
     for key, path in (("train", spec.data.train), ("val", spec.data.val)):
         if not Path(path).exists():
             number = "the number of its clips" if key == "train" else "the number of training clips"
             raise PlanError(f"data.{key}: there is no {path}; give {number} with --clips N")
-    train, val = read_manifests(spec)
-    kept = kept_clips(spec.data, train)
-    return Files(len(kept), len(kept_clips(spec.data, val)), len(kept.excluded), class_warnings(train, val), [])
+    train, val = open_datasets(spec)
+    warnings = class_warnings(train.manifest, val.manifest)
+    return Files(len(train), len(val), len(train.kept.excluded), warnings, [])
 
 
 def check_weights(spec: Spec, to_come: Path | None = None, *, may_be_missing: bool) -> list[str]:

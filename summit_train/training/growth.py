@@ -35,7 +35,7 @@ class Decision:
 
 
 class GrowingBatch:
-    """The batch of now, and what decides the next one. All ranks hold the same; it is part of a checkpoint.
+    """The current batch, and what decides the next one. It is the same on all ranks, and part of a checkpoint.
 
     spec: None where the batch never grows. ladder: the batches, the first one first.
     """
@@ -46,11 +46,11 @@ class GrowingBatch:
 
     @property
     def rung(self) -> Rung:
-        """Return the batch of now."""
+        """Return the current batch."""
         return self._ladder[self._place]
 
     def lacks(self, validations: int) -> bool:
-        """Return whether the batch depends on `validations` of them, and one is still to come."""
+        """Return whether the batch depends on this many validations, and one is still to come."""
         return self._spec is not None and self._validations < validations
 
     def decide(self, accuracy: float) -> Decision | None:
