@@ -14,7 +14,7 @@ from torch import nn
 
 from summit_train.core.errors import UserError
 from summit_train.core.saved import give_weights
-from summit_train.data.batches.walk import ObservedFrames, StreamedFrames, walks
+from summit_train.data.batches.whole import ObservedFrames, StreamedFrames, whole_videos
 from summit_train.data.video.augment import num_observed
 from summit_train.data.video.source import DecodeError
 from summit_train.evaluation.evaluation import read_weights
@@ -115,30 +115,30 @@ def _observed_scores(
     normalise = Normalise(parameter_type(spec.precision), scorer.device, spec.data.input)
     streamed = None if streamer is None else StreamedFrames(spec.data)
     frames = ObservedFrames(spec.data, fractions, streamed)
-    for walk in walks(spec.data, spec.evaluate, dataset.store, videos, frames):
+    for video in whole_videos(spec.data, spec.evaluate, dataset.store, videos, frames):
         average: StreamAverage | None = None
         try:
-            number = walk.num_frames
+            number = video.num_frames
             clips, kept = frames.clips(number), dict[int, torch.Tensor]()
             if streamer is not None and streamed is not None:
                 edges = [num_observed(number, fraction) for fraction in fractions]
                 average = StreamAverage(streamer, streamed.in_order(number).tolist(), edges)
             of_clips = set(clips.ravel().tolist())
-            for piece in walk.pieces():
-                for place, frame in enumerate(piece.numbers.tolist()):
+            for block in video.blocks():
+                for place, frame in enumerate(block.numbers.tolist()):
                     if frame in of_clips:
-                        kept[frame] = piece.views[:, place].clone()  # a view would keep the whole piece
+                        kept[frame] = block.views[:, place].clone()  # a view would keep the whole block
                 if average is not None:
-                    average.add(piece)
+                    average.add(block)
         except DecodeError as error:
-            yield unreadable(walk, error, spec.data)
+            yield unreadable(video, error, spec.data)
             continue
         views = [torch.stack([kept[frame] for frame in clip], 1) for clip in clips.tolist()]  # (crops, T, h, w, C)
         logits = view_logits(model, normalise, torch.cat(views), spec)
         curves = [logits.view(len(clips), -1, logits.shape[1]).mean(1).cpu().numpy()]
-        check_finite(curves[0], dataset.manifest.path(walk.video), source)
+        check_finite(curves[0], dataset.manifest.path(video.video), source)
         if average is not None:
-            check_finite(average.at_edges(0.0), dataset.manifest.path(walk.video), source)
+            check_finite(average.at_edges(0.0), dataset.manifest.path(video.video), source)
             curves.append(average.at_edges())
         yield np.stack(curves)
 

@@ -23,7 +23,7 @@ from summit_train.core.watch import Ballot, Stopped, StopRequest
 from summit_train.data.bad_clips import check_test, record_test
 from summit_train.data.batches.loader import BadClip, TestBatch, test_batches
 from summit_train.data.batches.stores import Store
-from summit_train.data.batches.walk import Piece, StreamedFrames, Walk, walks
+from summit_train.data.batches.whole import FrameBlock, StreamedFrames, WholeVideo, whole_videos
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest
 from summit_train.data.video.source import DecodeError
@@ -256,12 +256,12 @@ class StreamAverage:
         self._sum, self._num_seen = torch.zeros((), dtype=torch.float64), 0
         self._averages: list[torch.Tensor | None] = [None] * len(edges)
 
-    def add(self, piece: Piece) -> None:
-        """Take the frames of the piece that belong to the stream."""
-        for place, number in enumerate(piece.numbers.tolist()):
+    def add(self, block: FrameBlock) -> None:
+        """Take the frames of the block that belong to the stream."""
+        for place, number in enumerate(block.numbers.tolist()):
             if not self._times[number]:
                 continue
-            frame_NCHW = self._streamer.normalise(piece.views[:, place : place + 1])[:, 0]
+            frame_NCHW = self._streamer.normalise(block.views[:, place : place + 1])[:, 0]
             for _ in range(self._times[number]):
                 logits, self._caches = self._streamer.network(frame_NCHW, self._caches)
                 self._sum = self._sum.to(logits.device) + logits.double().mean(0)
@@ -284,20 +284,20 @@ def stream_scores(streamer: Streamer, spec: Spec, store: Store, videos: Sequence
     Source: the TSM paper (journal version), section 5.5.1 and Table 7: "the prediction averaged from all the frames".
     """
     frames = StreamedFrames(spec.data)
-    for walk in walks(spec.data, spec.evaluate, store, videos, frames):
+    for video in whole_videos(spec.data, spec.evaluate, store, videos, frames):
         result: Result
         try:
-            average = StreamAverage(streamer, frames.in_order(walk.num_frames).tolist(), [walk.num_frames])
-            for piece in walk.pieces():
-                average.add(piece)
+            average = StreamAverage(streamer, frames.in_order(video.num_frames).tolist(), [video.num_frames])
+            for block in video.blocks():
+                average.add(block)
             result = average.at_edges()[0]
         except DecodeError as error:
-            result = unreadable(walk, error, spec.data)
+            result = unreadable(video, error, spec.data)
         yield result
 
 
-def unreadable(walk: Walk, error: DecodeError, data: DataSpec) -> BadClip:
+def unreadable(video: WholeVideo, error: DecodeError, data: DataSpec) -> BadClip:
     """Return the record of a video that cannot be read. Raises `error` with data.on_bad_clip "fail"."""
     if data.on_bad_clip == "fail":
         raise error
-    return BadClip(walk.video, error.path, error.reason, None)
+    return BadClip(video.video, error.path, error.reason, None)

@@ -140,19 +140,14 @@ class Run:
 
     def _first_state(self, force_resume: bool) -> dict[str, Any]:
         """Return the newest checkpoint's state, or load pretrained weights and return {}."""
-        saved, pretrained = self._saved_state(force_resume), self.spec.model.pretrained
-        if pretrained is not None and not saved:
-            report = load_pretrained(self.model, pretrained, self.train_set.manifest.classes)
-            self.notes.append(f"pretrained: {report}")
-        return saved
-
-    def _saved_state(self, force_resume: bool) -> dict[str, Any]:
         path, state, complaints = load_newest(self.spec.run_path, bound_of(self.model))
         self.notes.extend(f"passed over: {complaint}" for complaint in complaints)
         if path is None:
+            if self.spec.model.pretrained is not None:
+                report = load_pretrained(self.model, self.spec.model.pretrained, self.train_set.manifest.classes)
+                self.notes.append(f"pretrained: {report}")
             return {}
-        same = self._experiment()
-        differing = experiment_differences(state.get("experiment", {}), same)
+        differing = experiment_differences(state.get("experiment", {}), self._experiment())
         if differing and not force_resume:
             raise CheckpointError(
                 f"{path} is of another experiment: {'; '.join(differing)}. Give this run another name, or take it "
@@ -208,18 +203,10 @@ def _train_step(
     """Return the step that drives `model` by the spec's solver over all ranks of `world`."""
     solver = spec.optimizer
     factors = {model.head: solver.head_lr_factor} | dict.fromkeys(model.stem, solver.first_lr_factor)
-    smoothing = spec.loss.label_smoothing
     settings = StepSettings(
-        spec.seed,
-        accumulation,
-        spec.precision,
-        solver.clip_norm,
-        smoothing,
-        noise_every,
-        spec.ema.decay,
-        spec.data.input,
-        solver.compression,
-    )
+        spec.seed, accumulation, spec.precision, solver.clip_norm, spec.loss.label_smoothing, noise_every,
+        spec.ema.decay, spec.data.input, solver.compression,
+    )  # fmt: skip
     return drive_solver(solver, settings, world, model, device, factors)
 
 
