@@ -75,12 +75,10 @@ class Plan:
 
     @property
     def parameters(self) -> int:
-        """The number of weights of the network."""
         return self.network.parameters
 
     @property
     def multiply_adds(self) -> int:
-        """The multiply-adds of one clip's forward pass."""
         return self.network.multiply_adds
 
     @property
@@ -105,22 +103,21 @@ class Plan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """The size of a checkpoint of a whole epoch."""
-        return _copies_saved(self.spec, self.virtual_gpus) * self.parameters * self.spec.weight_bytes
+        parallel, states = self.spec.parallel, 1 + self.spec.optimizer.states  # tensors of each weight's shape
+        learners = self.virtual_gpus if "local" in (parallel.optimizer_state, parallel.bn) else 0
+        copies = states + (self.spec.ema.decay is not None) + learners * states
+        return copies * self.parameters * self.spec.weight_bytes
 
     @property
     def total_steps(self) -> int:
-        """The updates of the whole run."""
         return self.schedule.total_steps
 
     @property
     def warmup_steps(self) -> int:
-        """The updates of the warm-up."""
         return int(self.schedule.warmup_steps)
 
     @property
     def peak_lr(self) -> float:
-        """The LR at the end of the warm-up."""
         return self.schedule.peak_lr
 
     def first_step(self, epoch: int, rung: Rung) -> int:
@@ -169,6 +166,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         )
     accumulation = virtual_gpus // ranks
     ladder = _ladder(spec, virtual_gpus, num_clips)
+    clip_bytes = math.prod(spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))  # uint8
     return Plan(
         spec=spec,
         ranks=ranks,
@@ -184,7 +182,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         ladder=ladder,
         fewest_updates=_fewest_updates(spec, ladder),
         dropped_clips_per_epoch=num_clips - steps_per_epoch * global_batch,
-        input_bytes_per_step_and_rank=accumulation * spec.scale.clips_per_gpu * _clip_bytes(spec),
+        input_bytes_per_step_and_rank=accumulation * spec.scale.clips_per_gpu * clip_bytes,
     )
 
 
@@ -284,25 +282,8 @@ def _check_ranks(virtual_gpus: int, ranks: int) -> None:
     )
 
 
-def _clip_bytes(spec: Spec) -> int:
-    """Return the bytes of a clip on its way to the device, uint8."""
-    return math.prod(spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))
-
-
-def _averages(spec: Spec) -> int:
-    """Return the number of averages of the weights that a run holds."""
-    return int(spec.ema.decay is not None)
-
-
-def _copies_saved(spec: Spec, virtual_gpus: int) -> int:
-    """Return how many tensors of each weight's shape a checkpoint of a whole epoch has."""
-    one = 1 + spec.optimizer.states
-    differ = spec.parallel.optimizer_state == "local" or spec.parallel.bn == "local"
-    return one + _averages(spec) + differ * virtual_gpus * one
-
-
 def _memory(spec: Spec, network: Count, accumulation: int, clips: int) -> int:
-    copies = 2 + spec.optimizer.states + _averages(spec)
+    copies = 2 + spec.optimizer.states + (spec.ema.decay is not None)
     if spec.parallel.method == "averaging":
         # One learner's gradients at a time, the average, and the buffer of the solver's state on its way.
         copies = accumulation * (1 + spec.optimizer.states) + 2 + max(1, spec.optimizer.states)

@@ -56,11 +56,9 @@ class LossScale:
         self._good_steps = self._good_steps * (1 - grow)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the scale and the number of good steps since its last change."""
         return {"scale": self.scale.cpu(), "good_steps": self._good_steps.cpu()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned."""
         self.scale = state["scale"].to(self.scale)
         self._good_steps = state["good_steps"].to(self._good_steps)
 

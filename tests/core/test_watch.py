@@ -105,7 +105,7 @@ def test_a_rank_that_is_silent_is_named_before_any_other(clock: _Clock) -> None:
     clock.now = 101.0
     assert watchdog._fault(100.0, _Before(60.0)) == (
         "no progress for 101 s while waiting for the other ranks; rank 6 on node3 has been silent for 60 s: stopped, "
-        "or cut off? Its last word: in step 8"
+        "or cut off? Last report: in step 8"
     )
 
 

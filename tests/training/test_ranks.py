@@ -260,7 +260,7 @@ def test_a_rank_that_is_stopped_is_named_by_the_others(
     assert line.startswith(f"rank {(culprit + 1) % ranks} on {host}: no progress for "), output
     assert "while waiting for the other ranks in step 4" in line
     assert f"rank {culprit} on {host} has been silent for " in line
-    assert re.search(r"Its last word: (starting|\w+ing .*step [1-4])", line)  # it spoke once a second
+    assert re.search(r"Last report: (starting|\w+ing .*step [1-4])", line)  # it spoke once a second
 
 
 def test_a_rank_that_hangs_in_its_own_code_names_itself(write_spec: WriteSpec) -> None:
