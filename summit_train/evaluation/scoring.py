@@ -173,7 +173,7 @@ class Scorer:
                     break
         model.train(was_training)
         for _ in ballot.rounds():
-            progress(len(scores), len(videos))  # the others still score: waiting longer than a stall is no fault
+            progress(len(scores), len(videos))  # the others still score: a wait longer than a stall is allowed
         gathered = self.world.gather((videos[: len(scores)], scores, bad))
         if gathered is not None:
             num_known = len(partial.bad)
