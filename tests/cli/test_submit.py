@@ -157,7 +157,7 @@ def test_a_chain_is_said_and_submitted(say: Callable[..., Said], standins: Stand
         (["--site", "summit", "--nodes", "0"], "--nodes 0: at least one node is wanted"),
         (["--site", "local", "--nodes", "2"], "local: a job has at most 1 nodes, 2 are asked for"),
         (["--site", "summit", "--nodes", "1", "--set", "acount=x"], "override 'acount=x': acount: unknown key"),
-        (["--site", "summit", "--nodes", "1", "--speed", "0"], "--speed 0: must be a number above 0"),
+        (["--site", "summit", "--nodes", "1", "--speed", "0"], "--speed 0: a number above 0 is wanted"),
         (["--site", "summit", "--nodes", "1", "--max-requeues", "-1"], "--max-requeues -1: 0 or more is wanted"),
         (["--site", "summit", "--nodes", "1", "--walltime", "0:00"], "--walltime 0:00: at least a minute is wanted"),
         (["--site", "summit", "--nodes", "1", "scale.gpu=1"], "scale.gpu: unknown key; did you mean gpus?"),
