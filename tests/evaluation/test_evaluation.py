@@ -38,8 +38,9 @@ def test_top_5_is_not_shown_where_it_says_nothing(classes: int, text: str) -> No
     assert show_accuracy("61.00", 98.765, classes) == text
 
 
-def _scorer(spec: Spec, world: World | None = None, **stop: StopRequest) -> Scorer:
-    return Scorer(spec, Dataset.open(spec, "val"), world or World(), torch.device("cpu"), **stop)
+def _scorer(spec: Spec, world: World | None = None, stop: StopRequest | None = None) -> Scorer:
+    stop = StopRequest() if stop is None else stop  # one that is not set is false
+    return Scorer(spec, Dataset.open(spec, "val"), world or World(), torch.device("cpu"), stop)
 
 
 def test_a_videos_score_is_the_mean_over_its_views_and_depends_on_no_other(write_spec: WriteSpec) -> None:
