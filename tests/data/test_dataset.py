@@ -1,4 +1,4 @@
-"""Which clips training gets."""
+"""A data set without its quarantined clips: what training gets, and what each rank scores."""
 
 from __future__ import annotations
 
@@ -22,3 +22,4 @@ def test_a_clip_in_quarantine_is_never_trained_on(write_spec: WriteSpec, tmp_pat
     with dataset.training_batches(plan.order(), 0, 1, range(5)) as batches:
         seen = [clip for batch in batches for clip in batch.ids.tolist()]
     assert sorted(seen) == list(range(1, 80, 2))
+    assert [dataset.shard(rank, 3).tolist()[:2] for rank in range(3)] == [[1, 7], [3, 9], [5, 11]]
