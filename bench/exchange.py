@@ -197,7 +197,7 @@ class OwnStep:
         self._recorder, self._gradients = recorder, sum(1 for _ in model.parameters())
 
     def __call__(self, batches: Sequence[MicroBatch]) -> None:
-        self._step(batches, 0.0, lap=self._recorder.lap)
+        self._step(batches, 0.0, end_phase=self._recorder.lap)
 
     def messages(self) -> int:
         """Return the number of buckets; before there were any, that of gradients, which Horovod packed."""
@@ -248,7 +248,7 @@ class DdpStep:
         if self._step is None:
             self._loop(*batches)
         else:
-            self._step(batches, 0.0, lap=self._lap)
+            self._step(batches, 0.0, end_phase=self._lap)
 
     def messages(self) -> int:
         """Return the number of buckets, as they are once the order of the gradients is known."""

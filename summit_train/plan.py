@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from summit_train.core.errors import UserError
+from summit_train.data.batches.order import Order
 from summit_train.models.count import Count
 from summit_train.models.network import count_network
 from summit_train.optim.schedule import Schedule, peak_learning_rate
@@ -74,12 +75,10 @@ class Plan:
 
     @property
     def parameters(self) -> int:
-        """The number of weights of the network."""
         return self.network.parameters
 
     @property
     def multiply_adds(self) -> int:
-        """The multiply-adds of one clip's forward pass."""
         return self.network.multiply_adds
 
     @property
@@ -104,22 +103,21 @@ class Plan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """The size of a checkpoint of a whole epoch."""
-        return _copies_saved(self.spec, self.virtual_gpus) * self.parameters * self.spec.weight_bytes
+        parallel, states = self.spec.parallel, 1 + self.spec.optimizer.states  # tensors of each weight's shape
+        learners = self.virtual_gpus if "local" in (parallel.optimizer_state, parallel.bn) else 0
+        copies = states + (self.spec.ema.decay is not None) + learners * states
+        return copies * self.parameters * self.spec.weight_bytes
 
     @property
     def total_steps(self) -> int:
-        """The updates of the whole run."""
         return self.schedule.total_steps
 
     @property
     def warmup_steps(self) -> int:
-        """The updates of the warm-up."""
         return int(self.schedule.warmup_steps)
 
     @property
     def peak_lr(self) -> float:
-        """The LR at the end of the warm-up."""
         return self.schedule.peak_lr
 
     def first_step(self, epoch: int, rung: Rung) -> int:
@@ -136,6 +134,12 @@ class Plan:
         epoch = step // self.steps_per_epoch
         progress = (step - self.first_step(epoch, rung)) / rung.steps_per_epoch
         return self.schedule.learning_rate((epoch + progress) * self.steps_per_epoch)
+
+    def order(self, rung: Rung | None = None) -> Order:
+        """The order of the training clips with this batch; None: the first one."""
+        rung = rung or self.ladder[0]
+        counts = (self.virtual_gpus, rung.clips_per_gpu, rung.steps_per_epoch)
+        return Order(self.clips, self.spec.seed, *counts, numbers_per_epoch=self.steps_per_epoch)
 
     def values(self) -> dict[str, Any]:
         """The plan as one JSON object, with the keys of the schedule among the others."""
@@ -162,6 +166,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         )
     accumulation = virtual_gpus // ranks
     ladder = _ladder(spec, virtual_gpus, num_clips)
+    clip_bytes = math.prod(spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))  # uint8
     return Plan(
         spec=spec,
         ranks=ranks,
@@ -177,7 +182,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         ladder=ladder,
         fewest_updates=_fewest_updates(spec, ladder),
         dropped_clips_per_epoch=num_clips - steps_per_epoch * global_batch,
-        input_bytes_per_step_and_rank=accumulation * spec.scale.clips_per_gpu * _clip_bytes(spec),
+        input_bytes_per_step_and_rank=accumulation * spec.scale.clips_per_gpu * clip_bytes,
     )
 
 
@@ -210,7 +215,7 @@ def _fewest_updates(spec: Spec, ladder: tuple[Rung, ...]) -> int:
 
 
 def averages_per_epoch(spec: Spec, steps_per_epoch: int) -> int:
-    """Return the averages of the learners in an epoch of so many steps."""
+    """Return the number of averages of the learners in an epoch."""
     period = spec.parallel.period
     return 1 if period == "epoch" else math.ceil(steps_per_epoch / period)
 
@@ -272,30 +277,13 @@ def _check_ranks(virtual_gpus: int, ranks: int) -> None:
     above = [n for n in divisors if n > ranks]
     near = f"{below} or {above[0]}" if above else f"{below}"
     raise PlanError(
-        f"scale.gpus is {virtual_gpus}, which {ranks} ranks do not divide: every rank plays as many virtual GPUs as "
-        f"the next; start {near} ranks, or change scale.gpus"
+        f"scale.gpus is {virtual_gpus}, which {ranks} ranks do not divide: every rank needs an equal share of the "
+        f"virtual GPUs; start {near} ranks, or change scale.gpus"
     )
 
 
-def _clip_bytes(spec: Spec) -> int:
-    """Return the bytes of a clip on its way to the device, uint8."""
-    return math.prod(spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))
-
-
-def _averages(spec: Spec) -> int:
-    """Return the number of averages of the weights that a run holds."""
-    return int(spec.ema.decay is not None)
-
-
-def _copies_saved(spec: Spec, virtual_gpus: int) -> int:
-    """Return how many tensors of each weight's shape a checkpoint of a whole epoch has."""
-    one = 1 + spec.optimizer.states
-    differ = spec.parallel.optimizer_state == "local" or spec.parallel.bn == "local"
-    return one + _averages(spec) + differ * virtual_gpus * one
-
-
 def _memory(spec: Spec, network: Count, accumulation: int, clips: int) -> int:
-    copies = 2 + spec.optimizer.states + _averages(spec)
+    copies = 2 + spec.optimizer.states + (spec.ema.decay is not None)
     if spec.parallel.method == "averaging":
         # One learner's gradients at a time, the average, and the buffer of the solver's state on its way.
         copies = accumulation * (1 + spec.optimizer.states) + 2 + max(1, spec.optimizer.states)

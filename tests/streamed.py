@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from summit_train.core.comm import World
-from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.dataset import Dataset
+from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.video.encode import write_video
-from summit_train.evaluation.evaluation import Evaluation
 from summit_train.evaluation.scores import Scores
+from summit_train.evaluation.scoring import Scorer
 from summit_train.models import VideoNetwork
 from summit_train.spec import Spec
 from summit_train.training.run import fresh_model
@@ -45,6 +46,8 @@ def noise_videos(
 
 
 def score(spec: Spec, model: VideoNetwork, crops: int | str = 1) -> Scores:
-    found = Evaluation(spec, read_manifest(spec.data.val), World(), CPU).score(model, 1, crops)
+    views = spec.evaluate.model_copy(update={"clips": 1, "crops": crops})
+    spec = spec.model_copy(update={"evaluate": views})
+    found = Scorer(spec, Dataset.open(spec, "val"), World(), CPU).score(model)
     assert found is not None
     return found

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from summit_train.__main__ import main
 from summit_train.core.comm import World
-from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.dataset import Dataset
+from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Renderer
-from summit_train.evaluation.evaluation import Evaluation
+from summit_train.evaluation.scoring import Scorer
 from summit_train.inference.export.data import Picture
 from summit_train.inference.export.verify import normalised
 from summit_train.inference.trained import open_trained
@@ -84,9 +85,8 @@ def ran(program: str, video: Path | None = None) -> dict[str, Any]:
 
 def evaluated(run: Path, manifest: Path, *overrides: str) -> tuple[NDArray[np.float32], list[str]]:
     """The evaluation's logits of each video, and the names of their classes."""
-    trained = open_trained(run, overrides)
-    evaluation = Evaluation(trained.spec, read_manifest(manifest), World(), CPU)
-    found = evaluation.score(trained.network(CPU), trained.spec.evaluate.clips, 1)
+    trained = open_trained(run, [*overrides, f"data.val={manifest}"])
+    found = Scorer(trained.spec, Dataset.open(trained.spec, "val"), World(), CPU).score(trained.network(CPU))
     assert found is not None
     return found.scores, [trained.classes[int(label)] for label in found.scores.argmax(1)]
 

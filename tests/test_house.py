@@ -36,7 +36,7 @@ FLOORS = (
     "__main__",
 )
 # The rooms of data/, likewise; data.motion stands beside them.
-DATA_ROOMS = ("video", "manifest", "check", "packed", "batches", "bad_clips")
+DATA_ROOMS = ("video", "manifest", "check", "packed", "batches", "dataset", "bad_clips")
 # A feature is a folder that no other module imports.
 FEATURES = ("inference.cam", "inference.export", "inference.stream")
 
@@ -56,8 +56,8 @@ OWNERS = {
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"core\.(comm|saved|session|watch).*|models.*|plan|evaluation\.(?!fuse|run_scores|scores).*|training\..*|"
-    r"inference\..*|optim\.(?!schedule).*|data\.(bad_clips|batches\.(loader|walk|workers))|bench\..*|"
+    r"core\.(comm|saved|session|watch).*|models.*|plan|evaluation\.(?!fuse|scores).*|training\..*|"
+    r"inference\..*|optim\.(?!schedule).*|data\.(bad_clips|dataset|batches\.(loader|whole|workers))|bench\..*|"
     r"scaling\..*|cluster\.(estimate|doctor.*)|sweep\.start|"
     r"cli\.(whole_run|train|evaluate|observed|predict|plan|model|simulate|submit|sweep|data.*)"
 )

@@ -19,10 +19,9 @@ from summit_train.core.watch import Watchdog
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.data.batches.workers import PREFETCHED_PER_WORKER, Batches
-from summit_train.data.manifest import Manifest
+from summit_train.data.dataset import Dataset
 from summit_train.plan import Plan
 from summit_train.spec import Spec
-from summit_train.training.loop import batches_between
 from summit_train.training.run import build_step, fresh_model
 from summit_train.training.step import StepResult
 from summit_train.training.stopwatch import Recorder
@@ -41,15 +40,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A spec that is measured, and its plan for the ranks at hand. manifest None: random clips."""
+    """A spec that is measured, and its plan for these ranks. dataset None: random clips."""
 
     spec: Spec
     plan: Plan
-    manifest: Manifest | None
+    dataset: Dataset | None
 
     def values(self) -> dict[str, Any]:
         """Return what is measured as a JSON object."""
-        synthetic, data = self.manifest is None, self.spec.data
+        synthetic, data = self.dataset is None, self.spec.data
         of_plan = ("ranks", "accumulation", "clips_per_gpu", "global_batch", "gradient_bytes")
         clips = {"clips": None, "workers": 0} if synthetic else {"clips": data.train, "workers": data.workers}
         sizes = {name: getattr(self.plan, name) for name in of_plan}
@@ -127,7 +126,7 @@ class StepBench:
         self._last: StepResult | None = None
         self._next_step = 0
         self._batches: Batches[MicroBatch] | None = None
-        self._random = [] if experiment.manifest is not None else random_batches(self._spec, self._plan, world)
+        self._random = [] if experiment.dataset is not None else random_batches(self._spec, self._plan, world)
 
     @property
     def activation_bytes(self) -> int:
@@ -136,7 +135,7 @@ class StepBench:
 
     def warm_up(self, at_least: int) -> None:
         """Run steps without timing them, until the loader has used up what it read ahead when it opened."""
-        ahead = 0 if self._experiment.manifest is None else PREFETCHED_PER_WORKER * self._spec.data.workers
+        ahead = 0 if self._experiment.dataset is None else PREFETCHED_PER_WORKER * self._spec.data.workers
         with self._activations.counted():
             self.repeat(1)
         if rest := max(at_least, -(-ahead // self._plan.accumulation)) - 1:
@@ -151,7 +150,7 @@ class StepBench:
             micro_batches = self._take()
             self._recorder.lap("data_wait")
             self._watchdog.at(f"in a measured step of {self._spec.name}", waits=self._world.size > 1)
-            result = self._step(micro_batches, 0.0, lap=self._recorder.lap)
+            result = self._step(micro_batches, 0.0, end_phase=self._recorder.lap)
             if self._last is not None:  # as the loop does, one step late
                 self._last.read(self._plan.global_batch, self._plan.virtual_gpus, self._world.size)
             self._last = result
@@ -177,13 +176,13 @@ class StepBench:
             self._batches = None
 
     def _take(self) -> list[MicroBatch]:
-        manifest = self._experiment.manifest
-        if manifest is None:
+        dataset, world = self._experiment.dataset, self._world
+        if dataset is None:
             return self._random
         if self._batches is None:
-            # Nobody knows how many steps will be asked for; the keys are made one by one.
-            end = self._next_step + 10**9
-            self._batches = batches_between(self._spec, self._plan, self._world, manifest, self._next_step, end)
+            # Without an end: the keys are made one by one, as steps are asked for.
+            steps = range(self._next_step, self._next_step + 10**9)
+            self._batches = dataset.training_batches(self._plan.order(), world.rank, world.size, steps)
         self._next_step += 1
         return [next(self._batches) for _ in range(self._plan.accumulation)]
 

@@ -1,4 +1,7 @@
-"""`summit-train eval`: the accuracy of a run's checkpoints, every video once, on any number of ranks."""
+"""`summit-train eval`: the accuracy of a run's checkpoints, every video once, on any number of ranks.
+
+With precise BN, whose batches are those of training, the number of ranks must divide the virtual GPUs.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ from summit_train.core.errors import UserError
 from summit_train.core.saved import CheckpointError
 from summit_train.core.session import session
 from summit_train.core.text import counted
-from summit_train.core.watch import StopRequest, Watchdog
-from summit_train.evaluation.evaluation import OFFICIAL, Evaluation, changes_scores, show_accuracy
-from summit_train.evaluation.scoring import Progress
+from summit_train.core.watch import Watchdog
+from summit_train.data.dataset import Dataset
+from summit_train.evaluation.evaluation import OFFICIAL, Evaluation, show_accuracy
+from summit_train.evaluation.scoring import Scorer
 from summit_train.models import VideoNetwork
-from summit_train.spec import Spec, flat_keys, load_spec
+from summit_train.spec import Spec, changes_scores, flat_keys, load_spec
 from summit_train.training.agreement import check_agreement
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints, steps_per_epoch
-from summit_train.training.precise_bn import preparation
 from summit_train.training.run import fresh_model
-from summit_train.training.start import choose_device, inputs_of, manifest_of, run_spec, tell_overrides
+from summit_train.training.start import choose_device, read_inputs, run_spec, tell_overrides
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,60 +66,51 @@ def run(args: argparse.Namespace) -> int:
     overrides = [*args.overrides, *more, *words]
     if "=" in (args.observed or ""):  # --observed alone, before an override
         args.observed, overrides = "", [*overrides, args.observed]
-    _check_alone(args)
+    if args.observed is None and (args.out is not None or args.beside is not None):
+        raise UserError("--out and --beside are for the figure of early recognition: add --observed")
+    if args.beside is not None and args.out is None:
+        raise UserError("--beside draws other runs' curves: add --out FILE.png")
     if args.observed is not None:
         # Imported here because it needs matplotlib: training imports this module on all ranks, and only one draws.
         from summit_train.cli.observed import run_observed
 
         return run_observed(args, chosen, overrides)
     spec = run_spec(args.spec, overrides)
-    manifest = manifest_of(spec, "val")
     # Only precise BN needs the training data and the plan.
-    inputs = inputs_of(spec, launch.size) if spec.evaluate.precise_bn else None
+    inputs = read_inputs(spec, launch.size) if spec.evaluate.precise_bn else None
+    datasets = {"val": Dataset.open(spec, "val")} if inputs is None else inputs.datasets
     paths, left_out = _paths(spec, chosen)
     others = bool(chosen) and chosen != [f"last:{spec.evaluate.last_checkpoints}"]
     changed = _changed_keys(spec, paths if others else [])
     with session(launch) as world, ExitStack() as held:
         watchdog = held.enter_context(Watchdog(world, world.broadcast(spec.watch.stall_seconds)))
-        manifests = {"val": manifest} if inputs is None else inputs.manifests
-        check_agreement(world, spec, manifests, command="eval", checkpoints=list(map(str, paths)))
+        check_agreement(world, spec, datasets, command="eval", checkpoints=list(map(str, paths)))
         device = choose_device(world)
         model = fresh_model(spec, device)
-        prepare = None if inputs is None else preparation(inputs, world, device, watchdog, StopRequest())
-        evaluation = Evaluation(spec, manifest, world, device, prepare, changed, _result_name(spec, changed))
+        scorer = Scorer(spec, datasets["val"], world, device)
+        training = None if inputs is None else (inputs.plan, inputs.train)
+        evaluation = Evaluation(scorer, watchdog, training, changed, _result_name(spec, changed))
         if world.rank == 0:
             tell_left_out(left_out)
-        result = evaluate_paths(model, evaluation, paths, watchdog, quiet=args.json)
+        result = evaluate_paths(model, evaluation, paths, quiet=args.json)
     if result is not None and args.json:
         print(json.dumps(result))
     return 0
 
 
-def _check_alone(args: argparse.Namespace) -> None:
-    """Raise UserError for options that need --observed if it is missing."""
-    if args.observed is None and (args.out is not None or args.beside is not None):
-        raise UserError("--out and --beside are for the figure of early recognition: add --observed")
-    if args.beside is not None and args.out is None:
-        raise UserError("--beside draws other runs' curves: add --out FILE.png")
-
-
 def evaluate_paths(
-    model: VideoNetwork, evaluation: Evaluation, paths: Sequence[Path], watchdog: Watchdog, *, quiet: bool
+    model: VideoNetwork, evaluation: Evaluation, paths: Sequence[Path], *, quiet: bool
 ) -> dict[str, Any] | None:
     """Evaluate checkpoints on all ranks. Rank 0 prints the accuracy and returns the content of eval.json."""
-
-    def progress(path: Path) -> Progress:
-        return lambda done, total: watchdog.at(f"evaluating video {done} of {total} with {path}", waits=done == total)
-
-    result = evaluation.score_checkpoints(model, paths, progress)
+    result = evaluation.score_checkpoints(model, paths)
     if result is not None and not quiet:
-        print(_sentence(result, evaluation.spec.model.num_classes))
+        spec = evaluation.scorer.spec
+        print(_sentence(result, spec.model.num_classes))
         if "ema" in result:
-            print(f"average of the weights: {_sentence(result['ema'], evaluation.spec.model.num_classes)}")
+            print(f"average of the weights: {_sentence(result['ema'], spec.model.num_classes)}")
         if evaluation.name != OFFICIAL:
             changed = ", ".join(f"{key}={value}" for key, value in evaluation.overrides.items())
-            file = evaluation.spec.run_path / f"{evaluation.name}.json"
-            print(f"not by the run's own spec ({changed}): in {file}")
+            print(f"not by the run's own spec ({changed}): in {spec.run_path / f'{evaluation.name}.json'}")
     return result
 
 
@@ -183,5 +177,5 @@ def _paths(spec: Spec, chosen: Sequence[str]) -> tuple[list[Path], list[str]]:
         left_out += others
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
-        raise CheckpointError(f"there is no checkpoint {', '.join(missing)}; a file or last:N is wanted")
+        raise CheckpointError(f"there is no checkpoint {', '.join(missing)}; must be a file or last:N")
     return paths, left_out

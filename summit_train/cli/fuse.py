@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from summit_train.core.errors import UserError
+import numpy as np
+
 from summit_train.core.files import check_output, write_json
 from summit_train.core.session import check_single
 from summit_train.core.text import counted, has_top5, table
-from summit_train.evaluation.fuse import Ensemble, Weights, ensemble, fused_values, parse_weights, search_on_half
-from summit_train.evaluation.run_scores import read_runs
-from summit_train.report.confusion import Confusion, confusion_of
+from summit_train.evaluation.fuse import fuse, fused_values, known_classes, parse_weights, read_runs
+from summit_train.report.confusion import confusion_of
 from summit_train.report.fusion import draw_gains
 
 _SHOWN = 5  # classes of the largest gains, and as many of the largest losses
@@ -30,42 +31,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--softmax", action="store_true", default=True, help="add probabilities [the default]")
     kind.add_argument("--logits", dest="softmax", action="store_false", help="add logits")
-    parser.add_argument(
-        "--search", action="store_true", help="find the weights on one half of the videos, and score on the other half"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the halves of --search [%(default)s]")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="write fused scores, JSON and two figures there",
-    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write fused scores, JSON and two figures there")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
     """Fuse the runs and print the accuracies."""
     check_single("fuse")
-    if args.search and args.weights is not None:
-        raise UserError("--search finds the weights: leave --weights out, or --search")
     weights = parse_weights(args.weights, len(args.runs))
-    if args.out is not None:
-        check_output("--out", args.out, args.out / _NPZ)
-    mixed = ensemble(read_runs(args.runs), softmax=args.softmax)
-    search = None
-    if args.search:
-        mixed, weights, search = search_on_half(mixed, args.seed)
-    fused = mixed.fuse(weights)
-    confusion = confusion_of("the fused scores", fused.labels, fused.scores, fused.is_read, mixed.class_names)
-    values = fused_values(mixed, weights) | {
-        "search": search,
+    out: Path | None = args.out
+    if out is not None:
+        check_output("--out", out, out / _NPZ)
+    runs = read_runs(args.runs)
+    fused = fuse(runs, weights, softmax=args.softmax)
+    names = known_classes(runs)
+    confusion = confusion_of("the fused scores", fused.labels, fused.scores, fused.is_read, names)
+    values = fused_values(runs, weights, fused) | {
+        "scores": "softmax" if args.softmax else "logits",
         "confusion": {"names": list(confusion.names), "counts": confusion.counts.tolist()},
     }
     print(json.dumps(values) if args.json else _text(values))
-    if args.out is not None:
-        _write(args.out, mixed, weights, values, confusion)
+    if out is not None:
+        if args.softmax:  # the logarithms of probabilities, whose softmax they are
+            with np.errstate(divide="ignore"):
+                fused = replace(fused, scores=np.log(fused.scores))
+        fused.save(out / _NPZ, runs[0].clips, names)
+        write_json(out / _JSON, values)
+        draw_gains(out / _GAINS, values)
+        confusion.draw(out / _CONFUSION)
         if not args.json:
-            print(f"in {args.out}: {_NPZ}, {_JSON}, {_GAINS}, {_CONFUSION}")
+            print(f"in {out}: {_NPZ}, {_JSON}, {_GAINS}, {_CONFUSION}")
     return 0
 
 
@@ -80,23 +75,12 @@ def _text(values: Mapping[str, Any]) -> str:
 
     rows = [["run", "predictions", "weight", *names.values(), "gain"]]
     rows += [row(run, run["name"], Path(run["predictions"]).stem, f"{run['weight']:g}") for run in values["runs"]]
-    if values["search"] is not None:
-        rows.append(row(values["search"]["equal_weights"], "fused, equal weights"))
     rows.append(row(values, "fused"))
-    return "\n".join([table(rows, indent="", left=2), *_notes(values), *_changes(values)])
-
-
-def _notes(values: Mapping[str, Any]) -> list[str]:
     what = "softmax probabilities" if values["scores"] == "softmax" else "logits"
     notes = [f"{counted(values['videos'], 'video')}, matched by {values['matched_by']}; fused: weighted mean of {what}"]
-    if (search := values["search"]) is not None:
-        notes.append(
-            f"weights found on {counted(search['found_on'], 'video')} ({search['found_top1']:.2f} % there), "
-            f"scored on the other {search['scored_on']:,} (seed {search['seed']})"
-        )
     if values["bad_videos"]:
         notes.append(f"{counted(values['bad_videos'], 'video')} could not be read by a run and count as wrong")
-    return notes
+    return "\n".join([table(rows, indent="", left=2), *notes, *_changes(values)])
 
 
 def _changes(values: Mapping[str, Any]) -> list[str]:
@@ -112,12 +96,3 @@ def _changes(values: Mapping[str, Any]) -> list[str]:
         rows.append([row["name"], f"{row['videos']:,}", before, after, f"{row['gain']:+.2f}"])
     count = f"classes that gain: {len(ups):,}, that lose: {len(downs):,}, of {len(gains):,}"
     return ["", table(rows, indent=""), count]
-
-
-def _write(folder: Path, mixed: Ensemble, weights: Weights, values: Mapping[str, Any], confusion: Confusion) -> None:
-    """Write the files of --out."""
-    logits = mixed.logits(mixed.fuse(weights))
-    logits.save(folder / _NPZ, mixed.runs[0].clips, mixed.class_names)
-    write_json(folder / _JSON, values)
-    draw_gains(folder / _GAINS, values)
-    confusion.draw(folder / _CONFUSION)

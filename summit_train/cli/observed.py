@@ -16,15 +16,16 @@ from summit_train.core.saved import CheckpointError, find_checkpoints
 from summit_train.core.session import session
 from summit_train.core.text import has_top5, table
 from summit_train.core.watch import Watchdog
-from summit_train.evaluation.evaluation import Evaluation
+from summit_train.data.dataset import Dataset
 from summit_train.evaluation.observed import TENTHS, check_observable, no_stream, parse_fractions, score_observed
+from summit_train.evaluation.scoring import Scorer
 from summit_train.report.metrics import OBSERVED_FILE
 from summit_train.report.observed import draw_observed, read_observed
 from summit_train.report.records import Observed
 from summit_train.spec import Spec
 from summit_train.training.agreement import check_agreement
 from summit_train.training.run import fresh_model
-from summit_train.training.start import choose_device, manifest_of, run_spec
+from summit_train.training.start import choose_device, run_spec
 
 
 def run_observed(args: argparse.Namespace, checkpoints: Sequence[str], overrides: Sequence[str]) -> int:
@@ -35,16 +36,16 @@ def run_observed(args: argparse.Namespace, checkpoints: Sequence[str], overrides
     launch = this_launch()
     spec = run_spec(args.spec, overrides)
     check_observable(spec)
-    manifest = manifest_of(spec, "val")
+    dataset = Dataset.open(spec, "val")
     path = _checkpoint(spec.run_path, checkpoints)
     with session(launch) as world, ExitStack() as held:
         watchdog = held.enter_context(Watchdog(world, world.broadcast(spec.watch.stall_seconds)))
         seen = [str(fraction) for fraction in fractions]
-        check_agreement(world, spec, {"val": manifest}, command="eval --observed", checkpoint=str(path), fractions=seen)
+        check_agreement(world, spec, {"val": dataset}, command="eval --observed", checkpoint=str(path), fractions=seen)
         device = choose_device(world)
-        evaluation = Evaluation(spec, manifest, world, device)
+        scorer = Scorer(spec, dataset, world, device)
         with watched("videos", "evaluating video", world, watchdog) as progress:
-            result = score_observed(evaluation, fresh_model(spec, device), path, fractions, progress)
+            result = score_observed(scorer, fresh_model(spec, device), path, fractions, progress)
         if result is not None:
             write_json(spec.run_path / OBSERVED_FILE, result)
             if out is not None:
@@ -60,7 +61,7 @@ def _checkpoint(run_path: Path, chosen: Sequence[str]) -> Path:
         raise CheckpointError(f"--observed takes one checkpoint, not {' '.join(chosen)}; by default the newest")
     if chosen and chosen[0] != "last:1":
         if not Path(chosen[0]).is_file():
-            raise CheckpointError(f"there is no checkpoint {chosen[0]}; a file is wanted")
+            raise CheckpointError(f"there is no checkpoint {chosen[0]}; must be a file")
         return Path(chosen[0])
     found = find_checkpoints(run_path)
     if not found:

@@ -25,13 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks (default: one a virtual GPU)")
-    parser.add_argument("--clips", type=int, metavar="N", help="training clips, where the manifest is not at hand")
+    parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     parser.add_argument(
         "--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the time the run takes"
     )
     add_site_arguments(parser, required=False)
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes of the site (default: one GPU a virtual GPU)")
-    parser.add_argument("--compare", metavar="SPEC2", help="print this spec's plan beside it; overrides hold for both")
+    parser.add_argument("--compare", metavar="SPEC2", help="print this spec's plan alongside; overrides hold for both")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
@@ -109,7 +109,7 @@ def _ranks(args: argparse.Namespace, spec: Spec) -> int:
             raise PlanError(f"--{name} is of a site: name it with --site")
     ranks = args.ranks if args.ranks is not None else spec.scale.gpus or 1
     if ranks < 1:
-        raise PlanError(f"--ranks {ranks}: at least one rank is wanted")
+        raise PlanError(f"--ranks {ranks}: must be 1 or more")
     return int(ranks)
 
 
@@ -152,16 +152,16 @@ def read_files(spec: Spec, clips: int | None) -> Files:
     if clips is not None:
         return Files(clips, None, 0, [], ["data.train", "data.val"])
     # Imported here: with --clips the command needs neither numpy nor PyAV.
-    from summit_train.data.manifest.quarantine import class_warnings, kept_clips
-    from summit_train.training.start import read_manifests
+    from summit_train.data.manifest.quarantine import class_warnings
+    from summit_train.training.start import open_datasets
 
     for key, path in (("train", spec.data.train), ("val", spec.data.val)):
         if not Path(path).exists():
             number = "the number of its clips" if key == "train" else "the number of training clips"
             raise PlanError(f"data.{key}: there is no {path}; give {number} with --clips N")
-    train, val = read_manifests(spec)
-    kept = kept_clips(spec.data, train)
-    return Files(len(kept), len(kept_clips(spec.data, val)), len(kept.excluded), class_warnings(train, val), [])
+    train, val = open_datasets(spec)
+    warnings = class_warnings(train.manifest, val.manifest)
+    return Files(len(train), len(val), len(train.kept.excluded), warnings, [])
 
 
 def check_weights(spec: Spec, to_come: Path | None = None, *, may_be_missing: bool) -> list[str]:
@@ -188,7 +188,7 @@ def check_weights(spec: Spec, to_come: Path | None = None, *, may_be_missing: bo
 
 def _hours(plan: Plan, speed: float) -> float:
     if not 0 < speed < math.inf:
-        raise PlanError(f"--speed {speed:g}: a number above 0 is wanted")
+        raise PlanError(f"--speed {speed:g}: must be a number above 0")
     return _trained_clips(plan) / plan.ranks / speed / 3600
 
 
@@ -209,7 +209,7 @@ def _more_rows(
     rows = [("left out", f"{files.left_out:,} clips, by {spec.data.quarantine}")] if files.left_out else []
     rows += [("not checked", ", ".join(files.not_checked))] if files.not_checked else []
     if site is not None and cost is not None:
-        joined = "auto: Horovod where it is installed and MPI knows of the ranks, else torch.distributed"
+        joined = "auto: Horovod where it is installed and MPI starts the ranks, else torch.distributed"
         comm = joined if site.comm == "auto" else f"{site.comm}, by the site profile"
         rows += [("nodes", f"{cost.nodes:,}"), ("comm", comm), *cost.rows()]
     elif hours is not None:

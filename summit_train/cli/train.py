@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
-    parser.add_argument("--force-resume", action="store_true", help="go on from a checkpoint of another experiment")
+    parser.add_argument("--force-resume", action="store_true", help="resume from a checkpoint of another experiment")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,19 +18,18 @@ from summit_train.core.saved import find_checkpoints
 from summit_train.core.session import session
 from summit_train.core.text import duration
 from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_asked
-from summit_train.data.manifest.quarantine import class_warnings, clips_per_class, kept_clips
-from summit_train.evaluation.evaluation import Evaluation, changes_scores
-from summit_train.evaluation.so_far import forget_so_far, unused_so_far
-from summit_train.spec import Spec, dump_spec
+from summit_train.data.manifest.quarantine import class_warnings, clips_per_class
+from summit_train.evaluation.evaluation import Evaluation
+from summit_train.evaluation.scoring import Scorer, delete_partials, unusable_partials
+from summit_train.spec import Spec, changes_scores, dump_spec, load_spec
 from summit_train.training.agreement import check_agreement, identity
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints
 from summit_train.training.environment import environment
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog
-from summit_train.training.precise_bn import preparation
-from summit_train.training.run import Inputs, Run, RunLock
+from summit_train.training.run import Run, RunLock
 from summit_train.training.staging import stage_sets
-from summit_train.training.start import choose_device, read_inputs
+from summit_train.training.start import Inputs, choose_device, read_inputs
 
 STOPPED = 85
 
@@ -38,10 +37,10 @@ STOPPED = 85
 def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: bool) -> int:
     """Train, evaluate and report a spec; return the exit status: 0 done, 85 stopped on request."""
     launch = this_launch()
-    inputs = read_inputs(path, overrides, launch.size)
+    inputs = read_inputs(load_spec(path, overrides), launch.size)
     with session(launch) as world, ExitStack() as held:
         watchdog = held.enter_context(Watchdog(world, world.broadcast(inputs.spec.watch.stall_seconds)))
-        check_agreement(world, inputs.spec, inputs.manifests, command="train", force_resume=force)
+        check_agreement(world, inputs.spec, inputs.datasets, command="train", force_resume=force)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
         run = Run(inputs, world, choose_device(world), force_resume=force, lock=lock)
         run.notes += stage_sets(run, watchdog)
@@ -66,7 +65,7 @@ def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, *, int
     if report is None:
         raise Stopped
     if world.rank == 0:
-        forget_so_far(spec.run_path)
+        delete_partials(spec.run_path)
         print(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
     return 0
 
@@ -80,18 +79,17 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
         return _still_there(spec, paths)[-spec.evaluate.last_checkpoints :]
 
     paths, left_out = world.from_first(lambda: current_experiment(last()))
-    if world.rank == 0:
-        tell_left_out(left_out)
-    prepare = preparation(inputs, world, run.device, watchdog, stop)
     # What scores depend on: another walltime, number of workers or place of the data loses none of them.
-    same = identity(spec, inputs.manifests)
+    same = identity(spec, inputs.datasets)
     known = {key: value for key, value in same.items() if "(" in key or changes_scores(spec, key)}
     key = hashlib.sha256(repr(known).encode()).hexdigest()
     if world.rank == 0:
-        for unused in unused_so_far(spec.run_path, key):
-            print(f"warning: {unused}: spec, list or code changed; its videos are scored again", file=sys.stderr)
-    evaluation = Evaluation(spec, inputs.val_manifest, world, run.device, prepare, stop=stop, resume_key=key)
-    evaluate_paths(run.model, evaluation, paths, watchdog, quiet=False)
+        tell_left_out(left_out)
+        for unusable in unusable_partials(spec.run_path, key):
+            print(f"warning: {unusable}: spec, list or code changed; its videos are scored again", file=sys.stderr)
+    scorer = Scorer(spec, inputs.val, world, run.device, stop)
+    training = (inputs.plan, inputs.train) if spec.evaluate.precise_bn else None
+    evaluate_paths(run.model, Evaluation(scorer, watchdog, training, resume_key=key), paths, quiet=False)
 
 
 def _report(spec: Spec, stop: StopRequest) -> Path | None:
@@ -136,13 +134,10 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool
         return
     (spec.run_path / "stopped").unlink(missing_ok=True)
     write_text(spec.run_path / "spec.yaml", dump_spec(spec))
-    train_manifest, val_manifest = run.train_manifest, run.val_manifest
-    for line in class_warnings(train_manifest, val_manifest):
+    for line in class_warnings(run.train_set.manifest, run.val_set.manifest):
         print(f"warning: {line}", file=sys.stderr)
-    counts = {
-        "train": clips_per_class(train_manifest, run.train_clips),
-        "val": clips_per_class(val_manifest, kept_clips(spec.data, val_manifest)),
-    }
+    datasets = {"train": run.train_set, "val": run.val_set}
+    counts = {name: clips_per_class(dataset.manifest, dataset.kept) for name, dataset in datasets.items()}
     write_json(spec.run_path / "plan.json", plan.values() | {"clips_per_class": counts})
     write_json(
         spec.run_path / "environment.json", environment(world, run.device, hosts) | {"network": run.model.execution}

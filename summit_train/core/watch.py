@@ -88,17 +88,13 @@ class Ballot:
         if not self._is_over:
             self._round = self._round or self._world.start_sum([bool(self._stop), busy])
             if (votes := self._round()) is not None:
-                self._round, self.is_stopped = None, votes[0] > 0
-                self._is_over = self.is_stopped or votes[1] == 0
+                num_stopping, num_busy = votes
+                self._round, self.is_stopped = None, num_stopping > 0
+                self._is_over = self.is_stopped or num_busy == 0
         return self._is_over
 
-    def wait(self) -> None:
-        """Wait until all ranks leave; this one is not busy any more."""
-        for _ in self.rounds():
-            pass
-
     def rounds(self) -> Iterator[None]:
-        """Wait as `wait` does, and yield after each round: all ranks have voted in it, so none of them hangs."""
+        """Wait until all ranks leave, and yield after each round: all ranks have voted in it, so none of them hangs."""
         while not self.is_over(busy=False):
             if self._round is None:
                 yield
@@ -108,7 +104,8 @@ class Ballot:
 def leave_if_asked(world: World, stop: StopRequest) -> None:
     """Raise Stopped on all ranks where one was asked to stop. Collective."""
     ballot = Ballot(world, stop)
-    ballot.wait()
+    for _ in ballot.rounds():
+        pass
     if ballot.is_stopped:
         raise Stopped
 
@@ -117,7 +114,7 @@ class Neighbour:
     """The rank before this one in a ring of all ranks, heard over UDP.
 
     Every watchdog sends a datagram to the next rank several times within the stall time. A rank that waits in a
-    collective goes on sending; one that is stopped or cut off falls silent. The cost does not grow with the ranks.
+    collective still sends; one that is stopped or cut off falls silent. The cost does not grow with the ranks.
     """
 
     def __init__(self, world: World) -> None:
@@ -191,7 +188,7 @@ class Watchdog:
         woke = time.monotonic()
         while not self._done.wait(min(1.0, seconds / 8)):
             if time.monotonic() - woke > seconds / 2:
-                self._since = time.monotonic()  # this process was stopped itself, and goes on
+                self._since = time.monotonic()  # this process was stopped itself, and continues
             woke = time.monotonic()
             if before is not None:
                 before.exchange(self._where)

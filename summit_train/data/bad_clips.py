@@ -26,11 +26,10 @@ class BadClips:
         self.total = 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the counts."""
         return {"total": self.total, "epoch": self._epoch, "in_epoch": self._in_epoch}
 
     def load_state_dict(self, state: dict[str, int], step: int) -> None:
-        """Go on from `step` with these counts, and forget the records of later steps."""
+        """Resume from `step` with these counts, and delete the records of later steps."""
         self.total, self._epoch, self._in_epoch = state["total"], state["epoch"], state["in_epoch"]
         if self._world.rank == 0 and self._path.exists():
             lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -47,12 +46,14 @@ class BadClips:
             return
         self.total += num_bad
         self._in_epoch += num_bad
-        mine = [
+        records = [
             {"step": step, "epoch": epoch, "virtual_gpu": batch.virtual_gpu, **asdict(bad)}
             for batch in micro_batches
             for bad in batch.bad
         ]
-        gather_records(self._world, self._path, mine)
+        everyone = self._world.gather(records)
+        if everyone is not None:
+            _append(self._path, [record for of_rank in everyone for record in of_rank])
         if self._in_epoch > self._fraction * self._clips_per_epoch:
             raise AgreedError(
                 f"{self._in_epoch} clips of epoch {epoch} could not be read, more than data.max_bad_fraction "
@@ -75,13 +76,6 @@ def check_test(world: World, run_path: Path, num_bad: int, videos: int, fraction
             f"{total} of {videos} test videos could not be read, more than data.max_bad_fraction ({fraction:g}): "
             f"{run_path / FILE} names them"
         )
-
-
-def gather_records(world: World, path: Path, mine: Sequence[dict[str, Any]]) -> None:
-    """Append the records of all ranks, in the order of ranks, to a file. Collective."""
-    everyone = world.gather(list(mine))
-    if everyone is not None:
-        _append(path, [record for records in everyone for record in records])
 
 
 def _append(path: Path, records: Sequence[dict[str, Any]]) -> None:

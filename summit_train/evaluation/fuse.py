@@ -7,219 +7,214 @@ are multiplied by its weight and added, after a softmax or as they are; the sum 
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.core.rng import key
-from summit_train.core.text import counted
 from summit_train.data.manifest.clip import Clip
-from summit_train.evaluation.run_scores import RunScores
-from summit_train.evaluation.scores import Scores
+from summit_train.data.video.span import Span
+from summit_train.evaluation.scores import PREDICTIONS, Scores, prediction_names
+from summit_train.spec import load_spec
 
-Floats = NDArray[np.float64]
-Weights = tuple[float, ...]
-
-_STEPS = 20  # of a weight from 0 to 1 in a search
-_ALL_WEIGHTS = 3  # runs of which every mixture is tried: 231; of four there are 1,771
-_MOST_SWEEPS = 20
+# The columns of a file of scores that have an entry for each video, and their numpy kinds.
+_COLUMNS = {
+    "video": "iu", "label": "iu", "is_read": "b", "path": "U", "start_frame": "iu", "end_frame": "iu", "reversed": "b",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Ensemble:
-    """Runs that scored the same videos. parts: of each run what is added, (V, classes)."""
+class RunScores:
+    """The scores of one checkpoint of a run, sorted by video.
 
-    runs: tuple[RunScores, ...]
-    parts: tuple[Floats, ...]
-    softmax: bool
+    name: of the run. path: of the npz. clips: the videos, each once. class_names: empty where the manifest has none.
+    """
 
-    def __len__(self) -> int:
-        """Return the number of videos."""
-        return len(self.runs[0].clips)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Return the names of the classes, as far as a run knows them."""
-        return next((run.class_names for run in self.runs if run.class_names), ())
-
-    def fuse(self, weights: Weights) -> Scores:
-        """Return sum_i w_i s_i / sum_i w_i of each video. A run of weight 0 adds nothing, not even its bad videos."""
-        added = sum(weight * part for weight, part in zip(weights, self.parts, strict=True) if weight)
-        are_read = [run.scores.is_read for run, weight in zip(self.runs, weights, strict=True) if weight]
-        fused = np.asarray(added) / sum(weights)
-        return replace(self.runs[0].scores, scores=fused, is_read=np.logical_and.reduce(are_read))
-
-    def of(self, places: NDArray[np.int64]) -> Ensemble:
-        """Return the ensemble of some of its videos."""
-        runs, parts = (_of(run, places) for run in self.runs), (part[places] for part in self.parts)
-        return Ensemble(tuple(runs), tuple(parts), self.softmax)
-
-    def logits(self, fused: Scores) -> Scores:
-        """Return fused scores as logits: as they are, or the logarithms of probabilities, whose softmax they are."""
-        if not self.softmax:
-            return fused
-        with np.errstate(divide="ignore"):
-            return replace(fused, scores=np.log(fused.scores))
+    name: str
+    path: Path
+    clips: tuple[Clip, ...]
+    class_names: tuple[str, ...]
+    scores: Scores
 
 
-def _of(run: RunScores, places: NDArray[np.int64]) -> RunScores:
-    scores = run.scores
-    taken = Scores(*(column[places] for column in (scores.videos, scores.labels, scores.scores, scores.is_read)))
-    return replace(run, clips=tuple(run.clips[place] for place in places.tolist()), scores=taken)
-
-
-def ensemble(runs: Sequence[RunScores], *, softmax: bool) -> Ensemble:
-    """Return the runs as an ensemble. Raises UserError for fewer than two, or for other videos, classes or labels."""
+def read_runs(words: Sequence[str]) -> list[RunScores]:
+    """Read two or more runs of the same videos, classes and labels. Runs of one name are named as they were given."""
+    runs = [read_run(word) for word in words]
     if len(runs) < 2:
-        raise UserError(f"{len(runs)} run: two or more are wanted to be fused")
+        raise UserError(f"{len(runs)} run: fuse needs two or more")
     for place, run in enumerate(runs):
         if any(run.path.samefile(other.path) for other in runs[:place]):
-            raise UserError(f"{run.path}: is given twice; scores of two or more runs are wanted")
+            raise UserError(f"{run.path}: is given twice; must be the scores of two or more runs")
     for run in runs[1:]:
         _check_match(runs[0], run)
-    parts = [run.scores.scores.astype(np.float64) for run in runs]
-    return Ensemble(tuple(runs), tuple(map(probabilities, parts) if softmax else parts), softmax)
+    names = [run.name for run in runs]
+    return [
+        replace(run, name=word) if names.count(run.name) > 1 else run for run, word in zip(runs, words, strict=True)
+    ]
 
 
-def probabilities(logits: Floats) -> Floats:
-    """Return the softmax of each row, (V, classes)."""
-    powers = np.exp(logits - logits.max(1, keepdims=True))
-    shares: Floats = powers / powers.sum(1, keepdims=True)
-    return shares
+def read_run(word: str) -> RunScores:
+    """Read the scores of the checkpoint that a run's eval.json has last, or a file of scores. Raises UserError."""
+    given = Path(word)
+    if not given.exists():
+        raise UserError(f"{word}: no such file or directory; must be a run's directory or an npz of predictions")
+    if given.suffix in (".yaml", ".yml"):
+        raise UserError(f"{word}: is a spec; the directory of its run must be given, {load_spec(word).run_path}")
+    path = _newest(given) if given.is_dir() else given
+    columns = _columns(path)
+    cells = (columns[name].tolist() for name in ("path", "start_frame", "end_frame", "reversed"))
+    clips = [Clip(video, Span(start, end), is_reversed) for video, start, end, is_reversed in zip(*cells, strict=True)]
+    order = sorted(range(len(clips)), key=clips.__getitem__)
+    for place, following in pairwise(order):
+        if clips[place] == clips[following]:
+            raise UserError(f"{path}: has {clips[place]} twice; scores are matched by video, so each may be there once")
+    scores = Scores(*(columns[name][order] for name in ("video", "label", "scores", "is_read")))
+    # A logit of -inf is a fused probability of 0.
+    broken = np.flatnonzero(scores.is_read & ~(scores.scores < np.inf).all(axis=1))
+    if len(broken):
+        raise UserError(f"{path}: the scores of {clips[order[broken[0]]]} are not finite; evaluate the run again")
+    file = Path(os.path.abspath(path))  # not resolved: the name of a link is the one that the user knows
+    name = file.parent.parent.name
+    if not given.is_dir():
+        name = f"{name}/{path.stem}" if file.parent.name == PREDICTIONS else path.stem
+    return RunScores(name, path, tuple(clips[place] for place in order), tuple(columns["class_names"].tolist()), scores)
+
+
+def _newest(run: Path) -> Path:
+    """Return the npz of the checkpoint that eval.json has last. Raises UserError."""
+    if not (run / "spec.yaml").is_file():
+        raise UserError(f"{run}: is not the directory of a run: there is no spec.yaml in it")
+    try:
+        rows = json.loads((run / "eval.json").read_text(encoding="utf-8"))["checkpoints"]
+        path = run / PREDICTIONS / f"{prediction_names([Path(row['path']) for row in rows])[-1]}.npz"
+        problem = "" if path.is_file() else f"has no {PREDICTIONS}/{path.name}"
+    except FileNotFoundError:
+        problem = "has no predictions"
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        problem = "its eval.json cannot be read"
+    if problem:
+        raise UserError(f"{run}: {problem}; run `summit-train eval {run}/spec.yaml`")
+    return path
+
+
+def _columns(path: Path) -> dict[str, np.ndarray]:
+    """Read a file of scores. Raises UserError where its columns are not all there, or do not fit together."""
+    try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError("not an npz")
+        with np.load(path, allow_pickle=False) as file:
+            columns = dict(file)
+        scores, label, names = columns["scores"], columns["label"], columns["class_names"]
+        if scores.ndim != 2 or scores.dtype.kind != "f" or 0 in scores.shape:
+            raise ValueError(f"scores of shape {scores.shape} and type {scores.dtype}")
+        if names.ndim != 1 or names.dtype.kind != "U":
+            raise ValueError("class_names is not a list of names")
+        for name, kinds in _COLUMNS.items():
+            column = columns[name]
+            if column.shape != scores.shape[:1] or column.dtype.kind not in kinds:
+                raise ValueError(f"{name} of shape {column.shape} and type {column.dtype} for {len(scores)} videos")
+        if label.min() < 0 or label.max() >= scores.shape[1]:
+            raise ValueError(f"labels from {label.min()} to {label.max()} for {scores.shape[1]} classes")
+    except KeyError as error:
+        raise UserError(f"{path}: has no column {error}; `summit-train eval` writes the predictions again") from error
+    except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path}: damaged, or not predictions ({error}); `summit-train eval` writes them") from error
+    return columns
 
 
 def _check_match(one: RunScores, other: RunScores) -> None:
     """Raise UserError unless both runs scored the same videos of the same classes."""
     sizes = [run.scores.scores.shape[1] for run in (one, other)]
     if sizes[0] != sizes[1]:
-        raise UserError(f"{one.path} has {sizes[0]} classes and {other.path} has {sizes[1]}; the same are wanted")
+        raise UserError(f"{one.path} has {sizes[0]} classes and {other.path} has {sizes[1]}; must be the same")
     if one.class_names and other.class_names and one.class_names != other.class_names:
         differing = sorted(set(one.class_names) ^ set(other.class_names)) or ["only in their order"]
         named = ", ".join(map(repr, differing[:5]))
         raise UserError(f"{one.path} and {other.path} do not have the same classes: they differ in {named}")
     if one.clips != other.clips:
         both = set(one.clips) & set(other.clips)
+        has, lacks = (one, other) if len(one.clips) > len(both) else (other, one)
+        missing = next(clip for clip in has.clips if clip not in both)
         raise UserError(
             f"{one.path} and {other.path} are not of the same videos, by path, span and direction in their manifests: "
             f"of {len(one.clips):,} and {len(other.clips):,} videos {len(both):,} match; "
-            f"{_example(one, both, other)}"
+            f"{lacks.name} lacks {missing}, and has {lacks.clips[0]}"
         )
     differs = np.flatnonzero(one.scores.labels != other.scores.labels)
     if len(differs):
-        first = int(differs[0])
-        labels = [int(run.scores.labels[first]) for run in (one, other)]
+        labels = [int(run.scores.labels[differs[0]]) for run in (one, other)]
         raise UserError(
-            f"{one.clips[first]}: is class {labels[0]} in {one.path} and {labels[1]} in {other.path}"
-            f" ({len(differs):,} of {len(one.clips):,} videos differ); runs of one manifest are wanted"
+            f"{one.clips[int(differs[0])]}: is class {labels[0]} in {one.path} and {labels[1]} in {other.path}"
+            f" ({len(differs):,} of {len(one.clips):,} videos differ); must be runs of one manifest"
         )
 
 
-def _example(one: RunScores, both: set[Clip], other: RunScores) -> str:
-    """Name a video that only one of two runs has."""
-    run, lacking = (one, other) if len(one.clips) > len(both) else (other, one)
-    missing = next(clip for clip in run.clips if clip not in both)
-    return f"{lacking.name} lacks {missing}, and has {lacking.clips[0]}"
-
-
-def parse_weights(text: str | None, num_runs: int) -> Weights:
+def parse_weights(text: str | None, num_runs: int) -> tuple[float, ...]:
     """Read '1,1.5'; None: equal weights. Raises UserError unless there is one for each run, none below 0, not all 0."""
     if text is None:
         return (1.0,) * num_runs
     try:
         weights = tuple(float(word) for word in text.split(","))
     except ValueError:
-        raise UserError(f"--weights {text}: numbers with commas are wanted, such as 1,1.5") from None
+        raise UserError(f"--weights {text}: must be numbers with commas, such as 1,1.5") from None
     if len(weights) != num_runs:
-        raise UserError(f"--weights {text}: {len(weights)} for {num_runs} runs; one for each is wanted, in their order")
+        raise UserError(f"--weights {text}: must be one for each run in their order, got {len(weights)} for {num_runs}")
     if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
-        raise UserError(f"--weights {text}: finite weights of 0 or more are wanted, and one above 0")
+        raise UserError(f"--weights {text}: must be finite, 0 or more, and one above 0")
     return weights
 
 
-def halves(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split videos at random into two halves, in number and in each class equal to within one; return their places."""
-    order = key(seed, "fuse").permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
-    return np.sort(order[::2]), np.sort(order[1::2])
+def fuse(runs: Sequence[RunScores], weights: Sequence[float], *, softmax: bool) -> Scores:
+    """Return sum_i w_i s_i / sum_i w_i of each video. A run of weight 0 adds nothing, not even its bad videos.
 
-
-def search_on_half(mixed: Ensemble, seed: int) -> tuple[Ensemble, Weights, dict[str, Any]]:
-    """Find weights on one half of the videos; return the other half to be scored, the weights, and the search.
-
-    Raises UserError for a single video.
+    s_i: the probabilities, or without `softmax` the logits.
     """
-    if len(mixed) < 2:
-        raise UserError(f"--search: {counted(len(mixed), 'video')} cannot be halved; two or more are wanted")
-    half, other = (mixed.of(places) for places in halves(mixed.runs[0].scores.labels, seed))
-    weights, equal = search_weights(half), other.fuse((1.0,) * len(mixed.runs))
-    search = {
-        "seed": seed,
-        "found_on": len(half),
-        "scored_on": len(other),
-        "found_top1": half.fuse(weights).top(1),
-        "equal_weights": {"top1": equal.top(1), "top5": equal.top(5)},
-    }
-    return other, weights, search
+    added, is_read = np.zeros(runs[0].scores.scores.shape), np.ones(len(runs[0].clips), np.bool_)
+    for run, weight in zip(runs, weights, strict=True):
+        if weight:
+            part = run.scores.scores.astype(np.float64)
+            added = added + weight * (probabilities(part) if softmax else part)
+            is_read = is_read & run.scores.is_read
+    return replace(runs[0].scores, scores=added / sum(weights), is_read=is_read)
 
 
-def search_weights(found_on: Ensemble) -> Weights:
-    """Return the weights, of sum 1, with the most videos right; of equally good ones those nearest to equal weights.
-
-    Of two or three runs: the best of all weights in steps of 0.05. Of more: one weight at a time takes 0, 0.05, ..., 1,
-    while the others keep their ratios, until none gets better, which may be a local optimum.
-    """
-    num_runs = len(found_on.runs)
-    equal = (1 / num_runs,) * num_runs
-
-    def rank(weights: Weights) -> tuple[int, float]:
-        return int(found_on.fuse(weights).right(1).sum()), -round(math.dist(weights, equal), 6)
-
-    if num_runs <= _ALL_WEIGHTS:
-        return max((equal, *_mixtures(num_runs)), key=rank)
-    best = equal
-    for _ in range(_MOST_SWEEPS):
-        before = best
-        for place in range(num_runs):
-            tries = (_with_share(best, place, step / _STEPS) for step in range(_STEPS + 1))
-            best = max((best, *tries), key=rank)
-        if best == before:
-            break
-    return best
+def probabilities(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the softmax of each row, (V, classes)."""
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    shares: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
+    return shares
 
 
-def _mixtures(num_runs: int) -> Iterator[Weights]:
-    """Yield all weights of sum 1 in steps of 0.05: the stretches between bars in a row of 20 steps."""
-    end = _STEPS + num_runs - 1
-    for bars in combinations(range(end), num_runs - 1):
-        yield tuple((bar - before - 1) / _STEPS for before, bar in pairwise((-1, *bars, end)))
+def known_classes(runs: Sequence[RunScores]) -> tuple[str, ...]:
+    """Return the names of the classes, as far as a run knows them."""
+    return next((run.class_names for run in runs if run.class_names), ())
 
 
-def _with_share(weights: Weights, place: int, share: float) -> Weights:
-    """Return the weights, of sum 1, with this one changed to `share` and the others scaled to what is left."""
-    rest = sum(weights) - weights[place]
-    others = [weight / rest if rest > 0 else 1 / (len(weights) - 1) for weight in weights]
-    return tuple(round(share if i == place else (1 - share) * other, 6) for i, other in enumerate(others))
-
-
-def fused_values(mixed: Ensemble, weights: Weights) -> dict[str, Any]:
-    """Return the accuracies of an ensemble and of each run, in percent, and by how much each class gains, in points.
+def fused_values(runs: Sequence[RunScores], weights: Sequence[float], fused: Scores) -> dict[str, Any]:
+    """Return the accuracies of fused scores and of each run, in percent, and by how much each class gains, in points.
 
     best: the run of the highest top-1, the first of equal ones; gains are those over it.
     """
-    fused, runs = mixed.fuse(weights), mixed.runs
-    best = max(runs, key=lambda run: run.scores.top(1))
+    best, names = max(runs, key=lambda run: run.scores.top(1)), known_classes(runs)
+    counts, by_fused, by_best = (
+        np.bincount(fused.labels, weights=right, minlength=fused.scores.shape[1]).tolist()
+        for right in (None, fused.right(1), best.scores.right(1))
+    )
     return {
         "top1": fused.top(1),
         "top5": fused.top(5),
-        "videos": len(mixed),
+        "videos": len(fused.videos),
         "bad_videos": fused.num_bad,
-        "scores": "softmax" if mixed.softmax else "logits",
         "matched_by": "path, span and direction",
         "best": best.name,
         "gain": fused.top(1) - best.scores.top(1),
@@ -228,19 +223,10 @@ def fused_values(mixed: Ensemble, weights: Weights) -> dict[str, Any]:
             | {"top1": run.scores.top(1), "top5": run.scores.top(5), "bad_videos": run.scores.num_bad}
             for run, weight in zip(runs, weights, strict=True)
         ],
-        "classes": _class_values(fused, best.scores, mixed.class_names),
+        "classes": [
+            {"label": label, "name": names[label] if label < len(names) else str(label), "videos": int(count)}
+            | {"top1": 100 * after / count, "best_top1": 100 * before / count, "gain": 100 * (after - before) / count}
+            for label, (count, after, before) in enumerate(zip(counts, by_fused, by_best, strict=True))
+            if count
+        ],
     }
-
-
-def _class_values(fused: Scores, best: Scores, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row for each class that has videos."""
-    counts, by_fused, by_best = (
-        np.bincount(fused.labels, weights=right, minlength=fused.scores.shape[1]).tolist()
-        for right in (None, fused.right(1), best.right(1))
-    )
-    return [
-        {"label": label, "name": names[label] if label < len(names) else str(label), "videos": int(count)}
-        | {"top1": 100 * mine / count, "best_top1": 100 * his / count, "gain": 100 * (mine - his) / count}
-        for label, (count, mine, his) in enumerate(zip(counts, by_fused, by_best, strict=True))
-        if count
-    ]

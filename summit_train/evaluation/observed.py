@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,23 @@ import torch
 from torch import nn
 
 from summit_train.core.errors import UserError
-from summit_train.data.batches.loader import BadClip
-from summit_train.data.batches.stores import open_store
-from summit_train.data.batches.walk import ObservedFrames, StreamedFrames, Walk, walks
+from summit_train.core.saved import give_weights
+from summit_train.data.batches.whole import ObservedFrames, StreamedFrames, whole_videos
 from summit_train.data.video.augment import num_observed
-from summit_train.evaluation.evaluation import Evaluation
+from summit_train.data.video.source import DecodeError
+from summit_train.evaluation.evaluation import read_weights
 from summit_train.evaluation.scores import Scores
-from summit_train.evaluation.scoring import Progress, view_logits
-from summit_train.evaluation.streaming import Streamer, Streaming, scored, streamer_of
+from summit_train.evaluation.scoring import (
+    PartialScores,
+    Progress,
+    Results,
+    Scorer,
+    StreamAverage,
+    Streamer,
+    check_finite,
+    unreadable,
+    view_logits,
+)
 from summit_train.models.precision import Normalise, parameter_type
 from summit_train.spec import Spec
 from summit_train.spec.catalog import stream_problem
@@ -35,7 +42,7 @@ _DECIMAL = re.compile(r"\d{0,3}\.?\d{1,9}|\d{1,3}\.")
 def parse_fractions(text: str) -> tuple[Fraction, ...]:
     """Read '0.1,0.5,1' or '0.1,0.2,...,1.0' as exact numbers, rising, each once.
 
-    '...' goes on in steps of the difference of the two numbers before it, or of the one that is there.
+    '...' continues in steps of the difference of the two numbers before it, or of the only one.
     Raises UserError for anything else, and for numbers that are not above 0 and up to 1.
     """
     words, found = [word.strip() for word in text.split(",")], list[Fraction]()
@@ -51,14 +58,14 @@ def _fraction(text: str, word: str) -> Fraction:
     value = Fraction(word) if _DECIMAL.fullmatch(word) else None
     if value is None or not 0 < value <= 1:
         raise UserError(
-            f"--observed {text}: {word!r} is no fraction of a video: wanted are numbers above 0 and up to 1, such as "
+            f"--observed {text}: {word!r} is not a fraction of a video: must be above 0 and up to 1, such as "
             "0.1,0.5,1 or 0.1,0.2,...,1"
         )
     return value
 
 
 def _between(text: str, found: Sequence[Fraction], end: Fraction) -> list[Fraction]:
-    """Return the numbers that '...' stands for: after the last one found, before `end`."""
+    """Return the numbers that '...' replaces: after the last one found, before `end`."""
     step = found[-1] - found[-2] if len(found) > 1 else found[-1]
     number, rest = divmod(end - found[-1], step) if step > 0 else (0, Fraction(1))
     if rest or not 0 < number <= _MOST:
@@ -66,57 +73,8 @@ def _between(text: str, found: Sequence[Fraction], end: Fraction) -> list[Fracti
     return [found[-1] + i * step for i in range(1, number)]
 
 
-@dataclass(frozen=True)
-class _Observer:
-    """Scores a video after each observed part: by a clip of the part, and where it can by the stream so far.
-
-    check: raises where logits of a video are not finite.
-    """
-
-    model: nn.Module
-    normalise: Normalise
-    frames: ObservedFrames
-    streamer: Streamer | None
-    spec: Spec
-    check: Callable[[np.ndarray, int], None]
-
-    def __call__(self, walk: Walk) -> np.ndarray:
-        """Return logits, fp64: (1, fractions, classes) of the clips, or (2, ...) with those of the stream below.
-
-        A part of which the stream has no frame yet is NaN.
-        """
-        number = walk.num_frames
-        clips, kept = self.frames.clips(number), dict[int, torch.Tensor]()
-        streaming = self._streaming(number)
-        wanted = set(clips.ravel().tolist())
-        for piece in walk.pieces():
-            for place, frame in enumerate(piece.numbers.tolist()):
-                if frame in wanted:
-                    kept[frame] = piece.views[:, place].clone()  # a view would keep the whole piece
-            if streaming is not None:
-                streaming.see(piece)
-        by_clip = self._clip_logits(clips, kept)
-        self.check(by_clip, walk.video)
-        if streaming is None:
-            return by_clip[None]
-        self.check(streaming.averages(0.0), walk.video)
-        return np.stack([by_clip, streaming.averages()])
-
-    def _streaming(self, number: int) -> Streaming | None:
-        if self.streamer is None or self.frames.streamed is None:
-            return None
-        edges = [num_observed(number, fraction) for fraction in self.frames.fractions]
-        return Streaming(self.streamer, self.frames.streamed.in_order(number).tolist(), edges)
-
-    def _clip_logits(self, clips: np.ndarray, frames: dict[int, torch.Tensor]) -> np.ndarray:
-        views = [torch.stack([frames[number] for number in clip], 1) for clip in clips.tolist()]  # (crops, T, h, w, C)
-        logits = view_logits(self.model, self.normalise, torch.cat(views), self.spec)
-        by_clip: np.ndarray = logits.view(len(clips), -1, logits.shape[1]).mean(1).cpu().numpy()
-        return by_clip
-
-
 def score_observed(
-    evaluation: Evaluation, model: nn.Module, path: Path, fractions: Sequence[Fraction], progress: Progress
+    scorer: Scorer, model: nn.Module, path: Path, fractions: Sequence[Fraction], progress: Progress
 ) -> dict[str, Any] | None:
     """Score a checkpoint after each fraction of every video. Collective; return the content of observed.json on rank 0.
 
@@ -124,25 +82,65 @@ def score_observed(
     "anytime", for networks that can stream: the average of a stream's logits over the same part; the stream sees the
     frames of mode stream. "undecided" videos have no frame of the stream yet, and count as wrong.
     """
-    spec = evaluation.spec
-    step = evaluation.load(model, path)
-    streams = no_stream(spec) is None
-    frames = ObservedFrames(spec.data, tuple(fractions), StreamedFrames(spec.data) if streams else None)
-    streamer = streamer_of(model, spec, evaluation.device) if streams else None
-    normalise = Normalise(parameter_type(spec.precision), evaluation.device, spec.data.input)
-    check = partial(evaluation.check_finite, source=str(path))
-    observer = _Observer(model, normalise, frames, streamer, spec, check)
-    store = open_store(spec.data, evaluation.manifest)
-
-    def results(videos: Sequence[int]) -> Iterator[np.ndarray | BadClip]:
-        return scored(walks(spec.data, spec.evaluate, store, videos, frames), observer, spec.data)
-
-    found = evaluation.gathered(model, results, (1 + streams, len(fractions), spec.model.num_classes), progress)
+    spec = scorer.spec
+    weights, _, step = read_weights(scorer, model, path)
+    scorer.world.together(lambda: give_weights(model, path, weights))
+    streamer = Streamer(model, spec, scorer.device) if no_stream(spec) is None else None
+    partial = PartialScores()
+    videos = scorer.remaining(partial)
+    results = _observed_scores(scorer, model, streamer, tuple(fractions), videos, str(path))
+    shape = (1 if streamer is None else 2, len(fractions), spec.model.num_classes)
+    found = scorer.gather(model, videos, results, shape, progress, partial)
     if found is None:
         return None
     about: dict[str, Any] = {"name": spec.name, "arch": spec.model.arch, "backbone": spec.model.backbone}
     about |= {"frames": spec.data.num_frames, "crops": spec.evaluate.crops, "checkpoint": str(path), "step": step}
     return about | _curves(found, fractions)
+
+
+def _observed_scores(
+    scorer: Scorer,
+    model: nn.Module,
+    streamer: Streamer | None,
+    fractions: tuple[Fraction, ...],
+    videos: Sequence[int],
+    source: str,
+) -> Results:
+    """Yield each video's logits after each part, or why it cannot be read.
+
+    fp64 (1, fractions, classes) by a clip of the part, or (2, ...) with those of the stream so far below. A part of
+    which the stream has no frame yet is NaN.
+    """
+    spec, dataset = scorer.spec, scorer.dataset
+    normalise = Normalise(parameter_type(spec.precision), scorer.device, spec.data.input)
+    streamed = None if streamer is None else StreamedFrames(spec.data)
+    frames = ObservedFrames(spec.data, fractions, streamed)
+    for video in whole_videos(spec.data, spec.evaluate, dataset.store, videos, frames):
+        average: StreamAverage | None = None
+        try:
+            number = video.num_frames
+            clips, kept = frames.clips(number), dict[int, torch.Tensor]()
+            if streamer is not None and streamed is not None:
+                edges = [num_observed(number, fraction) for fraction in fractions]
+                average = StreamAverage(streamer, streamed.in_order(number).tolist(), edges)
+            of_clips = set(clips.ravel().tolist())
+            for block in video.blocks():
+                for place, frame in enumerate(block.numbers.tolist()):
+                    if frame in of_clips:
+                        kept[frame] = block.views[:, place].clone()  # a view would keep the whole block
+                if average is not None:
+                    average.add(block)
+        except DecodeError as error:
+            yield unreadable(video, error, spec.data)
+            continue
+        views = [torch.stack([kept[frame] for frame in clip], 1) for clip in clips.tolist()]  # (crops, T, h, w, C)
+        logits = view_logits(model, normalise, torch.cat(views), spec)
+        curves = [logits.view(len(clips), -1, logits.shape[1]).mean(1).cpu().numpy()]
+        check_finite(curves[0], dataset.manifest.path(video.video), source)
+        if average is not None:
+            check_finite(average.at_edges(0.0), dataset.manifest.path(video.video), source)
+            curves.append(average.at_edges())
+        yield np.stack(curves)
 
 
 def check_observable(spec: Spec) -> None:
@@ -160,25 +158,16 @@ def no_stream(spec: Spec) -> str | None:
 
 
 def _curves(found: Scores, fractions: Sequence[Fraction]) -> dict[str, Any]:
-    # The logits have been checked: NaN marks videos that could not be read, and parts without a frame.
-    curves = [
-        [
-            Scores(found.videos, found.labels, scores, found.is_read & ~np.isnan(scores).any(axis=1))
-            for scores in found.scores[:, curve].swapaxes(0, 1)
-        ]
-        for curve in range(found.scores.shape[1])
-    ]
-    num_bad = found.num_bad
-    values = [
-        [
-            {"fraction": float(fraction), "top1": scores.top(1), "top5": scores.top(5)}
-            | ({"undecided": scores.num_bad - num_bad} if number else {})
-            for fraction, scores in zip(fractions, curve, strict=True)
-        ]
-        for number, curve in enumerate(curves)
-    ]
-    return {
-        "videos": len(found.videos),
-        "bad_videos": num_bad,
-        **dict(zip(("observed", "anytime"), values, strict=False)),
-    }
+    """Return the accuracy after each fraction: of the clips, and of the stream where there is one."""
+    curves: dict[str, Any] = {"videos": len(found.videos), "bad_videos": found.num_bad}
+    for place, name in enumerate(("observed", "anytime")[: found.scores.shape[1]]):
+        rows: list[dict[str, Any]] = []
+        for number, fraction in enumerate(fractions):
+            # The logits have been checked: NaN marks videos that could not be read, and parts without a frame.
+            logits = found.scores[:, place, number]
+            scores = Scores(found.videos, found.labels, logits, found.is_read & ~np.isnan(logits).any(axis=1))
+            row = {"fraction": float(fraction), "top1": scores.top(1), "top5": scores.top(5)}
+            undecided = {"undecided": scores.num_bad - found.num_bad} if name == "anytime" else {}
+            rows.append(row | undecided)
+        curves[name] = rows
+    return curves

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import json
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -11,112 +17,192 @@ from numpy.typing import NDArray
 from torch import nn
 
 from summit_train.core.comm import World
+from summit_train.core.errors import RunFailed
+from summit_train.core.files import replacing
 from summit_train.core.watch import Ballot, Stopped, StopRequest
+from summit_train.data.bad_clips import check_test, record_test
 from summit_train.data.batches.loader import BadClip, TestBatch, test_batches
 from summit_train.data.batches.stores import Store
-from summit_train.data.manifest.quarantine import Kept
-from summit_train.evaluation.so_far import SoFar
-from summit_train.evaluation.streaming import stream_scores, streamer_of
+from summit_train.data.batches.whole import FrameBlock, StreamedFrames, WholeVideo, whole_videos
+from summit_train.data.dataset import Dataset
+from summit_train.data.manifest import Manifest
+from summit_train.data.video.source import DecodeError
+from summit_train.evaluation.scores import PREDICTIONS, Scores
+from summit_train.models.network import build_network
+from summit_train.models.online import StreamNetwork
 from summit_train.models.precision import Normalise, mixed_precision, parameter_type
 from summit_train.plan import views_at_once
-from summit_train.spec import Spec
+from summit_train.spec import DataSpec, Spec
 
 Progress = Callable[[int, int], None]  # (videos done, videos of this rank); equal while it waits for the others
-Results = Callable[[Sequence[int]], Iterator[NDArray[np.float64] | BadClip]]  # of these videos, or why one has none
+Result = NDArray[np.float64] | BadClip  # a video's logits, or why there are none
+Results = Generator[Result, None, None]
+
+_DAMAGED = (BadZipFile, EOFError, KeyError, ValueError)
 
 
-@dataclass(frozen=True)
-class Scored:
-    """The averaged logits of some videos, float32 (V, classes), or other results, in their order.
+class PartialScores:
+    """The results of the videos scored so far, by their places in the manifest, and the unreadable ones among them.
 
-    A video in `bad` could not be read; its scores are NaN.
+    path: the file that keeps them, so that a stopped evaluation resumes; None: memory only. key: everything that the
+    results depend on; a file with another key is ignored.
     """
 
-    scores: NDArray[np.float32]
-    bad: tuple[BadClip, ...]
+    def __init__(self, path: Path | None = None, key: str = "") -> None:
+        self.results: dict[int, NDArray[np.float64]] = {}
+        self.bad: list[BadClip] = []
+        self._path, self._key = path, key
+        if path is not None and path.exists():
+            try:
+                with np.load(path) as file:
+                    if str(file["key"]) == key:
+                        bad = [BadClip(**clip) for clip in json.loads(str(file["bad"]))]
+                        self.add(file["video"].tolist(), list(file["scores"]), bad)
+            except _DAMAGED:
+                pass  # all videos are scored again
+
+    def add(self, videos: Sequence[int], results: Sequence[NDArray[np.float64]], bad: Sequence[BadClip]) -> None:
+        """Add the results of some more videos."""
+        self.results |= zip(videos, results, strict=True)
+        self.bad += bad
+
+    def save(self) -> None:
+        """Write the file, whole or not at all."""
+        if self._path is not None and self.results:
+            unreadable = json.dumps([asdict(clip) for clip in self.bad])
+            videos, scores = np.array(list(self.results), np.int64), np.stack(list(self.results.values()))
+            with replacing(self._path) as file:
+                np.savez(file, key=np.array(self._key), video=videos, scores=scores, bad=np.array(unreadable))
+
+
+def partial_path(run_path: Path, name: str) -> Path:
+    """Return the file of a checkpoint's partial scores, given its name among the run's predictions."""
+    return run_path / PREDICTIONS / f"{name}.partial"
+
+
+def unusable_partials(run_path: Path, key: str) -> list[Path]:
+    """Return the files of a stopped evaluation's scores that one with `key` cannot use."""
+
+    def key_of(path: Path) -> str:
+        try:
+            with np.load(path) as file:
+                return str(file["key"])
+        except _DAMAGED:
+            return "damaged"
+
+    return [path for path in sorted((run_path / PREDICTIONS).glob("*.partial")) if not key_of(path).startswith(key)]
+
+
+def delete_partials(run_path: Path) -> None:
+    """Delete the partial scores of a run's evaluations."""
+    for path in (run_path / PREDICTIONS).glob("*.partial"):
+        path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores videos on all ranks with the views of spec.evaluate: rank r those at r, r + ranks, ...
+    """Scores the videos of a data set on all ranks with the views of spec.evaluate, each rank its shard.
 
     No video is padded or scored twice. A video's views form batches of their own, so its scores do not depend on the
-    number of ranks. Where `stop` asks one rank to stop, all leave between two videos and raise Stopped.
+    number of ranks. Where `stop` asks one rank to stop, all leave between two videos and raise Stopped. keeps_records:
+    write bad videos to the run's bad_clips.jsonl, and allow data.max_bad_fraction of them.
     """
 
     spec: Spec
+    dataset: Dataset
     world: World
     device: torch.device
     stop: StopRequest = field(default_factory=StopRequest)
+    keeps_records: bool = True
 
     def score(
-        self, model: nn.Module, store: Store, kept: Kept, progress: Progress = lambda done, total: None
-    ) -> Scored | None:
-        """Score the kept videos of a store; return them on rank 0, None elsewhere. Collective.
-
-        With data.on_bad_clip "skip" a video that cannot be read is collected. Raises DecodeError at the first one
-        otherwise.
-        """
-        return self.gathered(model, self.results(model, store), (self.spec.model.num_classes,), kept, progress)
-
-    def results(self, model: nn.Module, store: Store) -> Results:
-        """Return what scores videos of a store, as spec.evaluate.mode says."""
-        data, evaluate = self.spec.data, self.spec.evaluate
-        if evaluate.mode == "stream":
-            streamer = streamer_of(model, self.spec, self.device)
-            return lambda videos: stream_scores(streamer, data, evaluate, store, videos)
-        return lambda videos: self._clip_scores(model, test_batches(data, evaluate, store, videos), videos)
-
-    def gathered(
         self,
         model: nn.Module,
+        progress: Progress = lambda done, total: None,
+        *,
+        source: str | None = "the network",
+        partial: PartialScores | None = None,
+    ) -> Scores | None:
+        """Score all videos; return the Scores on rank 0, None elsewhere. Collective.
+
+        partial: rank 0's earlier results, which are not computed again; the new ones are added and saved. With
+        data.on_bad_clip "skip" a video that cannot be read is counted and recorded. Raises AgreedError if there are too
+        many, DecodeError at the first one otherwise. Raises RunFailed, with `source`, at the first scores that are not
+        finite; source None: those are results like others.
+        """
+        partial = partial or PartialScores()
+        videos = self.remaining(partial)
+        results = self._results(model, videos)
+        if source is not None:
+            results = _finite(results, videos, self.dataset.manifest, source)
+        return self.gather(model, videos, results, (self.spec.model.num_classes,), progress, partial)
+
+    def remaining(self, partial: PartialScores) -> list[int]:
+        """Return the videos of this rank's shard without rank 0's earlier results. Collective."""
+        known = set(self.world.broadcast(list(partial.results)))
+        return [video for video in self.dataset.shard(self.world.rank, self.world.size).tolist() if video not in known]
+
+    def gather(
+        self,
+        model: nn.Module,
+        videos: Sequence[int],
         results: Results,
         shape: tuple[int, ...],
-        kept: Kept,
         progress: Progress,
-        so_far: SoFar | None = None,
-    ) -> Scored | None:
-        """Return the results of all ranks' kept videos on rank 0, each an array of `shape`; None elsewhere. Collective.
+        partial: PartialScores,
+    ) -> Scores | None:
+        """Return the results of all ranks' videos, arrays of `shape`, as Scores on rank 0, None elsewhere. Collective.
 
-        results: yields those of some videos, in their order, while `model` is in evaluation mode. so_far: rank 0's
-        earlier results, which are not computed again; the new ones are added and saved.
+        results: of this rank's `videos`, computed one by one here, with `model` in evaluation mode.
         """
-        so_far = so_far or SoFar()
-        known = set(self.world.broadcast(list(so_far.results)))
-        videos = kept.videos_of(self.world.rank, self.world.size).tolist()
-        mine = [video for video in videos if video not in known]
         was_training, ballot = model.training, Ballot(self.world, self.stop)
         model.eval()
         scores: list[NDArray[np.float64]] = []
         bad: list[BadClip] = []
-        if not mine:
+        if not videos:
             progress(0, 0)
-        with torch.inference_mode(), mixed_precision(self.spec.precision, self.device):
-            for result in results(mine):
+        with torch.inference_mode(), mixed_precision(self.spec.precision, self.device), closing(results):
+            for result in results:
                 if isinstance(result, BadClip):
                     bad.append(result)
                     result = np.full(shape, np.nan)
                 assert result.shape == shape
                 scores.append(result)
-                progress(len(scores), len(mine))
-                if ballot.is_over(busy=len(scores) < len(mine)):
+                progress(len(scores), len(videos))
+                if ballot.is_over(busy=len(scores) < len(videos)):
                     break
         model.train(was_training)
         for _ in ballot.rounds():
-            progress(len(scores), len(mine))  # the others go on: to wait for them longer than a stall is no fault
-        gathered = self.world.gather((mine[: len(scores)], scores, bad))
+            progress(len(scores), len(videos))  # the others still score: a wait longer than a stall is allowed
+        gathered = self.world.gather((videos[: len(scores)], scores, bad))
         if gathered is not None:
+            num_known = len(partial.bad)
             for found in gathered:
-                so_far.add(*found)
-            so_far.save()
+                partial.add(*found)
+            partial.save()
+            if self.keeps_records:  # before the request to stop: the evaluation that resumes records only new ones
+                record_test(self.spec.run_path, partial.bad[num_known:])
         if ballot.is_stopped:
             raise Stopped
-        assert len(scores) == len(mine)
-        return None if gathered is None else _in_order(so_far, kept)
+        assert len(scores) == len(videos)
+        data, clips = self.spec.data, self.dataset.clips
+        if self.keeps_records and data.on_bad_clip == "skip":
+            check_test(self.world, self.spec.run_path, len(partial.bad), len(clips), data.max_bad_fraction)
+        if gathered is None:
+            return None
+        assert sorted(partial.results) == clips.tolist(), "each video exactly once"
+        in_order = np.stack([partial.results[clip] for clip in clips.tolist()]).astype(np.float32)
+        is_read = ~np.isin(clips, [clip.clip for clip in partial.bad])
+        return Scores(clips, self.dataset.manifest.labels[clips].astype(np.int64), in_order, is_read)
 
-    def _clip_scores(
-        self, model: nn.Module, batches: Iterable[TestBatch], videos: Sequence[int]
-    ) -> Iterator[NDArray[np.float64] | BadClip]:
+    def _results(self, model: nn.Module, videos: Sequence[int]) -> Results:
+        """Return the results of the videos, in their order, as spec.evaluate.mode says; computed when asked for."""
+        store = self.dataset.store
+        if self.spec.evaluate.mode == "stream":
+            return stream_scores(Streamer(model, self.spec, self.device), self.spec, store, videos)
+        return self._clip_scores(model, test_batches(self.spec.data, self.spec.evaluate, store, videos), videos)
+
+    def _clip_scores(self, model: nn.Module, batches: Iterable[TestBatch], videos: Sequence[int]) -> Results:
         """Yield the average of the logits of each video's views, or why it has none."""
         normalise = Normalise(parameter_type(self.spec.precision), self.device, self.spec.data.input)
         for batch, video in zip(batches, videos, strict=True):
@@ -133,9 +219,85 @@ def view_logits(model: nn.Module, normalise: Normalise, views: torch.Tensor, spe
     return torch.cat([model(normalise(part)) for part in parts]).double()
 
 
-def _in_order(found: SoFar, kept: Kept) -> Scored:
-    """Return the results in the order of the videos."""
-    videos = kept.ids(np.arange(len(kept))).tolist()
-    assert sorted(found.results) == videos, "each video exactly once"
-    unreadable = sorted(found.bad, key=lambda clip: clip.clip)
-    return Scored(np.stack([found.results[video] for video in videos]).astype(np.float32), tuple(unreadable))
+def _finite(results: Results, videos: Sequence[int], manifest: Manifest, source: str) -> Results:
+    for video, result in zip(videos, results, strict=True):
+        if not isinstance(result, BadClip):
+            check_finite(result, manifest.path(video), source)
+        yield result
+
+
+def check_finite(scores: NDArray[np.float64], path: str, source: str) -> None:
+    """Raise RunFailed, with the name of their source, if the scores of the video at `path` are not finite."""
+    if not np.isfinite(scores).all():
+        raise RunFailed(f"{source}: scores are not finite, those of {path} the first")
+
+
+class Streamer:
+    """The stream of a network with the same weights, however the network is executed, and its input."""
+
+    def __init__(self, model: nn.Module, spec: Spec, device: torch.device) -> None:
+        dtype = parameter_type(spec.precision)
+        # A plain one: an accelerated network has fused the shifts that a stream replaces. The names are the same.
+        plain = build_network(spec, torch.Generator()).to(device=device, dtype=dtype)
+        plain.load_state_dict(model.state_dict())
+        self.network, self.normalise = StreamNetwork(plain), Normalise(dtype, device, spec.data.input)
+        self.num_classes = spec.model.num_classes
+
+
+class StreamAverage:
+    """The running average of a stream's logits over one video, in one crop or several.
+
+    order: the numbers of the frames that the stream sees, rising, some perhaps twice. edges: frame numbers, rising.
+    """
+
+    def __init__(self, streamer: Streamer, order: Sequence[int], edges: Sequence[int]) -> None:
+        self._streamer, self._times, self._edges = streamer, Counter(order), edges
+        self._caches: list[torch.Tensor] = []
+        self._sum, self._num_seen = torch.zeros((), dtype=torch.float64), 0
+        self._averages: list[torch.Tensor | None] = [None] * len(edges)
+
+    def add(self, block: FrameBlock) -> None:
+        """Take the frames of the block that belong to the stream."""
+        for place, number in enumerate(block.numbers.tolist()):
+            if not self._times[number]:
+                continue
+            frame_NCHW = self._streamer.normalise(block.views[:, place : place + 1])[:, 0]
+            for _ in range(self._times[number]):
+                logits, self._caches = self._streamer.network(frame_NCHW, self._caches)
+                self._sum = self._sum.to(logits.device) + logits.double().mean(0)
+                self._num_seen += 1
+            later = bisect_right(self._edges, number)  # the edges above it have this frame before them
+            self._averages[later:] = [self._sum / self._num_seen] * (len(self._edges) - later)
+
+    def at_edges(self, unknown_value: float = np.nan) -> NDArray[np.float64]:
+        """Return the logits averaged over the crops and all frames before each edge, fp64 (len(edges), classes).
+
+        unknown_value: replaces the logits before the first frame.
+        """
+        unknown = np.full(self._streamer.num_classes, unknown_value)
+        return np.stack([unknown if one is None else one.cpu().numpy() for one in self._averages])
+
+
+def stream_scores(streamer: Streamer, spec: Spec, store: Store, videos: Sequence[int]) -> Results:
+    """Yield each video's logits, fp64 (classes,), averaged over all frames and crops, or why it cannot be read.
+
+    Source: the TSM paper (journal version), section 5.5.1 and Table 7: "the prediction averaged from all the frames".
+    """
+    frames = StreamedFrames(spec.data)
+    for video in whole_videos(spec.data, spec.evaluate, store, videos, frames):
+        result: Result
+        try:
+            average = StreamAverage(streamer, frames.in_order(video.num_frames).tolist(), [video.num_frames])
+            for block in video.blocks():
+                average.add(block)
+            result = average.at_edges()[0]
+        except DecodeError as error:
+            result = unreadable(video, error, spec.data)
+        yield result
+
+
+def unreadable(video: WholeVideo, error: DecodeError, data: DataSpec) -> BadClip:
+    """Return the record of a video that cannot be read. Raises `error` with data.on_bad_clip "fail"."""
+    if data.on_bad_clip == "fail":
+        raise error
+    return BadClip(video.video, error.path, error.reason, None)

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from summit_train.core.comm import World
 from summit_train.core.text import csv_text
+from summit_train.data.batches.loader import BadClip
+from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.clip import Clip, clip_columns
 from summit_train.evaluation.scores import Scores
-from summit_train.evaluation.scoring import Progress, Scored, Scorer
+from summit_train.evaluation.scoring import PartialScores, Progress, Scorer
 from summit_train.inference.trained import Trained
 from summit_train.inference.videos import Listing
 
@@ -94,29 +96,32 @@ def predict_videos(
     Logits are averaged over the views, then the softmax is taken. A video that cannot be read is named in the result.
     """
     data = trained.spec.data.model_copy(update={"on_bad_clip": "skip"})
-    scorer = Scorer(trained.spec.model_copy(update={"data": data}), world, device)
-    network = trained.network(device)
+    spec, network = trained.spec.model_copy(update={"data": data}), trained.network(device)
     # Opened before the long work: a packed set that is damaged is refused here.
-    stores = [listing.store(data) for listing in listings]
-    counts = [len(range(world.rank, len(listing.kept), world.size)) for listing in listings]
-    scored = []
-    for number, (listing, store) in enumerate(zip(listings, stores, strict=True)):
+    datasets = [Dataset(data, listing.manifest, listing.kept, listing.store(data)) for listing in listings]
+    counts = [len(dataset.shard(world.rank, world.size)) for dataset in datasets]
+    parts = list[tuple[Scores, list[BadClip]]]()
+    for number, dataset in enumerate(datasets):
         before = sum(counts[:number])
         follow = lambda done, _, before=before: progress(before + done, sum(counts))  # noqa: E731
-        scored.append(scorer.score(network, store, listing.kept, follow))
-    if world.rank != 0:
-        return None
-    return _together(trained, listings, [part for part in scored if part is not None], top)
+        found = PartialScores()
+        scorer = Scorer(spec, dataset, world, device, keeps_records=False)
+        scores = scorer.score(network, follow, source=None, partial=found)
+        if scores is not None:
+            parts.append((scores, found.bad))
+    return None if world.rank != 0 else _together(trained, listings, parts, top)
 
 
-def _together(trained: Trained, listings: Sequence[Listing], scored: Sequence[Scored], top: int) -> Predictions:
+def _together(
+    trained: Trained, listings: Sequence[Listing], parts: Sequence[tuple[Scores, list[BadClip]]], top: int
+) -> Predictions:
     videos: list[PredictedVideo] = []
-    labels, scores, is_read = list[NDArray[np.int64]](), list[NDArray[np.float32]](), list[bool]()
-    for listing, part in zip(listings, scored, strict=True):
-        predicted = _predicted(listing, part, trained.classes, top)
+    labels, scores, is_read = list[np.ndarray](), list[np.ndarray](), list[bool]()
+    for listing, (part, bad) in zip(listings, parts, strict=True):
+        predicted = _predicted(listing, part.scores, bad, trained.classes, top)
         videos += predicted
         if listing.has_labels:
-            labels.append(listing.manifest.labels[listing.numbers].astype(np.int64))
+            labels.append(part.labels)
             scores.append(part.scores)
             is_read += [video.error is None for video in predicted]
     if not labels:
@@ -125,10 +130,12 @@ def _together(trained: Trained, listings: Sequence[Listing], scored: Sequence[Sc
     return Predictions(tuple(videos), Scores(np.arange(len(known)), known, np.concatenate(scores), np.array(is_read)))
 
 
-def _predicted(listing: Listing, scored: Scored, classes: Sequence[str], top: int) -> list[PredictedVideo]:
-    reasons = {bad.clip: listing.reason(bad) for bad in scored.bad}
+def _predicted(
+    listing: Listing, scores: np.ndarray, bad: Sequence[BadClip], classes: Sequence[str], top: int
+) -> list[PredictedVideo]:
+    reasons = {one.clip: listing.reason(one) for one in bad}
     videos = []
-    for clip, logits in zip(listing.numbers, scored.scores, strict=True):
+    for clip, logits in zip(listing.numbers, scores, strict=True):
         error = reasons.get(clip) or (None if np.isfinite(logits).all() else _NOT_FINITE)
         found = most_probable(logits, classes, top) if error is None else ()
         videos.append(PredictedVideo(listing.clip(clip), found, error))

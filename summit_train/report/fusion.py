@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-
 from summit_train.core.text import counted
 from summit_train.report.caption import drawn, wrapped
 from summit_train.report.figures import GREY, PALETTE, drawable
@@ -35,29 +33,22 @@ def draw_gains(path: Path, values: Mapping[str, Any]) -> None:
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("gain in top-1 (points)")
         axes.set_title(drawable(f"Fused scores over {values['best']}, the best single run"), parse_math=False)
-        _write_changes(axes, rows)
-
-
-def _write_changes(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    """Write behind each bar from which accuracy to which it leads."""
-    widest = max(1.0, *(abs(row["gain"]) for row in rows))
-    axes.set_xlim(-1.45 * widest, 1.45 * widest)
-    for place, row in enumerate(rows):
-        before, after = (f"{row[name]:.1f}" for name in ("best_top1", "top1"))
-        text = f"{before} \N{RIGHTWARDS ARROW} {after} %" if row["gain"] else f"{after} %"
-        side = -1 if row["gain"] < 0 else 1
-        align = "right" if side < 0 else "left"
-        axes.annotate(text, (row["gain"], place), (4 * side, 0), textcoords="offset points", ha=align, va="center",
-                      fontsize=8, color=GREY)  # fmt: skip
+        # Behind each bar: from which accuracy to which it leads.
+        widest = max(1.0, *(abs(gain) for gain in gains))
+        axes.set_xlim(-1.45 * widest, 1.45 * widest)
+        for place, row in enumerate(rows):
+            before, after = (f"{row[name]:.1f}" for name in ("best_top1", "top1"))
+            text = f"{before} \N{RIGHTWARDS ARROW} {after} %" if row["gain"] else f"{after} %"
+            side, align = (-1, "right") if row["gain"] < 0 else (1, "left")
+            axes.annotate(text, (row["gain"], place), (4 * side, 0), textcoords="offset points", ha=align, va="center",
+                          fontsize=8, color=GREY)  # fmt: skip
 
 
 def _caption(values: Mapping[str, Any], left_out: int) -> str:
     weights = ", ".join(f"{run['name']} {run['top1']:.2f} % (weight {run['weight']:g})" for run in values["runs"])
     what = "softmax probabilities" if values["scores"] == "softmax" else "logits"
-    search = values["search"]
-    found = f" Weights found on {counted(search['found_on'], 'other video')}." if search else ""
     between = f" Left out in the middle: {left_out:,} of {len(values['classes']):,} classes." if left_out else ""
     return (
         f"Top-1 of {counted(values['videos'], 'video')}: fused {values['top1']:.2f} %; {weights}. Weighted mean of "
-        f"{what}.{found} In brackets: videos of the class.{between}"
+        f"{what}. In brackets: videos of the class.{between}"
     )

@@ -16,9 +16,10 @@ from summit_train.core.errors import UserError
 from summit_train.report.caption import drawn, wrapped
 from summit_train.report.figures import GREY, HEIGHT, LEGEND_LINE, WIDTH, Picture, drawable, house_style, series
 from summit_train.report.metrics import OBSERVED_FILE, Run
-from summit_train.report.records import Observed, ObservedPoint
+from summit_train.report.records import Observed
 
 _X, _Y = "observed part of each video (%)", "top-1 (%)"
+_CLIP: dict[str, Any] = {"linestyle": "-", "markersize": 5}
 _STREAM: dict[str, Any] = {"linestyle": "--", "markersize": 5, "markerfacecolor": "white"}
 
 Entry = tuple[Line2D, str]  # of a legend
@@ -76,17 +77,14 @@ def _draw(figure: Figure, runs: Mapping[str, Observed | None]) -> None:
     for i, run in enumerate(runs.values()):
         if run is None:
             continue
-        axes.plot(*_points(run.observed), linestyle="-", markersize=5, **series(i))
-        axes.plot(*_points(run.anytime), **_STREAM, **series(i))
+        for curve, style in ((run.observed, _CLIP), (run.anytime, _STREAM)):
+            percents = [100 * point.fraction for point in curve]
+            axes.plot(percents, [point.top1 for point in curve], **style, **series(i))
     axes.set_xlabel(_X)
     axes.set_ylabel(_Y)
     axes.set_xlim(0, 103)
     low, high = axes.get_ylim()
     axes.set_ylim(max(0.0, low), min(103.0, high))
-
-
-def _points(curve: Sequence[ObservedPoint]) -> tuple[list[float], list[float]]:
-    return [100 * point.fraction for point in curve], [point.top1 for point in curve]
 
 
 def _names(runs: Mapping[str, Observed | None]) -> list[Entry]:

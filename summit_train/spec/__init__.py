@@ -9,12 +9,16 @@ from summit_train.spec.experiment import (
     PathText,
     Spec,
     dump_spec,
-    experiment_defaults,
-    experiment_keys,
-    flat_keys,
     load_spec,
     spec_from_tree,
     spec_from_values,
+)
+from summit_train.spec.identity import (
+    changes_scores,
+    experiment_defaults,
+    experiment_keys,
+    flat_keys,
+    rank_keys,
 )
 
 __all__ = [
@@ -25,11 +29,13 @@ __all__ = [
     "ModelSpec",
     "PathText",
     "Spec",
+    "changes_scores",
     "dump_spec",
     "experiment_defaults",
     "experiment_keys",
     "flat_keys",
     "load_spec",
+    "rank_keys",
     "spec_from_tree",
     "spec_from_values",
 ]

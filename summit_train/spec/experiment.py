@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
-from pydantic_core import to_jsonable_python
 
 from summit_train.spec.catalog import (
     ARCHITECTURES,
@@ -42,12 +41,6 @@ from summit_train.spec.optimizer import (
 )
 from summit_train.spec.source import SpecError, Tree, read_tree, to_yaml
 from summit_train.spec.typed import Count, Fraction, NonNegative, Seconds, Section, validated
-
-# Keys of the data section that change what is trained on; the others only say where it lies and how fast it comes.
-_DATA_IDENTITY = (
-    "modality", "flow_length", "num_frames", "frame_stride", "sampling", "augment", "short_side", "crop_scales", "crop",
-    "flip",
-)  # fmt: skip
 
 
 def _expand(path: str) -> str:
@@ -306,42 +299,6 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
 def spec_from_values(values: dict[str, Any], place: str) -> Spec:
     """Return the spec of plain values, such as those saved in a checkpoint; `place` names their source in an error."""
     return spec_from_tree(Tree(values, {(): place}))
-
-
-def flat_keys(spec: Spec) -> dict[str, Any]:
-    """Return all values of a spec, as in JSON, as flat `section.key: value`."""
-    values = spec.model_dump(mode="json")
-    sections = {name: value for name, value in values.items() if isinstance(value, dict)}
-    flat = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
-    return {name: value for name, value in values.items() if name not in sections} | flat
-
-
-def experiment_keys(spec: Spec) -> dict[str, Any]:
-    """Return what makes a spec another experiment, as flat `section.key: value`: no places of data, no speed."""
-    values = spec.model_dump(mode="json")
-    same = {f"model.{key}": value for key, value in values["model"].items() if key != "pretrained"}
-    same |= {f"data.{key}": str(values["data"][key]) for key in _DATA_IDENTITY}
-    for section in ("optimizer", "schedule", "loss", "ema", "scale", "parallel"):
-        same |= {f"{section}.{key}": value for key, value in values[section].items()}
-    if spec.parallel.grow_batch is not None:  # validations decide the batch
-        same["evaluate.every_epochs"] = spec.evaluate.every_epochs
-    return same | {"seed": spec.seed, "precision": spec.precision}
-
-
-def experiment_defaults() -> dict[str, Any]:
-    """Return the values of `experiment_keys` that have defaults: those of a checkpoint that is older than the key."""
-    model = {key: field.default for key, field in ModelSpec.model_fields.items() if not field.is_required()}
-    data = {
-        key: str(to_jsonable_python(field.default))
-        for key, field in DataSpec.model_fields.items()
-        if not field.is_required()
-    }
-    recipe = {"optimizer": OptimizerSpec(), "schedule": ScheduleSpec(), "loss": LossSpec(), "ema": EmaSpec()}
-    recipe |= {"parallel": ParallelSpec()}
-    sections = {"model": model, "data": data} | {
-        name: section.model_dump(mode="json") for name, section in recipe.items()
-    }
-    return {f"{name}.{key}": value for name, values in sections.items() for key, value in values.items()}
 
 
 def dump_spec(spec: Spec) -> str:

@@ -12,24 +12,20 @@ import torch
 import summit_train
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
-from summit_train.data.manifest import Manifest
-from summit_train.data.manifest.quarantine import kept_clips
+from summit_train.data.dataset import Dataset
 from summit_train.models.network import build_network
-from summit_train.spec import Spec, flat_keys
-
-# Each node may read its own copy of the data. The contents of the lists are compared by their fingerprints.
-_PLACES = {"data.train", "data.val", "data.root", "data.quarantine", "data.stage"}
+from summit_train.spec import Spec, rank_keys
 
 
-def check_agreement(world: World, spec: Spec, manifests: Mapping[str, Manifest], **arguments: object) -> None:
+def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], **arguments: object) -> None:
     """Raise AgreedError on all ranks if one was started with something other than rank 0. Collective.
 
-    The message names the rank, its host and the first key that differs. manifests: by their keys in the spec's `data`.
+    The message names the rank, its host and the first key that differs. datasets: by their keys in the spec's `data`.
     arguments: those of the command.
     """
     if world.size == 1:
         return
-    mine = arguments | identity(spec, manifests)
+    mine = arguments | identity(spec, datasets)
     who, expected = world.broadcast((world.who, mine))
 
     def compare() -> None:
@@ -43,12 +39,12 @@ def check_agreement(world: World, spec: Spec, manifests: Mapping[str, Manifest],
     world.together(compare)
 
 
-def identity(spec: Spec, manifests: Mapping[str, Manifest]) -> dict[str, Any]:
+def identity(spec: Spec, datasets: Mapping[str, Dataset]) -> dict[str, Any]:
     """Return what must be equal on all ranks of a run, the most telling first, as flat `section.key: value`."""
-    same = {key: value for key, value in flat_keys(spec).items() if key not in _PLACES}
-    for name, manifest in manifests.items():
-        same[f"data.{name} (fingerprint)"] = manifest.fingerprint()
-        same[f"data.quarantine of data.{name} (fingerprint)"] = kept_clips(spec.data, manifest).fingerprint()
+    same = rank_keys(spec)
+    for name, dataset in datasets.items():
+        same[f"data.{name} (fingerprint)"] = dataset.manifest.fingerprint()
+        same[f"data.quarantine of data.{name} (fingerprint)"] = dataset.kept.fingerprint()
     same["summit_train (version)"] = summit_train.__version__
     same["torch (version)"] = torch.__version__
     same["summit_train (digest of the code)"] = code_digest(Path(summit_train.__file__).parent)

@@ -1,4 +1,4 @@
-"""Train by model averaging: learners that step alone, and every so many steps the mean of their networks.
+"""Train by model averaging: learners that step alone, and every K steps the mean of their networks.
 
 Source: Cong et al., "Accelerating Deep Neural Network Training for Action Recognition on a Cluster of GPUs" (AAVG),
 Algorithms 1 and 2. A learner is a virtual GPU. With mu_j and s_j the running mean and variance of a normalisation of
@@ -66,8 +66,8 @@ class AveragingStep:
         stop: bool = False,
         checkpoint: bool = False,
         data_wait_s: float = 0.0,
-        lap: Callable[[str], None] = lambda phase: None,
-        waits: Callable[[], None] | None = None,
+        end_phase: Callable[[str], None] = lambda phase: None,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> StepResult:
         """Run one update of each learner, in which the ranks also vote, and the average if it is due. Collective.
 
@@ -75,28 +75,27 @@ class AveragingStep:
         """
         results, ends_epoch = list[StepResult](), False
         for batch in micro_batches:
-            # Wishes and wait are the rank's, so its first learner alone votes for them.
-            first = not results
-            learner, wait = self._learners[batch.virtual_gpu], data_wait_s if first else 0.0
+            learner, first = self._learners[batch.virtual_gpu], not results
+            # Requests and the wait are the rank's, so only its first learner votes for them.
+            wait, stopping, saving = data_wait_s if first else 0.0, stop and first, checkpoint and first
             results.append(
-                learner([batch], lr, stop=stop and first, checkpoint=checkpoint and first, data_wait_s=wait, lap=lap)
+                learner([batch], lr, stop=stopping, checkpoint=saving, data_wait_s=wait, end_phase=end_phase)
             )
             learner.optimizer.zero_grad()  # the next learner's gradients take their place
             ends_epoch = (batch.step + 1) % self._numbers_per_epoch == 0
         assert len(results) == len(self._learners)
-        if waits is not None:
-            waits()
-        votes = self._world.sum(torch.stack([result.votes for result in results]).sum(0), "votes")
-        lap("allreduce")
+        on_wait()
+        sums = self._world.sum(torch.stack([result.votes for result in results]).sum(0), "votes")
+        end_phase("allreduce")
         self._in_round += 1
         averaging = self._end_round() if ends_epoch or self._in_round == self._spec.period else None
-        lap("allreduce")
+        end_phase("allreduce")
         local_loss = torch.stack([result.local_loss for result in results]).sum()
-        return StepResult(votes, local_loss, results[0].ratios, has_squares=False, averaging=averaging)
+        return StepResult(sums, local_loss, results[0].ratios, has_squares=False, averaging=averaging)
 
     @torch.no_grad()
     def _end_round(self) -> Averaging:
-        """Average all learners, and let them go on from the average."""
+        """Average all learners; they continue from the average."""
         start, before = Mark(self._device), self._sent
         self._average_networks()
         for learner in self._learners.values():
@@ -121,7 +120,7 @@ class AveragingStep:
         own = [[_double(buffers) for buffers in _statistics(learner)] for learner in learners]
         pooled = self._mean([mean + variance for mean, variance in own], "batch_norm")
         mean, within = pooled[: len(means)], pooled[len(means) :]
-        spreads = [torch._foreach_sub(mine, mean) for mine, _ in own]
+        spreads = [torch._foreach_sub(means_of_one, mean) for means_of_one, _ in own]
         between = self._mean([list(torch._foreach_mul(spread, spread)) for spread in spreads], "batch_norm_spread")
         _copy(means, mean)
         _copy(variances, torch._foreach_add(within, between))
@@ -156,8 +155,8 @@ class AveragingStep:
     def checkpoint(self, path: Path, step: int) -> dict[str, Any]:
         """Return the parts of the checkpoint `path`, after `step` updates, other than the network. Collective.
 
-        In the middle of a round the network becomes the average of the moment. Where learners differ, each has a file
-        of its own, written first; the checkpoint lists their SHA-256. The optimizer's state is the first learner's.
+        In the middle of a round the network becomes the current average. Where learners differ, each has a file of its
+        own, written first; the checkpoint lists their SHA-256. The optimizer's state is the first learner's.
         """
         if self._in_round:
             self._average_networks()

@@ -19,23 +19,22 @@ from summit_train.spec.optimizer import GrowBatchSpec
 
 @dataclass(frozen=True)
 class Decision:
-    """One decision: the accuracy and the best before it, in percent, and the batch before and after."""
+    """One decision: the best accuracy before it, in percent, and the batch before and after."""
 
-    accuracy: float
     best: float
     before: Rung
     after: Rung
 
     def __str__(self) -> str:
-        clips = f"{self.before.clips_per_gpu} clips"
-        if self.after != self.before:
-            steps = f"{self.after.steps_per_epoch} steps an epoch"
-            return f"batch of a learner grows from {clips} to {self.after.clips_per_gpu}, {steps}"
-        return f"batch of a learner stays at {clips}"
+        before, after = self.before.clips_per_gpu, self.after
+        if after == self.before:
+            return f"batch of a learner stays at {before} clips"
+        sizes = f"from {before} clips to {after.clips_per_gpu}"
+        return f"batch of a learner grows {sizes}, {after.steps_per_epoch} steps an epoch"
 
 
 class GrowingBatch:
-    """The batch of now, and what decides the next one. All ranks hold the same; it is part of a checkpoint.
+    """The current batch, and what decides the next one. It is the same on all ranks, and part of a checkpoint.
 
     spec: None where the batch never grows. ladder: the batches, the first one first.
     """
@@ -46,11 +45,11 @@ class GrowingBatch:
 
     @property
     def rung(self) -> Rung:
-        """Return the batch of now."""
+        """Return the current batch."""
         return self._ladder[self._place]
 
     def lacks(self, validations: int) -> bool:
-        """Return whether the batch depends on `validations` of them, and one is still to come."""
+        """Return whether the batch depends on this many validations, and one is still to come."""
         return self._spec is not None and self._validations < validations
 
     def decide(self, accuracy: float) -> Decision | None:
@@ -62,13 +61,11 @@ class GrowingBatch:
         if accuracy < best * self._spec.margin:
             self._place = min(self._place + 1, len(self._ladder) - 1)
         self._best = max(best, accuracy)
-        return Decision(accuracy, best, before, self.rung)
+        return Decision(best, before, self.rung)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the batch, the best accuracy and the number of validations."""
         return {"clips_per_gpu": self.rung.clips_per_gpu, "best": self._best, "validations": self._validations}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
         reached = sum(rung.clips_per_gpu <= state["clips_per_gpu"] for rung in self._ladder)
         self._place, self._best, self._validations = max(0, reached - 1), state["best"], state["validations"]

@@ -8,17 +8,12 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 
-from summit_train.core.comm import World
 from summit_train.core.errors import AgreedError, RunFailed, describe, is_bug
 from summit_train.core.watch import Stopped, StopRequest, Watchdog
-from summit_train.data.batches.loader import MicroBatch, training_batches
-from summit_train.data.batches.order import Order
-from summit_train.data.batches.stores import open_store
+from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.workers import Batches
-from summit_train.data.manifest import Manifest
-from summit_train.data.manifest.quarantine import kept_clips
-from summit_train.evaluation.evaluation import Evaluation, show_accuracy
-from summit_train.plan import Plan, Rung
+from summit_train.evaluation.evaluation import show_accuracy
+from summit_train.evaluation.scoring import Scorer
 from summit_train.spec import Spec
 from summit_train.training.metrics import RunLog, validated
 from summit_train.training.run import Run
@@ -33,46 +28,49 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -
     numbers fail.
     """
     plan, spec, world = run.plan, run.spec, run.world
-    ledger = Ledger(run, log)
-    make_up_for_validation(run, log, watchdog, stop)
-    saved_at, patience = time.monotonic(), 60 * (spec.checkpoint.every_minutes or math.inf)
-    with Feed(run) as feed:
+    unread = UnreadStep(run, log)
+    replay_missed_validation(run, log, watchdog, stop)
+    saved_at, seconds_between = time.monotonic(), 60 * (spec.checkpoint.every_minutes or math.inf)
+    with StepLoader(run) as loader:
         for step in run.steps():
             # --- data: this rank's virtual GPUs, one micro-batch each
             watchdog.at(f"loading the clips of step {step + 1}")
             start = Mark(run.device)
-            micro_batches, data_wait_s = feed.take(step)
+            micro_batches, data_wait_s = loader.load(step)
 
             # --- forward, backward, synchronise, vote, update
             watchdog.at(f"computing step {step + 1}")
-            lr, batch = plan.learning_rate(step, run.growth.rung), run.growth.rung.global_batch
-            notice = partial(watchdog.at, f"waiting for the other ranks in step {step + 1}", waits=True)
+            rung = run.growth.rung
+            lr = plan.learning_rate(step, rung)
+            note_wait = partial(watchdog.at, f"waiting for the other ranks in step {step + 1}", waits=True)
             result = run.step(
                 micro_batches,
                 lr,
                 stop=bool(stop),
-                checkpoint=world.rank == 0 and time.monotonic() - saved_at >= patience,
+                checkpoint=world.rank == 0 and time.monotonic() - saved_at >= seconds_between,
                 data_wait_s=data_wait_s,
-                waits=notice if world.size > 1 else None,
+                on_wait=note_wait if world.size > 1 else lambda: None,
             )
+            launched = LaunchedStep(step + 1, lr, rung.global_batch, micro_batches, result, start, Mark(run.device))
 
-            # --- the vote on the step before: the device has finished that one, so reading it holds nothing up
-            vote = ledger.enter(Entry(step + 1, lr, batch, micro_batches, result, start, Mark(run.device)))
+            # --- the previous step's vote: the device has finished that step, so reading it waits for nothing
+            vote = unread.read()
+            unread.step = launched
 
-            # --- the edge of an epoch, or a wish for a checkpoint that the ranks share
+            # --- the end of an epoch, or a checkpoint that the ranks voted for
             epochs_done, inside = divmod(step + 1, plan.steps_per_epoch)
             stopping = vote is not None and vote.stop and step + 1 < plan.total_steps
-            wished = stopping or (vote is not None and vote.checkpoint)
+            requested = stopping or (vote is not None and vote.checkpoint)
             due = inside == 0 and epochs_done % spec.checkpoint.every_epochs == 0
-            is_saved = wished or due or step + 1 == plan.total_steps
+            is_saved = requested or due or step + 1 == plan.total_steps
             if is_saved:
-                ledger.settle()
+                unread.read()
                 save(run, log, watchdog, step + 1)
                 saved_at = time.monotonic()
             if stopping:
                 raise Stopped
             if inside == 0:
-                ledger.settle()
+                unread.read()
                 if validates(spec, epochs_done):
                     try:
                         top1 = validate(run, log, watchdog, stop, epochs_done)
@@ -83,70 +81,39 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -
                     grow(run, log, epochs_done, top1)
 
 
-def batches_between(
-    spec: Spec,
-    plan: Plan,
-    world: World,
-    manifest: Manifest,
-    start_step: int,
-    end_step: int,
-    rung: Rung | None = None,
-) -> Batches[MicroBatch]:
-    """Return this rank's micro-batches of steps start_step .. end_step - 1, without the clips in data.quarantine.
-
-    rung: the batch; None: the first of the run.
-    """
-    kept = kept_clips(spec.data, manifest)
-    return training_batches(
-        spec.data,
-        open_store(spec.data, manifest),
-        clip_order(plan, rung or plan.ladder[0], spec.seed, len(kept)),
-        world.rank,
-        world.size,
-        range(start_step, end_step),
-        kept,
-    )
-
-
-def clip_order(plan: Plan, rung: Rung, seed: int, num_clips: int) -> Order:
-    """Return the order in which a run with this batch trains on its kept clips."""
-    counts = (plan.virtual_gpus, rung.clips_per_gpu, rung.steps_per_epoch)
-    return Order(num_clips, seed, *counts, numbers_per_epoch=plan.steps_per_epoch)
-
-
-class Feed:
-    """This rank's micro-batches, step by step. A batch that has grown comes from a loader of its own."""
+class StepLoader:
+    """Loads this rank's micro-batches, step by step. A batch that has grown gets new worker processes."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._batches, self._rung = self._open(run.start_step), run.growth.rung
 
-    def __enter__(self) -> Feed:
+    def __enter__(self) -> StepLoader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._batches.close()
 
-    def take(self, step: int) -> tuple[list[MicroBatch], float]:
+    def load(self, step: int) -> tuple[list[MicroBatch], float]:
         """Return the micro-batches of one step and the seconds that the step waited for them."""
         began, run = time.perf_counter(), self._run
         try:
             if self._rung != run.growth.rung:
                 self._batches.close()
                 self._batches, self._rung = self._open(step), run.growth.rung
-            taken = [next(self._batches) for _ in range(run.plan.accumulation)]
+            loaded = [next(self._batches) for _ in range(run.plan.accumulation)]
         except Exception as error:
             if is_bug(error):
                 raise
             raise RunFailed(f"{run.world.who}, step {step + 1}: {describe(error)}") from error
-        assert all(batch.step == step for batch in taken)
-        return taken, time.perf_counter() - began
+        assert all(batch.step == step for batch in loaded)
+        return loaded, time.perf_counter() - began
 
     def _open(self, step: int) -> Batches[MicroBatch]:
-        """Return a loader of the batch of now from `step` on."""
-        run = self._run
-        end, rung = run.plan.total_steps, run.growth.rung
-        return batches_between(run.spec, run.plan, run.world, run.train_manifest, step, end, rung)
+        """Return the batches of the current size from `step` on."""
+        run, world = self._run, self._run.world
+        order, steps = run.plan.order(run.growth.rung), range(step, run.plan.total_steps)
+        return run.train_set.training_batches(order, world.rank, world.size, steps)
 
 
 def grow(run: Run, log: RunLog | None, epoch: int, top1: float | None) -> None:
@@ -160,8 +127,8 @@ def grow(run: Run, log: RunLog | None, epoch: int, top1: float | None) -> None:
     assert accuracy is not None
     decision = run.growth.decide(accuracy)
     if log is not None and decision is not None:
-        now, best = decision.after, decision.best
-        sizes = {"clips_per_gpu": now.clips_per_gpu, "global_batch": now.global_batch}
+        after, best = decision.after, decision.best
+        sizes = {"clips_per_gpu": after.clips_per_gpu, "global_batch": after.global_batch}
         log.write("batch", epoch=epoch, **sizes, accuracy=accuracy, best=best)
         log.say(f"epoch {epoch}: {decision} ({accuracy:.2f} %, best before {best:.2f} %)")
 
@@ -172,10 +139,10 @@ def validates(spec: Spec, epoch: int) -> bool:
     return every > 0 and (epoch % every == 0 or epoch == spec.schedule.epochs)
 
 
-def make_up_for_validation(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> None:
-    """Make up for the validation of a run that ended between the checkpoint of an epoch and its validation.
+def replay_missed_validation(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> None:
+    """Validate if the run ended between the checkpoint of an epoch and its validation.
 
-    Grow the batch by its result if the checkpoint does not include that yet. The curve and the batch then equal those
+    Grow the batch by the result if the checkpoint does not include that yet. The curve and the batch then equal those
     of a run that was not stopped.
     """
     epoch, inside = divmod(run.start_step, run.plan.steps_per_epoch)
@@ -208,21 +175,23 @@ def validate(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest
     def progress(done: int, total: int) -> None:
         watchdog.at(f"validating video {done} of {total} after epoch {epoch}", waits=done == total)
 
-    evaluation = Evaluation(run.spec, run.val_manifest, run.world, run.device, stop=stop)
-    scores = evaluation.score(run.model, 1, 1, progress, f"validation after epoch {epoch}")
+    one_view = run.spec.evaluate.model_copy(update={"clips": 1, "crops": 1})
+    spec = run.spec.model_copy(update={"evaluate": one_view})
+    scorer = Scorer(spec, run.val_set, run.world, run.device, stop)
+    scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")
     if log is not None and scores is not None:
         top1, top5, seconds = scores.top(1), scores.top(5), time.perf_counter() - began
         step, videos = epoch * run.plan.steps_per_epoch, len(scores.videos)
         bad = f"; {scores.num_bad} could not be read and count as wrong" if scores.num_bad else ""
-        views, clips = ("one clip each", 1) if run.spec.evaluate.mode == "clips" else ("all frames streamed", None)
+        views, clips = ("one clip each", 1) if spec.evaluate.mode == "clips" else ("all frames streamed", None)
         log.write("eval", epoch=epoch, step=step, top1=top1, top5=top5, videos=videos, clips=clips, seconds=seconds)
-        accuracy = show_accuracy(f"{top1:.2f}", top5, run.spec.model.num_classes)
+        accuracy = show_accuracy(f"{top1:.2f}", top5, spec.model.num_classes)
         log.say(f"epoch {epoch}: {accuracy}  ({videos} videos, {views}{bad})")
     return None if scores is None else scores.top(1)
 
 
 @dataclass(frozen=True)
-class Entry:
+class LaunchedStep:
     """One step as it was launched; `step` counts finished updates."""
 
     step: int
@@ -234,40 +203,37 @@ class Entry:
     end: Mark
 
 
-class Ledger:
-    """Read each step's vote one step late, write it down, and end the run if too many steps break."""
+class UnreadStep:
+    """The launched step whose vote has not been read: reading it records the step, and may end the run."""
 
     def __init__(self, run: Run, log: RunLog | None) -> None:
         self._run, self._log = run, log
-        self._pending: Entry | None = None
-        self._every = max(1, run.plan.total_steps // 100)  # steps between two records of the trust ratios
+        self.step: LaunchedStep | None = None
+        self._ratio_every = max(1, run.plan.total_steps // 100)  # steps between two records of the trust ratios
         self._broken: deque[tuple[bool, str]] = deque(maxlen=run.spec.watch.nonfinite_steps)
 
-    def enter(self, entry: Entry) -> Vote | None:
-        """Take a launched step; return the vote on the one before it."""
-        vote = self.settle()
-        self._pending = entry
-        return vote
+    def read(self) -> Vote | None:
+        """Wait for the step, if there is one, and record it; return its vote.
 
-    def settle(self) -> Vote | None:
-        """Read and write down the step that is still open, if any; return its vote."""
-        entry, self._pending = self._pending, None
-        if entry is None:
+        Raises AgreedError on all ranks at too many broken steps or bad clips.
+        """
+        launched, self.step = self.step, None
+        if launched is None:
             return None
         plan = self._run.plan
-        vote = entry.result.read(entry.global_batch, plan.virtual_gpus, self._run.world.size)
-        self._check(entry, vote)
-        bad_clips, epoch = self._run.bad_clips, (entry.step - 1) // plan.steps_per_epoch
-        bad_clips.add(vote.bad_clips, entry.micro_batches, entry.step, epoch)
+        vote = launched.result.read(launched.global_batch, plan.virtual_gpus, self._run.world.size)
+        self._check(launched, vote)
+        bad_clips, epoch = self._run.bad_clips, (launched.step - 1) // plan.steps_per_epoch
+        bad_clips.add(vote.bad_clips, launched.micro_batches, launched.step, epoch)
         noise = {} if vote.squares is None else self._run.noise.add(vote.squares)
         if self._log is not None:
-            step_s = entry.start.seconds_to(entry.end)
+            step_s = launched.start.seconds_to(launched.end)
             self._log.step(
-                step=entry.step,
+                step=launched.step,
                 epoch=epoch,
                 loss=vote.loss,
-                lr=entry.lr,
-                clips_per_second=entry.global_batch / step_s,
+                lr=launched.lr,
+                clips_per_second=launched.global_batch / step_s,
                 step_s=step_s,
                 data_wait_s=vote.data_wait_s,
                 top1=vote.top1,
@@ -275,27 +241,27 @@ class Ledger:
                 bad_clips=bad_clips.total,
                 **noise,
             )
-            if (averaging := entry.result.averaging) is not None:
+            if (averaging := launched.result.averaging) is not None:
                 seconds, sent = averaging.start.seconds_to(averaging.end), averaging.num_bytes
-                self._log.write("average", step=entry.step, epoch=epoch, seconds=seconds, bytes=sent)
-            if entry.result.ratios is not None and not vote.skipped and entry.step % self._every == 0:
-                self._log.trust_ratios(entry.step, entry.result.ratios.read())
+                self._log.write("average", step=launched.step, epoch=epoch, seconds=seconds, bytes=sent)
+            if launched.result.ratios is not None and not vote.skipped and launched.step % self._ratio_every == 0:
+                self._log.trust_ratios(launched.step, launched.result.ratios.read())
         return vote
 
-    def _check(self, entry: Entry, vote: Vote) -> None:
+    def _check(self, launched: LaunchedStep, vote: Vote) -> None:
         """Raise AgreedError on all ranks at too many broken steps; rank 0's names the ranks with a bad loss."""
         if not vote.broken:
             self._broken.clear()
             return
-        run, loss = self._run, entry.result.local_loss.item()
-        clips = ", ".join(run.paths_of(entry.micro_batches))
-        self._broken.append((not math.isfinite(loss), f"step {entry.step}, loss {loss:g}, clips {clips}"))
+        run, loss = self._run, launched.result.local_loss.item()
+        clips = ", ".join(run.paths_of(launched.micro_batches))
+        self._broken.append((not math.isfinite(loss), f"step {launched.step}, loss {loss:g}, clips {clips}"))
         if self._log is not None:
-            self._log.say(f"step {entry.step}: a loss or gradient is not finite; {run.step.on_skip}")
+            self._log.say(f"step {launched.step}: a loss or gradient is not finite; {run.step.on_skip}")
         if len(self._broken) == self._broken.maxlen:
             at_fault = any(is_bad for is_bad, _ in self._broken)
-            mine = "; ".join(text for _, text in self._broken)
-            everyone = run.world.gather((at_fault, f"{run.world.who}: {mine}")) or []
+            steps = "; ".join(text for _, text in self._broken)
+            everyone = run.world.gather((at_fault, f"{run.world.who}: {steps}")) or []
             named = [text for fault, text in everyone if fault] or [text for _, text in everyone]
             raise AgreedError(
                 f"{len(self._broken)} steps in a row had a loss or gradient that is not finite. " + " | ".join(named)

@@ -1,11 +1,10 @@
-"""Put a run together: data, model, optimizer, and the checkpoint that it goes on from."""
+"""Put a run together: data, model, optimizer, and the checkpoint that it resumes from."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,8 +19,6 @@ from summit_train.core.saved import CheckpointError, bound_of, check_fit, give_w
 from summit_train.data.bad_clips import BadClips
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import virtual_gpus_of
-from summit_train.data.manifest import Manifest
-from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network, make_ready
 from summit_train.models.precision import parameter_type
@@ -37,28 +34,14 @@ from summit_train.training.averaging import AveragingStep
 from summit_train.training.checkpoint import checkpoint_path, experiment_differences, prune_checkpoints, save_checkpoint
 from summit_train.training.growth import GrowingBatch
 from summit_train.training.noise import NoiseScale
+from summit_train.training.start import Inputs
 from summit_train.training.step import StepSettings, TrainStep
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The user's input, read and found to fit together before any rank talks to another."""
-
-    spec: Spec
-    plan: Plan
-    train_manifest: Manifest
-    val_manifest: Manifest
-
-    @property
-    def manifests(self) -> dict[str, Manifest]:
-        """The manifests by their keys in the spec's `data`."""
-        return {"train": self.train_manifest, "val": self.val_manifest}
 
 
 class Run:
     """One run on one rank.
 
-    start_step: the number of updates in the checkpoint that it goes on from. notes: lines for people.
+    start_step: the number of updates in the checkpoint that it resumes from. notes: lines for people.
     """
 
     def __init__(
@@ -77,12 +60,12 @@ class Run:
         """
         self.world, self.device, self._lock = world, device, lock
         self.spec, self.plan = spec, plan = inputs.spec, inputs.plan
-        self.train_manifest, self.val_manifest = inputs.train_manifest, inputs.val_manifest
-        self.train_clips = kept = kept_clips(spec.data, inputs.train_manifest)
+        self.train_set, self.val_set = inputs.train, inputs.val
         world.together(lambda: check_arithmetic(spec, device))
         self.model = fresh_model(spec, device)
         self.notes = [f"network: {self.model.execution}"]
         if spec.data.quarantine is not None:
+            kept = inputs.train.kept
             out = f"{len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"
             self.notes.append(f"left out: {out}")
         saved = world.from_first(lambda: self._first_state(force_resume))
@@ -116,7 +99,7 @@ class Run:
 
     def paths_of(self, micro_batches: Sequence[MicroBatch]) -> list[str]:
         """Return the paths of the clips of some micro-batches."""
-        return [self.train_manifest.path(int(i)) for batch in micro_batches for i in batch.ids]
+        return [self.train_set.manifest.path(int(i)) for batch in micro_batches for i in batch.ids]
 
     def save(self, step: int) -> None:
         """Write the checkpoint after `step` updates on rank 0 and delete those that are not kept. Collective.
@@ -140,36 +123,31 @@ class Run:
             "experiment": self._experiment(),
             "spec": self.spec.model_dump(mode="json"),
             # So that the file alone is enough to use the network.
-            "classes": self.train_manifest.classes and list(self.train_manifest.classes),
+            "classes": (classes := self.train_set.manifest.classes) and list(classes),
         }
         save_checkpoint(path, state)
         prune_checkpoints(self.spec.run_path, self.spec.checkpoint.keep, self.plan.steps_per_epoch)
 
     def _experiment(self) -> dict[str, Any]:
-        """Return what must be equal for one run to go on from another's checkpoint, as flat `section.key: value`.
+        """Return what must be equal for one run to resume from another's checkpoint, as flat `section.key: value`.
 
         The number of ranks is not part of it, nor where the data are, nor what only changes the speed.
         """
-        same = experiment_keys(self.spec) | {"data.train (fingerprint)": self.train_manifest.fingerprint()}
-        if (quarantine := self.train_clips.fingerprint()) is not None:
+        same = experiment_keys(self.spec) | {"data.train (fingerprint)": self.train_set.manifest.fingerprint()}
+        if (quarantine := self.train_set.kept.fingerprint()) is not None:
             same["data.quarantine (fingerprint)"] = quarantine
         return same | {"scale.gpus": self.plan.virtual_gpus, "scale.clips_per_gpu": self.plan.clips_per_gpu}
 
     def _first_state(self, force_resume: bool) -> dict[str, Any]:
         """Return the newest checkpoint's state, or load pretrained weights and return {}."""
-        saved, pretrained = self._saved_state(force_resume), self.spec.model.pretrained
-        if pretrained is not None and not saved:
-            report = load_pretrained(self.model, pretrained, self.train_manifest.classes)
-            self.notes.append(f"pretrained: {report}")
-        return saved
-
-    def _saved_state(self, force_resume: bool) -> dict[str, Any]:
         path, state, complaints = load_newest(self.spec.run_path, bound_of(self.model))
         self.notes.extend(f"passed over: {complaint}" for complaint in complaints)
         if path is None:
+            if self.spec.model.pretrained is not None:
+                report = load_pretrained(self.model, self.spec.model.pretrained, self.train_set.manifest.classes)
+                self.notes.append(f"pretrained: {report}")
             return {}
-        same = self._experiment()
-        differing = experiment_differences(state.get("experiment", {}), same)
+        differing = experiment_differences(state.get("experiment", {}), self._experiment())
         if differing and not force_resume:
             raise CheckpointError(
                 f"{path} is of another experiment: {'; '.join(differing)}. Give this run another name, or take it "
@@ -225,18 +203,10 @@ def _train_step(
     """Return the step that drives `model` by the spec's solver over all ranks of `world`."""
     solver = spec.optimizer
     factors = {model.head: solver.head_lr_factor} | dict.fromkeys(model.stem, solver.first_lr_factor)
-    smoothing = spec.loss.label_smoothing
     settings = StepSettings(
-        spec.seed,
-        accumulation,
-        spec.precision,
-        solver.clip_norm,
-        smoothing,
-        noise_every,
-        spec.ema.decay,
-        spec.data.input,
-        solver.compression,
-    )
+        spec.seed, accumulation, spec.precision, solver.clip_norm, spec.loss.label_smoothing, noise_every,
+        spec.ema.decay, spec.data.input, solver.compression,
+    )  # fmt: skip
     return drive_solver(solver, settings, world, model, device, factors)
 
 
@@ -250,7 +220,7 @@ def drive_solver(
 ) -> TrainStep:
     """Return the step that drives `model` by the solver over all ranks, before its first update.
 
-    factors: modules whose LR is so many times the others'.
+    factors: of the LR of some modules, such as the head.
     """
     groups = parameter_groups(model, solver.weight_decay, factors)
     optimizer = build_solver(solver, groups)

@@ -10,9 +10,7 @@ import numpy as np
 
 from summit_train.core.watch import Watchdog
 from summit_train.data.manifest import Manifest
-from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.data.packed.stage import Clips, Staged, Staging
-from summit_train.training.loop import clip_order
 from summit_train.training.run import Run
 
 
@@ -27,7 +25,7 @@ def stage_sets(run: Run, watchdog: Watchdog) -> list[str]:
         return []
     if data.stage == "auto":
         return ["data.stage is auto: a job that `submit` writes stages; here nothing is staged"]
-    sets = {manifest.source: manifest for manifest in (run.val_manifest, run.train_manifest)}
+    sets = {manifest.source: manifest for manifest in (run.val_set.manifest, run.train_set.manifest)}
     ranks = world.gather_node(world.rank)
     done = []
     if ranks is not None:
@@ -49,12 +47,12 @@ def _stage(run: Run, watchdog: Watchdog, manifest: Manifest, ranks: Sequence[int
 
 def needed_clips(run: Run, manifest: Manifest, ranks: Sequence[int]) -> Iterator[Clips]:
     """Yield the clips that these ranks read from now on, in the order of use, if the batch does not grow further."""
-    plan, kept = run.plan, kept_clips(run.spec.data, manifest)
-    if manifest is run.train_manifest:
-        order = clip_order(plan, run.growth.rung, run.spec.seed, len(kept))
-        yield from map(kept.ids, order.clips_of_ranks(ranks, plan.ranks, range(run.start_step, plan.total_steps)))
+    plan, train = run.plan, run.train_set
+    if manifest is train.manifest:
+        order = plan.order(run.growth.rung)
+        yield from map(train.kept.ids, order.clips_of_ranks(ranks, plan.ranks, range(run.start_step, plan.total_steps)))
     else:
-        yield np.sort(np.concatenate([kept.videos_of(rank, plan.ranks) for rank in ranks]))
+        yield np.sort(np.concatenate([run.val_set.shard(rank, plan.ranks) for rank in ranks]))
 
 
 def _notes(stage: str, nodes: Sequence[Sequence[Staged]]) -> list[str]:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from summit_train.core.comm import World
 from summit_train.core.memory import keep_freed_memory
-from summit_train.data.batches.stores import open_store
-from summit_train.data.manifest import Manifest, read_manifest
-from summit_train.data.manifest.quarantine import kept_clips
-from summit_train.plan import make_plan
+from summit_train.data.dataset import Dataset
+from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import SpecError
-from summit_train.training.run import Inputs
 
 
 def tell_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -26,23 +24,32 @@ def tell_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return [word for word in words if word not in overrides], overrides
 
 
-def read_inputs(path: str, overrides: Sequence[str], ranks: int) -> Inputs:
-    """Read spec and manifests and make the plan. Raises UserError for any mistake in them."""
-    return inputs_of(load_spec(path, overrides), ranks)
+@dataclass(frozen=True)
+class Inputs:
+    """The user's input, read and found to fit together before any rank talks to another."""
+
+    spec: Spec
+    plan: Plan
+    train: Dataset
+    val: Dataset
+
+    @property
+    def datasets(self) -> dict[str, Dataset]:
+        """The data sets by their keys in the spec's `data`."""
+        return {"train": self.train, "val": self.val}
 
 
-def inputs_of(spec: Spec, ranks: int) -> Inputs:
-    """Read the spec's manifests and make the plan. Raises UserError for any mistake in them."""
-    train_manifest, val_manifest = read_manifests(spec)
-    plan = make_plan(spec, ranks, len(kept_clips(spec.data, train_manifest)))
-    return Inputs(spec, plan, train_manifest, val_manifest)
+def read_inputs(spec: Spec, ranks: int) -> Inputs:
+    """Open the spec's data sets and make the plan. Raises UserError for any mistake in them."""
+    train, val = open_datasets(spec)
+    return Inputs(spec, make_plan(spec, ranks, len(train)), train, val)
 
 
-def read_manifests(spec: Spec) -> tuple[Manifest, Manifest]:
-    """Read the training and the validation manifest. Raises UserError if one is wrong or they do not fit together."""
-    train_manifest, val_manifest = (manifest_of(spec, which) for which in ("train", "val"))
-    val_manifest.check_classes(train_manifest)
-    return train_manifest, val_manifest
+def open_datasets(spec: Spec) -> tuple[Dataset, Dataset]:
+    """Open the training and the validation set. Raises UserError if one is wrong or they do not fit together."""
+    train, val = Dataset.open(spec, "train"), Dataset.open(spec, "val")
+    val.manifest.check_classes(train.manifest)
+    return train, val
 
 
 def run_spec(path: str, overrides: Sequence[str]) -> Spec:
@@ -55,17 +62,6 @@ def run_spec(path: str, overrides: Sequence[str]) -> Spec:
     spec = load_spec(file, overrides)
     is_there = spec.run_path.exists() and spec.run_path.samefile(run)
     return spec if is_there else spec.model_copy(update={"run_dir": str(run.parent), "name": run.name})
-
-
-def manifest_of(spec: Spec, which: str) -> Manifest:
-    """Read the spec's manifest; `which` is train or val. Raises UserError if it is missing or wrong."""
-    path = spec.data.train if which == "train" else spec.data.val
-    if not Path(path).exists():
-        raise SpecError(f"data.{which}: there is no {path} (relative paths start at {Path.cwd()})")
-    manifest = read_manifest(path)
-    manifest.check_labels(spec.model.num_classes)
-    open_store(spec.data, manifest)  # a packed set that is damaged or does not fit is refused before ranks meet
-    return manifest
 
 
 def choose_device(world: World) -> torch.device:

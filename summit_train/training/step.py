@@ -26,14 +26,11 @@ from summit_train.training.exchange import Exchange
 from summit_train.training.noise import PassSquares, Squares
 from summit_train.training.stopwatch import Mark
 
-
-def _preparation(
-    dtype: torch.dtype, device: torch.device, modality: Modality | None
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return what a micro-batch's clips go through on their way to the network."""
-    if modality is None:
-        return lambda clips: clips.to(device, non_blocking=True)
-    return Normalise(dtype, device, modality)
+# What the ranks add up in a step, in this order.
+VOTES = (
+    "loss", "correct", "nonfinite", "broken", "pass_squares", "mean_square", "stop", "checkpoint", "data_wait_s",
+    "bad_clips",
+)  # fmt: skip
 
 
 class LossScale:
@@ -59,11 +56,9 @@ class LossScale:
         self._good_steps = self._good_steps * (1 - grow)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the scale and the number of good steps since its last change."""
         return {"scale": self.scale.cpu(), "good_steps": self._good_steps.cpu()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned."""
         self.scale = state["scale"].to(self.scale)
         self._good_steps = state["good_steps"].to(self._good_steps)
 
@@ -161,7 +156,7 @@ class Averaging:
 
 @dataclass
 class StepResult:
-    """The vote as it lies on the device, and this rank's own part of it.
+    """The sums of VOTES, still on the device, and this rank's own loss.
 
     ratios: the layers' trust ratios, if there are any. averaging: of the networks, where the step ended with one.
     """
@@ -174,19 +169,21 @@ class StepResult:
 
     def read(self, global_batch: int, virtual_gpus: int, ranks: int) -> Vote:
         """Wait for the device and read the vote."""
-        loss, correct, nonfinite, broken, single, average, *wishes = self.votes.tolist()
-        stop, checkpoint, data_wait_s, bad_clips = wishes
-        is_measured = self.has_squares and nonfinite == 0
+        sums = dict(zip(VOTES, self.votes.tolist(), strict=True))
+        skipped = sums["nonfinite"] > 0
+        squares = None
+        if self.has_squares and not skipped:
+            squares = Squares(sums["pass_squares"] / virtual_gpus, sums["mean_square"] / ranks)
         return Vote(
-            loss=loss / virtual_gpus,
-            top1=100 * correct / global_batch,
-            skipped=nonfinite > 0,
-            broken=broken > 0,
-            stop=stop > 0,
-            checkpoint=checkpoint > 0,
-            data_wait_s=data_wait_s / ranks,
-            bad_clips=round(bad_clips),
-            squares=Squares(single / virtual_gpus, average / ranks) if is_measured else None,
+            loss=sums["loss"] / virtual_gpus,
+            top1=100 * sums["correct"] / global_batch,
+            skipped=skipped,
+            broken=sums["broken"] > 0,
+            stop=sums["stop"] > 0,
+            checkpoint=sums["checkpoint"] > 0,
+            data_wait_s=sums["data_wait_s"] / ranks,
+            bad_clips=round(sums["bad_clips"]),
+            squares=squares,
         )
 
 
@@ -196,9 +193,9 @@ class StepSettings:
 
     accumulation: micro-batches of a rank; clip_norm: L2 norm of the gradient, or None; label_smoothing: part of each
     label that is spread over all classes (Szegedy et al., "Rethinking the Inception architecture", section 7);
-    noise_every: every so many updates the gradient noise scale is measured, 0: never; ema_decay: of the average of the
-    weights, or None; modality: of the clips, or None where the network takes them as they are; compression: fp16 sends
-    gradients as halves.
+    noise_every: updates between two measurements of the gradient noise scale, 0: never; ema_decay: of the average of
+    the weights, or None; modality: of the clips, or None where the network takes them as they are; compression: fp16
+    sends gradients as halves.
     """
 
     seed: int
@@ -234,7 +231,7 @@ class TrainStep:
         self._trust = trust
         self._settings = settings
         self._dtype = parameter_type(settings.precision)
-        self._prepare = _preparation(self._dtype, device, settings.modality)
+        self._normalise = None if settings.modality is None else Normalise(self._dtype, device, settings.modality)
         self.statistics = RunningStatistics(model, settings.accumulation, world)
         self._exchange = Exchange(model.parameters(), world, settings.compression)
         self.loss_scale = LossScale(settings.precision == "fp16", device)
@@ -249,56 +246,49 @@ class TrainStep:
         stop: bool = False,
         checkpoint: bool = False,
         data_wait_s: float = 0.0,
-        lap: Callable[[str], None] = lambda phase: None,
-        waits: Callable[[], None] | None = None,
+        end_phase: Callable[[str], None] = lambda phase: None,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> StepResult:
-        """Run one update, in which the ranks also vote on their wishes to stop or to checkpoint. Collective.
+        """Run one update, in which the ranks also vote on requests to stop or to save a checkpoint. Collective.
 
-        `lap` hears of each of stopwatch.PHASES when it ends, `waits` when the step begins to depend on other ranks.
-        The gradient is the mean over all virtual GPUs of the mean over the clips of each: every micro-batch's loss is
-        divided by the accumulation, passes add up, the exchange divides by the ranks.
+        end_phase: called at the end of each of stopwatch.PHASES. on_wait: called where the step begins to depend on
+        other ranks. The gradient is the mean over all virtual GPUs of the mean over the clips of each: every
+        micro-batch's loss is divided by the accumulation, passes add up, the exchange divides by the ranks.
         """
         self._exchange.begin_step()
         self.statistics.begin_step()
         losses, corrects, num_bad, measured = [], [], 0, False
         for index, batch in enumerate(micro_batches):
-            loss, correct = self._forward(index, batch, lap)
+            loss, correct = self._forward(index, batch, end_phase)
             if index == self._settings.accumulation - 1:
                 self.statistics.start_mean()
                 self._exchange.begin_last_pass()
             measured = self._settings.measures_noise(batch.step)
-            lap("other")
+            end_phase("other")
             with self._squares.listening(measured):
                 torch.autograd.backward(loss * self.loss_scale.scale / self._settings.accumulation)
-            lap("backward")
+            end_phase("backward")
             losses.append(loss.detach())
             corrects.append(correct)
             num_bad += len(batch.bad)
         assert len(losses) == self._settings.accumulation
-        if waits is not None:
-            waits()
+        on_wait()
         self._exchange.finish()
-        lap("allreduce")
+        end_phase("allreduce")
 
-        local_loss = torch.stack(losses).sum()
-        norm = self._gradient_norm()
-        bad_loss, bad_gradient = ~torch.isfinite(local_loss), ~torch.isfinite(norm)
-        # An fp16 gradient that overflows is the loss scale's business until the scale has come down to 1.
-        broken = bad_loss | (bad_gradient & (self.loss_scale.scale <= 1))
-        ballot = [local_loss, torch.stack(corrects).sum(), bad_loss | bad_gradient, broken, *self._unscaled(norm)]
-        # full() launches a kernel, where tensor() would copy from the host and wait.
-        wishes = (stop, checkpoint, data_wait_s, num_bad)
-        ballot += [torch.full((), float(number), device=self._device) for number in wishes]
-        lap("other")
-        votes = self._world.sum(torch.stack([part.double() for part in ballot]), "votes")
-        lap("allreduce")
-        skipped = (votes[2] > 0).float()
+        local_loss, correct, norm = torch.stack(losses).sum(), torch.stack(corrects).sum(), self._gradient_norm()
+        own = self._own_votes(local_loss, correct, norm)
+        own |= {"stop": stop, "checkpoint": checkpoint, "data_wait_s": data_wait_s, "bad_clips": num_bad}
+        end_phase("other")
+        votes = self._world.sum(torch.stack([self._as_scalar(own[name]) for name in VOTES]), "votes")
+        end_phase("allreduce")
+        skipped = (votes[VOTES.index("nonfinite")] > 0).float()
         self.statistics.finish(skipped)
-        lap("other")
+        end_phase("other")
         ratios = self._update(lr, norm, skipped)
         if self.average is not None:
             self.average.update(skipped)
-        lap("update")
+        end_phase("update")
         return StepResult(votes, local_loss, ratios, measured)
 
     def checkpoint(self, path: Path, step: int) -> dict[str, Any]:
@@ -320,20 +310,23 @@ class TrainStep:
         self.average.load_state_dict(saved["ema"])
         return []
 
-    def _forward(self, index: int, batch: MicroBatch, lap: Callable[[str], None]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(
+        self, index: int, batch: MicroBatch, end_phase: Callable[[str], None]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the mean loss of the micro-batch and the number of its clips that are classified right."""
         self.statistics.begin_pass(index)
-        clips = self._prepare(batch.clips)
+        normalise = self._normalise
+        clips = batch.clips.to(self._device, non_blocking=True) if normalise is None else normalise(batch.clips)
         labels = batch.labels.to(self._device, non_blocking=True)
         seed = rng.seed_of(self._settings.seed, "dropout", batch.step, batch.virtual_gpu)
         self.model.reseed(seed)  # type: ignore[operator]
-        lap("other")
+        end_phase("other")
         with mixed_precision(self._settings.precision, self._device):
             logits = self.model(clips)
         logits = logits.to(self._dtype)
         correct = (logits.detach().argmax(1) == labels).sum()
         loss = functional.cross_entropy(logits, labels, label_smoothing=self._settings.label_smoothing)
-        lap("forward")
+        end_phase("forward")
         return loss, correct
 
     def _gradient_norm(self) -> torch.Tensor:
@@ -341,11 +334,27 @@ class TrainStep:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return torch.nn.utils.get_total_norm(gradients, foreach=True)
 
-    def _unscaled(self, norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sum of the passes' squared gradient norms, 0 where unmeasured, and that of the average."""
+    def _own_votes(
+        self, local_loss: torch.Tensor, correct: torch.Tensor, norm: torch.Tensor
+    ) -> dict[str, torch.Tensor | float]:
+        """Return this rank's votes on the numbers of the step."""
+        bad_loss, bad_gradient = ~torch.isfinite(local_loss), ~torch.isfinite(norm)
         scale = self.loss_scale.scale.double()
-        own = self._squares.take(self._device) * (self._settings.accumulation / scale).square()
-        return own, (norm.double() / scale).square()
+        return {
+            "loss": local_loss,
+            "correct": correct,
+            "nonfinite": bad_loss | bad_gradient,
+            # An fp16 gradient that overflows is the loss scale's business until the scale has come down to 1.
+            "broken": bad_loss | (bad_gradient & (self.loss_scale.scale <= 1)),
+            # Squared gradient norms, unscaled: the sum of the passes', 0 where unmeasured, and that of their mean.
+            "pass_squares": self._squares.take(self._device) * (self._settings.accumulation / scale).square(),
+            "mean_square": (norm.double() / scale).square(),
+        }
+
+    def _as_scalar(self, value: torch.Tensor | float) -> torch.Tensor:
+        """Return a number as fp64 on the device. full() launches a kernel; tensor() would copy and wait."""
+        tensor = value if isinstance(value, torch.Tensor) else torch.full((), float(value), device=self._device)
+        return tensor.double()
 
     def _update(self, lr: float, norm: torch.Tensor, skipped: torch.Tensor) -> Ratios | None:
         """Unscale, clip and update, or do nothing where `skipped` is 1; return the layers' trust ratios, if any."""

@@ -56,10 +56,10 @@ def test_json_and_the_files(capsys: pytest.CaptureFixture[str]) -> None:
     values = json.loads(out)
     assert values == json.loads(Path("o/fuse.json").read_text())
     assert set(values) == {
-        "top1", "top5", "videos", "bad_videos", "scores", "matched_by", "best", "gain", "runs", "classes", "search",
+        "top1", "top5", "videos", "bad_videos", "scores", "matched_by", "best", "gain", "runs", "classes",
         "confusion",
     }  # fmt: skip
-    assert (values["scores"], values["best"], values["search"]) == ("logits", "rgb", None)
+    assert (values["scores"], values["best"]) == ("logits", "rgb")
     assert values["top1"] == pytest.approx(200 / 3)
     assert values["runs"][0] == {
         "name": "flow", "predictions": "flow/predictions/step_00000020.npz", "weight": 1.0,
@@ -80,36 +80,6 @@ def test_fused_scores_are_fused_again(capsys: pytest.CaptureFixture[str]) -> Non
     main_said(capsys, "fuse", "rgb", "flow", "third", "--out", "once")
     with np.load("twice/fused.npz") as twice, np.load("once/fused.npz") as once:
         assert twice["scores"] == pytest.approx(once["scores"], rel=1e-6)
-
-
-def test_a_search_says_on_which_videos(capsys: pytest.CaptureFixture[str]) -> None:
-    """The two runs are each right on every video; two videos of each class, one for each half."""
-    clips = [type(clip)(f"{letter}{clip.path}") for letter in "xy" for clip in CLIPS]
-    right = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]] * 2
-    for name in ("one", "two"):
-        write_scored_run(Path(name), right, LABELS * 2, clips)
-    status, out, _ = main_said(capsys, "fuse", "one", "two", "--search", "--seed", "3")
-    assert status == 0
-    assert (
-        out
-        == """\
-run                   predictions    weight     top-1   gain
-one                   step_00000020     0.5  100.00 %
-two                   step_00000020     0.5  100.00 %
-fused, equal weights                         100.00 %  +0.00
-fused                                        100.00 %  +0.00
-3 videos, matched by path, span and direction; fused: weighted mean of softmax probabilities
-weights found on 3 videos (100.00 % there), scored on the other 3 (seed 3)
-no class gains or loses over one
-"""
-    )
-    values = json.loads(main_said(capsys, "fuse", "one", "two", "--search", "--json", "--out", "o")[1])
-    assert values["search"] == {
-        "seed": 0, "found_on": 3, "scored_on": 3, "found_top1": 100.0,
-        "equal_weights": {"top1": 100.0, "top5": 100.0},
-    }  # fmt: skip
-    assert values["videos"] == 3 and len(np.load("o/fused.npz")["path"]) == 3
-    assert values["confusion"]["counts"] == np.eye(3, dtype=int).tolist()
 
 
 def test_8_and_4_frames_from_files_and_from_a_packed_set(
@@ -138,13 +108,12 @@ def test_8_and_4_frames_from_files_and_from_a_packed_set(
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["rgb"], "1 run: two or more are wanted to be fused"),
+        (["rgb"], "1 run: fuse needs two or more"),
         (["rgb", "nowhere"], "nowhere: no such file or directory"),
         (["rgb", "empty"], "empty: has no predictions; run `summit-train eval empty/spec.yaml`"),
-        (["rgb", "torn.npz"], "torn.npz: damaged, or no predictions"),
-        (["rgb", "flow", "--weights", "1"], "--weights 1: 1 for 2 runs"),
-        (["rgb", "flow", "--weights=-1,1"], "--weights -1,1: finite weights of 0 or more"),
-        (["rgb", "flow", "--weights", "1,1", "--search"], "--search finds the weights"),
+        (["rgb", "torn.npz"], "torn.npz: damaged, or not predictions"),
+        (["rgb", "flow", "--weights", "1"], "--weights 1: must be one for each run in their order, got 1 for 2"),
+        (["rgb", "flow", "--weights=-1,1"], "--weights -1,1: must be finite, 0 or more"),
         (["rgb", "flow", "--out", "file"], "--out file: cannot be written"),
         (["rgb", "./rgb"], "is given twice"),
         (["rgb", "others"], "2 match; others lacks c.mp4, and has a.mp4"),

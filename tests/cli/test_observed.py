@@ -69,9 +69,9 @@ def test_the_figure_of_several_runs(run: Path, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--observed", "0"], "--observed 0: '0' is no fraction of a video"),
-        (["--observed", "1.5"], "--observed 1.5: '1.5' is no fraction"),
-        (["--observed", "all"], "'all' is no fraction"),
+        (["--observed", "0"], "--observed 0: '0' is not a fraction of a video"),
+        (["--observed", "1.5"], "--observed 1.5: '1.5' is not a fraction"),
+        (["--observed", "all"], "'all' is not a fraction"),
         (["--observed", "--checkpoints", "last:2"], "--observed takes one checkpoint, not last:2"),
         (["--observed", "--checkpoints", "none.pt"], "there is no checkpoint none.pt"),
         (["--observed", "--out", "early.docx"], "--out early.docx: the name of a figure ends in"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,11 @@ from summit_train.core.comm import World
 from summit_train.core.errors import AgreedError
 from summit_train.core.watch import Stopped, StopRequest
 from summit_train.data.batches.loader import BadClip
-from summit_train.data.manifest import Manifest, read_manifest
+from summit_train.data.dataset import Dataset
 from summit_train.data.video.source import DecodeError
-from summit_train.evaluation.evaluation import Evaluation, show_accuracy, summarise
+from summit_train.evaluation.evaluation import show_accuracy, summarise
 from summit_train.evaluation.scores import Scores
-from summit_train.evaluation.so_far import SoFar
+from summit_train.evaluation.scoring import PartialScores, Results, Scorer
 from summit_train.spec import Spec, load_spec
 from summit_train.training.run import fresh_model
 from tests.conftest import WriteSpec
@@ -38,44 +38,36 @@ def test_top_5_is_not_shown_where_it_says_nothing(classes: int, text: str) -> No
     assert show_accuracy("61.00", 98.765, classes) == text
 
 
+def _scorer(spec: Spec, world: World | None = None, stop: StopRequest | None = None) -> Scorer:
+    stop = StopRequest() if stop is None else stop  # one that is not set is false
+    return Scorer(spec, Dataset.open(spec, "val"), world or World(), torch.device("cpu"), stop)
+
+
 def test_a_videos_score_is_the_mean_over_its_views_and_depends_on_no_other(write_spec: WriteSpec) -> None:
     spec = load_spec(write_spec(evaluate={"clips": 3, "crops": 3, "short_side": 32}))
-    manifest = read_manifest(spec.data.val)
     model = fresh_model(spec, torch.device("cpu"))
     model.train()
-    whole = Evaluation(spec, manifest, World(), torch.device("cpu")).score(model, 3, 3)
+    whole = _scorer(spec).score(model)
     assert whole is not None and model.training
     assert whole.scores.shape == (41, 4) and np.isfinite(whole.scores).all()
     second = World()
     second.rank, second.size = 1, 2
-    half = _Half(model, spec, manifest, second)
-    for video, score in half:
+    sent = list[tuple[list[int], list[np.ndarray], list[BadClip]]]()  # what rank 1 of 2 sends to rank 0
+    second.gather = sent.append  # type: ignore[method-assign, assignment]
+    done: list[tuple[int, int]] = []
+    assert _scorer(spec, second).score(model, lambda *progress: done.append(progress)) is None
+    assert done == [(number, 20) for number in range(1, 21)]
+    ((videos, scores, bad),) = sent
+    assert videos == list(range(1, 41, 2)) and bad == []
+    for video, score in zip(videos, scores, strict=True):
         assert np.array_equal(score.astype(np.float32), whole.scores[video])
-
-
-class _Half(list[tuple[int, np.ndarray]]):
-    """What rank 1 of 2 would send to rank 0."""
-
-    def __init__(self, model: nn.Module, spec: Spec, manifest: Manifest, world: World) -> None:
-        def gather(value: tuple[list[int], list[np.ndarray], list[BadClip]]) -> None:
-            videos, scores, bad = value
-            self.extend(zip(videos, scores, strict=True))
-            assert bad == []
-
-        world.gather = gather  # type: ignore[method-assign, assignment]
-        done: list[tuple[int, int]] = []
-        evaluation = Evaluation(spec, manifest, world, torch.device("cpu"))
-        evaluation.score(model, 3, 3, lambda *progress: done.append(progress))
-        assert done == [(number, 20) for number in range(1, 21)]
-        assert [video for video, _ in self] == list(range(1, 41, 2))
 
 
 def test_a_video_that_cannot_be_read_is_named(write_spec: WriteSpec, tmp_path: Path, motion_set: Path) -> None:
     (tmp_path / "val.csv").write_text("path,label\ngone.mp4,0\n")
     spec = load_spec(write_spec(data={"val": str(tmp_path / "val.csv")}))
-    model = fresh_model(spec, torch.device("cpu"))
     with pytest.raises(DecodeError, match=r"gone\.mp4"):
-        Evaluation(spec, read_manifest(spec.data.val), World(), torch.device("cpu")).score(model, 1, 1)
+        _scorer(spec).score(fresh_model(spec, torch.device("cpu")))
 
 
 def test_parts_of_a_training_steps_pixels_score_as_all_views_do(write_spec: WriteSpec) -> None:
@@ -87,7 +79,7 @@ def test_parts_of_a_training_steps_pixels_score_as_all_views_do(write_spec: Writ
         model = fresh_model(spec, torch.device("cpu"))
         seen = set[int]()
         model.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.add(len(inputs[0])))
-        scores = Evaluation(spec, read_manifest(spec.data.val), World(), torch.device("cpu")).score(model, 2, 3)
+        scores = _scorer(spec).score(model)
         assert scores is not None
         found.append(scores.scores)
         sizes.append(seen)
@@ -98,22 +90,21 @@ def test_parts_of_a_training_steps_pixels_score_as_all_views_do(write_spec: Writ
 def test_a_bad_video_is_recorded_by_the_evaluation_that_finds_it(write_spec: WriteSpec, tmp_path: Path) -> None:
     """One is found before a request to stop, one after it; the next evaluation knows both. The limit is for all."""
     spec = load_spec(write_spec(data={"on_bad_clip": "skip", "max_bad_fraction": 0.05}))
-    manifest, kept = read_manifest(spec.data.val), tmp_path / "kept.partial"
+    kept = tmp_path / "kept.partial"
 
     def evaluate(bad: Sequence[int], stop_at: int | None = None, most: float = 0.05) -> Scores | None:
-        stop = StopRequest()
+        stop, partial = StopRequest(), PartialScores(kept, "views")
+        data = spec.data.model_copy(update={"max_bad_fraction": most})
+        scorer = _scorer(spec.model_copy(update={"data": data}), stop=stop)
 
-        def results(videos: Sequence[int]) -> Iterator[np.ndarray | BadClip]:
-            for video in videos:
+        def results() -> Results:
+            for video in scorer.remaining(partial):
                 if video == stop_at:
                     stop.receive(signal.SIGUSR2, None)
                 yield BadClip(video, f"{video}.mp4", "is cut", None) if video in bad else np.zeros(4)
 
-        data = spec.data.model_copy(update={"max_bad_fraction": most})
-        evaluation = Evaluation(
-            spec.model_copy(update={"data": data}), manifest, World(), torch.device("cpu"), stop=stop
-        )
-        return evaluation.gathered(nn.Identity(), results, (4,), lambda done, total: None, SoFar(kept, "views"))
+        videos = scorer.remaining(partial)
+        return scorer.gather(nn.Identity(), videos, results(), (4,), lambda done, total: None, partial)
 
     def recorded() -> list[int]:
         return [json.loads(line)["clip"] for line in (spec.run_path / "bad_clips.jsonl").read_text().splitlines()]

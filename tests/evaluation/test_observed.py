@@ -10,11 +10,11 @@ import pytest
 
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
-from summit_train.data.batches import walk
-from summit_train.data.manifest import read_manifest
-from summit_train.evaluation.evaluation import Evaluation
+from summit_train.data.batches import whole
+from summit_train.data.dataset import Dataset
 from summit_train.evaluation.observed import TENTHS, _curves, parse_fractions, score_observed
 from summit_train.evaluation.scores import Scores
+from summit_train.evaluation.scoring import Scorer
 from summit_train.spec import Spec, load_spec
 from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
 from summit_train.training.run import fresh_model
@@ -42,15 +42,15 @@ def test_fractions_are_exact(text: str, percents: list[int]) -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("0", "'0' is no fraction"),
-        ("1.5", "'1.5' is no fraction"),
-        ("0.5,half", "'half' is no fraction"),
-        ("0.5,", "'' is no fraction"),
-        ("-0.5", "'-0.5' is no fraction"),
-        ("1e-999999999", "is no fraction"),
-        ("nan", "is no fraction"),
-        ("...,1", r"'\.\.\.' is no fraction"),
-        ("0.1,...", r"'\.\.\.' is no fraction"),
+        ("0", "'0' is not a fraction"),
+        ("1.5", "'1.5' is not a fraction"),
+        ("0.5,half", "'half' is not a fraction"),
+        ("0.5,", "'' is not a fraction"),
+        ("-0.5", "'-0.5' is not a fraction"),
+        ("1e-999999999", "is not a fraction"),
+        ("nan", "is not a fraction"),
+        ("...,1", r"'\.\.\.' is not a fraction"),
+        ("0.1,...", r"'\.\.\.' is not a fraction"),
         ("0.3,...,1", "do not lead to 1"),
         ("0.5,0.4,...,0.1", "do not lead to 0.1"),
         ("0.5,...,0.5", "do not lead to 0.5"),
@@ -67,8 +67,8 @@ def observed(spec: Spec, fractions: tuple[Fraction, ...]) -> dict[str, object]:
     """The curves of `network_of(spec)`, by way of a checkpoint."""
     path = checkpoint_path(spec.run_path, 7)
     save_checkpoint(path, {"model": network_of(spec).state_dict(), "optimizer": {}, "step": 7})
-    evaluation = Evaluation(spec, read_manifest(spec.data.val), World(), CPU)
-    found = score_observed(evaluation, fresh_model(spec, CPU), path, fractions, lambda done, total: None)
+    scorer = Scorer(spec, Dataset.open(spec, "val"), World(), CPU)
+    found = score_observed(scorer, fresh_model(spec, CPU), path, fractions, lambda done, total: None)
     assert found is not None and found["step"] == 7
     return found
 
@@ -124,7 +124,7 @@ def test_pieces_change_nothing(write_spec: WriteSpec, tmp_path: Path, monkeypatc
     spec = load_spec(write_spec(model={"shift_direction": "past"}, data=data))
     scores = caught_scores(monkeypatch)
     observed(spec, TENTHS)
-    monkeypatch.setattr(walk, "PICTURES_AT_ONCE", 7)
+    monkeypatch.setattr(whole, "PICTURES_AT_ONCE", 7)
     observed(spec, TENTHS)
     np.testing.assert_array_equal(scores[0].scores, scores[1].scores)
 

@@ -1,8 +1,9 @@
-"""Scoring on a rank of two, whose ballots with the other one are written down."""
+"""Scoring on one rank of two, whose votes with the other one are given; the file of a stopped evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,9 @@ from torch import nn
 from summit_train.core.comm import World
 from summit_train.core.progress import watched
 from summit_train.core.watch import Watchdog
-from summit_train.data.manifest import read_manifest
-from summit_train.data.manifest.quarantine import kept_clips
-from summit_train.evaluation.scoring import Scorer
-from summit_train.evaluation.so_far import SoFar
+from summit_train.data.batches.loader import BadClip
+from summit_train.data.dataset import Dataset
+from summit_train.evaluation.scoring import PartialScores, Results, Scorer, delete_partials, partial_path
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec
 
@@ -43,16 +43,15 @@ class _Second(World):
 def test_a_rank_that_is_done_waits_as_long_as_the_others_work(write_spec: WriteSpec, known: int) -> None:
     """20 of the 41 videos are this rank's; an evaluation that was stopped has scored all of them, or all but one."""
     spec = load_spec(write_spec())
-    kept = kept_clips(spec.data, read_manifest(spec.data.val))
-    videos = kept.videos_of(1, 2).tolist()
+    dataset, partial = Dataset.open(spec, "val"), PartialScores()
+    videos = dataset.shard(1, 2).tolist()
     assert len(videos) == 20
-    so_far = SoFar()
-    so_far.add(videos[:known], [np.zeros(4)] * known, [])
+    partial.add(videos[:known], [np.zeros(4)] * known, [])
     world = _Second([None, WORKS, None, WORKS, STANDS_IDLE])
     told = list[tuple[int, int, bool]]()
 
-    def results(videos: Sequence[int]) -> Iterator[np.ndarray]:
-        return iter([np.zeros(4)] * len(videos))
+    def results(videos: Sequence[int]) -> Results:
+        yield from [np.zeros(4)] * len(videos)
 
     with (
         Watchdog(World(), None) as watchdog,
@@ -63,7 +62,50 @@ def test_a_rank_that_is_done_waits_as_long_as_the_others_work(write_spec: WriteS
             progress(done, total)
             told.append((done, total, watchdog._waits))
 
-        scorer = Scorer(spec, world, torch.device("cpu"))
-        assert scorer.gathered(nn.Identity(), results, (4,), kept, note, so_far) is None
+        scorer = Scorer(spec, dataset, world, torch.device("cpu"))
+        videos = scorer.remaining(partial)
+        assert scorer.gather(nn.Identity(), videos, results(videos), (4,), note, partial) is None
     # At the beginning, then after each round in which the other rank still works.
     assert told == [(20 - known, 20 - known, True)] * 3
+
+
+BAD = BadClip(7, "seven.mp4", "is cut", None)
+
+
+def _kept(path: Path) -> PartialScores:
+    partial = PartialScores(path, "views")
+    partial.add([4, 7], [np.array([1 / 3, 1e300]), np.full(2, np.nan)], [BAD])
+    partial.save()
+    return partial
+
+
+def test_what_is_kept_comes_back_to_the_bit(tmp_path: Path) -> None:
+    path = partial_path(tmp_path, "step_00000010")
+    kept, found = _kept(path), PartialScores(path, "views")
+    assert list(found.results) == [4, 7] and found.bad == [BAD]
+    assert all(np.array_equal(found.results[video], kept.results[video], equal_nan=True) for video in (4, 7))
+
+
+def test_what_depends_on_something_else_or_is_damaged_is_not_taken_over(tmp_path: Path) -> None:
+    path = partial_path(tmp_path, "step_00000010")
+    _kept(path)
+    assert PartialScores(path, "other views").results == {}
+    for content in (path.read_bytes()[:-100], b"", b"no zip file at all"):
+        path.write_bytes(content)
+        assert PartialScores(path, "views").results == {}
+
+
+def test_deleting_partial_scores_leaves_the_others(tmp_path: Path) -> None:
+    path = partial_path(tmp_path, "step_00000010")
+    _kept(path)
+    path.with_suffix(".npz").touch()
+    delete_partials(tmp_path)
+    assert [left.name for left in path.parent.iterdir()] == ["step_00000010.npz"]
+
+
+def test_without_scores_or_a_file_nothing_is_written(tmp_path: Path) -> None:
+    PartialScores(tmp_path / "none.partial", "views").save()
+    partial = PartialScores()
+    partial.add([1], [np.zeros(2)], [])
+    partial.save()
+    assert list(tmp_path.iterdir()) == []

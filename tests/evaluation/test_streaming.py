@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from summit_train.data.batches import walk
+from summit_train.data.batches import whole
 from summit_train.data.batches.stores import open_store
-from summit_train.data.batches.walk import StreamedFrames, walks
+from summit_train.data.batches.whole import StreamedFrames, whole_videos
 from summit_train.data.manifest import read_manifest
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import load_spec
@@ -61,16 +61,18 @@ def test_a_long_video_is_read_in_pieces(
     data = {"val": noise_videos(tmp_path, [25, 10], counted=counted)}
     spec = load_spec(write_spec(model={"shift_direction": "past"}, data=data), ["evaluate.mode=stream"])
     model = network_of(spec)
-    whole = score(spec, model)
-    monkeypatch.setattr(walk, "PICTURES_AT_ONCE", 10)
+    at_once = score(spec, model)
+    monkeypatch.setattr(whole, "PICTURES_AT_ONCE", 10)
     store = open_store(spec.data, read_manifest(spec.data.val))
-    found = [list(one.pieces()) for one in walks(spec.data, spec.evaluate, store, [0, 1], StreamedFrames(spec.data))]
-    assert [[piece.numbers.tolist() for piece in pieces] for pieces in found] == [
+    found = [
+        list(one.blocks()) for one in whole_videos(spec.data, spec.evaluate, store, [0, 1], StreamedFrames(spec.data))
+    ]
+    assert [[block.numbers.tolist() for block in blocks] for blocks in found] == [
         [list(range(10)), list(range(10, 20)), list(range(20, 25))],
         [list(range(10))],
     ]
-    assert [tuple(piece.views.shape) for piece in found[0]] == [(1, n, 32, 32, 3) for n in (10, 10, 5)]
-    np.testing.assert_array_equal(score(spec, model).scores, whole.scores)
+    assert [tuple(block.views.shape) for block in found[0]] == [(1, n, 32, 32, 3) for n in (10, 10, 5)]
+    np.testing.assert_array_equal(score(spec, model).scores, at_once.scores)
 
 
 def test_pieces_of_a_video_with_fewer_frames_than_its_manifest_says(
@@ -79,10 +81,10 @@ def test_pieces_of_a_video_with_fewer_frames_than_its_manifest_says(
     path = Path(noise_videos(tmp_path, [25], counted=True))
     path.write_text(path.read_text().replace("25", "31", 1))
     spec = load_spec(write_spec(data={"val": str(path)}))
-    monkeypatch.setattr(walk, "PICTURES_AT_ONCE", 10)
+    monkeypatch.setattr(whole, "PICTURES_AT_ONCE", 10)
     store = open_store(spec.data, read_manifest(path))
-    (one,) = walks(spec.data, spec.evaluate, store, [0], StreamedFrames(spec.data))
-    assert [(piece.num_frames, len(piece.numbers)) for piece in one.pieces()] == [(25, 10), (25, 10), (25, 5)]
+    (one,) = whole_videos(spec.data, spec.evaluate, store, [0], StreamedFrames(spec.data))
+    assert [(block.num_frames, len(block.numbers)) for block in one.blocks()] == [(25, 10), (25, 10), (25, 5)]
 
 
 def test_a_video_that_cannot_be_read(write_spec: WriteSpec, tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from av.video.frame import VideoFrame
 
 from summit_train.__main__ import main
 from summit_train.core.comm import World
+from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.span import TO_THE_END, Span
-from summit_train.evaluation.evaluation import Evaluation
 from summit_train.evaluation.scores import Scores
+from summit_train.evaluation.scoring import Scorer
 from summit_train.inference.predict import PredictedVideo, Prediction, Predictions, most_probable, predict_videos
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.inference.videos import list_named
@@ -96,9 +97,9 @@ def test_json_and_csv_by_hand() -> None:
 def test_the_scores_are_those_of_the_evaluation(trained: Trained, motion_set: Path) -> None:
     manifest = read_manifest(motion_set / "val.csv")
     for clips in (1, 3):
-        evaluation = Evaluation(trained.spec, manifest, World(), CPU)
-        wanted = evaluation.score(trained.network(CPU), clips, 1)
-        found = predicted(open_trained(trained.path, [f"evaluate.clips={clips}"]), motion_set / "val.csv")
+        again = open_trained(trained.path, [f"evaluate.clips={clips}", f"data.val={motion_set / 'val.csv'}"])
+        wanted = Scorer(again.spec, Dataset.open(again.spec, "val"), World(), CPU).score(trained.network(CPU))
+        found = predicted(again, motion_set / "val.csv")
         assert wanted is not None and found.labelled is not None
         assert np.array_equal(found.labelled.scores, wanted.scores)
         assert np.array_equal(found.labelled.labels, wanted.labels)

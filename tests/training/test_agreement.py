@@ -13,10 +13,10 @@ import torch
 
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
+from summit_train.spec import load_spec
 from summit_train.training import agreement
 from summit_train.training.agreement import check_agreement, code_digest, identity
-from summit_train.training.run import Inputs
-from summit_train.training.start import read_inputs
+from summit_train.training.start import Inputs, read_inputs
 from tests.conftest import WriteSpec
 from tests.worlds import lines, main_said, needs_ranks, run, succeed
 
@@ -41,7 +41,7 @@ class _Second(World):
 
 @pytest.fixture
 def inputs(write_spec: WriteSpec) -> Inputs:
-    return read_inputs(str(write_spec()), [], 1)
+    return read_inputs(load_spec(write_spec()), 1)
 
 
 def _other_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,31 +72,29 @@ def _other_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_code_or_another_network_is_named(
     inputs: Inputs, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None], key: str
 ) -> None:
-    world = _Second(identity(inputs.spec, inputs.manifests))
-    check_agreement(world, inputs.spec, inputs.manifests)
+    world = _Second(identity(inputs.spec, inputs.datasets))
+    check_agreement(world, inputs.spec, inputs.datasets)
     change(monkeypatch)
     with pytest.raises(UserError) as caught:
-        check_agreement(world, inputs.spec, inputs.manifests)
+        check_agreement(world, inputs.spec, inputs.datasets)
     assert str(caught.value).startswith(f"rank 1 on {HOST} differs from rank 0 on node1: {key} must be '")
 
 
 def test_a_key_that_only_one_of_the_ranks_has_differs(inputs: Inputs) -> None:
     with pytest.raises(UserError, match=r"node1: force_resume must be True, got None;"):
         check_agreement(
-            _Second({"force_resume": True} | identity(inputs.spec, inputs.manifests)), inputs.spec, inputs.manifests
+            _Second({"force_resume": True} | identity(inputs.spec, inputs.datasets)), inputs.spec, inputs.datasets
         )
     with pytest.raises(UserError, match=r"node1: force_resume must be None, got True;"):
         check_agreement(
-            _Second(identity(inputs.spec, inputs.manifests)), inputs.spec, inputs.manifests, force_resume=True
+            _Second(identity(inputs.spec, inputs.datasets)), inputs.spec, inputs.datasets, force_resume=True
         )
 
 
 def test_a_nodes_own_copy_of_the_data_is_no_difference(inputs: Inputs) -> None:
     data = inputs.spec.data.model_copy(update={"root": "/local/7/videos", "stage": "/local/7"})
-    elsewhere = Inputs(
-        inputs.spec.model_copy(update={"data": data}), inputs.plan, inputs.train_manifest, inputs.val_manifest
-    )
-    check_agreement(_Second(identity(inputs.spec, inputs.manifests)), elsewhere.spec, elsewhere.manifests)
+    elsewhere = Inputs(inputs.spec.model_copy(update={"data": data}), inputs.plan, inputs.train, inputs.val)
+    check_agreement(_Second(identity(inputs.spec, inputs.datasets)), elsewhere.spec, elsewhere.datasets)
 
 
 def test_the_digest_of_the_code_is_of_names_and_contents(tmp_path: Path) -> None:

@@ -14,12 +14,10 @@ import pytest
 import torch
 
 from summit_train.core.comm import World
-from summit_train.data.manifest import read_manifest
 from summit_train.data.motion import MotionSet, write_motion_set
-from summit_train.plan import make_plan
 from summit_train.spec import spec_from_values
-from summit_train.training.loop import batches_between
-from summit_train.training.run import Inputs, Run
+from summit_train.training.run import Run
+from summit_train.training.start import read_inputs
 
 # In double. The narrow I3D at this LR multiplies a rounding error by ten at each step: 1e-16 becomes 1e-6 after twelve,
 # whatever the order of its sums. The 2D networks do not.
@@ -50,10 +48,10 @@ def tiny_losses(folder: Path) -> dict[str, list[float]]:
             "run_dir": str(folder / "runs"),
         }  # fmt: skip
         spec = spec_from_values(values, "golden")
-        manifest = read_manifest(spec.data.train)
-        plan = make_plan(spec, 1, len(manifest))
-        run = Run(Inputs(spec, plan, manifest, manifest), World(), torch.device("cpu"))
-        with batches_between(spec, plan, run.world, manifest, 0, plan.total_steps) as batches:
+        inputs = read_inputs(spec, 1)
+        plan = inputs.plan
+        run = Run(inputs, World(), torch.device("cpu"))
+        with inputs.train.training_batches(plan.order(), 0, 1, range(plan.total_steps)) as batches:
             losses[arch] = [
                 run.step([next(batches), next(batches)], plan.learning_rate(step)).read(8, 2, 1).loss
                 for step in range(plan.total_steps)

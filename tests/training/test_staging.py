@@ -1,27 +1,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from summit_train.__main__ import main
 from summit_train.core.comm import World
 from summit_train.core.watch import Watchdog
+from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import read_manifest
-from summit_train.data.manifest.quarantine import kept_clips, write_quarantine
+from summit_train.data.manifest.quarantine import write_quarantine
 from summit_train.data.video.source import DecodeError
-from summit_train.evaluation.scoring import Scorer
+from summit_train.evaluation.scoring import PartialScores, Scorer
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
-from summit_train.training.loop import batches_between
 from summit_train.training.staging import needed_clips, stage_sets
 from tests.conftest import WriteSpec
 from tests.worlds import train
@@ -120,11 +118,11 @@ class _Node(World):
 
 def _run(spec: Path, world: World) -> Any:
     values = load_spec(spec)
-    train, val = read_manifest(values.data.train), read_manifest(values.data.val)
-    plan = make_plan(values, world.size, len(kept_clips(values.data, train)))
+    train, val = Dataset.open(values, "train"), Dataset.open(values, "val")
+    plan = make_plan(values, world.size, len(train))
     growth = SimpleNamespace(rung=plan.ladder[-1])
     return SimpleNamespace(
-        spec=values, plan=plan, world=world, train_manifest=train, val_manifest=val, start_step=0, growth=growth
+        spec=values, plan=plan, world=world, train_set=train, val_set=val, start_step=0, growth=growth
     )
 
 
@@ -179,16 +177,10 @@ def test_a_node_stages_the_clips_that_its_ranks_read(
     steps, trained, scored = run.plan.steps_per_epoch, list[list[int]](), list[int]()
     for rank in ranks:
         world = _Rank(rank, 4)
-        with batches_between(run.spec, run.plan, world, run.train_manifest, 0, steps, run.growth.rung) as batches:
+        with run.train_set.training_batches(run.plan.order(run.growth.rung), rank, 4, range(steps)) as batches:
             trained.append([clip for batch in batches for clip in batch.ids.tolist()])
-        scorer, kept = Scorer(run.spec, world, torch.device("cpu")), kept_clips(run.spec.data, run.val_manifest)
-
-        def results(videos: Sequence[int]) -> Iterator[Any]:
-            scored.extend(videos)
-            return iter([np.zeros(4)] * len(videos))
-
-        assert scorer.gathered(nn.Identity(), results, (4,), kept, lambda done, total: None) is None
-    first, *_ = needed_clips(run, run.train_manifest, ranks)
+        scored += Scorer(run.spec, run.val_set, world, torch.device("cpu")).remaining(PartialScores())
+    first, *_ = needed_clips(run, run.train_set.manifest, ranks)
     assert sorted(first.tolist()) == sorted(trained[0] + trained[1])
-    (videos,) = needed_clips(run, run.val_manifest, ranks)
+    (videos,) = needed_clips(run, run.val_set.manifest, ranks)
     assert videos.tolist() == sorted(scored) and 0 not in scored

@@ -32,9 +32,9 @@ def test_a_step_names_its_phases_in_their_order_and_computes_the_same() -> None:
     heard: list[str] = []
     recorder = Recorder(CPU)
     alone = _weights_after_a_step()
-    assert torch.equal(_weights_after_a_step(lap=heard.append), alone)
+    assert torch.equal(_weights_after_a_step(end_phase=heard.append), alone)
     recorder.begin_step()
-    assert torch.equal(_weights_after_a_step(lap=recorder.lap), alone)
+    assert torch.equal(_weights_after_a_step(end_phase=recorder.lap), alone)
     work = [phase for phase in heard if phase != "other"]
     assert work == ["forward", "backward"] * 2 + ["allreduce"] * 2 + ["update"]
     (seconds,) = recorder.read()

@@ -15,10 +15,10 @@ from summit_train.bench.steps import Experiment, Place
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.files import figure_path, write_json
 from summit_train.core.session import session
-from summit_train.data.manifest.quarantine import kept_clips
+from summit_train.data.dataset import Dataset
 from summit_train.plan import make_plan
 from summit_train.spec import Spec
-from summit_train.training.start import choose_device, manifest_of
+from summit_train.training.start import choose_device
 
 Values = dict[str, Any]
 
@@ -78,8 +78,8 @@ def experiment_of(spec: Spec, ranks: int, *, synthetic: bool) -> Experiment:
     """
     if synthetic:
         return Experiment(spec, make_plan(spec, ranks, (spec.scale.gpus or ranks) * spec.scale.clips_per_gpu), None)
-    manifest = manifest_of(spec, "train")
-    return Experiment(spec, make_plan(spec, ranks, len(kept_clips(spec.data, manifest))), manifest)
+    dataset = Dataset.open(spec, "train")
+    return Experiment(spec, make_plan(spec, ranks, len(dataset)), dataset)
 
 
 @contextmanager

@@ -17,10 +17,10 @@ from summit_train.cluster.estimate import estimate
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.processes import num_cpus
 from summit_train.core.text import counted, table
+from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import read_manifest
 from summit_train.plan import make_plan
 from summit_train.spec import Spec, load_spec
-from summit_train.training.start import manifest_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +90,7 @@ def gpu_speed(spec: Spec, site: Site | None, args: argparse.Namespace) -> tuple[
 
 def _subjects(spec: Spec, args: argparse.Namespace, folder: Path) -> list[Subject]:
     """Return what is measured: the spec's clips as they are, and packed; of flow, only as they are."""
-    own = subject_of(spec.data, manifest_of(spec, "train"), spec.seed)
+    own = subject_of(spec.data, Dataset.open(spec, "train").manifest, spec.seed)
     given = [subject_of(spec.data, read_manifest(path), spec.seed) for path in args.packed]
     is_whole = given or own.name != "raw" or spec.data.modality == "flow"
     subjects = [own, *given] if is_whole else list(sampled(own, args.clips, folder))

@@ -67,7 +67,7 @@ class MicroBatch:
 class TestBatch:
     """One video of the test: its place in the manifest, and its views, uint8 (clips * crops, T, h, w, C).
 
-    bad: why there is no view. frames: the clips' frame numbers in the video, int64 (clips, T).
+    bad: why it has no view. frames: the clips' frame numbers in the video, int64 (clips, T).
     """
 
     __test__ = False  # not a test case, whatever pytest makes of the name

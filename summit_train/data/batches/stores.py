@@ -87,8 +87,8 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
         raise PackError(f"{manifest.source}: {_other_modality(data, packing.modality)}")
     if data.sampling == "dense" and data.frame_stride % packing.every:
         raise PackError(
-            f"{manifest.source}: has one frame in {packing.every}, and data.frame_stride is {data.frame_stride}: a "
-            f"multiple of {packing.every} is wanted"
+            f"{manifest.source}: has one frame in {packing.every}, and data.frame_stride is {data.frame_stride}: must "
+            f"be a multiple of {packing.every}"
         )
     _check_direction(data, manifest)
     return _as_wanted(data, store)

@@ -37,7 +37,7 @@ _SECONDS_TO_DIE = 5.0
 _PATIENCE = 2.0  # times a clip's seconds
 
 
-class Board(Dataset[Any]):
+class WatchedDataset(Dataset[Any]):
     """The batches that `make` returns by key, and the clip that each worker reads: a row (process, clip + 1, or 0).
 
     A clip gets `seconds`. The decoder checks the time itself. Where it cannot, SIGALRM ends the worker: it has no
@@ -99,7 +99,7 @@ class Batches(Generic[Batch]):
     """
 
     def __init__(self, make: Make[Batch], keys: Iterable[Key], num_workers: int, seconds: float) -> None:
-        self._board, self._num_workers = Board(make, num_workers, seconds), num_workers
+        self._dataset, self._num_workers = WatchedDataset(make, num_workers, seconds), num_workers
         self._keys = iter(keys)
         self._asked = deque[Key]()  # keys of the batches that have not come yet
         self._workers: list[Worker] = []
@@ -110,7 +110,7 @@ class Batches(Generic[Batch]):
     def _start(self, keys: Iterable[Key]) -> Iterator[Any]:
         others = set(multiprocessing.active_children())
         with _signals_held_back():
-            batches = iter(_data_loader(self._board, self._noted(keys), self._num_workers))
+            batches = iter(_data_loader(self._dataset, self._noted(keys), self._num_workers))
         self._workers[:] = set(multiprocessing.active_children()) - others
         return batches
 
@@ -142,7 +142,7 @@ class Batches(Generic[Batch]):
     def _go_on_without(self, error: Exception) -> None:
         """Replace the workers where some died while they read a clip. Raises RunFailed where none did."""
         dead = _dead(self._workers, wait=not isinstance(error, RuntimeError))
-        reading = self._board.being_read()
+        reading = self._dataset.being_read()
         culprits = {reading[worker.pid]: worker.exitcode for worker in dead if worker.pid in reading}
         if not culprits:
             self.close()
@@ -152,7 +152,7 @@ class Batches(Generic[Batch]):
         self._batches = None
         _kill_all(self._workers)
         for clip, status in culprits.items():
-            self._board.give_up(clip, status)
+            self._dataset.give_up(clip, status)
         asked = list(self._asked)
         self._asked.clear()
         self._batches = self._start(chain(asked, self._keys))
@@ -173,7 +173,7 @@ class Batches(Generic[Batch]):
             self.close()
 
 
-def _data_loader(dataset: Board, keys: Iterable[Key], num_workers: int) -> DataLoader[Any]:
+def _data_loader(dataset: WatchedDataset, keys: Iterable[Key], num_workers: int) -> DataLoader[Any]:
     """Return a loader that asks the dataset for whole batches by key (batch_size=None: no collation)."""
     if num_workers:
         claim_leftovers()

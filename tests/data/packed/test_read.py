@@ -77,7 +77,7 @@ def test_of_every_nth_frame_the_one_before_is_taken(raw: FileStore, pack_set: Pa
             for store, f in ((packed, frame), (raw, frame // 3 * 3))
         )
         assert np.abs(ours.astype(int) - wanted).mean() < 12
-    with pytest.raises(PackError, match=r"has one frame in 3, and data\.frame_stride is 4: a multiple of 3"):
+    with pytest.raises(PackError, match=r"has one frame in 3, and data\.frame_stride is 4: must be a multiple of 3"):
         _open(Path(packed.manifest.source), frame_stride=4)
     _open(Path(packed.manifest.source), frame_stride=4, sampling="uniform")
 

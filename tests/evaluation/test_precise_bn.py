@@ -14,11 +14,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from summit_train.core.comm import World
 from summit_train.core.watch import Stopped, StopRequest, Watchdog
 from summit_train.data.batches.loader import MicroBatch
+from summit_train.evaluation import precise_bn
+from summit_train.evaluation.precise_bn import _elements_per_clip, recompute_from_training, recompute_statistics
+from summit_train.evaluation.scoring import Scorer
 from summit_train.models import VideoNetwork
 from summit_train.models.precision import Normalise
 from summit_train.spec import Spec, load_spec
-from summit_train.training import precise_bn
-from summit_train.training.precise_bn import _elements_per_clip, recompute_statistics
 from summit_train.training.run import fresh_model
 from summit_train.training.start import read_inputs
 from tests.closeness import assert_near
@@ -108,15 +109,14 @@ def test_the_batches_are_those_of_the_first_steps(write_spec: WriteSpec, monkeyp
     monkeypatch.setattr(
         precise_bn, "recompute_statistics", lambda _, batches, *rest: steps.extend(b.step for b in batches)
     )
-    inputs = read_inputs(str(write_spec(evaluate={"precise_bn": 2})), [], ranks=1)
-    prepare = precise_bn.preparation(inputs, World(), CPU, Watchdog(World(), None), StopRequest())
-    assert prepare is not None
-    prepare(_network(inputs.spec))
+    inputs = read_inputs(load_spec(write_spec(evaluate={"precise_bn": 2})), 1)
+    scorer = Scorer(inputs.spec, inputs.val, World(), CPU)
+    recompute_from_training(_network(inputs.spec), scorer, inputs.plan, inputs.train, Watchdog(World(), None))
     assert steps == [0] * 4 + [1] * 4  # 4 virtual GPUs on one rank
 
 
 def test_a_request_to_stop_is_heard_between_two_batches(write_spec: WriteSpec) -> None:
-    inputs = read_inputs(str(write_spec(evaluate={"precise_bn": 2})), [], ranks=1)
+    inputs = read_inputs(load_spec(write_spec(evaluate={"precise_bn": 2})), 1)
     stop, model, passes = StopRequest(), _network(inputs.spec).eval(), list[bool]()
 
     def count(module: nn.Module, arguments: object, output: object) -> None:
@@ -125,10 +125,9 @@ def test_a_request_to_stop_is_heard_between_two_batches(write_spec: WriteSpec) -
             stop.receive(signal.SIGUSR2, None)
 
     model.register_forward_hook(count)
-    prepare = precise_bn.preparation(inputs, World(), CPU, Watchdog(World(), None), stop)
-    assert prepare is not None
+    scorer = Scorer(inputs.spec, inputs.val, World(), CPU, stop)
     with pytest.raises(Stopped):
-        prepare(model)
+        recompute_from_training(model, scorer, inputs.plan, inputs.train, Watchdog(World(), None))
     assert passes == [True] * 3 and not model.training
     assert {m.momentum for m in model.modules() if isinstance(m, _BatchNorm)} == {0.1}
 

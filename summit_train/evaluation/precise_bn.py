@@ -10,8 +10,7 @@ of total variance gives
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
@@ -20,47 +19,39 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from summit_train.core import rng
 from summit_train.core.comm import World
-from summit_train.core.watch import StopRequest, Watchdog, leave_if_asked
+from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.batches.loader import MicroBatch
+from summit_train.data.dataset import Dataset
+from summit_train.evaluation.scoring import Scorer
 from summit_train.models import VideoNetwork
 from summit_train.models.freeze import is_frozen, norm_momentum
 from summit_train.models.network import build_network
 from summit_train.models.precision import Normalise, mixed_precision, parameter_type
+from summit_train.plan import Plan
 from summit_train.spec import Spec
-from summit_train.training.loop import batches_between
-from summit_train.training.run import Inputs
 
 
-def preparation(
-    inputs: Inputs, world: World, device: torch.device, watchdog: Watchdog, stop: StopRequest
-) -> Callable[[VideoNetwork], None] | None:
-    """Return what `evaluate.precise_bn` asks to do to a network before it is scored; None where it is 0. Collective.
+def recompute_from_training(
+    model: VideoNetwork, scorer: Scorer, plan: Plan, train: Dataset, watchdog: Watchdog
+) -> None:
+    """Recompute the statistics over the batches of the first `evaluate.precise_bn` steps of training. Collective.
 
-    The batches are those of the first steps of training, so they do not depend on the number of ranks. Where `stop`
-    asks one rank to stop, all leave between two batches and raise Stopped.
+    These are the same on any number of ranks. Where scorer.stop asks one rank to stop, all leave between two batches
+    and raise Stopped.
     """
-    spec, plan = inputs.spec, inputs.plan
-    num_steps = spec.evaluate.precise_bn
-    if not num_steps:
-        return None
+    spec, world, steps = scorer.spec, scorer.world, scorer.spec.evaluate.precise_bn
+    count = steps * plan.accumulation
 
-    def prepare(model: VideoNetwork) -> None:
-        with batches_between(spec, plan, world, inputs.train_manifest, 0, num_steps) as batches:
-            taken = _taken(batches, num_steps * plan.accumulation, world, watchdog, stop)
-            recompute_statistics(model, taken, spec, world, device)
+    def watched(batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        for number in range(count):
+            watchdog.at(f"waiting for the other ranks before BN's batch {number + 1} of {count}", waits=True)
+            leave_if_asked(world, scorer.stop)
+            watchdog.at(f"recomputing BN's statistics, batch {number + 1} of {count}")
+            yield next(batches)
+        watchdog.at("waiting for the other ranks' BN statistics", waits=True)
 
-    return prepare
-
-
-def _taken(
-    batches: Iterator[MicroBatch], count: int, world: World, watchdog: Watchdog, stop: StopRequest
-) -> Iterator[MicroBatch]:
-    for number in range(count):
-        watchdog.at(f"waiting for the other ranks before BN's batch {number + 1} of {count}", waits=True)
-        leave_if_asked(world, stop)
-        watchdog.at(f"recomputing BN's statistics, batch {number + 1} of {count}")
-        yield next(batches)
-    watchdog.at("waiting for the other ranks' BN statistics", waits=True)
+    with train.training_batches(plan.order(), world.rank, world.size, range(steps)) as batches:
+        recompute_statistics(model, watched(batches), spec, world, scorer.device)
 
 
 def recompute_statistics(
@@ -76,7 +67,7 @@ def recompute_statistics(
         return
     elements = _elements_per_clip(spec)
     counts = [spec.scale.clips_per_gpu * elements[name] for name in norms]
-    means, variances = ([_buffer(norm, name) for norm in norms.values()] for name in ("running_mean", "running_var"))
+    means, variances = ([norm.get_buffer(name) for norm in norms.values()] for name in ("running_mean", "running_var"))
     # A batch's variance arrives as torch estimates that of the population, n / (n - 1) times its own.
     biased = torch.cat([torch.full_like(v, (n - 1) / n) for v, n in zip(variances, counts, strict=True)]).double()
     sums = torch.zeros(1 + 3 * len(biased), dtype=torch.float64, device=device)
@@ -96,32 +87,19 @@ def recompute_statistics(
             buffer.copy_(value)
 
 
-def _buffer(norm: _BatchNorm, name: str) -> torch.Tensor:
-    buffer = getattr(norm, name)
-    assert isinstance(buffer, torch.Tensor)
-    return buffer
-
-
 def _passes(
     model: VideoNetwork, norms: list[_BatchNorm], batches: Iterable[MicroBatch], spec: Spec, device: torch.device
 ) -> Iterator[None]:
     """Run each batch forward as in training; after each, the running statistics are those of that batch alone."""
     normalise = Normalise(parameter_type(spec.precision), device, spec.data.input)
-    with torch.no_grad(), _batch_statistics(model, norms), mixed_precision(spec.precision, device):
-        for batch in batches:
-            model.reseed(rng.seed_of(spec.seed, "dropout", batch.step, batch.virtual_gpu))
-            model(normalise(batch.clips))
-            yield
-
-
-@contextmanager
-def _batch_statistics(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
-    """Put `model` into training mode, with running statistics that keep nothing of earlier batches."""
     was_training = model.training
     model.train()
     try:
-        with norm_momentum(norms, 1.0):
-            yield
+        with torch.no_grad(), norm_momentum(norms, 1.0), mixed_precision(spec.precision, device):
+            for batch in batches:
+                model.reseed(rng.seed_of(spec.seed, "dropout", batch.step, batch.virtual_gpu))
+                model(normalise(batch.clips))
+                yield
     finally:
         model.train(was_training)
 

@@ -1,7 +1,7 @@
-"""Videos of a test from their first frame to their last: the frames that are wanted, in order, in bounded memory.
+"""Whole videos of a test, from the first frame to the last: the chosen frames, in order, in bounded memory.
 
-A walk through a long video is cut into pieces, each of which is read by itself. Where the manifest has the number of
-frames, a piece is decoded from the key frame before it, else from the video's start.
+A long video is read in blocks of frames, each on its own. Where the manifest has the number of frames, a block is
+decoded from the key frame before it, else from the video's start.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from summit_train.data.video import augment
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec, EvaluateSpec
 
-PICTURES_AT_ONCE = 384  # frames times crops of a piece: 75 MB at 256 x 256 pixels
+PICTURES_AT_ONCE = 384  # frames times crops of a block: 75 MB at 256 x 256 pixels
 
-# From the number of a video's frames to those that are wanted, rising and without repeats. Pure, and can be pickled.
-Wanted = Callable[[int], NDArray[np.int64]]
+# From the number of a video's frames to the chosen ones, rising and without repeats. Pure, and can be pickled.
+ChooseFrames = Callable[[int], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
 class StreamedFrames:
-    """The frames that a stream sees: the Wanted of evaluation in mode stream."""
+    """The frames that a stream sees in evaluation mode stream."""
 
     data: DataSpec
 
@@ -61,32 +61,37 @@ class ObservedFrames:
 
 
 @dataclass(frozen=True)
-class Piece:
+class FrameBlock:
     """Some frames of one video.
 
-    num_frames: of the video. wanted: how many of them are wanted in all. numbers: of the frames here, in order of
+    num_frames: of the video. num_chosen: how many of them are chosen in all. numbers: of the frames here, in order of
     playing. views: uint8 (crops, len(numbers), height, width, C). error: why there is no view.
     """
 
     video: int
-    start: int
     num_frames: int
-    wanted: int
+    num_chosen: int
     numbers: NDArray[np.int64]
     views: torch.Tensor
     error: DecodeError | None = None
 
-    def pin_memory(self) -> Piece:
-        """Return the piece in page-locked memory; called by the DataLoader."""
+    def pin_memory(self) -> FrameBlock:
+        """Return the block in page-locked memory; called by the DataLoader."""
         return replace(self, views=self.views.pin_memory())
+
+    def checked(self) -> FrameBlock:
+        """Return the block. Raises DecodeError where it could not be read."""
+        if self.error is not None:
+            raise self.error
+        return self
 
 
 @dataclass(frozen=True)
-class Walk:
-    """One video, of which the first piece is read."""
+class WholeVideo:
+    """One video, of which the first block is read."""
 
-    first: Piece
-    reader: _Pieces
+    first: FrameBlock
+    reader: _BlockReader
 
     @property
     def video(self) -> int:
@@ -96,52 +101,44 @@ class Walk:
     @property
     def num_frames(self) -> int:
         """Return how many frames the video has. Raises DecodeError where it cannot be read."""
-        if self.first.error is not None:
-            raise self.first.error
-        return self.first.num_frames
+        return self.first.checked().num_frames
 
-    def pieces(self) -> Iterator[Piece]:
-        """Yield the video's pieces. Raises DecodeError where one cannot be read."""
+    def blocks(self) -> Iterator[FrameBlock]:
+        """Yield the video's blocks. Raises DecodeError where one cannot be read."""
         data, size = self.reader.data, self.reader.size
-        later = [(self.video, start) for start in range(size, self.first.wanted, size)]
-        yield _read(self.first)
+        later = [(self.video, start) for start in range(size, self.first.num_chosen, size)]
+        yield self.first.checked()
         if later:
-            with Batches(self.reader, later, min(data.workers, len(later)), data.clip_seconds) as pieces:
-                yield from map(_read, pieces)
+            with Batches(self.reader, later, min(data.workers, len(later)), data.clip_seconds) as blocks:
+                yield from (block.checked() for block in blocks)
 
 
-def walks(
-    data: DataSpec, evaluate: EvaluateSpec, store: Store, videos: Sequence[int], wanted: Wanted
-) -> Iterator[Walk]:
-    """Yield the walk through each of the given videos, in their order, in the crops that `evaluate` asks for.
+def whole_videos(
+    data: DataSpec, evaluate: EvaluateSpec, store: Store, videos: Sequence[int], choose_frames: ChooseFrames
+) -> Iterator[WholeVideo]:
+    """Yield each of the given videos, in their order, in the crops that `evaluate` asks for.
 
-    A video that cannot be read is a walk whose pieces raise DecodeError.
+    The blocks of a video that cannot be read raise DecodeError.
     """
     crops = evaluate.crops if isinstance(evaluate.crops, int) else 1
-    reader = _Pieces(data, evaluate, store, wanted, max(1, PICTURES_AT_ONCE // crops))
+    reader = _BlockReader(data, evaluate, store, choose_frames, max(1, PICTURES_AT_ONCE // crops))
     keys = [(int(video), 0) for video in videos]
     with Batches(reader, keys, min(data.workers, len(keys)), data.clip_seconds) as firsts:
         for first in firsts:
-            yield Walk(first, reader)
-
-
-def _read(piece: Piece) -> Piece:
-    if piece.error is not None:
-        raise piece.error
-    return piece
+            yield WholeVideo(first, reader)
 
 
 @dataclass(frozen=True)
-class _Pieces:
-    """Reads the piece of a video that begins with its wanted frame number `start`."""
+class _BlockReader:
+    """Reads the block of a video that begins with its chosen frame number `start`."""
 
     data: DataSpec
     evaluate: EvaluateSpec
     store: Store
-    wanted: Wanted
+    choose_frames: ChooseFrames
     size: int
 
-    def __call__(self, key: tuple[int, int], reading: Reading) -> Piece:
+    def __call__(self, key: tuple[int, int], reading: Reading) -> FrameBlock:
         video, start = key
         manifest = self.store.manifest
         views_of = partial(augment.test_views, self.evaluate.short_side, self.evaluate.crops)
@@ -150,10 +147,10 @@ class _Pieces:
 
         def choose(number: int) -> NDArray[np.int64]:
             nonlocal num_frames, frames, anchors
-            num_frames, frames = number, self.wanted(number)
+            num_frames, frames = number, self.choose_frames(number)
             stored = in_direction(frames, number, manifest.is_reversed(video))
             here = stored[start : start + self.size]
-            # Every piece reads the first and the last frame too: the one gives the size of the picture, the other
+            # Every block reads the first and the last frame too: the one gives the size of the picture, the other
             # shows a number of frames that is too high.
             ends = np.array([stored.min(), stored.max()]) if len(stored) > self.size else here[:0]
             anchors = len(ends)
@@ -163,6 +160,6 @@ class _Pieces:
             with reading(video, manifest.path(video)):
                 views = self.store.read_views(video, choose, views_of)
         except DecodeError as error:
-            return Piece(video, start, 0, 0, frames[:0], torch.zeros(0, dtype=torch.uint8), error)
+            return FrameBlock(video, 0, 0, frames[:0], torch.zeros(0, dtype=torch.uint8), error)
         here = frames[start : start + self.size]
-        return Piece(video, start, num_frames, len(frames), here, torch.from_numpy(views[:, anchors:]))
+        return FrameBlock(video, num_frames, len(frames), here, torch.from_numpy(views[:, anchors:]))

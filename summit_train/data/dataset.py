@@ -1,0 +1,58 @@
+"""The training or the validation set of a run, opened once: its list, the clips in use, and what reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from summit_train.data.batches.loader import MicroBatch, training_batches
+from summit_train.data.batches.order import Order
+from summit_train.data.batches.stores import Store, open_store
+from summit_train.data.batches.workers import Batches
+from summit_train.data.manifest import Manifest, read_manifest
+from summit_train.data.manifest.quarantine import Kept, kept_clips
+from summit_train.spec import DataSpec, Spec
+from summit_train.spec.source import SpecError
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """The clips of a manifest without those in data.quarantine (`kept`), and the store that reads them.
+
+    A clip is named by its place in the manifest, so a quarantine changes no clip's number.
+    """
+
+    data: DataSpec
+    manifest: Manifest
+    kept: Kept
+    store: Store
+
+    @classmethod
+    def open(cls, spec: Spec, which: str) -> Dataset:
+        """Open data.train or data.val. Raises UserError where it is missing, wrong or damaged."""
+        path = {"train": spec.data.train, "val": spec.data.val}[which]
+        if not Path(path).exists():
+            raise SpecError(f"data.{which}: there is no {path} (relative paths start at {Path.cwd()})")
+        manifest = read_manifest(path)
+        manifest.check_labels(spec.model.num_classes)
+        store = open_store(spec.data, manifest)
+        return cls(spec.data, manifest, kept_clips(spec.data, manifest), store)
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    @property
+    def clips(self) -> NDArray[np.int64]:
+        """Return the clips in use, rising."""
+        return self.shard(0, 1)
+
+    def shard(self, rank: int, ranks: int) -> NDArray[np.int64]:
+        """Return the clips that a rank scores: those in use at rank, rank + ranks, ..."""
+        return self.kept.videos_of(rank, ranks)
+
+    def training_batches(self, order: Order, rank: int, ranks: int, steps: range) -> Batches[MicroBatch]:
+        """Return a rank's micro-batches of `steps`; see `loader.training_batches`. Close them after use."""
+        return training_batches(self.data, self.store, order, rank, ranks, steps, self.kept)

@@ -1,0 +1,241 @@
+"""`summit-train plan`: the files that `train` would refuse, classes, evaluation, two plans side by side, averaging."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from summit_train.__main__ import main
+from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest.quarantine import write_quarantine
+from summit_train.data.manifest.reading import write_classes
+from summit_train.data.video.source import DecodeError
+from tests.conftest import WriteSpec
+from tests.worlds import main_said
+
+Plan = Callable[..., Any]
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
+    """Runs `plan ...`, which must succeed without a warning; its output, parsed with --json."""
+
+    def planned(*words: object) -> Any:
+        status, out, err = main_said(capsys, "plan", *words)
+        assert (status, err) == (0, "")
+        return json.loads(out) if "--json" in words else out
+
+    return planned
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.pretrained=no.pth", "model.pretrained: no.pth: no such file or run directory"),
+        ("data.val=no.csv", "data.val: there is no no.csv; give the number of training clips with --clips N"),
+        ("model.num_classes=3", "label 3"),
+        ("data.modality=flow", "is a video, and data.modality is flow"),
+    ],
+)
+def test_what_train_refuses_plan_and_submit_refuse(
+    write_spec: WriteSpec, capsys: pytest.CaptureFixture[str], override: str, message: str
+) -> None:
+    spec = write_spec()
+    for words in (["plan"], ["submit", "--site", "slurm_generic", "--nodes", 1, "--dry-run"], ["train"]):
+        status, out, err = main_said(capsys, *words, spec, override, "scale.gpus=null")
+        assert (status, out) == (2, "")
+        assert err.startswith("summit-train: ") and err.count("\n") == 1
+        assert words == ["train"] or message in err
+
+
+def test_with_clips_plan_says_what_it_has_not_checked(write_spec: WriteSpec, plan: Plan) -> None:
+    words = (write_spec(), "--clips", 80, "data.val=no.csv", "model.num_classes=3")
+    assert "  not checked     data.train, data.val\n" in plan(*words)
+    known = plan(*words, "model.pretrained=no.pth", "--json")
+    assert known["not_checked"] == ["data.train", "data.val", "model.pretrained"]
+    assert plan(write_spec(), "--json")["not_checked"] == []
+
+
+def test_a_run_that_goes_on_needs_no_pretrained_weights(
+    write_spec: WriteSpec, plan: Plan, trained_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(trained_run, tmp_path / "runs/run")
+    plan(write_spec(model={"pretrained": "no.pth"}))
+
+
+def test_plan_and_simulate_count_the_same_clips(
+    write_spec: WriteSpec, capsys: pytest.CaptureFixture[str], motion_set: Path, tmp_path: Path
+) -> None:
+    names = [line.split(",")[0] for line in (motion_set / "train.csv").read_text().splitlines()[1:]]
+    write_quarantine(tmp_path / "bad.csv", [DecodeError(name, "is damaged") for name in names[:3]])
+    spec = write_spec(data={"quarantine": str(tmp_path / "bad.csv")})
+    assert json.loads(main_said(capsys, "plan", spec, "--json")[1])["clips"] == 77
+    words = ("--site", "summit", "--clips-per-second", 10, "--nodes", 1, "--json", "scale.gpus=null")
+    simulated = json.loads(main_said(capsys, "simulate", spec, *words)[1])
+    assert (simulated["clips"], simulated["videos"]) == (77, 41)
+
+
+def _without(source: Manifest, label: int, path: Path) -> dict[str, str]:
+    """Write the manifest without the clips of one class beside the videos' names; the data keys that read it."""
+    rows = [ManifestRow(source.path(i), source.label(i)) for i in range(len(source)) if source.label(i) != label]
+    path.parent.mkdir()
+    write_manifest(path, rows)
+    write_classes(path.parent, source.classes or ())
+    return {path.stem: str(path), "root": str(Path(source.source).parent)}
+
+
+def test_a_class_that_only_validation_has_is_named(
+    write_spec: WriteSpec, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = _without(read_manifest(motion_set / "train.csv"), 2, tmp_path / "less" / "train.csv")
+    spec = str(write_spec(data=data, schedule={"epochs": 1, "warmup_epochs": 0}))
+    said = "warning: 1 class (left) in data.val and not in data.train\n"
+    assert main(["plan", spec]) == 0
+    assert capsys.readouterr().err == said
+    assert main(["plan", spec, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == said and json.loads(out)["warnings"] == ["1 class (left) in data.val and not in data.train"]
+    assert main(["plan", spec, "--clips", "80"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["train", spec]) == 0
+    assert capsys.readouterr().err.count(said) == 1
+    counts = json.loads((tmp_path / "runs/run/plan.json").read_text())["clips_per_class"]
+    assert counts["train"] == {"right": 20, "up": 20, "left": 0, "down": 20}
+    assert counts["val"] == {"right": 11, "up": 10, "left": 10, "down": 10}
+
+
+def test_where_both_sides_have_all_classes_nothing_is_said(write_spec: WriteSpec, plan: Plan) -> None:
+    assert plan(write_spec(), "--json")["warnings"] == []
+
+
+def test_plan_says_how_long_the_evaluation_takes(write_spec: WriteSpec, plan: Plan) -> None:
+    """Two validations of 41 videos, and one checkpoint with 10 clips of each; unknown where no manifest is read."""
+    words = (write_spec(evaluate={"every_epochs": 1, "clips": 10}, scale={"gpus": 6}), "--speed", "0.1")
+    hours = 41 * (2 + 10) / 6 / 0.1 / 3_600
+    assert plan(*words, "--json")["evaluation_hours"] == pytest.approx(hours)
+    site = plan(*words, "--json", "--site", "summit", "--nodes", "1")["site"]
+    assert site["evaluation_hours"] == pytest.approx(hours)
+    assert plan(*words, "--json", "--clips", "960")["evaluation_hours"] is None
+    assert f"rank-hours, and {hours:.2f} h of evaluation" in plan(*words)
+
+
+DATE = {"warmup_epochs": 0.5, "warmup_scaling": "linear", "decay": "linear"}
+
+
+@pytest.fixture
+def specs(write_spec: WriteSpec) -> list[str]:
+    """Ten steps an epoch for two epochs, cosine; and for three epochs from a base batch of half the size, linear."""
+    optimizer = {"base_lr": 0.01, "base_batch": 4, "lr_scaling": "sqrt"}
+    long = write_spec("long", schedule={"epochs": 3, **DATE}, optimizer=optimizer)
+    return [str(write_spec("short")), str(long)]
+
+
+def test_the_other_spec_has_a_second_column(specs: list[str], plan: Plan) -> None:
+    first, second = specs
+    lines = plan(first, "--compare", second).splitlines()
+    rows = [re.split(r"\s*│\s*", line.strip(" │")) for line in lines if "│" in line]
+    by_name = {row[0]: row[1:] for row in rows}
+    assert by_name["steps"] == ["20 = 2 epochs x 10", "30 = 3 epochs x 10"]
+    # 80 clips: half an epoch of 20 updates of 4 clips are 10 updates, one epoch of the global batch of 8.
+    assert by_name["warm-up"] == ["10 steps = 1 epochs, linear", "10 steps = 1 epochs, linear"]
+    assert by_name["decay"] == ["cosine", "linear"]
+    assert by_name["0.90"] == ["0.005", "####", "0.0141421", "############"]  # the peaks, drawn to one scale
+    assert by_name["2.90"][0] == "—"  # the run of two epochs is over
+    assert by_name["2.90"][2] == "1e-06"
+
+
+def test_json_has_both_plans_and_overrides_hold_for_both(specs: list[str], plan: Plan) -> None:
+    first, second = specs
+    found = plan(first, "--compare", second, "--json", "scale.gpus=2")
+    other = found["compare"]
+    assert (found["global_batch"], other["name"], other["global_batch"]) == (4, "long", 4)
+    assert other["peak_lr"] == 0.01 and other["decay"] == "linear" and found["decay"] == "cosine"
+    assert other["learning_rates"][-1] == {"step": 59, "lr": 1e-6}
+
+
+def test_a_mistake_in_the_other_spec_is_one_line(specs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", specs[0], "--compare", "gone.yaml"]) == 2
+    assert "gone.yaml: cannot be read" in capsys.readouterr().err
+
+
+GROWING = {"method": "averaging", "grow_batch": {"factor": 2}}
+
+
+def test_the_plan_shows_averages_ladder_and_both_extremes(write_spec: WriteSpec, plan: Plan) -> None:
+    """80 clips, 4 learners of 2: 20 each. Two epochs, so no decision can grow the batch before the last one."""
+    words = (write_spec(parallel=GROWING, evaluate={"every_epochs": 1}), "schedule.epochs=4")
+    found, output = plan(*words, "--json"), plan(*words)
+    assert found["averaging_bytes"] == 2 * 4 * found["parameters"]  # SGD's momentum
+    assert [rung["clips_per_gpu"] for rung in found["ladder"]] == [2, 4, 8, 16, 20]
+    assert (found["total_steps"], found["fewest_updates"]) == (40, 10 + 10 + 5 + 2)
+    megabytes = f"{found['averaging_bytes'] / 1e6:,.1f}"
+    assert f"4 learners; 1 average an epoch of {megabytes} MB of weights and solver state" in output
+    assert "2, 4, 8, 16, 20 clips of a learner: 10, 5, 2, 1, 1 steps an epoch" in output
+    assert "40 if it never grows, 27 if each decision grows it" in output
+    assert "through the allreduce" not in output
+
+
+def test_a_period_makes_more_averages_and_a_local_state_smaller_ones(write_spec: WriteSpec, plan: Plan) -> None:
+    spec = write_spec(parallel={"method": "averaging", "period": 4, "optimizer_state": "local"})
+    found = plan(spec, "--json")
+    assert found["averaging_bytes"] == 4 * found["parameters"] and len(found["ladder"]) == 1
+    assert found["checkpoint_bytes"] == (1 + 4) * 2 * 4 * found["parameters"]  # each learner's beside the average
+    assert "4 learners; 3 averages an epoch of " in plan(spec)
+
+
+def test_beside_a_synchronous_plan_each_has_its_rows(write_spec: WriteSpec, plan: Plan) -> None:
+    one, other = write_spec("one"), write_spec("other", parallel={"method": "averaging"})
+    lines = plan(one, "--compare", other).splitlines()
+    gradients, averaging = (next(line for line in lines if f"│ {name} " in line) for name in ("gradients", "averaging"))
+    assert gradients.rstrip(" │").endswith("—") and "4 learners" in averaging
+
+
+def test_memory_has_every_learner_of_a_rank(write_spec: WriteSpec, plan: Plan) -> None:
+    """SGD with momentum: 2 tensors a learner, the gradients of one, the average, and the buffer of an average."""
+    spec = write_spec(parallel={"method": "averaging"})
+    found = {ranks: plan(spec, "--json", "--ranks", ranks) for ranks in (1, 4)}
+    three_more = found[1]["memory_bytes_per_rank"] - found[4]["memory_bytes_per_rank"]
+    assert three_more == 3 * 2 * 4 * found[1]["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "parallel.grow_batch.max=21",
+            "grow_batch.max: 21 clips do not fit a learner's epoch: 4 learners have 20 of the",
+        ),
+        ("parallel.grow_batch.max=1", "parallel.grow_batch.max: 1 clips are fewer than scale.clips_per_gpu, 2"),
+        ("parallel.grow_batch.factor=1", "parallel.grow_batch.factor: Input should be greater than or equal to 2"),
+        ("evaluate.every_epochs=0", "parallel.grow_batch: validations decide it; set evaluate.every_epochs"),
+        ("parallel.period=0", "parallel.period: must be epoch or a number of steps from 1 to 1,000,000, got 0"),
+        (
+            "parallel.period=epochs",
+            "parallel.period: must be epoch or a number of steps from 1 to 1,000,000, got 'epochs'",
+        ),
+        ("parallel.method=synchronous", "parallel.grow_batch: method synchronous does not read it"),
+        ("ema.decay=0.9", "ema.decay: it averages the weights of one network"),
+        ("optimizer.compression=fp16", "optimizer.compression: averaging sends weights"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    write_spec: WriteSpec, capsys: pytest.CaptureFixture[str], override: str, message: str
+) -> None:
+    spec = write_spec(parallel=GROWING, evaluate={"every_epochs": 1})
+    status, output, error = main_said(capsys, "plan", spec, override)
+    assert (status, output) == (2, "") and message in error and len(error.splitlines()) == 1
+
+
+def test_learners_that_the_ranks_do_not_divide_are_refused(
+    write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, error = main_said(
+        capsys, "plan", write_spec(parallel=GROWING, evaluate={"every_epochs": 1}), "--ranks", 3
+    )
+    assert status == 2 and "scale.gpus is 4, which 3 ranks do not divide" in error
