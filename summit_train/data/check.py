@@ -200,7 +200,7 @@ def list_videos(source: str | Path, root: str | Path | None = None) -> Listing:
     ]
     if rows and beside:
         path = source / beside[0].path
-        raise ManifestError(f"{path}: stands beside class folders; move it into the one of its class")
+        raise ManifestError(f"{path}: is next to class folders; move it into the folder of its class")
     if not rows and not beside:
         raise ManifestError(f"{source}: no video in it, no name with {', '.join(VIDEO_EXTENSIONS)}")
     classes = class_folders(source) if rows else (source.resolve().name,)

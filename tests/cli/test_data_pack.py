@@ -88,7 +88,7 @@ def test_a_folder_with_other_files_stays_as_it_is(manifest: Path, capsys: pytest
     videos = manifest.parent / "videos"
     before = sorted(videos.rglob("*"))
     assert main(["data", "pack", str(manifest), str(videos), "--root", str(videos), "--kind", "bytes"]) == 2
-    assert "there is something in it" in capsys.readouterr().err
+    assert "must be an empty or a new folder" in capsys.readouterr().err
     assert sorted(videos.rglob("*")) == before
 
 
@@ -97,14 +97,14 @@ def test_ranks_leave_in_order_where_the_first_refuses(manifest: Path) -> None:
     status, output = command(2, "data", "pack", str(manifest), videos, "--root", videos, "--kind", "bytes")
     assert status == 2 and "MPI_ABORT" not in output, output
     (said,) = (line for line in lines(output) if line.startswith("summit-train"))
-    assert "there is something in it" in said
+    assert "must be an empty or a new folder" in said
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--kind", "bytes", "--quality", "80", "--short-side", "8"], "--short-side, --quality: for --kind jpeg"),
-        (["--kind", "jpeg", "--quality", "100"], "quality is 100: 1 to 95 is wanted"),
+        (["--kind", "jpeg", "--quality", "100"], "quality must be 1 to 95, got 100"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -136,5 +136,5 @@ def test_sizes_that_are_none(manifest: Path, capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit) as ended:
         _pack(manifest, "--kind", "bytes", "--shard-size", "large")
     assert ended.value.code == 2
-    assert "'large': a size such as 1G or 256M is wanted" in capsys.readouterr().err
+    assert "must be a size such as 1G or 256M, got 'large'" in capsys.readouterr().err
     assert [size_text(size) for size in (3, 1536, 3 << 40)] == ["3 bytes", "1.5 KiB", "3.0 TiB"]

@@ -65,7 +65,7 @@ def test_a_mistake_in_a_span_is_one_line(listed: Path, capsys: pytest.CaptureFix
     listed.write_text("path,label,start_frame,end_frame\na.mp4,0,0,8\na.mp4,1,8,8\n")
     assert main(["data", "scan", str(listed), "--out", str(listed.parent / "bad.csv")]) == 2
     error = capsys.readouterr().err
-    assert f"{listed}:3: start_frame is 8 and end_frame 8: wanted an end after the start" in error
+    assert f"{listed}:3: end_frame must be after start_frame, got 8 to 8" in error
     assert error.count("\n") == 1
 
 

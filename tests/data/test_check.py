@@ -211,7 +211,7 @@ def test_an_index_can_be_read_as_a_manifest(tmp_path: Path, folder: Path) -> Non
 
 def test_videos_beside_class_folders_are_refused(folder: Path) -> None:
     _video(folder / "stray.mp4")
-    with pytest.raises(ManifestError, match=r"stray\.mp4: stands beside class folders"):
+    with pytest.raises(ManifestError, match=r"stray\.mp4: is next to class folders"):
         list_videos(folder)
 
 

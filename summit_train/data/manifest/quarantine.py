@@ -24,7 +24,6 @@ from summit_train.spec import DataSpec
 
 COLUMNS = ("path", "reason")
 SPAN_COLUMNS = ("start_frame", "end_frame")  # written where a span is bad and its file may be good
-_AT_ONCE = 1 << 16
 _NAMED = 5
 
 
@@ -62,18 +61,15 @@ def kept_clips(data: DataSpec, manifest: Manifest) -> Kept:
     """
     excluded: list[int] = []
     if data.quarantine is not None:
-        # A path may stand in the manifest more than once: in each direction, with several spans.
+        # A manifest may have a path more than once: in each direction, with several spans.
         prefix = os.path.join(manifest.folder, "")
         bad = defaultdict[bytes, set[Span]](set)
         for error in read_quarantine(data.quarantine):
             bad[error.path.removeprefix(prefix).encode("utf-8", "surrogateescape")].add(span_of(error))
-        # In blocks: a call for each of millions of clips takes long.
-        for start in range(0, len(manifest), _AT_ONCE):
-            edges = manifest.offsets[start : start + _AT_ONCE + 1].astype(np.int64)
-            block = manifest.paths[edges[0] : edges[-1]].tobytes()
-            ends = (edges - edges[0]).tolist()
-            named = ((start + n, bad[block[a:b]]) for n, (a, b) in enumerate(pairwise(ends)) if block[a:b] in bad)
-            excluded += [clip for clip, spans in named if WHOLE in spans or manifest.span(clip) in spans]
+        # One conversion for all: a call for each of millions of clips takes long.
+        paths, ends = manifest.paths.tobytes(), manifest.offsets.tolist()
+        named = ((clip, bad[paths[a:b]]) for clip, (a, b) in enumerate(pairwise(ends)) if paths[a:b] in bad)
+        excluded = [clip for clip, spans in named if WHOLE in spans or manifest.span(clip) in spans]
     if len(excluded) == len(manifest):
         raise ManifestError(f"{data.quarantine}: names every clip of {manifest.source}")
     return Kept(len(manifest), np.array(excluded, np.int64))
@@ -85,12 +81,12 @@ def read_quarantine(path: str | Path) -> list[DecodeError]:
         rows = list(csv.reader(file))
     header = tuple(rows[0]) if rows else ()
     if header not in (COLUMNS, COLUMNS + SPAN_COLUMNS):
-        raise ManifestError(f"{path}:1: wanted the header {','.join(COLUMNS)}, as `data scan` writes it")
+        raise ManifestError(f"{path}:1: the header must be {','.join(COLUMNS)}, as `data scan` writes it")
     errors = list[DecodeError]()
     for line, row in enumerate(rows[1:], 2):
         if row and len(row) != len(header):
             more = f", and {' and '.join(header[2:])}" if header[2:] else ""
-            raise ManifestError(f"{path}:{line}: wanted a path and a reason{more}, got {len(row)} fields")
+            raise ManifestError(f"{path}:{line}: must have a path and a reason{more}, got {len(row)} fields")
         try:
             errors += [located_error(row[0], row[1], parse_span(*row[2:]))] if row else []
         except ValueError as error:

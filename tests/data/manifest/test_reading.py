@@ -171,9 +171,9 @@ def test_a_write_that_fails_leaves_the_old_manifest_and_nothing_else(tmp_path: P
         ("\n \n", "list.csv: there is not one clip in it"),
         ("path,label\n", "list.csv: there is not one clip in it"),
         ("path,label\n\n\n", "list.csv: there is not one clip in it"),
-        ("path,class\na,1\n", "list.csv:1: wanted one column 'label' in the header; it has path, class"),
-        ("\nlabel,youtube_id\n", "list.csv:2: wanted one column 'path' in the header"),
-        ("path,label,path\n", "list.csv:1: wanted one column 'path'"),
+        ("path,class\na,1\n", "list.csv:1: the header must have one column 'label', got path, class"),
+        ("\nlabel,youtube_id\n", "list.csv:2: the header must have one column 'path'"),
+        ("path,label,path\n", "list.csv:1: the header must have one column 'path'"),
         (
             "path,label,num_frame\na,0,1\n",
             "list.csv:1: unknown column 'num_frame': did you mean 'num_frames'",
@@ -186,11 +186,20 @@ def test_a_write_that_fails_leaves_the_old_manifest_and_nothing_else(tmp_path: P
         ("path,label\na,99999999999999999999\n", "list.csv:2: label 99999999999999999999 is out of range"),
         ("path,label\na,0\nb,\n", "list.csv:3: the label is empty"),
         ("path,label\na,1.0\n", "list.csv:2: label '1.0' is a name, but there is no classes.txt"),
-        ("path,label,num_frames\na,0,12\nb,0,12.5\n", "list.csv:3: num_frames is '12.5': wanted a positive"),
-        ("path,label,num_frames\na,0,0\n", "list.csv:2: num_frames is '0'"),
-        ("path,label,num_frames\na,0,many\n", "list.csv:2: num_frames is 'many'"),
-        ("path,label,num_frames\na,0,99999999999999999999\n", "list.csv:2: num_frames is '9999999"),
-        ("path,label,reversed\na,0,1\nb,0,maybe\n", "list.csv:3: reversed is 'maybe': wanted 0 or 1"),
+        (
+            "path,label,num_frames\na,0,12\nb,0,12.5\n",
+            "list.csv:3: num_frames must be a positive integer, or empty, got '12.5'",
+        ),
+        ("path,label,num_frames\na,0,0\n", "list.csv:2: num_frames must be a positive integer, or empty, got '0'"),
+        (
+            "path,label,num_frames\na,0,many\n",
+            "list.csv:2: num_frames must be a positive integer, or empty, got 'many'",
+        ),
+        (
+            "path,label,num_frames\na,0,99999999999999999999\n",
+            "list.csv:2: num_frames must be a positive integer, or empty, got '9999999",
+        ),
+        ("path,label,reversed\na,0,1\nb,0,maybe\n", "list.csv:3: reversed must be 0 or 1, got 'maybe'"),
         ("a.mp4,3\n", "list.csv:1: 'a.mp4,3' is neither `path label` nor below a header"),
         ("a.mp4 1\nb.mp4\n", "list.csv:2: 'b.mp4' is neither"),
         ("a.mp4 jump\n", "list.csv:1: label 'jump' is a name, but there is no classes.txt"),
@@ -213,8 +222,8 @@ def test_a_mistake_far_down_is_named_by_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        ("jmup", "list.csv:3: the class 'jmup' does not stand in classes.txt: did you mean 'jump'?"),
-        ("zzz", "list.csv:3: the class 'zzz' does not stand in classes.txt with its 2 classes"),
+        ("jmup", "list.csv:3: the class 'jmup' is not in classes.txt: did you mean 'jump'?"),
+        ("zzz", "list.csv:3: the class 'zzz' is not in classes.txt with its 2 classes"),
         ("2", "list.csv:3: label 2 is out of range: classes.txt has 2 classes"),
     ],
 )
@@ -227,7 +236,7 @@ def test_labels_that_classes_txt_does_not_have(tmp_path: Path, label: str, messa
 @pytest.mark.parametrize(
     ("classes", "message"),
     [
-        ("run\njump\nrun\n", "classes.txt:3: the class 'run' stands there twice"),
+        ("run\njump\nrun\n", "classes.txt:3: the class 'run' is listed twice"),
         ("run\n\njump\n", "classes.txt:2: an empty line among the classes"),
     ],
 )
@@ -243,7 +252,7 @@ def test_classes_that_are_not_there(tmp_path: Path) -> None:
 def test_manifests_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"absent.csv: the manifest cannot be read: No such file"):
         read_manifest(tmp_path / "absent.csv")
-    with pytest.raises(ManifestError, match="a folder without sub-folders"):
+    with pytest.raises(ManifestError, match="must be a manifest, or have a sub-folder"):
         read_manifest(tmp_path)
     (tmp_path / "run").mkdir()
     with pytest.raises(ManifestError, match="there is not one clip in it"):
@@ -333,3 +342,18 @@ def test_a_manifest_travels_to_a_worker_small(tmp_path: Path) -> None:
     pickled = pickle.dumps(manifest)
     assert len(pickled) < 20_000 * (len("class_0/video_000000.mp4") + 22)
     assert _clips(pickle.loads(pickled)) == _clips(manifest)
+
+
+def test_a_clips_sha256_is_kept(tmp_path: Path) -> None:
+    rows = [ManifestRow("a.mp4", 0, sha256="ab" * 31 + "00"), ManifestRow("b.mp4", 1)]
+    write_manifest(tmp_path / "list.csv", rows)
+    manifest = read_manifest(tmp_path / "list.csv")
+    assert [manifest.sha256(clip) for clip in range(2)] == [bytes.fromhex("ab" * 31 + "00"), None]
+    write_manifest(tmp_path / "list.csv", [ManifestRow("a.mp4", 0)])
+    assert read_manifest(tmp_path / "list.csv").sha256(0) is None
+
+
+@pytest.mark.parametrize("text", ["ab", "z" * 64, "ab" * 31 + " a", "ab" * 31 + "  "])
+def test_a_malformed_sha256_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ManifestError, match=r"list\.csv:3: sha256 must be 64 hexadecimal digits"):
+        _read(tmp_path, f"path,label,sha256\na.mp4,0,\nb.mp4,0,{text}\n")

@@ -100,11 +100,11 @@ def test_a_finished_set_is_left_alone(raw: FileStore, pack_set: PackSet) -> None
     before = content_of(out)
     assert begin(raw, out, Packing("bytes"), 16_000, workers=0) is None
     assert content_of(out) == before
-    with pytest.raises(PackError, match="another set lies there"):
+    with pytest.raises(PackError, match="contains a different set"):
         begin(raw, out, Packing("jpeg"), 16_000, workers=0)
     jpeg = pack_set(name="jpeg", kind="jpeg")
     assert begin(raw, jpeg, Packing("jpeg"), 16_000, workers=0) is None
-    with pytest.raises(PackError, match="another set lies there"):
+    with pytest.raises(PackError, match="contains a different set"):
         begin(raw, jpeg, Packing("jpeg", quality=50), 16_000, workers=0)
 
 
@@ -115,13 +115,13 @@ def test_what_is_unfinished_is_not_read_and_not_mixed(raw: FileStore, tmp_path: 
     assert missing_shards(job) == list(range(1, job.num_shards))
     with pytest.raises(ManifestError, match="its packing was not finished"):
         read_manifest(tmp_path / "out")
-    with pytest.raises(PackError, match="another packing was begun there"):
+    with pytest.raises(PackError, match="contains an unfinished, different set"):
         begin(raw, tmp_path / "out", Packing("jpeg"), 16_000, workers=0)
 
 
 def test_a_folder_with_something_in_it_is_refused(raw: FileStore, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(PackError, match="there is something in it"):
+    with pytest.raises(PackError, match="must be an empty or a new folder"):
         begin(raw, tmp_path, Packing("bytes"), 16_000, workers=0)
     assert os.listdir(tmp_path) == ["mine.txt"]
 
