@@ -83,12 +83,12 @@ def test_ranks_train_from_a_staged_copy(write_spec: WriteSpec, packed: Path, tmp
 
 
 def test_without_a_disk_it_trains_from_the_shared_set_and_says_so_once(
-    write_spec: WriteSpec, packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    write_spec: WriteSpec, packed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     absent = str(tmp_path / "no" / "disk")
     schedule = {"epochs": 1, "warmup_epochs": 0}
     assert len(_train(write_spec("absent", data=_data(packed, "bytes", stage=absent), schedule=schedule))) == 10
-    printed = "".join(capsys.readouterr())
+    printed = "".join(capfd.readouterr())
     assert printed.count("warning: ") == 1 and f"{absent}: No such file or directory" in printed
 
 

@@ -21,14 +21,13 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, write_text
-from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, Manifest, load_column
+from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, Manifest
 from summit_train.data.video.span import WHOLE, Span
 
 INDEX_FOLDER, CLIPS, PICTURES = "index", "clips.npy", "pictures.npy"
@@ -127,42 +126,6 @@ def ending_of(path: str) -> str:
     ending = os.path.splitext(path)[1].lower()
     is_plain = ending[1:].isascii() and ending[1:].isalnum() and len(ending) <= 16
     return ending if is_plain and ending not in (".cls", ".json") else ".video"
-
-
-class Place(NamedTuple):
-    """A clip's row of the index. num_pictures is 0 in a set of the original bytes."""
-
-    shard: int
-    checksum: int
-    start: int
-    length: int
-    first: int
-    width: int
-    height: int
-    num_pictures: int
-
-
-class ShardIndex:
-    """The opened index in a set's folder. Raises PackError where it is damaged."""
-
-    def __init__(self, packed: Path, num_clips: int) -> None:
-        folder = packed / INDEX_FOLDER
-        try:
-            self._clips = load_column(folder / CLIPS, CLIP_ROW)
-            self._pictures = load_column(folder / PICTURES, PICTURE_ROW)
-        except (OSError, ValueError) as error:
-            raise PackError(f"{folder}: the index is damaged: {error}") from error
-        if len(self._clips) != num_clips:
-            raise PackError(f"{folder}: the index is damaged: {len(self._clips)} clips instead of {num_clips}")
-
-    def place(self, clip: int) -> Place:
-        rows = self._clips[clip : clip + 2]
-        first, *end = rows["first"].tolist()
-        return Place._make((*rows[0].item(), (end[0] if end else len(self._pictures)) - first))
-
-    def pictures(self, place: Place) -> NDArray[Any]:
-        """Return the rows of a clip's pictures, PICTURE_ROW (num_pictures,)."""
-        return self._pictures[place.first : place.first + place.num_pictures]
 
 
 @dataclass(frozen=True)

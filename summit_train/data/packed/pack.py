@@ -287,11 +287,11 @@ def _parts(job: Job, name: str) -> Iterator[NDArray[Any]]:
             yield arrays[name]
 
 
-def pack_set(store: FileStore, folder: Path, packing: Packing, shard_bytes: int) -> None:
-    """Pack a whole set in this process. Raises DecodeError for a clip that cannot be packed."""
-    job = begin(store, folder, packing, shard_bytes, workers=0)
+def pack_set(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, workers: int = 0) -> None:
+    """Pack a whole set on one rank. Raises DecodeError for a clip that cannot be packed."""
+    job = begin(store, folder, packing, shard_bytes, workers)
     if job is not None:
-        for error in pack_shards(job, missing_shards(job), workers=0):
+        for error in pack_shards(job, missing_shards(job), workers):
             if error is not None:
                 raise error
         finish(job)

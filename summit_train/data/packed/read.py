@@ -11,19 +11,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.data.manifest import Manifest, ManifestError, read_manifest
-from summit_train.data.manifest.reading import PACK_FILE
+from summit_train.data.manifest.reading import PACK_FILE, load_column
 from summit_train.data.packed.format import (
+    CLIP_ROW,
+    CLIPS,
+    INDEX_FOLDER,
+    PICTURE_ROW,
+    PICTURES,
     Facts,
     Pack,
     PackError,
-    Place,
-    ShardIndex,
     StoredFile,
     facts_of,
     picture_checksum,
@@ -51,6 +54,18 @@ def staged_folder(dest: str | Path, packed: str | Path) -> Path:
     """Return the folder of a packed set's copy below `dest`; a changed set has another one. Raises PackError."""
     digest = hashlib.sha256(read_pack(packed).text().encode()).hexdigest()
     return Path(dest) / f"{Path(packed).resolve().name}-{digest[:8]}"
+
+
+class _Entry(NamedTuple):
+    """A clip in the manifest and in the index. pictures: their rows, PICTURE_ROW; none in a set of original bytes."""
+
+    name: str  # in messages
+    path: str  # of its shard
+    facts: Facts
+    checksum: int
+    start: int
+    length: int
+    pictures: NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +97,22 @@ class ShardStore:
         return self.local if self.local is not None and is_copied else Path(self.manifest.source)
 
     @cached_property
-    def _index(self) -> ShardIndex:
-        return ShardIndex(self._folder, len(self.manifest))
+    def _index(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        folder = self._folder / INDEX_FOLDER
+        try:
+            clips, pictures = load_column(folder / CLIPS, CLIP_ROW), load_column(folder / PICTURES, PICTURE_ROW)
+        except (OSError, ValueError) as error:
+            raise PackError(f"{folder}: the index is damaged: {error}") from error
+        if len(clips) != len(self.manifest):
+            raise PackError(f"{folder}: the index is damaged: {len(clips)} clips instead of {len(self.manifest)}")
+        return clips, pictures
+
+    def _entry(self, clip: int) -> _Entry:
+        clips, pictures = self._index
+        shard, checksum, start, length, first, width, height = clips[clip].item()
+        end = int(clips[clip + 1]["first"]) if clip + 1 < len(clips) else len(pictures)
+        path, facts = str(self._folder / shard_name(shard)), facts_of(self.manifest, clip, width, height)
+        return _Entry(f"{path}:{self.manifest.path(clip)}", path, facts, checksum, start, length, pictures[first:end])
 
     @cached_property
     def _shared(self) -> ShardStore:
@@ -105,45 +134,40 @@ class ShardStore:
         gives numbers of pictures, from 0 to 2 F - 1, for the number of fields F; the pictures are grey, see
         `clips.read_flow_views`. A damaged local shard is reported, and the shared one is read instead.
         """
-        place = self._index.place(clip)
-        shard = shard_name(place.shard)
-        if shard in self._damaged:
+        entry = self._entry(clip)
+        if entry.path in self._damaged:
             return self._shared.read_views(clip, choose, views_of)
-        path = str(self._folder / shard)
         try:
-            return self._read_from(path, clip, place, choose, views_of)
+            return self._read_from(entry, choose, views_of)
         except _DamagedError as error:
             if self._folder != self.local:
                 raise
             note = "summit-train: warning: %s; this shard is read from %s instead"
             logging.getLogger(__name__).warning(note, error, self.manifest.source)
-            self._damaged.add(shard)
+            self._damaged.add(entry.path)
             return self._shared.read_views(clip, choose, views_of)
 
     def check(self, clip: int) -> None:
         """Read all bytes of a clip. Raises DecodeError where they are not those that were packed."""
-        place = self._index.place(clip)
-        name, facts = self.manifest.path(clip), facts_of(self.manifest, clip, place.width, place.height)
-        path = str(self._folder / shard_name(place.shard))
-        if place.num_pictures:
-            self._pictures(name, path, place, facts, range(place.num_pictures))
+        entry = self._entry(clip)
+        if len(entry.pictures):
+            self._pictures(entry, range(len(entry.pictures)))
         else:
-            self._video(name, path, place, facts)
+            self._video(entry)
 
-    def _read_from(self, path: str, clip: int, place: Place, choose: Choose, views_of: ViewsOf) -> Frames:
-        name = f"{path}:{self.manifest.path(clip)}"
-        facts = facts_of(self.manifest, clip, place.width, place.height)
-        if not place.num_pictures:
-            video = Encoded(name, self._video(name, path, place, facts))
-            choose, num_frames = facts.span.chosen_in(name, choose), self.manifest.num_frames(clip)
-            return read_views(video, choose, views_of, num_frames, limits=self.limits)
+    def _read_from(self, entry: _Entry, choose: Choose, views_of: ViewsOf) -> Frames:
+        name, facts = entry.name, entry.facts
+        if not len(entry.pictures):
+            count = facts.num_frames if facts.num_frames > 0 else None
+            video = Encoded(name, self._video(entry))
+            return read_views(video, facts.span.chosen_in(name, choose), views_of, count, limits=self.limits)
 
         packing = self.pack.packing
         num_frames = packing.num_frames(name, facts)
-        if place.num_pictures != packing.num_packed(num_frames):
+        if len(entry.pictures) != packing.num_packed(num_frames):
             raise _DamagedError(name, _CHANGED)
         packed: NDArray[np.int64] = np.asarray(choose(num_frames)) // packing.every
-        pictures = self._pictures(name, path, place, facts, np.unique(packed).tolist())
+        pictures = self._pictures(entry, np.unique(packed).tolist())
 
         def views(width: int, height: int) -> Sequence[View]:
             # The size before packing scaled the frame down gives the same view as the video itself.
@@ -151,45 +175,46 @@ class ShardStore:
 
         fetch = lambda number: (f"{name}, picture {number}", pictures[number])  # noqa: E731
         render = Renderer(views, is_grey=packing.modality == "flow")
-        return read_picture_views(name, fetch, lambda _: packed, render, place.num_pictures, self.limits)
+        return read_picture_views(name, fetch, lambda _: packed, render, len(entry.pictures), self.limits)
 
-    def _video(self, name: str, path: str, place: Place, facts: Facts) -> bytes:
-        content = self._read(name, path, place, 0, place.length)
-        if zlib.crc32(content, facts.checksum()) != place.checksum:
-            raise _DamagedError(name, _CHANGED)
+    def _video(self, entry: _Entry) -> bytes:
+        content = self._read(entry, 0, entry.length)
+        if zlib.crc32(content, entry.facts.checksum()) != entry.checksum:
+            raise _DamagedError(entry.name, _CHANGED)
         return content
 
-    def _pictures(self, name: str, path: str, place: Place, facts: Facts, numbers: Sequence[int]) -> dict[int, bytes]:
+    def _pictures(self, entry: _Entry, numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the bytes of the pictures `numbers`, which rise; those that are close are read together."""
-        base, rows = facts.checksum(), self._index.pictures(place)
+        base, rows = entry.facts.checksum(), entry.pictures
         edges = np.concatenate([np.zeros(1, np.int64), rows["end"]])  # picture n from edges[n] to edges[n + 1]
-        if np.any(np.diff(edges) <= 0) or edges[-1] != place.length or base != place.checksum:
-            raise _DamagedError(name, _CHANGED)
+        if np.any(np.diff(edges) <= 0) or edges[-1] != entry.length or base != entry.checksum:
+            raise _DamagedError(entry.name, _CHANGED)
         pictures = dict[int, bytes]()
         for group in _groups(edges, numbers):
             first = edges[group[0]]
-            content = self._read(name, path, place, first, edges[group[-1] + 1])
+            content = self._read(entry, first, edges[group[-1] + 1])
             for number in group:
                 pictures[number] = content[edges[number] - first : edges[number + 1] - first]
                 if picture_checksum(base, number, pictures[number]) != rows["checksum"][number]:
-                    raise _DamagedError(name, f"picture {number} {_CHANGED}")
+                    raise _DamagedError(entry.name, f"picture {number} {_CHANGED}")
         return pictures
 
-    def _read(self, name: str, path: str, place: Place, start: int, end: int) -> bytes:
+    def _read(self, entry: _Entry, start: int, end: int) -> bytes:
         """Return the bytes start .. end - 1 of a clip. Raises _DamagedError, also if the file is too short."""
+        path = entry.path
         try:
             file = self._files.pop(path, None) or open(path, "rb", buffering=0)  # noqa: SIM115  (closed when the oldest)
             self._files[path] = file  # the last
             if len(self._files) > _MAX_OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
-            start, end, content = place.start + start, place.start + end, b""
+            start, end, content = entry.start + start, entry.start + end, b""
             if not 0 <= start <= end <= os.fstat(file.fileno()).st_size:
-                raise OSError("does not lie in its shard: the shard was cut short, or the index is damaged")
+                raise OSError("is outside its shard: the shard was cut short, or the index is damaged")
             while more := os.pread(file.fileno(), end - start - len(content), start + len(content)):  # at most 2 GiB
                 content += more
             return content
         except OSError as error:
-            raise _DamagedError(name, error.strerror or str(error)) from error
+            raise _DamagedError(entry.name, error.strerror or str(error)) from error
 
 
 def _groups(edges: NDArray[np.int64], numbers: Sequence[int]) -> Iterator[list[int]]:

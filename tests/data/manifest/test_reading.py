@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_classes, read_manifest, write_manifest
+from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest, write_manifest
 
 
 def _written(folder: Path, text: str, classes: str | None = None) -> Path:
@@ -46,23 +46,26 @@ def test_a_csv_with_all_columns(tmp_path: Path) -> None:
     assert manifest.labels.dtype == np.int32
 
 
-def test_a_csv_with_columns_in_another_order_and_strange_ones(tmp_path: Path) -> None:
-    manifest = _read(tmp_path, "person, label ,path\ndaria,1,x.avi\n\nido,0,y z.avi\n")
-    assert _clips(manifest) == [("x.avi", 1), ("y z.avi", 0)]
-
-
-def test_a_csv_as_a_spreadsheet_leaves_it(tmp_path: Path) -> None:
-    path = tmp_path / "list.csv"
-    path.write_bytes(b"\xef\xbb\xbfpath,label,num_frames\r\nx.avi,1,7\r\ny.avi,0,\r\n")
-    manifest = read_manifest(path)
-    assert _clips(manifest) == [("x.avi", 1), ("y.avi", 0)]
-    assert [manifest.num_frames(0), manifest.num_frames(1)] == [7, None]
-
-
-def test_a_csv_with_everything_in_quotes(tmp_path: Path) -> None:
-    manifest = _read(tmp_path, '"path","label","num_frames"\n"a ""b"".mp4","1","7"\n')
-    assert _clips(manifest) == [('a "b".mp4', 1)]
-    assert manifest.num_frames(0) == 7
+@pytest.mark.parametrize(
+    ("text", "clips"),
+    [
+        ("person, label ,path\ndaria,1,x.avi\n\nido,0,y z.avi\n", [("x.avi", 1, None), ("y z.avi", 0, None)]),
+        ("\ufeffpath,label,num_frames\r\nx.avi,1,7\r\ny.avi,0,\r\n", [("x.avi", 1, 7), ("y.avi", 0, None)]),
+        ('"path","label","num_frames"\n"a ""b"".mp4","1","7"\n', [('a "b".mp4', 1, 7)]),
+        (
+            "a b c.mp4 3\n\nfile\t0\nx, y  12\n",
+            [("a b c.mp4", 3, None), ("file", 0, None), ("x, y.webm", 12, None)],
+        ),
+        (
+            "a b.mp4 300 5\nc 7.mp4 1\nd/e 48 2\n",
+            [("a b.mp4", 5, 300), ("c 7.mp4", 1, None), ("d/e", 2, 48)],
+        ),
+    ],
+)
+def test_other_forms_of_lists(tmp_path: Path, text: str, clips: list[tuple[str, int, int | None]]) -> None:
+    """With other columns, by a spreadsheet, in quotes, and header-less lists with and without frame counts."""
+    manifest = _read(tmp_path, text)
+    assert [(*clip, manifest.num_frames(index)) for index, clip in enumerate(_clips(manifest))] == clips
 
 
 def test_names_are_labels_by_their_place_in_classes_txt(tmp_path: Path) -> None:
@@ -70,18 +73,6 @@ def test_names_are_labels_by_their_place_in_classes_txt(tmp_path: Path) -> None:
     assert manifest.labels.tolist() == [1, 0, 2]
     assert manifest.classes == ("run", "jump high", "walk")
     assert manifest.num_classes == 3
-
-
-def test_a_list_without_a_header_parts_at_the_last_blank(tmp_path: Path) -> None:
-    manifest = _read(tmp_path, "abseiling/a b c.mp4 3\n\nno_extension\t0\nx, y.webm  12\n")
-    assert _clips(manifest) == [("abseiling/a b c.mp4", 3), ("no_extension", 0), ("x, y.webm", 12)]
-    assert manifest.num_frames(0) is None
-
-
-def test_a_list_with_frame_counts(tmp_path: Path) -> None:
-    manifest = _read(tmp_path, "a b.mp4 300 5\nepisode 7.mp4 1\nfolder of/frames 48 2\n")
-    assert _clips(manifest) == [("a b.mp4", 5), ("episode 7.mp4", 1), ("folder of/frames", 2)]
-    assert [manifest.num_frames(index) for index in range(3)] == [300, None, 48]
 
 
 def test_class_folders(tmp_path: Path) -> None:
@@ -245,10 +236,6 @@ def test_bad_classes(tmp_path: Path, classes: str, message: str) -> None:
         _read(tmp_path, "path,label\na,run\n", classes)
 
 
-def test_classes_that_are_not_there(tmp_path: Path) -> None:
-    assert read_classes(tmp_path / "classes.txt") is None
-
-
 def test_manifests_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"absent.csv: the manifest cannot be read: No such file"):
         read_manifest(tmp_path / "absent.csv")
@@ -257,13 +244,6 @@ def test_manifests_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(ManifestError, match="there is not one clip in it"):
         read_manifest(tmp_path)
-
-
-def test_a_video_is_no_manifest(tmp_path: Path) -> None:
-    path = tmp_path / "list.csv"
-    path.write_bytes(bytes(range(256)) * 40)
-    with pytest.raises(ManifestError, match=r"list.csv:1: "):
-        read_manifest(path)
 
 
 # What a manifest can say of itself.

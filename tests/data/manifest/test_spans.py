@@ -98,11 +98,6 @@ def test_mistakes_are_named_with_their_line(tmp_path: Path, cells: str, reason: 
     assert "\n" not in str(caught.value)
 
 
-def test_a_misspelt_column_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="unknown column 'start_frames': did you mean 'start_frame'"):
-        _read(tmp_path, "path,label,start_frames\na,0,1\n")
-
-
 # Quarantine and split.
 
 
@@ -167,11 +162,3 @@ def test_a_list_with_spans_is_imported_with_them(tmp_path: Path, capsys: pytest.
     source.write_text("path,label,start_frame,end_frame\na.mp4,0,0,3\na.mp4,1,3,2\n")
     assert main(["data", "import", "list", *words]) == 2
     assert "source.csv:3: end_frame must be after start_frame, got 3 to 2" in capsys.readouterr().err
-
-
-def test_kinetics_seconds_are_no_spans(tmp_path: Path) -> None:
-    source = tmp_path / "train.csv"
-    source.write_text("label,youtube_id,time_start,time_end,split\nrun,abc,10,20,train\n")
-    (tmp_path / "abc_000010_000020.mp4").write_text("x")
-    assert main(["data", "import", "kinetics", str(source), "--out", str(tmp_path / "list.csv")]) == 0
-    assert _spans(read_manifest(tmp_path / "list.csv")) == [WHOLE]

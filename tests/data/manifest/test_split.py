@@ -151,11 +151,6 @@ def test_a_rare_class_within_mixed_groups_comes_on_both_sides(tmp_path: Path) ->
         assert [fold.val["1"] for fold in _split(tmp_path, 2, seed=seed)] == [1, 1]
 
 
-def test_parts_are_as_equal_as_can_be(tmp_path: Path) -> None:
-    _manifest(tmp_path, persons=9)
-    assert sorted(sum(fold.val.values()) // 3 for fold in _split(tmp_path, 4)) == [2, 2, 2, 3]
-
-
 def test_frame_counts_groups_and_classes_are_kept(tmp_path: Path) -> None:
     _manifest(tmp_path)
     _split(tmp_path, 2, "p([0-9])")

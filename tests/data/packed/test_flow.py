@@ -16,9 +16,8 @@ from summit_train.__main__ import main
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed.format import PackError, Packing, read_pack
-from summit_train.data.packed.pack import begin, finish, missing_shards, pack_set, pack_shards
+from summit_train.data.packed.pack import begin, missing_shards, pack_set, pack_shards
 from summit_train.data.packed.read import ShardStore, stray_files, verify_files
-from summit_train.data.packed.stage import Staging
 from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.flow import decode
@@ -26,7 +25,6 @@ from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import WHOLE, Span
 from tests.data.packed.conftest import content_of
 from tests.data.video.test_flow import textured
-from tests.killing import killed_at
 from tests.worlds import succeed
 
 DIS = Packing("jpeg", quality=95, modality="flow", bound=20.0, method="dis", preset="medium")
@@ -113,13 +111,6 @@ def test_the_record_says_how(videos: Path, tmp_path: Path) -> None:
     assert stray_files(out, read_pack(out)) == []
 
 
-def test_an_rgb_set_says_nothing_of_flow(videos: Path, tmp_path: Path) -> None:
-    packed = _packed(_store(videos), tmp_path / "out", Packing("jpeg"))
-    said = json.loads((tmp_path / "out" / "pack.json").read_text())["packing"]
-    assert said == {"kind": "jpeg", "short_side": 256, "every": 1, "quality": 90, "colour": "full"}
-    assert packed.pack.packing.modality == "rgb"
-
-
 def test_frames_are_scaled_before_their_flow(videos: Path, tmp_path: Path) -> None:
     half = Packing(**{**DIS.entries(), "short_side": HEIGHT // 2})
     packed = _packed(_store(videos), tmp_path / "out", half)
@@ -140,14 +131,6 @@ def test_spans_have_the_flow_between_their_own_frames(videos: Path, tmp_path: Pa
     assert packed.manifest.span(1) == Span(1, 4)  # in frames of the video, as in the set of its frames
 
 
-def test_a_staged_copy_reads_the_same(videos: Path, tmp_path: Path) -> None:
-    packed = _packed(_store(videos), tmp_path / "out")
-    staging = Staging(tmp_path / "out", tmp_path / "disk")
-    list(staging.work())
-    local = ShardStore(packed.manifest, staging.folder)
-    np.testing.assert_array_equal(_pictures(local, 3), _pictures(packed, 3))
-
-
 # However it is made, the bytes are the same.
 
 
@@ -159,35 +142,11 @@ def undisturbed(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return content_of(out)
 
 
-def test_workers_change_nothing(videos: Path, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
-    job = begin(_store(videos), tmp_path / "out", DIS, 20_000, workers=2)
-    assert job is not None
-    assert list(pack_shards(job, missing_shards(job), workers=2)) == [None] * 5
-    finish(job)
-    assert content_of(tmp_path / "out") == undisturbed
-
-
 def test_ranks_change_nothing(videos: Path, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
     words = [str(videos / "list.csv"), str(tmp_path / "out"), "--method", "dis", "--shard-size", "20000"]
     printed = succeed(2, "data", "flow", *words, "--workers", "0")
     assert "5 clips in" in printed and "data.modality=flow" in printed
     assert content_of(tmp_path / "out") == undisturbed
-
-
-def test_killed_at_any_moment_the_next_call_makes_the_same(
-    videos: Path, tmp_path: Path, undisturbed: dict[str, bytes]
-) -> None:
-    out, number = tmp_path / "killed", 1
-
-    def work() -> None:
-        pack_set(_store(videos), out, DIS, 20_000)
-
-    while killed_at(number, out, work):
-        work()
-        assert content_of(out) == undisturbed, f"killed at operation {number}"
-        shutil.rmtree(out)
-        number += 9
-    assert number > 30
 
 
 # What cannot be packed.

@@ -132,9 +132,9 @@ def test_the_pictures_of_a_clip_are_read_together_where_they_lie_near(
     store, reads = _open(pack_set(kind="jpeg")), []
     whole = ShardStore._read
 
-    def counted(self: ShardStore, name: str, path: str, place: Any, start: int, end: int) -> bytes:
+    def counted(self: ShardStore, entry: Any, start: int, end: int) -> bytes:
         reads.append((start, end))
-        return whole(self, name, path, place, start, end)
+        return whole(self, entry, start, end)
 
     monkeypatch.setattr(ShardStore, "_read", counted)
     clip = _training_clip(store, 0)
@@ -209,7 +209,7 @@ def test_a_shard_that_is_cut_short_or_gone(pack_set: PackSet) -> None:
     shard = out / "000000.tar"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:600])
-    with pytest.raises(DecodeError, match="does not lie in its shard: the shard was cut short"):
+    with pytest.raises(DecodeError, match="is outside its shard: the shard was cut short"):
         _training_clip(_open(out), 0)
     shard.unlink()
     with pytest.raises(DecodeError, match=r"000000\.tar:walk/clip 0\.mp4: No such file"):
