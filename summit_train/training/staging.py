@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from summit_train.core.watch import Watchdog
-from summit_train.data.packed.stage import Staging
+from summit_train.data.packed.stage import stage
 from summit_train.training.run import Run
 
 
@@ -15,24 +15,25 @@ def stage_sets(run: Run, watchdog: Watchdog) -> list[str]:
     Collective. A set that does not fit the disk, or a missing disk, gives one warning for all nodes; the set is then
     read from the shared folder. Raises PackError where a set is damaged.
     """
-    stage, world = run.spec.data.stage, run.world
-    if stage is None:
+    dest, world = run.spec.data.stage, run.world
+    if dest is None:
         return []
-    if stage == "auto":
+    if dest == "auto":
         return ["data.stage is auto: a job that `submit` writes stages; here nothing is staged"]
     sets = {manifest.source: manifest.is_packed for manifest in (run.val_manifest, run.train_manifest)}
-    done = []
-    for source in (source for source, is_packed in sets.items() if is_packed and world.local_rank == 0):
-        staging = Staging(Path(source), Path(stage))
-        for _ in staging.work():
-            watchdog.at(f"copying {source} to {staging.folder}")
-        done.append(staging.result)
+    packed, done = [source for source, is_packed in sets.items() if is_packed], []
+    for source in packed if world.local_rank == 0 else []:
+
+        def show(number: int, total: int, source: str = source) -> None:
+            watchdog.at(f"copying {source} to {dest}: {number} of {total} files")
+
+        done.append(stage(Path(source), Path(dest), show))
     world.wait(lambda: watchdog.at("waiting for the nodes' copies of the data", waits=True))
     nodes = [node for node in world.gather(done) or [] if node]
     notes = []
     if nodes:
         copied, present = (sum(getattr(one, name) for node in nodes for one in node) for name in ("copied", "present"))
-        notes.append(f"staged to {stage} on {len(nodes)} nodes: {copied:,} bytes copied, {present:,} were there")
+        notes.append(f"staged to {dest} on {len(nodes)} nodes: {copied:,} bytes copied, {present:,} were there")
     warnings = [one.warning for node in nodes for one in node if one.warning]
     if warnings:
         more = f" (and {len(warnings) - 1} more such copies)" if len(warnings) > 1 else ""

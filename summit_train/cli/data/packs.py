@@ -12,15 +12,15 @@ from pathlib import Path
 from summit_train.cli.data.ranks import num_workers
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import RunFailed
-from summit_train.core.progress import followed
+from summit_train.core.progress import followed, shown
 from summit_train.core.session import session
 from summit_train.core.text import counted
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.format import PackError, Packing, read_pack
 from summit_train.data.packed.pack import Job, alone_in, begin, finish, missing_shards, pack_shards
-from summit_train.data.packed.read import stray_files, verify_files
-from summit_train.data.packed.stage import Staging
+from summit_train.data.packed.read import staged_folder, stray_files, verify_files
+from summit_train.data.packed.stage import stage
 from summit_train.data.video.flow import BOUND, METHODS, PRESET, PRESETS, flow_method
 
 FLOW_QUALITY = 95  # OpenCV's own, by which dense_flow and denseflow write their pictures
@@ -174,11 +174,10 @@ def _stage(args: argparse.Namespace) -> None:
 
     Of several processes on a node the first copies and the others wait, by a lock on the disk.
     """
-    staging = Staging(args.packed, args.dest, args.limit)
-    for _ in followed(staging.work(), staging.num_files, "files", in_logs=True):
-        pass
-    done = staging.result
-    print(f"{staging.folder}: {size_text(done.copied)} copied and checked, {size_text(done.present)} were there")
+    folder = staged_folder(args.dest, args.packed)
+    with shown("files", in_logs=True) as show:
+        done = stage(args.packed, args.dest, show, args.limit)
+    print(f"{folder}: {size_text(done.copied)} copied and checked, {size_text(done.present)} were there")
     if done.warning:
         print(f"warning: {done.warning}", file=sys.stderr)
     print(f"read it with data.stage={args.dest}, and {args.packed} as data.train or data.val")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import os
 from collections import defaultdict
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.files import write_text
+from summit_train.core.text import csv_text
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.manifest.tables import ManifestError, opened, parse_span
 from summit_train.data.video.source import DecodeError
@@ -102,9 +102,7 @@ def write_quarantine(path: str | Path, bad: Iterable[DecodeError]) -> None:
     if any(isinstance(error, SpanError) for error in bad):
         header += SPAN_COLUMNS
         rows = [row + span_of(error).cells for row, error in zip(rows, bad, strict=True)]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    write_text(path, text.getvalue())
+    write_text(path, csv_text([header, *rows]))
 
 
 def clips_per_class(manifest: Manifest, kept: Kept | None = None) -> dict[str, int]:

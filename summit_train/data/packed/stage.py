@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from summit_train.core.files import file_sha256, locked, replacing
@@ -35,79 +36,72 @@ class Staged:
     warning: str = ""
 
 
-class Staging:
-    """One set, copied to one node's disk by `work`; `result` then tells what was done.
+def stage(packed: Path, dest: Path, show: Callable[[int, int], None], max_bytes: int | None = None) -> Staged:
+    """Copy what is missing of a set to a folder below `dest`; wait for another process that stages the same set.
 
-    packed: the set's folder. dest: a folder on the node's disk; its parent must exist. max_bytes: the most that the
-    copy may take.
+    dest: a folder on the node's disk; its parent must exist. show: is told the number of finished files and of all.
+    max_bytes: the most that the copy may take. An error of the disk, such as one that is full or missing, is a warning
+    in the result and leaves no unfinished copy. Raises PackError if the set itself is damaged.
     """
+    folder = staged_folder(dest, packed)
+    try:
+        # Not the parents: a disk that is not mounted must not become a folder in the node's memory.
+        dest.mkdir(exist_ok=True)
+        with locked(dest / f".{folder.name}.lock"):
+            try:
+                return _copy_set(packed, folder, show, max_bytes)
+            except OSError:
+                if not (folder / PACK_FILE).exists():
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise
+    except OSError as error:
+        reason = f"{error.strerror or error} ({error.filename or folder})"
+        return Staged(warning=f"{dest}: {reason}: the set is read from {packed}")
 
-    def __init__(self, packed: Path, dest: Path, max_bytes: int | None = None) -> None:
-        self._packed, self._dest, self._max_bytes = packed, dest, max_bytes
-        self._pack = read_pack(packed)
-        self.folder = staged_folder(dest, packed)
-        self.num_files = len(self._pack.every_file)
-        self.result = Staged()
 
-    def work(self) -> Iterator[None]:
-        """Copy what is missing, one file a step; wait for another process that stages the same set.
+def _copy_set(packed: Path, folder: Path, show: Callable[[int, int], None], max_bytes: int | None) -> Staged:
+    pack, staged = read_pack(packed), Staged()
+    files = pack.every_file
+    folder.mkdir(exist_ok=True)
+    for left in folder.rglob(".*.writing"):  # by a process that was killed
+        left.unlink()
+    missing = [file for file in files if not _has_size_of(folder, file)]
+    # Files take whole blocks.
+    needed, total = (sum(-(-file.size // _BLOCK) * _BLOCK for file in some) for some in (missing, files))
+    disk = shutil.disk_usage(folder)
+    free = int(disk.free - _RESERVED_PART * disk.total)
+    if needed > free or (max_bytes is not None and total > max_bytes):
+        raise OSError(errno.ENOSPC, f"there is not enough room for {total:,} bytes", str(folder))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        sizes = pool.map(partial(_copy_file, packed, folder), files)
+        for number, (file, copied) in enumerate(zip(files, sizes, strict=True), 1):
+            staged.copied += copied
+            staged.present += file.size - copied
+            show(number, len(files))
+    pack.write(folder)  # the complete folder is a packed set of its own
+    return staged
 
-        An error of the disk, such as one that is full or missing, ends the work with a warning in `result` and without
-        an unfinished copy. Raises PackError if the set itself is damaged.
-        """
-        try:
-            # Not the parents: a disk that is not mounted must not become a folder in the node's memory.
-            self._dest.mkdir(exist_ok=True)
-            with locked(self._dest / f".{self.folder.name}.lock"):
-                try:
-                    yield from self._copy()
-                except OSError:
-                    if not (self.folder / PACK_FILE).exists():
-                        shutil.rmtree(self.folder, ignore_errors=True)
-                    raise
-        except OSError as error:
-            reason = f"{error.strerror or error} ({error.filename or self.folder})"
-            self.result = Staged(warning=f"{self._dest}: {reason}: the set is read from {self._packed}")
 
-    def _copy(self) -> Iterator[None]:
-        self.folder.mkdir(exist_ok=True)
-        for left in self.folder.rglob(".*.writing"):  # by a process that was killed
-            left.unlink()
-        files = self._pack.every_file
-        missing = [file for file in files if not self._has_size_of(file)]
-        # Files take whole blocks.
-        needed, total = (sum(-(-file.size // _BLOCK) * _BLOCK for file in some) for some in (missing, files))
-        disk = shutil.disk_usage(self._dest)
-        free = int(disk.free - _RESERVED_PART * disk.total)
-        if needed > free or (self._max_bytes is not None and total > self._max_bytes):
-            raise OSError(errno.ENOSPC, f"there is not enough room for {total:,} bytes", str(self.folder))
-        with ThreadPoolExecutor(_THREADS) as pool:
-            for file, copied in zip(files, pool.map(self._bring, files), strict=True):
-                self.result.copied += copied
-                self.result.present += file.size - copied
-                yield
-        # The complete folder is a packed set of its own.
-        self._pack.write(self.folder)
+def _has_size_of(folder: Path, file: StoredFile) -> bool:
+    path = folder / file.name
+    return path.is_file() and path.stat().st_size == file.size
 
-    def _has_size_of(self, file: StoredFile) -> bool:
-        path = self.folder / file.name
-        return path.is_file() and path.stat().st_size == file.size
 
-    def _bring(self, file: StoredFile) -> int:
-        """Copy one file, whole or not at all, unless it is there; return the bytes copied.
+def _copy_file(packed: Path, folder: Path, file: StoredFile) -> int:
+    """Copy one file, whole or not at all, unless it is there; return the bytes copied.
 
-        Raises PackError if the shared one is not what was packed.
-        """
-        if self._has_size_of(file) and file_sha256(self.folder / file.name) == file.sha256:
-            return 0
-        source, digest = self._packed / file.name, hashlib.sha256()
-        with replacing(self.folder / file.name) as out:
-            for block in _blocks(source):
-                digest.update(block)
-                out.write(block)
-            if digest.hexdigest() != file.sha256:
-                raise PackError(f"{source}: is not what was packed; run `data verify` for details")
-        return file.size
+    Raises PackError if the shared one is not what was packed.
+    """
+    if _has_size_of(folder, file) and file_sha256(folder / file.name) == file.sha256:
+        return 0
+    source, digest = packed / file.name, hashlib.sha256()
+    with replacing(folder / file.name) as out:
+        for block in _blocks(source):
+            digest.update(block)
+            out.write(block)
+        if digest.hexdigest() != file.sha256:
+            raise PackError(f"{source}: is not what was packed; run `data verify` for details")
+    return file.size
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

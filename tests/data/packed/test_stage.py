@@ -18,7 +18,7 @@ from summit_train.data.manifest import read_manifest
 from summit_train.data.packed import stage as staging_module
 from summit_train.data.packed.format import PackError, read_pack
 from summit_train.data.packed.read import ShardStore, staged_folder
-from summit_train.data.packed.stage import Staged, Staging
+from summit_train.data.packed.stage import Staged, stage
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec
 from tests.data.packed.conftest import NUM_VIDEOS, PackSet, content_of, pack_set, raw, videos
@@ -44,10 +44,7 @@ def dest(tmp_path: Path) -> Path:
 
 
 def _stage(packed: Path, dest: Path, max_bytes: int | None = None) -> Staged:
-    staging = Staging(packed, dest, max_bytes)
-    for _ in staging.work():
-        pass
-    return staging.result
+    return stage(packed, dest, lambda done, total: None, max_bytes)
 
 
 def _store(packed: Path, dest: Path) -> ShardStore:
