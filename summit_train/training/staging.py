@@ -21,7 +21,8 @@ def stage_sets(run: Run, watchdog: Watchdog) -> list[str]:
     if dest == "auto":
         return ["data.stage is auto: a job that `submit` writes stages; here nothing is staged"]
     sets = {manifest.source: manifest.is_packed for manifest in (run.val_manifest, run.train_manifest)}
-    packed, done = [source for source, is_packed in sets.items() if is_packed], []
+    packed = [source for source, is_packed in sets.items() if is_packed]
+    done = []
     for source in packed if world.local_rank == 0 else []:
 
         def show(number: int, total: int, source: str = source) -> None:
