@@ -242,16 +242,15 @@ def read_manifest(path: str | Path) -> Manifest:
         return _read_packed_manifest(source)
     if (source / PACKING_FOLDER).is_dir():
         raise ManifestError(f"{source}: its packing was not finished; run `data pack` again to continue it")
-    if source.is_dir():
-        folder, classes, tables = os.path.abspath(source), class_folders(source), folder_tables(source)
-    else:
-        folder, classes, tables = "", read_classes(source.parent / CLASSES_FILE), file_tables(source)
+    is_folder = source.is_dir()
+    classes = class_folders(source) if is_folder else read_classes(source.parent / CLASSES_FILE)
+    tables = folder_tables(source) if is_folder else file_tables(source)
     parts = [parse_table(source, table, classes) for table in tables]
     if not parts:
         raise ManifestError(f"{source}: there is not one clip in it")
     columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     columns["offsets"] = np.concatenate([[0], np.cumsum(columns.pop("lengths"))])
-    return Manifest(str(source), folder, classes, **columns)
+    return Manifest(str(source), os.path.abspath(source) if is_folder else "", classes, **columns)
 
 
 def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:

@@ -184,7 +184,7 @@ class Packing:
 
     def entries(self) -> dict[str, Any]:
         """Return the fields for pack.json: no flow fields for RGB, no colour for bytes and older sets."""
-        left_out = () if self.modality == "flow" else ("modality", "bound", "method", "preset")
+        left_out: tuple[str, ...] = () if self.modality == "flow" else ("modality", "bound", "method", "preset")
         if self.kind == "bytes" or self.colour == "half":
             left_out += ("colour",)
         return {name: value for name, value in asdict(self).items() if name not in left_out}

@@ -54,7 +54,7 @@ def test_a_csv_with_all_columns(tmp_path: Path) -> None:
         ('"path","label","num_frames"\n"a ""b"".mp4","1","7"\n', [('a "b".mp4', 1, 7)]),
         (
             "a b c.mp4 3\n\nfile\t0\nx, y  12\n",
-            [("a b c.mp4", 3, None), ("file", 0, None), ("x, y.webm", 12, None)],
+            [("a b c.mp4", 3, None), ("file", 0, None), ("x, y", 12, None)],
         ),
         (
             "a b.mp4 300 5\nc 7.mp4 1\nd/e 48 2\n",
