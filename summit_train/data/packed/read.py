@@ -93,8 +93,9 @@ class ShardStore:
 
     @cached_property
     def _folder(self) -> Path:
-        is_copied = self.local is not None and (self.local / PACK_FILE).is_file()
-        return self.local if self.local is not None and is_copied else Path(self.manifest.source)
+        if self.local is not None and (self.local / PACK_FILE).is_file():
+            return self.local
+        return Path(self.manifest.source)
 
     @cached_property
     def _index(self) -> tuple[NDArray[Any], NDArray[Any]]:
