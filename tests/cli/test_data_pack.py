@@ -76,14 +76,6 @@ def test_a_finished_set_is_not_written_to_and_needs_no_lock(manifest: Path) -> N
     assert before == [(path, path.stat().st_mtime_ns) for path, _ in before]
 
 
-def test_a_folder_with_other_files_stays_as_it_is(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    videos = manifest.parent / "videos"
-    before = sorted(videos.rglob("*"))
-    assert main(["data", "pack", str(manifest), str(videos), "--root", str(videos), "--kind", "bytes"]) == 2
-    assert "must be an empty or a new folder" in capsys.readouterr().err
-    assert sorted(videos.rglob("*")) == before
-
-
 def test_ranks_leave_in_order_where_the_first_refuses(manifest: Path) -> None:
     videos = str(manifest.parent / "videos")
     status, output = command(2, "data", "pack", str(manifest), videos, "--root", videos, "--kind", "bytes")

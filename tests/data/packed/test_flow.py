@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -251,9 +250,3 @@ def test_the_command_wants_the_bound(given: FileStore, tmp_path: Path, capsys: p
     assert "--bound: for --kind bytes; pictures of flow are packed as they are" in capsys.readouterr().err
     assert main([*words, "bytes", "--bound", "20"]) == 0
     assert read_pack(tmp_path / "out").packing.modality == "flow"
-
-
-@pytest.mark.parametrize("options", [{"kind": "bytes", "method": "dis"}, {"kind": "jpeg"}, {"kind": "bytes"}])
-def test_packings_of_flow_that_are_none(options: dict[str, Any]) -> None:
-    with pytest.raises(PackError, match=r"kind must be|bound must be"):
-        Packing(**options, modality="flow")

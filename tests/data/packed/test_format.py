@@ -154,6 +154,9 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path, wrong: Pack) -> None:
         ({"kind": "jpeg", "every": 0}, "every must be"),
         ({"kind": "jpeg", "colour": "quarter"}, "colour must be full or half, got 'quarter'"),
         ({"kind": "jpeg", "short_side": 0}, "short_side must be"),
+        ({"kind": "bytes", "modality": "flow", "method": "dis"}, "kind must be jpeg, got 'bytes'"),
+        ({"kind": "jpeg", "modality": "flow"}, "kind must be bytes, got 'jpeg'"),
+        ({"kind": "bytes", "modality": "flow"}, "bound must be more than 0"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(values: dict[str, object], message: str) -> None:
