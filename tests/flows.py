@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from summit_train.data.manifest import ManifestRow, write_manifest
-from summit_train.data.manifest.reading import PACKED_MANIFEST, write_columns
-from summit_train.data.manifest.tables import DTYPES
+from summit_train.data.manifest.files import plain_manifest
+from summit_train.data.manifest.reading import PACKED_MANIFEST, write_packed_manifest
 from summit_train.data.packed.format import (
     CLIP_ROW,
+    CLIPS,
     CONTENT_AT,
     INDEX_FOLDER,
     PICTURE_ROW,
+    PICTURES,
     SHARD_END,
     Facts,
     Pack,
@@ -27,7 +30,6 @@ from summit_train.data.packed.format import (
     picture_checksum,
     shard_name,
     stored_file,
-    write_index,
 )
 
 Fields = NDArray[np.uint8]  # of one video, as pictures hold them: (F, 2, H, W)
@@ -97,21 +99,16 @@ def write_packed(out: Path, videos: Sequence[Fields], labels: Sequence[int], mod
         shard += encode_sample(number, ".mjpeg", contents, facts, {})
     shard += SHARD_END
     (out / shard_name(0)).write_bytes(shard)
-    names = [facts.encode() for facts in (f"{number}.mp4" for number in range(len(videos)))]
-    columns = {
-        "paths": np.frombuffer(b"".join(names), np.uint8),
-        "offsets": np.cumsum([len(name) for name in names]),
-        "labels": np.array(labels, np.int32),
-        "frame_counts": np.array(counts, np.int32),
-        "reversed_flags": np.zeros(len(videos), np.bool_),
-        "digests": np.zeros(0, DTYPES["digests"]),
-        "spans": np.zeros(0, DTYPES["spans"]),
-        "lines": np.zeros(len(videos), np.int32),
-    }
-    for name in (PACKED_MANIFEST, INDEX_FOLDER):
-        (out / name).mkdir()
-    fingerprint = write_columns(out / PACKED_MANIFEST, [columns], None, wide=False, pixels=packing.pixels)
-    write_index(out / INDEX_FOLDER, [(np.array(clips, CLIP_ROW), np.array(pictures, PICTURE_ROW))])
+    (out / INDEX_FOLDER).mkdir()
+    np.save(out / INDEX_FOLDER / CLIPS, np.array(clips, CLIP_ROW))
+    np.save(out / INDEX_FOLDER / PICTURES, np.array(pictures, PICTURE_ROW))
+    manifest = replace(
+        plain_manifest([f"{number}.mp4" for number in range(len(videos))]),
+        labels=np.array(labels, np.int32),
+        frame_counts=np.array(counts, np.int32),
+        pixels=packing.pixels,
+    )
+    fingerprint = write_packed_manifest(out, manifest)
     files = sorted(path for name in (PACKED_MANIFEST, INDEX_FOLDER) for path in (out / name).iterdir())
     stored = tuple(stored_file(out, f"{path.parent.name}/{path.name}") for path in files)
     digest = hashlib.sha256(shard).hexdigest()

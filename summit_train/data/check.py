@@ -98,7 +98,6 @@ def spread(
 
 
 def _alone(examine: Examine, root: str, seconds: float, path: str) -> Found:
-    """Examine a path in a process of its own, which may crash."""
     began = time.monotonic()
     with worker_pool(1) as pool:
         try:
@@ -125,7 +124,6 @@ class Journal:
         self._folder, self._root = folder, root
 
     def read(self, paths: Collection[str]) -> dict[str, Found]:
-        """Return the known findings for these paths."""
         wanted = set(paths)
         found: dict[str, Found] = {}
         for line in chain.from_iterable(f.read_bytes().splitlines() for f in sorted(self._folder.glob("*.jsonl"))):
@@ -139,7 +137,6 @@ class Journal:
         return found
 
     def add(self, rank: int, path: str, found: Found) -> None:
-        """Append the finding for a path to this rank's file."""
         what = {"error": found.reason} if isinstance(found, DecodeError) else {"facts": asdict(found)}
         record = {"path": path, "state": _state(self._root, path), **what}
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -148,7 +145,6 @@ class Journal:
             file.write(b"\n" + json.dumps(record).encode())  # the line before may be incomplete
 
     def remove(self) -> None:
-        """Delete the journal, when the result is written."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -169,7 +165,7 @@ class Listing:
     """The videos to decode: rows with a path relative to `root` and a label.
 
     classes: their names, label by label, None where the labels come from a manifest. skipped: the number of files of
-    each extension that is no video's.
+    each extension that is not a video's.
     """
 
     root: Path
@@ -200,7 +196,7 @@ def list_videos(source: str | Path, root: str | Path | None = None) -> Listing:
     ]
     if rows and beside:
         path = source / beside[0].path
-        raise ManifestError(f"{path}: stands beside class folders; move it into the one of its class")
+        raise ManifestError(f"{path}: is next to class folders; move it into the folder of its class")
     if not rows and not beside:
         raise ManifestError(f"{source}: no video in it, no name with {', '.join(VIDEO_EXTENSIONS)}")
     classes = class_folders(source) if rows else (source.resolve().name,)
@@ -240,7 +236,6 @@ class Summary:
 
     @property
     def left_out(self) -> list[DecodeError]:
-        """Return the errors of all files that are not in the manifest."""
         return [*self.missing, *self.unreadable, *self.short]
 
 

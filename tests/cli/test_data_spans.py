@@ -59,20 +59,3 @@ def test_scan_names_spans_outside_their_file(listed: Path, capsys: pytest.Captur
     found = [(error.path, span_of(error)) for error in read_quarantine(bad)]
     assert found == [("a.mp4", Span(15, 21)), ("a.mp4", Span(20)), ("torn.mp4", Span())]
     assert "2 videos decoded for 6 clips, 3 bad" in capsys.readouterr().out
-
-
-def test_a_mistake_in_a_span_is_one_line(listed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    listed.write_text("path,label,start_frame,end_frame\na.mp4,0,0,8\na.mp4,1,8,8\n")
-    assert main(["data", "scan", str(listed), "--out", str(listed.parent / "bad.csv")]) == 2
-    error = capsys.readouterr().err
-    assert f"{listed}:3: start_frame is 8 and end_frame 8: wanted an end after the start" in error
-    assert error.count("\n") == 1
-
-
-def test_pack_and_verify(listed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    listed.write_text("path,label,start_frame,end_frame\na.mp4,0,0,8\na.mp4,1,8,\n")
-    for kind in ("bytes", "jpeg"):
-        out = listed.parent / kind
-        assert main(["data", "pack", str(listed), str(out), "--kind", kind, "--workers", "0"]) == 0
-        assert main(["data", "verify", str(out)]) == 0
-    assert capsys.readouterr().out.count("every byte is as it was packed") == 2

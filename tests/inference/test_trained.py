@@ -86,7 +86,7 @@ def test_names_of_the_classes(trained_run: Path, tmp_path: Path) -> None:
     assert (found.classes, found.has_names) == (("a", "b", "c", "d"), True)
     for name, reason in (
         ("three.txt", "has 3 names, and .* 4 classes: one name each"),
-        ("twice.txt", "stands there twice"),
+        ("twice.txt", "is listed twice"),
         ("gone.txt", "there is no such file; the names of the 4 classes"),
     ):
         with pytest.raises(UserError, match=reason) as caught:

@@ -1,26 +1,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from summit_train.__main__ import main
 from summit_train.core.comm import World
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
-from summit_train.data.manifest import read_manifest
-from summit_train.data.manifest.quarantine import write_quarantine
-from summit_train.data.video.source import DecodeError
-from summit_train.evaluation.scoring import PartialScores, Scorer
-from summit_train.plan import make_plan
 from summit_train.spec import load_spec
-from summit_train.training.staging import needed_clips, stage_sets
+from summit_train.training.staging import stage_sets
 from tests.conftest import WriteSpec
 from tests.worlds import train
 
@@ -91,39 +83,32 @@ def test_ranks_train_from_a_staged_copy(write_spec: WriteSpec, packed: Path, tmp
 
 
 def test_without_a_disk_it_trains_from_the_shared_set_and_says_so_once(
-    write_spec: WriteSpec, packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    write_spec: WriteSpec, packed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     absent = str(tmp_path / "no" / "disk")
     schedule = {"epochs": 1, "warmup_epochs": 0}
     assert len(_train(write_spec("absent", data=_data(packed, "bytes", stage=absent), schedule=schedule))) == 10
-    printed = "".join(capsys.readouterr())
+    printed = "".join(capfd.readouterr())
     assert printed.count("warning: ") == 1 and f"{absent}: No such file or directory" in printed
 
 
 class _Node(World):
-    """Rank 1 of 4, which leads the second of two nodes with two ranks each."""
+    """One rank of four on two nodes, of which the others have done the same."""
 
-    rank, size = 1, 4
+    size = 4
 
-    def __init__(self, mine: list[int] | None, others: Callable[[Any], Any]) -> None:
+    def __init__(self, local_rank: int) -> None:
         super().__init__()
-        self._mine, self._others = mine, others
-
-    def gather_node(self, value: Any) -> Any:
-        return self._mine
+        self.local_rank = local_rank
 
     def gather(self, value: Any) -> Any:
-        return self._others(value)
+        return [value, [], value, []]
 
 
 def _run(spec: Path, world: World) -> Any:
     values = load_spec(spec)
-    train, val = Dataset.open(values, "train"), Dataset.open(values, "val")
-    plan = make_plan(values, world.size, len(train))
-    growth = SimpleNamespace(rung=plan.ladder[-1])
-    return SimpleNamespace(
-        spec=values, plan=plan, world=world, train_set=train, val_set=val, start_step=0, growth=growth
-    )
+    sets = {f"{which}_set": Dataset.open(values, which) for which in ("train", "val")}
+    return SimpleNamespace(spec=values, world=world, **sets)
 
 
 @pytest.mark.parametrize("leads", [True, False])
@@ -131,8 +116,7 @@ def test_one_rank_of_a_node_copies_and_one_warning_is_for_all(
     write_spec: WriteSpec, packed: Path, tmp_path: Path, leads: bool
 ) -> None:
     dest = tmp_path / "no" / "disk"
-    spec = write_spec("nodes", data=_data(packed, "bytes", stage=str(dest)))
-    world = _Node([2, 3] if leads else None, lambda mine: [mine, [], mine, []])
+    spec, world = write_spec("nodes", data=_data(packed, "bytes", stage=str(dest))), _Node(0 if leads else 1)
     with Watchdog(world, None) as watchdog:
         said = stage_sets(_run(spec, world), watchdog)
     if leads:
@@ -144,43 +128,7 @@ def test_one_rank_of_a_node_copies_and_one_warning_is_for_all(
 
 def test_what_cannot_be_staged_is_said(write_spec: WriteSpec, tmp_path: Path) -> None:
     with Watchdog(World(), None) as watchdog:
-        for stage, said in (("auto", "data.stage is auto: "), (str(tmp_path / "node"), "is no packed set")):
+        for stage, said in (("auto", "data.stage is auto: "), (str(tmp_path / "node"), "is not a packed set")):
             run = _run(write_spec("raw", data={"stage": stage}), World())
             assert said in stage_sets(run, watchdog)[0]
         assert stage_sets(_run(write_spec("none"), World()), watchdog) == []
-
-
-class _Rank(World):
-    """One rank of several that sends nothing."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        super().__init__()
-        self.rank, self.size = rank, size
-
-    def gather(self, value: Any) -> Any:
-        return None
-
-
-@pytest.mark.parametrize("parallel", [{}, {"method": "averaging", "grow_batch": {"factor": 2, "max": 8}}])
-def test_a_node_stages_the_clips_that_its_ranks_read(
-    write_spec: WriteSpec, packed: Path, tmp_path: Path, parallel: dict[str, Any]
-) -> None:
-    """Also with a quarantine, and where the batch has grown."""
-    bad = tmp_path / "bad.csv"
-    lists = [read_manifest(packed / "bytes" / split) for split in ("train", "val")]
-    write_quarantine(bad, [DecodeError(one.path(clip), "cut") for one in lists for clip in (0, 7)])
-    spec = write_spec(
-        "nodes", data=_data(packed, "bytes", quarantine=str(bad)), parallel=parallel, evaluate={"every_epochs": 1}
-    )
-    run, ranks = _run(spec, World()), (2, 3)
-    run.plan = replace(run.plan, ranks=4, accumulation=1)
-    steps, trained, scored = run.plan.steps_per_epoch, list[list[int]](), list[int]()
-    for rank in ranks:
-        world = _Rank(rank, 4)
-        with run.train_set.training_batches(run.plan.order(run.growth.rung), rank, 4, range(steps)) as batches:
-            trained.append([clip for batch in batches for clip in batch.ids.tolist()])
-        scored += Scorer(run.spec, run.val_set, world, torch.device("cpu")).remaining(PartialScores())
-    first, *_ = needed_clips(run, run.train_set.manifest, ranks)
-    assert sorted(first.tolist()) == sorted(trained[0] + trained[1])
-    (videos,) = needed_clips(run, run.val_set.manifest, ranks)
-    assert videos.tolist() == sorted(scored) and 0 not in scored

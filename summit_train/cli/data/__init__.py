@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the chosen part. Raises UserError for what cannot be done, DiskError for a disk that is full or broken."""
     try:
-        return int(args.run_part(args))
+        args.run_part(args)
+        return 0
     except OSError as error:
         message = f"{error.filename or 'a file'}: {error.strerror}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):

@@ -28,42 +28,40 @@ _SHOWN = 20  # lines of each list on the screen; the file has them all
 
 
 def _motion_arguments(parser: argparse.ArgumentParser) -> None:
-    usual = MotionSet()
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder that gets videos/, train.csv and val.csv")
-    parser.add_argument("--train", type=int, metavar="N", required=True, help="training videos")
-    parser.add_argument("--val", type=int, metavar="N", required=True, help="validation videos")
-    parser.add_argument("--size", type=int, default=usual.size, help="pixels of a side [%(default)s]")
-    parser.add_argument("--frames", type=int, default=usual.num_frames, help="frames a video [%(default)s]")
-    parser.add_argument("--classes", type=int, default=usual.num_classes, help="how many [%(default)s]")
-    parser.add_argument("--seed", type=int, default=usual.seed, help="[%(default)s]")
-    parser.add_argument("--kind", choices=MOTION_KINDS, default=usual.kind, help="what tells the classes [%(default)s]")
-    parser.add_argument("--difficulty", type=float, default=usual.difficulty, help="0 to 1 [%(default)s]")
+    add, usual = parser.add_argument, MotionSet()
+    add("out", metavar="OUT", type=Path, help="folder that gets videos/, train.csv and val.csv")
+    add("--train", type=int, metavar="N", required=True, help="training videos")
+    add("--val", type=int, metavar="N", required=True, help="validation videos")
+    add("--size", type=int, default=usual.size, help="pixels of a side [%(default)s]")
+    add("--frames", type=int, default=usual.num_frames, help="frames a video [%(default)s]")
+    add("--classes", type=int, default=usual.num_classes, help="how many [%(default)s]")
+    add("--seed", type=int, default=usual.seed, help="[%(default)s]")
+    add("--kind", choices=MOTION_KINDS, default=usual.kind, help="what tells the classes [%(default)s]")
+    add("--difficulty", type=float, default=usual.difficulty, help="0 to 1 [%(default)s]")
 
 
-def _motion(args: argparse.Namespace) -> int:
-    """Write the set; 0 when done."""
+def _motion(args: argparse.Namespace) -> None:
     videos = MotionSet(args.size, args.frames, args.classes, args.seed, args.kind, args.difficulty)
     total = args.train + args.val
     rows = list(followed(write_motion_set(args.out, args.train, args.val, videos), total, "videos", in_logs=True))
     print(f"{len(rows)} videos of {videos.num_classes} classes: {', '.join(videos.classes)}")
     print(f"data.train={args.out / 'train.csv'} data.val={args.out / 'val.csv'} data.root={args.out}")
-    return 0
 
 
 def _import_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "SOURCE:\n" + "\n".join(f"  {kind:<13} {what}" for kind, (_, what) in KINDS.items())
-    parser.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
-    parser.add_argument("source", metavar="SOURCE", type=Path, help="the list of one split, see below")
-    parser.add_argument("--root", type=Path, help="folder of the videos or of the folders of pictures [SOURCE's own]")
-    parser.add_argument("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")
-    parser.add_argument("--labels", type=Path, metavar="FILE", help="the data set's list of labels")
-    parser.add_argument("--split", type=int, default=1, metavar="N", help="hmdb51: which split [%(default)s]")
-    parser.add_argument("--part", choices=HMDB51_PARTS, help="hmdb51: which part of it")
+    add = parser.add_argument
+    add("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
+    add("source", metavar="SOURCE", type=Path, help="the list of one split, see below")
+    add("--root", type=Path, help="folder of the videos or of the folders of pictures [SOURCE's own]")
+    add("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")
+    add("--labels", type=Path, metavar="FILE", help="the data set's list of labels")
+    add("--split", type=int, default=1, metavar="N", help="hmdb51: which split [%(default)s]")
+    add("--part", choices=HMDB51_PARTS, help="hmdb51: which part of it")
 
 
-def _import(args: argparse.Namespace) -> int:
-    """Import and report; 0 when done, also where clips are missing."""
+def _import(args: argparse.Namespace) -> None:
     request = Request(args.source, args.labels, classes_beside(args.out), args.split, args.part)
     root = args.root or (args.source if args.source.is_dir() else args.source.parent)
     if not root.is_dir():
@@ -81,21 +79,19 @@ def _import(args: argparse.Namespace) -> int:
     nothing = f"{root}: not one of the {len(found):,} clips is there: is --root right?"
     _write(args.out, rows, classes, root, left_out, nothing)
     print(f"next: summit-train data index {args.out} --root {root} --out INDEXED.csv")
-    return 0
 
 
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
-    what = "folder with a folder for each class, folder of videos (one class), or a manifest"
-    parser.add_argument("source", metavar="SOURCE", type=Path, help=what)
-    parser.add_argument("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")
+    add, what = parser.add_argument, "folder with a folder for each class, folder of videos (one class), or a manifest"
+    add("source", metavar="SOURCE", type=Path, help=what)
+    add("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")
     root = "only where SOURCE is a manifest: the folder where its paths start [its own folder]"
-    parser.add_argument("--root", metavar="DIR", type=Path, help=root)
-    parser.add_argument("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
-    parser.add_argument("--min-frames", type=int, default=1, metavar="N", help="leave out shorter ones [%(default)s]")
+    add("--root", metavar="DIR", type=Path, help=root)
+    add("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
+    add("--min-frames", type=int, default=1, metavar="N", help="leave out shorter ones [%(default)s]")
 
 
-def _index(args: argparse.Namespace) -> int:
-    """Index and report; 0 when done."""
+def _index(args: argparse.Namespace) -> None:
     if args.root is not None and args.source.is_dir():
         raise ManifestError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
     with session(this_launch()) as world:
@@ -110,7 +106,6 @@ def _index(args: argparse.Namespace) -> int:
             nothing = f"{args.source}: not one video in it can be used"
             _write(args.out, summary.rows, listing.classes, listing.root, summary.left_out, nothing)
             journal.remove()
-    return 0
 
 
 def _report_index(listing: Listing, summary: Summary) -> None:
@@ -132,14 +127,14 @@ def _report_index(listing: Listing, summary: Summary) -> None:
 
 
 def _scan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("manifest", metavar="MANIFEST", type=Path, help="manifest, or folder of class folders")
-    parser.add_argument("--root", type=Path, help="where the manifest's paths start [its own folder]")
-    parser.add_argument("--out", metavar="BAD.csv", type=Path, required=True, help="list for data.quarantine")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
+    add = parser.add_argument
+    add("manifest", metavar="MANIFEST", type=Path, help="manifest, or folder of class folders")
+    add("--root", type=Path, help="where the manifest's paths start [its own folder]")
+    add("--out", metavar="BAD.csv", type=Path, required=True, help="list for data.quarantine")
+    add("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
 
 
-def _scan(args: argparse.Namespace) -> int:
-    """Scan and write the list; 0 when done, whatever was found."""
+def _scan(args: argparse.Namespace) -> None:
     classes_beside(args.out)  # before the work: is there a folder to write to?
     manifest = read_manifest(args.manifest)
     root = located_root(None if args.root is None else str(args.root), manifest)
@@ -155,23 +150,22 @@ def _scan(args: argparse.Namespace) -> int:
             for reason, count in Counter(error.reason for error in bad).most_common(_SHOWN):
                 print(f"  {count:>6,}  {reason}")
             print(f"wrote {args.out}" + (f"; train without them: data.quarantine={args.out}" if bad else ""))
-    return 0
 
 
 def _split_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder that gets fold1 .. foldN")
-    parser.add_argument("--folds", type=int, metavar="N", required=True, help="fold k validates on part k of N")
+    add = parser.add_argument
+    add("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
+    add("out", metavar="OUT", type=Path, help="folder that gets fold1 .. foldN")
+    add("--folds", type=int, metavar="N", required=True, help="fold k validates on part k of N")
     group = "what it matches in a file's name (its first parenthesis, if any) is never on both sides [each file]"
-    parser.add_argument("--group", metavar="REGEX", help=group)
-    parser.add_argument("--seed", type=int, default=0, help="of the shuffle [%(default)s]")
-    parser.add_argument("--only", nargs="+", default=[], metavar="CLASS", help="take these classes; labels stay")
+    add("--group", metavar="REGEX", help=group)
+    add("--seed", type=int, default=0, help="of the shuffle [%(default)s]")
+    add("--only", nargs="+", default=[], metavar="CLASS", help="take these classes; labels stay")
     both = "two classes instead: each clip as it is (forwards) and played backwards"
-    parser.add_argument("--both-directions", action="store_true", help=both)
+    add("--both-directions", action="store_true", help=both)
 
 
-def _split(args: argparse.Namespace) -> int:
-    """Write the folds and print the clips of each class and part; 0 when done."""
+def _split(args: argparse.Namespace) -> None:
     how = Splitting(args.folds, args.group, args.seed, tuple(args.only), args.both_directions)
     try:
         folds = split_manifest(args.manifest, args.out, how)
@@ -184,7 +178,6 @@ def _split(args: argparse.Namespace) -> int:
         train, val = sum(fold.train.values()), sum(fold.val.values())
         print(f"{fold.folder}: {train:,} clips to train on, {val:,} to validate on")
     print(f"their paths start where those of {args.manifest} do: give data.root")
-    return 0
 
 
 def _write(
@@ -211,7 +204,6 @@ def _write(
 
 
 def _show(what: str, lines: Sequence[object]) -> None:
-    """Print a heading with the number of lines, and the first of them; nothing where there is none."""
     if lines:
         print(f"{what}: {len(lines):,}")
     for line in lines[:_SHOWN]:

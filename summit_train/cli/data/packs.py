@@ -12,15 +12,15 @@ from pathlib import Path
 from summit_train.cli.data.ranks import num_workers
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import RunFailed
-from summit_train.core.progress import followed
+from summit_train.core.progress import followed, shown
 from summit_train.core.session import session
 from summit_train.core.text import counted
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.format import PackError, Packing, read_pack
 from summit_train.data.packed.pack import Job, alone_in, begin, finish, missing_shards, pack_shards
-from summit_train.data.packed.read import stray_files, verify_files
-from summit_train.data.packed.stage import Staging
+from summit_train.data.packed.read import staged_folder, stray_files, verify_files
+from summit_train.data.packed.stage import stage
 from summit_train.data.video.flow import BOUND, METHODS, PRESET, PRESETS, flow_method
 
 FLOW_QUALITY = 95  # OpenCV's own, by which dense_flow and denseflow write their pictures
@@ -37,7 +37,7 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     size = int(float(match.group(1)) * _UNITS[match.group(2).upper()]) if match else 0
     if size < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a size such as 1G or 256M is wanted")
+        raise argparse.ArgumentTypeError(f"must be a size such as 1G or 256M, got {text!r}")
     return size
 
 
@@ -50,72 +50,63 @@ def size_text(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
+def _packing_arguments(parser: argparse.ArgumentParser, shard_size: str) -> None:
+    add = parser.add_argument
+    add("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
+    add("out", metavar="OUT", type=Path, help="folder to fill: new, or with an unfinished packing to continue")
+    add("--root", metavar="DIR", help="where the manifest's paths start [its own folder]")
+    add("--shard-size", type=parse_size, default=shard_size, metavar="SIZE", help="of a shard, about [%(default)s]")
+    add("--workers", type=int, metavar="N", help="processes of each rank [one a CPU]")
+
+
 def _pack_arguments(parser: argparse.ArgumentParser) -> None:
-    usual = Packing("jpeg")
     _packing_arguments(parser, "1G")
-    parser.add_argument(
-        "--kind", choices=("bytes", "jpeg"), required=True, help="the files as they are, or their frames as JPEG"
-    )
-    parser.add_argument("--short-side", type=int, metavar="PIXELS", help=f"jpeg: of a picture [{usual.short_side}]")
-    parser.add_argument("--every", type=int, metavar="N", help=f"jpeg: pack every N-th frame [{usual.every}]")
-    parser.add_argument("--quality", type=int, metavar="Q", help=f"jpeg: 1 to 95 [{usual.quality}]")
-    bound = "the clips are folders of optical flow, whose values 0 and 255 stand for this many pixels"
-    parser.add_argument("--bound", type=float, metavar="PIXELS", help=f"bytes: {bound}")
+    add, usual = parser.add_argument, Packing("jpeg")
+    kind = "the files as they are, or their frames as JPEG"
+    add("--kind", choices=("bytes", "jpeg"), required=True, help=kind)
+    add("--short-side", type=int, metavar="PIXELS", help=f"jpeg: of a picture [{usual.short_side}]")
+    add("--every", type=int, metavar="N", help=f"jpeg: pack every N-th frame [{usual.every}]")
+    add("--quality", type=int, metavar="Q", help=f"jpeg: 1 to 95 [{usual.quality}]")
+    bound = "bytes: the clips are folders of optical flow, whose values 0 and 255 stand for this many pixels"
+    add("--bound", type=float, metavar="PIXELS", help=bound)
+
+
+def _pack(args: argparse.Namespace) -> None:
+    asked = {name: getattr(args, name) for name in ("short_side", "every", "quality")}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if given and args.kind == "bytes":
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise PackError(f"{names}: for --kind jpeg; with bytes the files stay as they are")
+    if args.bound is not None and args.kind == "jpeg":
+        raise PackError("--bound: for --kind bytes; pictures of flow are packed as they are")
+    flow = {} if args.bound is None else {"modality": "flow", "bound": args.bound}
+    _work(args, Packing(args.kind, **given, **flow))
 
 
 def _flow_arguments(parser: argparse.ArgumentParser) -> None:
-    usual = Packing("jpeg")
     _packing_arguments(parser, "32M")
-    parser.add_argument(
-        "--method", choices=METHODS, required=True, help="tvl1: the usual one; dis: over 100 times as fast"
-    )
-    parser.add_argument("--preset", choices=PRESETS, help=f"dis: how fine [{PRESET}]")
-    parser.add_argument(
-        "--bound", type=float, default=BOUND, metavar="PIXELS", help="larger motions are cut [%(default)g]"
-    )
-    parser.add_argument(
-        "--short-side",
-        type=int,
-        default=usual.short_side,
-        metavar="PIXELS",
-        help="scale larger frames down to it first [%(default)s]",
-    )
-    parser.add_argument(
-        "--quality", type=int, default=FLOW_QUALITY, metavar="Q", help="of the JPEG pictures, 1 to 95 [%(default)s]"
-    )
+    add, side = parser.add_argument, Packing("jpeg").short_side
+    add("--method", choices=METHODS, required=True, help="tvl1: the usual one; dis: over 100 times as fast")
+    add("--preset", choices=PRESETS, help=f"dis: how fine [{PRESET}]")
+    add("--bound", type=float, default=BOUND, metavar="PIXELS", help="larger motions are cut [%(default)g]")
+    add("--short-side", type=int, default=side, metavar="PIXELS", help="scale larger frames down first [%(default)s]")
+    add("--quality", type=int, default=FLOW_QUALITY, metavar="Q", help="of the pictures, 1 to 95 [%(default)s]")
 
 
-def _packing_arguments(parser: argparse.ArgumentParser, shard_size: str) -> None:
-    parser.add_argument("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder to fill: new, or of a packing to go on with")
-    parser.add_argument("--root", metavar="DIR", help="where the manifest's paths start [its own folder]")
-    parser.add_argument(
-        "--shard-size", type=parse_size, default=shard_size, metavar="SIZE", help="about what a shard has [%(default)s]"
-    )
-    parser.add_argument("--workers", type=int, metavar="N", help="processes of each rank [one a CPU]")
-
-
-def _pack(args: argparse.Namespace) -> int:
-    """Pack; return 0 when the set is finished."""
-    return _work(args, _packing(args))
-
-
-def _flow(args: argparse.Namespace) -> int:
-    """Compute and pack optical flow; return 0 when the set is finished."""
+def _flow(args: argparse.Namespace) -> None:
     if args.preset and args.method != "dis":
         raise PackError("--preset: is for --method dis")
     preset = args.preset or (PRESET if args.method == "dis" else None)
     flow_method(args.method, preset or PRESET)  # before the work: is OpenCV there?
     how = {"modality": "flow", "bound": args.bound, "method": args.method, "preset": preset}
-    return _work(args, Packing("jpeg", args.short_side, quality=args.quality, **how))
+    _work(args, Packing("jpeg", args.short_side, quality=args.quality, **how))
 
 
-def _work(args: argparse.Namespace, packing: Packing) -> int:
-    """Make the packed set; return 0."""
+def _work(args: argparse.Namespace, packing: Packing) -> None:
     manifest = read_manifest(args.manifest)
     store = FileStore(manifest, located_root(args.root, manifest))
     with session(this_launch()) as world, ExitStack() as held:
-        workers = num_workers(args.workers, world, least=0)
+        workers = num_workers(args.workers, world)
         world.from_first(lambda: held.enter_context(alone_in(args.out)))
         job = world.from_first(lambda: begin(store, args.out, packing, args.shard_size, workers))
         if job is not None:
@@ -126,11 +117,10 @@ def _work(args: argparse.Namespace, packing: Packing) -> int:
             world.from_first(lambda: _finish(job, list(chain.from_iterable(everyone or ()))))
         elif world.rank == 0:
             print(f"{args.out}: is packed already; `data verify` checks it")
-    return 0
 
 
 def _finish(job: Job, failed: list[str]) -> None:
-    """Finish the set and say how to use it. Raises PackError where a clip could not be packed."""
+    """Finish the set and print how to use it. Raises PackError where a clip could not be packed."""
     if failed:
         more = [f"and {len(failed) - _NAMED:,} more"] if len(failed) > _NAMED else []
         raise PackError(
@@ -138,22 +128,10 @@ def _finish(job: Job, failed: list[str]) -> None:
             "again into another folder:\n  " + "\n  ".join([*failed[:_NAMED], *more])
         )
     pack = finish(job)
-    shards, size = counted(len(pack.shards), "shard"), size_text(pack.shard_bytes)
-    print(f"{job.folder}: {counted(pack.clips, 'clip')} in {shards}, {size}")
-    how = ", with data.modality=flow" if pack.modality == "flow" else ""
+    size = size_text(sum(shard.size for shard in pack.shards))
+    print(f"{job.folder}: {counted(pack.clips, 'clip')} in {counted(len(pack.shards), 'shard')}, {size}")
+    how = ", with data.modality=flow" if pack.packing.modality == "flow" else ""
     print(f"name it in a spec as data.train or data.val: {job.folder}{how}")
-
-
-def _packing(args: argparse.Namespace) -> Packing:
-    asked = {name: getattr(args, name) for name in ("short_side", "every", "quality")}
-    given = {name: value for name, value in asked.items() if value is not None}
-    if given and args.kind == "bytes":
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise PackError(f"{names}: for --kind jpeg; with bytes the files stay as they are")
-    if args.bound is not None and args.kind == "jpeg":
-        raise PackError("--bound: for --kind bytes; pictures of flow are packed as they are")
-    flow = {} if args.bound is None else {"modality": "flow", "bound": args.bound}
-    return Packing(args.kind, **given, **flow)
 
 
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:
@@ -161,8 +139,8 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="files of each rank read at a time [one a CPU]")
 
 
-def _verify(args: argparse.Namespace) -> int:
-    """Verify; return 0 when every byte is as it was packed. Raises DamagedError where one is not."""
+def _verify(args: argparse.Namespace) -> None:
+    """Verify. Raises DamagedError where a byte is not as it was packed."""
     if not args.out.is_dir():
         raise PackError(f"{args.out}: no such folder")
     try:
@@ -171,9 +149,9 @@ def _verify(args: argparse.Namespace) -> int:
         raise DamagedError(str(error)) from error
     files = pack.every_file
     with session(this_launch()) as world:
-        workers = num_workers(args.workers, world, least=1)
         mine = files[world.rank :: world.size]
-        checked = followed(verify_files(args.out, pack, mine, workers), len(mine), "files", world, in_logs=True)
+        complaints = verify_files(args.out, pack, mine, num_workers(args.workers, world))
+        checked = followed(complaints, len(mine), "files", world, in_logs=True)
         everyone = world.gather(list(chain.from_iterable(checked)))
         if everyone is not None:
             found = [*chain.from_iterable(everyone), *stray_files(args.out, pack)]
@@ -182,31 +160,27 @@ def _verify(args: argparse.Namespace) -> int:
                 raise DamagedError(f"{args.out}: {len(found)} of its files are not as they were packed:\n{named}")
             size = size_text(sum(file.size for file in files))
             print(f"{args.out}: {pack.clips:,} clips in {len(files):,} files, {size}: every byte is as it was packed")
-    return 0
 
 
 def _stage_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("packed", metavar="OUT", type=Path, help="folder of a packed set")
-    parser.add_argument(
-        "dest", metavar="DEST", type=Path, help="folder on the node's disk; the copy gets one of its own in it"
-    )
-    parser.add_argument("--limit", type=parse_size, metavar="SIZE", help="take at most this [what the disk has]")
+    add, dest = parser.add_argument, "folder on the node's disk; the copy gets one of its own in it"
+    add("packed", metavar="OUT", type=Path, help="folder of a packed set")
+    add("dest", metavar="DEST", type=Path, help=dest)
+    add("--limit", type=parse_size, metavar="SIZE", help="do not copy a set that is larger [what the disk has]")
 
 
-def _stage(args: argparse.Namespace) -> int:
-    """Stage; return 0 also where a disk that is full or missing takes only a part, with one warning.
+def _stage(args: argparse.Namespace) -> None:
+    """Stage. A disk that is full or missing gives one warning.
 
     Of several processes on a node the first copies and the others wait, by a lock on the disk.
     """
-    staging = Staging(args.packed, args.dest, max_bytes=args.limit)
-    for _ in followed(staging.work(), staging.num_files, "files", in_logs=True):
-        pass
-    done = staging.result
-    print(f"{staging.folder}: {size_text(done.copied)} copied and checked, {size_text(done.present)} were there")
+    folder = staged_folder(args.dest, args.packed)
+    with shown("files", in_logs=True) as show:
+        done = stage(args.packed, args.dest, show, args.limit)
+    print(f"{folder}: {size_text(done.copied)} copied and checked, {size_text(done.present)} were there")
     if done.warning:
         print(f"warning: {done.warning}", file=sys.stderr)
     print(f"read it with data.stage={args.dest}, and {args.packed} as data.train or data.val")
-    return 0
 
 
 PARTS = {

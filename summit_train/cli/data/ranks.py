@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from summit_train.core.comm import World
 
 
-def num_workers(asked: int | None, world: World, least: int) -> int:
+def num_workers(asked: int | None, world: World) -> int:
     """Return the worker processes of each rank: as asked, or its share of the node's CPUs."""
-    return max(1, num_cpus() // world.local_size) if asked is None else max(least, asked)
+    return max(1, num_cpus() // world.local_size) if asked is None else max(0, asked)
 
 
 def surveyed(
@@ -25,8 +25,8 @@ def surveyed(
 ) -> tuple[dict[str, Found], Journal]:
     """Decode all files by all ranks; return the findings on rank 0 (elsewhere nothing) and the journal.
 
-    Collective. The journal is to be removed when `out` is written. An interrupted survey for the same `out` is
-    continued: files that have not changed since are not decoded again.
+    Collective. Remove the journal once `out` is written. An interrupted survey for the same `out` is continued: files
+    that have not changed since are not decoded again.
     """
     journal = Journal(out.with_name(f".{out.name}.journal"), root)
     known = journal.read(paths) if world.rank == 0 else {}
@@ -34,8 +34,7 @@ def surveyed(
         print(f"goes on: {len(known):,} of {len(paths):,} were done before", file=sys.stderr)
     left = world.broadcast([path for path in paths if path not in known])
     mine = left[world.rank :: world.size]
-    found = survey(root, mine, num_workers(workers, world, least=0))
-    seen = followed(found, len(mine), "videos", world, in_logs=True)
+    seen = followed(survey(root, mine, num_workers(workers, world)), len(mine), "videos", world, in_logs=True)
     for path, what in zip(mine, seen, strict=True):
         journal.add(world.rank, path, what)
     world.barrier()

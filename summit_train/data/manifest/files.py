@@ -29,11 +29,9 @@ class FileStore:
     is_flow: bool = False
 
     def path(self, clip: int) -> str:
-        """Return the path of a clip's file or folder."""
         return os.path.join(self.root, self.manifest.path(clip))
 
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
-        """Read clips in several views, see Store."""
         path, num_frames = self.path(clip), self.manifest.num_frames(clip)
         if self.is_flow:
             return read_flow_views(path, choose, views_of, num_frames, self.limits)
@@ -45,7 +43,7 @@ class FileStore:
 
 
 def plain_manifest(paths: Sequence[str]) -> Manifest:
-    """Return the list of videos of which nothing but the path is known. Their labels are -1."""
+    """Return a list of videos of which only the path is known. Their labels are -1."""
     names = [path.encode("utf-8", "surrogateescape") for path in paths]
     unknown = np.full(len(paths), -1, np.int32)
     return Manifest(

@@ -10,12 +10,12 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from summit_train.data.manifest.rows import ManifestRow
+from summit_train.data.manifest.reading import ManifestRow
 from summit_train.data.manifest.tables import (
     VIDEO_EXTENSIONS,
     ManifestError,
@@ -72,9 +72,7 @@ class Annotations:
         known = set(self.classes)
         for clip in self.clips:
             if clip.label not in known:
-                raise ManifestError(
-                    f"{clip.place}: the label {clip.label!r} does not stand in the list of {len(known)} classes"
-                )
+                raise ManifestError(f"{clip.place}: the label {clip.label!r} is not one of the {len(known)} classes")
 
 
 def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | DecodeError]:
@@ -83,13 +81,18 @@ def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | Decode
     The frames of a folder are counted, of flow its fields; those of a video are not.
     """
     labels = {name: number for number, name in enumerate(annotations.classes)}
-    by_stem = _paths_by_stem(root) if annotations.by_stem else None
+    by_stem = defaultdict[str, list[str]](list)
+    if annotations.by_stem:
+        for folder, _, files in os.walk(root):
+            for file in sorted(files):
+                stem, ending = os.path.splitext(file)
+                if ending.lower() in VIDEO_EXTENSIONS:
+                    by_stem[stem].append(os.path.relpath(os.path.join(folder, file), root))
     for clip in annotations.clips:
-        found: Sequence[str]
-        if by_stem is None:
-            found = [name for name in clip.names if os.path.exists(os.path.join(root, name))][:1]
-        else:
+        if annotations.by_stem:
             found = next((by_stem[name] for name in clip.names if name in by_stem), [])
+        else:
+            found = [name for name in clip.names if os.path.exists(os.path.join(root, name))][:1]
         if not found:
             yield DecodeError(clip.names[0], MISSING)
         elif len(found) > 1:
@@ -106,17 +109,6 @@ def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | Decode
                 yield located_error(found[0], error.reason, span_of(error))
 
 
-def _paths_by_stem(root: str) -> dict[str, list[str]]:
-    """Find all videos, by their names without folder and extension."""
-    paths = defaultdict[str, list[str]](list)
-    for folder, _, files in os.walk(root):
-        for file in sorted(files):
-            stem, ending = os.path.splitext(file)
-            if ending.lower() in VIDEO_EXTENSIONS:
-                paths[stem].append(os.path.relpath(os.path.join(folder, file), root))
-    return paths
-
-
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (file:line, text) of a file's lines that are not blank. Raises ManifestError."""
     with opened(path) as file:
@@ -130,34 +122,30 @@ def _kinetics(ask: Request) -> Annotations:
     or in a folder for each class. Labels are the class names' places in alphabetical order; one split may lack some.
     time_start and time_end are seconds of the original video and part of the clip's name: a clip is a whole file.
     """
-    rows = list(_kinetics_rows(ask.source))
+    columns, rows = ("label", "youtube_id", "time_start", "time_end"), list[tuple[str, dict[str, str]]]()
+    with opened(ask.source) as file:
+        reader = csv.DictReader(file)
+        lacking = [name for name in columns if name not in (reader.fieldnames or ())]
+        if lacking:
+            raise ManifestError(f"{ask.source}:1: must have the columns {', '.join(columns)}; lacks {lacking[0]}")
+        for row in reader:
+            rows.append((f"{ask.source}:{reader.line_num}", row))
+            if any(row[name] is None for name in columns):
+                raise ManifestError(f"{rows[-1][0]}: fewer fields than the header has")
     counts = Counter(row["youtube_id"] for _, row in rows)
     clips: list[Listed] = []
     for place, row in rows:
         identity, label = row["youtube_id"].strip(), row["label"].strip()
         if not identity or not label:
-            raise ManifestError(f"{place}: a youtube_id and a label are wanted (a test list has no labels)")
+            raise ManifestError(f"{place}: must have a youtube_id and a label (a test list has no labels)")
         try:
             start, end = (int(float(row[name])) for name in ("time_start", "time_end"))
         except ValueError:
-            raise ManifestError(f"{place}: time_start and time_end are seconds, not {row!r}") from None
+            raise ManifestError(f"{place}: time_start and time_end must be seconds, got {row!r}") from None
         # A file ID.mp4 is ambiguous where several clips of the video are listed.
         whole = (identity,) if counts[row["youtube_id"]] == 1 else ()
         clips.append(Listed(place, (f"{identity}_{start:06}_{end:06}", *whole), label))
     return Annotations(tuple(clips), ask.classes or tuple(sorted({clip.label for clip in clips})), by_stem=True)
-
-
-def _kinetics_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    columns = ("label", "youtube_id", "time_start", "time_end")
-    with opened(path) as file:
-        rows = csv.DictReader(file)
-        lacking = [name for name in columns if name not in (rows.fieldnames or ())]
-        if lacking:
-            raise ManifestError(f"{path}:1: wanted the columns {', '.join(columns)}; {lacking[0]} is not there")
-        for row in rows:
-            if any(row[name] is None for name in columns):
-                raise ManifestError(f"{path}:{rows.line_num}: fewer fields than the header has")
-            yield f"{path}:{rows.line_num}", row
 
 
 def _ucf101(ask: Request) -> Annotations:
@@ -169,14 +157,14 @@ def _ucf101(ask: Request) -> Annotations:
     for place, text in _lines(ask.labels or ask.source.parent / "classInd.txt"):
         number, _, name = text.partition(" ")
         if number != str(len(classes) + 1) or not name:
-            raise ManifestError(f"{place}: wanted `{len(classes) + 1} ClassName`, got {text!r}")
+            raise ManifestError(f"{place}: must be `{len(classes) + 1} ClassName`, got {text!r}")
         classes.append(name.strip())
     clips = []
     for place, text in _lines(ask.source):
         path, _, number = text.partition(" ")
         name, slash, _ = path.partition("/")
         if not slash:
-            raise ManifestError(f"{place}: wanted Class/video.avi, got {text!r}")
+            raise ManifestError(f"{place}: must be Class/video.avi, got {text!r}")
         if number and (not number.isdecimal() or classes[int(number) - 1 : int(number)] != [name]):
             raise ManifestError(f"{place}: {number} is not the number of {name} in the list of classes")
         group = re.search(r"_(g\d+)_", path)
@@ -194,13 +182,13 @@ def _hmdb51(ask: Request) -> Annotations:
     ending = f"_test_split{ask.split}.txt"
     lists = {path.name.removesuffix(ending): path for path in sorted(ask.source.glob(f"?*{ending}"))}
     if not lists:
-        raise ManifestError(f"{ask.source}: there is no CLASS_test_split{ask.split}.txt in it")
+        raise ManifestError(f"{ask.source}: has no CLASS_test_split{ask.split}.txt")
     clips = []
     for name, path in lists.items():
         for place, text in _lines(path):
             video, _, number = text.rpartition(" ")
             if number not in ("0", "1", "2") or not video:
-                raise ManifestError(f"{place}: wanted a video and 0, 1 or 2, got {text!r}")
+                raise ManifestError(f"{place}: must be a video and 0, 1 or 2, got {text!r}")
             if number == HMDB51_PARTS[ask.part]:
                 clips.append(Listed(place, (f"{name}/{video.strip()}", video.strip()), name))
     return Annotations(tuple(clips), tuple(lists))
@@ -214,7 +202,7 @@ def _something_v1(ask: Request) -> Annotations:
     for place, text in _lines(ask.source):
         identity, semicolon, label = text.partition(";")
         if not semicolon:
-            raise ManifestError(f"{place}: wanted ID;label, got {text!r} (a test list has no labels)")
+            raise ManifestError(f"{place}: must be ID;label, got {text!r} (a test list has no labels)")
         clips.append(Listed(place, (identity,), label))
     return Annotations(tuple(clips), tuple(text for _, text in _lines(ask.labels)))
 
@@ -230,11 +218,11 @@ def _something_v2(ask: Request) -> Annotations:
     try:
         names = {int(number): str(name) for name, number in numbers.items()}
     except (AttributeError, TypeError, ValueError):
-        raise ManifestError(f"{ask.labels}: wanted a JSON object from each label to its number") from None
+        raise ManifestError(f"{ask.labels}: must be a JSON object from each label to its number") from None
     if sorted(names) != list(range(len(numbers))):
-        raise ManifestError(f"{ask.labels}: wanted the numbers 0 to {len(numbers) - 1}, each once")
+        raise ManifestError(f"{ask.labels}: must have the numbers 0 to {len(numbers) - 1}, each once")
     if not isinstance(listed, list):
-        raise ManifestError(f"{ask.source}: wanted a JSON list of clips")
+        raise ManifestError(f"{ask.source}: must be a JSON list of clips")
     clips = []
     for number, clip in enumerate(listed):
         place = f"{ask.source}: entry {number}"
@@ -253,7 +241,7 @@ def _json(path: Path) -> Any:
         try:
             return json.load(file)
         except ValueError as error:
-            raise ManifestError(f"{path}: is no JSON: {error}") from error
+            raise ManifestError(f"{path}: is not JSON: {error}") from error
 
 
 def _folders(ask: Request) -> Annotations:
@@ -287,7 +275,7 @@ def _list(ask: Request) -> Annotations:
     if classes is None:
         for place, _, label, _ in found:
             if not label.isdecimal():
-                raise ManifestError(f"{place}: label {label!r} is no number, and there is no classes.txt")
+                raise ManifestError(f"{place}: label {label!r} must be a number, as there is no classes.txt")
         classes = tuple(map(str, range(1 + max((int(label) for _, _, label, _ in found), default=0))))
     names = dict(zip(map(str, range(len(classes))), classes, strict=True))
     clips = (Listed(place, (path,), names.get(label, label), None, span) for place, path, label, span in found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import os
 from collections import defaultdict
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.files import write_text
+from summit_train.core.text import csv_text
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.manifest.tables import ManifestError, opened, parse_span
 from summit_train.data.video.source import DecodeError
@@ -24,7 +24,6 @@ from summit_train.spec import DataSpec
 
 COLUMNS = ("path", "reason")
 SPAN_COLUMNS = ("start_frame", "end_frame")  # written where a span is bad and its file may be good
-_AT_ONCE = 1 << 16
 _NAMED = 5
 
 
@@ -62,18 +61,15 @@ def kept_clips(data: DataSpec, manifest: Manifest) -> Kept:
     """
     excluded: list[int] = []
     if data.quarantine is not None:
-        # A path may stand in the manifest more than once: in each direction, with several spans.
+        # A manifest may have a path more than once: in each direction, with several spans.
         prefix = os.path.join(manifest.folder, "")
         bad = defaultdict[bytes, set[Span]](set)
         for error in read_quarantine(data.quarantine):
             bad[error.path.removeprefix(prefix).encode("utf-8", "surrogateescape")].add(span_of(error))
-        # In blocks: a call for each of millions of clips takes long.
-        for start in range(0, len(manifest), _AT_ONCE):
-            edges = manifest.offsets[start : start + _AT_ONCE + 1].astype(np.int64)
-            block = manifest.paths[edges[0] : edges[-1]].tobytes()
-            ends = (edges - edges[0]).tolist()
-            named = ((start + n, bad[block[a:b]]) for n, (a, b) in enumerate(pairwise(ends)) if block[a:b] in bad)
-            excluded += [clip for clip, spans in named if WHOLE in spans or manifest.span(clip) in spans]
+        # One conversion for all: a call for each of millions of clips takes long.
+        paths, ends = manifest.paths.tobytes(), manifest.offsets.tolist()
+        named = ((clip, bad[paths[a:b]]) for clip, (a, b) in enumerate(pairwise(ends)) if paths[a:b] in bad)
+        excluded = [clip for clip, spans in named if WHOLE in spans or manifest.span(clip) in spans]
     if len(excluded) == len(manifest):
         raise ManifestError(f"{data.quarantine}: names every clip of {manifest.source}")
     return Kept(len(manifest), np.array(excluded, np.int64))
@@ -85,12 +81,12 @@ def read_quarantine(path: str | Path) -> list[DecodeError]:
         rows = list(csv.reader(file))
     header = tuple(rows[0]) if rows else ()
     if header not in (COLUMNS, COLUMNS + SPAN_COLUMNS):
-        raise ManifestError(f"{path}:1: wanted the header {','.join(COLUMNS)}, as `data scan` writes it")
+        raise ManifestError(f"{path}:1: the header must be {','.join(COLUMNS)}, as `data scan` writes it")
     errors = list[DecodeError]()
     for line, row in enumerate(rows[1:], 2):
         if row and len(row) != len(header):
             more = f", and {' and '.join(header[2:])}" if header[2:] else ""
-            raise ManifestError(f"{path}:{line}: wanted a path and a reason{more}, got {len(row)} fields")
+            raise ManifestError(f"{path}:{line}: must have a path and a reason{more}, got {len(row)} fields")
         try:
             errors += [located_error(row[0], row[1], parse_span(*row[2:]))] if row else []
         except ValueError as error:
@@ -106,9 +102,7 @@ def write_quarantine(path: str | Path, bad: Iterable[DecodeError]) -> None:
     if any(isinstance(error, SpanError) for error in bad):
         header += SPAN_COLUMNS
         rows = [row + span_of(error).cells for row, error in zip(rows, bad, strict=True)]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    write_text(path, text.getvalue())
+    write_text(path, csv_text([header, *rows]))
 
 
 def clips_per_class(manifest: Manifest, kept: Kept | None = None) -> dict[str, int]:

@@ -1,77 +1,123 @@
-"""A data set's list of clips, read from a CSV, a header-less list, class folders or a packed set, as compact columns.
+"""A data set's list of clips: read from a CSV, a header-less list, class folders or a packed set, and written as CSV.
 
-A large file is parsed once, into columns on the disk that all processes of a node map (see `columns.py`). Ten million
-clips then cost a process only the pages that it touches, and a loader worker receives the folder's name, not a copy.
+The manifest of a packed set is a folder of .npy files, which all processes of a node map. Each process parses other
+lists: a million rows take about 3 s.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain, count
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from summit_train.core.files import write_json, write_text
-from summit_train.data.manifest.columns import StoredRows, cached_folder, file_key, map_column, write_table
-from summit_train.data.manifest.rows import ManifestRow
+from summit_train.core.files import replacing, write_json, write_text
 from summit_train.data.manifest.tables import (
     CLASSES_FILE,
     DTYPES,
-    Columns,
     ManifestError,
-    Table,
     class_folders,
     file_tables,
     folder_tables,
     opened,
     parse_table,
 )
-from summit_train.data.video.span import WHOLE, Span
+from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 
-# Each process parses a smaller file itself: that is quick and leaves nothing beside the file.
-CACHED_BYTES = 8 << 20
 # A packed set: its record, the columns of its manifest, and the folder that exists until it is finished.
 PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER = "pack.json", "manifest", ".packing"
 # The columns of a list that `read_rows` parses; it copies the others.
 _KNOWN = {"path", "label", "num_frames", "group", "sha256", "reversed", "start_frame", "end_frame"}
-_FORMAT = "columns 3"
 _ABOUT = "columns.json"
-# Columns are hashed in pieces of this many rows, without a copy of the whole.
-_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class ManifestRow:
+    """One row of a manifest file. label: an integer or a class name. None becomes an empty cell.
+
+    num_frames: of the whole video. start_frame, end_frame: set if the clip is a span of it; the end is exclusive.
+    duration, codec: for people; not read back, because other lists may use these names for other things.
+    others: names and cells of further columns; a field of the same name takes precedence.
+    """
+
+    path: str
+    label: int | str
+    num_frames: int | None = None
+    fps: float | None = None
+    width: int | None = None
+    height: int | None = None
+    group: str | None = None
+    sha256: str | None = None
+    reversed: bool = False
+    start_frame: int | None = None
+    end_frame: int | None = None
+    duration: float | None = None
+    codec: str | None = None
+    others: tuple[tuple[str, str], ...] = ()
+
+    def cells(self) -> dict[str, object]:
+        """Return the cells to write, by column, without empty ones."""
+        others = {name: cell for name, cell in self.others if cell}
+        own = {name: value for name, value in vars(self).items() if name != "others"}
+        return others | {name: value for name, value in own.items() if value is not None and value is not False}
+
+    @property
+    def span(self) -> Span:
+        return Span(self.start_frame or 0, TO_THE_END if self.end_frame is None else self.end_frame)
+
+    def with_span(self, span: Span) -> ManifestRow:
+        return replace(self, start_frame=span.start or None, end_frame=None if span.end == TO_THE_END else span.end)
+
+
+def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
+    """Write a manifest CSV, whole or not at all. Optional columns that no row fills are left out."""
+    rows = list(rows)
+    filled = dict.fromkeys(chain(("path", "label"), chain.from_iterable(row.cells() for row in rows)))
+    own = [field.name for field in fields(ManifestRow) if field.name in filled]
+    text = io.StringIO(newline="")
+    names = [*own, *(name for name in filled if name not in own)]
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row.cells() | {"reversed": int(row.reversed)} for row in rows)
+    write_text(path, text.getvalue())
 
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """The N clips of a data set, from `read_manifest`. A stored manifest is pickled as its folder's name.
+    """The N clips of a data set, from `read_manifest`. That of a packed set is pickled as the set's folder.
 
     source: the file or folder it came from. folder: of class folders, to which the stored paths are relative ("" for
     lists, whose paths are relative to `data.root`). paths: all paths' bytes, uint8; path i is
     paths[offsets[i]:offsets[i + 1]]. offsets: uint32 or int64 (N + 1,). labels: int32 (N,). frame_counts: int32 (N,),
-    -1 where unknown. reversed_flags: bool (N,). lines: int32 (N,), in the source, 0 in class folders. digests: V32
-    (N,), the files' SHA-256, zeros where unknown, or (0,) where none is known. spans: (N,), each clip's `start` and
-    `end` in its video, see Span, or (0,) where all are whole videos. stored: the folder of these columns, None where
-    they are in memory. stored_fingerprint: as noted there. pixels: what packing did to the pixels ("": nothing).
+    -1 where unknown. reversed_flags: bool (N,), True for clips that are played backwards. lines: int32 (N,), in the
+    source, 0 in class folders. digests: V32 (N,), the files' SHA-256, zeros where unknown, or (0,) where none is known.
+    spans: (N,), each clip's `start` and `end` in its video, see Span, or (0,) where all are whole videos. is_packed:
+    the clips lie in shards, in the folder `source`. stored_fingerprint: a packed set's. pixels: what packing did to the
+    pixels ("": nothing).
     """
 
     source: str
     folder: str
     classes: tuple[str, ...] | None
-    paths: NDArray[np.uint8] | StoredRows
+    paths: NDArray[np.uint8]
     offsets: NDArray[np.uint32] | NDArray[np.int64]
     labels: NDArray[np.int32]
     frame_counts: NDArray[np.int32]
     reversed_flags: NDArray[np.bool_]
     lines: NDArray[np.int32]
-    digests: NDArray[np.void] | StoredRows
+    digests: NDArray[np.void]
     spans: NDArray[np.void]
-    stored: Path | None = None
+    is_packed: bool = False
     stored_fingerprint: str = ""
     pixels: str = ""
 
@@ -87,13 +133,7 @@ class Manifest:
         content = self.paths[self.offsets[index] : self.offsets[index + 1]].tobytes()
         return content.decode("utf-8", "surrogateescape")
 
-    @property
-    def is_packed(self) -> bool:
-        """Return whether its clips lie in shards, in the folder `source`."""
-        return self.stored is not None and self.stored == Path(self.source) / PACKED_MANIFEST
-
     def label(self, index: int) -> int:
-        """Return a clip's label."""
         return int(self.labels[index])
 
     def num_frames(self, index: int) -> int | None:
@@ -107,18 +147,9 @@ class Manifest:
         return digest if any(digest) else None
 
     def is_reversed(self, index: int) -> bool:
-        """Return whether the clip is the video played backwards."""
         return bool(self.reversed_flags[index])
 
-    def no_flow(self) -> str | None:
-        """Return why the list can have no optical flow, with the place of the first such clip; None where it can."""
-        if not self.reversed_flags.any():
-            return None
-        place = self.place(int(np.argmax(self.reversed_flags)))
-        return f"{place}: this clip is played backwards, and its flow is not that of the video read backwards"
-
     def span(self, index: int) -> Span:
-        """Return the clip's frames in its video."""
         return Span(*self.spans[index].item()) if len(self.spans) else WHOLE
 
     @property
@@ -128,13 +159,8 @@ class Manifest:
 
     def row(self, index: int) -> ManifestRow:
         """Return a clip's row without the columns that training does not read (see `read_rows`)."""
-        path, label, num_frames, digest = (
-            self.path(index),
-            self.label(index),
-            self.num_frames(index),
-            self.sha256(index),
-        )
-        row = ManifestRow(path, label, num_frames, sha256=digest.hex() if digest else None)
+        path, digest = self.path(index), self.sha256(index)
+        row = ManifestRow(path, self.label(index), self.num_frames(index), sha256=digest.hex() if digest else None)
         return replace(row, reversed=self.is_reversed(index)).with_span(self.span(index))
 
     @property
@@ -151,6 +177,13 @@ class Manifest:
         """Return a clip's place as file:line (in class folders, its path)."""
         line = int(self.lines[index])
         return f"{self.source}:{line}" if line else self.path(index)
+
+    def no_flow(self) -> str | None:
+        """Return why the list can have no optical flow, with the place of the first such clip; None where it can."""
+        if not self.reversed_flags.any():
+            return None
+        place = self.place(int(np.argmax(self.reversed_flags)))
+        return f"{place}: this clip is played backwards, and its flow is not that of the video read backwards"
 
     def check_labels(self, num_classes: int) -> None:
         """Raise ManifestError at the first label of `num_classes` or more, or if another number of classes is named."""
@@ -181,23 +214,19 @@ class Manifest:
         Whole videos have the same one with and without columns for spans. A set of packed bytes has the fingerprint of
         its videos; packing that changes the pixels changes it.
         """
-        # Hashing ten million clips takes seconds, and every process would have to read all columns.
         if self.stored_fingerprint:
             return self.stored_fingerprint
         digest = hashlib.blake2b(digest_size=16, person=b"manifest")
-        columns: list[tuple[Any, Any]] = [(self.offsets, "<i8"), (self.paths, "u1")]
+        columns: list[tuple[NDArray[Any], DTypeLike]] = [(self.offsets, "<i8"), (self.paths, "u1")]
         columns += [(self.labels, "<i4"), (self.reversed_flags, "u1")]
         columns += [(self.spans, DTYPES["spans"])] if self.has_spans else []
         for column, dtype in columns:
-            for start in range(0, len(column), _AT_ONCE):
-                digest.update(column[start : start + _AT_ONCE].astype(dtype).tobytes())
+            digest.update(np.ascontiguousarray(column, dtype).data)
         digest.update(self.pixels.encode())
         return digest.hexdigest()
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        if self.stored is None:
-            return super().__reduce__()
-        return _reopen, (self.stored, self.source, self.fingerprint())
+        return (_reopen, (self.source, self.fingerprint())) if self.is_packed else super().__reduce__()
 
 
 def read_manifest(path: str | Path) -> Manifest:
@@ -210,52 +239,18 @@ def read_manifest(path: str | Path) -> Manifest:
     """
     source = Path(path)
     if (source / PACK_FILE).is_file():
-        return open_columns(source / PACKED_MANIFEST, str(source))
+        return _read_packed_manifest(source)
     if (source / PACKING_FOLDER).is_dir():
-        raise ManifestError(f"{source}: its packing was not finished; `data pack` goes on with it")
-    if source.is_dir():
-        return _in_memory(source, os.path.abspath(source), class_folders(source), folder_tables(source))
-    classes = read_classes(source.parent / CLASSES_FILE)
-    if source.is_file() and source.stat().st_size >= CACHED_BYTES:
-        columns = _cached(source, classes)
-        if columns is not None:
-            return open_columns(columns, str(source))
-    return _in_memory(source, "", classes, file_tables(source))
-
-
-def _in_memory(source: Path, folder: str, classes: tuple[str, ...] | None, tables: Iterable[Table]) -> Manifest:
-    parts = list(_parsed(source, classes, tables))
-    columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    columns["offsets"] = np.concatenate([[0], columns["offsets"]])
-    return Manifest(str(source), folder, classes, **columns)
-
-
-def _parsed(source: Path, classes: tuple[str, ...] | None, tables: Iterable[Table]) -> Iterator[Columns]:
-    """Yield the columns of each table; "offsets" are the ends of its paths. Raises ManifestError."""
-    end = np.int64(0)
-    for table in tables:
-        columns = parse_table(source, table, classes)
-        columns["offsets"] = end + np.cumsum(columns.pop("lengths"))
-        end = columns["offsets"][-1]
-        yield columns
-    if not end:
+        raise ManifestError(f"{source}: its packing was not finished; run `data pack` again to continue it")
+    is_folder = source.is_dir()
+    classes = class_folders(source) if is_folder else read_classes(source.parent / CLASSES_FILE)
+    tables = folder_tables(source) if is_folder else file_tables(source)
+    parts = [parse_table(source, table, classes) for table in tables]
+    if not parts:
         raise ManifestError(f"{source}: there is not one clip in it")
-
-
-def _cached(source: Path, classes: tuple[str, ...] | None) -> Path | None:
-    """Return the folder of a file's columns, made now if need be; None where none can be written."""
-
-    def build(folder: Path) -> None:
-        wide = source.stat().st_size >= 1 << 32
-        write_columns(folder, _parsed(source, classes, file_tables(source)), classes, wide=wide)
-        if key != file_key(source, _FORMAT, *(classes or ())):
-            raise ManifestError(f"{source}: is being written while it is read; wait for its writer")
-
-    try:
-        key = file_key(source, _FORMAT, *(classes or ()))
-    except OSError as error:
-        raise ManifestError(f"{source}: the manifest cannot be read: {error.strerror}") from error
-    return cached_folder(source, key, build)
+    columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    columns["offsets"] = np.concatenate([[0], np.cumsum(columns.pop("lengths"))])
+    return Manifest(str(source), os.path.abspath(source) if is_folder else "", classes, **columns)
 
 
 def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
@@ -272,61 +267,65 @@ def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
             yield replace(manifest.row(next(clips)), group=group or None, others=cells)
 
 
-def open_columns(folder: Path, source: str) -> Manifest:
-    """Open the manifest in a folder that `write_columns` filled. Raises ManifestError where it is damaged."""
+def _read_packed_manifest(source: Path) -> Manifest:
+    """Map the manifest of a packed set, which `write_packed_manifest` wrote."""
+    folder = source / PACKED_MANIFEST
     try:
         about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
-        classes = None if about["classes"] is None else tuple(about["classes"])
-        more = {"stored": folder, "stored_fingerprint": about["fingerprint"], "pixels": about["pixels"]}
-        return Manifest(source, "", classes, **_mapped(folder, about.get("spans", False)), **more)
+        names = [name for name in DTYPES if name != "spans" or about.get("spans")]
+        columns: dict[str, Any] = {name: load_column(folder / f"{name}.npy", DTYPES[name]) for name in names}
+        lengths = {len(columns[name]) for name in names if name != "digests" or len(columns[name])}
+        columns["offsets"] = load_column(folder / "offsets.npy", np.uint32, np.int64)
+        columns["paths"] = load_column(folder / "paths.npy", np.uint8)
+        if lengths != {len(columns["offsets"]) - 1} or columns["offsets"][-1] != len(columns["paths"]):
+            raise ValueError(f"{folder}: its columns are not of one length")
+        columns.setdefault("spans", np.zeros(0, DTYPES["spans"]))
+        columns |= {"is_packed": True, "stored_fingerprint": about["fingerprint"], "pixels": about["pixels"]}
+        return Manifest(str(source), "", None if about["classes"] is None else tuple(about["classes"]), **columns)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if folder == Path(source) / PACKED_MANIFEST:
-            raise ManifestError(f"{source}: is damaged ({error}); `data verify` says what else is") from error
-        raise ManifestError(f"{folder}: what was worked out from {source} is damaged ({error}); delete it") from error
+        raise ManifestError(f"{source}: is damaged ({error}); see `data verify` for what else is") from error
 
 
-def _mapped(folder: Path, has_spans: bool) -> dict[str, Any]:
-    """Map the columns of a folder. Raises ValueError where they do not fit together."""
-    columns: dict[str, Any] = {
-        name: map_column(folder / f"{name}.npy", dtype)
-        for name, dtype in DTYPES.items()
-        if name != "spans" or has_spans
-    }
-    lengths = {len(column) for name, column in columns.items() if name != "digests" or len(column)}
-    columns.setdefault("spans", np.zeros(0, DTYPES["spans"]))
-    if len(columns["digests"]):
-        columns["digests"] = StoredRows(folder / "digests.npy", DTYPES["digests"])
-    columns["offsets"] = map_column(folder / "offsets.npy", np.uint32, np.int64)
-    columns["paths"] = StoredRows(folder / "paths.npy", np.uint8)
-    if lengths != {len(columns["offsets"]) - 1} or columns["offsets"][-1] != len(columns["paths"]):
-        raise ValueError(f"{folder}: its columns are not of one length")
-    return columns
-
-
-def _reopen(folder: Path, source: str, fingerprint: str) -> Manifest:
-    """Unpickle a stored manifest in a loader worker."""
-    manifest = open_columns(folder, source)
+def _reopen(source: str, fingerprint: str) -> Manifest:
+    """Unpickle the manifest of a packed set in a loader worker."""
+    manifest = read_manifest(source)
     if manifest.fingerprint() != fingerprint:
-        raise ManifestError(f"{folder}: was written anew while a run was using it; start the run again")
+        raise ManifestError(f"{source}: was packed again while a run was using it; start the run again")
     return manifest
 
 
-def write_columns(
-    folder: Path, parts: Iterable[Columns], classes: tuple[str, ...] | None, *, wide: bool, pixels: str = ""
-) -> str:
-    """Write the columns that `open_columns` opens, with one part at a time in memory; return their fingerprint.
-
-    parts: their "offsets" are the ends of the paths. wide: the paths may have more than 4 GiB together.
-    """
+def write_packed_manifest(folder: Path, manifest: Manifest) -> str:
+    """Write a manifest into the folder of a packed set; return its fingerprint."""
+    wide, has_spans = len(manifest.paths) >= 1 << 32, len(manifest.spans) > 0
     dtypes = DTYPES | {"paths": np.uint8, "offsets": np.int64 if wide else np.uint32}
-    write_table(folder, dtypes, chain([{"offsets": np.zeros(1, np.int64)}], parts))
-    has_spans = len(map_column(folder / "spans.npy", DTYPES["spans"])) > 0
-    if not has_spans:  # as in the folders of versions before spans
-        (folder / "spans.npy").unlink()
-    fingerprint = Manifest("", "", classes, **_mapped(folder, has_spans), pixels=pixels).fingerprint()
-    about = {"classes": classes, "pixels": pixels, "fingerprint": fingerprint}
-    write_json(folder / _ABOUT, about | {"spans": True} if has_spans else about)
+    for name, dtype in dtypes.items():
+        if name != "spans" or has_spans:  # sets of whole videos lack the file, as before there were spans
+            column = getattr(manifest, name)
+            save_column(folder / PACKED_MANIFEST / f"{name}.npy", dtype, len(column), [column])
+    fingerprint = manifest.fingerprint()
+    about = {"classes": manifest.classes, "pixels": manifest.pixels, "fingerprint": fingerprint}
+    write_json(folder / PACKED_MANIFEST / _ABOUT, about | ({"spans": True} if has_spans else {}))
     return fingerprint
+
+
+def save_column(path: Path, dtype: DTypeLike, length: int, parts: Iterable[NDArray[Any]]) -> None:
+    """Write a .npy file of `length` rows, whole or not at all, with one part of them at a time in memory."""
+    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (length,)}
+    with replacing(path) as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in parts:
+            file.write(np.asarray(part, dtype).tobytes())
+
+
+def load_column(path: Path, *dtypes: DTypeLike) -> NDArray[Any]:
+    """Map a .npy file of one of these types. Raises OSError, and ValueError where it is damaged or of another type."""
+    try:
+        column: NDArray[Any] = np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
+    except (ArithmeticError, EOFError, SyntaxError, TokenError, TypeError) as error:  # by a damaged header
+        raise ValueError(f"{path}: its header is damaged: {error}") from error
+    if column.ndim != 1 or column.dtype not in [np.dtype(dtype) for dtype in dtypes]:
+        raise ValueError(f"{path}: must be a column of {np.dtype(dtypes[0])}, got {column.dtype} {column.shape}")
+    return column
 
 
 def read_classes(path: str | Path) -> tuple[str, ...] | None:
@@ -338,8 +337,8 @@ def read_classes(path: str | Path) -> tuple[str, ...] | None:
     first = dict(zip(reversed(names), range(len(names), 0, -1), strict=True))
     for line, name in enumerate(names, 1):
         if not name or first[name] < line:
-            what = f"the class {name!r} stands there twice" if name else "an empty line among the classes"
-            raise ManifestError(f"{path}:{line}: {what}; one name a line, each once")
+            what = f"the class {name!r} is listed twice" if name else "an empty line among the classes"
+            raise ManifestError(f"{path}:{line}: {what}; write one name a line, each once")
     return names or None
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from summit_train.core import rng
-from summit_train.data.manifest.reading import Manifest, read_manifest, read_rows, write_classes
-from summit_train.data.manifest.rows import ManifestRow, write_manifest
+from summit_train.data.manifest.reading import ManifestRow, read_manifest, read_rows, write_classes, write_manifest
 from summit_train.data.manifest.tables import ManifestError
 
 # Shuffles that are tried where groups of several classes leave a part without a class.
@@ -53,7 +52,13 @@ def split_manifest(manifest: str | Path, out: str | Path, how: Splitting) -> lis
     """
     source = read_manifest(manifest)
     names = source.class_names
-    rows = _chosen(source, names, how)
+    unknown = sorted(set(how.only) - set(names))
+    if unknown:
+        raise ManifestError(f"{source.source}: must have the class {unknown[0]!r}; valid: {', '.join(names)}")
+    rows = [row for row in read_rows(source) if not how.only or names[int(row.label)] in how.only]
+    backwards = next((row.path for row in rows if row.reversed), None)
+    if how.both_directions and backwards is not None:
+        raise ManifestError(f"{source.source}: {backwards} is reversed already; both directions need unreversed clips")
     groups = [row.path if how.group is None else _group_of(row.path, how.group) for row in rows]
     counts: dict[str, Counter[str]] = {name: Counter() for name in sorted(set(groups))}
     for row, group in zip(rows, groups, strict=True):
@@ -78,22 +83,11 @@ def split_manifest(manifest: str | Path, out: str | Path, how: Splitting) -> lis
     return folds
 
 
-def _chosen(source: Manifest, names: Sequence[str], how: Splitting) -> list[ManifestRow]:
-    unknown = sorted(set(how.only) - set(names))
-    if unknown:
-        raise ManifestError(f"{source.source}: there is no class {unknown[0]!r}; valid: {', '.join(names)}")
-    rows = [row for row in read_rows(source) if not how.only or names[int(row.label)] in how.only]
-    backwards = next((row.path for row in rows if row.reversed), None)
-    if how.both_directions and backwards is not None:
-        raise ManifestError(f"{source.source}: {backwards} is reversed already; both directions want unreversed clips")
-    return rows
-
-
 def _group_of(path: str, pattern: str) -> str:
     try:
         match = re.search(pattern, Path(path).name)
     except re.error as error:
-        raise ManifestError(f"the group {pattern!r} is no regular expression: {error}") from error
+        raise ManifestError(f"--group must be a regular expression, got {pattern!r}: {error}") from error
     if match is None:
         raise ManifestError(f"{path}: the group {pattern!r} matches nothing in the file's name")
     return match.group(1) if match.re.groups else match.group()
@@ -103,14 +97,14 @@ def _parts(groups: Mapping[str, Counter[str]], how: Splitting) -> dict[str, int]
     """Return each group's part, 0 .. folds - 1. groups: the clips of each class, sorted by the groups' names."""
     if not 2 <= how.folds <= len(groups):
         shown = ", ".join(list(groups)[:12])
-        raise ManifestError(f"{how.folds} folds of {len(groups)} groups ({shown}): 2 to that many are wanted")
+        raise ManifestError(f"--folds must be 2 to {len(groups)}, the number of groups ({shown}), got {how.folds}")
     num_groups = Counter(name for counts in groups.values() for name in counts)
     for name, number in sorted(num_groups.items()):
         if number < how.folds:
             fewer = f"--folds {number}, " if number > 1 else ""
             raise ManifestError(
                 f"the class {name!r} has clips in {number} of {len(groups)} groups, so it cannot be on both sides of "
-                f"each of {how.folds} folds: wanted are {fewer}more groups (another --group), or other classes (--only)"
+                f"each of {how.folds} folds; try {fewer}more groups (another --group), or other classes (--only)"
             )
     for attempt in range(_ATTEMPTS):
         parts = _balanced(groups, how, attempt)
@@ -120,7 +114,7 @@ def _parts(groups: Mapping[str, Counter[str]], how: Splitting) -> dict[str, int]
             return parts
     raise ManifestError(
         f"no split into {how.folds} folds was found with the class {min(lacking)!r} on both sides of each: "
-        "its groups belong to other classes too; fewer --folds are wanted, or another --group or --seed"
+        "its groups belong to other classes too; try fewer --folds, or another --group or --seed"
     )
 
 

@@ -35,8 +35,6 @@ _LIST_COLUMNS = ("path", "num_frames", "label")
 _FLAGS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
-# Columns of some clips by name: those of DTYPES, "paths" (all paths' bytes, concatenated) and their lengths or offsets.
-Columns = dict[str, NDArray[Any]]
 # The columns with a row for each clip, see `reading.Manifest`.
 DTYPES: dict[str, DTypeLike] = {
     "labels": np.int32, "frame_counts": np.int32, "reversed_flags": np.bool_, "lines": np.int32, "digests": "V32",
@@ -45,7 +43,7 @@ DTYPES: dict[str, DTypeLike] = {
 
 
 class ManifestError(UserError):
-    """A manifest cannot be used; the message says where, what is wrong and what would be right."""
+    """A manifest cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Table:
 def opened(path: str | Path, what: str = "") -> Iterator[TextIO]:
     """Open a text file for the block. Raises ManifestError where it, `what` in the message, cannot be read.
 
-    Bytes that are no UTF-8 survive as surrogates, because paths may hold any bytes.
+    Bytes that are not UTF-8 become surrogates, because paths may hold any bytes.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
@@ -85,9 +83,7 @@ def class_folders(source: Path) -> tuple[str, ...]:
     with os.scandir(source) as entries:
         names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     if not names:
-        raise ManifestError(
-            f"{source}: a folder without sub-folders; wanted a manifest file, or a sub-folder of videos for each class"
-        )
+        raise ManifestError(f"{source}: must be a manifest, or have a sub-folder of videos for each class; has none")
     return tuple(names)
 
 
@@ -118,8 +114,8 @@ def _header(source: Path, file: TextIO) -> tuple[list[str], int]:
                 break
             for name in ("path", "label"):
                 if names.count(name) != 1:
-                    has = ", ".join(names)
-                    raise ManifestError(f"{source}:{line}: wanted one column {name!r} in the header; it has {has}")
+                    got = ", ".join(names)
+                    raise ManifestError(f"{source}:{line}: the header must have one column {name!r}, got {got}")
             for name in names:
                 near = difflib.get_close_matches(name, COLUMNS, n=1, cutoff=0.8)
                 if near and near[0] != name:
@@ -140,41 +136,60 @@ def _csv_rows(source: Path, file: TextIO, width: int, line: int) -> Iterator[tup
             elif any("\n" in cell for cell in row):
                 raise ManifestError(f"{source}:{number}: a double quote is not closed on its line")
             elif row:
-                raise ManifestError(
-                    f"{source}:{number}: {len(row)} fields where the header has {width}; a path with a comma "
-                    'in it wants double quotes: "a, b.mp4",3'
-                )
+                hint = 'put a path with a comma in double quotes: "a, b.mp4",3'
+                raise ManifestError(f"{source}:{number}: {len(row)} fields where the header has {width}; {hint}")
     except csv.Error as error:
         raise ManifestError(f"{source}:{line + rows.line_num}: not a CSV: {error}") from error
 
 
 def _list_rows(source: Path, file: TextIO) -> Iterator[tuple[Any, ...]]:
-    return ((n, *_split(f"{source}:{n}", text)) for n, text in enumerate(file, 1) if not text.isspace())
+    """Yield (line, path, num_frames or "", label) of a list's lines; the path may contain blanks."""
+    for line, text in enumerate(file, 1):
+        if text.isspace():
+            continue
+        path, *label = text.strip().rsplit(None, 1)
+        if not label:
+            raise ManifestError(
+                f"{source}:{line}: {path[:80]!r} is neither `path label` nor below a header: begin the file with the "
+                "line path,label or separate path and label by a blank"
+            )
+        shorter, *frames = path.rsplit(None, 1)
+        if path.lower().endswith(VIDEO_EXTENSIONS) or not frames or not frames[0].isdecimal():
+            yield line, path, "", label[0]
+        else:
+            # A path without a video's extension is a folder of pictures, and lists of those give the number of frames.
+            yield line, shorter, frames[0], label[0]
 
 
-def _split(where: str, text: str) -> tuple[str, str, str]:
-    """Split a list's line into (path, num_frames or "", label); the path may contain blanks."""
-    path, *label = text.strip().rsplit(None, 1)
-    if not label:
-        raise ManifestError(
-            f"{where}: {path[:80]!r} is neither `path label` nor below a header: begin the file with the "
-            "line path,label or part path and label by a blank"
-        )
-    shorter, *count = path.rsplit(None, 1)
-    if path.lower().endswith(VIDEO_EXTENSIONS) or not count or not count[0].isdecimal():
-        return path, "", label[0]
-    # A path without a video's extension is a folder of pictures, and lists of those give the number of frames.
-    return shorter, count[0], label[0]
+def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> dict[str, NDArray[Any]]:
+    """Return the columns of DTYPES, "paths" (all paths' bytes, concatenated) and their "lengths".
 
-
-def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> Columns:
-    """Parse a table; the paths' lengths in bytes are in "lengths". Raises ManifestError at the first bad cell."""
+    Raises ManifestError at the first bad cell.
+    """
     paths = [path.encode("utf-8", "surrogateescape") for path in table.cells["path"]]
     if b"" in paths:
         raise ManifestError(f"{source}:{table.lines[paths.index(b'')]}: the path is empty")
+
+    def parsed(name: str, parse: Callable[[str], object], dtype: DTypeLike) -> NDArray[Any]:
+        """Parse a column, each different text once; a missing one has empty cells."""
+        texts = table.cells.get(name) or [""] * len(paths)
+        values: dict[str, object] = {}
+        for text in dict.fromkeys(texts):
+            try:
+                values[text] = parse(text)
+            except ValueError as error:
+                raise ManifestError(f"{source}:{table.lines[texts.index(text)]}: {error}") from None
+        return np.array([values[text] for text in texts], dtype)
+
     numbers = {name: number for number, name in enumerate(classes or ())}
-    parsed = partial(_parsed, source, table)
     frame_counts = parsed("num_frames", _frame_count, np.int32)
+    spans = table_spans(source, table) if table.cells.keys() & {"start_frame", "end_frame"} else []
+    for line, span, num_frames in zip(table.lines, spans, frame_counts.tolist(), strict=False):
+        if num_frames > 0:
+            try:
+                span.frames("a video", num_frames)
+            except SpanError as error:
+                raise ManifestError(f"{source}:{line}: {error.path} {error.reason}") from None
     return {
         "paths": np.frombuffer(b"".join(paths), np.uint8),
         "lengths": np.array([len(path) for path in paths]),
@@ -183,22 +198,8 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
         "reversed_flags": parsed("reversed", _flag, np.bool_),
         "lines": np.array(table.lines, np.int32),
         "digests": parsed("sha256", _digest, "V32") if "sha256" in table.cells else np.zeros(0, "V32"),
-        "spans": _spans(source, table, frame_counts),
+        "spans": np.array(spans, DTYPES["spans"]),
     }
-
-
-def _spans(source: Path, table: Table, frame_counts: NDArray[np.int32]) -> NDArray[np.void]:
-    """Return the spans as a column, without a row where all are whole videos by the header. Raises ManifestError."""
-    if not table.cells.keys() & {"start_frame", "end_frame"}:
-        return np.zeros(0, DTYPES["spans"])
-    spans = table_spans(source, table)
-    for line, span, num_frames in zip(table.lines, spans, frame_counts.tolist(), strict=True):
-        if num_frames > 0:
-            try:
-                span.frames("a video", num_frames)
-            except SpanError as error:
-                raise ManifestError(f"{source}:{line}: {error.path} {error.reason}") from None
-    return np.array(spans, DTYPES["spans"])
 
 
 def table_spans(source: Path, table: Table) -> list[Span]:
@@ -215,31 +216,16 @@ def table_spans(source: Path, table: Table) -> list[Span]:
 
 def parse_span(start: str = "", end: str = "") -> Span:
     """Parse a span's two cells; an empty one means the video's own start or end. Raises ValueError."""
-    span = Span(_frame_number("start_frame", start), _frame_number("end_frame", end, TO_THE_END))
+    numbers = [0, TO_THE_END]
+    for place, (name, text) in enumerate((("start_frame", start.strip()), ("end_frame", end.strip()))):
+        if text:
+            numbers[place] = int(text) if _INTEGER.fullmatch(text) else -1
+            if not 0 <= numbers[place] <= _INT32_MAX:
+                raise ValueError(f"{name} must be the number of a frame, 0 or more, or empty, got {text!r}")
+    span = Span(*numbers)
     if span.end != TO_THE_END and span.start >= span.end:
-        raise ValueError(f"start_frame is {span.start} and end_frame {span.end}: wanted an end after the start")
+        raise ValueError(f"end_frame must be after start_frame, got {span.start} to {span.end}")
     return span
-
-
-def _frame_number(name: str, text: str, usual: int = 0) -> int:
-    if not text.strip():
-        return usual
-    number = int(text) if _INTEGER.fullmatch(text.strip()) else -1
-    if not 0 <= number <= _INT32_MAX:
-        raise ValueError(f"{name} is {text!r}: wanted the number of a frame, 0 or more, or nothing")
-    return number
-
-
-def _parsed(source: Path, table: Table, name: str, parse: Callable[[str], object], dtype: DTypeLike) -> NDArray[Any]:
-    """Parse a column, each different text once; `parse` gets "" where there is no column, and raises ValueError."""
-    texts = table.cells.get(name) or [""] * len(table.lines)
-    values: dict[str, object] = {}
-    for text in dict.fromkeys(texts):
-        try:
-            values[text] = parse(text)
-        except ValueError as error:
-            raise ManifestError(f"{source}:{table.lines[texts.index(text)]}: {error}") from None
-    return np.array([values[text] for text in texts], dtype)
 
 
 def _label(numbers: dict[str, int], text: str) -> int:
@@ -256,30 +242,30 @@ def _label(numbers: dict[str, int], text: str) -> int:
         raise ValueError("the label is empty")
     if not numbers:
         raise ValueError(
-            f"label {name!r} is a name, but there is no {CLASSES_FILE} beside the manifest: "
+            f"label {name!r} is a name, but there is no {CLASSES_FILE} next to the manifest: "
             "write the class names into it, one a line, or use integers"
         )
     near = difflib.get_close_matches(name, numbers, n=1)
     hint = f": did you mean {near[0]!r}?" if near else f" with its {len(numbers)} classes"
-    raise ValueError(f"the class {name!r} does not stand in {CLASSES_FILE}{hint}")
+    raise ValueError(f"the class {name!r} is not in {CLASSES_FILE}{hint}")
 
 
 def _frame_count(text: str) -> int:
     """Parse a frame count; an empty cell and -1 mean unknown."""
-    text = text or "-1"
-    count = int(text) if _INTEGER.fullmatch(text.strip()) else 0
+    number = text.strip() or "-1"
+    count = int(number) if _INTEGER.fullmatch(number) else 0
     if count != -1 and not 0 < count <= _INT32_MAX:
-        raise ValueError(f"num_frames is {text!r}: wanted a positive integer, or nothing")
+        raise ValueError(f"num_frames must be a positive integer, or empty, got {text!r}")
     return count
 
 
 def _flag(text: str) -> bool:
     if text.strip().lower() not in _FLAGS:
-        raise ValueError(f"reversed is {text!r}: wanted 0 or 1")
+        raise ValueError(f"reversed must be 0 or 1, got {text!r}")
     return _FLAGS[text.strip().lower()]
 
 
 def _digest(text: str) -> bytes:
     if text and not _SHA256.fullmatch(text):
-        raise ValueError(f"sha256 is {text!r}: wanted 64 hexadecimal digits, or nothing")
+        raise ValueError(f"sha256 must be 64 hexadecimal digits, or empty, got {text!r}")
     return bytes.fromhex(text) if text else bytes(32)

@@ -1,4 +1,4 @@
-"""The format of a packed set: tar shards, the index of clips and pictures, and the record `pack.json`.
+"""The format of a packed set: tar shards, the index of clips and pictures, the manifest and the record `pack.json`.
 
 A shard is a plain tar file with WebDataset's naming. A clip is a sample of three members with one key, its number in
 nine digits: KEY.mp4 (the video's own extension; KEY.mjpeg for JPEG pictures, one after the other), KEY.cls (the label)
@@ -18,17 +18,15 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, write_text
-from summit_train.data.manifest.columns import StoredRows, write_table
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, Manifest
 from summit_train.data.video.span import WHOLE, Span
 
@@ -51,15 +49,13 @@ PICTURE_ROW = np.dtype([("end", "<u4"), ("checksum", "<u4")])
 CONTENT_AT = _BLOCK = 512
 SHARD_END = bytes(2 * _BLOCK)
 _FORMAT = 1
-_OF_FLOW = ("modality", "bound", "method", "preset")
 _MAX_BOUND = 1024
-_COLOURS = ("full", "half")
 # A record may come from a stranger, and its files are opened and copied: no name may lead out of the set's folder.
 _FILE_NAME = re.compile(rf"({PACKED_MANIFEST}|{INDEX_FOLDER})/[a-z_]+\.(npy|json)")
 
 
 class PackError(UserError):
-    """A packed set cannot be made or used; the message says which, why, and what would be right."""
+    """A packed set cannot be made or used."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +75,9 @@ class Facts:
     span: Span = WHOLE
 
     def entries(self) -> dict[str, Any]:
-        """Return what KEY.json says of the clip."""
-        names = ("path", "label", "num_frames", "reversed", "width", "height")
-        said = {name: getattr(self, name) for name in names}
-        return said if self.span == WHOLE else said | {"start_frame": self.span.start, "end_frame": self.span.end}
+        """Return the entries of KEY.json."""
+        values = {name: value for name, value in vars(self).items() if name != "span"}
+        return values if self.span == WHOLE else values | {"start_frame": self.span.start, "end_frame": self.span.end}
 
     def checksum(self) -> int:
         """Return the CRC-32 of the facts, with which those of the clip's bytes start.
@@ -97,10 +92,8 @@ class Facts:
 
 def facts_of(manifest: Manifest, clip: int, width: int = 0, height: int = 0) -> Facts:
     """Return the facts of a manifest's clip. width, height: see Facts."""
-    count, is_reversed = int(manifest.frame_counts[clip]), manifest.is_reversed(clip)
-    return Facts(
-        manifest.stored_path(clip), manifest.label(clip), count, is_reversed, width, height, manifest.span(clip)
-    )
+    path, count, span = manifest.stored_path(clip), int(manifest.frame_counts[clip]), manifest.span(clip)
+    return Facts(path, manifest.label(clip), count, manifest.is_reversed(clip), width, height, span)
 
 
 def picture_checksum(facts_checksum: int, number: int, payload: bytes) -> int:
@@ -109,7 +102,7 @@ def picture_checksum(facts_checksum: int, number: int, payload: bytes) -> int:
 
 
 def shard_name(number: int) -> str:
-    """Return the file name of a shard."""
+    """Return a shard's file name."""
     return f"{number:06}.tar"
 
 
@@ -135,90 +128,9 @@ def ending_of(path: str) -> str:
     return ending if is_plain and ending not in (".cls", ".json") else ".video"
 
 
-class Place(NamedTuple):
-    """A clip's row of the index. num_pictures is 0 in a set of the original bytes."""
-
-    shard: int
-    checksum: int
-    start: int
-    length: int
-    first: int
-    width: int
-    height: int
-    num_pictures: int
-
-
-def write_index(folder: Path, parts: Iterable[tuple[NDArray[Any], NDArray[Any]]]) -> None:
-    """Write the index. parts: each shard's rows of clips and of pictures, in order; `first` counts from 0 in each."""
-
-    def moved() -> Iterator[dict[str, NDArray[Any]]]:
-        num_pictures = 0
-        for clip_rows, pictures in parts:
-            clips = clip_rows.copy()
-            clips["first"] += num_pictures
-            num_pictures += len(pictures)
-            yield {"clips": clips, "pictures": pictures}
-
-    write_table(folder, {"clips": CLIP_ROW, "pictures": PICTURE_ROW}, moved())
-
-
-class ShardIndex:
-    """The opened index in a set's folder; it reads rows by `pread` and keeps none. Raises PackError where damaged."""
-
-    def __init__(self, packed: Path, manifest: Manifest) -> None:
-        self._manifest, folder = manifest, packed / INDEX_FOLDER
-        try:
-            self._clips = StoredRows(folder / CLIPS, CLIP_ROW)
-            self._pictures = StoredRows(folder / PICTURES, PICTURE_ROW)
-        except (OSError, ValueError) as error:
-            raise PackError(f"{folder}: the index is damaged: {error}") from error
-        if len(self._clips) != len(manifest):
-            raise PackError(f"{folder}: the index is damaged: {len(self._clips)} clips instead of {len(manifest)}")
-
-    def place(self, clip: int) -> Place:
-        """Return a clip's row."""
-        rows = self._clips[clip : clip + 2]
-        first, *end = rows["first"].tolist()
-        return Place._make((*rows[0].item(), (end[0] if end else len(self._pictures)) - first))
-
-    def pictures(self, place: Place) -> NDArray[Any]:
-        """Return the rows of a clip's pictures, PICTURE_ROW (num_pictures,)."""
-        return self._pictures[place.first : place.first + place.num_pictures]
-
-    def read_whole(self, packed: Path, clip: int, place: Place) -> bytes:
-        """Return all bytes of a clip in the shards of this folder. Raises PackError where they are not as packed."""
-        path = packed / shard_name(place.shard)
-        try:
-            with open(path, "rb", buffering=0) as file:
-                content = read_range(file, place.start, place.start + place.length)
-        except OSError as error:
-            raise PackError(f"{path}: {error.strerror or error}") from error
-        base, rows = facts_of(self._manifest, clip, place.width, place.height).checksum(), self.pictures(place)
-        if len(rows):
-            ends = [0, *rows["end"].tolist()]
-            sums = [picture_checksum(base, i, content[ends[i] : ends[i + 1]]) for i in range(len(rows))]
-            is_whole = base == place.checksum and ends[-1] == len(content) and sums == rows["checksum"].tolist()
-        else:
-            is_whole = zlib.crc32(content, base) == place.checksum
-        if not is_whole:
-            named = self._manifest.path(clip)
-            raise PackError(f"{path}: {named} is not what was packed; `data verify` says more")
-        return content
-
-
-def read_range(file: IO[bytes], start: int, end: int) -> bytes:
-    """Return the bytes start .. end - 1 of an unbuffered file. Raises OSError, also where they do not lie in it."""
-    descriptor, content = file.fileno(), b""
-    if not 0 <= start <= end <= os.fstat(descriptor).st_size:
-        raise OSError("does not lie in its shard: the shard was cut short, or the index is damaged")
-    while more := os.pread(descriptor, end - start - len(content), start + len(content)):  # at most 2 GiB each
-        content += more
-    return content
-
-
 @dataclass(frozen=True)
 class Packing:
-    """How clips are packed. Raises PackError for a value that is no choice.
+    """How clips are packed. Raises PackError for a wrong value.
 
     kind: 'bytes' (the videos as they are) or 'jpeg' (every `every`-th frame as a JPEG of quality 1 to 95, scaled down
     to `short_side` where it is larger). modality: 'rgb' or 'flow', two grey pictures for each field, x and y; then
@@ -240,14 +152,14 @@ class Packing:
     def __post_init__(self) -> None:
         valid = ("bytes", "jpeg") if self.modality == "rgb" else ("bytes",) if self.method is None else ("jpeg",)
         if self.kind not in valid:
-            raise PackError(f"kind {self.kind!r} is no choice; valid: {', '.join(valid)}")
+            raise PackError(f"kind must be {' or '.join(valid)}, got {self.kind!r}")
         if self.modality == "flow" and not 0 < (self.bound or 0) <= _MAX_BOUND:
-            raise PackError(f"bound is {self.bound}: more than 0 and at most {_MAX_BOUND} pixels are wanted")
-        if self.colour not in _COLOURS:
-            raise PackError(f"colour {self.colour!r} is no choice; valid: {', '.join(_COLOURS)}")
+            raise PackError(f"bound must be more than 0 and at most {_MAX_BOUND} pixels, got {self.bound}")
+        if self.colour not in ("full", "half"):
+            raise PackError(f"colour must be full or half, got {self.colour!r}")
         for name, low, high in (("short_side", 1, 8192), ("every", 1, 1 << 20), ("quality", 1, 95)):
             if not low <= getattr(self, name) <= high:
-                raise PackError(f"{name} is {getattr(self, name)}: {low} to {high} is wanted")
+                raise PackError(f"{name} must be {low} to {high}, got {getattr(self, name)}")
 
     @property
     def pixels(self) -> str:
@@ -272,10 +184,10 @@ class Packing:
 
     def entries(self) -> dict[str, Any]:
         """Return the fields for pack.json: no flow fields for RGB, no colour for bytes and older sets."""
-        unsaid = set() if self.modality == "flow" else set(_OF_FLOW)
+        left_out: tuple[str, ...] = () if self.modality == "flow" else ("modality", "bound", "method", "preset")
         if self.kind == "bytes" or self.colour == "half":
-            unsaid.add("colour")
-        return {name: value for name, value in asdict(self).items() if name not in unsaid}
+            left_out += ("colour",)
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 @dataclass(frozen=True)
@@ -299,18 +211,7 @@ class Pack:
     files: tuple[StoredFile, ...]
 
     @property
-    def modality(self) -> str:
-        """Return what the pictures show: 'rgb' or 'flow'."""
-        return self.packing.modality
-
-    @property
-    def shard_bytes(self) -> int:
-        """Return the sizes of all shards together."""
-        return sum(shard.size for shard in self.shards)
-
-    @property
     def every_file(self) -> tuple[StoredFile, ...]:
-        """Return shards and other files."""
         return (*self.shards, *self.files)
 
     def text(self) -> str:
@@ -325,7 +226,6 @@ class Pack:
         return f'{body} "sha256": "{hashlib.sha256(body.encode()).hexdigest()}"\n}}\n'
 
     def write(self, folder: Path) -> None:
-        """Write pack.json, whole or not at all."""
         write_text(folder / PACK_FILE, self.text())
 
 
@@ -336,19 +236,19 @@ def read_pack(folder: str | Path) -> Pack:
         text = path.read_bytes().decode()
         pack = _from_values(json.loads(text))
     except FileNotFoundError as error:
-        raise PackError(f"{folder}: is no packed set, or not a finished one: it has no {PACK_FILE}") from error
+        raise PackError(f"{folder}: must be a finished packed set, but lacks {PACK_FILE}") from error
     except OSError as error:
         raise PackError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, PackError) as error:
         raise PackError(f"{path}: is damaged: {error}") from error
     if pack.text() != text:
-        raise PackError(f"{path}: is damaged: it is not what its own checksum says")
+        raise PackError(f"{path}: is damaged: its content does not match its checksum")
     return pack
 
 
 def _from_values(values: dict[str, Any]) -> Pack:
     if values["format"] != _FORMAT:
-        raise ValueError(f"its format is {values['format']!r}, and {_FORMAT} is what this version reads")
+        raise ValueError(f"format must be {_FORMAT}, got {values['format']!r}")
     shards, files = (tuple(StoredFile(**item) for item in values[name]) for name in ("shards", "files"))
     for number, shard in enumerate(shards):
         if shard.name != shard_name(number):

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import chain, count, groupby, islice, starmap, takewhile
+from itertools import accumulate, chain, count, groupby, islice, starmap, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.files import locked, replacing, write_json
-from summit_train.data.manifest.columns import sync_folder
 from summit_train.data.manifest.files import FileStore
-from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER, write_columns
-from summit_train.data.manifest.tables import Columns
+from summit_train.data.manifest.reading import (
+    PACK_FILE,
+    PACKED_MANIFEST,
+    PACKING_FOLDER,
+    save_column,
+    write_packed_manifest,
+)
+from summit_train.data.manifest.tables import DTYPES
 from summit_train.data.packed.format import (
     CLIP_ROW,
+    CLIPS,
     CONTENT_AT,
     INDEX_FOLDER,
     PICTURE_ROW,
+    PICTURES,
     SHARD_END,
     Pack,
     PackError,
@@ -40,7 +47,6 @@ from summit_train.data.packed.format import (
     read_pack,
     shard_name,
     stored_file,
-    write_index,
 )
 from summit_train.data.packed.payload import Sample, make_samples
 from summit_train.data.video.flow import PRESETS
@@ -62,11 +68,9 @@ class Job:
 
     @property
     def num_shards(self) -> int:
-        """Return the number of shards."""
         return -(-len(self.store.manifest) // self.clips_per_shard)
 
     def clips(self, shard: int) -> range:
-        """Return the clips of a shard."""
         first = shard * self.clips_per_shard
         return range(first, min(first + self.clips_per_shard, len(self.store.manifest)))
 
@@ -94,10 +98,10 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, workers: int) -> Job | None:
-    """Make the folder, or continue the packing in it; None where the same set lies there, finished.
+    """Make the folder, or continue the packing in it; None if it has the same set, finished.
 
-    workers: processes for the sample that gives the clips a shard. Raises PackError where another set lies there, or
-    the manifest is of a packed one.
+    workers: processes for the sample that gives the clips a shard. Raises PackError if the folder contains something
+    else, or the manifest is of a packed set.
     """
     manifest = store.manifest
     if manifest.is_packed:
@@ -107,19 +111,18 @@ def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, wo
     asked = {"packing": packing.entries(), "fingerprint": manifest.fingerprint(), "shard_bytes": shard_bytes}
     if (folder / PACK_FILE).exists():
         pack = read_pack(folder)
-        wanted = replace(manifest, stored_fingerprint="", pixels=packing.pixels) if packing.pixels else manifest
-        if (pack.packing, pack.fingerprint) != (packing, wanted.fingerprint()):
-            raise PackError(f"{folder}: another set lies there; delete it, or pack elsewhere")
+        if (pack.packing, pack.fingerprint) != (packing, replace(manifest, pixels=packing.pixels).fingerprint()):
+            raise PackError(f"{folder}: contains a different set; delete it, or pack elsewhere")
         shutil.rmtree(folder / PACKING_FOLDER, ignore_errors=True)  # where it was killed just before
         return None
     plan_path = folder / PACKING_FOLDER / "plan.json"
     if plan_path.exists():
         plan = json.loads(plan_path.read_text(encoding="utf-8"))
         if {name: plan[name] for name in asked} != asked:
-            raise PackError(f"{folder}: another packing was begun there and not finished; delete it, or pack elsewhere")
+            raise PackError(f"{folder}: contains an unfinished, different set; delete it, or pack elsewhere")
     else:
         if folder.is_dir() and {path.name for path in folder.iterdir()} - {PACKING_FOLDER}:
-            raise PackError(f"{folder}: there is something in it; an empty or a new folder is wanted")
+            raise PackError(f"{folder}: must be an empty or a new folder, but has files")
         mean = _mean_bytes(Job(store, folder, packing, 1), workers)
         plan = asked | {"clips_per_shard": max(1, round(shard_bytes / mean))}
         write_json(plan_path, plan)
@@ -246,54 +249,49 @@ def _samples(job: Job, clips: Iterable[int], workers: int) -> Generator[Sample |
 
 def finish(job: Job) -> Pack:
     """Write the manifest, the index and the record of a set whose shards are complete."""
-    manifest = job.store.manifest
-    for name in (PACKED_MANIFEST, INDEX_FOLDER):
-        (job.folder / name).mkdir(exist_ok=True)
-    # Generators: one part of a large set at a time is in memory.
-    columns = (_columns(job, shard, part["frame_counts"]) for shard, part in enumerate(_parts(job)))
-    wide, pixels = len(manifest.paths) >= 1 << 32, job.packing.pixels
-    fingerprint = write_columns(job.folder / PACKED_MANIFEST, columns, manifest.classes, wide=wide, pixels=pixels)
-    write_index(job.folder / INDEX_FOLDER, ((part["clips"], part["pictures"]) for part in _parts(job)))
-    about = (part["about"].tolist() for part in _parts(job))
+    source = job.store.manifest
+    manifest = replace(
+        source,
+        frame_counts=np.concatenate(list(_parts(job, "frame_counts"))),  # as packing counted them
+        lines=np.zeros(len(source), np.int32),
+        digests=np.zeros(0, DTYPES["digests"]),
+        pixels=job.packing.pixels,
+    )
+    fingerprint = write_packed_manifest(job.folder, manifest)
+    # The rows of one shard at a time are in memory: a large set has a thousand million pictures.
+    counts = [len(pictures) for pictures in _parts(job, "pictures")]
+    save_column(job.folder / INDEX_FOLDER / CLIPS, CLIP_ROW, len(manifest), _clip_rows(job, counts))
+    save_column(job.folder / INDEX_FOLDER / PICTURES, PICTURE_ROW, sum(counts), _parts(job, "pictures"))
+    about = (part.tolist() for part in _parts(job, "about"))
     shards = tuple(StoredFile(shard_name(int(shard)), int(size), digest) for shard, size, digest in about)
     names = (PACKED_MANIFEST, INDEX_FOLDER)
     paths = sorted(f"{name}/{file.name}" for name in names for file in (job.folder / name).iterdir())
     files = tuple(stored_file(job.folder, path) for path in paths)
     pack = Pack(job.packing, len(manifest), job.clips_per_shard, fingerprint, shards, files)
     pack.write(job.folder)
-    sync_folder(job.folder)
     shutil.rmtree(job.folder / PACKING_FOLDER)
     return pack
 
 
-def pack_set(store: FileStore, folder: Path, packing: Packing, shard_bytes: int) -> None:
-    """Pack a whole set in this process. Raises DecodeError for a clip that cannot be packed."""
-    job = begin(store, folder, packing, shard_bytes, workers=0)
+def _clip_rows(job: Job, num_pictures: list[int]) -> Iterator[NDArray[Any]]:
+    """Yield each shard's rows of the index. num_pictures: of each shard, whose own rows count them from 0."""
+    for first, rows in zip(accumulate(num_pictures, initial=0), _parts(job, "clips"), strict=False):
+        rows["first"] += first
+        yield rows
+
+
+def _parts(job: Job, name: str) -> Iterator[NDArray[Any]]:
+    """Yield an array of each shard's saved part."""
+    for shard in range(job.num_shards):
+        with np.load(job.part(shard), allow_pickle=False) as arrays:
+            yield arrays[name]
+
+
+def pack_set(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, workers: int = 0) -> None:
+    """Pack a whole set on one rank. Raises DecodeError for a clip that cannot be packed."""
+    job = begin(store, folder, packing, shard_bytes, workers)
     if job is not None:
-        for error in pack_shards(job, missing_shards(job), workers=0):
+        for error in pack_shards(job, missing_shards(job), workers):
             if error is not None:
                 raise error
         finish(job)
-
-
-def _parts(job: Job) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield the saved part of each shard."""
-    for shard in range(job.num_shards):
-        with np.load(job.part(shard), allow_pickle=False) as arrays:
-            yield dict(arrays)
-
-
-def _columns(job: Job, shard: int, frame_counts: NDArray[np.int32]) -> Columns:
-    """Return the manifest's columns of a shard's clips, with the frames that packing counted."""
-    manifest, clips = job.store.manifest, job.clips(shard)
-    rows = slice(clips.start, clips.stop)
-    offsets = manifest.offsets[clips.start : clips.stop + 1]
-    return {
-        "paths": manifest.paths[offsets[0] : offsets[-1]],
-        "offsets": offsets[1:],
-        "labels": manifest.labels[rows],
-        "frame_counts": frame_counts,
-        "reversed_flags": manifest.reversed_flags[rows],
-        "spans": manifest.spans[rows],
-        "lines": np.zeros(len(clips), np.int32),
-    }

@@ -30,7 +30,7 @@ from summit_train.data.video.decode import count_packets, read_from_start
 from summit_train.data.video.flow import FlowError, encode, flow_method, grey
 from summit_train.data.video.pictures import PictureReader, probe_picture, restart_units
 from summit_train.data.video.render import Renderer
-from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, Limits, load_video, read_bytes
+from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, load_video, read_bytes
 
 # From a clip's facts to those that are packed and the bytes of its file or of its pictures. Raises DecodeError.
 Read = Callable[[Facts], tuple[Facts, list[bytes]]]
@@ -101,152 +101,103 @@ def _of_video(path: str, facts: Sequence[Facts], sha256: bytes | None, packing: 
     if packing.kind == "bytes":
         video.check()
         return lambda one: (one, [video.content or b""])
-    budget, convert = Budget(path, _limits(packing)), _converter(path, packing)
+    convert = _Converter(path, packing)
     # A codec may give more frames than packets.
-    limit = 2 * count_packets(video, budget) + 1
+    limit = 2 * count_packets(video, convert.budget) + 1
     spans = [one.span for one in facts]
     wanted = {n for span in spans for n in range(span.start, min(span.end_in(limit), limit), packing.every)}
     # No frame has the number -1, so the video is decoded to its end.
-    pictures, num_frames = read_from_start(video, frozenset(wanted | {-1}), convert, budget)
+    pictures, num_frames = read_from_start(video, frozenset(wanted | {-1}), convert, convert.budget)
 
     def read(one: Facts) -> tuple[Facts, list[bytes]]:
-        numbers = convert.taken(one.span.frames(path, num_frames))
+        frames = one.span.frames(path, num_frames)
+        # The first frame of a clip only begins its first field of flow.
+        numbers = frames[:: packing.every] if packing.method is None else frames[1:]
         return convert.sized(one, num_frames), [part.tobytes() for number in numbers for part in pictures[number]]
 
     return read
 
 
 def _of_folder(path: str, packing: Packing) -> Read:
-    """Take the pictures of a folder unchanged, except those that are larger than wanted or no JPEG; or their flow."""
-    if packing.modality == "flow" and packing.method is None:
-        return _of_flow_folder(path)
-    paths = list_pictures(path)
+    """Take the pictures of a folder unchanged, except those that are too large or not JPEG; or compute their flow."""
+    is_flow = packing.modality == "flow" and packing.method is None
+    paths = list_flow_pictures(path) if is_flow else list_pictures(path)
 
     def read(one: Facts) -> tuple[Facts, list[bytes]]:
+        if is_flow:
+            fields = len(paths) // 2
+            frames = one.span.frames(path, fields + 1)
+            chosen = paths[2 * frames.start : 2 * (frames.stop - 1)]
+            return replace(one, num_frames=fields), list(map(read_bytes, chosen))
         frames = one.span.frames(path, len(paths))
         if packing.kind == "bytes":
             return replace(one, num_frames=len(paths)), [read_bytes(paths[number]) for number in frames]
-        budget, convert = Budget(path, _limits(packing)), _converter(path, packing)
-        parts = [convert.picture(paths[number], budget) for number in frames[:: packing.every]]
+        convert = _Converter(path, packing)
+        parts = [convert.picture(paths[number]) for number in frames[:: packing.every]]
         return convert.sized(one, len(paths)), list(chain.from_iterable(parts))
 
     return read
 
 
-def _of_flow_folder(path: str) -> Read:
-    """Take a folder's pictures of flow unchanged."""
-    paths = list_flow_pictures(path)
-    num_fields = len(paths) // 2
-
-    def read(one: Facts) -> tuple[Facts, list[bytes]]:
-        frames = one.span.frames(path, num_fields + 1)
-        chosen = paths[2 * frames.start : 2 * (frames.stop - 1)]
-        return replace(one, num_frames=num_fields), list(map(read_bytes, chosen))
-
-    return read
-
-
-def _limits(packing: Packing) -> Limits:
-    """Return the limits of one video: computing flow takes as long as it takes."""
-    return NO_HURRY if packing.method is None else replace(NO_HURRY, seconds=math.inf)
-
-
-def _converter(path: str, packing: Packing) -> _Converter:
-    return _Compress(packing) if packing.method is None else _ComputeFlow(path, packing)
-
-
 class _Converter:
     """Turns the frames of a video, one after the other, into the pictures that are packed of it.
 
-    size: width and height of an upright frame.
+    Each frame becomes a JPEG picture. Where flow is computed, each frame but the first becomes the flow from the one
+    before it: two grey JPEG pictures, x and y. Between spans that are apart this also computes a field that no clip
+    takes. budget: that of one video; computing flow takes as long as it takes.
     """
 
-    def __init__(self, packing: Packing) -> None:
-        self.renderer = Renderer(self._whole_frame)
-        self.size: tuple[int, int] | None = None
-        self._packing = packing
+    def __init__(self, path: str, packing: Packing) -> None:
+        has_flow = packing.method is not None
+        self.budget = Budget(path, replace(NO_HURRY, seconds=math.inf) if has_flow else NO_HURRY)
+        self._path, self._packing = path, packing
+        self._compute = flow_method(packing.method, packing.preset or "") if packing.method is not None else None
+        self._before: NDArray[np.uint8] | None = None
+        self._size: tuple[int, int] | None = None  # of an upright frame
+        self._renderer = Renderer(self._whole_frame)
 
     def _whole_frame(self, width: int, height: int) -> list[View]:
         """Return the upright frame scaled down to the short side of the packing; never up, as that adds nothing."""
-        self.size = (width, height)
+        self._size = (width, height)
         scaled = scaled_size(width, height, min(self._packing.short_side, width, height))
         return [View(*scaled, 0, 0, *scaled)]
 
     def __call__(self, frame: Any) -> list[NDArray[np.uint8]]:
-        (picture,) = self.renderer(frame)
-        return [np.frombuffer(part, np.uint8) for part in self.encoded(picture)]
+        (picture,) = self._renderer(frame)
+        return [np.frombuffer(part, np.uint8) for part in self._encoded(picture)]
 
-    def encoded(self, picture: NDArray[np.uint8]) -> list[bytes]:
-        """Return what is packed of the next frame, RGB (height, width, 3)."""
-        raise NotImplementedError
-
-    def picture(self, path: str, budget: Budget) -> list[bytes]:
-        """Return what is packed of the next frame, a picture file."""
-        ((picture,),) = PictureReader(self.renderer, budget).read([(path, read_bytes(path))])
-        return self.encoded(picture)
-
-    def taken(self, frames: range) -> range:
-        """Return the frames of a clip whose pictures are packed."""
-        return frames[:: self._packing.every]
-
-    def sized(self, facts: Facts, num_frames: int) -> Facts:
-        """Return the facts with the number and the size of the frames."""
-        assert self.size is not None, "a video without a frame is refused before"
-        return replace(facts, num_frames=num_frames, width=self.size[0], height=self.size[1])
-
-
-class _Compress(_Converter):
-    """Turns each frame into a JPEG picture."""
-
-    def encoded(self, picture: NDArray[np.uint8]) -> list[bytes]:
-        """Return the picture with restart markers, so that a reader can decode a part."""
-        return [_jpeg(picture, self._packing.quality, restart_marker_blocks=restart_units(picture.shape[1]))]
-
-    def picture(self, path: str, budget: Budget) -> list[bytes]:
-        """Return a picture file's bytes where they are a JPEG that is small enough, else compress it anew."""
+    def picture(self, path: str) -> list[bytes]:
+        """Return what is packed of the next frame, a picture file: its own bytes if they are a JPEG that is small."""
         content = read_bytes(path)
-        codec, width, height = probe_picture(path, content, budget)
-        self.size = self.size or (width, height)
-        if codec == "mjpeg" and min(width, height) <= self._packing.short_side:
-            return [content]
-        return super().picture(path, budget)
+        if self._compute is None:
+            codec, width, height = probe_picture(path, content, self.budget)
+            self._size = self._size or (width, height)
+            if codec == "mjpeg" and min(width, height) <= self._packing.short_side:
+                return [content]
+        ((picture,),) = PictureReader(self._renderer, self.budget).read([(path, content)])
+        return self._encoded(picture)
 
-
-class _ComputeFlow(_Converter):
-    """Turns each frame but the first into the flow from the one before it: two grey JPEG pictures, x and y.
-
-    It holds one frame. Between spans that are apart it also computes a field, which no clip takes.
-    """
-
-    def __init__(self, path: str, packing: Packing) -> None:
-        super().__init__(packing)
-        assert packing.method is not None and packing.bound is not None
-        self._compute, self._bound = flow_method(packing.method, packing.preset or ""), packing.bound
-        self._path = path
-        self._before: NDArray[np.uint8] | None = None
-
-    def encoded(self, picture: NDArray[np.uint8]) -> list[bytes]:
-        """Return the flow to this frame; nothing of the first."""
+    def _encoded(self, picture: NDArray[np.uint8]) -> list[bytes]:
+        """Return what is packed of the next frame, RGB (height, width, 3)."""
+        if self._compute is None:
+            # Restart markers let a reader decode a part.
+            return [self._jpeg(picture, restart_marker_blocks=restart_units(picture.shape[1]))]
         before, self._before = self._before, grey(picture)
         if before is None:
             return []
         try:
-            code = encode(self._compute(before, self._before), self._bound)
+            code = encode(self._compute(before, self._before), self._packing.bound or 0)
         except FlowError as error:
             raise DecodeError(self._path, str(error)) from error
-        return [_jpeg(code[..., component], self._packing.quality) for component in range(2)]
+        return [self._jpeg(code[..., component]) for component in range(2)]
 
-    def taken(self, frames: range) -> range:
-        """Return all frames but the first, which begins the first field."""
-        return frames[1:]
+    def _jpeg(self, picture: NDArray[np.uint8], **options: Any) -> bytes:
+        stream = io.BytesIO()
+        Image.fromarray(picture).save(stream, "JPEG", quality=self._packing.quality, **options)
+        return stream.getvalue()
 
     def sized(self, facts: Facts, num_frames: int) -> Facts:
-        """Return the facts with the number of fields and the size of the frames."""
-        return super().sized(facts, num_frames - 1)
-
-
-def _jpeg(picture: NDArray[np.uint8], quality: int, **options: Any) -> bytes:
-    """Compress RGB (height, width, 3) or grey (height, width)."""
-    stream = io.BytesIO()
-    Image.fromarray(picture).save(stream, "JPEG", quality=quality, **options)
-    return stream.getvalue()
+        """Return the facts with the size of the frames, and the number of frames or of fields."""
+        assert self._size is not None, "a video without a frame is refused before"
+        count = num_frames if self._compute is None else num_frames - 1
+        return replace(facts, num_frames=count, width=self._size[0], height=self._size[1])

@@ -11,27 +11,26 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.data.manifest import Manifest, ManifestError, read_manifest
-from summit_train.data.manifest.reading import PACK_FILE
+from summit_train.data.manifest.reading import PACK_FILE, load_column
 from summit_train.data.packed.format import (
+    CLIP_ROW,
     CLIPS,
     INDEX_FOLDER,
+    PICTURE_ROW,
     PICTURES,
     Facts,
     Pack,
     PackError,
-    Place,
-    ShardIndex,
     StoredFile,
     facts_of,
     picture_checksum,
     read_pack,
-    read_range,
     shard_name,
     stored_file,
 )
@@ -40,13 +39,10 @@ from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_picture_
 from summit_train.data.video.render import Renderer
 from summit_train.data.video.source import LIMITS, DecodeError, Encoded, Limits
 
-# Complete shards of a copy, which were checked, lie in its folder under their names. Single clips lie in `partial/`, in
-# sparse files, at their places in the shards; `partial/have` has a byte for each clip, 1 where the clip is there.
-PARTIAL_FOLDER, HAVE = "partial", "have"
 # Pictures with at most this between them are read together: the bytes between them cost less than a request.
 _JOINED_BYTES = 256 << 10
 _MAX_OPEN_FILES = 128
-_CHANGED = "is not what was packed: its checksum differs (`data verify` says what else is damaged)"
+_CHANGED = "is not what was packed: its checksum differs (`data verify` lists what else is damaged)"
 _NAMED_CLIPS = 5
 
 
@@ -60,12 +56,24 @@ def staged_folder(dest: str | Path, packed: str | Path) -> Path:
     return Path(dest) / f"{Path(packed).resolve().name}-{digest[:8]}"
 
 
+class _Entry(NamedTuple):
+    """A clip in the manifest and in the index. pictures: their rows, PICTURE_ROW; none in a set of original bytes."""
+
+    name: str  # in messages
+    path: str  # of its shard
+    facts: Facts
+    checksum: int
+    start: int
+    length: int
+    pictures: NDArray[Any]
+
+
 @dataclass(frozen=True, eq=False)
 class ShardStore:
     """The clips of a packed set (see batches.stores.Store), read by one `pread` each.
 
-    local: the folder of a node's own copy, whole or in part, or of none. Pickling keeps the three fields; each process
-    opens the files that it reads from.
+    local: the folder of a node's own copy, which is read if it is complete. Pickling keeps the three fields; each
+    process opens the files that it reads from.
     """
 
     manifest: Manifest
@@ -84,17 +92,28 @@ class ShardStore:
         return pack
 
     @cached_property
-    def _index(self) -> ShardIndex:
-        local = self.local
-        if local is not None and all((local / INDEX_FOLDER / name).is_file() for name in (CLIPS, PICTURES)):
-            return ShardIndex(local, self.manifest)
-        return ShardIndex(Path(self.manifest.source), self.manifest)
+    def _folder(self) -> Path:
+        if self.local is not None and (self.local / PACK_FILE).is_file():
+            return self.local
+        return Path(self.manifest.source)
 
     @cached_property
-    def _have(self) -> NDArray[np.uint8] | None:
-        path = Path(self.local or "", PARTIAL_FOLDER, HAVE)
-        fits = self.local and path.is_file() and path.stat().st_size == len(self.manifest)  # else it is of another set
-        return np.memmap(path, np.uint8, "r") if fits else None
+    def _index(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        folder = self._folder / INDEX_FOLDER
+        try:
+            clips, pictures = load_column(folder / CLIPS, CLIP_ROW), load_column(folder / PICTURES, PICTURE_ROW)
+        except (OSError, ValueError) as error:
+            raise PackError(f"{folder}: the index is damaged: {error}") from error
+        if len(clips) != len(self.manifest):
+            raise PackError(f"{folder}: the index is damaged: {len(clips)} clips instead of {len(self.manifest)}")
+        return clips, pictures
+
+    def _entry(self, clip: int) -> _Entry:
+        clips, pictures = self._index
+        shard, checksum, start, length, first, width, height = clips[clip].item()
+        end = int(clips[clip + 1]["first"]) if clip + 1 < len(clips) else len(pictures)
+        path, facts = str(self._folder / shard_name(shard)), facts_of(self.manifest, clip, width, height)
+        return _Entry(f"{path}:{self.manifest.path(clip)}", path, facts, checksum, start, length, pictures[first:end])
 
     @cached_property
     def _shared(self) -> ShardStore:
@@ -102,6 +121,7 @@ class ShardStore:
 
     @cached_property
     def _damaged(self) -> set[str]:
+        """The shards of the local copy that are read from the shared set instead."""
         return set()
 
     @cached_property
@@ -115,50 +135,40 @@ class ShardStore:
         gives numbers of pictures, from 0 to 2 F - 1, for the number of fields F; the pictures are grey, see
         `clips.read_flow_views`. A damaged local shard is reported, and the shared one is read instead.
         """
-        place = self._index.place(clip)
-        path = self._path(clip, place)
+        entry = self._entry(clip)
+        if entry.path in self._damaged:
+            return self._shared.read_views(clip, choose, views_of)
         try:
-            return self._read_from(path, clip, place, choose, views_of)
+            return self._read_from(entry, choose, views_of)
         except _DamagedError as error:
-            if self.local is None or Path(path).parent == Path(self.manifest.source):
+            if self._folder != self.local:
                 raise
             note = "summit-train: warning: %s; this shard is read from %s instead"
             logging.getLogger(__name__).warning(note, error, self.manifest.source)
-            self._damaged.add(path)
+            self._damaged.add(entry.path)
             return self._shared.read_views(clip, choose, views_of)
 
-    def _read_from(self, path: str, clip: int, place: Place, choose: Choose, views_of: ViewsOf) -> Frames:
-        name = f"{path}:{self.manifest.path(clip)}"
-        facts = facts_of(self.manifest, clip, place.width, place.height)
-        if place.num_pictures:
-            return self._read_pictures(name, path, place, facts, choose, views_of)
-        content = self._read(name, path, place, 0, place.length)
-        if zlib.crc32(content, facts.checksum()) != place.checksum:
-            raise _DamagedError(name, _CHANGED)
-        choose, num_frames = facts.span.chosen_in(name, choose), self.manifest.num_frames(clip)
-        return read_views(Encoded(name, content), choose, views_of, num_frames, limits=self.limits)
+    def check(self, clip: int) -> None:
+        """Read all bytes of a clip. Raises DecodeError where they are not those that were packed."""
+        entry = self._entry(clip)
+        if len(entry.pictures):
+            self._pictures(entry, range(len(entry.pictures)))
+        else:
+            self._video(entry)
 
-    def _read_pictures(
-        self, name: str, path: str, place: Place, facts: Facts, choose: Choose, views_of: ViewsOf
-    ) -> Frames:
-        packing, base, rows = self.pack.packing, facts.checksum(), self._index.pictures(place)
-        edges = np.concatenate([np.zeros(1, np.int64), rows["end"]])  # picture n from edges[n] to edges[n + 1]
-        is_index_right = np.all(np.diff(edges) > 0) and edges[-1] == place.length and base == place.checksum
-        if not is_index_right:
-            raise _DamagedError(name, _CHANGED)
+    def _read_from(self, entry: _Entry, choose: Choose, views_of: ViewsOf) -> Frames:
+        name, facts = entry.name, entry.facts
+        if not len(entry.pictures):
+            count = facts.num_frames if facts.num_frames > 0 else None
+            video = Encoded(name, self._video(entry))
+            return read_views(video, facts.span.chosen_in(name, choose), views_of, count, limits=self.limits)
+
+        packing = self.pack.packing
         num_frames = packing.num_frames(name, facts)
-        if len(rows) != packing.num_packed(num_frames):
+        if len(entry.pictures) != packing.num_packed(num_frames):
             raise _DamagedError(name, _CHANGED)
-
         packed: NDArray[np.int64] = np.asarray(choose(num_frames)) // packing.every
-        pictures = dict[int, bytes]()
-        for numbers in _spans(edges, np.unique(packed).tolist()):
-            first = edges[numbers[0]]
-            content = self._read(name, path, place, first, edges[numbers[-1] + 1])
-            for number in numbers:
-                pictures[number] = content[edges[number] - first : edges[number + 1] - first]
-                if picture_checksum(base, number, pictures[number]) != rows["checksum"][number]:
-                    raise _DamagedError(name, f"picture {number} {_CHANGED}")
+        pictures = self._pictures(entry, np.unique(packed).tolist())
 
         def views(width: int, height: int) -> Sequence[View]:
             # The size before packing scaled the frame down gives the same view as the video itself.
@@ -166,32 +176,49 @@ class ShardStore:
 
         fetch = lambda number: (f"{name}, picture {number}", pictures[number])  # noqa: E731
         render = Renderer(views, is_grey=packing.modality == "flow")
-        return read_picture_views(name, fetch, lambda _: packed, render, len(rows), self.limits)
+        return read_picture_views(name, fetch, lambda _: packed, render, len(entry.pictures), self.limits)
 
-    def _path(self, clip: int, place: Place) -> str:
-        """Return the file that has the clip: the local copy's where it has it, else the shared one."""
-        name, copies = shard_name(place.shard), list[Path]()
-        if self.local and (self.local / name).is_file():
-            copies.append(self.local / name)
-        if self.local and self._have is not None and self._have[clip]:
-            copies.append(self.local / PARTIAL_FOLDER / name)
-        right = (str(copy) for copy in copies if str(copy) not in self._damaged)
-        return next(right, os.path.join(self.manifest.source, name))
+    def _video(self, entry: _Entry) -> bytes:
+        content = self._read(entry, 0, entry.length)
+        if zlib.crc32(content, entry.facts.checksum()) != entry.checksum:
+            raise _DamagedError(entry.name, _CHANGED)
+        return content
 
-    def _read(self, name: str, path: str, place: Place, start: int, end: int) -> bytes:
+    def _pictures(self, entry: _Entry, numbers: Sequence[int]) -> dict[int, bytes]:
+        """Return the bytes of the pictures `numbers`, which rise; those that are close are read together."""
+        base, rows = entry.facts.checksum(), entry.pictures
+        edges = np.concatenate([np.zeros(1, np.int64), rows["end"]])  # picture n from edges[n] to edges[n + 1]
+        if np.any(np.diff(edges) <= 0) or edges[-1] != entry.length or base != entry.checksum:
+            raise _DamagedError(entry.name, _CHANGED)
+        pictures = dict[int, bytes]()
+        for group in _groups(edges, numbers):
+            first = edges[group[0]]
+            content = self._read(entry, first, edges[group[-1] + 1])
+            for number in group:
+                pictures[number] = content[edges[number] - first : edges[number + 1] - first]
+                if picture_checksum(base, number, pictures[number]) != rows["checksum"][number]:
+                    raise _DamagedError(entry.name, f"picture {number} {_CHANGED}")
+        return pictures
+
+    def _read(self, entry: _Entry, start: int, end: int) -> bytes:
         """Return the bytes start .. end - 1 of a clip. Raises _DamagedError, also if the file is too short."""
+        path = entry.path
         try:
             file = self._files.pop(path, None) or open(path, "rb", buffering=0)  # noqa: SIM115  (closed when the oldest)
             self._files[path] = file  # the last
             if len(self._files) > _MAX_OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
-            return read_range(file, place.start + start, place.start + end)
+            start, end, content = entry.start + start, entry.start + end, b""
+            if not 0 <= start <= end <= os.fstat(file.fileno()).st_size:
+                raise OSError("is outside its shard: the shard was cut short, or the index is damaged")
+            while more := os.pread(file.fileno(), end - start - len(content), start + len(content)):  # at most 2 GiB
+                content += more
+            return content
         except OSError as error:
-            raise _DamagedError(name, error.strerror or str(error)) from error
+            raise _DamagedError(entry.name, error.strerror or str(error)) from error
 
 
-def _spans(edges: NDArray[np.int64], numbers: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the pictures `numbers`, which rise, in groups that are read together."""
+def _groups(edges: NDArray[np.int64], numbers: Sequence[int]) -> Iterator[list[int]]:
     group = list[int]()
     for number in numbers:
         if group and edges[number] - edges[group[-1] + 1] > _JOINED_BYTES:
@@ -211,10 +238,10 @@ def verify_files(folder: Path, pack: Pack, files: Sequence[StoredFile], workers:
 
 
 def stray_files(folder: Path, pack: Pack) -> list[str]:
-    """Return a complaint for each file in a set's folder that is no part of the set."""
+    """Return a complaint for each file in a set's folder that does not belong to the set."""
     known = {PACK_FILE} | {file.name for file in pack.every_file}
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
-    return [f"{folder / name}: is no part of the set" for name in sorted(found - known)]
+    return [f"{folder / name}: does not belong to the set" for name in sorted(found - known)]
 
 
 def _complaints(folder: Path, pack: Pack, file: StoredFile) -> list[str]:
@@ -233,13 +260,12 @@ def _damaged_clips(folder: Path, pack: Pack, shard: int) -> str:
     """Name the clips of a damaged shard that cannot be read, where the index can still tell."""
     bad = []
     try:
-        manifest = read_manifest(folder)
-        index = ShardIndex(folder, manifest)
-        for clip in range(shard * pack.clips_per_shard, min((shard + 1) * pack.clips_per_shard, len(manifest))):
+        store = ShardStore(read_manifest(folder))
+        for clip in range(shard * pack.clips_per_shard, min((shard + 1) * pack.clips_per_shard, len(store.manifest))):
             try:
-                index.read_whole(folder, clip, index.place(clip))
-            except PackError:
-                bad.append(manifest.path(clip))
+                store.check(clip)
+            except DecodeError:
+                bad.append(store.manifest.path(clip))
     except (ManifestError, PackError):
         return ""
     if not bad:

@@ -1,35 +1,27 @@
-"""Copies of packed sets on a node's own disk: the whole set where it fits, else the clips that the node needs first.
+"""Copies of packed sets on a node's own disk: a set is copied whole, or not at all.
 
-Copying checks every byte. A file appears under its name when it is complete and right, with a modification time that
-follows from its checksum. Later writes change that time, so a copy of the right size and time needs no second reading.
+Every file of a copy is compared with the SHA-256 in the set's record. The record itself is copied last: a copy without
+it is not read, and the next call continues it.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, compress
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from summit_train.core.files import file_sha256, locked, replacing
-from summit_train.data.manifest import read_manifest
-from summit_train.data.packed.format import PackError, Place, ShardIndex, StoredFile, read_pack, shard_name
-from summit_train.data.packed.read import HAVE, PARTIAL_FOLDER, staged_folder
+from summit_train.data.manifest.reading import PACK_FILE
+from summit_train.data.packed.format import PackError, StoredFile, read_pack
+from summit_train.data.packed.read import staged_folder
 
-Clips = NDArray[np.int64]
-Needed = Callable[[], Iterable[Clips]]
-
-_BLOCK = 4096
+_BLOCK = 4096  # of a disk
 _READ_BYTES = 4 << 20
-_CLIPS_AT_ONCE = 4096
 _THREADS = 4  # reading, hashing and writing release Python's lock
 # Left free: others write to a node's disk too, and a full file system is slow.
 _RESERVED_PART = 0.02
@@ -37,179 +29,79 @@ _RESERVED_PART = 0.02
 
 @dataclass
 class Staged:
-    """The result of staging: bytes copied, bytes that were there before, and a warning where some are missing."""
+    """The result of staging: bytes copied, bytes that were there before, and a warning if there is no copy."""
 
     copied: int = 0
     present: int = 0
     warning: str = ""
 
 
-class Staging:
-    """One set, copied to one node's disk by `work`; then `result` says what was done.
+def stage(packed: Path, dest: Path, show: Callable[[int, int], None], max_bytes: int | None = None) -> Staged:
+    """Copy what is missing of a set to a folder below `dest`; wait for another process that stages the same set.
 
-    packed: the set's folder. dest: a folder on the node's disk; its parent has to exist. needed: the clips that the
-    node reads, in the order of use, asked for only where the set does not fit (None: whole shards from the first on).
-    max_bytes: the most that the copy may take.
+    dest: a folder on the node's disk; its parent must exist. show: is told the number of finished files and of all.
+    max_bytes: the most that the copy may take. An error of the disk, such as one that is full or missing, is a warning
+    in the result and leaves no unfinished copy. Raises PackError if the set itself is damaged.
     """
-
-    def __init__(self, packed: Path, dest: Path, needed: Needed | None = None, max_bytes: int | None = None) -> None:
-        self._packed, self._dest, self._needed, self._max_bytes = packed, dest, needed, max_bytes
-        self._pack = read_pack(packed)
-        self.folder = staged_folder(dest, packed)
-        self.num_files = len(self._pack.every_file)
-        self.result = Staged()
-
-    def work(self) -> Iterator[None]:
-        """Copy what is missing, a step at a time; wait for another process that stages the same set.
-
-        An error of the disk, such as one that is full or missing, ends the work with a warning in `result`. Raises
-        PackError where the set itself is damaged.
-        """
-        try:
-            # Not the parents: a disk that is not mounted must not become a folder in the node's memory.
-            self._dest.mkdir(exist_ok=True)
-            with locked(self._dest / f".{self.folder.name}.lock"):
-                self.folder.mkdir(exist_ok=True)
-                for left in self.folder.rglob(".*.writing"):  # by a process that was killed
-                    left.unlink()
-                yield from self._fill()
-        except OSError as error:
-            self._warn(f"{error.strerror or error} ({error.filename or self.folder})")
-
-    def _fill(self) -> Iterator[None]:
-        pack = self._pack
-        there = {file for file in pack.every_file if self._is_there(file)}
-        small, shards = ([file for file in files if file not in there] for files in (pack.files, pack.shards))
-        self.result.present = sum(file.size for file in there)
-        budget = self._budget(there)
-        if _total([*small, *shards]) <= budget:
-            yield from self._copy_files([*small, *shards])
-            # The complete folder is a packed set of its own.
-            pack.write(self.folder)
-            shutil.rmtree(self.folder / PARTIAL_FOLDER, ignore_errors=True)
-            return
-        yield from self._copy_files(small)
-        budget -= _total(small)
-        if self._needed is None:
-            taken = accumulate(room(shard.size) for shard in shards)
-            yield from self._copy_files(compress(shards, (total <= budget for total in taken)))
-        else:
-            yield from self._copy_clips(self._needed(), budget)
-        self._warn("there is not enough room")
-
-    def _is_there(self, file: StoredFile) -> bool:
-        path = self.folder / file.name
-        if not path.is_file() or path.stat().st_size != file.size:
-            return False
-        if path.stat().st_mtime_ns != _mark(file):
-            if file_sha256(path) != file.sha256:
-                return False
-            os.utime(path, ns=(_mark(file), _mark(file)))
-        return True
-
-    def _budget(self, there: Iterable[StoredFile]) -> int:
-        """Return the bytes that may still be written beside these files."""
-        disk = shutil.disk_usage(self._dest)
-        free = int(disk.free - _RESERVED_PART * disk.total)
-        if self._max_bytes is None:
-            return free
-        pieces = sum(path.stat().st_blocks * 512 for path in self.folder.glob(f"{PARTIAL_FOLDER}/*"))
-        return min(free, self._max_bytes - _total(there) - pieces)
-
-    def _copy_files(self, files: Iterable[StoredFile]) -> Iterator[None]:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            for size in pool.map(self._copy_file, files):
-                self.result.copied += size
-                yield
-
-    def _copy_file(self, file: StoredFile) -> int:
-        """Copy one file, whole or not at all. Raises PackError where the shared one is not what was packed."""
-        with replacing(self.folder / file.name) as out:
-            digest = hashlib.sha256()
-            for block in _blocks(self._packed / file.name):
-                digest.update(block)
-                out.write(block)
-            if digest.hexdigest() != file.sha256:
-                raise PackError(f"{self._packed / file.name}: is not what was packed; `data verify` says more")
-            out.flush()
-            os.utime(out.fileno(), ns=(_mark(file), _mark(file)))
-        return file.size
-
-    def _copy_clips(self, needed: Iterable[Clips], budget: int) -> Iterator[None]:
-        """Copy clips in this order until `budget` bytes are taken, each to its place in a sparse file (see read.py).
-
-        A clip is marked as present when all of it is written, so an interrupted copy can be continued. Raises PackError
-        for a clip that is damaged in the shared set.
-        """
-        manifest = read_manifest(self._packed)
-        index, path = ShardIndex(self._packed, manifest), self.folder / PARTIAL_FOLDER / HAVE
-        if not path.exists():
-            # Not sparse: writing to a mapped page that a full disk has no room for would kill this process.
-            with replacing(path) as file:
-                file.write(bytes(len(manifest)))
-        have = np.memmap(path, np.uint8, "r+")
-        chosen = self._chosen(index, have, needed, budget)
-        try:
-            with ThreadPoolExecutor(_THREADS) as pool:
-                for start in range(0, len(chosen), _CLIPS_AT_ONCE):
-                    # By their place in the shards: the shared file system then reads forwards.
-                    batch = sorted(chosen[start : start + _CLIPS_AT_ONCE], key=lambda one: (one[1].shard, one[1].start))
-                    self.result.copied += sum(pool.map(partial(self._copy_clip, index, have), batch))
-                    yield
-        finally:
-            have.flush()
-
-    def _chosen(
-        self, index: ShardIndex, have: NDArray[np.uint8], needed: Iterable[Clips], budget: int
-    ) -> list[tuple[int, Place]]:
-        """Return the first of the needed clips that are not here and fit, each once, with their places."""
-        # Whole shards that were copied before.
-        is_whole = [(self.folder / shard.name).is_file() for shard in self._pack.shards]
-        seen, chosen = have.astype(bool), list[tuple[int, Place]]()
-        for clips in needed:
-            fresh = clips[~seen[clips]]
-            seen[fresh] = True
-            for clip in fresh.tolist():
-                place = index.place(clip)
-                if is_whole[place.shard]:
-                    continue
-                budget -= room(place.length) + _BLOCK  # it may begin within a block
-                if budget < 0:
-                    return chosen
-                chosen.append((clip, place))
-            if seen.all():
-                break
-        return chosen
-
-    def _copy_clip(self, index: ShardIndex, have: NDArray[np.uint8], one: tuple[int, Place]) -> int:
-        clip, place = one
-        content = index.read_whole(self._packed, clip, place)
-        path = self.folder / PARTIAL_FOLDER / shard_name(place.shard)
-        path.touch()
-        with open(path, "r+b") as file:
-            file.seek(place.start)
-            file.write(content)
-        have[clip] = 1
-        return len(content)
-
-    def _warn(self, reason: str) -> None:
-        total = sum(file.size for file in self._pack.every_file)
-        got = f"{self.result.copied + self.result.present:,} of {total:,} bytes are there"
-        self.result.warning = f"{self._dest}: {reason}: {got}, the rest is read from {self._packed}"
+    folder = staged_folder(dest, packed)
+    try:
+        # Not the parents: a disk that is not mounted must not become a folder in the node's memory.
+        dest.mkdir(exist_ok=True)
+        with locked(dest / f".{folder.name}.lock"):
+            try:
+                return _copy_set(packed, folder, show, max_bytes)
+            except OSError:
+                if not (folder / PACK_FILE).exists():
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise
+    except OSError as error:
+        reason = f"{error.strerror or error} ({error.filename or folder})"
+        return Staged(warning=f"{dest}: {reason}: the set is read from {packed}")
 
 
-def room(size: int) -> int:
-    """Return the bytes of a disk that a file of this size takes: whole blocks."""
-    return -(-size // _BLOCK) * _BLOCK
+def _copy_set(packed: Path, folder: Path, show: Callable[[int, int], None], max_bytes: int | None) -> Staged:
+    pack, staged = read_pack(packed), Staged()
+    files = pack.every_file
+    folder.mkdir(exist_ok=True)
+    for left in folder.rglob(".*.writing"):  # by a process that was killed
+        left.unlink()
+    missing = [file for file in files if not _has_size_of(folder, file)]
+    # Files take whole blocks.
+    needed, total = (sum(-(-file.size // _BLOCK) * _BLOCK for file in some) for some in (missing, files))
+    disk = shutil.disk_usage(folder)
+    free = int(disk.free - _RESERVED_PART * disk.total)
+    if needed > free or (max_bytes is not None and total > max_bytes):
+        raise OSError(errno.ENOSPC, f"there is not enough room for {total:,} bytes", str(folder))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        sizes = pool.map(partial(_copy_file, packed, folder), files)
+        for number, (file, copied) in enumerate(zip(files, sizes, strict=True), 1):
+            staged.copied += copied
+            staged.present += file.size - copied
+            show(number, len(files))
+    pack.write(folder)  # the complete folder is a packed set of its own
+    return staged
 
 
-def _total(files: Iterable[StoredFile]) -> int:
-    return sum(room(file.size) for file in files)
+def _has_size_of(folder: Path, file: StoredFile) -> bool:
+    path = folder / file.name
+    return path.is_file() and path.stat().st_size == file.size
 
 
-def _mark(file: StoredFile) -> int:
-    """Return the modification time of a right copy, in ns: a second in 2001 to 2010, by its checksum."""
-    return (1_000_000_000 + int(file.sha256[:7], 16)) * 1_000_000_000
+def _copy_file(packed: Path, folder: Path, file: StoredFile) -> int:
+    """Copy one file, whole or not at all, unless it is there; return the bytes copied.
+
+    Raises PackError if the shared one is not what was packed.
+    """
+    if _has_size_of(folder, file) and file_sha256(folder / file.name) == file.sha256:
+        return 0
+    source, digest = packed / file.name, hashlib.sha256()
+    with replacing(folder / file.name) as out:
+        for block in _blocks(source):
+            digest.update(block)
+            out.write(block)
+        if digest.hexdigest() != file.sha256:
+            raise PackError(f"{source}: is not what was packed; run `data verify` for details")
+    return file.size
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

@@ -107,8 +107,11 @@ def test_a_clip_that_is_there_twice_is_not_guessed(tmp_path: Path, touch: Callab
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("youtube_id,time_start,time_end,split\nx,0,10,test\n", "train.csv:1: wanted the columns label"),
-        ("label,youtube_id,time_start,time_end,split\n,x,0,10,test\n", "train.csv:2: a youtube_id and a label"),
+        ("youtube_id,time_start,time_end,split\nx,0,10,test\n", "train.csv:1: must have the columns label"),
+        (
+            "label,youtube_id,time_start,time_end,split\n,x,0,10,test\n",
+            "train.csv:2: must have a youtube_id and a label",
+        ),
         ("label,youtube_id,time_start,time_end,split\na,x,zero,10,train\n", "train.csv:2: time_start and time_end"),
         ("label,youtube_id,time_start,time_end,split\na,x\n", "train.csv:2: fewer fields"),
     ],
@@ -149,7 +152,7 @@ def test_hmdb51(tmp_path: Path, touch: Callable[..., Path]) -> None:
     assert annotations.classes == ("brush_hair", "wave")
     assert _located(annotations, root) == [("brush_hair/a_brush.avi", 0), ("d#wave.avi", 1)]
     assert _located(_read("hmdb51", lists, split=1, part="test"), root) == [("brush_hair/b_brush.avi", 0)]
-    with pytest.raises(ManifestError, match=r"there is no CLASS_test_split3\.txt"):
+    with pytest.raises(ManifestError, match=r"has no CLASS_test_split3\.txt"):
         _read("hmdb51", lists, split=3, part="train")
 
 
@@ -175,7 +178,10 @@ def test_something_v1_and_jester_are_folders_of_pictures(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("100218\n", "train.csv:1: wanted ID;label"), ("1;Waving\n", "train.csv:1: the label 'Waving' does not stand in")],
+    [
+        ("100218\n", "train.csv:1: must be ID;label"),
+        ("1;Waving\n", "train.csv:1: the label 'Waving' is not one of the 1 classes"),
+    ],
 )
 def test_a_something_csv_that_is_none(tmp_path: Path, text: str, reason: str) -> None:
     labels = _written(tmp_path / "labels.csv", "Holding something\n")
@@ -203,9 +209,9 @@ def test_something_v2(tmp_path: Path, touch: Callable[..., Path]) -> None:
     assert _located(annotations, touch("78687.webm")) == [("78687.webm", 1), "4.webm: No such file or directory"]
     for text, reason in (
         ('[{"id": "1"}]', "entry 0 has no id and template"),
-        ('{"id": 1}', "wanted a JSON list"),
-        ("[", "is no JSON"),
-        ('[{"id": "1", "template": "Waving"}]', "the label 'Waving' does not stand in"),
+        ('{"id": 1}', "must be a JSON list"),
+        ("[", "is not JSON"),
+        ('[{"id": "1", "template": "Waving"}]', "the label 'Waving' is not one of the 2 classes"),
     ):
         with pytest.raises(ManifestError, match=reason):
             _read("something_v2", _written(train, text), labels=label_path)
@@ -241,7 +247,7 @@ def test_lists(tmp_path: Path, touch: Callable[..., Path]) -> None:
     assert found == [ManifestRow("a b.mp4", 2), ManifestRow("c.mp4", 0), ManifestRow("frames", 1, 4)]
     named = _read("list", _written(source, "c.mp4 walk\n"), classes=("run", "walk"))
     assert list(locate(named, str(root))) == [ManifestRow("c.mp4", 1)]
-    with pytest.raises(ManifestError, match=r"list\.txt:1: label 'walk' is no number"):
+    with pytest.raises(ManifestError, match=r"list\.txt:1: label 'walk' must be a number"):
         _read("list", source)
 
 

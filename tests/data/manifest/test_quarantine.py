@@ -69,9 +69,9 @@ def test_no_list_keeps_all(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         (None, "cannot be read"),
-        ("", "bad.csv:1: wanted the header path,reason"),
-        ("path,label\na,0\n", "bad.csv:1: wanted the header"),
-        ("path,reason\na,b,c\n", "bad.csv:2: wanted a path and a reason, got 3 fields"),
+        ("", "bad.csv:1: the header must be path,reason"),
+        ("path,label\na,0\n", "bad.csv:1: the header must be"),
+        ("path,reason\na,b,c\n", "bad.csv:2: must have a path and a reason, got 3 fields"),
         ("path,reason\n" + "".join(f'"{name}",x\n' for name in NAMES), "names every clip"),
     ],
 )

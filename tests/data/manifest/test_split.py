@@ -135,12 +135,10 @@ def test_files_that_sort_by_class_are_split_within_their_classes(tmp_path: Path)
 def test_a_class_that_cannot_be_on_both_sides_is_named(tmp_path: Path) -> None:
     rows = [ManifestRow(f"p{i}_a.mp4", 0) for i in range(6)] + [ManifestRow(f"p{i}_b.mp4", 1) for i in (0, 0, 1)]
     write_manifest(tmp_path / "clips.csv", rows)
-    with pytest.raises(
-        ManifestError, match=r"the class '1' has clips in 2 of 6 groups.* 3 folds: wanted are --folds 2,"
-    ):
+    with pytest.raises(ManifestError, match=r"the class '1' has clips in 2 of 6 groups.* 3 folds; try --folds 2,"):
         _split(tmp_path, 3)
     assert all(map(_on_both_sides, _split(tmp_path, 2)))
-    with pytest.raises(ManifestError, match=r"the class '0' has clips in 1 of .* wanted are more groups"):
+    with pytest.raises(ManifestError, match=r"the class '0' has clips in 1 of .* try more groups"):
         write_manifest(tmp_path / "clips.csv", [ManifestRow("p0_a.mp4", 0), *rows[-3:]])
         _split(tmp_path, 2)
 
@@ -151,11 +149,6 @@ def test_a_rare_class_within_mixed_groups_comes_on_both_sides(tmp_path: Path) ->
     write_manifest(tmp_path / "clips.csv", [*rows, ManifestRow("p0_x.mp4", 1), ManifestRow("p9_x.mp4", 1)])
     for seed in range(10):
         assert [fold.val["1"] for fold in _split(tmp_path, 2, seed=seed)] == [1, 1]
-
-
-def test_parts_are_as_equal_as_can_be(tmp_path: Path) -> None:
-    _manifest(tmp_path, persons=9)
-    assert sorted(sum(fold.val.values()) // 3 for fold in _split(tmp_path, 4)) == [2, 2, 2, 3]
 
 
 def test_frame_counts_groups_and_classes_are_kept(tmp_path: Path) -> None:
@@ -215,11 +208,11 @@ def test_reversed_clips_stay_reversed_and_cannot_be_reversed_again(tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--folds", "2", "--group", "(p"], "the group '(p' is no regular expression"),
+        (["--folds", "2", "--group", "(p"], "--group must be a regular expression, got '(p'"),
         (["--folds", "2", "--group", "q[0-9]"], "bend/p0_bend.avi: the group 'q[0-9]' matches nothing"),
-        (["--folds", "5", "--group", PERSON], "5 folds of 4 groups (p0, p1, p2, p3)"),
-        (["--folds", "1", "--group", PERSON], "1 folds of 4 groups"),
-        (["--folds", "2", "--group", PERSON, "--only", "runn"], "no class 'runn'; valid: bend, run, walk"),
+        (["--folds", "5", "--group", PERSON], "--folds must be 2 to 4, the number of groups (p0, p1, p2, p3), got 5"),
+        (["--folds", "1", "--group", PERSON], "--folds must be 2 to 4"),
+        (["--folds", "2", "--group", PERSON, "--only", "runn"], "must have the class 'runn'; valid: bend, run, walk"),
     ],
 )
 def test_mistakes_exit_2_say_what_is_right_and_write_nothing(

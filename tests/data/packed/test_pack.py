@@ -17,7 +17,7 @@ from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as pack_module
 from summit_train.data.packed.format import PackError, Packing, read_pack
-from summit_train.data.packed.pack import begin, finish, missing_shards, pack_shards
+from summit_train.data.packed.pack import begin, missing_shards, pack_shards
 from summit_train.data.packed.read import stray_files, verify_files
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError
@@ -73,10 +73,7 @@ def test_the_index_is_numpys(pack_set: PackSet) -> None:
 @pytest.mark.parametrize("kind", ["bytes", "jpeg"])
 def test_workers_change_nothing(raw: FileStore, pack_set: PackSet, tmp_path: Path, kind: str) -> None:
     alone = content_of(pack_set(kind=kind))
-    job = begin(raw, tmp_path / "other", Packing(kind), 16_000, workers=2)
-    assert job is not None
-    assert len(list(pack_shards(job, missing_shards(job), workers=2))) == NUM_VIDEOS
-    finish(job)
+    pack_module.pack_set(raw, tmp_path / "other", Packing(kind), 16_000, workers=2)
     assert content_of(tmp_path / "other") == alone
 
 
@@ -100,11 +97,11 @@ def test_a_finished_set_is_left_alone(raw: FileStore, pack_set: PackSet) -> None
     before = content_of(out)
     assert begin(raw, out, Packing("bytes"), 16_000, workers=0) is None
     assert content_of(out) == before
-    with pytest.raises(PackError, match="another set lies there"):
+    with pytest.raises(PackError, match="contains a different set"):
         begin(raw, out, Packing("jpeg"), 16_000, workers=0)
     jpeg = pack_set(name="jpeg", kind="jpeg")
     assert begin(raw, jpeg, Packing("jpeg"), 16_000, workers=0) is None
-    with pytest.raises(PackError, match="another set lies there"):
+    with pytest.raises(PackError, match="contains a different set"):
         begin(raw, jpeg, Packing("jpeg", quality=50), 16_000, workers=0)
 
 
@@ -115,13 +112,13 @@ def test_what_is_unfinished_is_not_read_and_not_mixed(raw: FileStore, tmp_path: 
     assert missing_shards(job) == list(range(1, job.num_shards))
     with pytest.raises(ManifestError, match="its packing was not finished"):
         read_manifest(tmp_path / "out")
-    with pytest.raises(PackError, match="another packing was begun there"):
+    with pytest.raises(PackError, match="contains an unfinished, different set"):
         begin(raw, tmp_path / "out", Packing("jpeg"), 16_000, workers=0)
 
 
 def test_a_folder_with_something_in_it_is_refused(raw: FileStore, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(PackError, match="there is something in it"):
+    with pytest.raises(PackError, match="must be an empty or a new folder"):
         begin(raw, tmp_path, Packing("bytes"), 16_000, workers=0)
     assert os.listdir(tmp_path) == ["mine.txt"]
 
@@ -139,38 +136,24 @@ def few(videos: Path, tmp_path: Path) -> FileStore:
     return FileStore(read_manifest(tmp_path / "few.csv"), str(videos))
 
 
-def _pack_all(store: FileStore, out: Path, kind: str) -> None:
-    job = begin(store, out, Packing(kind), 12_000, workers=0)
-    if job is not None:
-        assert job.num_shards > 1
-        list(pack_shards(job, missing_shards(job), workers=0))
-        finish(job)
-
-
 @pytest.mark.parametrize(("kind", "stride"), [("bytes", 1), ("jpeg", 5)])
 def test_killed_at_any_moment_the_next_call_makes_the_same(
     few: FileStore, tmp_path: Path, kind: str, stride: int
 ) -> None:
-    _pack_all(few, tmp_path / "undisturbed", kind)
-    undisturbed, out = content_of(tmp_path / "undisturbed"), tmp_path / "killed"
-    number = 1
-    while killed_at(number, out, lambda: _pack_all(few, out, kind)):
-        _pack_all(few, out, kind)
-        assert content_of(out) == undisturbed, f"killed at operation {number}"
+    undisturbed, out, number = tmp_path / "undisturbed", tmp_path / "killed", 1
+
+    def pack(folder: Path = out) -> None:
+        pack_module.pack_set(few, folder, Packing(kind), 12_000)
+
+    pack(undisturbed)
+    assert len(read_pack(undisturbed).shards) > 1
+    while killed_at(number, out, pack):
+        pack()
+        assert content_of(out) == content_of(undisturbed), f"killed at operation {number}"
         shutil.rmtree(out)
         number += stride
     assert number > 50
-    assert content_of(out) == undisturbed
-
-
-def test_killed_again_and_again_it_comes_to_its_end(few: FileStore, tmp_path: Path) -> None:
-    _pack_all(few, tmp_path / "undisturbed", "bytes")
-    kills, out = 0, tmp_path / "killed"
-    while killed_at(10 + kills, out, lambda: _pack_all(few, out, "bytes")):
-        kills += 1
-        assert kills < 200
-    assert kills > 10
-    assert content_of(out) == content_of(tmp_path / "undisturbed")
+    assert content_of(out) == content_of(undisturbed)
 
 
 def test_killed_it_leaves_no_process_behind(videos: Path, tmp_path: Path) -> None:
@@ -235,10 +218,7 @@ def test_a_disk_that_is_full_ends_it_and_the_next_call_goes_on(
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
         patched.setattr(pack_module, "replacing", full)
         list(pack_shards(job, missing_shards(job), workers=0))
-    again = begin(raw, tmp_path / "out", Packing("bytes"), 16_000, workers=0)
-    assert again is not None
-    list(pack_shards(again, missing_shards(again), workers=0))
-    finish(again)
+    pack_module.pack_set(raw, tmp_path / "out", Packing("bytes"), 16_000)
     assert content_of(tmp_path / "out") == undisturbed
 
 
@@ -262,10 +242,8 @@ def frames(tmp_path: Path) -> FileStore:
 
 @pytest.mark.parametrize(("kind", "side"), [("bytes", 256), ("jpeg", 256), ("jpeg", 24)])
 def test_frame_folders_are_packed(frames: FileStore, tmp_path: Path, kind: str, side: int) -> None:
-    job = begin(frames, tmp_path / "out", Packing(kind, short_side=side), 1 << 20, workers=0)
-    assert job is not None
-    assert list(pack_shards(job, missing_shards(job), workers=0)) == [None, None]
-    pack = finish(job)
+    pack_module.pack_set(frames, tmp_path / "out", Packing(kind, short_side=side), 1 << 20)
+    pack = read_pack(tmp_path / "out")
     clips = np.load(tmp_path / "out" / "index" / "clips.npy")
     shard = (tmp_path / "out" / "000000.tar").read_bytes()
     stored = [shard[clip["start"] :][: clip["length"]] for clip in clips]
@@ -279,8 +257,5 @@ def test_frame_folders_are_packed(frames: FileStore, tmp_path: Path, kind: str, 
 
 def test_a_video_of_one_frame(tmp_path: Path) -> None:
     write_video(tmp_path / "one.mp4", np.zeros((1, 16, 16, 3), np.uint8))
-    job = begin(_store(tmp_path, [ManifestRow("one.mp4", 0)]), tmp_path / "out", Packing("jpeg", every=4), 1, workers=0)
-    assert job is not None
-    list(pack_shards(job, missing_shards(job), workers=0))
-    assert finish(job).clips == 1
+    pack_module.pack_set(_store(tmp_path, [ManifestRow("one.mp4", 0)]), tmp_path / "out", Packing("jpeg", every=4), 1)
     assert read_manifest(tmp_path / "out").frame_counts.tolist() == [1]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from summit_train.core import rng
 from summit_train.core.errors import UserError
 from summit_train.data.batches.stores import Store, open_store
-from summit_train.data.manifest import read_manifest
+from summit_train.data.manifest import ManifestError, read_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import read as store_module
 from summit_train.data.packed.format import PackError
@@ -91,6 +92,29 @@ def test_a_store_travels_small_and_reads_the_same(pack_set: PackSet) -> None:
         assert np.array_equal(_training_clip(pickle.loads(sent), 3), wanted)
 
 
+def test_a_worker_refuses_a_set_that_was_packed_again(pack_set: PackSet) -> None:
+    out, other = pack_set(), pack_set(name="other", kind="jpeg")
+    sent = pickle.dumps(_open(out))
+    shutil.rmtree(out)
+    other.rename(out)
+    with pytest.raises(ManifestError, match="was packed again while a run was using it"):
+        pickle.loads(sent)
+
+
+def test_a_set_of_version_0_1_is_read(pack_set: PackSet) -> None:
+    """Its .npy files have headers of 512 bytes."""
+    out = pack_set(kind="jpeg")
+    wanted = [_all_frames(_open(out), clip) for clip in range(NUM_VIDEOS)]
+    for path in out.rglob("*.npy"):
+        rows = np.load(path)
+        descr = np.lib.format.dtype_to_descr(rows.dtype)
+        text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': ({len(rows)},), }}"
+        start = b"\x93NUMPY\x01\x00" + (502).to_bytes(2, "little")
+        path.write_bytes(start + f"{text:<501}\n".encode() + rows.tobytes())
+    for clip in range(NUM_VIDEOS):
+        assert np.array_equal(_all_frames(_open(out), clip), wanted[clip])
+
+
 def test_files_are_closed_when_there_are_many(pack_set: PackSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_MAX_OPEN_FILES", 2)
     store = _open(pack_set())
@@ -108,9 +132,9 @@ def test_the_pictures_of_a_clip_are_read_together_where_they_lie_near(
     store, reads = _open(pack_set(kind="jpeg")), []
     whole = ShardStore._read
 
-    def counted(self: ShardStore, name: str, path: str, place: Any, start: int, end: int) -> bytes:
+    def counted(self: ShardStore, entry: Any, start: int, end: int) -> bytes:
         reads.append((start, end))
-        return whole(self, name, path, place, start, end)
+        return whole(self, entry, start, end)
 
     monkeypatch.setattr(ShardStore, "_read", counted)
     clip = _training_clip(store, 0)
@@ -185,11 +209,19 @@ def test_a_shard_that_is_cut_short_or_gone(pack_set: PackSet) -> None:
     shard = out / "000000.tar"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:600])
-    with pytest.raises(DecodeError, match="does not lie in its shard: the shard was cut short"):
+    with pytest.raises(DecodeError, match="is outside its shard: the shard was cut short"):
         _training_clip(_open(out), 0)
     shard.unlink()
     with pytest.raises(DecodeError, match=r"000000\.tar:walk/clip 0\.mp4: No such file"):
         _training_clip(_open(out), 0)
+
+
+@pytest.mark.parametrize("name", ["labels.npy", "offsets.npy", "paths.npy", "columns.json"])
+def test_a_manifest_that_is_cut_short_is_named(pack_set: PackSet, name: str) -> None:
+    path = pack_set() / "manifest" / name
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(ManifestError, match=r"packed: is damaged .*; see `data verify`"):
+        read_manifest(path.parents[1])
 
 
 def test_a_manifest_that_is_not_the_records_is_refused(pack_set: PackSet) -> None:

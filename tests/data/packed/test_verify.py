@@ -78,7 +78,7 @@ def test_what_is_missing_torn_or_too_much(pack_set: PackSet) -> None:
     assert lines[0] == f"{out}/000000.tar: No such file or directory"
     assert lines[1].startswith(f"{torn}: has 100 bytes instead of ")
     assert lines[2] == f"{out}/index/clips.npy: No such file or directory"
-    assert lines[3:] == [f"{out}/000009.tar: is no part of the set"]
+    assert lines[3:] == [f"{out}/000009.tar: does not belong to the set"]
 
 
 def test_a_torn_shard_names_its_first_clips(pack_set: PackSet) -> None:
@@ -98,4 +98,4 @@ def test_the_command(pack_set: PackSet, capsys: pytest.CaptureFixture[str], tmp_
     shutil.rmtree(out / "index")
     (out / "pack.json").unlink()
     assert main(["data", "verify", str(out)]) == 1
-    assert "is no packed set, or not a finished one" in capsys.readouterr().err
+    assert "must be a finished packed set, but lacks pack.json" in capsys.readouterr().err
