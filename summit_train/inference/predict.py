@@ -18,8 +18,6 @@ from summit_train.evaluation.scoring import Progress, Scored, Scorer
 from summit_train.inference.trained import Trained
 from summit_train.inference.videos import Listing
 
-_NOT_FINITE = "its scores are not finite"
-
 
 @dataclass(frozen=True)
 class Prediction:
@@ -39,7 +37,7 @@ class PredictedVideo:
     error: str | None = None
 
     def values(self) -> dict[str, Any]:
-        """Return what JSON has of it."""
+        """Return the video's part of the JSON."""
         if self.error is not None:
             return self.clip.values() | {"error": self.error}
         return self.clip.values() | {"predictions": [vars(prediction) for prediction in self.predictions]}
@@ -106,33 +104,25 @@ def predict_videos(
         scored.append(scorer.score(network, store, listing.kept, follow))
     if world.rank != 0:
         return None
-    return _together(trained, listings, [part for part in scored if part is not None], top)
+    return _predictions(trained, listings, [part for part in scored if part is not None], top)
 
 
-def _together(trained: Trained, listings: Sequence[Listing], scored: Sequence[Scored], top: int) -> Predictions:
-    videos: list[PredictedVideo] = []
-    labels, scores, is_read = list[NDArray[np.int64]](), list[NDArray[np.float32]](), list[bool]()
+def _predictions(trained: Trained, listings: Sequence[Listing], scored: Sequence[Scored], top: int) -> Predictions:
+    videos, labels, scores, is_read = list[PredictedVideo](), list[int](), list[NDArray[Any]](), list[bool]()
     for listing, part in zip(listings, scored, strict=True):
-        predicted = _predicted(listing, part, trained.classes, top)
-        videos += predicted
-        if listing.has_labels:
-            labels.append(listing.manifest.labels[listing.numbers].astype(np.int64))
-            scores.append(part.scores)
-            is_read += [video.error is None for video in predicted]
+        reasons = {bad.clip: listing.reason(bad) for bad in part.bad}
+        for clip, logits in zip(listing.numbers, part.scores, strict=True):
+            error = reasons.get(clip) or (None if np.isfinite(logits).all() else "its scores are not finite")
+            found = most_probable(logits, trained.classes, top) if error is None else ()
+            videos.append(PredictedVideo(listing.clip(clip), found, error))
+            if listing.has_labels:
+                labels.append(int(listing.manifest.labels[clip]))
+                scores.append(logits)
+                is_read.append(error is None)
     if not labels:
         return Predictions(tuple(videos), None)
-    known = np.concatenate(labels)
-    return Predictions(tuple(videos), Scores(np.arange(len(known)), known, np.concatenate(scores), np.array(is_read)))
-
-
-def _predicted(listing: Listing, scored: Scored, classes: Sequence[str], top: int) -> list[PredictedVideo]:
-    reasons = {bad.clip: listing.reason(bad) for bad in scored.bad}
-    videos = []
-    for clip, logits in zip(listing.numbers, scored.scores, strict=True):
-        error = reasons.get(clip) or (None if np.isfinite(logits).all() else _NOT_FINITE)
-        found = most_probable(logits, classes, top) if error is None else ()
-        videos.append(PredictedVideo(listing.clip(clip), found, error))
-    return videos
+    known = np.array(labels, np.int64)
+    return Predictions(tuple(videos), Scores(np.arange(len(known)), known, np.stack(scores), np.array(is_read)))
 
 
 def most_probable(logits: NDArray[np.floating[Any]], classes: Sequence[str], top: int) -> tuple[Prediction, ...]:
