@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Renderer
 from summit_train.evaluation.scoring import Scorer
-from summit_train.inference.export.data import Picture
-from summit_train.inference.export.verify import normalised
+from summit_train.inference.export.export import centre_view
 from summit_train.inference.trained import open_trained
+from summit_train.models.precision import Normalise
 from tests.closeness import assert_near
 from tests.streamed import CPU
 
@@ -100,8 +101,13 @@ def test_a_frame_is_what_the_evaluation_sees(
     seen = ran(BEGIN)["seen"]
     for number in range(len(VIDEOS)):
         picture = next(av.open(str(videos / f"{number}.mp4")).decode(video=0))
-        (ours,) = Renderer(Picture(32, *crop).views)(picture)
-        assert_near(seen(picture), normalised(torch.from_numpy(ours)[None, None])[0, 0].numpy(), 1e-6, str(number))
+        (ours,) = Renderer(partial(centre_view, 32, crop))(picture)
+        assert_near(
+            seen(picture),
+            Normalise(torch.float32, CPU)(torch.from_numpy(ours)[None, None])[0, 0].numpy(),
+            1e-6,
+            str(number),
+        )
     described(clip_model, "preprocessing", crop=[32, 32])
 
 

@@ -14,7 +14,7 @@ from summit_train.core.session import session
 from summit_train.core.text import counted, share, table
 from summit_train.core.watch import Watchdog
 from summit_train.evaluation.evaluation import show_accuracy
-from summit_train.inference.arguments import add_network, add_videos, list_videos, open_named, tell_bad, tell_numbers
+from summit_train.inference.arguments import add_network, add_videos, list_videos, open_named, tell_bad
 from summit_train.inference.predict import PredictedVideo, Predictions, predict_videos
 from summit_train.inference.trained import Trained
 from summit_train.inference.videos import Listing
@@ -56,7 +56,6 @@ def _prepared(args: argparse.Namespace) -> tuple[Trained, tuple[Listing, ...]]:
         check_output("--csv", args.csv, args.csv)
     trained = open_named(args.run, overrides, args.classes)
     listings = list_videos(words, trained, use_labels=True)
-    tell_numbers(trained)
     return trained, listings
 
 

@@ -1,17 +1,20 @@
-"""What the commands that use a trained network share: arguments, checks, and what they say of networks and videos."""
+"""What the commands that use a trained network share: arguments, and notes on stderr about networks and videos."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.clip import Clip
 from summit_train.inference.trained import Trained, named, open_trained
 from summit_train.inference.videos import Listing, list_named
 
-_NAMED = 20  # unreadable videos on the screen; the files that are written name all
+_MOST_BAD = 20  # unreadable videos on the screen; the files that are written name all
+Value = TypeVar("Value")
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:
@@ -26,25 +29,34 @@ def add_videos(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("videos", nargs="+", metavar="VIDEO", help=what)
 
 
+def checked(parse: Callable[[str], Value], is_right: Callable[[Value], bool], expected: str) -> Callable[[str], Value]:
+    """Return an argument's `type`: what `parse` makes of its text. argparse reports that it must be `expected`."""
+
+    def convert(text: str) -> Value:
+        with suppress(ValueError, ZeroDivisionError):
+            value = parse(text)
+            if is_right(value):
+                return value
+        raise argparse.ArgumentTypeError(f"must be {expected}, got {text!r}")
+
+    return convert
+
+
 def open_named(path: str, overrides: Sequence[str], names_file: str | None) -> Trained:
-    """Open a network, with the names of its classes; say which newer checkpoints cannot be read. Raises UserError."""
+    """Open a network with the names of its classes. Note newer checkpoints that cannot be read, and missing names."""
     trained = named(open_trained(path, overrides), names_file)
     for complaint in trained.passed_over:
         print(f"passed over: {complaint}", file=sys.stderr)
-    return trained
-
-
-def tell_numbers(trained: Trained) -> None:
-    """Say on stderr where the classes have no names."""
     if not trained.has_names:
         text = "has no names of its classes: they are shown as numbers; --classes FILE gives them names"
         print(f"{trained.path}: {text}", file=sys.stderr)
+    return trained
 
 
 def list_videos(words: Sequence[str], trained: Trained, *, use_labels: bool) -> tuple[Listing, ...]:
-    """Return the videos that words name, and say on stderr what is left out. Raises UserError."""
+    """Return the videos that words name, and note what is left out. Raises UserError."""
     if not words:
-        raise UserError("there is no VIDEO: files, folders, manifests or packed sets are wanted")
+        raise UserError("there is no VIDEO: name files, folders, manifests or packed sets")
     classes = trained.classes if trained.has_names else None
     listings, notes = list_named(words, trained.spec, classes, use_labels=use_labels)
     for note in notes:
@@ -53,10 +65,10 @@ def list_videos(words: Sequence[str], trained: Trained, *, use_labels: bool) -> 
 
 
 def tell_bad(bad: Sequence[tuple[Clip, str]], num_videos: int, elsewhere: str) -> None:
-    """Say on stderr which of the videos could not be read and why. elsewhere: what names all of them."""
-    for clip, reason in bad[:_NAMED]:
+    """Print to stderr which videos could not be read and why. elsewhere: what names all of them."""
+    for clip, reason in bad[:_MOST_BAD]:
         print(f"{clip}: {reason}", file=sys.stderr)
-    if len(bad) > _NAMED:
-        print(f"... and {len(bad) - _NAMED:,} more; {elsewhere}", file=sys.stderr)
+    if len(bad) > _MOST_BAD:
+        print(f"... and {len(bad) - _MOST_BAD:,} more; {elsewhere}", file=sys.stderr)
     if bad:
         print(f"summit-train: {len(bad):,} of {num_videos:,} videos could not be read", file=sys.stderr)

@@ -20,8 +20,6 @@ from summit_train.evaluation.scoring import PartialScores, Progress, Scorer
 from summit_train.inference.trained import Trained
 from summit_train.inference.videos import Listing
 
-_NOT_FINITE = "its scores are not finite"
-
 
 @dataclass(frozen=True)
 class Prediction:
@@ -41,7 +39,7 @@ class PredictedVideo:
     error: str | None = None
 
     def values(self) -> dict[str, Any]:
-        """Return what JSON has of it."""
+        """Return the video's part of the JSON."""
         if self.error is not None:
             return self.clip.values() | {"error": self.error}
         return self.clip.values() | {"predictions": [vars(prediction) for prediction in self.predictions]}
@@ -109,37 +107,27 @@ def predict_videos(
         scores = scorer.score(network, follow, source=None, partial=found)
         if scores is not None:
             parts.append((scores, found.bad))
-    return None if world.rank != 0 else _together(trained, listings, parts, top)
+    return None if world.rank != 0 else _predictions(trained, listings, parts, top)
 
 
-def _together(
+def _predictions(
     trained: Trained, listings: Sequence[Listing], parts: Sequence[tuple[Scores, list[BadClip]]], top: int
 ) -> Predictions:
-    videos: list[PredictedVideo] = []
-    labels, scores, is_read = list[np.ndarray](), list[np.ndarray](), list[bool]()
+    videos, labels, scores, is_read = list[PredictedVideo](), list[int](), list[NDArray[Any]](), list[bool]()
     for listing, (part, bad) in zip(listings, parts, strict=True):
-        predicted = _predicted(listing, part.scores, bad, trained.classes, top)
-        videos += predicted
-        if listing.has_labels:
-            labels.append(part.labels)
-            scores.append(part.scores)
-            is_read += [video.error is None for video in predicted]
+        reasons = {one.clip: listing.reason(one) for one in bad}
+        for clip, logits in zip(listing.numbers, part.scores, strict=True):
+            error = reasons.get(clip) or (None if np.isfinite(logits).all() else "its scores are not finite")
+            found = most_probable(logits, trained.classes, top) if error is None else ()
+            videos.append(PredictedVideo(listing.clip(clip), found, error))
+            if listing.has_labels:
+                labels.append(int(listing.manifest.labels[clip]))
+                scores.append(logits)
+                is_read.append(error is None)
     if not labels:
         return Predictions(tuple(videos), None)
-    known = np.concatenate(labels)
-    return Predictions(tuple(videos), Scores(np.arange(len(known)), known, np.concatenate(scores), np.array(is_read)))
-
-
-def _predicted(
-    listing: Listing, scores: np.ndarray, bad: Sequence[BadClip], classes: Sequence[str], top: int
-) -> list[PredictedVideo]:
-    reasons = {one.clip: listing.reason(one) for one in bad}
-    videos = []
-    for clip, logits in zip(listing.numbers, scores, strict=True):
-        error = reasons.get(clip) or (None if np.isfinite(logits).all() else _NOT_FINITE)
-        found = most_probable(logits, classes, top) if error is None else ()
-        videos.append(PredictedVideo(listing.clip(clip), found, error))
-    return videos
+    known = np.array(labels, np.int64)
+    return Predictions(tuple(videos), Scores(np.arange(len(known)), known, np.stack(scores), np.array(is_read)))
 
 
 def most_probable(logits: NDArray[np.floating[Any]], classes: Sequence[str], top: int) -> tuple[Prediction, ...]:

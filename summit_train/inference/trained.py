@@ -24,9 +24,9 @@ from summit_train.spec.source import Tree, apply_override
 class Trained:
     """What a checkpoint holds for those who use the network.
 
-    path: the checkpoint. run_path: the run directory that it lies in, None for a file of its own. step: updates so far.
-    classes: the names, label 0 first; numbers where the checkpoint has none, as `has_names` says. weights: the state
-    dict, on the CPU. passed_over: why newer checkpoints of the run were skipped.
+    path: the checkpoint. run_path: its run directory, None for a file of its own. step: updates so far. classes: the
+    names, label 0 first; numbers where the checkpoint has none, as `has_names` says. weights: the state dict, on the
+    CPU. passed_over: why newer checkpoints of the run were skipped.
     """
 
     path: Path
@@ -54,21 +54,29 @@ class Trained:
 def open_trained(path: str | Path, overrides: Sequence[str] = ()) -> Trained:
     """Open a run directory (its newest whole checkpoint) or a checkpoint file, with `section.key=value` overrides.
 
-    Raises CheckpointError where there is none, it cannot be read, or it does not say what network it is of, and
-    SpecError for an override that is wrong.
+    Raises CheckpointError where there is none, it cannot be read, or it lacks its spec, and SpecError for an override
+    that is wrong.
     """
     path = Path(path)
+    complaints: Sequence[str] = ()
+    run_path: Path | None
     if path.is_dir():
-        file, state, complaints = load_newest(path, _needed)
+        run_path = path
+        file, state, complaints = load_newest(path, _most_bytes)
         if file is None:
-            raise CheckpointError(f"{path}: there is no checkpoint in it; the folder of a run that trained is wanted")
-        return replace(_trained(file, path, state, overrides), passed_over=tuple(complaints))
-    if not path.is_file():
+            raise CheckpointError(f"{path}: there is no checkpoint in it; give the folder of a run that trained")
+    elif not path.is_file():
         raise CheckpointError(f"{path}: no such run directory or checkpoint")
-    if path.suffix in (".yaml", ".yml"):
+    elif path.suffix in (".yaml", ".yml"):
         raise CheckpointError(f"{path}: is a spec; the directory of its run must be given, {load_spec(path).run_path}")
-    run_path = path.parent.parent if path.parent.name == "checkpoints" else None
-    return _trained(path, run_path, load_checkpoint(path, _needed, may_be_alone=True), overrides)
+    else:
+        run_path = path.parent.parent if path.parent.name == "checkpoints" else None
+        file, state = path, load_checkpoint(path, _most_bytes, may_be_alone=True)
+    spec = _spec_in(file, state, overrides)
+    names: Any = state.get("classes")
+    has_names = isinstance(names, list) and len(names) == spec.model.num_classes
+    classes = tuple(map(str, names if has_names else range(spec.model.num_classes)))
+    return Trained(file, run_path, spec, state["step"], classes, has_names, state["model"], tuple(complaints))
 
 
 def flow_problem(spec: Spec, reason: str) -> str | None:
@@ -79,30 +87,20 @@ def flow_problem(spec: Spec, reason: str) -> str | None:
 
 
 def named(trained: Trained, names_file: str | None) -> Trained:
-    """Return the trained network with the names in a file, one a line, label 0 first; as it is without a file.
-
-    Raises UserError for a file that is missing or has another number of names.
-    """
+    """Return the trained network with the names in a file, one a line, label 0 first; as it is without a file."""
     if names_file is None:
         return trained
-    names, wanted = read_classes(names_file), trained.spec.model.num_classes
-    if names is None and not os.path.exists(names_file):
-        raise UserError(
-            f"{names_file}: there is no such file; the names of the {wanted} classes, one a line, are wanted"
-        )
-    if names is None or len(names) != wanted:
-        found = len(names or ())
-        raise UserError(
-            f"{names_file}: has {found} names, and {trained.path} {wanted} classes: one name each is wanted"
-        )
+    names, num_classes = read_classes(names_file), trained.spec.model.num_classes
+    if names is None or len(names) != num_classes:
+        found = f"has {len(names or ())} names" if os.path.exists(names_file) else "there is no such file"
+        raise UserError(f"{names_file}: {found}; it must name the {num_classes} classes of {trained.path}, one a line")
     return replace(trained, classes=names, has_names=True)
 
 
-def _needed(file: Path, state: dict[str, Any]) -> int:
+def _most_bytes(file: Path, state: dict[str, Any]) -> int:
     """Return the most bytes that a checkpoint may have, according to its own spec."""
-    spec = _spec_in(file, state, ())
     with torch.device("meta"):
-        return bytes_for(build_network(spec))
+        return bytes_for(build_network(_spec_in(file, state, ())))
 
 
 def _spec_in(file: Path, state: dict[str, Any], overrides: Sequence[str]) -> Spec:
@@ -112,11 +110,3 @@ def _spec_in(file: Path, state: dict[str, Any], overrides: Sequence[str]) -> Spe
     for override in overrides:
         apply_override(tree, override)
     return spec_from_tree(tree)
-
-
-def _trained(file: Path, run_path: Path | None, state: dict[str, Any], overrides: Sequence[str]) -> Trained:
-    spec = _spec_in(file, state, overrides)
-    names: Any = state.get("classes")
-    has_names = isinstance(names, list) and len(names) == spec.model.num_classes
-    classes = tuple(map(str, names) if has_names else map(str, range(spec.model.num_classes)))
-    return Trained(file, run_path, spec, state["step"], classes, has_names, state["model"])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,6 @@ from summit_train.data.video.source import MISSING
 from summit_train.spec import DataSpec, Spec
 
 _HEAD_BYTES = 4096
-Follow = Callable[[Iterable[Any], int, str], Iterator[Any]]  # (items, their number, what they are): shows progress
 
 
 @dataclass(frozen=True)
@@ -67,17 +65,17 @@ class Listing:
 def list_named(
     words: Sequence[str], spec: Spec, classes: Sequence[str] | None = None, *, use_labels: bool = True
 ) -> tuple[tuple[Listing, ...], tuple[str, ...]]:
-    """Return the videos that `words` name, in their order, and what is to be said about them, a line each.
+    """Return the videos that `words` name, in their order, and notes about them, a line each.
 
     A folder is searched at any depth, hidden entries apart; one with numbered pictures and no video is one clip. A file
     without a video's extension is a manifest where it is text. Neighbouring files and folders share a Listing. classes:
     the names of the network's classes, if they are known: a manifest with others has no labels here. use_labels: else
-    no list has labels, and nothing is said about them. Raises UserError for a word that names nothing, ManifestError
-    for a list that is wrong.
+    no list has labels, and no note is about them. Raises UserError for a word that names nothing, ManifestError for a
+    list that is wrong.
     """
     missing = [word for word in words if not os.path.exists(word)]
     if missing:
-        raise UserError(f"{listed(missing)}: {MISSING}; files, folders, manifests or packed sets are wanted")
+        raise UserError(f"{listed(missing)}: {MISSING}; name files, folders, manifests or packed sets")
     listings: list[Listing] = []
     notes: list[str] = []
     for is_list, group in groupby(words, _is_list):
@@ -91,7 +89,6 @@ def list_named(
 
 
 def _is_list(word: str) -> bool:
-    """Return whether a path is of a packed set or of a manifest."""
     if os.path.isdir(word):
         return os.path.isfile(os.path.join(word, PACK_FILE)) or os.path.isdir(os.path.join(word, PACKING_FOLDER))
     if is_video(os.path.basename(word)) or not os.path.isfile(word):  # reading a FIFO would wait for ever
@@ -127,14 +124,13 @@ def _differing(manifest: Manifest, num_classes: int, classes: Sequence[str] | No
 
 
 def _paths(word: str, notes: list[str]) -> list[str]:
-    """Return the videos that a file or folder stands for. Raises UserError for a folder without any."""
+    """Return the videos that a file or folder names. Raises UserError for a folder without any."""
     if not os.path.isdir(word):
         return [word]
     others: Counter[str] = Counter()
     paths = list(_found(word, others))
     if not paths:
-        wanted = f"no name with {', '.join(VIDEO_EXTENSIONS)}, and no numbered pictures"
-        raise UserError(f"{word}: no video in this folder: {wanted}")
+        raise UserError(f"{word}: no video in this folder: no {', '.join(VIDEO_EXTENSIONS)}, and no numbered pictures")
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
         notes.append(f"{word}: no videos by their names: {kinds}")
@@ -142,7 +138,7 @@ def _paths(word: str, notes: list[str]) -> list[str]:
 
 
 def _found(top: str, others: Counter[str]) -> Iterator[str]:
-    """Yield the videos below a folder, sorted in each folder, and count the other files by their extensions."""
+    """Yield the videos below a folder, sorted in each folder; count the other files by their extensions."""
     for folder, below, files in os.walk(top):
         below[:] = sorted(name for name in below if not name.startswith("."))
         seen = sorted(name for name in files if not name.startswith("."))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.inference.cam.network import class_maps, classifier_of
+from summit_train.inference.cam.maps import class_maps, classifier_of
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
 from summit_train.spec.catalog import ARCHITECTURES, maps_problem

@@ -32,62 +32,34 @@ class Row:
     pictures: NDArray[np.uint8]
     foreground: NDArray[np.bool_]
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Return the width and height that a picture is drawn with."""
-        height, width = self.pictures.shape[1:3]
-        drawn = min(max(height, _LEAST_HEIGHT), _MOST_HEIGHT)
-        return round(width * drawn / height), drawn
-
-    @property
-    def num_lines(self) -> int:
-        """Return the number of lines of pictures."""
-        return -(-len(self.frames) // ACROSS)
-
-    @property
-    def width(self) -> int:
-        """Return the width of its pictures, side by side."""
-        return min(len(self.frames), ACROSS) * (self.size[0] + _GAP) - _GAP
-
-    @property
-    def height(self) -> int:
-        """Return the height of its pictures with their numbers, and of the title above them."""
-        return _LINE + self.num_lines * (self.size[1] + _SMALL_LINE)
-
-
-def darkened(pictures: NDArray[np.uint8], foreground: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Return RGB pictures (..., H, W, 3) whose background, where `foreground` (..., H, W) is false, is darkened."""
-    dark: NDArray[np.uint8] = (pictures * _DARKENED).astype(np.uint8)
-    return np.where(foreground[..., None], pictures, dark)
-
 
 def draw_strip(path: Path, title: str, rows: Sequence[Row]) -> None:
     """Draw the rows below each other, each with its title, and write the PNG at once."""
-    width = max(_LEAST_WIDTH, *(row.width for row in rows)) + 2 * _MARGIN
-    height = _LINE + sum(row.height for row in rows) + 2 * _MARGIN
+    heights = [min(max(row.pictures.shape[1], _LEAST_HEIGHT), _MOST_HEIGHT) for row in rows]
+    widths = [round(h * row.pictures.shape[2] / row.pictures.shape[1]) for row, h in zip(rows, heights, strict=True)]
+    across = [min(len(row.frames), ACROSS) * (w + _GAP) - _GAP for row, w in zip(rows, widths, strict=True)]
+    down = [-(-len(row.frames) // ACROSS) * (h + _SMALL_LINE) for row, h in zip(rows, heights, strict=True)]
+    total_width = max(_LEAST_WIDTH, *across) + 2 * _MARGIN
+    total_height = _LINE * (1 + len(rows)) + sum(down) + 2 * _MARGIN
     with house_style():
-        figure = Figure(figsize=(width / _DPI, height / _DPI), dpi=_DPI)
+        figure = Figure(figsize=(total_width / _DPI, total_height / _DPI), dpi=_DPI)
         top = _MARGIN + _LINE
         _write(figure, title, _MARGIN, top - _LINE / 2, 11, color=GREY)
-        for row in rows:
+        for row, width, height, lines in zip(rows, widths, heights, down, strict=True):
             _write(figure, row.title, _MARGIN, top + _LINE / 2, 11, fontweight="bold")
-            _draw(figure, row, top + _LINE)
-            top += row.height
+            shown = np.where(row.foreground[..., None], row.pictures, (row.pictures * _DARKENED).astype(np.uint8))
+            for number, (frame, picture) in enumerate(zip(row.frames, shown, strict=True)):
+                line, column = divmod(number, ACROSS)
+                left = _MARGIN + column * (width + _GAP)
+                bottom = top + _LINE + line * (height + _SMALL_LINE) + height
+                box = (left / total_width, 1 - bottom / total_height, width / total_width, height / total_height)
+                axes = figure.add_axes(box)
+                axes.imshow(picture, aspect="auto")
+                axes.set_axis_off()
+                _write(figure, f"frame {frame}", left + width / 2, bottom + _SMALL_LINE / 2, 8, ha="center", most=width)
+            top += _LINE + lines
         with replacing(path) as file:
             figure.savefig(file, format="png", dpi=_DPI)
-
-
-def _draw(figure: Figure, row: Row, top: float) -> None:
-    (width, height), shown = row.size, darkened(row.pictures, row.foreground)
-    total_width, total_height = figure.get_size_inches() * _DPI
-    for number, (frame, picture) in enumerate(zip(row.frames, shown, strict=True)):
-        line, column = divmod(number, ACROSS)
-        left, bottom = _MARGIN + column * (width + _GAP), top + line * (height + _SMALL_LINE) + height
-        box = (left / total_width, 1 - bottom / total_height, width / total_width, height / total_height)
-        axes = figure.add_axes(box)
-        axes.imshow(picture, aspect="auto")
-        axes.set_axis_off()
-        _write(figure, f"frame {frame}", left + width / 2, bottom + _SMALL_LINE / 2, 8, ha="center", most=width)
 
 
 def _write(

@@ -1,104 +1,172 @@
-"""A stream followed to its end: each frame's label, the copy that shows it, and what it all took."""
+"""A stream followed to its end: the label of each frame that is due, the counts, a copy of the video with labels."""
 
 from __future__ import annotations
 
+import os
+import queue
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.files import check_output
 from summit_train.core.text import counted
+from summit_train.data.video.augment import View
+from summit_train.data.video.caption import with_caption
+from summit_train.data.video.encode import Encoding, VideoWriter, open_writer
 from summit_train.data.video.render import Renderer
-from summit_train.data.video.stream import Reading
-from summit_train.inference.stream.latencies import Latencies
-from summit_train.inference.stream.pace import Pace, Paced
-from summit_train.inference.stream.show import Show
+from summit_train.data.video.stream import Reading, StreamFrame
+from summit_train.inference.predict import most_probable
 from summit_train.inference.stream.stream import Stream
 
+# Frames that may wait. More would make the labels late; fewer would drop frames at every hiccup.
+MAX_WAITING = 4
+_LATENCIES = 100_000  # the summary gives the latencies of the last ones
+_ENDINGS = (".mp4", ".mkv", ".mov")
+# The times of a stream's frames need not be multiples of anything.
+_TICK = Fraction(1, 90_000)
 
-@dataclass(frozen=True)
-class Labelled:
-    """A frame's label. latency_s: from the decoded frame to its label, with the wait in the queue of a live source."""
-
-    frame: int
-    seconds: float
-    label: int
-    name: str
-    score: float
-    latency_s: float
-    reset: bool
-    dropped: int
-
-    def values(self) -> dict[str, Any]:
-        """Return the line of --json; resets and dropped frames only where there were some."""
-        values: dict[str, Any] = {
-            "frame": self.frame,
-            "seconds": round(self.seconds, 6),
-            "label": self.label,
-            "name": self.name,
-            "score": round(self.score, 6),
-            "latency_ms": round(1000 * self.latency_s, 3),
-        }
-        return values | ({"reset": True} if self.reset else {}) | ({"dropped": self.dropped} if self.dropped else {})
+Show = Callable[[StreamFrame, str], None]  # (frame, caption)
 
 
 @dataclass
 class Follower:
-    """Follows a stream once. names: of the classes; reading, pace: what the frames' source and their pace count."""
+    """Follows a stream once, seeing the frames 0, stride, 2 * stride, ... of its source, and counts all of them.
+
+    names: of the classes. reading: what the source counts.
+    """
 
     stream: Stream
     render: Renderer
     names: Sequence[str]
     reading: Reading
-    pace: Pace
-    show: Show | None = None
-    latencies: Latencies = field(default_factory=Latencies)
+    stride: int
+    num_seen: int = 0
+    num_skipped: int = 0
+    num_dropped: int = 0
     num_resets: int = 0
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
     began: float = field(default_factory=time.monotonic)
 
-    def __call__(self, frames: Iterable[Paced]) -> Iterator[Labelled]:
-        """Yield a label for each frame that is due, and write all frames to the show."""
+    def follow(self, frames: Iterable[StreamFrame], *, live: bool, show: Show | None) -> Iterator[dict[str, Any]]:
+        """Yield the line of --json of each frame that is due.
+
+        live: drop frames as `newest` does. show: takes all frames, or of a live source those that are seen.
+        """
+        strided = self._strided(frames, keep_skipped=show is not None and not live)
         caption = ""
-        for paced in frames:
-            result = self._label(paced) if paced.is_due else None
+        for frame, dropped in newest(strided) if live else ((frame, 0) for frame in strided):
+            self.num_dropped += dropped
+            result = self._label(frame, dropped) if self._is_due(frame) else None
             if result is not None:
-                caption = f"{result.name} {result.score:.2f}"
-            # Before its label is told, as the reader of the label may end the stream.
-            if self.show is not None:
-                self.show.add(paced.frame, caption)
+                caption = f"{result['name']} {result['score']:.2f}"
+            # Before its label is yielded, as the reader of the label may end the stream.
+            if show is not None:
+                show(frame, caption)
             if result is not None:
                 yield result
 
-    def _label(self, paced: Paced) -> Labelled:
-        frame = paced.frame
-        seen = self.stream.see(self.render(frame.decoded)[0])
-        latency = time.monotonic() - frame.arrived
-        self.latencies.add(latency)
-        self.num_resets += seen.reset
-        name = self.names[seen.label]
-        return Labelled(frame.number, frame.seconds, seen.label, name, seen.score, latency, seen.reset, paced.dropped)
+    def _is_due(self, frame: StreamFrame) -> bool:
+        return frame.number % self.stride == 0
 
-    @property
-    def num_seen(self) -> int:
-        """Return the number of frames that the network has seen."""
-        return self.latencies.count
+    def _strided(self, frames: Iterable[StreamFrame], *, keep_skipped: bool) -> Iterator[StreamFrame]:
+        for frame in frames:
+            self.num_skipped += not self._is_due(frame)
+            if keep_skipped or self._is_due(frame):
+                yield frame
 
-    @property
-    def frames_per_second(self) -> float:
-        """Return the frames of the source, seen or not, that a second took."""
-        return self.reading.num_frames / max(1e-9, time.monotonic() - self.began)
+    def _label(self, frame: StreamFrame, dropped: int) -> dict[str, Any]:
+        logits, is_reset = self.stream.see(self.render(frame.decoded)[0])
+        (best,) = most_probable(logits, self.names, 1)
+        latency_s = time.monotonic() - frame.arrived  # with the wait in the queue of a live source
+        self.latencies.append(latency_s)
+        self.num_seen += 1
+        self.num_resets += is_reset
+        values: dict[str, Any] = {"frame": frame.number, "seconds": round(frame.seconds, 6)}
+        values |= {"label": best.label, "name": best.name, "score": round(best.score, 6)}
+        values |= {"latency_ms": round(1000 * latency_s, 3)}
+        return values | ({"reset": True} if is_reset else {}) | ({"dropped": dropped} if dropped else {})
 
     def summary(self) -> str:
         """Return in one line what became of the frames, and the latencies."""
-        counts = {
-            "seen": self.num_seen,
-            "skipped by the stride": self.pace.skipped,
-            "dropped": self.pace.dropped,
-            "damaged": self.reading.num_damaged,
-        }
-        parts = ", ".join(f"{number:,} {what}" for what, number in counts.items())
+        parts = (
+            f"{self.num_seen:,} seen, {self.num_skipped:,} skipped by the stride, {self.num_dropped:,} dropped, "
+            f"{self.reading.num_damaged:,} damaged"
+        )
         resets = f", {counted(self.num_resets, 'reset')}" if self.num_resets else ""
-        median, late = (1000 * self.latencies.quantile(part) for part in (0.5, 0.99))
-        times = f"median {median:.1f} ms, 99th percentile {late:.1f} ms, max {1000 * self.latencies.maximum:.1f} ms"
-        speed = f"{self.frames_per_second:.1f} frames/s"
-        return f"{counted(self.reading.num_frames, 'frame')} ({parts}){resets}; latency {times}; {speed}"
+        median, late, most = 1000 * np.percentile(self.latencies or [0.0], (50, 99, 100))
+        times = f"median {median:.1f} ms, 99th percentile {late:.1f} ms, max {most:.1f} ms"
+        speed = self.reading.num_frames / max(1e-9, time.monotonic() - self.began)
+        return f"{counted(self.reading.num_frames, 'frame')} ({parts}){resets}; latency {times}; {speed:.1f} frames/s"
+
+
+def newest(frames: Iterable[StreamFrame], max_waiting: int = MAX_WAITING) -> Iterator[tuple[StreamFrame, int]]:
+    """Read on in a thread; where more than `max_waiting` frames wait, drop the oldest.
+
+    Yield each frame and the number of frames dropped just before it. Raises UserError as the frames do, after those
+    before it, and RunFailed where the thread fails otherwise.
+    """
+    waiting = queue.Queue[tuple[int, StreamFrame] | Exception | None](max_waiting)
+
+    def read() -> None:
+        end: Exception | None = RunFailed("the thread that reads the stream failed; its traceback says why")
+        try:
+            for numbered in enumerate(frames):
+                while True:
+                    try:
+                        waiting.put_nowait(numbered)
+                        break
+                    except queue.Full:
+                        with suppress(queue.Empty):  # taken just now
+                            waiting.get_nowait()
+            end = None
+        except UserError as error:
+            end = error
+        finally:
+            waiting.put(end)
+
+    threading.Thread(target=read, daemon=True).start()
+    due = 0
+    while (found := waiting.get()) is not None:
+        if isinstance(found, Exception):
+            raise found
+        number, frame = found
+        yield frame, number - due
+        due = number + 1
+
+
+@contextmanager
+def shown_in(path: str, source: str, reading: Reading) -> Iterator[Show]:
+    """Yield what adds a frame with a caption to a copy of the video: upright, at its time, in the first one's size.
+
+    The file appears when the block ends; after an error nothing is left of it. Raises UserError at once where no video
+    can be written to `path`, or it is the source.
+    """
+    if Path(path).suffix.lower() not in _ENDINGS:
+        raise UserError(f"--show must be a name that ends in {', '.join(_ENDINGS)}, got {path}")
+    if os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source):
+        raise UserError(f"--show {path}: is the video that is streamed; write to another file")
+    check_output("--show", path, path)
+    render = Renderer(lambda width, height: [View(width, height, 0, 0, width, height)])
+    writer: VideoWriter | None = None
+    last = -1
+
+    def add(frame: StreamFrame, caption: str) -> None:
+        nonlocal writer, last
+        picture = render(frame.decoded)[0]
+        if writer is None:
+            size = (picture.shape[1], picture.shape[0])
+            writer = stack.enter_context(open_writer(path, size, reading.fps, Encoding(tick=_TICK)))
+        last = max(round(frame.seconds / _TICK), last + 1)  # a container may give two frames one time
+        writer.add(with_caption(picture, caption), last)
+
+    with ExitStack() as stack:
+        yield add

@@ -14,10 +14,13 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.encode import write_video
+from summit_train.data.video.span import Span
+from summit_train.inference.cam.command import maps_csv, output_names
 from tests.data.video.test_stream import noise
 from tests.runs import changed_copy
-from tests.worlds import command, main_said
+from tests.worlds import main_said
 
 GIVEN = ("--threshold", "0.1")
 VIDEO = "videos/val_000000.mp4"
@@ -55,6 +58,8 @@ def test_strips_maps_and_a_table(
     for row, video, name in zip(table, printed["videos"], ("val_000000", "val_000001"), strict=True):
         assert row["path"] == video["path"] and row["network"] == "tsm resnet18 (run)"
         maps = np.load(out / f"{name}.npz", allow_pickle=False)
+        names = {"map", "frames", "slices", "path", "label", "class", "score", "logit", "threshold"}
+        assert set(maps) == names and maps["map"].dtype == np.float32
         assert row["maps"] == str(out / f"{name}.npz") and row["strip"] == str(out / f"{name}.png")
         assert float(row["mean"]) == pytest.approx(float(maps["map"].mean())) and row["class"] == str(maps["class"])
         peak = np.unravel_index(maps["map"].argmax(), maps["map"].shape)[0]
@@ -78,6 +83,7 @@ def test_two_networks_a_named_class_and_all_frames(
     assert [network["threshold"] for network in printed["networks"]] == [0.1, -100.0]
     assert len(list(csv.DictReader((tmp_path / "cam.csv").open()))) == 2
     maps = np.load(tmp_path / "val_000000.npz", allow_pickle=False)
+    assert set(maps) == {prefix + name for name in maps if not name.startswith("b") for prefix in ("", "beside_")}
     assert (maps["map"] == maps["beside_map"]).all() and float(maps["beside_threshold"]) == -100
     strip = matplotlib.image.imread(tmp_path / "val_000000.png")
     assert strip.shape[:2] == (394, 500)  # two rows; three frames are narrower than a title
@@ -167,7 +173,7 @@ def test_what_is_wrong_is_said_before_the_work(
         ([trained_run, video, *out, *GIVEN, "--class", "lift"], "there is no class 'lift'; did you mean 'left'"),
         ([trained_run, video, "gone.mp4", *out, *GIVEN], "gone.mp4: No such file or directory"),
         ([alone, video, *out, "data.val=gone.csv"], "no gone.csv .*--threshold VALUE"),
-        ([trained_run, video, *out, *GIVEN, *GIVEN], "--threshold stands there 2 times, for 1 networks"),
+        ([trained_run, video, *out, *GIVEN, *GIVEN], "--threshold must be given once for each network: 1, got 2"),
         ([tmp_path / "empty", video, *out, *GIVEN], "empty: there is no checkpoint in it"),
     ):
         printed, err = _cam(capsys, *words, status=2)
@@ -177,20 +183,29 @@ def test_what_is_wrong_is_said_before_the_work(
 
 
 @pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        (["--frames", "0"], "a number of frames, 1 or more, or all is wanted"),
-        (["--frames", "some"], "a number of frames, 1 or more, or all is wanted"),
-        (["--threshold", "nan"], "a finite number is wanted"),
-        (["--threshold", "x"], "invalid finite_number value"),
-    ],
+    ("option", "value"), [("--frames", "0"), ("--frames", "some"), ("--threshold", "nan"), ("--threshold", "x")]
 )
-def test_options_are_checked(words: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert wanted in _cam(capsys, "run", "a.mp4", "--out", "out", *words, status=2)[1]
+def test_options_are_checked(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = _cam(capsys, "run", "a.mp4", "--out", "out", option, value, status=2)
+    assert f"argument {option}: must be " in err and err.endswith(f", got '{value}'\n")
 
 
-def test_several_ranks_are_refused(trained_run: Path, motion_set: Path, tmp_path: Path) -> None:
-    words = ["cam", str(trained_run), str(motion_set / VIDEO), "--out", str(tmp_path / "out"), *GIVEN]
-    status, output = command(2, *words)
-    assert status == 2 and "cam is one process and shares no work among ranks" in output
-    assert not (tmp_path / "out").exists()
+def test_long_and_odd_names_stay_file_names(tmp_path: Path) -> None:
+    paths = ["x/a.mp4", "y/a.mp4", "a_2.avi", "a.webm", "x/b.c.mp4", "clips/"]
+    assert output_names(paths) == ["a", "a_2", "a_2_2", "a_3", "b.c", "clips"]
+    names = output_names([f"{'ä' * 300}.mp4", f"{'ä' * 300}b.mp4", os.fsdecode(b"\xff.mp4")])
+    assert len(set(names)) == 3
+    for name in names:
+        (tmp_path / f".{name}.npz.123456.writing").touch()
+
+
+def test_the_table_names_spans_and_directions() -> None:
+    row = dict.fromkeys(("label", "class", "score", "logit", "mean", "peak_frame", "foreground", "threshold"), 1)
+    video = {"strip": "a.png", "maps": "a.npz", "networks": [{"network": "one", **row}, {"network": "two", **row}]}
+    names = "network,label,class,score,logit,mean,peak_frame,foreground,threshold,strip,maps"
+    values = f"{'1,' * 8}a.png,a.npz"
+    assert maps_csv([]) == f"path,{names}\n"
+    assert maps_csv([(Clip("a.mp4"), video)]) == f"path,{names}\na.mp4,one,{values}\na.mp4,two,{values}\n"
+    lines = maps_csv([(Clip("a.mp4", Span(2, 5)), video), (Clip("b.mp4", is_reversed=True), video)]).splitlines()
+    assert lines[0] == f"path,start_frame,end_frame,reversed,{names}"
+    assert lines[1] == f"a.mp4,2,5,0,one,{values}" and lines[4] == f"b.mp4,,,1,two,{values}"

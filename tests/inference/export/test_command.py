@@ -12,7 +12,7 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.core.errors import UserError
-from summit_train.inference.trained import Trained
+from summit_train.inference.export.export import Export
 from tests.runs import changed_copy
 from tests.worlds import ROOT, environment, main_said
 
@@ -49,11 +49,11 @@ def test_names_of_the_classes(
 ) -> None:
     found: list[tuple[tuple[str, ...], bool]] = []
 
-    def work(trained: Trained, *_: object) -> NoReturn:
-        found.append((trained.classes, trained.has_names))
+    def work(export: Export) -> NoReturn:
+        found.append((export.trained.classes, export.trained.has_names))
         raise UserError("that is all")
 
-    monkeypatch.setattr("summit_train.inference.export.export.export", work)
+    monkeypatch.setattr(Export, "run", work)
     alone = changed_copy(trained_run, tmp_path / "alone.pt", classes=None)
     words = ["export", alone, "--out", tmp_path / "a.onnx"]
     _, _, err = main_said(capsys, *words)
@@ -74,22 +74,30 @@ def test_without_a_package(package: str, tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], env=environment(), cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    mend = "pip install onnx onnxruntime onnxscript"
-    assert done.stderr == f"summit-train: export needs the package {package}, which is not installed: {mend}\n"
+    fix = "pip install onnx onnxruntime onnxscript"
+    assert done.stderr == f"summit-train: export needs the package {package}, which is not installed: {fix}\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("option", "value"),
     [
-        (["--size", "axb"], "--size axb: HEIGHTxWIDTH or one number is wanted"),
-        (["--size", "64x"], "--size 64x: HEIGHTxWIDTH"),
-        (["--batch", "two"], "--batch must be a number of clips, or any, got two"),
-        (["--stream", "model.shift_direction=both"], "its shift needs the next frame"),
+        ("--size", "axb"),
+        ("--size", "64x"),
+        ("--size", "31x64"),
+        ("--batch", "two"),
+        ("--batch", "0"),
+        ("--videos", "0"),
     ],
 )
-def test_wrong_input(
-    words: list[str], reason: str, trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_options_are_checked(option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = main_said(capsys, "export", "run", "--out", tmp_path / "a.onnx", f"{option}={value}")
+    assert status == 2 and f"argument {option}: must be " in err and err.endswith(f", got '{value}'\n")
+
+
+def test_a_shift_that_reads_the_next_frame(
+    trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, _, error = main_said(capsys, "export", trained_run, "--out", tmp_path / "a.onnx", *words)
-    assert status == 2 and reason in error and error.count("\n") == 1
+    words = ["--out", tmp_path / "a.onnx", "--stream", "model.shift_direction=both"]
+    status, _, err = main_said(capsys, "export", trained_run, *words)
+    assert status == 2 and "its shift needs the next frame" in err and err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

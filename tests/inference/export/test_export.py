@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,30 +19,31 @@ import torch
 import summit_train
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import file_sha256
+from summit_train.data.video.augment import View, test_views
 from summit_train.inference.export import export as module
-from summit_train.inference.export.export import RULES, SCALING, Request, allowed, export
-from summit_train.inference.export.graph import Graph, clip_graph
+from summit_train.inference.export.export import RULES, SCALING, Export, centre_view, difference
 from summit_train.inference.trained import open_trained
+from summit_train.models import VideoNetwork
 from tests.runs import changed_copy
 
 
-def run(trained: Path, request: Request, *overrides: str, said: list[str] | None = None) -> dict[str, Any]:
+def run(trained: Path, out: Path, *overrides: str, said: list[str] | None = None, **options: Any) -> dict[str, Any]:
     tell = (said if said is not None else []).append
-    return export(open_trained(trained, overrides), request, tell, lambda items, total, what: iter(items))
+    return Export(open_trained(trained, overrides), out, tell=tell, **options).run()
 
 
 @pytest.fixture(scope="module")
 def stream_file(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The exported stream of the trained run; its description lies beside it."""
     out = tmp_path_factory.mktemp("export") / "new" / "stream.onnx"
-    assert run(trained_run, Request(out, stream=True)) == json.loads(out.with_suffix(".json").read_text())
+    assert run(trained_run, out, stream=True) == json.loads(out.with_suffix(".json").read_text())
     return out
 
 
 @pytest.fixture
 def without_exporter(stream_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exporter, which takes seconds, gives the stream that it gave before."""
-    monkeypatch.setattr(module, "exported", lambda graph: stream_file.read_bytes())
+    monkeypatch.setattr(module, "exported", lambda *_, stream: stream_file.read_bytes())
 
 
 def test_the_description_of_a_stream(stream_file: Path, trained_run: Path, motion_set: Path) -> None:
@@ -100,8 +103,8 @@ def test_the_description_of_a_stream(stream_file: Path, trained_run: Path, motio
 
 def test_the_clip_network_and_what_eight_bits_cost(trained_run: Path, tmp_path: Path) -> None:
     out, said = tmp_path / "clip.onnx", list[str]()
-    request = Request(out, size=(48, 32), batch=2, precision="int8", max_videos=10)
-    found = run(trained_run, request, "evaluate.clips=3", "data.sampling=uniform", said=said)
+    options = {"size": (48, 32), "batch": 2, "precision": "int8", "max_videos": 10}
+    found = run(trained_run, out, "evaluate.clips=3", "data.sampling=uniform", said=said, **options)
     assert found["inputs"] == [{"name": "clip", "shape": [2, 4, 3, 48, 32], "dtype": "float32"}]
     assert found["outputs"] == [{"name": "logits", "shape": [2, 4], "dtype": "float32"}] and found["state"] == {}
     rule = RULES["uniform"]
@@ -118,9 +121,11 @@ def test_the_clip_network_and_what_eight_bits_cost(trained_run: Path, tmp_path: 
     assert found["sha256"] == file_sha256(out) and len(said) == 3
 
 
-@pytest.mark.parametrize(("largest_logit", "difference"), [(110, 1.1e-2), (1, 1e-4), (0.01, 1e-6), (0, 0), (np.inf, 0)])
-def test_what_is_allowed_is_a_part_of_the_largest_logit(largest_logit: float, difference: float) -> None:
-    assert allowed(largest_logit) == pytest.approx(difference)
+def test_the_largest_difference_is_infinite_without_numbers() -> None:
+    ours, theirs = np.array([[[1.0, -4.0]]]), np.array([[[1.5, -4.25]]])
+    assert difference(ours, theirs) == (0.5, 4.0)
+    for wrong in (np.nan, np.inf):
+        assert difference(ours, np.array([[[1.0, wrong]]]))[0] == np.inf
 
 
 def test_large_logits_pass_and_those_of_a_wrong_graph_do_not(
@@ -130,18 +135,19 @@ def test_large_logits_pass_and_those_of_a_wrong_graph_do_not(
     trained = open_trained(trained_run)
     scaled = {name: trained.weights[name] * 1e3 for name in ("fc.weight", "fc.bias")}
     trained = replace(trained, weights=trained.weights | scaled)
-    export_it = lambda: export(trained, Request(tmp_path / "a.onnx"), print, lambda items, total, what: iter(items))  # noqa: E731
-    assert export_it()["verification"]["random"]["largest_logit"] > 100
-    monkeypatch.setattr(module, "clip_graph", lambda *sizes: off(clip_graph(*sizes)))
+    assert Export(trained, tmp_path / "a.onnx").run()["verification"]["random"]["largest_logit"] > 100
+    right = module.exported
+
+    def off(network: VideoNetwork, *sizes: int, stream: bool) -> bytes:
+        wrong = copy.deepcopy(network)
+        wrong.get_parameter("fc.weight").data.mul_(1.001)
+        return right(wrong, *sizes, stream=stream)
+
+    monkeypatch.setattr(module, "exported", off)
     (tmp_path / "a.onnx").unlink()
     with pytest.raises(RunFailed, match="the exported graph is wrong: its logits differ"):
-        export_it()
+        Export(trained, tmp_path / "a.onnx").run()
     assert not (tmp_path / "a.onnx").exists()
-
-
-def off(graph: Graph) -> Graph:
-    graph.module.get_parameter("fc.weight").data.mul_(1.001)
-    return graph
 
 
 def frozen(model: bytes) -> bytes:
@@ -158,88 +164,121 @@ def frozen(model: bytes) -> bytes:
 def test_a_broken_graph_is_refused_and_leaves_nothing(
     trained_run: Path, stream_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "exported", lambda graph: frozen(stream_file.read_bytes()))
+    monkeypatch.setattr(module, "exported", lambda *_, stream: frozen(stream_file.read_bytes()))
     wrong = r"not written: the exported graph is wrong: its logits differ .* is allowed, 0.0001 of the largest"
     with pytest.raises(RunFailed, match=wrong) as refused:
-        run(trained_run, Request(tmp_path / "new/stream.onnx", stream=True))
-    assert "\n" not in str(refused.value) and list(tmp_path.iterdir()) == []
-    # What lies there stays.
+        run(trained_run, tmp_path / "new/stream.onnx", stream=True)
+    assert "\n" not in str(refused.value) and list(tmp_path.rglob("*.*")) == []
+    # An earlier file stays.
     (tmp_path / "stream.onnx").write_bytes(b"before")
     with pytest.raises(RunFailed, match=wrong):
-        run(trained_run, Request(tmp_path / "stream.onnx", stream=True))
-    assert [path.name for path in tmp_path.iterdir()] == ["stream.onnx"]
+        run(trained_run, tmp_path / "stream.onnx", stream=True)
+    assert [path.name for path in tmp_path.glob("*.*")] == ["stream.onnx"]
     assert (tmp_path / "stream.onnx").read_bytes() == b"before"
 
 
 @pytest.mark.usefixtures("without_exporter")
 def test_half_the_digits(trained_run: Path, tmp_path: Path) -> None:
-    found = run(trained_run, Request(tmp_path / "half.onnx", stream=True, precision="fp16", max_videos=5))
+    found = run(trained_run, tmp_path / "half.onnx", stream=True, precision="fp16", max_videos=5)
     assert {info["dtype"] for info in (*found["inputs"], *found["outputs"])} == {"float16"}
     assert 0 < found["conversion"]["random"]["largest_difference"] < 0.05
     assert found["conversion"]["accuracy"]["agreement"] == 100
+
+
+def biased(model: bytes, *bias: float) -> bytes:
+    loaded = onnx.load_from_string(model)
+    (old,) = [value for value in loaded.graph.initializer if value.name.endswith("fc.bias")]
+    old.CopyFrom(onnx.numpy_helper.from_array(np.array(bias, np.float32), old.name))
+    return loaded.SerializeToString()
 
 
 @pytest.mark.usefixtures("without_exporter")
 def test_a_conversion_that_gives_nan_is_refused(
     trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(model: bytes) -> bytes:
-        loaded = onnx.load_from_string(model)
-        (bias,) = [value for value in loaded.graph.initializer if value.name.endswith("fc.bias")]
-        bias.CopyFrom(onnx.numpy_helper.from_array(np.full(4, np.nan, np.float32), bias.name))
-        return loaded.SerializeToString()
-
-    monkeypatch.setitem(module._CONVERT, "fp16", broken)
+    monkeypatch.setattr(module, "to_half", lambda model: biased(model, *4 * [np.nan]))
     with pytest.raises(RunFailed, match="in fp16 the network gives NaN"):
-        run(trained_run, Request(tmp_path / "a.onnx", stream=True, precision="fp16", max_videos=1))
+        run(trained_run, tmp_path / "a.onnx", stream=True, precision="fp16", max_videos=1)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("without_exporter")
+def test_the_accuracy_of_a_conversion(
+    trained_run: Path, motion_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversion that always gives label 2, on 3 readable videos of which one has that label."""
+    (tmp_path / "torn.mp4").write_bytes(b"no video")
+    videos = [f"{motion_set}/videos/val_{number:06}.mp4" for number in range(3)]
+    rows = [f"{video},{label}" for video, label in zip(videos, (0, 2, 1), strict=True)]
+    (tmp_path / "val.csv").write_text("\n".join(["path,label", f"{tmp_path}/torn.mp4,2", *rows, ""]))
+    monkeypatch.setattr(module, "to_half", lambda model: biased(model, 0, 0, 1e4, 0))
+    said, words = list[str](), [f"data.val={tmp_path}/val.csv", "data.root=null"]
+    found = run(trained_run, tmp_path / "a.onnx", *words, said=said, stream=True, precision="fp16")
+    assert found["verification"]["video"]["path"] == videos[0]
+    accuracy = found["conversion"]["accuracy"]
+    assert (accuracy["videos"], accuracy["unreadable"]) == (3, 1)
+    assert accuracy["top1"] == pytest.approx(100 / 3) and accuracy["largest_difference"] == pytest.approx(1e4, rel=0.01)
+    assert [round(3 * accuracy[name]) % 100 for name in ("top1_fp32", "agreement")] == [0, 0]
+    assert sum(line.startswith(f"left out: {tmp_path}/torn.mp4: is no video") for line in said) == 2
 
 
 @pytest.mark.usefixtures("without_exporter")
 def test_a_video_of_ones_own_and_a_checkpoint_alone(trained_run: Path, motion_set: Path, tmp_path: Path) -> None:
     alone, video = changed_copy(trained_run, tmp_path / "a.pt", classes=None), str(motion_set / "videos/val_000003.mp4")
-    request = Request(tmp_path / "a.onnx", stream=True, video=video)
-    found = run(alone, request, "data.val=/nowhere.csv")
+    found = run(alone, tmp_path / "a.onnx", "data.val=/nowhere.csv", stream=True, video=video)
     assert found["verification"]["video"]["path"] == video
     assert (found["classes"], found["classes_are_named"]) == (["0", "1", "2", "3"], False)
 
 
 @pytest.mark.usefixtures("without_exporter")
 def test_without_a_validation_set_it_is_said(trained_run: Path, tmp_path: Path) -> None:
-    request = Request(tmp_path / "a.onnx", stream=True, precision="fp16")
-    found = run(trained_run, request, "data.val=/nowhere.csv")
+    found = run(trained_run, tmp_path / "a.onnx", "data.val=/nowhere.csv", stream=True, precision="fp16")
     note = "there is no validation set /nowhere.csv here"
     for part in (found["verification"], found["conversion"]):
         assert part["video"] is None and part["note"] == note
     assert found["conversion"]["accuracy"] is None
 
 
+@pytest.mark.usefixtures("without_exporter")
 @pytest.mark.parametrize(
-    ("request_", "reason"),
+    ("content", "reason"),
+    [("torn.mp4,0\n", "none of the first 1 videos of .*/val.csv can be read"), ("a.mp4,9\n", "9")],
+)
+def test_a_validation_set_that_cannot_be_used(content: str, reason: str, trained_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "torn.mp4").write_bytes(b"no video")
+    (tmp_path / "val.csv").write_text(f"path,label\n{content}")
+    words = [f"data.val={tmp_path}/val.csv", "data.root=null"]
+    found = run(trained_run, tmp_path / "a.onnx", *words, stream=True)["verification"]
+    assert found["video"] is None and re.search(reason, found["note"])
+
+
+@pytest.mark.parametrize(
+    ("out", "video", "reason"),
     [
-        (Request(Path("model.pt")), "ends in .onnx"),
-        (Request(Path("/dev/null/model.onnx")), "/dev/null is no folder that can be written to"),
-        (Request(Path("a.onnx"), size=(31, 64)), "--size 31x64: sides of 32 to 4,096 pixels"),
-        (Request(Path("a.onnx"), batch=0), "--batch 0: at least 1"),
-        (Request(Path("a.onnx"), max_videos=0), "--videos 0: at least 1"),
-        (Request(Path("a.onnx"), video="/nowhere.mp4"), "/nowhere.mp4: No such file"),
+        ("model.pt", None, "--out must be a file name that ends in .onnx, got model.pt"),
+        ("/dev/null/model.onnx", None, "--out /dev/null/model.onnx: cannot be written: Not a directory"),
+        ("folder.onnx", None, "folder.json: cannot be written: is not a regular file"),
+        ("a.onnx", "/nowhere.mp4", "/nowhere.mp4: No such file"),
     ],
 )
 def test_a_wrong_request_is_refused_before_the_work(
-    request_: Request, reason: str, trained_run: Path, monkeypatch: pytest.MonkeyPatch
+    out: str, video: str | None, reason: str, trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delattr(module, "exported")
+    (tmp_path / "folder.json").mkdir()
     with pytest.raises(UserError, match=reason) as refused:
-        run(trained_run, request_)
+        run(trained_run, Path(out), video=video)
     assert "\n" not in str(refused.value)
 
 
-def test_a_folder_of_that_name_is_refused(trained_run: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.json").mkdir()
-    with pytest.raises(UserError, match=r"a\.json is a folder"):
-        run(trained_run, Request(tmp_path / "a.onnx"))
+@pytest.mark.parametrize("size", [(340, 256), (256, 340), (161, 121), (64, 64)])
+def test_the_square_of_eval(size: tuple[int, int]) -> None:
+    assert centre_view(112, (112, 112), *size) == test_views(112, 1, *size)
 
 
-def test_a_shift_that_reads_the_next_frame_cannot_stream(trained_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="its shift needs the next frame"):
-        run(trained_run, Request(tmp_path / "a.onnx", stream=True), "model.shift_direction=both")
+def test_the_centre_of_a_frame() -> None:
+    assert centre_view(256, (224, 224), 340, 256) == [View(340, 256, 58, 16, 224, 224)]
+    # 320 pixels across of a frame that is higher than wide: scaled until they are there.
+    assert centre_view(256, (256, 320), 240, 320) == [View(320, 426, 0, 85, 320, 256)]
+    assert centre_view(256, (256, 320), 320, 240) == [View(341, 256, 10, 0, 320, 256)]

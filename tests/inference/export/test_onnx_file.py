@@ -6,12 +6,30 @@ import onnx
 import pytest
 import torch
 
-from summit_train.inference.export.graph import clip_graph, stream_graph
-from summit_train.inference.export.onnx_file import Runtime, exported, facts, to_half, to_int8
-from summit_train.inference.export.verify import Exported, difference
+from summit_train.inference.export.export import difference
+from summit_train.inference.export.onnx_file import ConcatenatedShift, Runtime, exported, facts, to_half, to_int8
 from summit_train.models import VideoNetwork, build_model
+from summit_train.models.shift import Direction, TemporalShift
 
 FRAMES = 6
+
+
+@pytest.mark.parametrize(
+    ("direction", "fraction"),
+    [("both", 0.125), ("both", 0.25), ("both", 0.5), ("both", 0.0), ("past", 0.125), ("past", 1.0), ("past", 0.1)],
+)
+@pytest.mark.parametrize("num_frames", [1, 4])
+def test_the_concatenation_is_the_shift(direction: Direction, fraction: float, num_frames: int) -> None:
+    shift = TemporalShift(num_frames, fraction, direction)
+    x = torch.randn(2 * num_frames, 8, 3, 2)
+    assert torch.equal(ConcatenatedShift(shift)(x), shift(x))
+
+
+def test_the_shift_of_two_frames_by_hand() -> None:
+    x = torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, 8]])[:, :, None, None]
+    both, past = (ConcatenatedShift(TemporalShift(2, 0.25, direction))(x)[..., 0, 0] for direction in ("both", "past"))
+    assert both.tolist() == [[5, 0, 3, 4], [0, 2, 7, 8]]
+    assert past.tolist() == [[0, 2, 3, 4], [1, 6, 7, 8]]
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +48,16 @@ def mobile() -> VideoNetwork:
 
 @pytest.fixture(scope="module")
 def stream(mobile: VideoNetwork) -> bytes:
-    return exported(stream_graph(mobile, 2, 64, 48))
+    return exported(mobile, 2, 64, 48, stream=True)
 
 
 @pytest.fixture(scope="module")
 def clips() -> torch.Tensor:
     return torch.randn(3, FRAMES, 3, 64, 48, generator=torch.Generator().manual_seed(2))
+
+
+def types(runtime: Runtime) -> set[str]:
+    return {one["dtype"] for one in (*runtime.inputs, *runtime.outputs)}
 
 
 @torch.inference_mode()
@@ -46,22 +68,23 @@ def frame_logits(network: VideoNetwork, clips: torch.Tensor) -> torch.Tensor:
 def test_a_stream_gives_each_frame_the_clip_networks_logits(
     mobile: VideoNetwork, stream: bytes, clips: torch.Tensor
 ) -> None:
-    wanted = frame_logits(mobile, clips).double().numpy()
+    expected = frame_logits(mobile, clips).double().numpy()
     # Three clips through two streams: the last batch is filled up.
-    found = difference(wanted, Exported(Runtime(stream), stream=True)(clips))
-    assert found.largest < 1e-5 * found.largest_logit
-    assert wanted.std(1).min() > 1e-4 * found.largest_logit, "the frames differ"
+    largest, largest_logit = difference(expected, Runtime(stream).logits(clips))
+    assert largest < 1e-5 * largest_logit
+    assert expected.std(1).min() > 1e-4 * largest_logit, "the frames differ"
 
 
 def test_what_a_streams_file_holds(stream: bytes) -> None:
     runtime = Runtime(stream)
     # Blocks of 8, 8, 8, 16, 16, 16, 24, 24, 40 and 40 channels: a tenth of 8 is none.
     shapes = [*3 * [(2, 1, 4, 3)], *2 * [(2, 2, 4, 3)], *2 * [(2, 4, 2, 2)]]
-    assert [info.name for info in runtime.inputs] == ["frame", *(f"cache_in_{number}" for number in range(7))]
-    assert [info.name for info in runtime.outputs] == ["logits", *(f"cache_out_{number}" for number in range(7))]
-    assert [info.shape for info in runtime.inputs] == [(2, 3, 64, 48), *shapes]
-    assert [info.shape for info in runtime.outputs] == [(2, 5), *shapes]
-    assert {info.dtype for info in (*runtime.inputs, *runtime.outputs)} == {"float32"}
+    shape_of = lambda tensors: {one["name"]: tuple(one["shape"]) for one in tensors}  # noqa: E731
+    caches = {f"cache_in_{number}": shape for number, shape in enumerate(shapes)}
+    assert shape_of(runtime.inputs) == {"frame": (2, 3, 64, 48), **caches}
+    after = {name.replace("_in_", "_out_"): shape for name, shape in caches.items()}
+    assert shape_of(runtime.outputs) == {"logits": (2, 5), **after}
+    assert types(runtime) == {"float32"}
     told = facts(stream)
     # The normalisations are part of the convolutions; a concatenation for each shift that moves something.
     wanted = {"Conv": 52, "Clip": 35, "Slice": 14, "Add": 11, "Concat": 7, "ReduceMean": 1, "Gemm": 1}
@@ -70,46 +93,52 @@ def test_what_a_streams_file_holds(stream: bytes) -> None:
     assert b"/summit_train/" not in stream and b".py" not in stream, "paths of this machine"
 
 
+def small(direction: Direction) -> VideoNetwork:
+    network = build_model("tsm", "resnet18", FRAMES, 5, width=0.125, shift_direction=direction).eval()
+    torch.nn.init.normal_(network.get_parameter("fc.weight"), generator=torch.Generator().manual_seed(0))
+    return network
+
+
 @pytest.mark.parametrize("batch", [2, None], ids=["two", "any"])
 def test_a_clip_network_of_both_directions(clips: torch.Tensor, batch: int | None) -> None:
-    network = build_model("tsm", "resnet18", FRAMES, 5, width=0.125).eval()
-    torch.nn.init.normal_(network.get_parameter("fc.weight"), generator=torch.Generator().manual_seed(0))
+    network = small("both")
+    before = repr(network)
     with torch.inference_mode():
-        wanted = network(clips)[:, None].double().numpy()
-    found = difference(wanted, Exported(Runtime(exported(clip_graph(network, batch, 64, 48))), stream=False)(clips))
-    assert found.largest < 1e-5 * found.largest_logit
+        expected = network(clips)[:, None].double().numpy()
+    content = exported(network, batch, 64, 48, stream=False)
+    largest, largest_logit = difference(expected, Runtime(content).logits(clips))
+    assert largest < 1e-5 * largest_logit and repr(network) == before
 
 
 def test_a_stream_of_any_number_of_videos(clips: torch.Tensor) -> None:
-    network = build_model("tsm", "resnet18", FRAMES, 5, width=0.125, shift_direction="past").eval()
-    torch.nn.init.normal_(network.get_parameter("fc.weight"), generator=torch.Generator().manual_seed(0))
-    runtime = Runtime(exported(stream_graph(network, None, 64, 48)))
-    assert [info.shape[0] for info in (*runtime.inputs, *runtime.outputs)] == ["batch"] * 18
-    found = difference(frame_logits(network, clips).double().numpy(), Exported(runtime, stream=True)(clips))
-    assert found.largest < 1e-5 * found.largest_logit  # one alone, then two together
+    network = small("past")
+    runtime = Runtime(exported(network, None, 64, 48, stream=True))
+    assert [one["shape"][0] for one in (*runtime.inputs, *runtime.outputs)] == ["batch"] * 18
+    largest, largest_logit = difference(frame_logits(network, clips).double().numpy(), runtime.logits(clips))
+    assert largest < 1e-5 * largest_logit  # one alone, then two together
 
 
 def test_half(mobile: VideoNetwork, stream: bytes, clips: torch.Tensor) -> None:
     half = to_half(stream)
     assert len(half) < 0.6 * len(stream)
     runtime = Runtime(half)
-    assert {info.dtype for info in (*runtime.inputs, *runtime.outputs)} == {"float16"}
-    found = difference(frame_logits(mobile, clips).double().numpy(), Exported(runtime, stream=True)(clips))
-    assert 1e-5 < found.largest / found.largest_logit < 1e-2
+    assert types(runtime) == {"float16"}
+    largest, largest_logit = difference(frame_logits(mobile, clips).double().numpy(), runtime.logits(clips))
+    assert 1e-5 < largest / largest_logit < 1e-2
 
 
 def test_eight_bits(mobile: VideoNetwork, stream: bytes, clips: torch.Tensor) -> None:
-    small = to_int8(stream)
-    assert len(small) < 0.5 * len(stream)
+    converted = to_int8(stream)
+    assert len(converted) < 0.5 * len(stream)
     # 17 of the 52 convolutions are depthwise.
-    operators = facts(small)["operators"]
+    operators = facts(converted)["operators"]
     assert (operators["ConvInteger"], operators["Conv"], operators["MatMulInteger"]) == (35, 17, 1)
-    weights = {value.name: value.data_type for value in onnx.load_from_string(small).graph.initializer}
+    weights = {value.name: value.data_type for value in onnx.load_from_string(converted).graph.initializer}
     assert list(weights.values()).count(onnx.TensorProto.UINT8) >= 36
-    runtime = Runtime(small)
-    assert {info.dtype for info in (*runtime.inputs, *runtime.outputs)} == {"float32"}
-    found = difference(frame_logits(mobile, clips).double().numpy(), Exported(runtime, stream=True)(clips))
-    assert 1e-3 < found.largest / found.largest_logit < 0.2
+    runtime = Runtime(converted)
+    assert types(runtime) == {"float32"}
+    largest, largest_logit = difference(frame_logits(mobile, clips).double().numpy(), runtime.logits(clips))
+    assert 1e-3 < largest / largest_logit < 0.2
 
 
 def test_the_speed_is_a_time(stream: bytes) -> None:

@@ -16,7 +16,7 @@ from summit_train.core.errors import RunFailed, UserError
 from summit_train.data.video.clips import read_views
 from summit_train.data.video.source import Encoded
 from summit_train.data.video.stream import Reading, file_frames
-from summit_train.inference.stream.stream import CUT_THRESHOLD, Seen, Stream, open_stream, renderer, stride_of
+from summit_train.inference.stream.stream import CUT_THRESHOLD, Stream, open_stream, renderer
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.models.precision import Normalise, parameter_type
 from tests.closeness import assert_near
@@ -54,10 +54,10 @@ def test_after_the_frames_of_a_clip_the_stream_has_the_clips_logits(
 ) -> None:
     stream = open_stream(trained, CPU)  # the window is that of training, 4 frames
     for picture in pictures[: 4 * stride : stride]:
-        seen = stream.see(picture)
-    wanted = clip_logits(trained, motion_set / "videos/val_000002.mp4", [0, stride, 2 * stride, 3 * stride])
-    assert_near(seen.logits, wanted, 1e-5)
-    assert np.ptp(wanted) > 1e-3 and seen.label == wanted.argmax()
+        logits, _ = stream.see(picture)
+    expected = clip_logits(trained, motion_set / "videos/val_000002.mp4", [0, stride, 2 * stride, 3 * stride])
+    assert_near(logits, expected, 1e-5)
+    assert np.ptp(expected) > 1e-3
 
 
 def test_after_a_reset_a_clip_begins(trained: Trained, motion_set: Path, pictures: list[Frames]) -> None:
@@ -67,26 +67,25 @@ def test_after_a_reset_a_clip_begins(trained: Trained, motion_set: Path, picture
     stream.reset()
     resets = []
     for picture in pictures[4:]:
-        seen = stream.see(picture)
-        resets.append(seen.reset)
+        logits, is_reset = stream.see(picture)
+        resets.append(is_reset)
     assert resets == [True, False, False, False]
     video = motion_set / "videos/val_000002.mp4"
-    assert_near(seen.logits, clip_logits(trained, video, [4, 5, 6, 7]), 1e-5)
+    assert_near(logits, clip_logits(trained, video, [4, 5, 6, 7]), 1e-5)
 
 
 def test_in_double_precision(trained_run: Path, motion_set: Path, pictures: list[Frames]) -> None:
     double = open_trained(trained_run, ["precision=fp64"])
     stream = open_stream(double, CPU)
     for picture in pictures[:4]:
-        seen = stream.see(picture)
-    wanted = clip_logits(double, motion_set / "videos/val_000002.mp4", [0, 1, 2, 3])
-    assert_near(seen.logits, wanted, 1e-12)
+        logits, _ = stream.see(picture)
+    assert_near(logits, clip_logits(double, motion_set / "videos/val_000002.mp4", [0, 1, 2, 3]), 1e-12)
 
 
 def test_the_average_spans_the_window(trained: Trained, pictures: list[Frames]) -> None:
     def streamed(window: int) -> NDArray[np.float64]:
         stream = open_stream(trained, CPU, window)
-        return np.stack([stream.see(picture).logits for picture in pictures])
+        return np.stack([stream.see(picture)[0] for picture in pictures])
 
     own = streamed(1)
     assert np.ptp(own, axis=0).min() > 1e-4
@@ -102,7 +101,7 @@ def grey(level: int) -> Frames:
 
 def resets(trained: Trained, shown: Sequence[Frames], cut: float | None) -> list[bool]:
     stream = open_stream(trained, CPU, cut=cut)
-    return [stream.see(picture).reset for picture in shown]
+    return [stream.see(picture)[1] for picture in shown]
 
 
 def test_a_cut_is_a_difference_above_the_threshold(trained: Trained) -> None:
@@ -126,13 +125,6 @@ def test_motion_is_no_cut_and_another_scene_is(trained: Trained, motion_set: Pat
     assert not any(resets(trained, pictures, CUT_THRESHOLD))
     cut_at_4 = resets(trained, [*pictures[:4], *(255 - picture // 4 for picture in pictures[4:])], CUT_THRESHOLD)
     assert cut_at_4 == [False] * 4 + [True] + [False] * 3
-
-
-def test_score_and_label() -> None:
-    seen = Seen(np.array([0.0, math.log(3)]), reset=False)
-    assert (seen.label, seen.score) == (1, pytest.approx(0.75))
-    assert Seen(np.array([1000.0, 1000.0]), reset=False).label == 0
-    assert Seen(np.array([1000.0, 1000.0]), reset=False).score == pytest.approx(0.5)
 
 
 def test_scores_that_are_no_numbers_end_the_stream(trained: Trained) -> None:
@@ -162,22 +154,12 @@ def test_networks_that_cannot_stream(trained_run: Path, overrides: tuple[str, ..
 
 def test_the_2d_twin_streams(trained_run: Path, pictures: list[Frames]) -> None:
     twin = open_trained(trained_run, ["model.arch=tsn"])
-    assert len(open_stream(twin, CPU).see(pictures[0]).logits) == 4
+    assert len(open_stream(twin, CPU).see(pictures[0])[0]) == 4
 
 
 def test_a_stream_is_made_of_a_plain_network(trained: Trained) -> None:
     with pytest.raises(ValueError, match="plain network"):
         Stream(trained.network(CPU), CPU, 4)
-
-
-def test_the_stride_is_that_of_training_or_asked(trained_run: Path) -> None:
-    spec = open_trained(trained_run, ["data.frame_stride=3"]).spec
-    assert (stride_of(spec, None), stride_of(spec, 5)) == (3, 5)
-    uniform = open_trained(trained_run, ["data.sampling=uniform"]).spec
-    assert stride_of(uniform, 2) == 2
-    with pytest.raises(UserError, match="--stride N") as caught:
-        stride_of(uniform, None)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("crops", "size"), [("1", (20, 20)), ("3", (20, 20)), ("full", (40, 20))])

@@ -1,0 +1,249 @@
+"""Class activation maps of real videos by a trained network: the map, its class, its frames, and the threshold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from summit_train.core.errors import RunFailed, UserError
+from summit_train.data.batches.stores import open_store
+from summit_train.data.manifest import read_manifest
+from summit_train.data.manifest.files import FileStore, plain_manifest
+from summit_train.data.video.encode import write_video
+from summit_train.inference.cam.maps import Heatmap, Mapper, label_of, threshold_for
+from summit_train.inference.trained import Trained, open_trained
+from summit_train.models.network import build_network
+from summit_train.models.precision import Normalise
+from summit_train.spec import spec_from_values
+from tests.closeness import assert_near
+from tests.data.video.test_stream import noise
+from tests.runs import changed_copy, final_state
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def trained(trained_run: Path) -> Trained:
+    """A network that sees whole frames at 64 pixels: its maps are 2 x 2 and more."""
+    return open_trained(trained_run, ["evaluate.short_side=64", "evaluate.crops=full"])
+
+
+def _heatmap(trained: Trained, video: Path, wanted: str | None = None) -> Heatmap:
+    mapper = Mapper(trained, CPU, wanted)
+    (found,) = mapper.heatmaps(FileStore(plain_manifest([str(video)]), ""), [0], "fail", mapper.label)
+    assert isinstance(found, Heatmap)
+    return found
+
+
+def _video(path: Path, num_frames: int, size: tuple[int, int] = (48, 64)) -> Path:
+    write_video(path, noise(num_frames, *size), quality=5)
+    return path
+
+
+def test_the_map_is_that_of_the_predicted_class(trained: Trained, motion_set: Path) -> None:
+    video = motion_set / "videos/val_000003.mp4"
+    found = _heatmap(trained, video)
+    network = trained.network(CPU, ready=False)
+    with torch.inference_mode():
+        logits = network(Normalise(torch.float32, CPU)(torch.from_numpy(found.pictures[None])))[0]
+    assert found.label == int(logits.argmax()) and found.name == trained.classes[found.label]
+    assert_near(found.logit, float(logits[found.label]), 1e-5, beside=logits)
+    assert_near(found.score, float(logits.softmax(0).max()), 1e-5, beside=logits)
+    # The bias is left out of the picture, and counts once.
+    mean = float(found.map.mean())
+    assert_near(mean + float(trained.weights["fc.bias"][found.label]), found.logit, 1e-5, beside=logits)
+    assert found.path == str(video) and found.map.shape == (4, 2, 2) and found.pictures.shape == (4, 64, 64, 3)
+    # 4 of 8 frames, one after the other, in the middle: 0 + (8 - 4) // 2.
+    assert found.frames.tolist() == [2, 3, 4, 5] and found.slices.tolist() == [0, 1, 2, 3]
+
+
+def test_the_view_is_the_whole_frame_or_the_centre(trained: Trained, trained_run: Path, tmp_path: Path) -> None:
+    video = _video(tmp_path / "wide.mp4", 6, (32, 64))
+    assert _heatmap(trained, video).map.shape == (4, 2, 4)
+    for crops in (1, 3):
+        square = open_trained(trained_run, ["evaluate.short_side=64", f"evaluate.crops={crops}"])
+        found = _heatmap(square, video)
+        assert found.map.shape == (4, 2, 2) and found.pictures.shape == (4, 64, 64, 3)
+        assert Mapper(square, CPU).views["crop"] == "centre square"
+    assert Mapper(trained, CPU).views["crop"] == "whole frame"
+    short = _heatmap(trained, _video(tmp_path / "short.mp4", 2))
+    assert short.frames.tolist() == [0, 1, 0, 1] and short.peak_frame in (0, 1)
+
+
+def test_a_slice_of_a_3d_network_has_several_frames(trained: Trained, tmp_path: Path) -> None:
+    values = trained.spec.model_dump(mode="json")
+    values["model"] |= {"arch": "eco_lite", "backbone": None}
+    values["data"] |= {"num_frames": 8}
+    spec = spec_from_values(values, "here")
+    network = build_network(spec, torch.Generator().manual_seed(0))
+    found = _heatmap(replace(trained, spec=spec, weights=network.state_dict()), _video(tmp_path / "a.mp4", 12))
+    assert found.map.shape == (2, 2, 3) and found.pictures.shape == (8, 64, 85, 3)
+    assert found.frames.tolist() == list(range(2, 10)) and found.slices.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert found.foreground([0, 7], -1e9).shape == (2, 64, 85) and found.peak_frame in (4, 8)
+
+
+def test_a_named_class(trained: Trained, motion_set: Path) -> None:
+    video = motion_set / "videos/val_000000.mp4"
+    by_name = [_heatmap(trained, video, name) for name in trained.classes]
+    assert [one.label for one in by_name] == [0, 1, 2, 3]
+    assert sum(one.score for one in by_name) == pytest.approx(1)
+    by_number = _heatmap(trained, video, "2")
+    assert by_number.name == trained.classes[2] and (by_number.map == by_name[2].map).all()
+    assert _heatmap(trained, video).logit == max(one.logit for one in by_name)
+    assert len({one.map.tobytes() for one in by_name}) == 4
+
+
+@pytest.mark.parametrize(
+    ("wanted", "hint"),
+    [("rigth", "did you mean 'right'"), ("zzz", "its classes are right, up"), ("4", "its classes are right, up")],
+)
+def test_an_unknown_class_is_one_clear_line(trained: Trained, wanted: str, hint: str) -> None:
+    with pytest.raises(UserError, match=rf"\.pt: there is no class '{wanted}'; {hint}") as error:
+        label_of(trained, wanted)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("arch", ["trn", "slowfast", "x3d_m"])
+def test_networks_with_other_heads_are_refused(trained: Trained, arch: str) -> None:
+    spec = trained.spec.model_copy(update={"model": trained.spec.model.model_copy(update={"arch": arch})})
+    with pytest.raises(UserError, match=f"{arch} has no class activation maps: .*; tsm, tsn, ") as error:
+        Mapper(replace(trained, spec=spec), CPU)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_with_nan_are_named(trained: Trained, motion_set: Path) -> None:
+    weights = trained.weights | {"conv1.weight": trained.weights["conv1.weight"] * float("nan")}
+    with pytest.raises(RunFailed, match=r"val_000000\.mp4: the network of .*\.pt gives NaN"):
+        _heatmap(replace(trained, weights=weights), motion_set / "videos/val_000000.mp4")
+
+
+def _by_hand(num_slices: int = 2) -> Heatmap:
+    """Four frames of 4 x 4 pixels with numbers 10, 12, 14, 16; maps of 2 x 2, the greatest value in the last slice."""
+    maps = np.zeros((num_slices, 2, 2), np.float32)
+    maps[-1, 0, 1] = 4.0
+    frames, slices = np.array([10, 12, 14, 16]), np.arange(4) * num_slices // 4
+    return Heatmap("a.mp4", 1, "jump", 0.5, 2.0, maps, frames, slices, np.zeros((4, 4, 4, 3), np.uint8))
+
+
+def test_the_foreground_by_hand() -> None:
+    # Of 4 pixels the outer ones are nearer to one place alone; the inner ones mix 3/4 and 1/4.
+    weights = np.array([0, 0.25, 0.75, 1])
+    resized = 4 * weights[::-1, None] * weights[None, :]
+    found = _by_hand()
+    for threshold in (0.5, 2.25, 2.5, 3.0, 4.0):
+        above = found.foreground([0, 3, 2], threshold)
+        assert not above[0].any()  # frame 10 belongs to the other slice: time is not resized
+        assert (above[1] == (resized >= threshold)).all() and (above[2] == above[1]).all()
+    assert found.foreground([3], 0.0).all()
+
+
+def test_the_row_of_the_table_by_hand() -> None:
+    assert _by_hand().record(4.0) == {
+        "label": 1, "class": "jump", "score": 0.5, "logit": 2.0, "mean": 0.5, "peak_frame": 16, "foreground": 0.125,
+        "threshold": 4.0,
+    }  # fmt: skip
+    assert _by_hand(4).peak_frame == 16 and _by_hand(1).peak_frame == 14
+    assert _by_hand().record(4.5)["foreground"] == 0
+
+
+@pytest.fixture
+def val(motion_set: Path, tmp_path: Path) -> list[str]:
+    """Overrides that name ten validation videos."""
+    return _set(tmp_path / "val.csv", motion_set, range(10))
+
+
+def _set(path: Path, motion_set: Path, videos: Iterable[int], *more: str) -> list[str]:
+    rows = [line.split(",")[:2] for line in (motion_set / "val.csv").read_text().splitlines()[1:]]
+    path.write_text("\n".join(["path,label", *(",".join(rows[video]) for video in videos), *more]) + "\n")
+    return [f"data.val={path}", f"data.root={motion_set}"]
+
+
+@pytest.fixture
+def run(trained_run: Path, tmp_path: Path) -> Path:
+    """A copy of a run; its threshold is saved in it."""
+    return Path(shutil.copytree(trained_run, tmp_path / "runs/run"))
+
+
+def _found(path: Path, beside: Path, *overrides: str) -> tuple[dict[str, Any], Path, bool]:
+    return threshold_for(Mapper(open_trained(path, overrides), CPU), beside)
+
+
+def test_the_threshold_keeps_a_fifth_of_the_validation_set(run: Path, val: list[str], tmp_path: Path) -> None:
+    found, file, was_saved = _found(run, tmp_path / "cam.json", *val)
+    assert file == run / "cam.json" and not was_saved and not (tmp_path / "cam.json").exists()
+    mapper = Mapper(open_trained(run, val), CPU)
+    store = open_store(mapper.trained.spec.data, read_manifest(tmp_path / "val.csv"))
+    heatmaps = list(mapper.heatmaps(store, range(10), "fail"))
+    pixels = np.sort(np.concatenate([one.map.ravel() for one in heatmaps if isinstance(one, Heatmap)]))[::-1]
+    assert found["pixels"] == pixels.size == 10 * 4 and found["videos"] == 10
+    assert pixels[8] < found["threshold"] <= pixels[7]  # the eighth of forty is foreground, the ninth is not
+    assert (found["kept"], found["fraction"]) == (0.2, 0.2)
+    assert found["checkpoint"].endswith("step_00000020.pt") and found["step"] == 20 and found["bad_videos"] == []
+    assert found["views"]["num_frames"] == 4 and found["views"]["crop"] == "centre square"
+    assert json.loads(file.read_text()) == found
+    # It counts the next time.
+    file.write_text(json.dumps(found | {"threshold": 77.5}))
+    again, place, was_saved = _found(run, tmp_path / "cam.json", *val)
+    assert again["threshold"] == 77.5 and place == file and was_saved
+
+
+@pytest.mark.parametrize("change", ["checkpoint", "views", "validation", "damaged"])
+def test_it_is_measured_again(run: Path, val: list[str], motion_set: Path, tmp_path: Path, change: str) -> None:
+    first, file, _ = _found(run, tmp_path / "cam.json", *val)
+    overrides = list(val)
+    target = run
+    if change == "checkpoint":
+        (target,) = (run / "checkpoints").glob("*20.pt")
+        state = final_state(run)
+        weights = state["model"]
+        assert isinstance(weights, dict)
+        weights["fc.weight"] *= 2
+        torch.save(state, target)
+        target.with_name(target.name + ".sha256").unlink()
+    elif change == "views":
+        overrides += ["evaluate.short_side=40"]
+    elif change == "validation":
+        overrides = _set(tmp_path / "val.csv", motion_set, range(1, 11))
+    else:
+        file.write_text("{")
+    again, place, was_saved = _found(target, tmp_path / "cam.json", *overrides)
+    assert not was_saved and place == file and json.loads(file.read_text()) == again
+    if change == "checkpoint":
+        assert again["threshold"] == pytest.approx(2 * first["threshold"], rel=1e-3)
+        assert again["sha256"] != first["sha256"]
+
+
+def test_a_lone_checkpoint_saves_beside_and_needs_the_validation_set(
+    trained_run: Path, val: list[str], tmp_path: Path
+) -> None:
+    alone = changed_copy(trained_run, tmp_path / "alone.pt")
+    found, file, was_saved = _found(alone, tmp_path / "out/cam.json", *val)
+    assert file == tmp_path / "out/cam.json" and not was_saved
+    gone = "data.val=nowhere/val.csv"
+    expected = r"there is no nowhere/val\.csv .*data\.val=MANIFEST.*--threshold VALUE"
+    with pytest.raises(UserError, match=expected) as error:
+        _found(alone, tmp_path / "out/cam.json", gone)
+    assert "\n" not in str(error.value)
+    # Where the manifest is not here its name counts.
+    file.write_text(json.dumps(found | {"val": "nowhere/val.csv"}))
+    assert _found(alone, tmp_path / "out/cam.json", gone)[2]
+
+
+def test_bad_validation_videos(run: Path, motion_set: Path, tmp_path: Path) -> None:
+    overrides = _set(tmp_path / "val.csv", motion_set, range(3), "missing.mp4,0")
+    with pytest.raises(UserError, match=r"missing\.mp4: No such file"):
+        _found(run, tmp_path / "cam.json", *overrides)
+    with pytest.raises(RunFailed, match=r"1 of 4 videos could not be read, more than data\.max_bad_fraction"):
+        _found(run, tmp_path / "cam.json", *overrides, "data.on_bad_clip=skip")
+    found, _, _ = _found(run, tmp_path / "cam.json", *overrides, "data.on_bad_clip=skip", "data.max_bad_fraction=0.5")
+    assert found["videos"] == 3 and found["pixels"] == 3 * 4
+    assert found["bad_videos"] == [[str(motion_set / "missing.mp4"), "No such file or directory"]]
+    assert json.loads((run / "cam.json").read_text()) == found
