@@ -26,7 +26,7 @@ _COMMANDS = {
     "model": ("cli.model", "parameters, multiply-adds, T per stage, compute/IO"),
     "data": ("cli.data", "make, index and check data sets"),
     "submit": ("cli.submit", "a job script of a spec to the batch system, with its cost said before"),
-    "bench": ("bench.commands", "measure on this machine what limits a step"),
+    "bench": ("bench.command", "measure on this machine what limits a step"),
     "simulate": ("cli.simulate", "step, run and cost of a spec on so many nodes of a machine"),
     "sweep": ("cli.sweep", "many runs from one file: planned, submitted as a job array or run here, and looked after"),
     "report": ("cli.report", "one HTML page of one or more runs"),
