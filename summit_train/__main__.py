@@ -26,7 +26,7 @@ _COMMANDS = {
     "model": ("cli.model", "parameters, multiply-adds, T per stage, compute/IO"),
     "data": ("cli.data", "make, index and check data sets"),
     "submit": ("cli.submit", "submit a spec's job to the batch system, after printing its cost"),
-    "bench": ("bench.commands", "measure on this machine what limits a step"),
+    "bench": ("bench.command", "measure on this machine what limits a step"),
     "simulate": ("cli.simulate", "step time, run time and cost of a spec on N nodes of a machine"),
     "sweep": (
         "cli.sweep",

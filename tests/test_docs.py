@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 import summit_train
 from summit_train.__main__ import _COMMANDS, main
-from summit_train.bench import commands as bench
+from summit_train.bench import command as bench
 from summit_train.spec import load_spec
 from summit_train.sweep.grid import SweepFile, load_sweep
 

@@ -64,7 +64,7 @@ NEEDS_TORCH = re.compile(
 
 # Who may print: the commands, and what fails or speaks for them.
 MAY_PRINT = re.compile(
-    r"cli\..*|bench\.commands.*|inference\.(.*\.command|arguments)|__main__|core\.(session|watch|progress)"
+    r"cli\..*|bench\.(command|measure)|inference\.(.*\.command|arguments)|__main__|core\.(session|watch|progress)"
 )
 
 

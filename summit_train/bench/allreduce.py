@@ -1,85 +1,102 @@
-"""Allreduces timed over the ranks of a world: by what carries its gradients and, beside Horovod, by MPI alone."""
+"""`mpirun -np N summit-train bench allreduce SPEC`: what an allreduce costs over these ranks.
+
+Timed is what carries the world's gradients and, beside Horovod, MPI alone.
+"""
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import torch
 
+from summit_train.bench.measure import Values, add_spec, open_place
 from summit_train.core.comm import World
 from summit_train.core.comm.horovod_world import HorovodWorld
+from summit_train.core.comm.launch import this_launch
+from summit_train.core.errors import UserError
+from summit_train.core.files import write_text
+from summit_train.core.text import table
+from summit_train.models.network import count_network
+from summit_train.scaling.cost import gradient_element_bytes
 from summit_train.scaling.machines import Machine, Network
 from summit_train.scaling.network import AlphaBeta, NoFit, bus_bandwidth, fit_alpha_beta, link_of
+from summit_train.spec import load_spec
+from summit_train.spec.source import to_yaml
 
-Fits = Mapping[str, AlphaBeta | None]
 _WARM_UP, _FEWEST, _MOST = 2, 5, 40  # repeats of one size
+_MACHINE_HEADER = (
+    "# Written by `summit-train bench allreduce --write`. It has no rates of computing: give --clips-per-second\n"
+    "# to `simulate`, or add compute.rates.\n"
+)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Seconds of one message size by one library: median, least and most of the repeats' slowest ranks."""
-
-    library: str
-    num_bytes: int
-    repeats: int
-    median_s: float
-    low_s: float
-    high_s: float
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_spec(parser)
+    parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="about how long (default 30)")
+    parser.add_argument("--max-bytes", type=int, default=2**26, metavar="N", help="largest message (default 64 MB)")
+    parser.add_argument("--write", metavar="FILE.yaml", help="write this machine for `simulate --site FILE.yaml`")
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Where allreduces are measured. `load`: of the machine when the measurement begins."""
-
-    ranks: int
-    ranks_per_host: int
-    cores: int
-    load: float
-    device: str
-    spec: str
-    gradient_bytes: int
-
-    @property
-    def hosts(self) -> int:
-        """Return the number of hosts."""
-        return self.ranks // self.ranks_per_host
-
-    @property
-    def oversubscribed(self) -> bool:
-        """Return whether there are more ranks than cores, so that ranks also wait for a core."""
-        return self.device == "cpu" and self.ranks_per_host > self.cores
-
-    @property
-    def busy(self) -> bool:
-        """Return whether other work ran when the measurement began."""
-        return self.load > 0.5
-
-    def __str__(self) -> str:
-        """Describe the machine and the reasons to doubt the numbers."""
-        text = (
-            f"{self.ranks} ranks, {self.ranks_per_host} a host, with {self.cores} cores there; "
-            f"tensors on the {self.device}; gradients of {self.spec}: {self.gradient_bytes:,} bytes"
-        )
-        if self.oversubscribed:
-            text += "\nMore ranks than cores: the times hold waiting for a core, which no network would show."
-        if self.busy:
-            text += f"\nOther work ran (load {self.load}): the times are upper bounds."
-        return text
+def run(args: argparse.Namespace) -> Values | None:
+    """Measure. Raises UserError for a wrong spec or option, or for one rank alone."""
+    spec, launch = load_spec(args.spec, args.overrides), this_launch()
+    if args.max_bytes < 4096:
+        raise UserError(f"--max-bytes must be 4096 or more, got {args.max_bytes}")
+    if args.write is not None and Path(args.write).suffix not in (".yaml", ".yml"):
+        raise UserError(f"--write must end in .yaml, got {args.write}")
+    if launch.size == 1:
+        raise UserError("bench allreduce needs two or more ranks; try mpirun -np 2 summit-train bench allreduce SPEC")
+    num_bytes = gradient_element_bytes(spec) * count_network(spec).parameters
+    with open_place() as place:
+        about = setting_of(place.world, place.device, spec.name, num_bytes)
+        rows = measure(place.world, place.device, message_sizes(args.max_bytes, num_bytes), args.seconds)
+    return about | {"rows": rows, "fits": fits_of(rows)} if launch.rank == 0 else None
 
 
-def setting_of(world: World, device: torch.device, spec: str, gradient_bytes: int) -> Setting:
-    """Return the setting of a measurement that begins now."""
+def setting_of(world: World, device: torch.device, spec: str, gradient_bytes: int) -> Values:
+    """Return where and when allreduces are measured. load: of the machine when the measurement begins.
+
+    oversubscribed: there are more ranks than cores, so that ranks also wait for a core.
+    """
     cores, load = len(os.sched_getaffinity(0)), round(os.getloadavg()[0], 2)
-    return Setting(world.size, world.local_size, cores, load, device.type, spec, gradient_bytes)
+    return {
+        "ranks": world.size,
+        "ranks_per_host": world.local_size,
+        "hosts": world.size // world.local_size,
+        "cores": cores,
+        "oversubscribed": device.type == "cpu" and world.local_size > cores,
+        "load": load,
+        "busy": load > 0.5,
+        "device": device.type,
+        "spec": spec,
+        "gradient_bytes": gradient_bytes,
+        "processor": platform.machine(),
+        "platform": platform.platform(),
+    }
+
+
+def setting_text(values: Values) -> str:
+    """Describe the machine and the reasons to doubt the numbers."""
+    text = (
+        f"{values['ranks']} ranks, {values['ranks_per_host']} a host, with {values['cores']} cores there; "
+        f"tensors on the {values['device']}; gradients of {values['spec']}: {values['gradient_bytes']:,} bytes"
+    )
+    if values["oversubscribed"]:
+        text += "\nMore ranks than cores: the times include waiting for a core, which no network would show."
+    if values["busy"]:
+        text += f"\nOther work ran (load {values['load']}): the times are upper bounds."
+    return text
 
 
 def message_sizes(largest: int, *more: int) -> list[int]:
@@ -87,76 +104,27 @@ def message_sizes(largest: int, *more: int) -> list[int]:
     return sorted({4, largest // 4 * 4, *more, *(4**i for i in range(4, 20) if 4**i < largest)})
 
 
-def measure(world: World, device: torch.device, sizes: Sequence[int], seconds: float) -> Iterator[Sample]:
-    """Time every size by every library, about `seconds` in all; yield the same samples on every rank.
+def measure(world: World, device: torch.device, sizes: Sequence[int], seconds: float) -> list[Values]:
+    """Time every size by every library, about `seconds` in all; return the same rows on every rank.
 
-    Collective: all ranks must take all samples. Tensors are fp32, the world's on `device`, MPI's on the CPU.
+    A row has median, least and most seconds of the repeats' slowest ranks, and the bus bandwidth in bytes a second.
+    Tensors are fp32, the world's on `device`, MPI's on the CPU.
     """
     libraries = (world.backend, "mpi4py") if isinstance(world, HorovodWorld) else (world.backend,)
-    share = seconds / (len(libraries) * len(sizes))
+    share, rows = seconds / (len(libraries) * len(sizes)), []
     for library, num_bytes in itertools.product(libraries, sizes):
         once = _operation(world, device, library, num_bytes)
         estimate = [slowest(world, once) for _ in range(_WARM_UP)][-1]
-        repeats = max(_FEWEST, min(_MOST, int(share / estimate)))
-        times = [slowest(world, once) for _ in range(repeats)]
-        yield Sample(library, num_bytes, repeats, statistics.median(times), min(times), max(times))
+        times = [slowest(world, once) for _ in range(max(_FEWEST, min(_MOST, int(share / estimate))))]
+        rows.append(row_of(world.size, library, num_bytes, times))
+    return rows
 
 
-def fits_of(samples: Sequence[Sample]) -> dict[str, AlphaBeta | None]:
-    """Fit latency and bandwidth of each library; None where noise keeps the times from growing with the size."""
-    fits: dict[str, AlphaBeta | None] = {}
-    for library in dict.fromkeys(sample.library for sample in samples):
-        mine = [sample for sample in samples if sample.library == library]
-        try:
-            fits[library] = fit_alpha_beta([s.num_bytes for s in mine], [s.median_s for s in mine])
-        except NoFit:
-            fits[library] = None
-    return fits
-
-
-def machine_of(name: str, setting: Setting, fits: Fits) -> Machine:
-    """Return the machine with the measured network and no rates of computing. Raises NoFit where a fit is missing.
-
-    Where gradients go over Horovod, a hop has MPI's latency (Horovod's where that is less, because it includes MPI's)
-    and Horovod's bandwidth, which includes its copies. The overhead is what else Horovod adds to a message
-    (negotiation), without the half cycle that a gradient waits on average: `overlap` simulates cycles. torch's latency
-    is all a hop's.
-    """
-    carrier, mpi = next(iter(fits.values())), fits.get("mpi4py")
-    if carrier is None or ("mpi4py" in fits and mpi is None):
-        raise NoFit(
-            f"{name}: no machine can be written, as the times do not grow with the message size; measure longer "
-            "(--seconds), with larger messages (--max-bytes), or while nothing else runs"
-        )
-    latency_s = min(carrier.latency_s, mpi.latency_s if mpi is not None else math.inf)
-    source = f"bench allreduce, {setting.ranks} ranks, {setting.ranks_per_host} a host"
-    link = link_of(AlphaBeta(latency_s, carrier.bytes_per_second, 0.0), setting.ranks, source)
-    on_cpu = setting.device == "cpu"
-    # A rank wants two cores, one to compute on and one for MPI to wait on; else its backward pass shares one.
-    shares_core = on_cpu and setting.cores < 2 * setting.ranks_per_host
-    network = Network(
-        intra=link,
-        inter=link if setting.hosts > 1 else None,  # the slowest link decides, so nothing is known of those within
-        algorithm="ring",
-        blocking=on_cpu,
-        core_share=0.5 if shares_core else 0.0,
-    )
-    if mpi is None:
-        network = network.model_copy(update={"cycle_s": 1e-9})  # torch sends at once
-    else:
-        overhead_s = max(0.0, carrier.latency_s - latency_s - network.cycle_s / 2)
-        network = network.model_copy(update={"overhead_s": overhead_s})
-    about = str(setting).replace("\n", " ")
-    return Machine(name=name, about=about, gpus_per_node=setting.ranks_per_host, network=network)
-
-
-def allreduce_values(setting: Setting, samples: Sequence[Sample], fits: Fits) -> dict[str, Any]:
-    """Return a measurement as a JSON object, with the bus bandwidth of each sample in bytes a second."""
-    flags = {"hosts": setting.hosts, "oversubscribed": setting.oversubscribed, "busy": setting.busy}
-    machine = {"processor": platform.machine(), "platform": platform.platform()}
-    rows = [asdict(s) | {"bus_bandwidth": bus_bandwidth(setting.ranks, s.num_bytes, s.median_s)} for s in samples]
-    lines = {name: None if fit is None else asdict(fit) for name, fit in fits.items()}
-    return asdict(setting) | flags | machine | {"rows": rows, "fits": lines}
+def row_of(ranks: int, library: str, num_bytes: int, times: Sequence[float]) -> Values:
+    """Return the row of one message size by one library."""
+    row = {"library": library, "num_bytes": num_bytes, "repeats": len(times), "median_s": statistics.median(times)}
+    bandwidth = bus_bandwidth(ranks, num_bytes, statistics.median(times))
+    return row | {"low_s": min(times), "high_s": max(times), "bus_bandwidth": bandwidth}
 
 
 def slowest(world: World, once: Callable[[], object]) -> float:
@@ -179,3 +147,80 @@ def _operation(world: World, device: torch.device, library: str, num_bytes: int)
             torch.cuda.synchronize(device)
 
     return once
+
+
+def fits_of(rows: Sequence[Values]) -> dict[str, dict[str, float] | None]:
+    """Fit latency and bandwidth of each library; None where noise keeps the times from growing with the size."""
+    fits: dict[str, dict[str, float] | None] = {}
+    for library in dict.fromkeys(row["library"] for row in rows):
+        own = [row for row in rows if row["library"] == library]
+        try:
+            fits[library] = asdict(fit_alpha_beta([row["num_bytes"] for row in own], [row["median_s"] for row in own]))
+        except NoFit:
+            fits[library] = None
+    return fits
+
+
+def write_machine(path: str, values: Values) -> None:
+    """Write the machine's file. Raises NoFit where the times give no machine."""
+    machine = machine_of(Path(path).stem, values)
+    write_text(path, _MACHINE_HEADER + to_yaml(machine.model_dump(mode="json", exclude_defaults=True)))
+
+
+def machine_of(name: str, values: Values) -> Machine:
+    """Return the machine with the measured network and no rates of computing. Raises NoFit where a fit is missing.
+
+    Where gradients go over Horovod, a hop has MPI's latency (Horovod's where that is less, because it includes MPI's)
+    and Horovod's bandwidth, which includes its copies. The overhead is what else Horovod adds to a message
+    (negotiation), without the half cycle that a gradient waits on average: `overlap` simulates cycles. torch's latency
+    is all a hop's.
+    """
+    ranks, per_host, fits = values["ranks"], values["ranks_per_host"], values["fits"]
+    carrier, mpi = next(iter(fits.values())), fits.get("mpi4py")
+    if carrier is None or ("mpi4py" in fits and mpi is None):
+        raise NoFit(
+            f"{name}: no machine can be written, as the times do not grow with the message size; measure longer "
+            "(--seconds), with larger messages (--max-bytes), or while nothing else runs"
+        )
+    latency_s = min(carrier["latency_s"], math.inf if mpi is None else mpi["latency_s"])
+    source = f"bench allreduce, {ranks} ranks, {per_host} a host"
+    link = link_of(AlphaBeta(latency_s, carrier["bytes_per_second"], 0.0), ranks, source)
+    on_cpu = values["device"] == "cpu"
+    # A rank needs two cores, one to compute on and one for MPI to wait on; else its backward pass shares one.
+    shares_core = on_cpu and values["cores"] < 2 * per_host
+    network = Network(
+        intra=link,
+        inter=link if values["hosts"] > 1 else None,  # the slowest link decides: nothing is known of those within
+        algorithm="ring",
+        blocking=on_cpu,
+        core_share=0.5 if shares_core else 0.0,
+    )
+    if mpi is None:
+        network = network.model_copy(update={"cycle_s": 1e-9})  # torch sends at once
+    else:
+        overhead_s = max(0.0, carrier["latency_s"] - latency_s - network.cycle_s / 2)
+        network = network.model_copy(update={"overhead_s": overhead_s})
+    return Machine(name=name, about=setting_text(values).replace("\n", " "), gpus_per_node=per_host, network=network)
+
+
+def as_text(values: Values) -> str:
+    """Return the samples and the fits for people."""
+    rows = [("size", "by", "median ms", "least", "most", "repeats", "bus GB/s")]
+    for row in values["rows"]:
+        median, low, high = (f"{1e3 * row[name]:.3f}" for name in ("median_s", "low_s", "high_s"))
+        bandwidth = f"{row['bus_bandwidth'] / 1e9:.3f}"
+        rows.append((_size(row["num_bytes"]), row["library"], median, low, high, str(row["repeats"]), bandwidth))
+    lines = [setting_text(values), table(rows, "", left=0)]
+    for library, fit in values["fits"].items():
+        text = "no latency and bandwidth: the times do not grow with the size"
+        if fit is not None:
+            text = f"{1e3 * fit['latency_s']:.3f} ms + size / {fit['bytes_per_second'] / 1e9:.3f} GB/s"
+            text += f" (furthest point {100 * fit['worst_error']:.0f} % off)"
+        lines.append(f"{library}: {text}")
+    return "\n".join(lines)
+
+
+def _size(num_bytes: int) -> str:
+    """Write 4 B, 16 KB, 64 MB: powers of 1024, as messages are sized."""
+    size, unit = (2**20, "MB") if num_bytes >= 2**20 else (2**10, "KB") if num_bytes >= 2**10 else (1, "B")
+    return f"{num_bytes / size:.4g} {unit}"

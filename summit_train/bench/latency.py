@@ -1,4 +1,4 @@
-"""Latency and throughput of networks as they run in evaluation, measured in turn; the TSM paper's tables beside them.
+"""`summit-train bench latency SPEC ...`: latency and throughput of networks, and the TSM paper's tables with them.
 
 Source of the protocol: Lin et al., TSM (journal version), sections 5.3.5 and 5.4: passes with one clip after a warm-up,
 and throughput with 16 clips.
@@ -6,26 +6,36 @@ and throughput with 16 clips.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from summit_train.bench.benches import evaluated_network
-from summit_train.bench.measure import in_turn, pair_ratios, spread
-from summit_train.bench.steps import Place
+from summit_train.bench.compare import ForwardBench
+from summit_train.bench.measure import Place, Values, in_turn, open_place, pair_ratios, spread
+from summit_train.core.errors import UserError
+from summit_train.core.session import check_single
+from summit_train.core.text import NONE, counted, table
 from summit_train.models.network import count_network
-from summit_train.models.precision import mixed_precision
-from summit_train.scaling.published_tsm import Row, Table
+from summit_train.report.caption import drawn, wrapped
+from summit_train.report.figures import GREY, PALETTE, drawable
+from summit_train.report.tables import machine_text
+from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES, Row, Table
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import shipped
 from summit_train.training.environment import environment
-from summit_train.training.stopwatch import Mark
 
 ROUNDS = 5  # turns of each network
+_SHORT = {SOMETHING: "Sth-V1", KINETICS: "K400"}
+_COLOURS = dict(zip(("TSM", "ECO", "I3D", "TRN", "TSN", "other 3D"), PALETTE, strict=False))
+_AREA = 9e-6  # square points of a bubble for each parameter
 
 Rounds = list[list[float]]  # seconds of each pass, by turn
 
@@ -48,14 +58,14 @@ class Passes:
 class Entry:
     """What one row measures: a network, or several of an ensemble, which run one after the other.
 
-    published: the row of the paper that it stands beside. specs: empty where this version has no such network.
+    published: the row of the paper that it is compared with. specs: empty where this version has no such network.
     """
 
     label: str
     specs: tuple[Spec, ...]
     published: Row | None = None
 
-    def count_values(self) -> dict[str, Any]:
+    def count_values(self) -> Values:
         """Return what is known without measuring; None where the network does not exist here."""
         first, counts = next(iter(self.specs), None), [count_network(spec) for spec in self.specs]
         return {
@@ -71,30 +81,23 @@ class Entry:
         }
 
 
-class LatencyBench:
-    """The networks of an entry on their random clips."""
+def entries_of_table(table: Table, words: Sequence[str]) -> list[Entry]:
+    """Return an entry for each row of a table, its networks with the overrides `words`.
 
-    def __init__(self, entry: Entry, device: torch.device) -> None:
-        self._device, self._precision = device, entry.specs[0].precision
-        self._networks = [evaluated_network(spec, device) for spec in entry.specs]
-
-    def passes(self, clips: int, most: int, seconds: float) -> list[float]:
-        """Return the seconds of each of `most` passes of `clips` clips; of fewer, and one at least, after `seconds`."""
-        times: list[float] = []
-        with torch.inference_mode(), mixed_precision(self._precision, self._device):
-            while not times or (len(times) < most and sum(times) < seconds):
-                start = Mark(self._device)
-                for network, batch in self._networks:
-                    network(batch[:clips])
-                times.append(start.seconds_to(Mark(self._device)))
-        return times
+    Raises SpecError for a wrong override.
+    """
+    base, entries = shipped("configs/kinetics") / "tsm_r50_8f.yaml", []
+    for row in table.rows:
+        networks = [] if row.network is None else row.network.words()
+        entries.append(Entry(row.label, tuple(load_spec(base, [*network, *words]) for network in networks), row))
+    return entries
 
 
-def measure_rounds(benches: Sequence[LatencyBench], clips: int, settings: Passes) -> list[Rounds]:
+def measure_rounds(benches: Sequence[ForwardBench], clips: int, settings: Passes) -> list[Rounds]:
     """Measure all benches in turn; return the seconds of each pass by bench and turn.
 
     Each bench has the same number of turns: up to ROUNDS, fewer where the time is over. A turn begins with a pass that
-    is not counted, as the caches hold another network's weights.
+    is not counted, as the caches contain another network's weights.
     """
     for bench in benches:
         bench.passes(clips, settings.warm_up, settings.seconds / 4)
@@ -115,52 +118,7 @@ def measure_rounds(benches: Sequence[LatencyBench], clips: int, settings: Passes
     return found
 
 
-def measure_latency(
-    entries: Sequence[Entry], settings: Passes, place: Place, table: Table | None, *, timed: bool
-) -> dict[str, Any]:
-    """Measure the entries that have a network, in turn; return the JSON values of all. Without `timed` only count."""
-    here = [entry for entry in entries if entry.specs]
-    times = iter(_timed_rows(here, settings, place) if timed and here else ())
-    return {
-        "bench": "latency",
-        "environment": environment(place.world, place.device, [place.world.host]),
-        "settings": asdict(settings) | {"clips": "random"},
-        "timed": timed,
-        "table": table and {"number": table.number, "title": table.title, "setting": table.setting},
-        "data_sets": list(table.data_sets) if table else [],
-        "relative_to": here[0].label if here else None,
-        "rows": [entry.count_values() | ((next(times, _UNTIMED)) if entry.specs else _UNTIMED) for entry in entries],
-    }
-
-
-def entries_of_table(table: Table, words: Sequence[str]) -> list[Entry]:
-    """Return an entry for each row of a table, its networks with the overrides `words`.
-
-    Raises SpecError for a wrong override.
-    """
-    base = shipped("configs/kinetics") / "tsm_r50_8f.yaml"
-    return [
-        Entry(row.label, tuple(load_spec(base, [*network, *words]) for network in _networks(row)), row)
-        for row in table.rows
-    ]
-
-
-def _networks(row: Row) -> list[list[str]]:
-    return [] if row.network is None else row.network.words()
-
-
-def _timed_rows(entries: Sequence[Entry], settings: Passes, place: Place) -> list[dict[str, Any]]:
-    place.tell(f"building the networks: {'; '.join(entry.label for entry in entries)}")
-    benches = [LatencyBench(entry, place.device) for entry in entries]
-    found = {}
-    for clips in dict.fromkeys((1, settings.batch)):
-        place.tell(f"batch {clips}, the networks in turn")
-        found[clips] = measure_rounds(benches, clips, settings)
-    single, many = found[1], found[settings.batch]
-    return [timed_values(*rounds, single[0], settings.batch) for rounds in zip(single, many, strict=True)]
-
-
-def timed_values(single: Rounds, many: Rounds, first: Rounds, batch: int) -> dict[str, Any]:
+def timed_values(single: Rounds, many: Rounds, first: Rounds, batch: int) -> Values:
     """Return latency and throughput of a row from the passes of one clip, of `batch`, and of the first row's network.
 
     `relative_latency` is over the first row's: the ratio of the medians of each turn, which were side by side.
@@ -178,4 +136,198 @@ def timed_values(single: Rounds, many: Rounds, first: Rounds, batch: int) -> dic
     }
 
 
-_UNTIMED: dict[str, Any] = dict.fromkeys(timed_values([[1.0]], [[1.0]], [[1.0]], 1))
+def measure_latency(entries: Sequence[Entry], settings: Passes, place: Place, *, timed: bool) -> list[Values]:
+    """Return a row of each entry. Those with a network are measured in turn; without `timed` they are only counted."""
+    here = [entry for entry in entries if entry.specs]
+    rows: list[Values] = []
+    if timed and here:
+        place.tell(f"building the networks: {'; '.join(entry.label for entry in here)}")
+        benches, found = [ForwardBench(entry.specs, place.device) for entry in here], {}
+        for clips in dict.fromkeys((1, settings.batch)):
+            place.tell(f"batch {clips}, the networks in turn")
+            found[clips] = measure_rounds(benches, clips, settings)
+        pairs = zip(found[1], found[settings.batch], strict=True)
+        rows = [timed_values(single, many, found[1][0], settings.batch) for single, many in pairs]
+    untimed: Values = dict.fromkeys(timed_values([[1.0]], [[1.0]], [[1.0]], 1))
+    times = iter(rows)
+    return [entry.count_values() | (next(times, untimed) if entry.specs else untimed) for entry in entries]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("specs", nargs="*", metavar="SPEC", help="experiment specs (YAML), measured in turn")
+    table_help = f"a table of the TSM paper in place of SPECs: {', '.join(map(str, TABLES))}"
+    parser.add_argument("--table", type=int, choices=TABLES, help=table_help)
+    parser.add_argument("--published", action="store_true", help="with --table: measure nothing, only count")
+    parser.add_argument("--warm-up", "--warmup", type=int, default=10, metavar="N", help="passes not counted [10]")
+    parser.add_argument("--repeats", type=int, default=50, metavar="N", help="passes of each network and batch [50]")
+    parser.add_argument("--batch", type=int, default=16, metavar="N", help="clips of a pass for the throughput [16]")
+    seconds_help = "most seconds of a network's passes of a batch [20]"
+    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help=seconds_help)
+    parser.add_argument("--precision", metavar="P", help="another precision than the specs'")
+    parser.set_defaults(overrides=[])
+
+
+def run(args: argparse.Namespace) -> Values:
+    """Measure, or count. Raises UserError for a wrong spec or option."""
+    # Specs and key=value words arrive in one list.
+    paths = [word for word in args.specs if "=" not in word]
+    overrides = [*(word for word in args.specs if "=" in word), *args.overrides]
+    if (args.table is None) == (not paths):
+        raise UserError(f"give one SPEC or more, or --table with one of {', '.join(map(str, TABLES))}")
+    if args.table is None and (args.published or args.out is not None):
+        raise UserError("--published and --out are for a table of the paper: add --table")
+    words = [*overrides, "scale.gpus=null", f"scale.clips_per_gpu={args.batch}"]
+    words += [] if args.precision is None else [f"precision={args.precision}"]
+    paper = None if args.table is None else TABLES[args.table]
+    if paper is not None:
+        entries = entries_of_table(paper, words)
+    else:
+        entries = [Entry(spec.name, (spec,)) for spec in (load_spec(path, words) for path in paths)]
+    check_single("bench latency")
+    passes = Passes(args.batch, args.warm_up, args.repeats, args.seconds)
+    with open_place() as place:
+        rows = measure_latency(entries, passes, place, timed=not args.published)
+        about = environment(place.world, place.device, [place.world.host])
+    return {
+        "environment": about,
+        "settings": asdict(passes) | {"clips": "random"},
+        "timed": not args.published,
+        "table": paper and {"number": paper.number, "title": paper.title, "setting": paper.setting},
+        "data_sets": list(paper.data_sets) if paper else [],
+        "relative_to": next((entry.label for entry in entries if entry.specs), None),
+        "rows": rows,
+        "overrides": overrides,
+    }
+
+
+def as_text(values: Values) -> str:
+    """Return the table for people, with the published figures in brackets."""
+    settings, paper, lines = values["settings"], values["table"], []
+    if paper is not None:
+        lines.append(f"TSM paper (journal version), Table {paper['number']}: {paper['title']}")
+        lines.append(f"[in brackets] and top-1: published; {paper['setting']}")
+        lines.append("parameters and multiply-adds of one clip, without brackets: counted here, with 400 classes")
+    if values["timed"]:
+        lines.append(f"machine: {machine_text(values['environment'])}")
+        lines.append(
+            f"RANDOM CLIPS, random weights, networks in turn; latency: median of up to {settings['repeats']} passes of "
+            f"1 clip; clips/s: median, {counted(settings['batch'], 'clip')} a pass; warm-up: up to "
+            f"{settings['warm_up']} passes"
+        )
+    if values["overrides"]:
+        lines.append(f"with {' '.join(values['overrides'])}")
+    latency = ["latency ms", "least .. most", "of the first", "clips/s"]
+    accuracy = [f"{_SHORT[name]} top-1" for name in values["data_sets"]]
+    head = ["", "network", "frames", "parameters", "multiply-adds", *latency, *accuracy]
+    rows = [head, *(_cells(row, values["data_sets"]) for row in values["rows"])]
+    filled = [i for i in range(len(head)) if any(row[i] != NONE for row in rows[1:])]
+    return "\n".join([*lines, "", table([[row[i] for i in filled] for row in rows], "", left=2)])
+
+
+def _cells(row: Values, data_sets: Sequence[str]) -> list[str]:
+    paper, timed = row["published"] or {}, row["median_ms"] is not None
+
+    def beside(name: str, form: str, size: float = 1, published: str | None = None, suffix: str = "") -> str:
+        here, printed = row[name], paper.get(published or name)
+        texts = [] if here is None else [form.format(here / size)]
+        return " ".join(texts + ([] if printed is None else [f"[{form.format(printed / size)}{suffix}]"])) or NONE
+
+    return [
+        row["label"],
+        " ".join(filter(None, (row["arch"], row["backbone"]))) or NONE,
+        str(row["frames"] or paper.get("frames") or NONE),
+        beside("parameters", "{:.1f} M", 1e6),
+        beside("multiply_adds", "{:.4g} G", 1e9, suffix=f" x {paper['clips']}" if paper.get("clips", 1) > 1 else ""),
+        beside("median_ms", "{:.1f}", published="latency_ms"),
+        f"{row['min_ms']:.1f} .. {row['max_ms']:.1f}" if timed else NONE,
+        f"{row['relative_latency']['median']:.2f} x" if timed else NONE,
+        beside("clips_per_second", "{:.3g}"),
+        *(f"{paper['top1'][name]:.1f} %" if name in paper["top1"] else NONE for name in data_sets),
+    ]
+
+
+class Point(NamedTuple):
+    """A row on one data set: multiply-adds in G of all clips of a video, top-1 in percent, parameters.
+
+    counted: the multiply-adds are counted here, as the paper prints none. parameters None: neither printed nor counted.
+    """
+
+    label: str
+    family: str
+    cost: float
+    top1: float
+    parameters: float | None
+    counted: bool
+
+    @property
+    def area(self) -> float:
+        """Return the bubble's area in square points."""
+        return 30.0 if self.parameters is None else _AREA * self.parameters
+
+
+def points_of(rows: Sequence[Values], data_set: str) -> list[Point]:
+    """Return the rows of a table with an accuracy on `data_set` and a cost: the published one, else the counted."""
+    points = []
+    for row in rows:
+        paper = row["published"]
+        cost = paper["multiply_adds"] or row["multiply_adds"]
+        if data_set in paper["top1"] and cost is not None:
+            parameters = paper["parameters"] or row["parameters"]
+            cost, counted_here = cost * paper["clips"] / 1e9, paper["multiply_adds"] is None
+            point = Point(row["label"], paper["family"], cost, paper["top1"][data_set], parameters, counted_here)
+            points.append(point)
+    return points
+
+
+def draw(path: Path, values: Values) -> None:
+    """Draw Figure 5 of the TSM paper: published top-1 against multiply-adds, a panel for each data set.
+
+    Bubbles have numbers; the legend names them.
+    """
+    panels = {name: points for name in values["data_sets"] if (points := points_of(values["rows"], name))}
+    every = [point for points in panels.values() for point in points]
+    numbers = {label: str(i) for i, label in enumerate(dict.fromkeys(point.label for point in every), 1)}
+    left_out = [row["label"] for row in values["rows"] if row["label"] not in numbers]
+    notes = {
+        "Lin, Gan, Wang and Han, TSM (journal version): accuracies and, where printed, multiply-adds and parameters as "
+        f"published ({values['table']['setting']}); nothing was trained here.": True,
+        "Hollow: multiply-adds of one clip counted here, as the table prints none.": any(p.counted for p in every),
+        "Small dot: parameters not printed.": any(point.parameters is None for point in every),
+        f"With {' '.join(values['overrides'])}.": values["overrides"],
+        f"Left out, without a cost: {'; '.join(left_out)}.": left_out,
+    }
+    caption = " ".join(note for note, holds in notes.items() if holds)
+    with drawn(path, wrapped(caption), (12.0, 5.8)) as figure:
+        figure.suptitle(f"TSM paper, Table {values['table']['number']}: accuracy against cost", fontsize=12)
+        subplots = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
+        for axes, (name, points) in zip(subplots, panels.items(), strict=False):
+            _draw_bubbles(axes, points, numbers)
+            axes.set_ylabel(f"top-1 on {name} (%), published")
+
+        def circle(label: str, area: float, **style: Any) -> Line2D:
+            return Line2D([], [], linestyle="", marker="o", markersize=area**0.5, label=drawable(label), **style)
+
+        colours = {point.label: _COLOURS[point.family] for point in every}
+        handles = [circle(f"{numbers[label]}  {label}", 60.0, color=colour) for label, colour in colours.items()]
+        sizes = (25e6, 100e6)
+        handles += [circle(f"{n / 1e6:.0f} M parameters", _AREA * n, color=GREY, fillstyle="none") for n in sizes]
+        figure.legend(handles=handles, loc="outside right upper", fontsize=9, labelspacing=0.9, handletextpad=1.3)
+
+
+def _draw_bubbles(axes: Axes, points: Sequence[Point], numbers: dict[str, str]) -> None:
+    for point in sorted(points, key=lambda point: -point.area):
+        colour = _COLOURS[point.family]
+        face = "white" if point.counted else colour
+        axes.scatter(point.cost, point.top1, s=point.area, facecolor=face, edgecolor=colour, linewidth=1.5, alpha=0.75)
+        at, right_of_it = (point.cost, point.top1), (point.area**0.5 / 2 + 2, 0)
+        axes.annotate(numbers[point.label], at, right_of_it, textcoords="offset points", fontsize=9, va="center")
+    costs, accuracies = [point.cost for point in points], [point.top1 for point in points]
+    axes.set_xscale("log")
+    axes.set_xlim(min(costs) / 1.8, max(costs) * 1.8)
+    margin = max(1.0, 0.12 * (max(accuracies) - min(accuracies)))
+    axes.set_ylim(min(accuracies) - margin, max(accuracies) + margin)
+    axes.xaxis.set_major_locator(FixedLocator([step * 10**power for power in range(-1, 5) for step in (1, 2, 5)]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda cost, _: f"{cost:g}"))
+    axes.set_xlabel("multiply-adds of a video (G)")

@@ -1,31 +1,41 @@
-"""The loader, measured: clips a second of one core and of all workers, and where the time of a clip goes."""
+"""`summit-train bench loader SPEC`: clips a second of the loader, the time of a clip by stage, the cores of a rank."""
 
 from __future__ import annotations
 
+import argparse
 import cProfile
 import math
 import os
 import pstats
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from summit_train.bench.measure import in_turn, spread
+from summit_train.bench.measure import Turns, Values, add_spec, in_turn, open_place, spread, spread_text
+from summit_train.bench.steps import experiment_of, measure_steps
+from summit_train.cluster.estimate import estimate
+from summit_train.cluster.site import Site, load_site
+from summit_train.core.errors import UserError
+from summit_train.core.processes import num_cpus
+from summit_train.core.session import check_single
+from summit_train.core.text import counted, table
 from summit_train.data.batches.loader import MicroBatch, training_batches
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import FlowStore, Store, open_store
 from summit_train.data.batches.workers import Batches
+from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed.format import Packing
 from summit_train.data.packed.pack import pack_set
 from summit_train.data.packed.read import ShardStore
-from summit_train.spec import DataSpec
+from summit_train.plan import make_plan
+from summit_train.spec import DataSpec, Spec, load_spec
 
 # A stage -> parts of the file and function names, as the profiler writes them, whose own time it is. The first match.
 STAGES: Mapping[str, tuple[str, ...]] = {
@@ -37,7 +47,6 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "augment": ("augment.py", "rng.py"),
 }
 OTHER, TRANSFER = "other", "transfer"
-_SHARD_BYTES = 1 << 30
 _WARM_UP = 3  # batches of each worker before the clock starts
 
 
@@ -87,47 +96,48 @@ def sampled(subject: Subject, clips: int, folder: Path) -> Iterator[Subject]:
     sample = FileStore(read_manifest(folder / "sample.csv"), "/", store.limits)
     yield Subject("raw", subject.data, sample, subject.seed)
     for kind in ("bytes", "jpeg"):
-        pack_set(sample, folder / kind, Packing(kind), _SHARD_BYTES)
+        pack_set(sample, folder / kind, Packing(kind), 1 << 30)
         yield subject_of(subject.data, read_manifest(folder / kind), subject.seed)
 
 
-def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int) -> list[dict[str, Any]]:
+def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int) -> list[Values]:
     """Measure all subjects in turn, `clips` clips a turn. Raises DecodeError for a bad clip.
 
     Each gets clips_per_second of one core (this process) and of `workers` processes, as spreads, and stages_ms of a
     clip, whose sum is profiled_ms: own times under a profiler, which itself takes a few percent. The transfer from a
     worker, and to the GPU where there is one, is timed apart.
     """
+
+    def one_core(subject: Subject) -> float:
+        return clips / _read(subject.next_batches(clips, 0))
+
+    def all_workers(subject: Subject) -> float:
+        warm_up, count = _WARM_UP * workers, max(clips, 4 * workers)
+        with subject.next_batches(warm_up + count, workers) as batches:
+            for _ in range(warm_up):
+                next(batches)
+            return count / _read(batches)
+
     for subject in subjects:
         _read(subject.next_batches(min(2, clips), 0))
-    ways = {"core": partial(_one_core, clips=clips), "all": partial(_all_workers, clips=clips, workers=workers)}
-    speeds: dict[str, list[list[float]]] = {way: [[] for _ in subjects] for way in ways}
-    for way, take in ways.items():
+    kinds: list[Values] = [{"kind": subject.name, "clips": subject.clips} for subject in subjects]
+    for way, take in {"core": one_core, "all": all_workers}.items():
+        rates: list[list[float]] = [[] for _ in subjects]
         for i, rate in in_turn({i: partial(take, subject) for i, subject in enumerate(subjects)}, repeats):
-            speeds[way][i].append(rate)
-    return [
-        {"kind": subject.name, "clips": subject.clips}
-        | {f"clips_per_second_{way}": spread(rates[i]) for way, rates in speeds.items()}
-        | _stages(subject, clips)
-        for i, subject in enumerate(subjects)
-    ]
+            rates[i].append(rate)
+        kinds = [kind | {f"clips_per_second_{way}": spread(rate)} for kind, rate in zip(kinds, rates, strict=True)]
+    return [kind | _stages(subject, clips) for kind, subject in zip(kinds, subjects, strict=True)]
 
 
-def _one_core(subject: Subject, clips: int) -> float:
-    """Return the clips a second of this process."""
-    return clips / _read(subject.next_batches(clips, 0))
+def _read(batches: Batches[MicroBatch]) -> float:
+    """Return the seconds that the rest of the batches takes."""
+    began = time.perf_counter()
+    for _ in batches:
+        pass
+    return time.perf_counter() - began
 
 
-def _all_workers(subject: Subject, clips: int, workers: int) -> float:
-    """Return the clips a second of all workers, once they are under way."""
-    warm_up, count = _WARM_UP * workers, max(clips, 4 * workers)
-    with subject.next_batches(warm_up + count, workers) as batches:
-        for _ in range(warm_up):
-            next(batches)
-        return count / _read(batches)
-
-
-def _stages(subject: Subject, clips: int) -> dict[str, Any]:
+def _stages(subject: Subject, clips: int) -> Values:
     """Return the milliseconds of a clip by stage."""
     batches = subject.next_batches(clips, 0)
     with cProfile.Profile() as profile:
@@ -136,7 +146,13 @@ def _stages(subject: Subject, clips: int) -> dict[str, Any]:
     # pstats knows the functions; each value begins with (calls, calls not from itself, own seconds).
     for (file, _, function), values in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
         found[stage_of(file, function)] += values[2]
-    found[TRANSFER] = sum(_handed_over(batch) for batch in taken)
+    for batch in taken:  # into shared memory, as a worker puts it, and from there onto the GPU
+        pixels, began = batch.clips.clone(), time.perf_counter()
+        pixels.share_memory_()  # type: ignore[no-untyped-call]
+        if torch.cuda.is_available():
+            pixels.to("cuda")
+            torch.cuda.synchronize()
+        found[TRANSFER] += time.perf_counter() - began
     stages = {stage: 1000 * seconds / clips for stage, seconds in found.items()}
     return {"stages_ms": stages, "profiled_ms": sum(stages.values())}
 
@@ -147,38 +163,11 @@ def stage_of(file: str, function: str) -> str:
     return next((stage for stage, parts in STAGES.items() if any(part in name for part in parts)), OTHER)
 
 
-def _read(batches: Batches[MicroBatch]) -> float:
-    began = time.perf_counter()
-    for _ in batches:
-        pass
-    return time.perf_counter() - began
-
-
-def _handed_over(batch: MicroBatch) -> float:
-    """Return the seconds to put a clip into shared memory, as a worker does, and from there onto the GPU."""
-    clips = batch.clips.clone()
-    began = time.perf_counter()
-    clips.share_memory_()  # type: ignore[no-untyped-call]
-    if torch.cuda.is_available():
-        clips.to("cuda")
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
-
-
-def core_rate(alone: float, together: float, cores: int) -> float:
-    """Return the clips a second that a rank can count on for each core of its loader.
-
-    That is what one core gives `alone`, or its part of what workers on `cores` cores give `together`: they share memory
-    and caches, and hand their clips over.
-    """
-    return min(alone, together / cores)
-
-
-def verdict(core_clips_per_second: float, gpu_clips_per_second: float, cores_per_rank: int | None) -> dict[str, Any]:
+def verdict(core_clips_per_second: float, gpu_clips_per_second: float, cores_per_rank: int | None) -> Values:
     """Return how many cores a rank needs so that its network never waits; whether the site has them, None without one.
 
     cores_per_rank: of the site, its training process included. gpu_clips_per_second: what a rank trains on.
-    The values: `cores_per_gpu` are the loader's, as many as data.workers; `cores_per_rank` are these and one for the
+    In the values `cores_per_gpu` are the loader's, as many as data.workers; `cores_per_rank` are these and one for the
     training process.
     """
     needed = math.ceil(gpu_clips_per_second / core_clips_per_second)
@@ -190,3 +179,94 @@ def verdict(core_clips_per_second: float, gpu_clips_per_second: float, cores_per
         "cores_there": there,
         "keeps_up": None if there is None else needed <= there,
     }
+
+
+def gpu_speed(spec: Spec, site: Site | None, args: argparse.Namespace) -> tuple[float | None, str | None]:
+    """Return the clips/s that a rank trains on and where the figure is from, or None twice."""
+    if args.measure:
+        check_single("bench loader --measure")
+        alone = spec.model_copy(update={"scale": spec.scale.model_copy(update={"gpus": 1})})
+        with open_place() as place:
+            values = measure_steps([experiment_of(alone, 1, synthetic=True)], Turns(args.repeats, 2, 2), {}, place)
+        assert values is not None, "one rank"
+        return values["specs"][0]["clips_per_second"]["max"], f"measured here, {place.device.type}"
+    if args.step_ms is not None:
+        return 1000 * spec.scale.clips_per_gpu / args.step_ms, "--step-ms"
+    if args.rate is not None:
+        return args.rate, "--rate"
+    if site is None:
+        return None, None
+    batch = (spec.scale.gpus or site.ranks) * spec.scale.clips_per_gpu
+    found = estimate(site, spec, make_plan(spec, site.ranks, batch), 1)
+    return found.clips_per_second, found.source
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_spec(parser)
+    packed_help = "a packed set to measure [a sample is packed]"
+    parser.add_argument("--packed", action="append", default=[], metavar="FOLDER", help=packed_help)
+    parser.add_argument("--clips", type=int, default=16, metavar="N", help="clips of a turn [16]")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="measured turns [5]")
+    parser.add_argument("--workers", type=int, default=num_cpus(), metavar="N", help="processes [one a CPU]")
+    demand = parser.add_mutually_exclusive_group()
+    demand.add_argument("--measure", action="store_true", help="measure the spec's network here, on one rank")
+    rate_help = "a rank trains on X clips/s [the site's figure]"
+    demand.add_argument("--rate", "--speed", type=float, metavar="X", help=rate_help)
+    demand.add_argument("--step-ms", type=float, metavar="X", help="a rank's step of clips_per_gpu clips takes X ms")
+    parser.add_argument("--site", metavar="NAME", help="site (name or YAML file): its cores, its GPUs' speed")
+
+
+def run(args: argparse.Namespace) -> Values:
+    """Measure the spec's clips as they are, and packed; optical flow only as it is.
+
+    Raises UserError for a wrong spec or option, and for a clip that cannot be read. A core counts with what it gives
+    alone, or with its part of what all workers give, if that is less: they share memory and caches.
+    """
+    spec = load_spec(args.spec, args.overrides)
+    site = None if args.site is None else load_site(args.site)
+    cores, (speed, source) = None if site is None else site.cores_per_rank, gpu_speed(spec, site, args)
+    torch.set_num_threads(1)
+    own = subject_of(spec.data, Dataset.open(spec, "train").manifest, spec.seed)
+    subjects = [own, *(subject_of(spec.data, read_manifest(path), spec.seed) for path in args.packed)]
+    if len({subject.name for subject in subjects}) < len(subjects):
+        raise UserError(f"--packed: must be one set of each kind, got {', '.join(s.name for s in subjects)}")
+    with tempfile.TemporaryDirectory() as folder:
+        if own.name == "raw" and not args.packed and spec.data.modality != "flow":
+            subjects = list(sampled(own, args.clips, Path(folder)))
+        kinds = measure(subjects, args.clips, args.workers, args.repeats)
+    for kind in kinds:
+        alone, together = (kind[f"clips_per_second_{way}"]["median"] for way in ("core", "all"))
+        core = kind["clips_per_second_per_core"] = min(alone, together / min(args.workers, num_cpus()))
+        kind["verdict"] = None if speed is None else verdict(core, speed, cores)
+    return {
+        "network": spec.model.title,
+        "settings": {"clips": args.clips, "repeats": args.repeats, "workers": args.workers, "cores": num_cpus()},
+        "gpu": {"clips_per_second": speed, "source": source, "site": None if site is None else site.name},
+        "kinds": kinds,
+    }
+
+
+def as_text(values: Values) -> str:
+    """Return what was measured, for people."""
+    settings, kinds, gpu = values["settings"], values["kinds"], values["gpu"]
+    rows = [("clips/s", "one core", f"{settings['workers']} workers")]
+    rows += [(k["kind"], *(spread_text(k[f"clips_per_second_{of}"], ".1f") for of in ("core", "all"))) for k in kinds]
+    stages = [("ms of a clip", *kinds[0]["stages_ms"], "sum")]
+    stages += [(k["kind"], *(f"{ms:.2f}" for ms in (*k["stages_ms"].values(), k["profiled_ms"]))) for k in kinds]
+    turns = f"{settings['clips']} clips a turn, {settings['repeats']} turns, median (min .. max)"
+    lines = [f"{turns}; cores here: {settings['cores']}", f"{table(rows)}\n\n{table(stages)}\n"]
+    if gpu["clips_per_second"] is None:
+        per_core = "{kind}: a core for each {clips_per_second_per_core:.4g} clips/s of a rank"
+        lines += [per_core.format(**kind) for kind in kinds]
+        return "\n".join([*lines, "--measure, --rate, --step-ms or --site says how many clips/s a rank trains on"])
+    lines.append(f"a rank trains {values['network']} on {gpu['clips_per_second']:.4g} clips/s ({gpu['source']})")
+    for kind in kinds:
+        found = kind["verdict"]
+        needed, cores = found["cores_per_gpu"], counted(found["cores_per_rank"], "core")
+        line = f"{kind['kind']}: {cores} a rank, {needed} for the loader (data.workers={needed})"
+        if found["cores_there"] is not None:
+            word = "keeps up" if found["keeps_up"] else "THE GPU WAITS"
+            line += f"; {gpu['site']} has {found['cores_there']} for it: {word}"
+        lines.append(line)
+    return "\n".join(lines)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import math
+import argparse
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from summit_train.core.errors import UserError
+import torch
+
+from summit_train.core.comm import World
+from summit_train.core.comm.launch import this_launch
+from summit_train.core.session import session
 from summit_train.models.count import Count
+from summit_train.training.start import choose_device
 
 K = TypeVar("K")
 T = TypeVar("T")
-
-
-class MeasureError(UserError):
-    """The options of a measurement make no sense."""
+Values = dict[str, Any]  # what a bench measured, as --json prints it
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,27 @@ class Turns:
     warm_up: int
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a bench runs: the ranks, this rank's device, and `tell`, which reports progress from rank 0."""
+
+    world: World
+    device: torch.device
+    tell: Callable[[str], None]
+
+
+@contextmanager
+def open_place() -> Iterator[Place]:
+    """Open the world of this launch for the block."""
+    with session(this_launch()) as world:
+        yield Place(world, choose_device(world), tell if world.rank == 0 else lambda text: None)
+
+
+def tell(text: str) -> None:
+    """Report progress on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Return min, median and max of at least one value."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
@@ -37,6 +62,12 @@ def spread_text(values: Mapping[str, float], form: str = ".3f", scale: float = 1
     """Write a spread for people, times `scale`: 1.02 (1.01 .. 1.05)."""
     median, least, most = (f"{scale * values[name]:{form}}" for name in ("median", "min", "max"))
     return f"{median} ({least} .. {most})"
+
+
+def error_bars(spreads: Sequence[Mapping[str, float]]) -> list[list[float]]:
+    """Return how far the least and the most lie from the medians, as matplotlib takes it."""
+    below = [spread["median"] - spread["min"] for spread in spreads]
+    return [below, [spread["max"] - spread["median"] for spread in spreads]]
 
 
 def pair_ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:
@@ -54,13 +85,6 @@ def in_turn(measurements: Mapping[K, Callable[[], T]], repeats: int) -> Iterator
             yield key, measurements[key]()
 
 
-def check_above_0(options: Mapping[str, float | None]) -> None:
-    """Raise MeasureError unless every option, by its name in Python, is above 0 and finite, or not given."""
-    for name, value in options.items():
-        if value is not None and not 0 < value < math.inf:
-            raise MeasureError(f"--{name.replace('_', '-')} {value:g}: a number above 0 is wanted")
-
-
 def training_multiply_adds(network: Count) -> int:
     """Return the multiply-adds of one clip, forward and backward.
 
@@ -68,3 +92,16 @@ def training_multiply_adds(network: Count) -> int:
     input. The first convolution's input is the clip, which needs no gradient.
     """
     return 3 * network.multiply_adds - network.layers[0].multiply_adds
+
+
+def add_spec(parser: argparse.ArgumentParser) -> None:
+    """Add the spec and its overrides."""
+    parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
+
+
+def add_turns(parser: argparse.ArgumentParser, steps: int = 2) -> None:
+    """Add the options of Turns."""
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="measured turns [5]")
+    parser.add_argument("--steps", type=int, default=steps, metavar="N", help=f"steps of a turn, their mean [{steps}]")
+    parser.add_argument("--warm-up", type=int, default=2, metavar="N", help="steps not counted [2]")

@@ -1,41 +1,53 @@
-"""A spec's own training step, run and timed: step, optimizer and loader of `train`; its memory and seconds."""
+"""`summit-train bench step SPEC`: a spec's own training step by part: seconds, clips/s, utilisation, memory.
+
+Step, optimizer and loader are those of `train`. The learning rate is 0: every number is computed, and no weight of an
+untrained network diverges.
+"""
 
 from __future__ import annotations
 
+import argparse
 import resource
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import fmean
-from typing import Any
 
 import torch
 
-from summit_train.bench.measure import Turns, pair_ratios, spread
+from summit_train.bench.measure import (
+    Place,
+    Turns,
+    Values,
+    add_spec,
+    add_turns,
+    in_turn,
+    open_place,
+    pair_ratios,
+    spread,
+    spread_text,
+    training_multiply_adds,
+)
+from summit_train.bench.peak import Peaks, add_peak, measure_peaks, peak_text
 from summit_train.core.comm import World
+from summit_train.core.comm.launch import this_launch
+from summit_train.core.text import share, table, with_unit
 from summit_train.core.watch import Watchdog
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.data.batches.workers import PREFETCHED_PER_WORKER, Batches
 from summit_train.data.dataset import Dataset
-from summit_train.plan import Plan
-from summit_train.spec import Spec
+from summit_train.models.network import count_network
+from summit_train.plan import Plan, make_plan
+from summit_train.report.tables import machine_text
+from summit_train.spec import Spec, load_spec
+from summit_train.training.environment import environment
 from summit_train.training.run import build_step, fresh_model
 from summit_train.training.step import StepResult
 from summit_train.training.stopwatch import Recorder
 
 Phases = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a bench runs: the ranks, this rank's device, and `tell`, which reports progress to a person."""
-
-    world: World
-    device: torch.device
-    tell: Callable[[str], None]
+_NAMES = {"data_wait": "data wait", "allreduce": "exposed allreduce"}
 
 
 @dataclass(frozen=True)
@@ -46,60 +58,31 @@ class Experiment:
     plan: Plan
     dataset: Dataset | None
 
-    def values(self) -> dict[str, Any]:
-        """Return what is measured as a JSON object."""
+    def values(self) -> Values:
+        """Return what is measured."""
+        sizes = ("ranks", "accumulation", "clips_per_gpu", "global_batch", "gradient_bytes")
         synthetic, data = self.dataset is None, self.spec.data
-        of_plan = ("ranks", "accumulation", "clips_per_gpu", "global_batch", "gradient_bytes")
         clips = {"clips": None, "workers": 0} if synthetic else {"clips": data.train, "workers": data.workers}
-        sizes = {name: getattr(self.plan, name) for name in of_plan}
-        return network_values(self.spec) | sizes | {"synthetic": synthetic} | clips
+        plan = {name: getattr(self.plan, name) for name in sizes}
+        return network_values(self.spec) | plan | {"synthetic": synthetic} | clips
 
 
-def network_values(spec: Spec) -> dict[str, Any]:
-    """Return the spec's name, network and clip as a JSON object."""
+def experiment_of(spec: Spec, ranks: int, *, synthetic: bool) -> Experiment:
+    """Read a spec's training manifest and plan it for that many ranks. Random clips (synthetic) fill one step.
+
+    Raises UserError for a mistake in them.
+    """
+    if synthetic:
+        return Experiment(spec, make_plan(spec, ranks, (spec.scale.gpus or ranks) * spec.scale.clips_per_gpu), None)
+    dataset = Dataset.open(spec, "train")
+    return Experiment(spec, make_plan(spec, ranks, len(dataset)), dataset)
+
+
+def network_values(spec: Spec) -> Values:
+    """Return the spec's name, network and clip."""
     model, data = spec.model, spec.data
     network = {"name": spec.name, "arch": model.arch, "backbone": model.backbone}
     return network | {"frames": data.num_frames, "crop": data.crop, "precision": spec.precision}
-
-
-class Activations:
-    """Counts the bytes that autograd holds between forward and backward pass; `most_bytes` is their peak.
-
-    Tensors that share memory count once. The given parameters do not count: they are in memory anyway.
-    """
-
-    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        self._ignored = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-        self._holders: Counter[int] = Counter()  # by address
-        self._bytes = 0
-        self.most_bytes = 0
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count what is saved within the block."""
-        with torch.autograd.graph.saved_tensors_hooks(self._hold, lambda saved: saved.tensor):
-            yield
-
-    def _hold(self, tensor: torch.Tensor) -> _Saved:
-        storage = tensor.untyped_storage()
-        saved, key = _Saved(tensor), storage.data_ptr()
-        if key not in self._ignored:
-            self._bytes += 0 if self._holders[key] else storage.nbytes()
-            self.most_bytes = max(self.most_bytes, self._bytes)
-            self._holders[key] += 1
-            weakref.finalize(saved, self._release, key, storage.nbytes()).atexit = False
-        return saved
-
-    def _release(self, key: int, num_bytes: int) -> None:
-        self._holders[key] -= 1
-        self._bytes -= 0 if self._holders[key] else num_bytes
-
-
-@dataclass(eq=False)
-class _Saved:
-    """A saved tensor that tells its release."""
-
-    tensor: torch.Tensor
 
 
 def peak_memory(device: torch.device) -> int:
@@ -110,11 +93,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 class StepBench:
-    """An experiment's network, optimizer and batches on this rank.
-
-    Random clips are the same in every step and need no loader. The learning rate is 0: every number is computed, and no
-    weight of an untrained network diverges.
-    """
+    """An experiment's network, optimizer and batches on this rank. Random clips are the same in every step."""
 
     def __init__(self, experiment: Experiment, world: World, device: torch.device, watchdog: Watchdog) -> None:
         self._experiment, self._world, self._watchdog = experiment, world, watchdog
@@ -122,24 +101,15 @@ class StepBench:
         model = fresh_model(self._spec, device)
         self._step = build_step(self._spec, self._plan, world, model, device)
         self._recorder = Recorder(device)
-        self._activations = Activations(model.parameters())
         self._last: StepResult | None = None
         self._next_step = 0
         self._batches: Batches[MicroBatch] | None = None
         self._random = [] if experiment.dataset is not None else random_batches(self._spec, self._plan, world)
 
-    @property
-    def activation_bytes(self) -> int:
-        """Return the most bytes that autograd has held in a step, counted while warming up."""
-        return self._activations.most_bytes
-
     def warm_up(self, at_least: int) -> None:
         """Run steps without timing them, until the loader has used up what it read ahead when it opened."""
         ahead = 0 if self._experiment.dataset is None else PREFETCHED_PER_WORKER * self._spec.data.workers
-        with self._activations.counted():
-            self.repeat(1)
-        if rest := max(at_least, -(-ahead // self._plan.accumulation)) - 1:
-            self.repeat(rest)
+        self.repeat(max(at_least, -(-ahead // self._plan.accumulation)))
 
     def repeat(self, steps: int) -> dict[str, float]:
         """Return the seconds of each phase, the mean over `steps` steps. They begin when all ranks are here."""
@@ -158,7 +128,7 @@ class StepBench:
         return mean_phases(self._recorder.read())
 
     def turn(self, turns: Turns, alone: bool) -> dict[str, float]:
-        """Take a turn: warm up, measure, and end the loader before another bench's turn.
+        """Warm up, measure, and end the loader before another bench's turn.
 
         alone: there is no other bench, so only the first turn warms up, and the loader stays.
         """
@@ -180,7 +150,7 @@ class StepBench:
         if dataset is None:
             return self._random
         if self._batches is None:
-            # Without an end: the keys are made one by one, as steps are asked for.
+            # More steps than anyone measures; their keys are made one by one.
             steps = range(self._next_step, self._next_step + 10**9)
             self._batches = dataset.training_batches(self._plan.order(), world.rank, world.size, steps)
         self._next_step += 1
@@ -202,51 +172,30 @@ def random_batches(spec: Spec, plan: Plan, world: World) -> list[MicroBatch]:
 
 
 def mean_phases(steps: Sequence[Phases]) -> dict[str, float]:
-    """Return each phase's mean over the steps of one repeat."""
+    """Return each phase's mean over the steps of one repeat, or over the ranks."""
     return {phase: fmean(step[phase] for step in steps) for phase in steps[0]}
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds of each phase: ranks[r][i] are rank r's in repeat i, the mean over the repeat's steps."""
+def step_seconds(ranks: Sequence[Sequence[Phases]]) -> dict[str, list[float]]:
+    """Return the seconds of each repeat by part: "step", on the slowest rank, and each phase, the mean over the ranks.
 
-    ranks: tuple[tuple[Phases, ...], ...]
-
-    @property
-    def step_s(self) -> list[float]:
-        """Return a step's seconds in each repeat, on the slowest rank."""
-        return [max(sum(phases.values()) for phases in repeat) for repeat in zip(*self.ranks, strict=True)]
-
-    @property
-    def phases_s(self) -> dict[str, list[float]]:
-        """Return each phase's seconds in each repeat, the mean over the ranks. Their sum is the mean step."""
-        repeats = [mean_phases(repeat) for repeat in zip(*self.ranks, strict=True)]
-        return {phase: [repeat[phase] for repeat in repeats] for phase in repeats[0]}
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Return each phase's part of all the time. The parts sum to 1."""
-        sums = {phase: sum(seconds) for phase, seconds in self.phases_s.items()}
-        total = sum(sums.values())
-        return {phase: seconds / total for phase, seconds in sums.items()}
-
-    def ratios(self, other: StepTimes) -> dict[str, dict[str, float]]:
-        """Return this over the other, repeat by repeat: the step, and each phase of at least 1 % of both steps."""
-        both = {"step": (self.step_s, other.step_s)}
-        for phase, seconds in self.phases_s.items():
-            if min(self.shares[phase], other.shares[phase]) >= 0.01:
-                both[phase] = (seconds, other.phases_s[phase])
-        return {name: spread(pair_ratios(mine, others)) for name, (mine, others) in both.items()}
-
-
-def step_values(times: StepTimes, plan: Plan, training_multiply_adds: int, peak: float | None) -> dict[str, Any]:
-    """Return a JSON object: seconds, clips and multiply-adds a second, and utilisation (mfu), by part.
-
-    training_multiply_adds: of one clip, forward and backward. peak: of all ranks, in multiply-adds/s; None leaves the
-    utilisation out, which is achieved over peak (the paper, section 3 a).
+    ranks[r][i]: rank r's phases in repeat i.
     """
-    step_s, phases, clips = times.step_s, times.phases_s, plan.global_batch
-    forward, training = clips * plan.multiply_adds, clips * training_multiply_adds
+    repeats = list(zip(*ranks, strict=True))
+    means = [mean_phases(repeat) for repeat in repeats]
+    step_s = [max(sum(phases.values()) for phases in repeat) for repeat in repeats]
+    return {"step": step_s} | {phase: [mean[phase] for mean in means] for phase in means[0]}
+
+
+def step_values(ranks: Sequence[Sequence[Phases]], plan: Plan, training_work: int, peak: float | None) -> Values:
+    """Return seconds, clips and multiply-adds a second, and utilisation (mfu), by part.
+
+    training_work: multiply-adds of one clip, forward and backward. peak: of all ranks, in multiply-adds/s; None leaves
+    the utilisation out, which is achieved over peak (the paper, section 3 a).
+    """
+    phases, clips = step_seconds(ranks), plan.global_batch
+    step_s = phases.pop("step")
+    forward, training, total = clips * plan.multiply_adds, clips * training_work, sum(sum(s) for s in phases.values())
 
     def utilisation(multiply_adds: int, seconds: Sequence[float]) -> dict[str, float] | None:
         return None if peak is None or min(seconds) == 0 else spread([multiply_adds / s / peak for s in seconds])
@@ -255,11 +204,96 @@ def step_values(times: StepTimes, plan: Plan, training_multiply_adds: int, peak:
         "step_s": spread(step_s),
         "clips_per_second": spread([clips / seconds for seconds in step_s]),
         "phases_s": {phase: spread(seconds) for phase, seconds in phases.items()},
-        "shares": times.shares,
+        "shares": {phase: sum(seconds) / total for phase, seconds in phases.items()},
         "multiply_adds_per_step": training,
         "multiply_adds_per_second": spread([training / seconds for seconds in step_s]),
         "mfu": utilisation(training, step_s),
         "forward_mfu": utilisation(forward, phases["forward"]),
         "backward_mfu": utilisation(training - forward, phases["backward"]),
-        "repeats_s": [list(map(dict, rank)) for rank in times.ranks],
+        "repeats_s": [list(map(dict, rank)) for rank in ranks],
     }
+
+
+def step_ratios(first: Values, second: Values) -> dict[str, dict[str, float]]:
+    """Return first over second, repeat by repeat: the step, and each phase of at least 1 % of both steps."""
+    one, other = (step_seconds(values["repeats_s"]) for values in (first, second))
+    shown = [name for name in one if name == "step" or min(v["shares"][name] for v in (first, second)) >= 0.01]
+    return {name: spread(pair_ratios(one[name], other[name])) for name in shown}
+
+
+def measure_steps(experiments: Sequence[Experiment], turns: Turns, peaks: Peaks, place: Place) -> Values | None:
+    """Measure training steps; several experiments take turns. Return the values on rank 0, None elsewhere."""
+    world, device = place.world, place.device
+    repeats: list[list[dict[str, float]]] = [[] for _ in experiments]
+    with Watchdog(world, experiments[0].spec.watch.stall_seconds) as watchdog:
+        benches = [StepBench(experiment, world, device, watchdog) for experiment in experiments]
+        measurements = {i: partial(bench.turn, turns, alone=len(benches) == 1) for i, bench in enumerate(benches)}
+        for i, seconds in in_turn(measurements, turns.repeats):
+            repeats[i].append(seconds)
+            turn = f"turn {len(repeats[i])} of {turns.repeats}"
+            place.tell(f"{experiments[i].spec.name}, {turn}: {sum(seconds.values()):.3f} s a step")
+        for bench in benches:
+            bench.close()
+        ranks = world.gather((repeats, peak_memory(device), world.host))
+    if ranks is None:
+        return None
+    specs = []
+    for i, experiment in enumerate(experiments):
+        peak = peaks.get(experiment.spec.precision, {}).get("multiply_adds_per_second")
+        work = training_multiply_adds(count_network(experiment.spec))
+        measured = step_values([repeats[i] for repeats, _, _ in ranks], experiment.plan, work, peak)
+        specs.append(experiment.values() | measured)
+    of = "tensors on the GPU" if device.type == "cuda" else "the whole process, Python and torch with it"
+    return {
+        "environment": environment(world, device, [host for _, _, host in ranks]),
+        "settings": asdict(turns),
+        "peak_memory_bytes": max(memory for _, memory, _ in ranks),
+        "peak_memory_of": f"{of}, highest of all ranks" + (", all specs at once" if len(specs) > 1 else ""),
+        "peaks": list(peaks.values()),
+        "specs": specs,
+        "ratios": step_ratios(*specs) if len(specs) == 2 else None,
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_spec(parser)
+    parser.add_argument("--compare", metavar="SPEC2", help="measure both in turn and print SPEC over SPEC2")
+    parser.add_argument("--synthetic", action="store_true", help="random clips, no loader")
+    add_turns(parser)
+    add_peak(parser)
+
+
+def run(args: argparse.Namespace) -> Values | None:
+    """Measure one spec, or two in turn, on the ranks of this launch. Raises UserError for a wrong spec or option."""
+    specs = [load_spec(path, args.overrides) for path in (args.spec, args.compare) if path is not None]
+    experiments = [experiment_of(spec, this_launch().size, synthetic=args.synthetic) for spec in specs]
+    with open_place() as place:
+        peaks = measure_peaks(specs, args.peak, place)
+        return measure_steps(experiments, Turns(args.repeats, args.steps, args.warm_up), peaks, place)
+
+
+def as_text(values: Values) -> str:
+    """Return what was measured, for people."""
+    lines = [f"machine: {machine_text(values['environment'])}"]
+    for spec in values["specs"]:
+        network = " ".join(filter(None, (spec["arch"], spec["backbone"])))
+        batch = f"{spec['accumulation']} x {spec['clips_per_gpu']} clips a step on each of {spec['ranks']} ranks"
+        clips = "RANDOM CLIPS, no loader" if spec["synthetic"] else f"{spec['clips']}, {spec['workers']} workers"
+        parts = [("step", spread_text(spec["step_s"]) + " s", "")]
+        for name, seconds in spec["phases_s"].items():
+            parts.append((f"  {_NAMES.get(name, name)}", spread_text(seconds) + " s", share(spec["shares"][name])))
+        rates = [("clips/s", spread_text(spec["clips_per_second"]))]
+        rates += [("multiply-adds/s", spread_text(spec["multiply_adds_per_second"], ".4g"))]
+        titles = {"mfu": "utilisation (MFU)", "forward_mfu": "  forward alone", "backward_mfu": "  backward alone"}
+        rates += [(title, spread_text(spec[of], ".1f", 100) + " %") for of, title in titles.items() if spec[of]]
+        lines.append(f"\n{spec['name']}: {network}, {spec['frames']} x {spec['crop']}^2, {spec['precision']}")
+        lines += [f"{batch}; {clips}", table(parts), table(rates)]
+    lines += ["", *map(peak_text, values["peaks"])]
+    lines.append(f"peak memory: {with_unit(values['peak_memory_bytes'], 'B')}, {values['peak_memory_of']}")
+    if values["ratios"] is not None:
+        first, second = (spec["name"] for spec in values["specs"])
+        rows = [(_NAMES.get(name, name), spread_text(ratio)) for name, ratio in values["ratios"].items()]
+        pairs = values["settings"]["repeats"]
+        lines.append(f"\nseconds of {first} over {second}, median (min .. max) of {pairs} pairs:\n{table(rows)}")
+    return "\n".join(lines)

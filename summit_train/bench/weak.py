@@ -1,65 +1,113 @@
-"""Weak scaling on this machine: the same clips a rank on more and more ranks. Each start is a `bench step`."""
+"""`summit-train bench scaling SPEC --ranks 1,2` and `fig3 c`: the same clips a rank on more and more ranks.
+
+Each measurement starts ranks of this machine that run `bench step`.
+"""
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
-from typing import Any
+from pathlib import Path
 
-from summit_train.bench.measure import MeasureError, in_turn, pair_ratios, spread
-from summit_train.core.errors import RunFailed
+from summit_train.bench.compare import overrides_of
+from summit_train.bench.measure import (
+    Turns,
+    Values,
+    add_spec,
+    add_turns,
+    error_bars,
+    in_turn,
+    pair_ratios,
+    spread,
+    spread_text,
+    tell,
+)
+from summit_train.bench.steps import experiment_of
+from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.processes import Facts, ProbeError, answer, find_mpirun, mpi_environment, mpirun_command
+from summit_train.core.session import check_single
+from summit_train.core.text import share, table
+from summit_train.report.caption import drawn, wrapped
+from summit_train.report.figures import GREY, drawable, series
+from summit_train.report.tables import machine_text
+from summit_train.scaling.published import SCALABILITY, label_of
+from summit_train.spec import load_spec
 
-Values = dict[str, Any]
 _TIMEOUT = 1800.0  # seconds for the ranks of one measurement
+_BOUNDS = " and ".join(f"{'TSM' if arch == 'tsm' else 'I3D 3x3x3'} {bound}" for arch, bound in SCALABILITY.items())
 
 
-class RanksError(RunFailed):
-    """Ranks were started and measured nothing."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `scaling`."""
+    add_spec(parser)
+    add_ranks(parser)
 
 
-def measure_ranks(words: Sequence[str], threads: int, ranks: int) -> Facts:
-    """Return what `bench step` with these arguments measures on `ranks` ranks. Raises RanksError where they fail.
+def add_ranks(parser: argparse.ArgumentParser) -> None:
+    """Add the options of weak scaling."""
+    parser.add_argument("--ranks", default="1,2", metavar="N,...", help="numbers of ranks [1,2]")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each rank [1]")
+    parser.add_argument("--synthetic", action="store_true", help="random clips, no loader")
+    add_turns(parser, steps=5)
 
-    One rank is a process without MPI and Horovod, as a user starts it.
+
+def run(args: argparse.Namespace) -> Values:
+    """Measure each spec on each number of ranks: the one of `scaling`, or those of `fig3 c`.
+
+    Raises UserError for a wrong spec or option before anything is measured, RunFailed where ranks fail.
     """
-    step = [sys.executable, "-m", "summit_train", "bench", "step", *words, f"scale.gpus={ranks}"]
-    launcher = [] if ranks == 1 else mpirun_command(_mpirun(), ranks)
-    environment = mpi_environment(os.environ) | {"OMP_NUM_THREADS": str(threads)}
-    try:
-        return answer([*launcher, *step, "--json"], _TIMEOUT, environment)
-    except ProbeError as error:
-        raise RanksError(f"bench step on {ranks} ranks: {error}") from error
-
-
-def weak_scaling(
-    measure: Callable[[int], Facts], ranks: Sequence[int], repeats: int, tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """Measure every number of ranks once a round; return spec, environment and rows as JSON values."""
-    found: dict[int, list[Values]] = {count: [] for count in ranks}
-    last: dict[int, Facts] = {}
-    for count, facts in in_turn({count: partial(measure, count) for count in ranks}, repeats):
-        (spec,), last[count] = facts["specs"], facts
-        found[count].append(spec)
-        speed = spec["clips_per_second"]["median"]
-        tell(f"round {len(found[count])} of {repeats}, {count} ranks: {speed:.3f} clips/s")
-    most = last[max(ranks)]
-    spec = most["specs"][0] | {"repeats_s": None}
-    return {"spec": spec, "environment": most["environment"], "rows": scaling_rows(found)}
+    check_single(f"bench {args.bench}")
+    is_figure, ranks, networks = "specs" in args, parse_ranks(args.ranks), []
+    paths, overrides = (args.specs, overrides_of(args)) if is_figure else ([args.spec], args.overrides)
+    if find_mpirun() is None:
+        raise UserError("no mpirun to start ranks with; load your cluster's MPI module, or run `make setup`")
+    for path, count in itertools.product(paths, ranks):
+        experiment_of(load_spec(path, [*overrides, f"scale.gpus={count}"]), count, synthetic=args.synthetic)
+    for path in paths:
+        words = [path, *overrides, "--peak", "0", "--repeats", "1", "--steps", str(args.steps)]
+        words += ["--warm-up", str(args.warm_up), *["--synthetic"] * args.synthetic]
+        found: dict[int, list[Values]] = {count: [] for count in ranks}
+        measurements = {count: partial(measure_ranks, words, args.threads, count) for count in ranks}
+        for count, facts in in_turn(measurements, args.repeats):
+            found[count].append(facts["specs"][0])
+            name, speed = (found[count][-1][key] for key in ("name", "clips_per_second"))
+            tell(f"{name}: round {len(found[count])}, {count} ranks: {speed['median']:.3f} clips/s")
+        spec = load_spec(path, overrides)
+        network = {"label": label_of(spec) if is_figure else spec.name, "rows": scaling_rows(found)}
+        networks.append(network | {"spec": found[ranks[-1]][-1] | {"repeats_s": None}})
+    first = networks[0]["spec"]
+    clips = "random clips" if args.synthetic else f"clips of {first['clips']}"
+    settings = {"threads": args.threads, "clips_per_rank": first["clips_per_gpu"], "clips": clips}
+    settings |= asdict(Turns(args.repeats, args.steps, args.warm_up))
+    return {"environment": facts["environment"], "settings": settings, "networks": networks}
 
 
 def parse_ranks(text: str) -> list[int]:
-    """Read '1,2,4' as sorted numbers. Raises MeasureError for anything else, and where there is no mpirun."""
+    """Read '1,2,4' as sorted numbers. Raises UserError for anything else."""
     words = text.split(",")
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise MeasureError(f"--ranks {text}: numbers above 0 with commas are wanted, such as 1,2,4")
-    ranks = sorted({int(word) for word in words})
-    if len(ranks) < 2:
-        raise MeasureError(f"--ranks {text}: two numbers at least are wanted, the first is what the others are held to")
-    _mpirun()
+    ranks = sorted({int(word) for word in words if word.isdecimal() and int(word) > 0})
+    if len(ranks) < 2 or not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise UserError(f"--ranks must be two or more numbers above 0, got {text}; try 1,2,4")
     return ranks
+
+
+def measure_ranks(words: Sequence[str], threads: int, ranks: int) -> Facts:
+    """Return what `bench step` with these arguments measures on `ranks` ranks. Raises RunFailed where they fail.
+
+    One rank is a process without MPI and Horovod, as a user starts it.
+    """
+    step = [sys.executable, "-m", "summit_train", "bench", "step", *words, f"scale.gpus={ranks}", "--json"]
+    launcher = [] if ranks == 1 else mpirun_command(find_mpirun() or "mpirun", ranks)
+    environment = mpi_environment(os.environ) | {"OMP_NUM_THREADS": str(threads)}
+    try:
+        return answer([*launcher, *step], _TIMEOUT, environment)
+    except ProbeError as error:
+        raise RunFailed(f"bench step on {ranks} ranks: {error}") from error
 
 
 def scaling_rows(found: Mapping[int, Sequence[Values]]) -> list[Values]:
@@ -90,8 +138,53 @@ def scaling_rows(found: Mapping[int, Sequence[Values]]) -> list[Values]:
     ]
 
 
-def _mpirun() -> str:
-    mpirun = find_mpirun()
-    if mpirun is None:
-        raise MeasureError("no mpirun to start ranks with: load your cluster's MPI module, or run `make setup`")
-    return mpirun
+def as_text(values: Values) -> str:
+    """Return the rows for people."""
+    settings = values["settings"]
+    batch = f"{settings['clips_per_rank']} clips a rank and step, {settings['clips']}"
+    lines = [f"machine: {machine_text(values['environment'])}", f"{batch}; median (min .. max) of the rounds"]
+    head = ("ranks", "clips/s", "% of ideal", "step s", "exposed allreduce s", "of the step", "compute, times")
+    for network in values["networks"]:
+        cells = [
+            (
+                str(row["ranks"]),
+                spread_text(row["clips_per_second"]),
+                spread_text(row["efficiency"], ".1f", 100),
+                spread_text(row["step_s"]),
+                spread_text(row["exposed_allreduce_s"]),
+                share(row["exposed_share"]["median"]),
+                spread_text(row["compute_ratio"]),
+            )
+            for row in network["rows"]
+        ]
+        lines.append(f"\n{network['label']}:\n{table([head, *cells])}")
+    lines.append(
+        "\n% of ideal: speed over the first row's times the ranks. exposed allreduce: ranks wait for the sum, or for\n"
+        "each other. compute: forward and backward pass over the first row's; above 1 ranks share memory or cores.\n"
+        f"paper, 8 nodes of 4 Tesla P100s: {_BOUNDS}"
+    )
+    return "\n".join(lines)
+
+
+def draw(path: Path, values: Values) -> None:
+    """Draw the paper's Figure 3c: speed over ideal speed against ranks."""
+    networks, settings = values["networks"], values["settings"]
+    ranks = [row["ranks"] for row in networks[0]["rows"]]
+    caption = (
+        f"{settings['clips_per_rank']} clips a rank and step, {settings['clips']}, up to {ranks[-1]} ranks on "
+        f"{machine_text(values['environment'])}. Speed over the first point's speed times the ranks: median of "
+        f"{settings['repeats']} rounds, least and most. Paper, Figure 3c, 8 nodes of 4 Tesla P100s: {_BOUNDS}."
+    )
+    with drawn(path, wrapped(caption)) as figure:
+        axes, highest = figure.subplots(), 100.0
+        for i, network in enumerate(networks):
+            percent = [{part: 100 * value for part, value in row["efficiency"].items()} for row in network["rows"]]
+            medians, label = [value["median"] for value in percent], drawable(network["label"])
+            axes.errorbar(ranks, medians, yerr=error_bars(percent), label=label, capsize=4, **series(i))
+            highest = max(highest, *(value["max"] for value in percent))
+        axes.axhline(100, linestyle="--", color=GREY, label="ideal")
+        axes.set_xticks(ranks, [str(count) for count in ranks])
+        axes.set_xlabel("ranks")
+        axes.set_ylabel("scalability (% of ideal speed)")
+        axes.set_ylim(0, max(110.0, 1.05 * highest))
+        axes.legend(loc="lower left")

@@ -1,16 +1,16 @@
-"""`summit-train simulate SPEC --site NAME`: what the spec would take on so many nodes, before it is paid for."""
+"""`summit-train simulate SPEC --site NAME`: what the spec would take on that machine, by the number of nodes."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from summit_train.bench.measure import check_above_0
 from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path
 from summit_train.core.text import NONE, duration, noise_text, table
@@ -22,7 +22,11 @@ from summit_train.scaling.machines import Machine, load_machine, machine_names, 
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.catalog import BOTTLENECK_BACKBONES
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 NODES = "1,8,16,32,64,128,256,384,512,1024"  # those of the paper's Table 3
+ROUND_TIMES = (1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10800, 36000, 108000, 360000, 1080000)  # seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the machine's file")
     parser.add_argument("--nodes", default=NODES, metavar="N,...", help=f"default {NODES}; a,...,b doubles from a to b")
     parser.add_argument("--fixed-batch", action="store_true", help="keep scale.gpus: fewer GPUs accumulate")
-    parser.add_argument("--clips", type=int, metavar="N", help="training clips, where the manifest is not at hand")
+    parser.add_argument("--clips", type=int, metavar="N", help="training clips, where there is no manifest")
     parser.add_argument("--videos", type=int, metavar="N", help="validation videos, likewise")
     parser.add_argument("--clips-per-second", type=float, metavar="X", help="of one GPU, measured with this spec")
     parser.add_argument("--storage", choices=("shared", "local"), default="shared", help="where the frames lie")
@@ -48,7 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the rows. Raises UserError for a wrong spec, machine or number."""
-    check_above_0({name: getattr(args, name) for name in ("clips", "videos", "clips_per_second")})
+    for name in ("clips", "videos", "clips_per_second"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"--{name.replace('_', '-')} must be above 0 and finite, got {value:g}")
     job = _job(args)
     out = None if args.out is None else figure_path(args.out)
     jobs = [replace(job, nodes=nodes) for nodes in parse_nodes(args.nodes)]
@@ -58,7 +65,11 @@ def run(args: argparse.Namespace) -> int:
     if out is not None:
         _draw(out, jobs, rows)
     if args.json:
-        print(json.dumps(_about(args, job, out) | {"rows": rows}))
+        counted = args.clips is None and Path(job.spec.data.train).exists()
+        about = {"site": job.machine.name, "about": job.machine.about, "spec": job.spec.name}
+        about |= {"clips": job.clips, "videos": job.videos, "manifest_counted": counted, "storage": job.storage}
+        about |= {"last_batch": job.machine.last_batch, "compute_source": job.machine.compute.source}
+        print(json.dumps(about | {"figure": None if out is None else str(out), "rows": rows}))
     else:
         _print(job, rows, out)
     return 0
@@ -78,7 +89,7 @@ def parse_nodes(text: str) -> list[int]:
         elif word.isdecimal() and int(word) > 0:
             nodes.append(int(word))
         else:
-            raise UserError(f"--nodes {text}: numbers above 0 with commas are wanted, such as 1,8,...,1024")
+            raise UserError(f"--nodes must be numbers above 0 with commas, got {text}; try 1,8,...,1024")
     return nodes
 
 
@@ -86,7 +97,7 @@ def parse_noise(text: str) -> list[float]:
     """Read '800' or '800,1200', clips above 0. Raises UserError for anything else."""
     words = text.split(",")
     if len(words) > 2 or not all(re.fullmatch(r"\d+(\.\d+)?", word) and float(word) > 0 for word in words):
-        raise UserError(f"--noise-scale {text}: one or two numbers of clips above 0 are wanted, such as 800,1200")
+        raise UserError(f"--noise-scale must be one or two numbers of clips above 0, got {text}; try 800,1200")
     return [float(word) for word in words]
 
 
@@ -97,7 +108,7 @@ def same_loss(spec: Spec, row: dict[str, Any], noise_scales: Sequence[float]) ->
     where the spec has no batch of its own.
     """
     if spec.scale.gpus is None:
-        raise PlanError("--noise-scale: scale.gpus is null, so schedule.epochs belong to no batch; set scale.gpus")
+        raise PlanError("--noise-scale: scale.gpus is null, so the spec has no batch of its own; set scale.gpus")
     own, needs = spec.scale.gpus * spec.scale.clips_per_gpu, []
     for noise in noise_scales:
         factor = clips_factor(row["global_batch"], noise) / clips_factor(own, noise)
@@ -141,17 +152,8 @@ def _row(job: Job) -> dict[str, Any]:
     seen = published.accuracy(found.global_batch) if ours else None
     known = published.row_of(found.global_batch, found.gpus) if ours and job.machine.name == "summit" else None
     seconds = known and known.seconds
-    accuracy = seen and asdict(seen) | {"source": "the paper's Table 3 and Figure 4"}
+    accuracy = seen and seen | {"source": "the paper's Table 3 and Figure 4"}
     return asdict(found) | {"published_run_s": seconds, "projection": seconds is None, "accuracy": accuracy}
-
-
-def _about(args: argparse.Namespace, job: Job, out: Path | None) -> dict[str, Any]:
-    machine = job.machine
-    about: dict[str, Any] = {"site": machine.name, "about": machine.about, "spec": job.spec.name}
-    counted = args.clips is None and Path(job.spec.data.train).exists()
-    about |= {"clips": job.clips, "videos": job.videos, "manifest_counted": counted}
-    about |= {"last_batch": machine.last_batch, "storage": job.storage, "compute_source": machine.compute.source}
-    return about | {"figure": None if out is None else str(out)}
 
 
 def _print(job: Job, rows: Sequence[dict[str, Any]], out: Path | None) -> None:
@@ -159,68 +161,93 @@ def _print(job: Job, rows: Sequence[dict[str, Any]], out: Path | None) -> None:
     print(f"{spec.name} on {machine.name}: {machine.about}")
     print(f"  {job.clips:,} clips, {spec.schedule.epochs} epochs; an epoch's last, partial batch: {machine.last_batch}")
     print(f"  rates: {machine.compute.source}\n")
-    steps = ("nodes", "GPUs", "batch", "steps/epoch", "step s", "= compute", "+ allreduce", "+ stragglers", "+ data")
-    print(table([steps, *map(_step_cells, rows)], "", left=0))
-    runs = ("nodes", "clips/s", "efficiency", "training", "node-hours", "+ evaluation", "published", "paper's top-1")
-    print("\n" + table([runs, *map(_run_cells, rows)], "", left=0))
+    steps = [("nodes", "GPUs", "batch", "steps/epoch", "step s", "= compute", "+ allreduce", "+ stragglers", "+ data")]
+    runs = [("nodes", "clips/s", "efficiency", "training", "node-hours", "+ evaluation", "published", "paper's top-1")]
+    for row in rows:
+        counts = (f"{row[name]:,}" for name in ("nodes", "gpus", "global_batch", "steps_per_epoch"))
+        parts = (row["parts"][name] for name in ("compute_s", "communication_s", "stragglers_s", "data_s"))
+        steps.append((*counts, *(f"{seconds:.4f}" for seconds in (row["step_s"], *parts))))
+        accuracy, top1 = row["accuracy"], NONE
+        if accuracy is not None:
+            about = "~" * accuracy["interpolated"]
+            top1 = f"{about}{accuracy['top1']:.2f} \N{PLUS-MINUS SIGN} {accuracy['std']:.2f}"
+        speeds = (f"{row['nodes']:,}", f"{row['clips_per_second']:,.0f}", f"{100 * row['efficiency']:.1f} %")
+        times = (duration(row["run_s"]), f"{row['node_hours']:,.1f}", duration(row["evaluation_s"]))
+        published_run = NONE if row["projection"] else duration(row["published_run_s"])
+        runs.append((*speeds, *times, published_run, top1))
+    print(table(steps, "", left=0) + "\n\n" + table(runs, "", left=0))
     if "same_loss" in rows[0]:
-        _print_same_loss(spec, rows)
+        heads = (f"at {noise_text(need['noise_scale'])}: epochs" for need in rows[0]["same_loss"])
+        cells = [["nodes", "batch", *(cell for head in heads for cell in (head, "training"))]]
+        for row in rows:
+            needs = ((f"{need['epochs']:,.0f}", duration(need["run_s"])) for need in row["same_loss"])
+            cells.append([f"{row['nodes']:,}", f"{row['global_batch']:,}", *(cell for need in needs for cell in need)])
+        own = (spec.scale.gpus or 0) * spec.scale.clips_per_gpu
+        print(f"\n{table(cells, '', left=0)}\n")
+        print(f"to the loss of {spec.schedule.epochs} epochs at a batch of {own:,}, each batch at its best LR")
+        print("(McCandlish et al., 2018). The noise scale grows during a run; give a band of it to see what changes.")
     print("\npublished: training time in Table 3; a row without one is a projection. top-1: what the paper saw at that")
     print("batch, ~ interpolated. Efficiency: against one node's speed times the nodes. Evaluation comes on top.")
     if out is not None:
         print(f"drawn: {out}")
 
 
-def _print_same_loss(spec: Spec, rows: Sequence[dict[str, Any]]) -> None:
-    header: list[str] = []
-    for need in rows[0]["same_loss"]:
-        header += [f"at {noise_text(need['noise_scale'])}: epochs", "training"]
-    cells = [["nodes", "batch", *header]]
-    for row in rows:
-        needs = [(f"{need['epochs']:,.0f}", duration(need["run_s"])) for need in row["same_loss"]]
-        cells.append([f"{row['nodes']:,}", f"{row['global_batch']:,}", *(cell for need in needs for cell in need)])
-    print("\n" + table(cells, "", left=0))
-    own = (spec.scale.gpus or 0) * spec.scale.clips_per_gpu
-    print(f"\nto the loss of {spec.schedule.epochs} epochs at a batch of {own:,}, each batch at its best learning rate")
-    print("(McCandlish et al., 2018). The noise scale grows during a run; give a band of it to see what that changes.")
-
-
-def _step_cells(row: dict[str, Any]) -> list[str]:
-    counts = [f"{row[name]:,}" for name in ("nodes", "gpus", "global_batch", "steps_per_epoch")]
-    parts = [row["parts"][name] for name in ("compute_s", "communication_s", "stragglers_s", "data_s")]
-    return counts + [f"{seconds:.4f}" for seconds in (row["step_s"], *parts)]
-
-
-def _run_cells(row: dict[str, Any]) -> list[str]:
-    accuracy, seconds = row["accuracy"], row["published_run_s"]
-    about = "" if accuracy is None else "~" * accuracy["interpolated"]
-    return [
-        f"{row['nodes']:,}",
-        f"{row['clips_per_second']:,.0f}",
-        f"{100 * row['efficiency']:.1f} %",
-        duration(row["run_s"]),
-        f"{row['node_hours']:,.1f}",
-        duration(row["evaluation_s"]),
-        NONE if seconds is None else duration(seconds),
-        NONE if accuracy is None else f"{about}{accuracy['top1']:.2f} \N{PLUS-MINUS SIGN} {accuracy['std']:.2f}",
-    ]
-
-
 def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> None:
-    # Imported here: without --out the command draws nothing.
-    from summit_train.bench.figures import draw_scaling
+    """Draw the paper's Figure 6: speed of the paper's networks, and the spec's training times with those of Table 3.
 
-    spec, machine, curves = jobs[0].spec, jobs[0].machine, {}
-    for variant in _variants(spec, machine):
-        forecasts = [asdict(forecast(replace(job, spec=variant))) for job in jobs]
-        curves[f"{variant.model.arch}, {variant.data.num_frames} frames"] = forecasts
-    largest = max((row["nodes"] for row in rows if row["published_run_s"] is not None), default=0)
-    hollow = f"Hollow: no time was published there (beyond {largest} nodes)." if largest else "Projections, all of it."
+    Points beyond the largest published row are hollow.
+    """
+    # Imported here: without --out the command draws nothing.
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    from summit_train.report.caption import drawn
+    from summit_train.report.figures import GREY, PALETTE, series
+
+    spec, machine, nodes = jobs[0].spec, jobs[0].machine, [row["nodes"] for row in rows]
+    known = [row for row in rows if not row["projection"]]
+    largest = max((row["nodes"] for row in known), default=0)
+    hollow = f"Hollow: no time was published there (beyond {largest} nodes)." if known else "Projections, all of it."
     caption = (
         f"Worked out, not measured: {machine.name} ({machine.about}), {spec.scale.clips_per_gpu} clips a GPU.\n"
         f"Rates: {machine.compute.source}. {hollow}"
     )
-    draw_scaling(out, curves, rows, spec.name, caption)
+    with drawn(out, caption, (12.0, 5.4)) as figure:
+        left, right = figure.subplots(1, 2)
+        for i, variant in enumerate(_variants(spec, machine)):
+            curve = [forecast(replace(job, spec=variant)) for job in jobs]
+            ideal = [row.clips_per_second / row.efficiency for row in curve]
+            left.plot(nodes, ideal, "--", color=series(i)["color"], linewidth=1.0, alpha=0.7)
+            label = f"{variant.model.arch}, {variant.data.num_frames} frames"
+            _hollow_beyond(largest, left, nodes, [row.clips_per_second for row in curve], label, series(i))
+            if i == 0:
+                left.plot([], [], "--", color=GREY, linewidth=1.0, label="ideal: one node's speed times the nodes")
+        left.set_ylabel("training speed (clips/s)")
+        _hollow_beyond(largest, right, nodes, [row["run_s"] for row in rows], f"predicted: {spec.name}", series(0))
+        if known:
+            points = ([row["nodes"] for row in known], [row["published_run_s"] for row in known])
+            right.plot(*points, "+", label="published: Table 3", markersize=10, markeredgewidth=1.8, color=PALETTE[1])
+        right.set_ylabel("training time")
+        shown = [count for count in nodes if count & (count - 1) == 0] or nodes
+        for axes in (left, right):
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xticks(shown, [str(count) for count in shown])
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.set_xlabel(f"nodes ({machine.gpus_per_node} GPUs each)" if machine.gpus_per_node > 1 else "nodes")
+            axes.legend()
+        right.yaxis.set_major_locator(FixedLocator(ROUND_TIMES))
+        right.yaxis.set_minor_locator(NullLocator())
+        right.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: duration(seconds)))
+
+
+def _hollow_beyond(
+    limit: int, axes: Axes, x: Sequence[int], y: Sequence[float], label: str, style: Mapping[str, Any]
+) -> None:
+    from summit_train.report.figures import drawable
+
+    axes.plot(x, y, "-", markersize=5, label=drawable(label), **style)
+    if beyond := [(nodes, value) for nodes, value in zip(x, y, strict=True) if nodes > limit]:
+        axes.plot(*zip(*beyond, strict=True), linestyle="", markersize=5, markerfacecolor="white", **style)
 
 
 def _variants(spec: Spec, machine: Machine) -> list[Spec]:

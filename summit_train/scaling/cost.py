@@ -1,4 +1,4 @@
-"""The time of a step and of a run on a machine that is not at hand, without torch.
+"""The time of a step and of a run on a machine that is not here.
 
     step = compute + exposed communication + stragglers + waiting for data
 
@@ -24,11 +24,9 @@ from typing import Literal
 
 from summit_train.models.network import count_model, count_network
 from summit_train.plan import PlanError, averaged_elements, averages_per_epoch
-from summit_train.scaling.machines import Machine, MachineError, Storage, find_rate
+from summit_train.scaling.machines import RATE_KEYS, Machine, Storage, find_rate
 from summit_train.scaling.network import BACKWARD_SHARE, allreduce_seconds, layer_gradients, overlap
 from summit_train.spec import ModelSpec, Spec
-
-StorageKind = Literal["shared", "local"]
 
 # The area of a full frame over a square of the same short side: Kinetics' videos are 4:3 (340 x 256).
 _FULL_FRAME = 4 / 3
@@ -36,7 +34,7 @@ _FULL_FRAME = 4 / 3
 
 @dataclass(frozen=True)
 class Job:
-    """A spec on so many nodes. virtual_gpus None: one a rank, so that the batch grows with the nodes."""
+    """A spec on a number of nodes. virtual_gpus None: one a rank, so that the batch grows with the nodes."""
 
     spec: Spec
     machine: Machine
@@ -44,7 +42,7 @@ class Job:
     clips: int
     videos: int
     virtual_gpus: int | None = None
-    storage: StorageKind = "shared"
+    storage: Literal["shared", "local"] = "shared"
 
     @property
     def gpus(self) -> int:
@@ -103,10 +101,8 @@ class Forecast:
 def forecast(job: Job) -> Forecast:
     """Compute the row of a job.
 
-    Raises MachineError where the machine's file lacks a figure, PlanError where ranks, batch and clips do not fit.
+    Raises UserError where the machine's file lacks a figure, and where ranks, batch and clips do not fit.
     """
-    if job.nodes < 1:
-        raise MachineError(f"--nodes {job.nodes}: at least one node is wanted")
     if job.virtual_gpus is not None and job.virtual_gpus % job.gpus:
         raise PlanError(
             f"scale.gpus is {job.virtual_gpus}, which {job.gpus} ranks ({job.nodes} nodes) do not divide; choose other "
@@ -114,15 +110,15 @@ def forecast(job: Job) -> Forecast:
         )
     step, one_node = step_time(job), replace(job, nodes=1)
     per_epoch = steps_per_epoch(job.clips, job.global_batch, job.machine.last_batch)
-    speed = job.global_batch / step.step_s
-    run_s = per_epoch * job.spec.schedule.epochs * step.step_s
+    total_steps, speed = per_epoch * job.spec.schedule.epochs, job.global_batch / step.step_s
+    run_s = total_steps * step.step_s
     return Forecast(
         nodes=job.nodes,
         gpus=job.gpus,
         accumulation=job.accumulation,
         global_batch=job.global_batch,
         steps_per_epoch=per_epoch,
-        total_steps=per_epoch * job.spec.schedule.epochs,
+        total_steps=total_steps,
         step_s=step.step_s,
         parts=asdict(step),
         clips_per_second=speed,
@@ -134,7 +130,7 @@ def forecast(job: Job) -> Forecast:
 
 
 def step_time(job: Job) -> StepTime:
-    """Compute one training step by part. Raises MachineError where the machine's file lacks a figure."""
+    """Compute one training step by part. Raises UserError where the machine's file lacks a figure."""
     machine, clips = job.machine, job.spec.scale.clips_per_gpu
     clips_s = clips * seconds_per_clip(job.spec, machine)
     pass_s, backward_s = machine.compute.step_overhead_s + clips_s, BACKWARD_SHARE * clips_s
@@ -157,16 +153,15 @@ def _communication(job: Job, backward_s: float) -> tuple[float, float]:
         average_s = seconds_of(averaged_elements(spec, count_network(spec)) * spec.weight_bytes)
         return average_s * averages_per_epoch(spec, steps) / steps, 0.0
     gradients = layer_gradients(count_network(spec), backward_s, gradient_element_bytes(spec))
-    reduced = overlap(gradients, backward_s, seconds_of, network)
-    exposed_s = reduced.exposed_s if job.gpus > 1 else 0.0
-    return exposed_s, max(0.0, reduced.communication_s - exposed_s)
+    communication_s, exposed_s = overlap(gradients, backward_s, seconds_of, network)
+    exposed_s = exposed_s if job.gpus > 1 else 0.0
+    return exposed_s, max(0.0, communication_s - exposed_s)
 
 
 def seconds_per_clip(spec: Spec, machine: Machine) -> float:
     """Return the training seconds of a clip on one GPU: the machine's rate for that network, by multiply-adds."""
     rate = find_rate(machine, spec.model.arch, spec.precision)
-    measured = ModelSpec(**rate.model_dump(include={"arch", "backbone", "non_local", "width", "num_classes"}))
-    known = count_model(measured, rate.num_frames, rate.crop)
+    known = count_model(ModelSpec(**rate.model_dump(include=RATE_KEYS)), rate.num_frames, rate.crop)
     return count_network(spec).multiply_adds / known.multiply_adds / rate.clips_per_second
 
 

@@ -15,11 +15,7 @@ from summit_train.spec.source import SpecError, file_of, read_tree, shipped
 from summit_train.spec.typed import Count, Positive, Section, validated
 
 Seconds = Annotated[float, Field(ge=0)]
-Precision = Literal["fp32", "fp16", "bf16", "fp64"]
-
-
-class MachineError(UserError):
-    """A figure that a machine's file lacks, or a request beyond it."""
+RATE_KEYS = {"arch", "backbone", "non_local", "width", "num_classes"}  # of a spec's `model` section
 
 
 class Link(Section):
@@ -34,23 +30,16 @@ class Network(Section):
     """How gradients travel: `intra` between the ranks of a node, `inter` to and from a whole node."""
 
     intra: Link
-    inter: Link | None = Field(default=None, description="null: the machine is one node.")
-    overhead_s: Seconds = Field(default=0.0, description="Of every allreduce, whatever its size and ranks.")
-    algorithm: Literal["ring", "tree", "hierarchical", "fastest"] = Field(
-        default="fastest", description="fastest: of ring and tree, message by message, as NCCL chooses."
-    )
-    fusion_bytes: int | None = Field(
-        default=None, ge=1, description="Horovod's fusion buffer; null: gradients travel in buckets of fixed order."
-    )
-    cycle_s: Positive = Field(default=1e-3, description="Horovod looks for ready gradients so often (default 1 ms).")
-    blocking: bool = Field(
-        default=False, description="true: a cycle waits for its allreduce (MPI); false: it queues on the GPU (NCCL)."
-    )
-    core_share: float = Field(
-        default=0.0, ge=0.0, lt=1.0,
-        description="Part of a rank's core that an allreduce takes from its backward pass, by waiting without a pause "
-        "(MPI): 0 where the waiting thread has a core of its own, 0.5 where the two share one.",
-    )  # fmt: skip
+    inter: Link | None = None  # None: the machine is one node
+    overhead_s: Seconds = 0.0  # of every allreduce, whatever its size and ranks
+    # fastest: of ring and tree, message by message, as NCCL chooses
+    algorithm: Literal["ring", "tree", "hierarchical", "fastest"] = "fastest"
+    fusion_bytes: int | None = Field(default=None, ge=1)  # Horovod's fusion buffer; None: buckets of fixed order
+    cycle_s: Positive = 1e-3  # Horovod looks for ready gradients once a cycle
+    blocking: bool = False  # True: a cycle waits for its allreduce (MPI); False: it queues on the GPU (NCCL)
+    # Part of a rank's core that an allreduce takes from its backward pass by polling (MPI): 0 where the polling thread
+    # has a core of its own, 0.5 where the two share one.
+    core_share: float = Field(default=0.0, ge=0.0, lt=1.0)
 
 
 class Rate(Section):
@@ -63,7 +52,7 @@ class Rate(Section):
     num_classes: Count = 400
     num_frames: Count
     crop: Count = 224
-    precision: Precision = "fp32"
+    precision: Literal["fp32", "fp16", "bf16", "fp64"] = "fp32"
     clips_per_second: Positive
     source: str
 
@@ -71,10 +60,8 @@ class Rate(Section):
 class Compute(Section):
     """What a GPU does alone."""
 
-    step_overhead_s: Seconds = Field(default=0.0, description="Of every forward and backward pass, whatever its clips.")
-    straggler_cv: Seconds = Field(
-        default=0.0, description="Deviation of a rank's time for one pass, as a part of that time."
-    )
+    step_overhead_s: Seconds = 0.0  # of every forward and backward pass, whatever its clips
+    straggler_cv: Seconds = 0.0  # deviation of a rank's time for one pass, as a part of that time
     rates: tuple[Rate, ...] = ()
     source: str = ""
 
@@ -83,25 +70,22 @@ class Storage(Section):
     """Where frames come from: the frames a second, read and decoded, of a node and of all nodes together."""
 
     frames_per_second_per_node: Positive
-    frames_per_second_total: Positive | None = Field(default=None, description="null: nodes do not slow each other.")
+    frames_per_second_total: Positive | None = None  # None: nodes do not slow each other
     source: str
 
 
 class Machine(Section):
-    """One cluster, or one computer."""
+    """One cluster, or one computer. On a machine without GPUs, `gpus_per_node` are processes."""
 
     name: str
     about: str
-    gpus_per_node: Count = Field(description="Ranks of a node; on a machine without GPUs they are processes.")
+    gpus_per_node: Count
     network: Network
     compute: Compute = Compute()
-    shared: Storage | None = Field(default=None, description="File system of all nodes; null: never waited for.")
-    local: Storage | None = Field(default=None, description="Disk of each node, after staging.")
-    last_batch: Literal["drop", "keep"] = Field(
-        default="drop",
-        description="An epoch's last, partial batch: dropped as `train` does, or a step of its own as in the runs "
-        "that the constants were fitted to.",
-    )
+    shared: Storage | None = None  # the file system of all nodes; None: never waited for
+    local: Storage | None = None  # the disk of each node, after staging
+    # An epoch's partial batch: dropped as `train` does, or a step as in the runs that the constants were fitted to.
+    last_batch: Literal["drop", "keep"] = "drop"
 
 
 def load_machine(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Machine:
@@ -122,24 +106,23 @@ def machine_names() -> list[str]:
 
 
 def find_rate(machine: Machine, arch: str, precision: str) -> Rate:
-    """Return the machine's rate for a network and precision. Raises MachineError where it has none."""
+    """Return the machine's rate for a network and precision. Raises UserError where it has none."""
     for rate in machine.compute.rates:
         if (rate.arch, rate.precision) == (arch, precision):
             return rate
     known = ", ".join(f"{rate.arch} {rate.precision}" for rate in machine.compute.rates) or "none"
-    raise MachineError(
+    raise UserError(
         f"{machine.name}: no rate for {arch} in {precision} (compute.rates has: {known}); measure the clips a second "
         "of one rank and give them with --clips-per-second X"
     )
 
 
 def with_rate(machine: Machine, spec: Spec, clips_per_second: float) -> Machine:
-    """Return the machine with one rate in place of all others, which has the steps' fixed part in it.
+    """Return the machine with one rate in place of all others, which includes the steps' fixed part.
 
     It is measured with the spec's own network, frames, crop and precision, on one GPU, without waiting for data.
     """
-    network = spec.model.model_dump(include={"arch", "backbone", "non_local", "width", "num_classes"})
-    network |= spec.data.model_dump(include={"num_frames", "crop"})
+    network = spec.model.model_dump(include=RATE_KEYS) | spec.data.model_dump(include={"num_frames", "crop"})
     rate = Rate(**network, precision=spec.precision, clips_per_second=clips_per_second, source="given")
     source = f"{clips_per_second:g} clips a second of one GPU, given"
     updates = {"rates": (rate,), "step_overhead_s": 0.0, "source": source}

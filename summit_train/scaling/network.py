@@ -4,7 +4,7 @@ The ring and the tree are those of NCCL's own tuning model (NCCL source, src/gra
 number of hops times their latency, plus bytes over bandwidth. S bytes, p = N * g ranks on N nodes of g each.
 
 `overlap` puts allreduces under the backward pass: in the buckets of `training.exchange`, one after the other, each at
-the next of Horovod's cycles. The published runs' machine packs as Horovod did by itself (docs/tensor-fusion.rst,
+the next of Horovod's cycles. The published runs' machine packs as Horovod does by default (docs/tensor-fusion.rst,
 operations.cc): every cycle the gradients that are ready go into fusion buffers, in their order.
 """
 
@@ -14,10 +14,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from summit_train.core.errors import RunFailed
+from summit_train.core.errors import RunFailed, UserError
 from summit_train.models.count import Count
-from summit_train.scaling.machines import Link, MachineError, Network
+from summit_train.scaling.machines import Link, Network
 from summit_train.training.exchange import bucket_counts
 
 # NCCL takes a tree's bandwidth as 0.92 of the ring's (tuning.cc, "Various model refinements").
@@ -25,10 +26,10 @@ TREE_EFFICIENCY = 0.92
 # A convolution's backward pass is two convolutions of its size: for the input and for the weights.
 BACKWARD_SHARE = 2 / 3
 
-_NO_GROWTH = "the times do not grow with the message size: larger messages are wanted, or a quiet machine"
-# The bandwidth is fitted to messages that take so many latencies; it and the latency settle in a few rounds.
+_NO_GROWTH = "the times do not grow with the message size; try larger messages, or a quiet machine"
+# The bandwidth is fitted to messages that take 16 latencies or more; it and the latency settle in a few rounds.
 _LARGE, _ROUNDS = 16, 6
-# Times that differ by so little differ by chance: among them the smallest message has the latency.
+# Times within 5 % differ by chance: the smallest message among the quickest gives the latency.
 _QUICK = 1.05
 
 
@@ -48,7 +49,7 @@ class AlphaBeta:
 def allreduce_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
     """Return the seconds of an allreduce of `num_bytes` over `nodes` x `per_node` ranks; 0 for one rank.
 
-    Raises MachineError for several nodes where the machine has no link between nodes.
+    Raises UserError for several nodes where the machine has no link between nodes.
     """
     if nodes * per_node == 1:
         return 0.0
@@ -94,7 +95,7 @@ def fit_alpha_beta(num_bytes: Sequence[float], seconds: Sequence[float]) -> Alph
     The latency is at least 0. Raises NoFit for fewer than two sizes, or times that do not grow with the size.
     """
     if len(set(num_bytes)) < 2:
-        raise NoFit(f"two or more message sizes are wanted for a fit, got {len(set(num_bytes))}")
+        raise NoFit(f"a fit needs two or more message sizes, got {len(set(num_bytes))}")
     # At the largest messages, which gradients are, the line must be right: that is where the bandwidth is read off,
     # and the latency at the smallest of the quickest. Between, a multiple of Horovod's cycle lies on no line.
     largest = max(range(len(seconds)), key=lambda i: num_bytes[i])
@@ -121,21 +122,11 @@ def link_of(fit: AlphaBeta, ranks: int, source: str) -> Link:
     return Link(latency_s=fit.latency_s / hops, bytes_per_second=hops / ranks * fit.bytes_per_second, source=source)
 
 
-@dataclass(frozen=True)
-class Gradient:
-    """One layer's gradient: ready so many seconds after the start of the backward pass, and its bytes."""
+class Gradient(NamedTuple):
+    """One layer's gradient: when it is ready, in seconds after the start of the backward pass, and its bytes."""
 
     ready_s: float
     num_bytes: int
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """Communication of one step: its seconds in all, and the seconds after the backward pass."""
-
-    communication_s: float
-    exposed_s: float
-    num_buffers: int
 
 
 def layer_gradients(network: Count, backward_s: float, bytes_per_element: int) -> list[Gradient]:
@@ -149,41 +140,31 @@ def layer_gradients(network: Count, backward_s: float, bytes_per_element: int) -
 
 def overlap(
     gradients: Sequence[Gradient], backward_s: float, seconds_of: Callable[[int], float], network: Network
-) -> Overlap:
-    """Simulate one step's cycles. seconds_of(bytes): one allreduce. gradients: in the order in which they get ready.
+) -> tuple[float, float]:
+    """Simulate one step; return its seconds of communication, and those of them after the backward pass (exposed).
 
-    Gradients travel in the buckets of `training.exchange`, one message each. On a machine with network.fusion_bytes,
-    Horovod packs those that are ready in a cycle; with network.blocking no cycle begins while a buffer is reduced, so
-    gradients that get ready meanwhile are packed too.
-    The time that the backward pass loses by network.core_share is exposed too.
+    gradients: in the order in which they get ready. seconds_of(bytes): one allreduce. With network.blocking no cycle
+    begins during an allreduce, so gradients that get ready meanwhile are packed together. Exposed includes what the
+    backward pass loses by network.core_share.
     """
-    cycle_s, core_share = network.cycle_s, network.core_share
+    cycle_s, core_share, rest = network.cycle_s, network.core_share, list(gradients)
+    if network.fusion_bytes is None:  # a bucket is ready when the last of its gradients is
+        members = iter(gradients)
+        buckets = [list(itertools.islice(members, n)) for n in bucket_counts([size for _, size in gradients])]
+        rest = [Gradient(bucket[-1].ready_s, sum(size for _, size in bucket)) for bucket in buckets]
     tick = free = total = lost = 0.0
-    num_buffers, rest = 0, list(gradients)
-    if network.fusion_bytes is None:
-        rest = bucketed(gradients)
     while rest:
         tick = max(tick, cycle_s * math.ceil((rest[0].ready_s + lost) / cycle_s - 1e-9))
         count = sum(1 for gradient in rest if gradient.ready_s + lost <= tick + 1e-12) or 1
-        for num_bytes in fused([gradient.num_bytes for gradient in rest[:count]], network.fusion_bytes or 0):
+        for num_bytes in fused([size for _, size in rest[:count]], network.fusion_bytes or 0):
             seconds, start = seconds_of(num_bytes), max(free, tick)
             left_s = max(0.0, backward_s + lost - start)  # of the backward pass
             lost += core_share * min(seconds, left_s / (1 - core_share))
             free = start + seconds
             total += seconds
-            num_buffers += 1
         rest = rest[count:]
         tick = max(tick + cycle_s, free if network.blocking else 0.0)
-    return Overlap(total, max(0.0, free - backward_s - lost) + lost, num_buffers)
-
-
-def bucketed(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """Return the buckets in which gradients travel. One is ready when the last of its gradients is."""
-    rest, buckets = iter(gradients), []
-    for count in bucket_counts([gradient.num_bytes for gradient in gradients]):
-        members = list(itertools.islice(rest, count))
-        buckets.append(Gradient(members[-1].ready_s, sum(gradient.num_bytes for gradient in members)))
-    return buckets
+    return total, max(0.0, free - backward_s - lost) + lost
 
 
 def fused(sizes: Sequence[int], fusion_bytes: int) -> Iterator[int]:
@@ -201,7 +182,7 @@ def fused(sizes: Sequence[int], fusion_bytes: int) -> Iterator[int]:
 def _path(network: Network, inside: int, between: int) -> tuple[float, float]:
     """Return the latency of so many hops inside and between nodes, and the bytes a second of the slowest link."""
     if between and network.inter is None:
-        raise MachineError("several nodes, but the machine has no network.inter, a link between nodes")
+        raise UserError("several nodes, but the machine has no network.inter, a link between nodes")
     hops = [(count, link) for count, link in ((inside, network.intra), (between, network.inter)) if count and link]
     slowest = min((link.bytes_per_second for _, link in hops), default=math.inf)
     return sum(count * link.latency_s for count, link in hops), slowest

@@ -43,7 +43,7 @@ SLOWEST: Arch = "i3d_3x1x1"  # Table 1 counts throughput and compute/IO in multi
 # Section 3 c, Figure 3c: speed over 8 nodes (4 P100s each) against 8 times one node's, as the text bounds it.
 SCALABILITY = {"tsm": "over 98 %", "i3d_3x3x3": "under 85 %"}
 
-# Section 4.2 and abstract: at 256 nodes TSM trains so many times as fast.
+# Section 4.2 and abstract: how many times as fast TSM trains at 256 nodes.
 SPEED_RATIO = {"i3d_3x3x3": 1.6, "i3d_3x1x1": 2.9}
 RATIO_NODES = 256
 
@@ -85,15 +85,6 @@ TABLE_3 = (
 )
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """Top-1 in percent and its deviation over the last five checkpoints, as the paper saw them (its Figure 4)."""
-
-    top1: float
-    std: float
-    interpolated: bool
-
-
 def timed_rows() -> tuple[Row, ...]:
     """Return the rows of Table 3 that have a training time."""
     return tuple(row for row in TABLE_3 if row.seconds is not None)
@@ -104,17 +95,18 @@ def row_of(global_batch: int, gpus: int) -> Row | None:
     return next((row for row in TABLE_3 if (row.global_batch, row.gpus) == (global_batch, gpus)), None)
 
 
-def accuracy(global_batch: int) -> Accuracy | None:
-    """Return the paper's accuracy at a batch, interpolated over log(batch) between two of its batches.
+def accuracy(global_batch: int) -> dict[str, Any] | None:
+    """Return top1 in percent, its std over the last five checkpoints, and whether it is interpolated.
 
-    None outside of 96 to 49,152 clips: the paper trained nothing there.
+    Figure 4's values at the paper's batches, interpolated over log(batch) between them. None outside of 96 to 49,152
+    clips: the paper trained nothing there.
     """
     batches = [row.global_batch for row in TABLE_3]
     if not batches[0] <= global_batch <= batches[-1]:
         return None
     at, logs = math.log(global_batch), [math.log(batch) for batch in batches]
-    top1, std = (float(np.interp(at, logs, [getattr(row, name) for row in TABLE_3])) for name in ("top1", "std"))
-    return Accuracy(top1, std, interpolated=global_batch not in batches)
+    found = {name: float(np.interp(at, logs, [getattr(row, name) for row in TABLE_3])) for name in ("top1", "std")}
+    return found | {"interpolated": global_batch not in batches}
 
 
 def label_of(spec: Spec) -> str:

@@ -1,19 +1,30 @@
-"""How latency is measured: who runs when, for how long at most, and what is made of the times."""
+"""`bench latency`: who runs when and for how long, rows, tables, the figure. How long anything takes is never asked."""
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from summit_train.bench.latency import LatencyBench, Passes, Rounds, measure_rounds, timed_values
+from summit_train.__main__ import main
+from summit_train.bench.compare import ForwardBench
+from summit_train.bench.latency import Passes, Point, Rounds, draw, measure_rounds, points_of, timed_values
+from tests.bench.conftest import TINY, Bench
+from tests.conftest import WriteSpec
+
+SHORT = ("--repeats", "2", "--warm-up", "1", "--batch", "2", "--seconds", "0.1")
 
 
-class _Clockwork(LatencyBench):
+class _Clockwork(ForwardBench):
     """A bench whose passes take `pass_s` seconds of a clock of its own."""
 
     def __init__(self, pass_s: float, log: list[tuple[float, int, int]]) -> None:
         self._pass_s, self._log = pass_s, log
 
-    def passes(self, clips: int, most: int, seconds: float) -> list[float]:
+    def passes(self, clips: int, most: int, seconds: float = 0.0) -> list[float]:
         taken = max(1, min(most, -int(-seconds // self._pass_s)))
         self._log.append((self._pass_s, clips, taken))
         return [self._pass_s] * taken
@@ -50,3 +61,113 @@ def test_what_is_made_of_the_times() -> None:
     assert (values["passes"], values["turns"], values["throughput_passes"]) == (4, 2, 2)
     assert values["relative_latency"] == pytest.approx({"min": 0.5, "median": 1.75, "max": 3})
     assert values["clips_per_second"] == 3 and values["clips_per_second_spread"]["max"] == 4
+
+
+def test_networks_are_measured_side_by_side(write_spec: WriteSpec, bench: Bench) -> None:
+    specs = [str(write_spec("one")), str(write_spec("other", model={"arch": "tsn"}))]
+    values = bench("latency", *SHORT, *specs, "--precision", "bf16", "data.num_frames=4")
+    assert [(row["label"], row["arch"], row["backbone"]) for row in values["rows"]] == [
+        ("one", "tsm", "resnet18"),
+        ("other", "tsn", "resnet18"),
+    ]
+    for row in values["rows"]:
+        assert 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] and row["clips_per_second"] > 0
+        assert (row["parameters"], row["multiply_adds"]) == (TINY.parameters, TINY.multiply_adds)
+        assert (row["frames"], row["crop"], row["precision"], row["published"]) == (4, 32, "bf16", None)
+    assert values["relative_to"] == "one" and values["rows"][0]["relative_latency"]["max"] == 1
+    assert values["settings"] == {"batch": 2, "warm_up": 1, "repeats": 2, "seconds": 0.1, "clips": "random"}
+    assert values["environment"]["torch"] and values["overrides"] == ["data.num_frames=4"]
+
+
+def test_it_says_what_was_measured(write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "latency", str(write_spec()), *SHORT]) == 0
+    text = capsys.readouterr().out
+    assert "RANDOM CLIPS" in text and "machine: " in text and "tsm resnet18" in text
+
+
+def test_table_6_on_small_networks_with_its_figure(bench: Bench, tmp_path: Path) -> None:
+    out = tmp_path / "tradeoff.png"
+    words = ("model.width=0.125", "data.crop=32", "data.num_frames=8")
+    values = bench("latency", *SHORT, "--table", "6", "--out", str(out), *words)
+    rows = {row["label"]: row for row in values["rows"]}
+    assert rows["TSM, 8 frames"]["median_ms"] > 0 and rows["TSM, 8 frames"]["published"]["latency_ms"] == 17.4
+    assert rows["ECO, 16 frames"]["arch"] is None and rows["ECO, 16 frames"]["median_ms"] is None
+    assert rows["ECO, 16 frames"]["published"]["latency_ms"] == 30.6
+    assert values["relative_to"] == "I3D 3x1x1"
+    assert out.read_bytes().startswith(b"\x89PNG") and json.loads(out.with_suffix(".json").read_text()) == values
+
+
+def test_a_table_without_measuring(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "latency", "--table", "2", "--published"]) == 0
+    text = capsys.readouterr().out
+    lines = {line[: line.index("  ")]: line for line in text.splitlines() if "  " in line}
+    assert "24.3 M [24.3 M]" in lines["TSM, 8 frames"] and "32.7 G [33 G]" in lines["TSM, 8 frames"]
+    # An ensemble is the sum of its networks.
+    assert "150.0 M [150.0 M]" in lines["ECO-lite ensemble"] and "267.3 G [267 G]" in lines["ECO-lite ensemble"]
+    assert "[83.3 G x 10]" in lines["ip-CSN-152"] and lines["ip-CSN-152"].endswith("53.3 %")
+    assert "machine" not in text and "latency ms" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        ([], "give one SPEC or more, or --table with one of 2, 3, 5, 6"),
+        (["a.yaml", "--table", "2"], "give one SPEC or more, or --table"),
+        (["a.yaml", "--out", "a.png"], "--published and --out are for a table of the paper: add --table"),
+        (["--table", "2", "--repeats", "0"], "--repeats must be above 0 and finite, got 0"),
+        (["--table", "2", "--out", "a.gif"], "the name of a figure ends in"),
+        (["--table", "2", "--precision", "fp8"], "precision"),
+    ],
+)
+def test_wrong_input_is_one_line(words: list[str], wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "latency", *words]) == 2
+    error = capsys.readouterr().err
+    assert wrong in error and "Traceback" not in error
+
+
+TOP1, COUNTED = {"Kinetics": 70.0}, {"multiply_adds": 4e9, "parameters": 2e6}
+
+
+def _row(label: str, top1: dict[str, float], counted: dict[str, float] | None, **paper: Any) -> dict[str, Any]:
+    published = {"family": "TSM", "top1": top1, "multiply_adds": None, "parameters": None, "clips": 1} | paper
+    return {"label": label, "published": published} | (counted or dict.fromkeys(COUNTED))
+
+
+ROWS = [
+    _row("printed", TOP1, COUNTED, multiply_adds=5e9, parameters=3e6, clips=10),
+    _row("counted", TOP1, COUNTED),
+    _row("no size", TOP1, None, multiply_adds=6e9, family="ECO"),
+    _row("no cost", TOP1, None),
+    _row("another set", {"Jester": 97.0}, COUNTED),
+]
+VALUES = {
+    "rows": ROWS,
+    "data_sets": ["Kinetics"],
+    "overrides": [],
+    "table": {"number": 3, "title": "a table", "setting": "ten clips"},
+}
+
+
+def test_the_published_cost_is_taken_and_the_counted_one_where_there_is_none() -> None:
+    assert points_of(ROWS, "Kinetics") == [
+        Point("printed", "TSM", 50.0, 70.0, 3e6, counted=False),
+        Point("counted", "TSM", 4.0, 70.0, 2e6, counted=True),
+        Point("no size", "ECO", 6.0, 70.0, None, counted=False),
+    ]
+
+
+def test_the_figure_names_what_it_leaves_out_and_is_the_same_every_time(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.svg", tmp_path / "other.svg"
+    draw(one, VALUES)
+    draw(other, VALUES)
+    assert one.read_bytes() == other.read_bytes()
+    # Text is drawn as paths; matplotlib writes a comment beside each line.
+    drawn = " ".join(re.findall(r"<!-- (.*?) -->", one.read_text()))
+    for words in (
+        "Left out, without a cost: no cost; another set.",
+        "Hollow: ",
+        "Small dot: ",
+        "nothing was trained here",
+        "2  counted",
+    ):
+        assert words in drawn

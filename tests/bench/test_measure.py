@@ -4,16 +4,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from summit_train.bench.measure import (
-    MeasureError,
-    check_above_0,
-    in_turn,
-    pair_ratios,
-    spread,
-    spread_text,
-    training_multiply_adds,
-)
+from summit_train.__main__ import main
+from summit_train.bench.measure import in_turn, pair_ratios, spread, spread_text, training_multiply_adds
 from summit_train.models import build_model
+from tests.conftest import WriteSpec
 from tests.networks import counted
 
 
@@ -32,10 +26,25 @@ def test_rounds_go_forwards_and_backwards() -> None:
     assert names == calls == list("abccbaabc")
 
 
-def test_a_count_is_above_0() -> None:
-    check_above_0({"steps": 1, "warm_up": None})
-    with pytest.raises(MeasureError, match="--steps 0: a number above 0"):
-        check_above_0({"repeats": 1, "steps": 0})
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["step", "SPEC"], "data.train: there is no missing.csv"),
+        (["step", "SPEC", "--synthetic", "--steps", "0"], "--steps must be above 0 and finite, got 0"),
+        (["step", "SPEC", "--synthetic", "--peak", "nan"], "--peak must be above 0"),
+        (["scaling", "SPEC"], "data.train: there is no missing.csv"),
+        (["scaling", "SPEC", "--synthetic", "--ranks", "2"], "two or more numbers"),
+        (["table1", "--specs", "SPEC", "--out", "table.txt"], "--out table.txt"),
+        (["table1", "--specs", "SPEC", "--batch", "0"], "--batch must be above 0"),
+        (["fig3", "b", "--specs", "SPEC", "--frames-per-second", "-1"], "--frames-per-second must be above 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_the_users_mistake(
+    words: list[str], message: str, write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = str(write_spec(data={"train": "missing.csv"}))
+    assert main(["bench", *(spec if word == "SPEC" else word for word in words)]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arch", "backbone", "frames"), [("tsn", "resnet18", 4), ("i3d_3x1x1", "resnet50", 8)])

@@ -1,15 +1,28 @@
+"""`bench step` on tiny networks: what is measured fits together. How long anything takes is never asked."""
+
 from __future__ import annotations
+
+import json
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from summit_train.bench.steps import Activations, StepTimes, mean_phases, peak_memory, step_values
+from summit_train.__main__ import main
+from summit_train.bench.measure import training_multiply_adds
+from summit_train.bench.steps import mean_phases, peak_memory, step_ratios, step_seconds, step_values
 from summit_train.models import build_model
 from summit_train.models.fast import accelerate
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
+from summit_train.training.stopwatch import PHASES
+from tests.bench.conftest import SHORT, TINY, Bench
 from tests.conftest import WriteSpec
 from tests.networks import counted
+from tests.worlds import succeed
 
 
 def _phases(wait: float, forward: float, backward: float, allreduce: float = 0.0) -> dict[str, float]:
@@ -21,20 +34,20 @@ def test_a_repeat_is_the_mean_of_its_steps() -> None:
     assert mean_phases([_phases(3.0, 1.0, 2.0), _phases(0.0, 1.0, 2.0)]) == _phases(1.5, 1.0, 2.0)
 
 
-def test_the_parts_sum_to_the_step_and_the_slowest_rank_says_how_long_it_is() -> None:
+def test_a_step_is_as_long_as_on_the_slowest_rank_and_its_parts_sum_to_1(write_spec: WriteSpec) -> None:
     fast = (_phases(0.0, 1.0, 2.0, 1.0), _phases(0.0, 1.0, 2.0, 2.0))
     slow = (_phases(0.5, 1.5, 2.0, 0.0), _phases(1.0, 2.0, 2.0, 0.0))
-    times = StepTimes((fast, slow))
-    assert times.step_s == [4.0, 5.0]
-    assert times.phases_s["forward"] == [1.25, 1.5] and times.phases_s["allreduce"] == [0.5, 1.0]
-    assert sum(times.shares.values()) == pytest.approx(1)
-    assert times.shares["backward"] == pytest.approx(4 / 9)
+    found = step_seconds((fast, slow))
+    assert (found["step"], found["forward"], found["allreduce"]) == ([4.0, 5.0], [1.25, 1.5], [0.5, 1.0])
+    shares = step_values((fast, slow), make_plan(load_spec(write_spec()), 2, 80), 1, None)["shares"]
+    assert sum(shares.values()) == pytest.approx(1) and shares["backward"] == pytest.approx(4 / 9)
 
 
-def test_ratios_are_of_the_step_and_of_phases_that_matter() -> None:
-    one = StepTimes(((_phases(0.001, 2.0, 4.0), _phases(0.0, 4.0, 8.0)),))
-    other = StepTimes(((_phases(0.0, 1.0, 4.0), _phases(0.0, 2.0, 4.0)),))
-    ratios = one.ratios(other)
+def test_ratios_are_of_the_step_and_of_phases_that_matter(write_spec: WriteSpec) -> None:
+    plan = make_plan(load_spec(write_spec()), 1, 80)
+    one = step_values([(_phases(0.001, 2.0, 4.0), _phases(0.0, 4.0, 8.0))], plan, 1, None)
+    other = step_values([(_phases(0.0, 1.0, 4.0), _phases(0.0, 2.0, 4.0))], plan, 1, None)
+    ratios = step_ratios(one, other)
     assert set(ratios) == {"step", "forward", "backward"}
     assert ratios["forward"] == {"min": 2.0, "median": 2.0, "max": 2.0}
     assert ratios["backward"] == {"min": 1.0, "median": 1.5, "max": 2.0}
@@ -42,46 +55,103 @@ def test_ratios_are_of_the_step_and_of_phases_that_matter() -> None:
 
 def test_utilisation_is_work_over_seconds_over_peak(write_spec: WriteSpec) -> None:
     plan = make_plan(load_spec(write_spec()), 2, 80)
-    times = StepTimes(((_phases(1.0, 1.0, 2.0),), (_phases(1.0, 1.0, 2.0),)))
-    values = step_values(times, plan, 5 * plan.multiply_adds, peak=1e9)
+    ranks = [[_phases(1.0, 1.0, 2.0)]] * 2
+    values = step_values(ranks, plan, 5 * plan.multiply_adds, peak=1e9)
     forward = 8 * plan.multiply_adds
     assert values["multiply_adds_per_step"] == 5 * forward
     assert values["clips_per_second"]["median"] == 8 / 4
     assert values["mfu"]["median"] == pytest.approx(5 * forward / 4 / 1e9)
     assert values["forward_mfu"]["median"] == pytest.approx(forward / 1 / 1e9)
     assert values["backward_mfu"]["median"] == pytest.approx(4 * forward / 2 / 1e9)
-    assert step_values(times, plan, 1, None)["mfu"] is None
+    assert step_values(ranks, plan, 1, None)["mfu"] is None
 
 
-CPU = torch.device("cpu")
+class _Saved:
+    """What autograd keeps in place of a tensor."""
 
-
-def test_what_is_counted_is_what_autograd_holds_at_once() -> None:
-    weight = torch.randn(4, 4, requires_grad=True)
-    x = torch.randn(100, 4)
-    activations = Activations([weight])
-    with activations.counted():
-        for _ in range(3):  # let go before the next one
-            (x @ weight).sum().backward()
-    assert activations.most_bytes == 4 * 100 * 4
-    with activations.counted():
-        one, other = (x @ weight).exp(), (x @ weight).exp()  # x once, and two results
-        (one.sum() + other.sum()).backward()
-    assert activations.most_bytes == 3 * 4 * 100 * 4
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
 
 
 @pytest.mark.parametrize("arch", ["tsm", "tsn"])
 def test_a_network_holds_what_the_plan_says(arch: str) -> None:
+    """Bytes that autograd holds at once, by storage: tensors that share one count once, parameters do not count."""
     model = build_model(arch, "resnet18", 4, 5, width=0.5)
     accelerate(model)
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    holders, held = Counter[int](), [0]
+
+    def release(key: int, num_bytes: int) -> None:
+        holders[key] -= 1
+        held.append(held[-1] - (0 if holders[key] else num_bytes))
+
+    def hold(tensor: torch.Tensor) -> _Saved:
+        saved, storage = _Saved(tensor), tensor.untyped_storage()
+        if (key := storage.data_ptr()) not in parameters:
+            held.append(held[-1] + (0 if holders[key] else storage.nbytes()))
+            holders[key] += 1
+            weakref.finalize(saved, release, key, storage.nbytes()).atexit = False
+        return saved
+
     clips = torch.randn(2, 4, 64, 64, 3).permute(0, 1, 4, 2, 3)
-    activations = Activations(model.parameters())
-    with activations.counted():
+    with torch.autograd.graph.saved_tensors_hooks(hold, lambda saved: saved.tensor):
         model(clips).sum().backward()
     planned = 2 * counted(arch, "resnet18", frames=4, crop=64, width=0.5, classes=5).activation_bytes()
-    assert activations.most_bytes == pytest.approx(planned, rel=0.01)  # besides, the norms' statistics per channel
+    assert max(held) == pytest.approx(planned, rel=0.01)  # besides, the norms' statistics per channel
 
 
 def test_the_process_has_held_more_than_it_was_given() -> None:
     before = torch.ones(2**22)
-    assert peak_memory(CPU) > before.nbytes
+    assert peak_memory(torch.device("cpu")) > before.nbytes
+
+
+def _check_step(spec: dict[str, Any], peak: float | None) -> None:
+    assert set(spec["phases_s"]) == set(PHASES)
+    assert sum(spec["shares"].values()) == pytest.approx(1)
+    for i, rank in enumerate(spec["repeats_s"]):
+        steps = [sum(phases.values()) for phases in rank]
+        assert max(steps) <= spec["step_s"]["max"] * (1 + 1e-9), f"rank {i} took longer than the slowest"
+    work = spec["global_batch"] * training_multiply_adds(TINY)
+    assert spec["multiply_adds_per_step"] == work
+    assert spec["clips_per_second"]["max"] == pytest.approx(spec["global_batch"] / spec["step_s"]["min"])
+    assert spec["multiply_adds_per_second"]["max"] == pytest.approx(work / spec["step_s"]["min"])
+    if peak is None:
+        assert spec["mfu"] is None
+    else:
+        assert spec["mfu"]["max"] == pytest.approx(work / spec["step_s"]["min"] / peak)
+
+
+def test_step_on_real_clips_leaves_the_run_directory_alone(write_spec: WriteSpec, bench: Bench, tmp_path: Path) -> None:
+    values = bench("step", str(write_spec(data={"workers": 1})), "--peak", "1e9", *SHORT)
+    (spec,) = values["specs"]
+    _check_step(spec, 1e9)
+    assert (values["bench"], spec["ranks"], spec["accumulation"], spec["global_batch"]) == ("step", 1, 4, 8)
+    assert not spec["synthetic"] and spec["workers"] == 1 and spec["phases_s"]["data_wait"]["min"] > 0
+    assert values["peaks"][0]["shape"] is None and values["ratios"] is None
+    assert values["peak_memory_bytes"] > 0
+    assert values["environment"]["torch"] and not (tmp_path / "runs").exists()
+
+
+def test_step_compares_two_specs_in_turn(
+    write_spec: WriteSpec, bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tsm, tsn = write_spec("one"), write_spec("other", model={"arch": "tsn"})
+    words = ["step", str(tsm), "--compare", str(tsn), "--synthetic", "--peak", "0", *SHORT]
+    values = bench(*words)
+    for spec in values["specs"]:
+        _check_step(spec, None)
+        assert spec["synthetic"] and spec["phases_s"]["data_wait"]["max"] < spec["step_s"]["min"]
+    first, second = ([sum(phases.values()) for phases in spec["repeats_s"][0]] for spec in values["specs"])
+    assert values["ratios"]["step"]["max"] == pytest.approx(max(a / b for a, b in zip(first, second, strict=True)))
+    assert main(["bench", *words]) == 0
+    text = capsys.readouterr().out
+    assert "RANDOM CLIPS" in text and "one over other, median (min .. max) of 2 pairs" in text
+
+
+def test_step_on_two_ranks(write_spec: WriteSpec) -> None:
+    output = succeed(2, "bench", "step", str(write_spec()), "--peak", "1e9", "--json", *SHORT)
+    values = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    (spec,) = values["specs"]
+    _check_step(spec, 2e9)  # of both ranks
+    assert (spec["ranks"], spec["accumulation"], len(spec["repeats_s"])) == (2, 2, 2)
+    assert spec["phases_s"]["allreduce"]["min"] > 0

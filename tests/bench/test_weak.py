@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from summit_train.bench.measure import MeasureError
-from summit_train.bench.weak import RanksError, measure_ranks, parse_ranks, scaling_rows
+from summit_train.bench.weak import measure_ranks, parse_ranks, scaling_rows
+from summit_train.core.errors import RunFailed, UserError
+from tests.bench.conftest import Bench
+from tests.conftest import WriteSpec
 from tests.worlds import needs_ranks
 
 
@@ -36,14 +40,28 @@ def test_without_one_rank_the_smallest_number_is_the_base() -> None:
     assert four["efficiency"]["median"] == 0.75
 
 
-@needs_ranks
 def test_ranks_are_numbers_and_two_at_least() -> None:
     assert parse_ranks("2,1,2") == [1, 2]
     for text in ("1", "", "1,x", "0,1", "1;2"):
-        with pytest.raises(MeasureError, match="--ranks"):
+        with pytest.raises(UserError, match="--ranks must be two or more numbers above 0"):
             parse_ranks(text)
 
 
 def test_a_start_that_fails_says_why() -> None:
-    with pytest.raises(RanksError, match=r"bench step on 1 ranks: summit-train: .*missing.yaml"):
+    with pytest.raises(RunFailed, match=r"bench step on 1 ranks: summit-train: .*missing.yaml"):
         measure_ranks(["missing.yaml"], 1, 1)
+
+
+@needs_ranks
+def test_scaling_starts_its_ranks(write_spec: WriteSpec, bench: Bench, tmp_path: Path) -> None:
+    out = tmp_path / "scaling.svg"
+    words = ["scaling", str(write_spec()), "--ranks", "1,2", "--synthetic", "--out", str(out)]
+    values = bench(*words, "--repeats", "1", "--steps", "1", "--warm-up", "1")
+    (network,) = values["networks"]
+    one, two = network["rows"]
+    assert (one["ranks"], two["ranks"], network["spec"]["accumulation"]) == (1, 2, 1)
+    speeds = (one["clips_per_second"]["median"], two["clips_per_second"]["median"])
+    assert two["efficiency"]["median"] == pytest.approx(speeds[1] / (2 * speeds[0]))
+    assert one["exposed_share"]["max"] < two["exposed_share"]["min"]
+    assert network["spec"]["global_batch"] == 4 and values["settings"]["clips_per_rank"] == 2
+    assert json.loads(out.with_suffix(".json").read_text()) == values and b"scalability" in out.read_bytes()

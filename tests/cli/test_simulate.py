@@ -101,7 +101,7 @@ def test_nodes() -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "8,", "...,8", "8,...", "8,...,x", "-1", "1.5", "²"])
 def test_nodes_that_are_none(text: str) -> None:
-    with pytest.raises(UserError, match="numbers above 0 with commas") as caught:
+    with pytest.raises(UserError, match="must be numbers above 0 with commas") as caught:
         parse_nodes(text)
     assert type(caught.value) is UserError  # of an option, and of no machine
 
@@ -110,8 +110,8 @@ def test_nodes_that_are_none(text: str) -> None:
     ("words", "message"),
     [
         (["--out", "figure.jpg"], "ends in .png, .svg, .pdf"),
-        (["--clips-per-second", "0"], "a number above 0"),
-        (["--clips", "0"], "--clips 0: a number above 0"),
+        (["--clips-per-second", "0"], "must be above 0"),
+        (["--clips", "0"], "--clips must be above 0 and finite, got 0"),
         (["--nodes", "8192", "--last-batch", "drop"], "do not fill one global batch"),
         (["--fixed-batch", "--nodes", "5"], "which 30 ranks"),
         (["--fixed-batch", "scale.gpus=null"], "there is no batch to keep"),

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from summit_train.core.errors import UserError
 from summit_train.scaling.cost import seconds_per_clip
-from summit_train.scaling.machines import MachineError, find_rate, load_machine, machine_names, with_rate
+from summit_train.scaling.machines import find_rate, load_machine, machine_names, with_rate
 from summit_train.spec import load_spec
 from summit_train.spec.source import SpecError
 
@@ -72,7 +73,7 @@ def test_a_name_that_is_none_lists_those_that_are() -> None:
 
 def test_a_rate_that_is_not_there_says_what_to_do(tmp_path: Path) -> None:
     machine = load_machine(_file(tmp_path, MINIMAL))
-    with pytest.raises(MachineError, match=r"no rate for tsm in bf16.*--clips-per-second"):
+    with pytest.raises(UserError, match=r"no rate for tsm in bf16.*--clips-per-second"):
         find_rate(machine, "tsm", "bf16")
 
 

@@ -5,7 +5,9 @@ from math import prod
 import pytest
 import torch
 
-from summit_train.bench.benches import SQUARES, measure_peak, network_shapes
+from summit_train.bench.peak import SQUARES, measure_peak, network_shapes
+from tests.bench.conftest import SHORT, Bench
+from tests.conftest import WriteSpec
 from tests.networks import counted
 
 CPU = torch.device("cpu")
@@ -28,3 +30,12 @@ def test_the_networks_shapes_are_its_heaviest_convolutions() -> None:
     assert sum(map(prod, set(shapes))) < network.multiply_adds
     assert len(network_shapes(network, clips=1)) == 6
     assert all(rows * max(inner, columns) <= 2**26 for rows, inner, columns in network_shapes(network, clips=64))
+
+
+def test_the_peak_is_measured_in_the_same_run(write_spec: WriteSpec, bench: Bench) -> None:
+    values = bench("step", str(write_spec(precision="bf16")), "--synthetic", *SHORT)
+    (peak,) = values["peaks"]
+    assert peak["precision"] == "bf16" and len(peak["tried"]) > 1 and len(peak["shape"]) == 3
+    best = max(peak["tried"], key=lambda product: product["multiply_adds_per_second"])
+    assert (peak["shape"], peak["multiply_adds_per_second"]) == (best["shape"], best["multiply_adds_per_second"])
+    assert values["specs"][0]["mfu"]["max"] < 1

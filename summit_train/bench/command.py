@@ -1,0 +1,97 @@
+"""`summit-train bench WHAT`: where the time goes on this machine, and the papers' measured tables and figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from summit_train.bench import allreduce, compare, latency, loader, steps, weak
+from summit_train.bench.measure import Values
+from summit_train.core.errors import UserError
+from summit_train.core.files import figure_path, write_json
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One bench. measure: returns None on ranks that have nothing to print."""
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    measure: Callable[[argparse.Namespace], Values | None]
+    as_text: Callable[[Values], str]
+    draw: Callable[[Path, Values], None] | None = None
+
+
+def _add_figure_c(parser: argparse.ArgumentParser) -> None:
+    compare.add_networks(parser)
+    weak.add_ranks(parser)
+
+
+_STEP = (steps.add_arguments, steps.run, steps.as_text)
+_LOADER = (loader.add_arguments, loader.run, loader.as_text)
+_ALLREDUCE = (allreduce.add_arguments, allreduce.run, allreduce.as_text)
+_LATENCY = (latency.add_arguments, latency.run, latency.as_text, latency.draw)
+_TABLE_1 = (compare.add_table_1, compare.run_table_1, compare.table_1_text, compare.draw_table_1)
+_WAITS = (compare.add_waits, compare.run_waits, compare.waits_text, compare.draw_waits)
+BENCHES = {
+    "step": Bench("a training step by part, clips/s, utilisation, memory; one spec or two", *_STEP),
+    "scaling": Bench(
+        "weak scaling here: percent of ideal, exposed allreduce", weak.add_arguments, weak.run, weak.as_text, weak.draw
+    ),
+    "loader": Bench("the loader: clips/s raw and packed, by stage; cores a rank needs", *_LOADER),
+    "allreduce": Bench("an allreduce by size; a machine's file for simulate", *_ALLREDUCE),
+    "latency": Bench("latency and throughput of networks; tables of the TSM paper", *_LATENCY),
+    "table1": Bench("the paper's Table 1: three networks, measured here", *_TABLE_1),
+}
+FIGURE_3 = {
+    "a": Bench("computation: throughput and utilisation of a forward pass", *_TABLE_1),
+    "b": Bench("data loading: the wait for data in a training step", *_WAITS),
+    "c": Bench("networking: scalability against ranks", _add_figure_c, weak.run, weak.as_text, weak.draw),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the benches, each with its arguments."""
+    commands = parser.add_subparsers(metavar="WHAT", required=True)
+    _add(commands, BENCHES, "")
+    text = "the paper's Figure 3: a computation, b data loading, c networking"
+    figure = commands.add_parser("fig3", help=text, description=text)
+    _add(figure.add_subparsers(metavar="PANEL", required=True), FIGURE_3, "fig3")
+
+
+def _add(commands: argparse._SubParsersAction[argparse.ArgumentParser], benches: Mapping[str, Bench], of: str) -> None:
+    for name, bench in benches.items():
+        command = commands.add_parser(name, help=bench.help, description=bench.help)
+        command.set_defaults(chosen=bench, bench=of + name)
+        bench.add_arguments(command)
+        if bench.draw is not None:
+            command.add_argument("--out", metavar="FILE", help="draw it; the values go to FILE.json")
+        command.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen bench. Raises UserError for an option that makes no sense."""
+    for name, value in vars(args).items():
+        if type(value) in (int, float) and not 0 < value < math.inf and (name, value) != ("peak", 0):
+            raise UserError(f"--{name.replace('_', '-')} must be above 0 and finite, got {value:g}")
+    out = None if getattr(args, "out", None) is None else figure_path(args.out)
+    values = args.chosen.measure(args)
+    if values is not None:
+        show(args, args.chosen, {"bench": args.bench} | values, out)
+    return 0
+
+
+def show(args: argparse.Namespace, bench: Bench, values: Values, out: Path | None) -> None:
+    """Draw if asked to, with the values as JSON beside the figure; print; write the machine of `allreduce`."""
+    if bench.draw is not None and out is not None:
+        bench.draw(out, values)
+        write_json(out.with_suffix(".json"), values)
+    print(json.dumps(values) if args.json else bench.as_text(values))
+    if getattr(args, "write", None) is not None:  # last, as it can be refused: what was measured is shown all the same
+        allreduce.write_machine(args.write, values)
+        if not args.json:
+            print(f"written: {args.write}")

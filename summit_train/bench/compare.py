@@ -1,0 +1,282 @@
+"""`summit-train bench table1`, `fig3 a` and `fig3 b`: the networks that the paper compares, measured here."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from matplotlib.axes import Axes
+
+from summit_train.bench.measure import (
+    Place,
+    Turns,
+    Values,
+    add_turns,
+    error_bars,
+    in_turn,
+    open_place,
+    pair_ratios,
+    spread,
+    spread_text,
+)
+from summit_train.bench.peak import Peaks, add_peak, measure_peaks, peak_text
+from summit_train.bench.steps import experiment_of, measure_steps, network_values
+from summit_train.core.session import check_single
+from summit_train.core.text import counted, share, table
+from summit_train.models.network import count_network
+from summit_train.models.precision import mixed_precision, parameter_type
+from summit_train.report.caption import drawn, wrapped
+from summit_train.report.figures import GREY, PALETTE, drawable
+from summit_train.report.tables import machine_text
+from summit_train.scaling.published import SLOWEST, label_of, table_1_row
+from summit_train.spec import Spec, load_spec
+from summit_train.spec.source import shipped
+from summit_train.training.environment import environment
+from summit_train.training.run import fresh_model
+from summit_train.training.stopwatch import Mark
+
+PAPERS = ("i3d_3x3x3_r50_16f", "i3d_3x1x1_r50_32f", "tsm_r50_8f")  # configs/kinetics, in the order of Table 1
+
+
+def add_networks(parser: argparse.ArgumentParser, batch: int = 4, batch_help: str = "clips of a training step") -> None:
+    """Add the options that choose the networks and their batch."""
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override, in all specs")
+    paths = [str(shipped("configs/kinetics") / f"{name}.yaml") for name in PAPERS]
+    parser.add_argument("--specs", nargs="+", default=paths, metavar="SPEC", help="other specs than the paper's three")
+    parser.add_argument("--batch", type=int, default=batch, metavar="N", help=f"{batch_help} [{batch}]")
+
+
+def overrides_of(args: argparse.Namespace) -> list[str]:
+    """Return all overrides: one rank a virtual GPU, of --batch clips."""
+    return [*args.overrides, "scale.gpus=null", f"scale.clips_per_gpu={args.batch}"]
+
+
+def add_table_1(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `table1` and of `fig3 a`."""
+    add_networks(parser, 16, "clips of a forward pass")  # 16: section 3 a
+    add_turns(parser)
+    add_peak(parser)
+
+
+def run_table_1(args: argparse.Namespace) -> Values:
+    """Measure forward passes. Raises UserError for a wrong spec or option."""
+    turns, specs = Turns(args.repeats, args.steps, args.warm_up), [load_spec(p, overrides_of(args)) for p in args.specs]
+    check_single(f"bench {args.bench}")
+    with open_place() as place:
+        return measure_inference(specs, turns, measure_peaks(specs, args.peak, place), place)
+
+
+class ForwardBench:
+    """Networks as evaluation runs them, with random weights, each on clips_per_gpu random clips of its own."""
+
+    def __init__(self, specs: Sequence[Spec], device: torch.device) -> None:
+        self._device, self._precision, self._networks = device, specs[0].precision, []
+        for spec in specs:
+            shape = (spec.scale.clips_per_gpu, *spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))
+            pixels = torch.randn(shape, device=device, dtype=parameter_type(spec.precision))
+            # Channels-last in memory, as from the loader.
+            self._networks.append((fresh_model(spec, device).eval(), pixels.permute(0, 1, 4, 2, 3)))
+
+    def passes(self, clips: int, most: int, seconds: float = math.inf) -> list[float]:
+        """Return the seconds of each of `most` passes of `clips` clips; of fewer, and one at least, after `seconds`.
+
+        In a pass all networks run, one after the other.
+        """
+        times: list[float] = []
+        with torch.inference_mode(), mixed_precision(self._precision, self._device):
+            while not times or (len(times) < most and sum(times) < seconds):
+                start = Mark(self._device)
+                for network, batch in self._networks:
+                    network(batch[:clips])
+                times.append(start.seconds_to(Mark(self._device)))
+        return times
+
+
+def measure_inference(specs: Sequence[Spec], turns: Turns, peaks: Peaks, place: Place) -> Values:
+    """Measure the forward passes of networks in turn: the paper's Table 1 and Figure 3a.
+
+    Throughput and multiply-adds/s are also in multiples of I3D 3x1x1's, or of the last network's.
+    """
+    batch = specs[0].scale.clips_per_gpu
+    benches = [ForwardBench([spec], place.device) for spec in specs]
+    for bench in benches:
+        bench.passes(batch, turns.warm_up)
+    seconds: list[list[float]] = [[] for _ in specs]
+    measurements = {i: partial(bench.passes, batch, turns.steps) for i, bench in enumerate(benches)}
+    for i, found in in_turn(measurements, turns.repeats):
+        seconds[i].append(fmean(found))
+        place.tell(f"{label_of(specs[i])}: {seconds[i][-1]:.3f} s a forward pass of {batch} clips")
+    base = next((i for i, spec in enumerate(specs) if spec.model.arch == SLOWEST), len(specs) - 1)
+    base_work, rows = count_network(specs[base]).multiply_adds, []
+    for spec, times in zip(specs, seconds, strict=True):
+        network, peak = count_network(spec), peaks.get(spec.precision)
+        rates = [batch * network.multiply_adds / s for s in times]
+        faster = pair_ratios(seconds[base], times)
+        counts = {name: getattr(network, name) for name in ("parameters", "multiply_adds", "input_bytes", "compute_io")}
+        measured = {
+            "pass_s": spread(times),
+            "clips_per_second": spread([batch / s for s in times]),
+            "multiply_adds_per_second": spread(rates),
+            "utilisation": peak and spread([rate / peak["multiply_adds_per_second"] for rate in rates]),
+            "published": table_1_row(spec),
+            "relative_to": label_of(specs[base]),
+            "relative_throughput": spread(faster),
+            "relative_utilisation": spread([network.multiply_adds / base_work * ratio for ratio in faster]),
+        }
+        rows.append({"label": label_of(spec)} | network_values(spec) | counts | measured)
+    return {
+        "environment": environment(place.world, place.device, [place.world.host]),
+        "settings": {"batch": batch} | asdict(turns),
+        "peaks": list(peaks.values()),
+        "rows": rows,
+    }
+
+
+def table_1_text(values: Values) -> str:
+    """Return the table for people: a line of what was measured, and below it the paper's."""
+    head = ("", "parameters", "multiply-adds", "compute/IO", "clips/s", "utilisation", "times as fast")
+
+    def cells(label: str, row: Values, use: str) -> list[str]:
+        counts = [f"{row['parameters'] / 1e6:.1f} M", f"{row['multiply_adds'] / 1e9:.3g} G"]
+        rates = [f"{row['compute_io'] / 1e3:.3g} k", f"{row['clips_per_second']:.3g}", use]
+        return [label, *counts, *rates, f"{row['relative_throughput']:.2f} x"]
+
+    rows: list[Sequence[str]] = [head]
+    for row in values["rows"]:
+        medians = {name: row[name]["median"] for name in ("clips_per_second", "relative_throughput")}
+        use = f"{row['relative_utilisation']['median']:.2f} x"
+        if row["utilisation"] is not None:
+            use = f"{share(row['utilisation']['median'])}, {use}"
+        rows.append(cells(f"{row['label']}, {row['crop']}^2", row | medians, use))
+        if (paper := row["published"]) is not None:
+            rows.append(cells("  the paper", paper, f"{paper['utilisation']:.1f} x"))
+    spreads = (f"{row['label']} {spread_text(row['clips_per_second'])}" for row in values["rows"])
+    settings = values["settings"]
+    lines = [
+        f"machine: {machine_text(values['environment'])}",
+        f"forward pass of {settings['batch']} random clips; median of {settings['repeats']} turns",
+        "the paper's Table 1: one Tesla P100, 16 clips; utilisation in multiples of the slowest network's\n",
+        table(rows, ""),
+        f"\nspread (min .. max) of clips/s: {'; '.join(spreads)}",
+        *map(peak_text, values["peaks"]),
+    ]
+    return "\n".join(lines)
+
+
+def draw_table_1(path: Path, values: Values) -> None:
+    """Draw the paper's Figure 3a: throughput and utilisation of each network's forward pass."""
+    rows, settings = values["rows"], values["settings"]
+    precision = "; ".join(
+        f"Peak in {peak['precision']}: {peak['multiply_adds_per_second'] / 1e9:,.1f} G multiply-adds/s, "
+        + ("given" if peak["shape"] is None else "the best matrix product measured in the same run")
+        for peak in values["peaks"]
+    )
+    caption = (
+        f"Forward pass of {settings['batch']} random clips on {machine_text(values['environment'])}. {precision}.\n"
+        f"Bars: median of {settings['repeats']} turns, least and most. x: in multiples of {rows[0]['relative_to']}"
+        "; paper: Table 1 and section 3 a, one Tesla P100, 16 clips."
+    )
+
+    def bars(axes: Axes, name: str, unit: float, form: str, relative: str, published: str) -> None:
+        for i, row in enumerate(rows):
+            bar, paper = {part: unit * value for part, value in row[name].items()}, row["published"]
+            colour = PALETTE[i % len(PALETTE)]
+            axes.bar(i, bar["median"], 0.6, color=colour, yerr=error_bars([bar]), capsize=4, ecolor=GREY)
+            note = f"{form.format(bar['median'])}, {row[relative]['median']:.2f} x"
+            _above(axes, i, bar["max"], note if paper is None else f"{note}\npaper {published.format(**paper)}")
+
+    with drawn(path, wrapped(caption)) as figure:
+        panels = figure.subplots(1, 1 + bool(values["peaks"]), squeeze=False)[0]
+        paper = "{clips_per_second:g}, {relative_throughput:.1f} x"
+        bars(panels[0], "clips_per_second", 1, "{:.3g}", "relative_throughput", paper)
+        panels[0].set_title("Throughput")
+        _name_bars(panels[0], rows, "clips/s, forward")
+        if values["peaks"]:
+            bars(panels[1], "utilisation", 100, "{:.1f} %", "relative_utilisation", "{utilisation:.1f} x")
+            panels[1].set_title("Hardware utilisation")
+            _name_bars(panels[1], rows, "% of peak multiply-adds/s")
+
+
+def _above(axes: Axes, x: float, y: float, note: str) -> None:
+    axes.annotate(note, (x, y), xytext=(0, 4), textcoords="offset points", ha="center", va="bottom", fontsize=9)
+
+
+def _name_bars(axes: Axes, rows: Sequence[Mapping[str, str]], y_label: str) -> None:
+    axes.set_xticks(range(len(rows)), [drawable(row["label"]).replace(", ", "\n") for row in rows])
+    axes.grid(visible=False, axis="x")
+    axes.set_ylabel(y_label)
+    axes.set_ylim(0, 1.22 * axes.get_ylim()[1])  # room for two lines of notes
+
+
+def add_waits(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fig3 b`."""
+    add_networks(parser)
+    rate_help = "frames that the loader gives; the wait is then computed"
+    parser.add_argument("--frames-per-second", type=float, metavar="X", help=rate_help)
+    add_turns(parser)
+
+
+def run_waits(args: argparse.Namespace) -> Values:
+    """Measure training steps with their wait for data, or compute it from a rate of the loader.
+
+    With a rate, the wait is the part of loading that exceeds the rest of the step.
+    """
+    rate, specs = args.frames_per_second, [load_spec(path, overrides_of(args)) for path in args.specs]
+    check_single("bench fig3 b")
+    experiments = [experiment_of(spec, 1, synthetic=rate is not None) for spec in specs]
+    with open_place() as place:
+        measured = measure_steps(experiments, Turns(args.repeats, args.steps, args.warm_up), {}, place)
+    assert measured is not None, "this is the only rank"
+    rows, steps = [], measured["specs"]
+    for spec, step in zip(specs, steps, strict=True):
+        clips, wait_s = step["global_batch"], step["phases_s"]["data_wait"]["median"]
+        busy_s, frames = step["step_s"]["median"] - wait_s, clips * step["frames"]
+        if rate is not None:
+            wait_s = max(0.0, frames / rate - busy_s)
+        row = {"label": label_of(spec), "name": step["name"], "clips_per_step": clips, "frames_per_step": frames}
+        times = {"busy_s": busy_s, "data_wait_s": wait_s, "step_s": busy_s + wait_s}
+        rows.append(row | times | {"clips_per_second": clips / (busy_s + wait_s)})
+    source = f"Clips of {steps[0]['clips']}, {steps[0]['workers']} workers"
+    if rate is not None:
+        source = f"PROJECTION: the wait is computed from a loader of {rate:g} frames/s, the rest is measured"
+    about = {"projection": rate is not None, "frames_per_second": rate, "source": source}
+    return {name: measured[name] for name in ("environment", "settings")} | about | {"rows": rows, "steps": steps}
+
+
+def waits_text(values: Values) -> str:
+    """Return the rows of Figure 3b for people."""
+    head = ("", "clips a step", "frames", "step s", "computing s", "data wait s", "of the step", "clips/s")
+    rows: list[Sequence[str]] = [head]
+    for row in values["rows"]:
+        counts = (str(row["clips_per_step"]), str(row["frames_per_step"]))
+        seconds = (f"{row[name]:.3f}" for name in ("step_s", "busy_s", "data_wait_s"))
+        waits = share(row["data_wait_s"] / row["step_s"])
+        rows.append([row["label"], *counts, *seconds, waits, f"{row['clips_per_second']:.3g}"])
+    return f"machine: {machine_text(values['environment'])}\n{values['source']}\n\n{table(rows, '')}"
+
+
+def draw_waits(path: Path, values: Values) -> None:
+    """Draw the paper's Figure 3b: each network's training step, and the part of it that waits for data."""
+    rows, settings = values["rows"], values["settings"]
+    busy, waits = ([row[name] for row in rows] for name in ("busy_s", "data_wait_s"))
+    caption = (
+        f"{counted(rows[0]['clips_per_step'], 'clip')} a step on {machine_text(values['environment'])}. "
+        f"{values['source']}. "
+        f"Median of {settings['repeats']} turns. The paper's Figure 3b has no numbers in its text: on a Summit "
+        "node loading is the bottleneck of I3D 3x1x1, less of I3D 3x3x3, and hidden under TSM's computation."
+    )
+    with drawn(path, wrapped(caption)) as figure:
+        axes = figure.subplots()
+        axes.bar(range(len(rows)), busy, 0.6, color=PALETTE[0], label="computation and update")
+        axes.bar(range(len(rows)), waits, 0.6, bottom=busy, color=PALETTE[1], label="wait for data")
+        for i, row in enumerate(rows):
+            note = f"{row['step_s']:.3g} s\nwait {share(row['data_wait_s'] / row['step_s'])}"
+            _above(axes, i, row["step_s"], note)
+        _name_bars(axes, rows, "seconds of a training step")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
