@@ -1,8 +1,8 @@
 """Fit the constants of configs/machines/summit.yaml to the paper's Table 3, and say how well they are determined.
 
-    python bench/fit_summit.py                  prints constants and predictions
-    python bench/fit_summit.py --alternatives   also prints what every other choice of rows would have given
-    python bench/fit_summit.py --write          also writes configs/machines/summit.yaml
+    python papers/fit_summit.py                  prints constants and predictions
+    python papers/fit_summit.py --alternatives   also prints what every other choice of rows would have given
+    python papers/fit_summit.py --write          also writes configs/machines/summit.yaml
 
 Three numbers are fitted to three times: seconds a clip, fixed seconds a pass, and a rank's deviation. The network is
 not fitted: at these sizes its exposed part is milliseconds, which the rows cannot tell from stragglers.
@@ -36,7 +36,7 @@ ROWS = (1, 8, 384)
 RATIO_ROW = next(row for row in published.TABLE_3 if row.nodes == published.RATIO_NODES)
 ROUNDS = 6  # of communication and constants in turn
 HEADER = """\
-# Summit with the constants that no document gives. Written by `python bench/fit_summit.py --write`; do not edit.
+# Summit with the constants that no document gives. Written by `python papers/fit_summit.py --write`; do not edit.
 # Fitted: compute.step_overhead_s, straggler_cv and tsm's rate, to the rows of {rows} nodes of Table 3 of Lin, Gan,
 # Han, "Training Kinetics in 15 Minutes" (2019); the file system's frames, to the 2.9 times of its section 4.2.
 # Not fitted: the network (summit_published.yaml). The other rows of Table 3 come out within {worst:.1f} %.
