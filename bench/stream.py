@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,12 +28,17 @@ from av.video.stream import VideoStream
 
 from summit_train.core.text import table
 from summit_train.models.network import build_network
-from summit_train.spec import Spec, spec_from_tree
-from summit_train.spec.source import Tree, apply_override
+from summit_train.spec import load_spec
 from summit_train.training.checkpoint import save_checkpoint
 
 MAX_GROWTH = 0.02
 PATTERNS = 128  # different frames
+SPEC = """\
+name: stream
+model: {{arch: tsm, backbone: resnet18, width: 0.125, num_classes: 4, shift_direction: past}}
+data: {{train: none, val: none, frame_stride: 1, short_side: [{size}, {size}], crop: {size}}}
+evaluate: {{short_side: {size}}}
+"""
 ENCODER = {"preset": "ultrafast", "tune": "zerolatency", "crf": "28"}
 
 
@@ -75,22 +79,9 @@ def encode(num_frames: int, size: int) -> None:
 
 def write_network(folder: Path, size: int, overrides: Sequence[str]) -> Path:
     """Write a checkpoint of a network with random weights."""
-    values: dict[str, Any] = {
-        "name": "stream",
-        "model": {
-            "arch": "tsm",
-            "backbone": "resnet18",
-            "width": 0.125,
-            "num_classes": 4,
-            "shift_direction": "past",
-        },
-        "data": {"train": "none", "val": "none", "frame_stride": 1, "short_side": [size, size], "crop": size},
-        "evaluate": {"short_side": size},
-    }
-    tree = Tree(values, {(): "bench/stream.py"})
-    for override in overrides:
-        apply_override(tree, override)
-    spec: Spec = spec_from_tree(tree)
+    path = folder / "stream.yaml"
+    path.write_text(SPEC.format(size=size))
+    spec = load_spec(path, overrides)
     weights = build_network(spec, torch.Generator().manual_seed(0)).state_dict()
     path = folder / "random.pt"
     save_checkpoint(path, {"model": weights, "optimizer": {}, "step": 0, "spec": spec.model_dump(mode="json")})
@@ -119,18 +110,11 @@ def measure(num_frames: int, size: int, checkpoint: Path) -> dict[str, Any]:
         "frames": num_frames,
         "lines": len(latencies),
         "size": size,
-        "resident_bytes": {
-            "start": memory[0],
-            "middle": memory[len(memory) // 2],
-            "end": memory[-1],
-            "max": max(memory),
-        },
+        "resident_bytes": dict(start=memory[0], middle=memory[len(memory) // 2], end=memory[-1], max=max(memory)),
         "growth": memory[-1] / memory[0] - 1,
-        "latency_ms": {
-            "median": statistics.median(latencies),
-            "p99": float(np.percentile(latencies, 99)),
-            "max": max(latencies),
-        },
+        "latency_ms": dict(
+            zip(("median", "p99", "max"), np.percentile(latencies, (50, 99, 100)).tolist(), strict=True)
+        ),
         "frames_per_second": (len(latencies) - 1) / seconds,
         "summary": said[-1],
     }
