@@ -1,6 +1,6 @@
 """One rank of bench/exchange.py: KIND SPEC STEPS WARM_UP [key=value ...]. Rank 0 prints a JSON object.
 
-It also runs with the package of commit b4c1848, which has some modules under other names.
+It also runs with the package of commit b4c1848, which has the worlds in another module.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from summit_train.data.batches.loader import MicroBatch
 from summit_train.plan import make_plan
 from summit_train.spec import Spec, load_spec
 from summit_train.training.run import build_step, fresh_model
@@ -31,7 +32,8 @@ CPU = torch.device("cpu")
 
 def main(kind: str, spec_path: str, steps: int, warm_up: int, overrides: Sequence[str]) -> None:
     """Print the slowest rank's seconds and the largest one's memory."""
-    comm, batches_of = modules()
+    here = importlib.util.find_spec("summit_train.core") is not None
+    comm: Any = importlib.import_module("summit_train.core.comm" if here else "summit_train.comm")
     world = comm.HorovodWorld() if kind in ("horovod", "before") else comm.open_world()
     spec = load_spec(spec_path, overrides)
     plan = make_plan(spec, world.size, world.size * spec.scale.clips_per_gpu)
@@ -41,7 +43,7 @@ def main(kind: str, spec_path: str, steps: int, warm_up: int, overrides: Sequenc
         step = DdpLoop(spec, model, recorder)
     else:
         step = OwnStep(spec, plan, world, model, recorder, ddp=kind == "ddp")
-    batches, cpu_s = batches_of(spec, plan, world), 0.0
+    batches, cpu_s = [random_batch(spec, world.rank)], 0.0
     for number in range(warm_up + steps):
         if number == warm_up:
             recorder.read()
@@ -67,15 +69,13 @@ def main(kind: str, spec_path: str, steps: int, warm_up: int, overrides: Sequenc
     world.close()
 
 
-def modules() -> tuple[Any, Any]:
-    """Return the module of worlds and the function that draws random batches, here or in the old package."""
-    if importlib.util.find_spec("summit_train.core") is None:
-        old = importlib.import_module("summit_train.scaling.steps")
-        return importlib.import_module("summit_train.comm"), old.random_batches
-    from summit_train.bench.steps import random_batches
-    from summit_train.core import comm
-
-    return comm, random_batches
+def random_batch(spec: Spec, rank: int) -> MicroBatch:
+    """Return random clips for a rank's virtual GPU."""
+    generator, clips = torch.Generator().manual_seed(rank), spec.scale.clips_per_gpu
+    shape = (clips, *spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))
+    frames = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, spec.model.num_classes, (clips,), generator=generator)
+    return MicroBatch(0, rank, frames, labels, torch.arange(clips))
 
 
 class OwnStep:

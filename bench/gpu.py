@@ -15,6 +15,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,11 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     ends, results = time.monotonic() + args.seconds, dict[str, Values]()
-    for command in commands(out, small=args.small):
-        if args.only is None or command.name in args.only:
-            print(f"{command.name} ({ends - time.monotonic():.0f} s left)", file=sys.stderr, flush=True)
-            limit = min(command.limit_s * (4 if args.small else 1), ends - time.monotonic())
-            results[command.name] = result_of(command, limit, small=args.small)
+    with tempfile.TemporaryDirectory() as work:
+        for command in commands(out, Path(work), small=args.small):
+            if args.only is None or command.name in args.only:
+                print(f"{command.name} ({ends - time.monotonic():.0f} s left)", file=sys.stderr, flush=True)
+                limit = min(command.limit_s * (4 if args.small else 1), ends - time.monotonic())
+                results[command.name] = result_of(command, limit, small=args.small)
     tests = read_tests(out / "tests.xml")
     values = {"bench": "gpu", "rehearsal": args.small, "tests": tests, "commands": results}
     (out / "gpu.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
@@ -76,11 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(tests is None or bool(tests["failed"] or tests["skipped"]))
 
 
-def commands(out: Path, *, small: bool) -> Iterator[Command]:
-    """Yield the commands, those that decide a default first. Some use specs that are written into `out`."""
+def commands(out: Path, work: Path, *, small: bool) -> Iterator[Command]:
+    """Yield the commands, those that decide a default first. Specs and videos of their own are in `work`."""
     files = {arch: str(KINETICS / f"{name}.yaml") for arch, name in NETWORKS.items()}
     for name, keys in {"compiled": "execution: {compile: true}", "images": "data: {num_frames: 1}"}.items():
-        files[name] = str(out / f"{name}.yaml")
+        files[name] = str(work / f"{name}.yaml")
         base = files["tsn" if name == "images" else "tsm"]
         Path(files[name]).write_text(f"name: {name}\nextends: {base}\n{keys}\n", encoding="utf-8")
     tiny = SMALL if small else ()
@@ -99,7 +101,7 @@ def commands(out: Path, *, small: bool) -> Iterator[Command]:
         fresh = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}  # the time to compile is that of a first run
         yield synthetic("training, compiled, bf16", "compiled", "precision=bf16", limit_s=110, environment=fresh)
     yield synthetic("training, images, bf16", "images", "precision=bf16", clips=8 * 16)
-    yield synthetic("training, fp32", "tsm", other="tsn")
+    yield synthetic("training, fp32", "tsm", "precision=fp32", other="tsn")
     sizes = ("--batch", "2", "--size", "32", "--width", "0.125", "--repeats", "1") if small else ("--batch", "16")
     yield Command("the shift, bf16", ("bench/shift.py", *sizes, "--precision", "bf16", "--json"))
     profile = (*tiny, "precision=bf16", f"scale.clips_per_gpu={2 if small else 16}")
@@ -108,10 +110,12 @@ def commands(out: Path, *, small: bool) -> Iterator[Command]:
     passes = ("--warm-up", "1", "--repeats", "1", "--batch", "2") if small else ("--seconds", "1")
     specs = tuple(files[arch] for arch in NETWORKS)
     yield Command("inference, bf16", (*product("latency"), *specs, *tiny, "precision=bf16", *passes, "--json"), 60)
-    yield from feeding(out, files["tsm"], step, tiny, small)
+    yield from feeding(work, files["tsm"], step, tiny, small)
     if not small:  # a CPU takes minutes for fp16, and has no TF32
         yield synthetic("training, fp16", "tsm", "precision=fp16", other="tsn")
-        yield synthetic("training, fp32 without TF32", "tsm", environment={"NVIDIA_TF32_OVERRIDE": "0"})
+        yield synthetic(
+            "training, fp32 without TF32", "tsm", "precision=fp32", environment={"NVIDIA_TF32_OVERRIDE": "0"}
+        )
         yield synthetic("training I3D, bf16", "i3d_3x3x3", "precision=bf16", other="i3d_3x1x1")
     for table in (6, 5):
         figure = ("--out", str(out / f"latency_{table}.png"), "--json")
@@ -120,23 +124,19 @@ def commands(out: Path, *, small: bool) -> Iterator[Command]:
         )
 
 
-def feeding(out: Path, spec: str, step: Any, tiny: Sequence[str], small: bool) -> Iterator[Command]:
+def feeding(work: Path, spec: str, step: Any, tiny: Sequence[str], small: bool) -> Iterator[Command]:
     """Yield the commands that make H.264 videos, pack them, and train from them: does the loader feed the step?"""
-    videos, train = out / "videos", str(out / "videos" / "train.csv")
-    counts = (
-        ("--train", "8", "--size", "48", "--frames", "64")
-        if small
-        else ("--train", "64", "--size", "256", "--frames", "64")
-    )
-    yield Command("videos", (*product(), "data", "motion", str(videos), *counts, "--val", "4"))
-    pack = (*product(), "data", "pack", train, str(out / "jpeg"), "--root", str(videos), "--kind", "jpeg")
+    videos, train = work / "videos", str(work / "videos" / "train.csv")
+    counts = ("--train", "8", "--size", "48") if small else ("--train", "64", "--size", "256")
+    yield Command("videos", (*product(), "data", "motion", str(videos), *counts, "--val", "4", "--frames", "64"))
+    pack = (*product(), "data", "pack", train, str(work / "jpeg"), "--root", str(videos), "--kind", "jpeg")
     yield Command("packed videos", pack)
     data = ("model.num_classes=4", "precision=bf16", f"data.val={videos}/val.csv", "data.root=null")
     turns = ("--clips", "2", "--repeats", "1", "--workers", "1") if small else ("--repeats", "2")
     keys = (*tiny, *data, f"data.train={train}", "scale.gpus=1", f"scale.clips_per_gpu={2 if small else 16}")
     yield Command("cores for the loader", (*product("loader"), spec, *keys, "--measure", *turns, "--json"), 60)
     workers = f"data.workers={1 if small else max(1, len(os.sched_getaffinity(0)) - 1)}"
-    for kind, source in (("H.264", train), ("JPEG", str(out / "jpeg"))):
+    for kind, source in (("H.264", train), ("JPEG", str(work / "jpeg"))):
         yield step(f"training from {kind}, bf16", spec, *data, f"data.train={source}", workers, "--peak", "0")
 
 

@@ -36,7 +36,7 @@ fi
 mkdir -p "$out"
 choice=(-m gpu)
 [[ -z $rehearse ]] || choice=(-k rehearsal)
-mapfile -t files < <(grep -rlE 'mark\.gpu|gpu\.devices' tests --include='test_*.py')
+mapfile -t files < <(printf '%s\n' tests/gpu/test_*.py && grep -rl 'mark\.gpu' tests --include='test_*.py')
 # SIGINT lets pytest write down what it has found so far. --strict-config would ask for pytest-timeout.
 timeout --signal=INT --kill-after=15 270 "$python" -m pytest "${choice[@]}" -q -rs -p no:cacheprovider \
     -o addopts='--import-mode=importlib --strict-markers' --junitxml="$out/tests.xml" "${files[@]}" \

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from summit_train.bench.steps import random_batches
 from summit_train.core.comm import World
 from summit_train.core.processes import answer
 from summit_train.core.text import share, table
+from summit_train.data.batches.loader import MicroBatch
 from summit_train.plan import make_plan
 from summit_train.report.caption import drawn, wrapped
 from summit_train.report.figures import PALETTE, drawable
@@ -87,7 +87,11 @@ def profiled(words: Sequence[str], steps: int) -> Values:
     spec, world = load_spec(words[0], words[1:]), World()
     plan, device = make_plan(spec, 1, spec.scale.clips_per_gpu), choose_device(world)
     step = build_step(spec, plan, world, fresh_model(spec, device), device)
-    batches, on_gpu = random_batches(spec, plan, world), device.type == "cuda"
+    shape = (plan.clips_per_gpu, *spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))
+    labels = torch.arange(plan.clips_per_gpu) % spec.model.num_classes
+    batch = MicroBatch(0, 0, torch.randint(256, shape, dtype=torch.uint8), labels, labels)
+    on_gpu = device.type == "cuda"
+    batches = [batch.pin_memory() if on_gpu else batch]
     for _ in range(4):
         step(batches, 0.0).read(plan.global_batch, 1, 1)
     # The first profile loads CUPTI, and on a CPU the heap makes room for the profiler's notes.

@@ -110,11 +110,14 @@ def measure(num_frames: int, size: int, checkpoint: Path) -> dict[str, Any]:
         "frames": num_frames,
         "lines": len(latencies),
         "size": size,
-        "resident_bytes": dict(start=memory[0], middle=memory[len(memory) // 2], end=memory[-1], max=max(memory)),
+        "resident_bytes": {
+            "start": memory[0],
+            "middle": memory[len(memory) // 2],
+            "end": memory[-1],
+            "max": max(memory),
+        },
         "growth": memory[-1] / memory[0] - 1,
-        "latency_ms": dict(
-            zip(("median", "p99", "max"), np.percentile(latencies, (50, 99, 100)).tolist(), strict=True)
-        ),
+        "latency_ms": dict(zip(("median", "p99", "max"), np.percentile(latencies, (50, 99, 100)), strict=True)),
         "frames_per_second": (len(latencies) - 1) / seconds,
         "summary": said[-1],
     }

@@ -1,4 +1,4 @@
-"""The proof: fitted to three rows of Table 3, the model gives the others; and the shipped file is that fit."""
+"""papers/fit_summit.py: fitted to three rows of Table 3, the model gives the others; the shipped file is that fit."""
 
 from __future__ import annotations
 

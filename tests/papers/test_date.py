@@ -1,4 +1,4 @@
-"""bench/date.py: DATE's networks, data, recipes and runs, on tiny files of the real formats."""
+"""papers/date.py: DATE's networks, data, recipes and runs, on tiny files of the real formats."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ import numpy as np
 import pytest
 import torch
 
+from summit_train.core.errors import UserError
 from summit_train.plan import PlanError
 from tests.closeness import assert_near
 from tests.worlds import bench_script, needs_ranks, run
 
-# In the order in which they import each other.
-networks, data, tasks, training, results, date = (
-    bench_script(f"date{part}") for part in ("_networks", "_data", "_tasks", "_train", "_results", "")
-)
+tasks, date = bench_script("date_tasks"), bench_script("date")  # in the order in which they import each other
 SETTINGS = {"seed": 0, "lr": None, "precision": "fp64", "bounds": None}
 
 
 def _run(task: str, method: str, batch: int, **more: Any) -> Any:
     epochs = tasks.TASKS[task].schedule.epochs
-    return training.Run(task=task, method=method, batch=batch, **(SETTINGS | {"epochs": epochs} | more))
+    return date.Run(task=task, method=method, batch=batch, **(SETTINGS | {"epochs": epochs} | more))
 
 
 # --- networks
@@ -44,7 +42,7 @@ def _run(task: str, method: str, batch: int, **more: Any) -> Any:
     ],
 )
 def test_parameters_by_hand(network: str, parameters: int) -> None:
-    model = getattr(networks, network)()
+    model = getattr(tasks, network)()
     assert sum(weight.numel() for weight in model.parameters()) == parameters
     if network == "WordLSTM":
         largest = max(float(weight.detach().abs().max()) for weight in model.parameters())
@@ -53,7 +51,7 @@ def test_parameters_by_hand(network: str, parameters: int) -> None:
 
 def test_the_rows_of_an_image_are_the_steps() -> None:
     """The last row reaches the logits through one step, the first through 28; columns are the input."""
-    model = networks.RowsLSTM().double()
+    model = tasks.RowsLSTM().double()
     image = torch.zeros(1, 1, 1, 28, 28, dtype=torch.float64, requires_grad=True)
     model(image).sum().backward()
     assert image.grad is not None
@@ -62,7 +60,7 @@ def test_the_rows_of_an_image_are_the_steps() -> None:
 
 
 def test_the_state_of_each_virtual_gpu_is_carried_on() -> None:
-    model = networks.WordLSTM(words=7, hidden=5).double()
+    model = tasks.WordLSTM(words=7, hidden=5).double()
     words = torch.arange(2 * 3 * 8).view(2, 3, 8) % 7  # virtual GPU, row, word
     model.begin_epoch(2)
     parts = [[model(words[gpu, :, step : step + 4]) for gpu in range(2)] for step in (0, 4)]
@@ -101,25 +99,25 @@ def _write_ptb(folder: Path, lines: int = 61) -> Path:
 
 
 def test_mnist_is_read(tmp_path: Path) -> None:
-    digits = data.read_mnist(_write_mnist(tmp_path))
+    digits = tasks.read_mnist(_write_mnist(tmp_path))
     assert digits.images.shape == (64, 1, 28, 28, 1) and digits.images.dtype == torch.uint8
     assert digits.labels.tolist()[:12] == [*range(10), 0, 1] and len(digits.test_labels) == 32
     assert digits.images[9].min() >= 180  # its label is 9
-    share = data.Share(rank=1, ranks=2, virtual_gpus=4, samples=8, steps=2)
+    share = tasks.Share(rank=1, ranks=2, virtual_gpus=4, samples=8, steps=2)
     steps = list(digits.epoch(0, share, 3))
     assert [[(b.step, b.virtual_gpu) for b in step] for step in steps] == [[(6, 2), (6, 3)], [(7, 2), (7, 3)]]
     assert torch.equal(steps[0][0].labels, digits.labels[steps[0][0].ids])
-    whole = [digits.epoch(0, data.Share(rank, 2, 4, 8, 2), 3) for rank in range(2)]
+    whole = [digits.epoch(0, tasks.Share(rank, 2, 4, 8, 2), 3) for rank in range(2)]
     ids = torch.cat([batch.ids for rank in whole for step in rank for batch in step])
     assert ids.sort().values.tolist() == list(range(64))
 
 
 def test_ptb_is_read(tmp_path: Path) -> None:
-    text = data.read_ptb(_write_ptb(tmp_path))
+    text = tasks.read_ptb(_write_ptb(tmp_path))
     # All words are equally frequent, so they are numbered by the alphabet: <eos>, a, b, ...
     assert text.words.tolist()[:12] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2] and len(text.words) == 610
     assert text.num_samples == 30  # (610 - 1) / 20
-    share = data.Share(rank=1, ranks=2, virtual_gpus=4, samples=2, steps=3)
+    share = tasks.Share(rank=1, ranks=2, virtual_gpus=4, samples=2, steps=3)
     steps = list(text.epoch(0, share, 1))
     assert [[(b.step, b.virtual_gpu) for b in step] for step in steps] == [[(n, 2), (n, 3)] for n in (3, 4, 5)]
     length = 609 // 8  # of a row
@@ -132,24 +130,28 @@ def test_ptb_is_read(tmp_path: Path) -> None:
 
 
 def test_the_perplexity_of_a_network_that_knows_nothing_is_its_number_of_words(tmp_path: Path) -> None:
-    model = networks.WordLSTM(words=12, hidden=4)
+    model = tasks.WordLSTM(words=12, hidden=4)
     with torch.no_grad():
         model.head.weight.zero_()
         model.head.bias.zero_()
-    found = data.read_ptb(_write_ptb(tmp_path)).score(model, torch.device("cpu"))
+    found = tasks.read_ptb(_write_ptb(tmp_path)).score(model, torch.device("cpu"))
     assert found == {"test": pytest.approx(12, rel=1e-5), "valid": pytest.approx(12, rel=1e-5)}
 
 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("train-images-idx3-ubyte", b"\x89PNG....", "is no IDX file of bytes (it begins with 89 50 4e 47)"),
+        ("train-images-idx3-ubyte", b"\x89PNG....", "not an IDX file of bytes (it begins with 89 50 4e 47)"),
         ("train-images-idx3-ubyte", b"", "it begins with nothing"),
-        ("train-images-idx3-ubyte", struct.pack(">4B3i", 0, 0, 8, 3, 64, 28, 28) + b"1", "has 17 bytes, which is not"),
+        (
+            "train-images-idx3-ubyte",
+            struct.pack(">4B3i", 0, 0, 8, 3, 64, 28, 28) + b"1",
+            "must have 50,192 bytes",
+        ),
         (
             "train-images-idx3-ubyte",
             struct.pack(">4B3i", 0, 0, 8, 3, 1, 2, 2) + b"1234",
-            "train has images (1, 2, 2) and",
+            "got images (1, 2, 2) and labels (64,)",
         ),
         ("train-images-idx3-ubyte", None, "there is no"),
     ],
@@ -159,25 +161,25 @@ def test_bad_digits_are_refused(tmp_path: Path, name: str, content: bytes | None
     (tmp_path / name).unlink()
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(data.DataError) as refused:
-        data.read_mnist(tmp_path)
+    with pytest.raises(UserError) as refused:
+        tasks.read_mnist(tmp_path)
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_bad_words_are_refused(tmp_path: Path) -> None:
     _write_ptb(tmp_path)
     for content, said in (
-        (b"a b c\n", "has 4 words; more than 400 are wanted"),
-        (b"\xff" * 900, "is no text (invalid start byte at byte 0)"),
+        (b"a b c\n", "must have more than 400 words, got 4"),
+        (b"\xff" * 900, "not a text (invalid start byte at byte 0)"),
         (b"zebra " * 500, "the word 'zebra' of ptb.test.txt is not in the training text"),
     ):
         (tmp_path / "ptb.test.txt").write_bytes(content)
-        with pytest.raises(data.DataError) as refused:
-            data.read_ptb(tmp_path)
+        with pytest.raises(UserError) as refused:
+            tasks.read_ptb(tmp_path)
         assert said in str(refused.value)
     (tmp_path / "ptb.test.txt").rename(tmp_path / "ptb.test.txt.gz")
-    with pytest.raises(data.DataError, match=r"ptb.test.txt.gz: is no whole gzip file"):
-        data.read_ptb(tmp_path)
+    with pytest.raises(UserError, match=r"ptb.test.txt.gz: not a whole gzip file"):
+        tasks.read_ptb(tmp_path)
 
 
 # --- recipes
@@ -186,7 +188,7 @@ def test_bad_words_are_refused(tmp_path: Path) -> None:
 def test_the_worked_example() -> None:
     """Section 3.6 at 8,192, up to the partial batch of an epoch, which the paper counts: 7 steps, not 7.32."""
     task = tasks.TASKS["lenet_momentum"]
-    solver, schedule = training.recipe(task, _run("lenet_momentum", "date", 8192), 60_000)
+    solver, schedule = date.recipe(task, _run("lenet_momentum", "date", 8192), 60_000)
     assert (solver.name, solver.momentum, solver.trust_ratio.kind) == ("sgd", 0.9, "bounded")
     assert schedule.peak_lr == pytest.approx(1.25e-3 * math.sqrt(8), rel=1e-12)
     assert (schedule.warmup_steps, schedule.total_steps) == (117, 210)
@@ -199,7 +201,7 @@ def test_the_worked_example() -> None:
 
 def test_the_examples_manual_scaling() -> None:
     """Peak 0.01 at 8,192, two epochs of warm-up, a tenth after epochs 10, 20 and 27."""
-    _, schedule = training.recipe(tasks.TASKS["lenet_momentum"], _run("lenet_momentum", "linear", 8192), 60_000)
+    _, schedule = date.recipe(tasks.TASKS["lenet_momentum"], _run("lenet_momentum", "linear", 8192), 60_000)
     rates = [schedule.learning_rate(7 * epoch - 1) for epoch in (2, 10, 20, 27, 30)]
     assert rates == pytest.approx([1e-2, 1e-2, 1e-3, 1e-4, 1e-5])
 
@@ -207,14 +209,14 @@ def test_the_examples_manual_scaling() -> None:
 def test_the_language_models_recipe() -> None:
     """LR 1 and clipping at 5 are of the sum over 20 steps; a trust ratio takes the factor out of the LR."""
     task = tasks.TASKS["ptb"]
-    solver, schedule = training.recipe(task, _run("ptb", "baseline", 20), 46_479)
+    solver, schedule = date.recipe(task, _run("ptb", "baseline", 20), 46_479)
     assert (schedule.peak_lr, solver.clip_norm, solver.momentum, schedule.total_steps) == (20, 0.25, 0, 13 * 2323)
     rates = [schedule.learning_rate(2323 * epoch) for epoch in range(13)]
     assert rates == pytest.approx([20.0 * 0.5 ** max(0, epoch - 3) for epoch in range(13)])
-    solver, schedule = training.recipe(task, _run("ptb", "date", 640), 46_479)
+    solver, schedule = date.recipe(task, _run("ptb", "date", 640), 46_479)
     assert schedule.peak_lr == pytest.approx(math.sqrt(32)) and schedule.warmup_steps == 232
     assert (solver.trust_ratio.lower, solver.trust_ratio.upper) == (pytest.approx(2), pytest.approx(200))
-    solver, schedule = training.recipe(task, _run("ptb", "adam", 640, lr=0.002), 46_479)
+    solver, schedule = date.recipe(task, _run("ptb", "adam", 640, lr=0.002), 46_479)
     assert (solver.name, schedule.peak_lr, schedule.learning_rate(900), solver.clip_norm) == (
         "adam",
         0.002,
@@ -224,7 +226,7 @@ def test_the_language_models_recipe() -> None:
 
 
 def test_the_runs_of_a_call() -> None:
-    args = date._arguments(["lstm", "--data", "x"])
+    args = date.arguments(["lstm", "--data", "x"])
     runs = list(date.runs_of(tasks.TASKS["lstm"], args))
     assert [(r.batch, r.lr) for r in runs if r.method == "grid"] == [
         (8192, lr) for lr in (0.01, 0.02, 0.04, 0.08, 0.16)
@@ -246,38 +248,21 @@ def _results(folder: Path) -> list[dict[str, Any]]:
 
 @needs_ranks
 @pytest.mark.parametrize(
-    ("task", "words"),
+    ("task", "options"),
     [
-        ("lenet", ("--methods", "date,lars", "--batches", "32", "--samples", "16")),
-        ("lstm", ("--methods", "adam", "--lrs", "0.01", "--batches", "32", "--samples", "16")),
-        (
-            "ptb",
-            (
-                "--methods",
-                "date,baseline",
-                "--batches",
-                "20",
-                "--samples",
-                "10",
-                "--bounds",
-                "0.01",
-                "0.1",
-                "--lrs",
-                "0.1",
-            ),
-        ),
+        ("lenet", "--methods date,lars --batches 32 --samples 16"),
+        ("lstm", "--methods adam --lrs 0.01 --batches 32 --samples 16"),
+        ("ptb", "--methods date,baseline --batches 20 --samples 10 --bounds 0.01 0.1 --lrs 0.1"),
     ],
 )
-def test_two_ranks_are_one_rank(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, words: tuple[str, ...]
-) -> None:
+def test_two_ranks_are_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, options: str) -> None:
     """Two micro-batches of one rank are one of each of two; a second call has nothing to train."""
     folder = _write_ptb(tmp_path / "data", 121) if task == "ptb" else _write_mnist(tmp_path / "data")
-    words = (task, "--data", str(folder), *WORDS, *words)
+    words = (task, "--data", str(folder), *WORDS, *options.split())
     alone, together = tmp_path / "alone", tmp_path / "together"
     assert date.main([*words, "--out", str(alone)]) == 0
     assert tasks.TASKS[task].title in capsys.readouterr().out
-    status, said = run(2, "bench/date.py", *words, "--out", str(together))
+    status, said = run(2, "papers/date.py", *words, "--out", str(together))
     assert status == 0 and tasks.TASKS[task].title in said, said
     assert (together / f"{task}.png").read_bytes()[:4] == b"\x89PNG"
     found = _results(alone)
@@ -294,27 +279,33 @@ def test_bad_words_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
     folder = str(_write_mnist(tmp_path / "data"))
     for words, said in (
         (["lenet", "--methods", "sgd"], "--methods: there is no 'sgd'; there are baseline, linear"),
-        (["lenet", "--batches", "0"], "--batches: 0; all have to be above 0"),
         (["lenet", "--batches", "8192"], "--batches: 256 is more than the 64 training samples"),
         (["lenet", "--methods", "date", "--batches", "9", "--samples", "4"], "--samples: a batch of 9 makes 2 virtual"),
-        (["lenet", "--methods", "date", "--batches", "64", "--bounds", "2", "1"], "--bounds: 2 1; 0 < LOWER <= UPPER"),
-        (["lstm", "--methods", "date", "--batches", "64", "--epochs", "1", "--lrs", "-1"], "--lrs: -1.0; all have"),
+        (
+            ["lenet", "--methods", "date", "--batches", "64", "--bounds", "2", "1"],
+            "--bounds: LOWER must be at most",
+        ),
         (["ptb"], f"--data: there is no {folder}/ptb.train.txt, nor ptb.train.txt.gz"),
     ):
         assert date.main([*words, "--data", folder, "--out", str(tmp_path / "out")]) == 2
         error = capsys.readouterr().err
         assert said in error and error.count("\n") == 1
     with pytest.raises(PlanError, match="a warm-up of 2 x 8,192 / 1,024") as refused:
-        training.recipe(tasks.TASKS["lenet_momentum"], _run("lenet_momentum", "date", 8192, epochs=16), 60_000)
+        date.recipe(tasks.TASKS["lenet_momentum"], _run("lenet_momentum", "date", 8192, epochs=16), 60_000)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").write_text("a file")
     words = ["lenet", "--methods", "date", "--batches", "64", "--data", folder, "--out", str(tmp_path / "out")]
     assert date.main(words) == 1
     assert f"{tmp_path}/out: Not a directory" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        date.main([*words, "--seeds", "one"])
-    assert "argument --seeds: invalid comma-separated value: 'one'" in capsys.readouterr().err
+    for option, said in (
+        (["--seeds", "one"], "argument --seeds: invalid comma-separated value: 'one'"),
+        (["--batches", "0"], "argument --batches: must be above 0, got 0"),
+        (["--epochs", "x"], "argument --epochs: invalid int value: 'x'"),
+    ):
+        with pytest.raises(SystemExit):
+            date.main([*words, *option])
+        assert said in capsys.readouterr().err
 
 
 # --- results
@@ -338,15 +329,15 @@ def test_seeds_are_put_together_and_the_best_lr_is_drawn(tmp_path: Path) -> None
         for seed, test in enumerate(tests):
             value = common | {"method": method, "batch": batch, "lr": lr, "seed": seed, "test": test}
             (tmp_path / f"lstm_{method}_{batch}_{lr}_seed{seed}.json").write_text(json.dumps(value))
-    task, found = tasks.TASKS["lstm"], results.read_results(tmp_path, "lstm")
-    rows = results.rows_of(found)
-    assert [(row.method, row.batch) for row in rows][:2] == [("baseline", 128), ("date", 8192)]
+    task, found = tasks.TASKS["lstm"], date.read_results(tmp_path, "lstm")
+    rows = date.rows_of(found)
+    assert [(row.first["method"], row.first["batch"]) for row in rows][:2] == [("baseline", 128), ("date", 8192)]
     assert (rows[0].mean, rows[0].std) == (pytest.approx(98.7), pytest.approx(0.2))
-    curves = results._curves(task, rows)
+    curves = date.curves_of(task, rows)
     assert {name: [row.mean for row in curve] for name, curve in curves.items()} == {
         "baseline": [pytest.approx(98.7)], "DATE [0.1, 10]": [98.0], "Adam": [97.5], "tuned baseline": [90.0],
     }  # fmt: skip
-    text = results.table_text(task, found)
+    text = date.table_text(task, found)
     assert "98.70 \N{PLUS-MINUS SIGN} 0.20" in text and "98.7" in text.splitlines()[2]
-    results.write_figure(tmp_path / "lstm.png", task, found)
+    date.write_figure(tmp_path / "lstm.png", task, found)
     assert (tmp_path / "lstm.png").stat().st_size > 10_000

@@ -1,8 +1,7 @@
-"""The bench on two network namespaces: it says why it cannot, and leaves nothing behind. Its times are no test."""
+"""papers/veth.py, two network namespaces: it says why it cannot, and leaves nothing behind. Its times are no test."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -13,14 +12,13 @@ import pytest
 from tests.worlds import bench_script
 
 VETH = bench_script("veth")
-EPOCHS = bench_script("veth_epochs")
 
 
 def test_without_root_it_says_so_and_is_no_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    monkeypatch.setattr(sys, "argv", ["veth.py", "--json"])
+    monkeypatch.setattr(sys, "argv", ["veth.py", "model", "--json"])
     assert VETH.main() == 0
     assert json.loads(capsys.readouterr().out) == {"skipped": "network namespaces need root"}
 
@@ -54,7 +52,7 @@ def test_an_epochs_seconds_are_those_of_its_steps(tmp_path: Path) -> None:
         {"kind": "eval", "epoch": 2, "top1": 25.0},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert EPOCHS.seconds_of_epochs(tmp_path) == [1.0, 0.75]
+    assert VETH.seconds_of_epochs(tmp_path) == [1.0, 0.75]
 
 
 def test_start_and_end_of_a_run_are_no_part_of_an_epochs_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -63,9 +61,9 @@ def test_start_and_end_of_a_run_are_no_part_of_an_epochs_bytes(monkeypatch: pyte
     def trained(names: object, method: str, mbit: int, epochs: int, folder: Path) -> tuple[list[float], int]:
         return [7.0 if mbit else 5.0] * max(1, epochs - 1), 40 + 100 * epochs
 
-    monkeypatch.setattr(EPOCHS, "trained", trained)
-    args = argparse.Namespace(rate=100, epochs=3)
-    assert EPOCHS.measured(("a", "b"), "synchronous", args, tmp_path) == {
+    monkeypatch.setattr(VETH, "trained", trained)
+    assert VETH.averaging_row(("a", "b"), 100, "synchronous", tmp_path) == {
+        "mbit": 100,
         "method": "synchronous",
         "bytes_per_epoch": 100.0,
         "epoch_s": 7.0,

@@ -1,0 +1,138 @@
+"""bench/gpu.sh and gpu.py on a machine without a GPU: options, what is measured, and the report of what was found."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from summit_train.__main__ import main as product
+from tests.worlds import ROOT, bench_script
+
+gpu = bench_script("gpu")
+PASSED = '<testsuites><testsuite><testcase name="a"/></testsuite></testsuites>'
+
+
+def _script(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHON": sys.executable} | more
+    return subprocess.run(["bench/gpu.sh", *words], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_it_says_so_in_one_line(tmp_path: Path) -> None:
+    done = _script(str(tmp_path / "out"))
+    assert done.returncode == 0 and not (tmp_path / "out").exists()
+    assert done.stdout == "skipped: torch sees no NVIDIA GPU; REHEARSE=1 runs the same code on the CPU\n"
+
+
+def test_wrong_words_and_a_python_without_torch_end_with_status_2() -> None:
+    for words, more, said in (
+        ((), {}, "bench/gpu.sh OUT "),
+        (("--help",), {}, "REHEARSE=1 bench/gpu.sh OUT"),
+        (("x",), {"PYTHON": "/no/python"}, "/no/python cannot import torch; name a Python that can: PYTHON=..."),
+    ):
+        done = _script(*words, **more)
+        assert done.returncode == 2 and said in done.stderr
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_every_command_is_one_that_the_product_takes(small: bool, tmp_path: Path, monkeypatch: Any) -> None:
+    parsed: list[argparse.Namespace] = []
+    honest = argparse.ArgumentParser.parse_args
+
+    def stopped(parser: argparse.ArgumentParser, *words: Any) -> None:
+        parsed.append(honest(parser, *words))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stopped)
+    commands = list(gpu.commands(tmp_path, tmp_path, small=small))
+    assert len({command.name for command in commands}) == len(commands)
+    for command in commands:
+        if command.words[0] == "-m":
+            with pytest.raises(SystemExit) as ended:
+                product(list(command.words[2:]))
+            assert ended.value.code == 0, command.name
+        else:
+            assert (ROOT / command.words[0]).is_file()
+    assert len(parsed) == sum(command.words[0] == "-m" for command in commands)
+
+
+def test_a_rehearsal_measures_and_says_that_it_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the training of TSM beside the 2D network, and the shift's forms: their goals are worked out."""
+    (tmp_path / "tests.xml").write_text(PASSED)
+    assert gpu.main([str(tmp_path), "--small", "--seconds", "500", "--only", "training, bf16", "the shift, bf16"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("REHEARSAL on a CPU with tiny networks") and "1 tests, 0 failed, 0 skipped" in printed
+    assert (tmp_path / "gpu.md").read_text() == printed
+    values = json.loads((tmp_path / "gpu.json").read_text())
+    assert all(result["error"] is None for result in values["commands"].values()), printed
+    assert [row["network"] for row in gpu.rows_of(values["commands"])] == ["tsm_r50_8f", "tsn_r50_8f"]
+    assert [goal[0] for goal in gpu.goals_of(values["commands"])] == [
+        "training, bf16: step of TSM / step of TSN",
+        "the published shift's step / ours",
+    ]
+    assert (tmp_path / "speed.png").stat().st_size > 10_000
+
+
+def test_tests_that_fail_or_are_skipped_or_missing_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(tmp_path), "--small", "--only"]
+    assert gpu.main([*words, "nothing"]) == 1 and "FAILED: the tests left no result" in capsys.readouterr().out
+    xml = PASSED.replace('<testcase name="a"/>', '<testcase name="b"><{} message="1 != 2"/></testcase>')
+    for kind, said in (("failure", "FAILED: b: 1 != 2"), ("error", "FAILED: b"), ("skipped", "skipped: b: 1 != 2")):
+        (tmp_path / "tests.xml").write_text(xml.format(kind))
+        assert gpu.main([*words, "nothing"]) == 1 and said in capsys.readouterr().out
+    (tmp_path / "tests.xml").write_text(PASSED)
+    assert gpu.main([*words, "nothing"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "limit", "said"),
+    [
+        ("print('{\"a\": 1}')", 60.0, None),
+        ("raise SystemExit('no such spec')", 60.0, "exit status 1: no such spec"),
+        ("import time; time.sleep(100)", 5.0, "stopped after 5 s, its limit"),
+        ("", 4.0, "no time was left"),
+    ],
+)
+def test_how_a_command_ends(program: str, limit: float, said: str | None) -> None:
+    result = gpu.result_of(gpu.Command("x", ("-c", program)), limit, small=True)
+    assert result["error"] == said
+    assert result["values"] == ({"a": 1} if said is None else None)
+
+
+def _trained(rate: float, seconds: float = 10.0) -> dict[str, Any]:
+    spread = dict.fromkeys(("min", "median", "max"), rate)
+    spec = {"name": "n", "clips_per_second": spread, "mfu": None, "shares": {"data_wait": 0.03}}
+    values = {"specs": [spec], "ratios": {"step": {"median": 1.04}}}
+    return {"values": values, "seconds": seconds, "error": None}
+
+
+def test_advice_wants_more_than_5_percent_and_its_time_back() -> None:
+    def lines(**rates: float) -> list[str]:
+        results = {f"training, {name}": _trained(rate) for name, rate in rates.items()}
+        return [line.split("  #")[0] for line in gpu.advice(results)]
+
+    assert lines(fp32=100, bf16=104, fp16=103) == ["precision: fp32"]
+    assert lines(fp32=100, bf16=150, fp16=157) == ["precision: bf16"]
+    assert lines(fp32=100, bf16=150, fp16=160) == ["precision: fp16"]
+    assert lines(bf16=150) == []  # next to what?
+    for rate, seconds, pays in ((104, 60.0, "false"), (110, 60.0, "true"), (110, 9000.0, "false")):
+        results = {"training, bf16": _trained(100.0), "training, compiled, bf16": _trained(rate, seconds)}
+        (line,) = gpu.advice(results)
+        assert line.startswith(f"execution: {{compile: {pays}}}  # ")
+
+
+def test_goals_that_are_missed_are_named() -> None:
+    results = {"training, bf16": _trained(100), "training, images, bf16": _trained(900)}
+    results |= {"training from JPEG, bf16": _trained(90)}
+    text = gpu.as_text({"rehearsal": False, "tests": None, "commands": results})
+    assert "MISSED: training, bf16: step of TSM / step of TSN: 1.040, goal <= 1.03" in text
+    assert "MISSED: training, bf16: TSM's frames/s / images/s of a plain ResNet-50: 0.889, goal >= 0.97" in text
+    assert "MISSED: training from JPEG, bf16: share that waits for data: 0.030, goal <= 0.02" in text
