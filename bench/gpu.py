@@ -117,10 +117,16 @@ def commands(out: Path, work: Path, *, small: bool) -> Iterator[Command]:
             "training, fp32 without TF32", "tsm", "precision=fp32", environment={"NVIDIA_TF32_OVERRIDE": "0"}
         )
         yield synthetic("training I3D, bf16", "i3d_3x3x3", "precision=bf16", other="i3d_3x1x1")
-    for table in (6, 5):
-        figure = ("--out", str(out / f"latency_{table}.png"), "--json")
+    figures = {
+        "table 1": ("table1", *tiny, *turns),
+        "figure 3a": ("fig3", "a", *tiny, "precision=bf16", *turns),
+        "figure 3b": ("fig3", "b", *tiny, "precision=bf16", "--frames-per-second", "2000", *turns),  # 7 cores' H.264
+        "TSM table 6": ("latency", *tiny, "--table", "6", *passes),
+        "TSM table 5": ("latency", *tiny, "--table", "5", *passes),
+    }
+    for name, words in figures.items():
         yield Command(
-            f"Table {table} of the TSM paper", (*product("latency"), "--table", str(table), *tiny, *passes, *figure)
+            name, (*product(), "bench", *words, "--out", str(out / f"{name}.png".replace(" ", "_")), "--json")
         )
 
 

@@ -131,16 +131,12 @@ def resident_bytes(process: int) -> list[int]:
 
 def as_text(values: dict[str, Any]) -> str:
     """Return the figures for people."""
-    latency = values["latency_ms"]
-    rows = [
-        ("frames", f"{values['lines']:,} of {values['frames']:,}, {values['size']} x {values['size']} pixels"),
-        *((f"resident memory, {when}", f"{size / 2**20:.1f} MiB") for when, size in values["resident_bytes"].items()),
-        ("growth", f"{100 * values['growth']:+.2f} %"),
-        *((f"latency, {name}", f"{ms:.2f} ms") for name, ms in latency.items()),
-        ("rate", f"{values['frames_per_second']:.0f} frames/s"),
-        ("the command says", values["summary"]),
-    ]
-    return table(rows, left=2)
+    memory = {f"memory, {when}": f"{size / 2**20:.1f} MiB" for when, size in values["resident_bytes"].items()}
+    latency = {f"latency, {name}": f"{ms:.2f} ms" for name, ms in values["latency_ms"].items()}
+    frames = f"{values['lines']:,} of {values['frames']:,}, {values['size']} x {values['size']} pixels"
+    rows = {"frames": frames, **memory, "growth": f"{100 * values['growth']:+.2f} %", **latency}
+    rows |= {"rate": f"{values['frames_per_second']:.0f} frames/s", "the command's summary": values["summary"]}
+    return table(list(rows.items()), left=2)
 
 
 if __name__ == "__main__":

@@ -303,17 +303,6 @@ def without_infinity(value: Any) -> Any:
 # --- the results of all runs
 
 
-@dataclass(frozen=True)
-class Row:
-    """The runs that differ in the seed alone. mean, std: of the test figure, None where a run diverged or is alone."""
-
-    first: Result
-    name: str
-    tests: tuple[float | None, ...]
-    mean: float | None
-    std: float | None
-
-
 def read_results(folder: Path, task: str) -> list[Result]:
     """Return the results of a task, in the order of methods, batches, LRs and seeds."""
     results = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{task}_*_seed*.json"))]
@@ -326,18 +315,22 @@ def place(result: Result) -> tuple[Any, ...]:
     return (order, result["bounds"] or [], result["epochs"], result["precision"], result["batch"], result["lr"] or 0.0)
 
 
-def rows_of(results: Sequence[Result]) -> list[Row]:
-    """Put the seeds together; `results` in the order of `read_results`."""
+def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Put the seeds together; `results` in the order of `read_results`.
+
+    mean, std: of the test figure, None where a run diverged or is alone.
+    """
     rows = []
     for _, group in itertools.groupby(results, place):
         runs = list(group)
-        first, tests = runs[0], tuple(None if run["diverged"] else run["test"] for run in runs)
-        known = [test for test in tests if test is not None]
-        whole = len(known) == len(tests)
+        first, tests = runs[0], [run["test"] for run in runs]
         bounds = first["bounds"] or (BOUNDED.lower, BOUNDED.upper)
         name = METHODS[first["method"]] + (" [{:g}, {:g}]".format(*bounds) if first["method"] == "date" else "")
-        mean = statistics.fmean(known) if whole else None
-        rows.append(Row(first, name, tests, mean, statistics.stdev(known) if whole and len(known) > 1 else None))
+        whole = not any(run["diverged"] for run in runs)
+        mean, std = (
+            (statistics.fmean(tests), statistics.stdev(tests) if len(runs) > 1 else None) if whole else (None,) * 2
+        )
+        rows.append({**first, "name": name, "seeds": len(runs), "mean": mean, "std": std})
     return rows
 
 
@@ -352,17 +345,14 @@ def table_text(task: Task, results: Sequence[Result]) -> str:
     """Return the table: a row for each method, batch and LR, next to what the paper has for it."""
     cells = []
     for row in rows_of(results):
-        first = row.first
-        published = task.published.get((first["method"], first["batch"])) if first["bounds"] is None else None
+        published = task.published.get((row["method"], row["batch"])) if row["bounds"] is None else None
         cells.append(
             {
-                "method": row.name,
-                "batch": f"{first['batch']:,}",
-                "peak LR": f"{first['peak_lr']:.4g}",
-                "epochs": str(first["epochs"]),
-                "precision": first["precision"],
-                "seeds": str(len(row.tests)),
-                f"test {task.metric}": show_figure(row.mean, row.std),
+                "method": row["name"],
+                "batch": f"{row['batch']:,}",
+                "peak LR": f"{row['peak_lr']:.4g}",
+                **{key: str(row[key]) for key in ("epochs", "precision", "seeds")},
+                f"test {task.metric}": show_figure(row["mean"], row["std"]),
                 "published": NONE if published is None else f"{published:g}",
             }
         )
@@ -377,30 +367,35 @@ def write_figure(path: Path, task: Task, results: Sequence[Result]) -> None:
     if not results:
         return
     longest = max(result["epochs"] for result in results)
-    rows = [row for row in rows_of(results) if row.first["epochs"] == longest]
-    finished = [row for row in rows if row.mean is not None]
-    lost = [f"{row.name} at {row.first['batch']:,}, LR {row.first['peak_lr']:.3g}" for row in rows if row.mean is None]
+    rows = [row for row in rows_of(results) if row["epochs"] == longest]
+    lost = [f"{row['name']} at {row['batch']:,}, LR {row['peak_lr']:.3g}" for row in rows if row["mean"] is None]
+    rows = [row for row in rows if row["mean"] is not None]
     machines = "; ".join(dict.fromkeys(machine_text(result["environment"]) for result in results))
     caption = (
         f"{longest} epochs each. Bars: one standard deviation over seeds. Adam, tuned baseline: the best LR. "
         f"{'Diverged: ' + '; '.join(lost) + '. ' if lost else ''}"
         f"{'Grey crosses: You et al. 2019. ' if task.published else ''}Machine: {machines}."
     )
-    grid = [row for row in finished if row.first["method"] == "grid"]
+    grid = [row for row in rows if row["method"] == "grid"]
+    styles = {name: series(i) for i, name in enumerate(dict.fromkeys(row["name"] for row in rows))}
     with drawn(path, wrapped(caption), (12.0 if grid else 10.0, 4.8)) as figure:
-        panels = figure.subplots(1, 2 if grid else 1, squeeze=False)[0]
         figure.suptitle(task.title, fontsize=12)
-        styles = {name: series(i) for i, name in enumerate(dict.fromkeys(row.name for row in finished))}
-        draw_batches(panels[0], task, finished, styles)
-        if grid:
-            draw_lrs(panels[1], task, finished, styles)
-        for axes in panels:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axes.yaxis.set_minor_locator(NullLocator())
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}" if y < 1000 else f"{y:,.0f}"))
-            axes.set_ylabel("test perplexity" if task.metric == "perplexity" else "test error (%)")
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=9)
+        left, *right = figure.subplots(1, 2 if grid else 1, squeeze=False)[0]
+        for name, points in curves_of(task, rows).items():
+            draw_curve(left, task, points, "batch", label=name, **styles[name])
+        for i, ((method, batch), value) in enumerate(task.published.items()):
+            left.plot(batch, height(task, value), "x", color=GREY, label=None if i else "published")
+            left.annotate(METHODS[method], (batch, height(task, value)), fontsize=8, color=GREY)
+        log_axes(left, task, sorted({row["batch"] for row in rows}), "batch (samples a step)")
+        for axes in right:
+            batch = max(row["batch"] for row in grid)
+            points = [row for row in grid if row["batch"] == batch]
+            draw_curve(axes, task, points, "lr", **styles[METHODS["grid"]])
+            for row in rows:
+                if row["batch"] == batch and row["method"] in ("date", "legw"):
+                    axes.axhline(height(task, row["mean"]), linestyle="--", color=styles[row["name"]]["color"])
+            log_axes(axes, task, [row["lr"] for row in points], f"baseline's LR at a batch of {batch:,}")
+        figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize=9)
 
 
 def height(task: Task, value: float) -> float:
@@ -408,50 +403,28 @@ def height(task: Task, value: float) -> float:
     return value if task.metric == "perplexity" else max(100 - value, 0.01)
 
 
-def curves_of(task: Task, rows: Sequence[Row]) -> dict[str, list[Row]]:
+def curves_of(task: Task, rows: Sequence[Result]) -> dict[str, list[Result]]:
     """Return the points of each curve: of several LRs at a batch the best."""
-    curves: dict[str, dict[int, Row]] = {}
-    for row in sorted((row for row in rows if row.mean is not None), key=lambda row: height(task, row.mean or 0.0)):
-        curves.setdefault(row.name, {}).setdefault(row.first["batch"], row)
-    names = dict.fromkeys(row.name for row in rows if row.name in curves)
-    return {name: [curves[name][batch] for batch in sorted(curves[name])] for name in names}
+    best: dict[str, dict[int, Result]] = {row["name"]: {} for row in rows}
+    for row in sorted(rows, key=lambda row: height(task, row["mean"])):
+        best[row["name"]].setdefault(row["batch"], row)
+    return {name: [points[batch] for batch in sorted(points)] for name, points in best.items()}
 
 
-def draw_batches(axes: Axes, task: Task, rows: Sequence[Row], styles: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draw a curve for each method against the batch, and the published figures."""
-    for name, points in curves_of(task, rows).items():
-        means, stds = [height(task, row.mean or 0.0) for row in points], [row.std or 0.0 for row in points]
-        axes.errorbar([row.first["batch"] for row in points], means, stds, capsize=3, **styles[name], label=name)
-    for i, ((method, batch), value) in enumerate(task.published.items()):
-        y, right = height(task, value), batch == task.batches[0]
-        axes.plot(batch, y, "x", color=GREY, markersize=8, zorder=4, label=None if i else "published")
-        axes.annotate(
-            METHODS[method], (batch, y), (9 if right else -9, 5), textcoords="offset points", fontsize=8, color=GREY,
-            ha="left" if right else "right",
-        )  # fmt: skip
-    log_x(axes, sorted({row.first["batch"] for row in rows}), "batch (samples a step)")
+def draw_curve(axes: Axes, task: Task, rows: Sequence[Result], x: str, **style: Any) -> None:
+    """Draw the means of rows against one of their keys, with the deviations."""
+    means = [height(task, row["mean"]) for row in rows]
+    axes.errorbar([row[x] for row in rows], means, [row["std"] or 0.0 for row in rows], capsize=3, **style)
 
 
-def draw_lrs(axes: Axes, task: Task, rows: Sequence[Row], styles: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draw the tuned baseline against its LR at the largest batch, with DATE's runs at that batch as dashed lines."""
-    grid = [row for row in rows if row.first["method"] == "grid"]
-    batch = max(row.first["batch"] for row in grid)
-    points = sorted((row for row in grid if row.first["batch"] == batch), key=lambda row: row.first["lr"])
-    lrs, means = [row.first["lr"] for row in points], [height(task, row.mean or 0.0) for row in points]
-    axes.errorbar(lrs, means, [row.std or 0.0 for row in points], capsize=3, **styles[METHODS["grid"]])
-    for row in rows:
-        if row.first["batch"] == batch and row.first["method"] in ("date", "legw"):
-            axes.axhline(height(task, row.mean or 0.0), linestyle="--", color=styles[row.name]["color"])
-    log_x(axes, lrs, f"baseline's LR at a batch of {batch:,}")
-
-
-def log_x(axes: Axes, ticks: Sequence[float], label: str) -> None:
-    axes.set_xscale("log")
-    axes.set_xlim(min(ticks) / 1.5, max(ticks) * 1.5)
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}" if x < 1000 else f"{x:,.0f}"))
-    axes.set_xlabel(label)
+def log_axes(axes: Axes, task: Task, ticks: Sequence[float], label: str) -> None:
+    """Make both axes logarithmic, x with these ticks alone."""
+    axes.set(xscale="log", yscale="log", xlim=(min(ticks) / 1.5, max(ticks) * 1.5), xlabel=label)
+    axes.set_ylabel("test perplexity" if task.metric == "perplexity" else "test error (%)")
+    for axis, places in ((axes.xaxis, FixedLocator(ticks)), (axes.yaxis, LogLocator(subs=(1.0, 2.0, 5.0)))):
+        axis.set_major_locator(places)
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if value < 1000 else f"{value:,.0f}"))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Fit the constants of configs/machines/summit.yaml to the paper's Table 3, and say how well they are determined.
 
-    python papers/fit_summit.py                  prints constants and predictions
-    python papers/fit_summit.py --alternatives   also prints what every other choice of rows would have given
-    python papers/fit_summit.py --write          also writes configs/machines/summit.yaml
+    python papers/fit_summit.py             prints constants and predictions
+    python papers/fit_summit.py --write     also writes configs/machines/summit.yaml
 
 Three numbers are fitted to three times: seconds a clip, fixed seconds a pass, and a rank's deviation. The network is
 not fitted: at these sizes its exposed part is milliseconds, which the rows cannot tell from stragglers.
@@ -12,7 +11,6 @@ Source: Lin, Gan, Han, "Training Kinetics in 15 Minutes" (2019), Tables 1 and 3,
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,10 +42,6 @@ HEADER = """\
 """
 
 
-class FitError(RunFailed):
-    """The rows do not determine the constants."""
-
-
 @dataclass(frozen=True)
 class Fit:
     """The fitted constants and the rows (numbers of nodes) that they come from."""
@@ -61,15 +55,12 @@ class Fit:
 def main() -> int:
     """Print, and write if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--alternatives", action="store_true", help="fit to every other choice of three rows, too")
     parser.add_argument("--write", action="store_true", help="write configs/machines/summit.yaml")
     args = parser.parse_args()
     specs, base = paper_specs(), load_machine(CONFIGS / "machines" / "summit_published.yaml")
     fit = fit_table_3(base, specs["tsm"])
     machine = fitted(base, specs, fit)
     print_fit(machine, specs, fit)
-    if args.alternatives:
-        print_alternatives(base, specs["tsm"])
     if args.write:
         write_text(CONFIGS / "machines" / "summit.yaml", machine_text(machine, specs, fit))
         print("\nwritten: configs/machines/summit.yaml")
@@ -85,11 +76,11 @@ def paper_specs() -> dict[str, Spec]:
 def fit_table_3(machine: Machine, spec: Spec, nodes: tuple[int, ...] = ROWS) -> Fit:
     """Fit the constants with the least squared relative errors on the rows of `nodes` nodes, by Gauss-Newton.
 
-    Raises FitError where the rows leave the constants open: all with one batch a GPU, or fewer than three.
+    Raises RunFailed where the rows leave the constants open: all with one batch a GPU, or fewer than three.
     """
     rows = [row for row in published.timed_rows() if row.nodes in nodes]
     if len(rows) < 3 or len({row.clips_per_gpu for row in rows}) < 2:
-        raise FitError("three rows with two numbers of clips a GPU are wanted, to tell clips and passes apart")
+        raise RunFailed("three rows with two numbers of clips a GPU are needed, to tell clips and passes apart")
 
     clips = np.array([row.clips_per_gpu for row in rows])
     deviations = np.array([expected_maximum(row.gpus) for row in rows])  # by which the slowest rank is behind
@@ -114,7 +105,7 @@ def fit_table_3(machine: Machine, spec: Spec, nodes: tuple[int, ...] = ROWS) -> 
 def gauss_newton(errors: Callable[[Vector], Vector], start: Vector, rounds: int = 100) -> Vector:
     """Return the positive numbers near `start` with the least sum of squared `errors`.
 
-    Raises FitError where the errors leave a number open, and where a number wants to be zero or below.
+    Raises RunFailed where the errors leave a number open, and where a number wants to be zero or below.
     """
     point, width = start, 1e-6
     for _ in range(rounds):
@@ -122,13 +113,13 @@ def gauss_newton(errors: Callable[[Vector], Vector], start: Vector, rounds: int 
         slopes = np.stack([(errors(point + width * unit) - here) / width for unit in np.eye(len(point))], axis=1)
         move, _, rank, _ = np.linalg.lstsq(slopes, -here, rcond=1e-7)
         if rank < len(point):
-            raise FitError("the rows do not determine the constants: they leave one of them open")
+            raise RunFailed("the rows do not determine the constants: they leave one of them open")
         while not (point + move > 0).all():
             move = move / 2
         point = point + move
         if (abs(move) < 1e-9 * point).all():
             return point
-    raise FitError(f"no positive constants found after {rounds} rounds, last {point.tolist()}")
+    raise RunFailed(f"no positive constants found after {rounds} rounds, last {point.tolist()}")
 
 
 def published_step_seconds(row: published.Row) -> float:
@@ -177,6 +168,10 @@ def fitted(base: Machine, specs: dict[str, Spec], fit: Fit) -> Machine:
 
     Its file system gives I3D 3x1x1 the frames of a node's step in so many times TSM's step as section 4.2 says.
     """
+
+    def four_digits(value: float) -> float:  # which the published times resolve
+        return float(f"{value:.4g}")
+
     rounded = Fit(fit.rows, *map(four_digits, (fit.seconds_per_clip, fit.step_overhead_s, fit.straggler_cv)))
     machine = with_constants(base, rounded)
     arch, nodes = "i3d_3x1x1", RATIO_ROW.nodes
@@ -189,11 +184,6 @@ def fitted(base: Machine, specs: dict[str, Spec], fit: Fit) -> Machine:
     rates = [r.model_copy(update={"clips_per_second": s}) for r, s in zip(machine.compute.rates, speeds, strict=True)]
     compute = machine.compute.model_copy(update={"rates": tuple(rates)})
     return machine.model_copy(update={"shared": shared, "compute": compute})
-
-
-def four_digits(value: float) -> float:
-    """Round to the digits that the published times resolve."""
-    return float(f"{value:.4g}")
 
 
 def machine_text(machine: Machine, specs: dict[str, Spec], fit: Fit) -> str:
@@ -224,25 +214,6 @@ def print_fit(machine: Machine, specs: dict[str, Spec], fit: Fit) -> None:
     print(f"  fitted to the second: {machine.shared.frames_per_second_per_node:,.0f} frames a second and node")
     alone = speed_ratios(machine.model_copy(update={"shared": None}), specs)
     print("  without a file system to wait for: " + ", ".join(f"{arch} {ratio:.2f}" for arch, ratio in alone.items()))
-
-
-def print_alternatives(base: Machine, spec: Spec) -> None:
-    """Print what every other choice of three rows gives, which shows how well the rows determine the constants."""
-    print("\nother rows, the constants from them, and their largest error over all rows:")
-    for nodes in itertools.combinations([row.nodes for row in published.timed_rows()], 3):
-        if 1 not in nodes:
-            continue  # without the row of 16 clips a GPU, clips and passes cannot be told apart
-        name = ", ".join(map(str, nodes))
-        try:
-            fit = fit_table_3(base, spec, nodes)
-        except FitError:
-            print(f"  {name:>12}: no positive constants")
-            continue
-        worst = max(map(abs, errors_of(with_constants(base, fit), spec).values()))
-        times = f"{fit.seconds_per_clip * 1e3:.1f} ms, {fit.step_overhead_s * 1e3:4.0f} ms"
-        print(f"  {name:>12}: {times}, {100 * fit.straggler_cv:4.1f} %; {100 * worst:.1f} %")
-    spread = expected_maximum(2304) - expected_maximum(48)
-    print(f"(the slowest of 2,304 ranks lies {spread:.2f} deviations behind the slowest of 48)")
 
 
 if __name__ == "__main__":

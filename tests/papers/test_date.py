@@ -331,10 +331,10 @@ def test_seeds_are_put_together_and_the_best_lr_is_drawn(tmp_path: Path) -> None
             (tmp_path / f"lstm_{method}_{batch}_{lr}_seed{seed}.json").write_text(json.dumps(value))
     task, found = tasks.TASKS["lstm"], date.read_results(tmp_path, "lstm")
     rows = date.rows_of(found)
-    assert [(row.first["method"], row.first["batch"]) for row in rows][:2] == [("baseline", 128), ("date", 8192)]
-    assert (rows[0].mean, rows[0].std) == (pytest.approx(98.7), pytest.approx(0.2))
+    assert [(row["method"], row["batch"]) for row in rows][:2] == [("baseline", 128), ("date", 8192)]
+    assert (rows[0]["mean"], rows[0]["std"]) == (pytest.approx(98.7), pytest.approx(0.2))
     curves = date.curves_of(task, rows)
-    assert {name: [row.mean for row in curve] for name, curve in curves.items()} == {
+    assert {name: [row["mean"] for row in curve] for name, curve in curves.items()} == {
         "baseline": [pytest.approx(98.7)], "DATE [0.1, 10]": [98.0], "Adam": [97.5], "tuned baseline": [90.0],
     }  # fmt: skip
     text = date.table_text(task, found)
