@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -30,25 +29,9 @@ from summit_train.report.tables import machine_text
 
 ROOT = Path(__file__).resolve().parents[1]
 KINETICS = ROOT / "configs" / "kinetics"
-NETWORKS = {
-    "tsm": "tsm_r50_8f",
-    "tsn": "tsn_r50_8f",
-    "i3d_3x3x3": "i3d_3x3x3_r50_16f",
-    "i3d_3x1x1": "i3d_3x1x1_r50_32f",
-}
-SMALL = ("model.width=0.125", "data.crop=32", "data.short_side=[32,40]")  # a rehearsal's network
+LIMITS_S = {"training, compiled, bf16": 110.0}  # after which a command is stopped; 60 elsewhere
 HOURS = 4.0  # of a job: each compiles anew
 Values = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command whose JSON object is kept. limit_s: it is stopped after that."""
-
-    name: str
-    words: tuple[str, ...]
-    limit_s: float = 45.0
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     ends, results = time.monotonic() + args.seconds, dict[str, Values]()
     with tempfile.TemporaryDirectory() as work:
-        for command in commands(out, Path(work), small=args.small):
-            if args.only is None or command.name in args.only:
-                print(f"{command.name} ({ends - time.monotonic():.0f} s left)", file=sys.stderr, flush=True)
-                limit = min(command.limit_s * (4 if args.small else 1), ends - time.monotonic())
-                results[command.name] = result_of(command, limit, small=args.small)
+        for name, line in commands(out, Path(work), small=args.small).items():
+            if args.only is None or name in args.only:
+                left = ends - time.monotonic()
+                print(f"{name} ({left:.0f} s left): {line}", file=sys.stderr, flush=True)
+                results[name] = result_of(line, left if args.small else min(LIMITS_S.get(name, 60), left))
     tests = read_tests(out / "tests.xml")
     values = {"bench": "gpu", "rehearsal": args.small, "tests": tests, "commands": results}
     (out / "gpu.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
@@ -78,90 +61,74 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(tests is None or bool(tests["failed"] or tests["skipped"]))
 
 
-def commands(out: Path, work: Path, *, small: bool) -> Iterator[Command]:
-    """Yield the commands, those that decide a default first. Specs and videos of their own are in `work`."""
-    files = {arch: str(KINETICS / f"{name}.yaml") for arch, name in NETWORKS.items()}
-    for name, keys in {"compiled": "execution: {compile: true}", "images": "data: {num_frames: 1}"}.items():
-        files[name] = str(work / f"{name}.yaml")
-        base = files["tsn" if name == "images" else "tsm"]
-        Path(files[name]).write_text(f"name: {name}\nextends: {base}\n{keys}\n", encoding="utf-8")
-    tiny = SMALL if small else ()
-    turns = ("--repeats", "1", "--steps", "1", "--warm-up", "1") if small else ("--repeats", "5", "--steps", "5")
+def commands(out: Path, work: Path, *, small: bool) -> dict[str, str]:
+    """Return command lines of `summit-train` and of scripts by name, those that decide a default first.
 
-    def step(name: str, spec: str, *words: str, clips: int = 16, other: str = "", **options: Any) -> Command:
-        keys = (*tiny, "scale.gpus=1", f"scale.clips_per_gpu={2 if small else clips}", *words)
-        compare = ("--compare", files[other]) if other else ()
-        return Command(name, (*product("step"), files.get(spec, spec), *keys, *compare, *turns, "--json"), **options)
-
-    def synthetic(name: str, spec: str, *words: str, **options: Any) -> Command:
-        return step(name, spec, *words, "--synthetic", *(("--peak", "0") if small else ()), **options)
-
-    yield synthetic("training, bf16", "tsm", "precision=bf16", other="tsn")
-    if not small:  # generating code takes a CPU minutes
-        fresh = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}  # the time to compile is that of a first run
-        yield synthetic("training, compiled, bf16", "compiled", "precision=bf16", limit_s=110, environment=fresh)
-    yield synthetic("training, images, bf16", "images", "precision=bf16", clips=8 * 16)
-    yield synthetic("training, fp32", "tsm", "precision=fp32", other="tsn")
-    sizes = ("--batch", "2", "--size", "32", "--width", "0.125", "--repeats", "1") if small else ("--batch", "16")
-    yield Command("the shift, bf16", ("bench/shift.py", *sizes, "--precision", "bf16", "--json"))
-    profile = (*tiny, "precision=bf16", f"scale.clips_per_gpu={2 if small else 16}")
-    draw_to = ("--out", str(out / "kernels.png"), "--json")
-    yield Command("kernels, bf16", ("bench/operators.py", files["tsm"], *profile, *draw_to))
-    passes = ("--warm-up", "1", "--repeats", "1", "--batch", "2") if small else ("--seconds", "1")
-    specs = tuple(files[arch] for arch in NETWORKS)
-    yield Command("inference, bf16", (*product("latency"), *specs, *tiny, "precision=bf16", *passes, "--json"), 60)
-    yield from feeding(work, files["tsm"], step, tiny, small)
-    if not small:  # a CPU takes minutes for fp16, and has no TF32
-        yield synthetic("training, fp16", "tsm", "precision=fp16", other="tsn")
-        yield synthetic(
-            "training, fp32 without TF32", "tsm", "precision=fp32", environment={"NVIDIA_TF32_OVERRIDE": "0"}
-        )
-        yield synthetic("training I3D, bf16", "i3d_3x3x3", "precision=bf16", other="i3d_3x1x1")
-    figures = {
-        "table 1": ("table1", *tiny, *turns),
-        "figure 3a": ("fig3", "a", *tiny, "precision=bf16", *turns),
-        "figure 3b": ("fig3", "b", *tiny, "precision=bf16", "--frames-per-second", "2000", *turns),  # 7 cores' H.264
-        "TSM table 6": ("latency", *tiny, "--table", "6", *passes),
-        "TSM table 5": ("latency", *tiny, "--table", "5", *passes),
+    Videos and specs of their own are written into `work`.
+    """
+    names = ("tsm_r50_8f", "tsn_r50_8f", "i3d_3x3x3_r50_16f", "i3d_3x1x1_r50_32f")
+    tsm, tsn, i3d, i3d_factorised = (shlex.quote(str(KINETICS / f"{name}.yaml")) for name in names)
+    own = {"compiled": (names[0], "execution: {compile: true}"), "images": (names[1], "data: {num_frames: 1}")}
+    for name, (base, keys) in own.items():
+        (work / f"{name}.yaml").write_text(f"name: {name}\nextends: {KINETICS}/{base}.yaml\n{keys}\n", encoding="utf-8")
+    to, made = shlex.quote(str(out)), shlex.quote(str(work))
+    net = "model.width=0.125 data.crop=32 data.short_side=[32,40]" if small else ""
+    clips = 2 if small else 16
+    turns = "--repeats 1 --steps 1 --warm-up 1" if small else "--repeats 5 --steps 5"
+    passes = "--repeats 1 --warm-up 1 --batch 2" if small else "--seconds 1"
+    fed = f"{net} scale.gpus=1 scale.clips_per_gpu={clips}"
+    step = f"{fed} {turns} --synthetic --json" + (" --peak 0" if small else "")
+    data = f"precision=bf16 model.num_classes=4 data.root=null data.val={made}/videos/val.csv {fed}"
+    workers = 1 if small else max(1, len(os.sched_getaffinity(0)) - 1)
+    found = {
+        "training, bf16": f"bench step {tsm} precision=bf16 {step} --compare {tsn}",
+        "training, compiled, bf16": f"bench step {made}/compiled.yaml precision=bf16 {step}",
+        "training, images, bf16": f"bench step {made}/images.yaml precision=bf16 {step}".replace(
+            f"clips_per_gpu={clips}", f"clips_per_gpu={8 * clips}"
+        ),
+        "training, fp32": f"bench step {tsm} precision=fp32 {step} --compare {tsn}",
+        "the shift, bf16": f"bench/shift.py --precision bf16 --batch {clips} --json"
+        + (" --size 32 --width 0.125 --repeats 1" if small else ""),
+        "kernels, bf16": f"bench/operators.py {tsm} precision=bf16 {fed} --out {to}/kernels.png --json",
+        "inference, bf16": f"bench latency {tsm} {tsn} {i3d} {i3d_factorised} {net} precision=bf16 {passes} --json",
+        "videos": f"data motion {made}/videos --val 4 --frames 64 "
+        + ("--train 8 --size 48" if small else "--train 64 --size 256"),
+        "packed videos": f"data pack {made}/videos/train.csv {made}/jpeg --root {made}/videos --kind jpeg",
+        "cores for the loader": f"bench loader {tsm} {data} data.train={made}/videos/train.csv --measure --json "
+        + ("--clips 2 --repeats 1 --workers 1" if small else "--repeats 2"),
+        "training from H.264, bf16": f"bench step {tsm} {data} data.train={made}/videos/train.csv "
+        f"data.workers={workers} {turns} --peak 0 --json",
+        "training from JPEG, bf16": f"bench step {tsm} {data} data.train={made}/jpeg "
+        f"data.workers={workers} {turns} --peak 0 --json",
+        "training, fp16": f"bench step {tsm} precision=fp16 {step} --compare {tsn}",
+        "training, fp32 without TF32": f"NVIDIA_TF32_OVERRIDE=0 bench step {tsm} precision=fp32 {step}",
+        "training I3D, bf16": f"bench step {i3d} precision=bf16 {step} --compare {i3d_factorised}",
+        "table 1": f"bench table1 {net} {turns} --out {to}/table_1.png --json",
+        "figure 3a": f"bench fig3 a {net} precision=bf16 {turns} --out {to}/figure_3a.png --json",
+        "figure 3b": f"bench fig3 b {net} {turns} --frames-per-second 2000 --out {to}/figure_3b.png --json",
+        "TSM table 6": f"bench latency {net} --table 6 {passes} --out {to}/tsm_table_6.png --json",
+        "TSM table 5": f"bench latency {net} --table 5 {passes} --out {to}/tsm_table_5.png --json",
     }
-    for name, words in figures.items():
-        yield Command(
-            name, (*product(), "bench", *words, "--out", str(out / f"{name}.png".replace(" ", "_")), "--json")
-        )
+    slow_on_cpus = ("training, compiled, bf16", "training, fp16", "training, fp32 without TF32", "training I3D, bf16")
+    return {name: line for name, line in found.items() if not small or name not in slow_on_cpus}
 
 
-def feeding(work: Path, spec: str, step: Any, tiny: Sequence[str], small: bool) -> Iterator[Command]:
-    """Yield the commands that make H.264 videos, pack them, and train from them: does the loader feed the step?"""
-    videos, train = work / "videos", str(work / "videos" / "train.csv")
-    counts = ("--train", "8", "--size", "48") if small else ("--train", "64", "--size", "256")
-    yield Command("videos", (*product(), "data", "motion", str(videos), *counts, "--val", "4", "--frames", "64"))
-    pack = (*product(), "data", "pack", train, str(work / "jpeg"), "--root", str(videos), "--kind", "jpeg")
-    yield Command("packed videos", pack)
-    data = ("model.num_classes=4", "precision=bf16", f"data.val={videos}/val.csv", "data.root=null")
-    turns = ("--clips", "2", "--repeats", "1", "--workers", "1") if small else ("--repeats", "2")
-    keys = (*tiny, *data, f"data.train={train}", "scale.gpus=1", f"scale.clips_per_gpu={2 if small else 16}")
-    yield Command("cores for the loader", (*product("loader"), spec, *keys, "--measure", *turns, "--json"), 60)
-    workers = f"data.workers={1 if small else max(1, len(os.sched_getaffinity(0)) - 1)}"
-    for kind, source in (("H.264", train), ("JPEG", str(work / "jpeg"))):
-        yield step(f"training from {kind}, bf16", spec, *data, f"data.train={source}", workers, "--peak", "0")
-
-
-def product(bench: str = "") -> tuple[str, ...]:
-    """Return the words of `summit-train`, or of `summit-train bench BENCH`."""
-    return ("-m", "summit_train", *(("bench", bench) if bench else ()))
-
-
-def result_of(command: Command, limit_s: float, *, small: bool) -> Values:
-    """Run a command; return its words, seconds, and what it printed or why it failed."""
-    result: Values = {"command": shlex.join(command.words), "seconds": 0.0, "values": None, "error": None}
+def result_of(line: str, limit_s: float) -> Values:
+    """Run a command line; return it, its seconds, and what it printed or why it failed."""
+    result: Values = {"command": line, "seconds": 0.0, "values": None, "error": None}
     if limit_s < 5:
         return result | {"error": "no time was left"}
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
-    environment |= command.environment | ({"CUDA_VISIBLE_DEVICES": ""} if small else {})
+    words = shlex.split(line)
+    settings = dict(word.split("=", 1) for word in words[:1] if "=" in word)
+    words = words[len(settings) :]
+    program = [] if words[0].endswith(".py") else ["-m", "summit_train"]
+    # The time to compile is that of a first run.
+    environment = os.environ | {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"} | settings
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     began = time.monotonic()
     try:
         done = subprocess.run(
-            [sys.executable, *command.words],
+            [sys.executable, *program, *words],
             cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -169,7 +136,7 @@ def result_of(command: Command, limit_s: float, *, small: bool) -> Values:
     result["seconds"] = time.monotonic() - began
     if done.returncode != 0:
         return result | {"error": f"exit status {done.returncode}: {' / '.join(done.stderr.strip().splitlines()[-3:])}"}
-    printed = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    printed = [text for text in done.stdout.splitlines() if text.startswith("{")]
     return result | {"values": json.loads(printed[-1]) if printed else {}}
 
 
@@ -177,10 +144,8 @@ def read_tests(path: Path) -> Values | None:
     """Return how pytest's tests ended, from its JUnit file; None where there is none."""
     if not path.is_file():
         return None
-    cases, ended = (
-        list(ElementTree.parse(path).getroot().iter("testcase")),
-        {"failed": list[str](), "skipped": list[str]()},
-    )
+    cases = list(ElementTree.parse(path).getroot().iter("testcase"))
+    ended: dict[str, list[str]] = {"failed": [], "skipped": []}
     for case in cases:
         for kind in ("failure", "error", "skipped"):
             if (found := case.find(kind)) is not None:

@@ -35,7 +35,10 @@ fi
 
 mkdir -p "$out"
 choice=(-m gpu)
-[[ -z $rehearse ]] || choice=(-k rehearsal)
+if [[ -n $rehearse ]]; then
+    choice=(-k rehearsal)
+    export CUDA_VISIBLE_DEVICES=
+fi
 mapfile -t files < <(printf '%s\n' tests/gpu/test_*.py && grep -rl 'mark\.gpu' tests --include='test_*.py')
 # SIGINT lets pytest write down what it has found so far. --strict-config would ask for pytest-timeout.
 timeout --signal=INT --kill-after=15 270 "$python" -m pytest "${choice[@]}" -q -rs -p no:cacheprovider \
