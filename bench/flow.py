@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from summit_train.core.progress import followed
-from summit_train.core.text import table
+from summit_train.core.text import text_table
 from summit_train.data.video.flow import BOUND, PRESETS, Method, decode, encode, flow_method
 
 UNKNOWN = 1e9  # in a .flo file: larger values
@@ -56,13 +55,12 @@ def main() -> int:
     args = parser.parse_args()
     pairs = list(read_pairs(args.data))
     if not pairs:
-        sys.exit(f"{args.data}: wanted middlebury/NAME/flow10.flo or kitti/flow_gt.png in it")
-    measured = (
+        sys.exit(f"{args.data}: must have middlebury/NAME/flow10.flo or kitti/flow_gt.png")
+    rows = [
         {"pair": pair.name, "method": label} | measure(flow_method(*method), pair, args.bound, args.repeats)
         for pair in pairs
         for label, method in METHODS.items()
-    )
-    rows = list(followed(measured, len(pairs) * len(METHODS), "measurements", in_logs=True))
+    ]
     about = [describe(pair, args.bound) for pair in pairs]
     values = {"bound": args.bound, "quality": QUALITY, "opencv": cv2.__version__, "pairs": about, "rows": rows}
     print(json.dumps(values) if args.json else as_text(values))
@@ -73,12 +71,12 @@ def read_pairs(folder: Path) -> Iterator[Pair]:
     """Yield the pairs of Middlebury and KITTI that are below a folder."""
     for path in sorted(folder.glob("middlebury/*/flow10.flo")):
         truth = read_flo(path)
-        before, after = (grey_picture(path.parent / f"frame{number}.png") for number in (10, 11))
+        before, after = (cv2.imread(str(path.parent / f"frame{n}.png"), cv2.IMREAD_GRAYSCALE) for n in (10, 11))
         yield Pair(path.parent.name, before, after, truth, (np.abs(truth) < UNKNOWN).all(-1))
     for path in sorted(folder.glob("kitti/flow_gt.png")):
         # 16 bits: R and G are 64 f + 32768, B whether it is known; OpenCV gives them as B, G, R.
         coded = cv2.imread(str(path), cv2.IMREAD_UNCHANGED).astype(np.float32)
-        before, after = (grey_picture(path.parent / f"frame{number}.png") for number in (1, 2))
+        before, after = (cv2.imread(str(path.parent / f"frame{n}.png"), cv2.IMREAD_GRAYSCALE) for n in (1, 2))
         yield Pair("KITTI", before, after, (coded[..., :0:-1] - 32768) / 64, coded[..., 0] > 0)
 
 
@@ -89,32 +87,24 @@ def read_flo(path: Path) -> NDArray[np.float32]:
     return np.frombuffer(content, "<f4", 2 * width * height, 12).reshape(height, width, 2)
 
 
-def grey_picture(path: Path) -> NDArray[np.uint8]:
-    """Read a picture as brightness (H, W)."""
-    return np.asarray(cv2.imread(str(path), cv2.IMREAD_GRAYSCALE), np.uint8)
-
-
 def describe(pair: Pair, bound: float) -> dict[str, Any]:
     """Say how large a pair is, and its true motions."""
     truth = pair.truth[pair.known]
     height, width = pair.before.shape
-    return {
-        "pair": pair.name,
-        "width": width,
-        "height": height,
-        "known": float(pair.known.mean()),
-        "mean_motion": float(np.linalg.norm(truth, axis=-1).mean()),
-        "largest_motion": float(np.linalg.norm(truth, axis=-1).max()),
-        "beyond_bound": float((np.abs(truth) > bound).any(-1).mean()),
-    }
+    lengths, beyond = np.linalg.norm(truth, axis=-1), (np.abs(truth) > bound).any(-1)
+    sizes = {"pair": pair.name, "width": width, "height": height, "known": float(pair.known.mean())}
+    motions = {"mean_motion": float(lengths.mean()), "largest_motion": float(lengths.max())}
+    return sizes | motions | {"beyond_bound": float(beyond.mean())}
 
 
 def measure(method: Method, pair: Pair, bound: float, repeats: int) -> dict[str, Any]:
     """Return the errors and the speed of a method on a pair."""
     flow, seconds = timed(method, pair.before, pair.after, repeats)
     code = encode(flow, bound)
-    pictures = [jpeg(code[..., component]) for component in range(2)]
-    stored = np.stack([np.asarray(Image.open(io.BytesIO(content))) for content in pictures], -1)
+    pictures = [io.BytesIO(), io.BytesIO()]  # as `data flow` compresses them
+    for component, picture in enumerate(pictures):
+        Image.fromarray(code[..., component]).save(picture, "JPEG", quality=QUALITY)
+    stored = np.stack([np.asarray(Image.open(picture)) for picture in pictures], -1)
     small = [cv2.resize(picture, USUAL_SIZE, interpolation=cv2.INTER_AREA) for picture in (pair.before, pair.after)]
     _, small_seconds = timed(method, small[0], small[1], repeats)
     return {
@@ -122,7 +112,7 @@ def measure(method: Method, pair: Pair, bound: float, repeats: int) -> dict[str,
         "error_coded": error(decode(code, bound), pair),
         "error_jpeg": error(decode(stored, bound), pair),
         "cut": float((np.abs(flow) > bound).any(-1).mean()),
-        "jpeg_bytes": sum(map(len, pictures)) / 2,
+        "jpeg_bytes": sum(len(picture.getvalue()) for picture in pictures) / 2,
         "pairs_per_second": 1 / seconds,
         "pairs_per_second_340x256": 1 / small_seconds,
     }
@@ -131,13 +121,6 @@ def measure(method: Method, pair: Pair, bound: float, repeats: int) -> dict[str,
 def error(flow: NDArray[np.float32], pair: Pair) -> float:
     """Return the mean end-point error in pixels, where the truth is known."""
     return float(np.linalg.norm(flow - pair.truth, axis=-1)[pair.known].mean())
-
-
-def jpeg(picture: NDArray[np.uint8]) -> bytes:
-    """Compress a grey picture as `data flow` does."""
-    stream = io.BytesIO()
-    Image.fromarray(picture).save(stream, "JPEG", quality=QUALITY)
-    return stream.getvalue()
 
 
 def timed(
@@ -154,31 +137,26 @@ def timed(
 
 def as_text(values: dict[str, Any]) -> str:
     """Format the tables."""
-    truth = [["pair", "size", "known", "mean motion", "largest", f"beyond {values['bound']:g}"]]
-    truth += [
-        [
-            about["pair"],
-            f"{about['width']} x {about['height']}",
-            f"{about['known']:.1%}",
-            f"{about['mean_motion']:.2f}",
-            f"{about['largest_motion']:.1f}",
-            f"{about['beyond_bound']:.1%}",
-        ]
+    truth = [
+        {
+            "pair": about["pair"],
+            "size": f"{about['width']} x {about['height']}",
+            "known": f"{about['known']:.1%}",
+            "mean motion": f"{about['mean_motion']:.2f}",
+            "largest": f"{about['largest_motion']:.1f}",
+            f"beyond {values['bound']:g}": f"{about['beyond_bound']:.1%}",
+        }
         for about in values["pairs"]
     ]
-    rows = [["pair", "method", "error", "8 bits", "JPEG", "cut", "bytes", "pairs/s", "at 340 x 256"]]
-    rows += [
-        [
-            row["pair"],
-            row["method"],
-            *(f"{row[name]:.2f}" for name in ("error", "error_coded", "error_jpeg")),
-            f"{row['cut']:.1%}",
-            f"{row['jpeg_bytes']:,.0f}",
-            *(f"{row[name]:,.1f}" for name in ("pairs_per_second", "pairs_per_second_340x256")),
-        ]
+    columns = {
+        "error": "error:.2f", "8 bits": "error_coded:.2f", "JPEG": "error_jpeg:.2f", "cut": "cut:.1%",
+        "bytes": "jpeg_bytes:,.0f", "pairs/s": "pairs_per_second:,.1f", "at 340 x 256": "pairs_per_second_340x256:,.1f",
+    }  # fmt: skip
+    rows = [
+        {"pair": row["pair"], "method": row["method"]} | {c: f"{{{form}}}".format(**row) for c, form in columns.items()}
         for row in values["rows"]
     ]
-    return f"{table(truth, indent='')}\n\n{table(rows, indent='', left=2)}"
+    return f"{text_table(truth)}\n\n{text_table(rows)}"
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ PAIRS = (
     ("tsm", "tsm plain"),
     ("2d", "2d plain"),
 )
-Timed = dict[str, float]
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class OfficialShift(nn.Module):
@@ -62,7 +62,6 @@ class OfficialShift(nn.Module):
         self.num_frames = num_frames
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shift as the authors' code does."""
         frames, channels, height, width = x.size()
         x = x.view(frames // self.num_frames, self.num_frames, channels, height, width)
         fold = channels // 8
@@ -75,22 +74,6 @@ class OfficialShift(nn.Module):
 
 def main() -> int:
     """Measure and print."""
-    args = _arguments()
-    world = World()
-    device = choose_device(world)
-    results = {}
-    for precision in args.precision:
-        networks = {name: network(name, args, device) for name in NETWORKS}
-        batch = random_batch(args, device)
-        difference = largest_difference(networks, batch)
-        print(f"{precision}: the logits of the TSMs differ by {difference:.1e} at most", file=sys.stderr)
-        results[precision] = {"logits_differ": difference, **measure(networks, batch, precision, args.repeats)}
-    values = {"environment": environment(world, device, [world.host]), "settings": vars(args), "results": results}
-    print(json.dumps(values) if args.json else as_text(values))
-    return 0
-
-
-def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=4, help="clips [4]")
     parser.add_argument("--frames", type=int, default=8, help="of a clip [8]")
@@ -100,7 +83,24 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
     parser.add_argument("--repeats", type=int, default=5, help="rounds [5]")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    return parser.parse_args()
+    args = parser.parse_args()
+    world = World()
+    device = choose_device(world)
+    generator = torch.Generator().manual_seed(0)  # channels last in memory, as from the loader
+    pixels = torch.randn(args.batch, args.frames, args.size, args.size, 3, generator=generator)
+    batch = pixels.to(device).permute(0, 1, 4, 2, 3), torch.arange(args.batch, device=device)
+    results = {}
+    for precision in args.precision:
+        networks = {name: network(name, args, device) for name in NETWORKS}
+        with torch.no_grad():
+            logits = {name: model(batch[0]) for name, model in networks.items() if not name.startswith("2d")}
+        scale = logits["tsm"].abs().max()
+        differ = max(float((other - logits["tsm"]).abs().max() / scale) for other in logits.values())
+        print(f"{precision}: the logits of the TSMs differ by {differ:.1e} at most", file=sys.stderr)
+        results[precision] = {"logits_differ": differ, **measure(networks, batch, precision, args.repeats)}
+    values = {"environment": environment(world, device, [world.host]), "settings": vars(args), "results": results}
+    print(json.dumps(values) if args.json else as_text(values))
+    return 0
 
 
 def network(name: str, args: argparse.Namespace, device: torch.device) -> VideoNetwork:
@@ -117,23 +117,8 @@ def network(name: str, args: argparse.Namespace, device: torch.device) -> VideoN
     return model
 
 
-def random_batch(args: argparse.Namespace, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw clips (N, T, 3, H, W), channels last in memory as from the loader, and labels."""
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randn(args.batch, args.frames, args.size, args.size, 3, generator=generator)
-    return pixels.to(device).permute(0, 1, 4, 2, 3), torch.arange(args.batch, device=device)
-
-
-def largest_difference(networks: dict[str, VideoNetwork], batch: tuple[torch.Tensor, torch.Tensor]) -> float:
-    """Return the largest difference between the TSMs' logits in fp32, relative to the largest logit."""
-    with torch.no_grad():
-        logits = {name: model(batch[0]) for name, model in networks.items() if not name.startswith("2d")}
-    scale = logits["tsm"].abs().max()
-    return max(float((other - logits["tsm"]).abs().max() / scale) for other in logits.values())
-
-
-def time_step(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], precision: str) -> Timed:
-    """Measure the seconds of the forward pass and of the whole step."""
+def time_step(model: nn.Module, batch: Batch, precision: str) -> dict[str, float]:
+    """Return the seconds of the forward pass and of the whole step."""
     clips, labels = batch
     start = Mark(clips.device)
     with torch.autocast(clips.device.type, torch.bfloat16, enabled=precision == "bf16"):
@@ -145,14 +130,12 @@ def time_step(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], precis
     return {"forward": start.seconds_to(middle), "step": start.seconds_to(end)}
 
 
-def measure(
-    networks: dict[str, VideoNetwork], batch: tuple[torch.Tensor, torch.Tensor], precision: str, repeats: int
-) -> dict[str, Any]:
+def measure(networks: dict[str, VideoNetwork], batch: Batch, precision: str, repeats: int) -> dict[str, Any]:
     """Measure seconds of each network and ratios of PAIRS, forward and step: min, median, max over the rounds."""
     turns = {name: partial(time_step, model, batch, precision) for name, model in networks.items()}
-    for turn in (*turns.values(), *turns.values()):  # Twice: until the memory that they take is there.
+    for turn in (*turns.values(), *turns.values()):  # twice: until the memory that they take is there
         turn()
-    found: dict[str, list[Timed]] = {name: [] for name in networks}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in networks}
     for name, timed in in_turn(turns, repeats):
         found[name].append(timed)
         print(f"{precision} {name}: {timed['step']:.3f} s", file=sys.stderr)

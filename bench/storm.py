@@ -4,8 +4,8 @@
     python bench/storm.py --comm torch --nodes 2 --kills 10
 
 A tiny TSM is trained once to its end. Then it is trained again, and a random rank is killed with SIGKILL at a random
-moment of each start, until it was killed so often; a run that gets to its end first is compared and begun anew. With
---nodes 2 the ranks lie in two network namespaces that a virtual cable joins (as root; see bench/veth.py).
+moment of each start, until there were that many kills; a run that reaches its end before is compared and started over.
+With --nodes 2 the ranks are in two network namespaces joined by a virtual cable (as root; see papers/veth.py).
 """
 
 from __future__ import annotations
@@ -25,15 +25,19 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-import veth
 import yaml
 
 from summit_train.core.processes import find_mpirun, mpirun_command
 from summit_train.data.motion import MotionSet, write_motion_set
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "papers"))
+
+import veth
+
 RANK_NAMES = ("OMPI_COMM_WORLD_RANK=", "RANK=")
 STEPS_AN_EPOCH, EPOCHS = 4, 12
 PATIENCE_S = 600.0
+Launcher = Sequence[Sequence[str]]  # a command line, or one for each rank
 
 
 def main() -> int:
@@ -49,34 +53,29 @@ def main() -> int:
     if args.nodes == 2 and (why := veth.why_not()) is not None:
         print(json.dumps({"skipped": why}) if args.json else f"skipped: {why}")
         return 0
-    spaces = veth.namespaces() if args.nodes == 2 else nullcontext()
-    with tempfile.TemporaryDirectory() as folder, spaces as names:
-        found = storm(args, Path(folder), names)
-    words = (
-        f"{found['kills']} kills in {found['runs']} runs on {args.ranks} ranks, {args.nodes} nodes, over {args.comm}"
-    )
-    ended = "all ended bit-equal" if found["equal"] == found["runs"] else f"only {found['equal']} ended bit-equal"
-    print(json.dumps(found) if args.json else f"{words}: {ended}; killed at steps {found['steps']}")
+    cable = veth.namespaces() if args.nodes == 2 else nullcontext()
+    with tempfile.TemporaryDirectory() as folder, cable as names, launchers(args, names) as launcher:
+        found = storm(args, Path(folder), launcher)
+    ranks = f"{args.ranks} ranks, {args.nodes} nodes, over {args.comm}"
+    ended = f"{found['equal']} of {found['runs']} runs ended bit-equal"
+    print(json.dumps(found) if args.json else f"{found['kills']} kills on {ranks}: {ended}; at steps {found['steps']}")
     return 0 if found["equal"] == found["runs"] else 1
 
 
-def storm(args: argparse.Namespace, folder: Path, names: tuple[str, str] | None) -> dict[str, object]:
-    """Train, kill, go on; return what was seen."""
-    videos = args.ranks * 2 * STEPS_AN_EPOCH
-    for _ in write_motion_set(folder / "data", videos, 4, MotionSet(size=32, num_frames=8)):
-        pass
+def storm(args: argparse.Namespace, folder: Path, launcher: Launcher) -> dict[str, object]:
+    """Train, kill, resume; return what was seen."""
+    list(write_motion_set(folder / "data", args.ranks * 2 * STEPS_AN_EPOCH, 4, MotionSet(size=32, num_frames=8)))
     chance, steps, equal, runs = random.Random(args.seed), list[int](), 0, 0
-    with launchers(args, names) as launcher:
-        calm = folder / "runs" / "calm"
-        if run(launcher, args, write_spec(folder, "calm", args.ranks), None) != 0:
-            raise SystemExit("the run that nobody kills failed")
-        while len(steps) < args.kills:
-            spec, runs = write_spec(folder, "storm", args.ranks), runs + 1
-            while run(launcher, args, spec, chance if len(steps) < args.kills else None) != 0:
-                steps.append(last_step(folder / "runs" / "storm"))
-                print(f"killed {len(steps)} of {args.kills}: at step {steps[-1]}", file=sys.stderr)
-            equal += is_equal(calm, folder / "runs" / "storm")
-            shutil.rmtree(folder / "runs" / "storm")
+    calm, spec = (write_spec(folder, name, args.ranks) for name in ("calm", "storm"))
+    if run(launcher, args, calm, None) != 0:
+        raise SystemExit("the run without kills failed")
+    while len(steps) < args.kills:
+        runs += 1
+        while run(launcher, args, spec, chance if len(steps) < args.kills else None) != 0:
+            steps.append(max((record["step"] for record in records(spec) if record["kind"] == "step"), default=0))
+            print(f"killed {len(steps)} of {args.kills}: at step {steps[-1]}", file=sys.stderr)
+        equal += is_equal(folder / "runs" / "calm", folder / "runs" / "storm")
+        shutil.rmtree(folder / "runs" / "storm")
     return {"ranks": args.ranks, "nodes": args.nodes, "comm": args.comm, "kills": len(steps), "steps": steps,
             "runs": runs, "equal": equal}  # fmt: skip
 
@@ -100,43 +99,29 @@ def write_spec(folder: Path, name: str, ranks: int) -> Path:
 
 
 @contextmanager
-def launchers(args: argparse.Namespace, names: tuple[str, str] | None) -> Iterator[list[list[str]]]:
-    """Give the words that start the ranks: mpirun's, or a line for each rank where nothing but torch joins them."""
+def launchers(args: argparse.Namespace, names: tuple[str, str] | None) -> Iterator[Launcher]:
+    """Yield the words that start the ranks: mpirun's, or a line for each rank where only torch joins them."""
     python = [sys.executable, "-m", "summit_train", "train"]
-    split = args.ranks - args.ranks // 2
+    first = args.ranks - args.ranks // 2  # ranks on the first node
     if names is None:
         mpirun = find_mpirun()
         assert mpirun is not None, "mpirun comes with make setup"
         yield [[*mpirun_command(mpirun, args.ranks), *python]]
     elif args.comm == "horovod":
-        with veth.launcher(names, (split, args.ranks - split)) as mpirun_words:
+        with veth.launcher(names, (first, args.ranks - first)) as mpirun_words:
             yield [[*mpirun_words, "-x", "SUMMIT_TRAIN_COMM", *python]]
     else:
-        spaces = [names[0] if rank < split else names[1] for rank in range(args.ranks)]
-        utility = 'hostname "$0"; exec "$@"'
+        hosts = [names[rank >= first] for rank in range(args.ranks)]
+        enter = ("unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"')
         yield [
-            [
-                "ip",
-                "netns",
-                "exec",
-                space,
-                "unshare",
-                "--uts",
-                "sh",
-                "-c",
-                utility,
-                space,
-                "env",
-                f"RANK={rank}",
-                *python,
-            ]
-            for rank, space in enumerate(spaces)
+            ["ip", "netns", "exec", host, *enter, host, "env", f"RANK={rank}", *python]
+            for rank, host in enumerate(hosts)
         ]
 
 
-def run(launcher: Sequence[Sequence[str]], args: argparse.Namespace, spec: Path, chance: random.Random | None) -> int:
-    """Start the ranks and wait for them; return 0 where all got to the end. chance: kill one at a random moment."""
-    environment = veth.environment() | {"SUMMIT_TRAIN_COMM": args.comm, "OMP_NUM_THREADS": "1"}
+def run(launcher: Launcher, args: argparse.Namespace, spec: Path, chance: random.Random | None) -> int:
+    """Start the ranks and wait for them; return 0 if all reached the end. chance: kill one at a random moment."""
+    environment = veth.environment() | {"SUMMIT_TRAIN_COMM": args.comm}
     if len(launcher) > 1:
         port = str(random.SystemRandom().randrange(10_000, 30_000))
         environment |= {"WORLD_SIZE": str(args.ranks), "MASTER_ADDR": veth.HOSTS[0], "MASTER_PORT": port}
@@ -162,7 +147,7 @@ def run(launcher: Sequence[Sequence[str]], args: argparse.Namespace, spec: Path,
 def strike(
     chance: random.Random, ranks: int, spec: Path, before: int, processes: Sequence[subprocess.Popen[bytes]]
 ) -> bool:
-    """Kill a rank at a random moment after this start's first step; return whether it was there to be killed."""
+    """Kill a rank at a random moment after this start's first step; return whether it still ran."""
     victim, steps = chance.randrange(ranks), chance.randrange(STEPS_AN_EPOCH * 3)
     while all(process.poll() is None for process in processes):
         if starts(spec) > before and steps_since_start(spec) >= steps:
@@ -180,21 +165,18 @@ def ranks_of(spec: Path) -> Iterator[tuple[int, int]]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes().split(b"\0")
-            told = (process / "environ").read_text(errors="replace").split("\0")
+            variables = (process / "environ").read_text(errors="replace").split("\0")
         except OSError:  # it has ended
             continue
         is_python = words[0] == sys.executable.encode() and words[1:3] == [b"-m", b"summit_train"]
-        if not is_python or str(spec).encode() not in words:
-            continue
-        for name in RANK_NAMES:
-            numbers = [int(word.removeprefix(name)) for word in told if word.startswith(name)]
-            if numbers:
-                yield int(process.name), numbers[0]
-                break
+        if is_python and str(spec).encode() in words:
+            told = (v.removeprefix(name) for name in RANK_NAMES for v in variables if v.startswith(name))
+            if (rank := next(told, None)) is not None:
+                yield int(process.name), int(rank)
 
 
-def records(spec: Path) -> list[dict[str, object]]:
-    """Return what the run has written down so far."""
+def records(spec: Path) -> list[dict[str, int | str]]:
+    """Return what the run has recorded so far."""
     path = spec.parent / "runs" / spec.stem / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
@@ -206,15 +188,9 @@ def starts(spec: Path) -> int:
 
 
 def steps_since_start(spec: Path) -> int:
-    """Return the steps that the run has written down since it was started last."""
-    kinds = [record["kind"] for record in records(spec)]
-    return kinds[::-1].index("start") - kinds[::-1][: kinds[::-1].index("start")].count("checkpoint")
-
-
-def last_step(run_path: Path) -> int:
-    """Return the last step that a run has written down."""
-    spec = run_path.parent.parent / f"{run_path.name}.yaml"
-    return max((int(str(record["step"])) for record in records(spec) if record["kind"] == "step"), default=0)
+    """Return the number of steps that the run has recorded since its last start."""
+    kinds = [record["kind"] for record in records(spec)][::-1]
+    return kinds[: kinds.index("start")].count("step")
 
 
 def is_equal(one: Path, other: Path) -> bool:

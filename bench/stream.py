@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,12 +28,17 @@ from av.video.stream import VideoStream
 
 from summit_train.core.text import table
 from summit_train.models.network import build_network
-from summit_train.spec import Spec, spec_from_tree
-from summit_train.spec.source import Tree, apply_override
+from summit_train.spec import load_spec
 from summit_train.training.checkpoint import save_checkpoint
 
 MAX_GROWTH = 0.02
 PATTERNS = 128  # different frames
+SPEC = """\
+name: stream
+model: {{arch: tsm, backbone: resnet18, width: 0.125, num_classes: 4, shift_direction: past}}
+data: {{train: none, val: none, frame_stride: 1, short_side: [{size}, {size}], crop: {size}}}
+evaluate: {{short_side: {size}}}
+"""
 ENCODER = {"preset": "ultrafast", "tune": "zerolatency", "crf": "28"}
 
 
@@ -75,22 +79,9 @@ def encode(num_frames: int, size: int) -> None:
 
 def write_network(folder: Path, size: int, overrides: Sequence[str]) -> Path:
     """Write a checkpoint of a network with random weights."""
-    values: dict[str, Any] = {
-        "name": "stream",
-        "model": {
-            "arch": "tsm",
-            "backbone": "resnet18",
-            "width": 0.125,
-            "num_classes": 4,
-            "shift_direction": "past",
-        },
-        "data": {"train": "none", "val": "none", "frame_stride": 1, "short_side": [size, size], "crop": size},
-        "evaluate": {"short_side": size},
-    }
-    tree = Tree(values, {(): "bench/stream.py"})
-    for override in overrides:
-        apply_override(tree, override)
-    spec: Spec = spec_from_tree(tree)
+    path = folder / "stream.yaml"
+    path.write_text(SPEC.format(size=size))
+    spec = load_spec(path, overrides)
     weights = build_network(spec, torch.Generator().manual_seed(0)).state_dict()
     path = folder / "random.pt"
     save_checkpoint(path, {"model": weights, "optimizer": {}, "step": 0, "spec": spec.model_dump(mode="json")})
@@ -126,11 +117,7 @@ def measure(num_frames: int, size: int, checkpoint: Path) -> dict[str, Any]:
             "max": max(memory),
         },
         "growth": memory[-1] / memory[0] - 1,
-        "latency_ms": {
-            "median": statistics.median(latencies),
-            "p99": float(np.percentile(latencies, 99)),
-            "max": max(latencies),
-        },
+        "latency_ms": dict(zip(("median", "p99", "max"), np.percentile(latencies, (50, 99, 100)), strict=True)),
         "frames_per_second": (len(latencies) - 1) / seconds,
         "summary": said[-1],
     }
@@ -144,16 +131,12 @@ def resident_bytes(process: int) -> list[int]:
 
 def as_text(values: dict[str, Any]) -> str:
     """Return the figures for people."""
-    latency = values["latency_ms"]
-    rows = [
-        ("frames", f"{values['lines']:,} of {values['frames']:,}, {values['size']} x {values['size']} pixels"),
-        *((f"resident memory, {when}", f"{size / 2**20:.1f} MiB") for when, size in values["resident_bytes"].items()),
-        ("growth", f"{100 * values['growth']:+.2f} %"),
-        *((f"latency, {name}", f"{ms:.2f} ms") for name, ms in latency.items()),
-        ("rate", f"{values['frames_per_second']:.0f} frames/s"),
-        ("the command says", values["summary"]),
-    ]
-    return table(rows, left=2)
+    memory = {f"memory, {when}": f"{size / 2**20:.1f} MiB" for when, size in values["resident_bytes"].items()}
+    latency = {f"latency, {name}": f"{ms:.2f} ms" for name, ms in values["latency_ms"].items()}
+    frames = f"{values['lines']:,} of {values['frames']:,}, {values['size']} x {values['size']} pixels"
+    rows = {"frames": frames, **memory, "growth": f"{100 * values['growth']:+.2f} %", **latency}
+    rows |= {"rate": f"{values['frames_per_second']:.0f} frames/s", "the command's summary": values["summary"]}
+    return table(list(rows.items()), left=2)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 @each_page
 def test_every_file_that_is_named_exists(page: str) -> None:
-    named = re.findall(r"`((?:tests|configs|jobs|docs|bench)/[\w./-]+)`", TEXTS[page])
+    named = re.findall(r"`((?:tests|configs|jobs|docs|bench|papers)/[\w./-]+)`", TEXTS[page])
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 

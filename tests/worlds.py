@@ -262,8 +262,8 @@ def lines(text: str) -> Sequence[str]:
 
 
 def bench_script(name: str) -> ModuleType:
-    """The script bench/NAME.py as a module, by the name that scripts beside it import; the folder is no package."""
-    path, name = ROOT / "bench" / f"{name}.py", name.rpartition("/")[2]
+    """The script NAME.py of bench/ or papers/, which are no packages, as a module that other scripts can import."""
+    path = next(path for folder in ("bench", "papers") if (path := ROOT / folder / f"{name}.py").exists())
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -57,5 +57,5 @@ def test_the_error_is_the_distance_to_the_truth(
 
 def test_a_folder_without_pairs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["flow.py", "--data", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"wanted middlebury/NAME/flow10\.flo"):
+    with pytest.raises(SystemExit, match=r"must have middlebury/NAME/flow10\.flo"):
         bench.main()

@@ -166,18 +166,3 @@ def test_compiled_it_is_the_same() -> None:
     torch.compile(layer, fullgraph=True)(ours).square().sum().backward()
     layer[1](plain(theirs, 4, 2, "both")).square().sum().backward()
     assert_near(ours.grad, theirs.grad, 1e-5)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_on_a_gpu(dtype: torch.dtype) -> None:
-    x = torch.randn(16, 64, 14, 14, dtype=dtype).to(memory_format=torch.channels_last)
-    on_gpu = x.cuda().requires_grad_()
-    out = temporal_shift(on_gpu, 8)
-    assert out.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(out.cpu(), plain(x, 8, 8, "both"))
-    (grad,) = torch.autograd.grad(out, on_gpu, out.detach())
-    expected = x.clone().requires_grad_()
-    expected_out = plain(expected, 8, 8, "both")
-    assert torch.equal(grad.cpu(), torch.autograd.grad(expected_out, expected, expected_out.detach())[0])

@@ -249,24 +249,6 @@ def test_frozen_weights_are_not_averaged() -> None:
     assert torch.equal(learners.average.state_dict()["bn1.weight"], torch.full((8,), 0.1))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("solver", ["sgd", "adam", "lamb"])
-def test_an_average_on_a_gpu_does_not_wait_for_the_device(solver: str) -> None:
-    device = torch.device("cuda", 0)
-    learners = _Learners(_model(dtype=torch.float32).to(device), 2, solver, "fp16", device=device, period=1)
-    batches = [
-        MicroBatch(b.step, b.virtual_gpu, b.clips.pin_memory(), b.labels.pin_memory(), b.ids) for b in _micro_batches(2)
-    ]
-    learners.step(batches, 0.1)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        result = learners.step(batches, 0.1)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert result.averaging is not None and not result.read(4, 2, 1).broken
-
-
 def test_each_learner_has_a_loss_scale_of_its_own_through_a_checkpoint(tmp_path: Path) -> None:
     """After a whole round the scales are all that differs, so they stand in the checkpoint itself."""
     learners = _Learners(_Poison(_model(dtype=torch.float32)), 2, "sgd", "fp16", period=1)

@@ -262,28 +262,3 @@ def test_normalise_is_a_channels_last_view_of_imagenets_units() -> None:
     assert clips.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
     red = (frames[1, 2, 3, 4, 0].item() / 255 - 0.485) / 0.229
     assert clips[1, 2, 0, 3, 4].item() == pytest.approx(red, abs=1e-5)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("solver", ["sgd", "rmsprop", "adagrad", "adam", "lamb"])
-@pytest.mark.parametrize("kind", [None, "lars", "bounded"])
-def test_a_step_on_a_gpu_does_not_wait_for_the_device(solver: str, kind: str | None) -> None:
-    device = torch.device("cuda", 0)
-    model = _model(dtype=torch.float32).to(device)
-    spec = OptimizerSpec.model_validate({"name": solver, "weight_decay": 0.1})
-    optimizer = build_solver(spec, parameter_groups(model, spec.weight_decay))
-    trust = None if kind is None else TrustRatio(TrustRatioSpec.model_validate({"kind": kind}), model, optimizer)
-    step = TrainStep(
-        model, optimizer, World(), device, StepSettings(0, 2, "fp16", 1.0, noise_every=1, ema_decay=0.9), trust
-    )
-    batches = [
-        MicroBatch(b.step, b.virtual_gpu, b.clips.pin_memory(), b.labels.pin_memory(), b.ids) for b in _micro_batches(2)
-    ]
-    step(batches, 0.1)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        result = step(batches, 0.1)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert not result.read(4, 2, 1).broken

@@ -1,0 +1,271 @@
+"""Measure one GPU by this project's commands, and write one table of it with the tests' results; see bench/gpu.sh.
+
+    python bench/gpu.py OUT [--seconds 230] [--only NAME ...] [--small]
+
+OUT gets gpu.json (what each command printed), gpu.md, speed.png and kernels.png. The commands that decide a default
+come first; those for which no time is left are named. Goals that are missed are reported and fail nothing. Exit status
+1 if OUT/tests.xml, pytest's, is missing or has a test that failed or was skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from summit_train.core.text import text_table
+from summit_train.report.caption import drawn, wrapped
+from summit_train.report.figures import GREY, PALETTE
+from summit_train.report.tables import machine_text
+
+ROOT = Path(__file__).resolve().parents[1]
+KINETICS = ROOT / "configs" / "kinetics"
+LIMITS_S = {"training, compiled, bf16": 110.0}  # after which a command is stopped; 60 elsewhere
+HOURS = 4.0  # of a job: each compiles anew
+Values = dict[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the commands while there is time, then write what they printed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT")
+    parser.add_argument("--seconds", type=float, default=230, help="for all commands [230]")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="commands by name, such as 'training, bf16'")
+    parser.add_argument("--small", action="store_true", help="a rehearsal on the CPU: tiny networks, one turn")
+    args = parser.parse_args(argv)
+    out = args.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    ends, results = time.monotonic() + args.seconds, dict[str, Values]()
+    with tempfile.TemporaryDirectory() as work:
+        for name, line in commands(out, Path(work), small=args.small).items():
+            if args.only is None or name in args.only:
+                left = ends - time.monotonic()
+                print(f"{name} ({left:.0f} s left): {line}", file=sys.stderr, flush=True)
+                results[name] = result_of(line, left if args.small else min(LIMITS_S.get(name, 60), left))
+    tests = read_tests(out / "tests.xml")
+    values = {"bench": "gpu", "rehearsal": args.small, "tests": tests, "commands": results}
+    (out / "gpu.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    (out / "gpu.md").write_text(as_text(values) + "\n", encoding="utf-8")
+    if rows_of(results):
+        draw(out / "speed.png", values)
+    print(as_text(values))
+    return int(tests is None or bool(tests["failed"] or tests["skipped"]))
+
+
+def commands(out: Path, work: Path, *, small: bool) -> dict[str, str]:
+    """Return command lines of `summit-train` and of scripts by name, those that decide a default first.
+
+    Videos and specs of their own are written into `work`.
+    """
+    names = ("tsm_r50_8f", "tsn_r50_8f", "i3d_3x3x3_r50_16f", "i3d_3x1x1_r50_32f")
+    tsm, tsn, i3d, i3d_factorised = (shlex.quote(str(KINETICS / f"{name}.yaml")) for name in names)
+    own = {"compiled": (names[0], "execution: {compile: true}"), "images": (names[1], "data: {num_frames: 1}")}
+    for name, (base, keys) in own.items():
+        (work / f"{name}.yaml").write_text(f"name: {name}\nextends: {KINETICS}/{base}.yaml\n{keys}\n", encoding="utf-8")
+    to, made = shlex.quote(str(out)), shlex.quote(str(work))
+    net = "model.width=0.125 data.crop=32 data.short_side=[32,40]" if small else ""
+    clips = 2 if small else 16
+    turns = "--repeats 1 --steps 1 --warm-up 1" if small else "--repeats 5 --steps 5"
+    passes = "--repeats 1 --warm-up 1 --batch 2" if small else "--seconds 1"
+    fed = f"{net} scale.gpus=1 scale.clips_per_gpu={clips}"
+    step = f"{fed} {turns} --synthetic --json" + (" --peak 0" if small else "")
+    data = f"precision=bf16 model.num_classes=4 data.root=null data.val={made}/videos/val.csv {fed}"
+    workers = 1 if small else max(1, len(os.sched_getaffinity(0)) - 1)
+    found = {
+        "training, bf16": f"bench step {tsm} precision=bf16 {step} --compare {tsn}",
+        "training, compiled, bf16": f"bench step {made}/compiled.yaml precision=bf16 {step}",
+        "training, images, bf16": f"bench step {made}/images.yaml precision=bf16 {step}".replace(
+            f"clips_per_gpu={clips}", f"clips_per_gpu={8 * clips}"
+        ),
+        "training, fp32": f"bench step {tsm} precision=fp32 {step} --compare {tsn}",
+        "the shift, bf16": f"bench/shift.py --precision bf16 --batch {clips} --json"
+        + (" --size 32 --width 0.125 --repeats 1" if small else ""),
+        "kernels, bf16": f"bench/operators.py {tsm} precision=bf16 {fed} --out {to}/kernels.png --json",
+        "inference, bf16": f"bench latency {tsm} {tsn} {i3d} {i3d_factorised} {net} precision=bf16 {passes} --json",
+        "videos": f"data motion {made}/videos --val 4 --frames 64 "
+        + ("--train 8 --size 48" if small else "--train 64 --size 256"),
+        "packed videos": f"data pack {made}/videos/train.csv {made}/jpeg --root {made}/videos --kind jpeg",
+        "cores for the loader": f"bench loader {tsm} {data} data.train={made}/videos/train.csv --measure --json "
+        + ("--clips 2 --repeats 1 --workers 1" if small else "--repeats 2"),
+        "training from H.264, bf16": f"bench step {tsm} {data} data.train={made}/videos/train.csv "
+        f"data.workers={workers} {turns} --peak 0 --json",
+        "training from JPEG, bf16": f"bench step {tsm} {data} data.train={made}/jpeg "
+        f"data.workers={workers} {turns} --peak 0 --json",
+        "training, fp16": f"bench step {tsm} precision=fp16 {step} --compare {tsn}",
+        "training, fp32 without TF32": f"NVIDIA_TF32_OVERRIDE=0 bench step {tsm} precision=fp32 {step}",
+        "training I3D, bf16": f"bench step {i3d} precision=bf16 {step} --compare {i3d_factorised}",
+        "table 1": f"bench table1 {net} {turns} --out {to}/table_1.png --json",
+        "figure 3a": f"bench fig3 a {net} precision=bf16 {turns} --out {to}/figure_3a.png --json",
+        "figure 3b": f"bench fig3 b {net} {turns} --frames-per-second 2000 --out {to}/figure_3b.png --json",
+        "TSM table 6": f"bench latency {net} --table 6 {passes} --out {to}/tsm_table_6.png --json",
+        "TSM table 5": f"bench latency {net} --table 5 {passes} --out {to}/tsm_table_5.png --json",
+    }
+    slow_on_cpus = ("training, compiled, bf16", "training, fp16", "training, fp32 without TF32", "training I3D, bf16")
+    return {name: line for name, line in found.items() if not small or name not in slow_on_cpus}
+
+
+def result_of(line: str, limit_s: float) -> Values:
+    """Run a command line; return it, its seconds, and what it printed or why it failed."""
+    result: Values = {"command": line, "seconds": 0.0, "values": None, "error": None}
+    if limit_s < 5:
+        return result | {"error": "no time was left"}
+    words = shlex.split(line)
+    settings = dict(word.split("=", 1) for word in words[:1] if "=" in word)
+    words = words[len(settings) :]
+    program = [] if words[0].endswith(".py") else ["-m", "summit_train"]
+    # The time to compile is that of a first run.
+    environment = os.environ | {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"} | settings
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, *program, *words],
+            cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return result | {"seconds": limit_s, "error": f"stopped after {limit_s:.0f} s, its limit"}
+    result["seconds"] = time.monotonic() - began
+    if done.returncode != 0:
+        return result | {"error": f"exit status {done.returncode}: {' / '.join(done.stderr.strip().splitlines()[-3:])}"}
+    printed = [text for text in done.stdout.splitlines() if text.startswith("{")]
+    return result | {"values": json.loads(printed[-1]) if printed else {}}
+
+
+def read_tests(path: Path) -> Values | None:
+    """Return how pytest's tests ended, from its JUnit file; None where there is none."""
+    if not path.is_file():
+        return None
+    cases = list(ElementTree.parse(path).getroot().iter("testcase"))
+    ended: dict[str, list[str]] = {"failed": [], "skipped": []}
+    for case in cases:
+        for kind in ("failure", "error", "skipped"):
+            if (found := case.find(kind)) is not None:
+                said = (found.get("message") or "").splitlines()
+                ended["skipped" if kind == "skipped" else "failed"].append(
+                    f"{case.get('name')}: {' '.join(said)[:300]}"
+                )
+    return {"tests": len(cases), **ended}
+
+
+# --- what the commands found
+
+
+def rows_of(results: Mapping[str, Values]) -> list[Values]:
+    """Return a row for each network that was measured: clips/s of training or inference, utilisation."""
+    rows = []
+    for name, result in results.items():
+        values = result["values"] or {}
+        for spec in values.get("specs", ()):
+            rate, use = spec["clips_per_second"], spec["mfu"]
+            rows.append({"what": name, "network": spec["name"], "rate": rate, "mfu": use and use["median"]})
+        for row in values["rows"] if name.startswith("inference") and values else ():
+            rate = row.get("clips_per_second_spread") or dict.fromkeys(
+                ("min", "median", "max"), row["clips_per_second"]
+            )
+            rows.append({"what": name, "network": f"{row['arch']}, {row['frames']} frames", "rate": rate, "mfu": None})
+    return rows
+
+
+def goals_of(results: Mapping[str, Values]) -> Iterator[tuple[str, float, str, float]]:
+    """Yield what is aimed at: name, value, "<=" or ">=", bound. The paper's claims, and a GPU that never waits."""
+    found = {name: result["values"] for name, result in results.items() if result["values"]}
+    for name in ("training, bf16", "training, fp16"):
+        if name in found:
+            yield f"{name}: step of TSM / step of TSN", found[name]["ratios"]["step"]["median"], "<=", 1.03
+    if "training, bf16" in found and "training, images, bf16" in found:
+        clips, images = (found[f"training, {what}bf16"]["specs"][0]["clips_per_second"] for what in ("", "images, "))
+        ratio = 8 * clips["median"] / images["median"]
+        yield "training, bf16: TSM's frames/s / images/s of a plain ResNet-50", ratio, ">=", 0.97
+    if "the shift, bf16" in found:
+        ratio = found["the shift, bf16"]["results"]["bf16"]["step"]["ratios"]["official / tsm"]["median"]
+        yield "the published shift's step / ours", ratio, ">=", 1.0
+    for name in ("training from H.264, bf16", "training from JPEG, bf16"):
+        if name in found:
+            yield f"{name}: share that waits for data", found[name]["specs"][0]["shares"]["data_wait"], "<=", 0.02
+    kernels = found.get("kernels, bf16", {})
+    if "busy_s" in kernels:
+        yield "share of a step in which the GPU is busy", kernels["busy_s"] / kernels["step_s"], ">=", 0.95
+        yield "share of a step in bare copies", kernels["bare_copies_s"] / kernels["step_s"], "<=", 0.02
+
+
+def advice(results: Mapping[str, Values]) -> Iterator[str]:
+    """Yield lines for a spec on such GPUs, each with its reason. No gain of 5 % or less decides anything."""
+    rates = {}
+    for name, result in results.items():
+        if name in ("training, fp32", "training, bf16", "training, fp16") and result["values"]:
+            rates[name.split()[-1]] = result["values"]["specs"][0]["clips_per_second"]["median"]
+    if "fp32" in rates and len(rates) > 1:
+        # fp16 comes last, as it needs a loss scale. fp32 runs convolutions in TF32, as torch allows by default.
+        chosen = next(p for p in ("fp32", "bf16", "fp16") if p in rates and 1.05 * rates[p] >= max(rates.values()))
+        yield f"precision: {chosen}  # clips/s: {', '.join(f'{p} {rate:.4g}' for p, rate in rates.items())}"
+    plain, compiled = (results.get(name, {}) for name in ("training, bf16", "training, compiled, bf16"))
+    if plain.get("values") and compiled.get("values"):
+        before, after = (one["values"]["specs"][0]["clips_per_second"]["median"] for one in (plain, compiled))
+        gain, took = after / before - 1, max(0.0, compiled["seconds"] - plain["seconds"])
+        pays = gain > 0.05 and HOURS * 3600 * (1 - before / after) > took
+        why = f"{gain:+.1%} clips/s for {took:.0f} s at the start of a job"
+        yield f"execution: {{compile: {str(pays).lower()}}}  # {why}"
+
+
+def as_text(values: Values) -> str:
+    """Return the report: the tests, the table, what was missed and what was left out."""
+    results, tests = values["commands"], values["tests"]
+    machines = [r["values"]["environment"] for r in results.values() if r["values"] and "environment" in r["values"]]
+    lines = ["REHEARSAL on a CPU with tiny networks: no figure means anything"] if values["rehearsal"] else []
+    lines += [machine_text(machines[0]) if machines else "no command measured anything", ""]
+    if tests is None:
+        lines.append("FAILED: the tests left no result; see tests.log")
+    else:
+        counts = f"{len(tests['failed'])} failed, {len(tests['skipped'])} skipped"
+        lines += [f"{tests['tests']} tests, {counts}", *(f"FAILED: {line}" for line in tests["failed"])]
+        lines += [f"skipped: {line}" for line in tests["skipped"]]
+    cells = [
+        {
+            "": row["what"],
+            "network": row["network"],
+            "clips/s": f"{row['rate']['median']:.4g}",
+            "least .. most": f"{row['rate']['min']:.4g} .. {row['rate']['max']:.4g}",
+            "utilisation": "" if row["mfu"] is None else f"{row['mfu']:.1%}",
+        }
+        for row in rows_of(results)
+    ]
+    lines += ["", text_table(cells), ""] if cells else []
+    for name, value, sign, bound in goals_of(results):
+        met = value <= bound if sign == "<=" else value >= bound
+        lines.append(f"{'met' if met else 'MISSED'}: {name}: {value:.3f}, goal {sign} {bound}")
+    lines += [f"{name}: {result['error']}" for name, result in results.items() if result["error"]]
+    return "\n".join([*lines, "", "For a spec on such GPUs:", *advice(results)])
+
+
+def draw(path: Path, values: Values) -> None:
+    """Draw clips/s of every row, one panel for training and one for inference."""
+    rows, results = rows_of(values["commands"]), values["commands"].values()
+    machine = next(r["values"]["environment"] for r in results if r["values"] and "environment" in r["values"])
+    note = "A REHEARSAL WITH TINY NETWORKS. " if values["rehearsal"] else ""
+    caption = f"{note}{machine_text(machine)}. Bars: median, least and most; percent: of the best matrix product."
+    with drawn(path, wrapped(caption), (11.0, 1.5 + 0.32 * len(rows))) as figure:
+        axes = figure.subplots()
+        for place, row in enumerate(rows):
+            rate = row["rate"]
+            errors = [[rate["median"] - rate["min"]], [rate["max"] - rate["median"]]]
+            colour = PALETTE[list(dict.fromkeys(row["network"] for row in rows)).index(row["network"]) % len(PALETTE)]
+            axes.barh(place, rate["median"], color=colour, xerr=errors, ecolor=GREY)
+            use = "" if row["mfu"] is None else f", {row['mfu']:.0%}"
+            axes.annotate(f" {rate['median']:.4g}{use}", (rate["max"], place), va="center", fontsize=8)
+        axes.set_yticks(range(len(rows)), [f"{row['what']}: {row['network']}" for row in rows], fontsize=8)
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.15 * max(row["rate"]["max"] for row in rows))
+        axes.set_xlabel("clips/s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

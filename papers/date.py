@@ -1,0 +1,431 @@
+"""DATE's own small tasks, trained by this program's solvers, trust ratios, schedules and steps.
+
+    python papers/date.py lenet --data MNIST                   RMSprop at 256 and 8,192, section 3.5
+    python papers/date.py lenet_momentum --data MNIST          the worked example, section 3.6
+    mpirun -np 2 python papers/date.py lstm --data MNIST       4.1.1, Figures 16 and 17
+    python papers/date.py ptb --data PTB --methods date,adam --batches 640 --seeds 0,1
+
+Each run's result goes to --out as it ends; a run whose result is there is not made again. Every call ends with the
+table and the figure of all results of the task in --out. Methods, at a batch B with the baseline's B0:
+
+    baseline  the paper's baseline, at B0
+    linear    its LR x B / B0, its schedule
+    legw      its LR x sqrt(B / B0), warm-up of as many steps as the baseline's, linear decay
+    lars      legw with the trust ratio of LARS
+    date      legw with the bounded trust ratio
+    adam      constant LRs, --lrs
+    grid      the baseline's schedule with each of the LRs, --lrs
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from date_tasks import TASKS, Data, Share, Task
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from summit_train.core import rng
+from summit_train.core.comm import World
+from summit_train.core.comm.launch import this_launch
+from summit_train.core.errors import UserError, exit_status
+from summit_train.core.files import check_writable, write_json
+from summit_train.core.progress import shown
+from summit_train.core.session import report_failure, session
+from summit_train.core.text import NONE, duration, text_table
+from summit_train.models.precision import parameter_type
+from summit_train.optim.schedule import Schedule
+from summit_train.plan import plan_schedule
+from summit_train.report.caption import drawn, wrapped
+from summit_train.report.figures import GREY, series
+from summit_train.report.tables import machine_text
+from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec, TrustRatioSpec
+from summit_train.training.environment import environment
+from summit_train.training.run import drive_solver
+from summit_train.training.start import choose_device
+from summit_train.training.step import StepSettings
+
+METHODS = {
+    "baseline": "baseline",
+    "linear": "linear scaling",
+    "legw": "DATE without ratio",
+    "lars": "DATE with LARS's ratio",
+    "date": "DATE",
+    "adam": "Adam",
+    "grid": "tuned baseline",
+}
+BOUNDED = TrustRatioSpec(kind="bounded")
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of a task. lr: of the baseline for the method to scale, or None for the task's own."""
+
+    task: str
+    method: str
+    batch: int
+    lr: float | None
+    seed: int
+    epochs: int
+    precision: str
+    bounds: tuple[float, float] | None
+
+    @property
+    def name(self) -> str:
+        """The name of the result's file."""
+        lr = "" if self.lr is None else f"_lr{self.lr:g}"
+        bounds = "" if self.bounds is None else "_bounds{:g}-{:g}".format(*self.bounds)
+        return (
+            f"{self.task}_{self.method}_{self.batch}{lr}{bounds}_{self.epochs}epochs_{self.precision}_seed{self.seed}"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train what is missing, then draw and print."""
+    args, launch = arguments(argv), this_launch()
+    task = TASKS[args.task]
+    try:
+        runs, data = list(runs_of(task, args)), task.read(args.data)
+        for run in runs:  # refuse what cannot be trained before training anything
+            share_of(run, data.num_samples, args.samples or task.samples, launch.rank, launch.size)
+            recipe(task, run, data.num_samples)
+        check_writable(args.out / f"{args.task}.png")
+    except (UserError, OSError) as error:
+        report_failure(error, launch)
+        return exit_status(error)
+    with session(launch) as world:
+        train_missing(runs, data, args, world)
+        if world.rank == 0:
+            results = read_results(args.out, args.task)
+            write_figure(args.out / f"{args.task}.png", task, results)
+            print(json.dumps({"task": args.task, "results": results}) if args.json else table_text(task, results))
+    return 0
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=list(TASKS))
+    parser.add_argument("--data", type=Path, required=True, help="folder of MNIST's IDX files or of ptb.*.txt (.gz)")
+    parser.add_argument("--out", type=Path, default=Path("date"), help="folder of the results [date]")
+    parser.add_argument("--methods", type=listed(str), default=tuple(METHODS), help=f"of {', '.join(METHODS)} [all]")
+    parser.add_argument("--batches", type=listed(positive(int)), help="[the paper's; grid: the largest]")
+    parser.add_argument("--seeds", type=listed(int), default=(0,), help="[0]")
+    parser.add_argument("--lrs", type=listed(positive(float)), help="LRs of adam and grid; baselines of the others")
+    parser.add_argument("--epochs", type=positive(int), help="[the paper's]")
+    parser.add_argument("--bounds", type=positive(float), nargs=2, metavar=("LOWER", "UPPER"), help="of date's ratio")
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp64"), default="fp32")
+    parser.add_argument("--samples", type=positive(int), help="of a virtual GPU, at most [the task's]")
+    parser.add_argument("--json", action="store_true", help="one JSON object of all results on stdout")
+    return parser.parse_args(argv)
+
+
+def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    """Return an argument's type that takes finite numbers above 0."""
+
+    def read(text: str) -> float:
+        value = kind(text)
+        if not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+        return value
+
+    read.__name__ = kind.__name__  # argparse: "invalid int value"
+    return read
+
+
+def listed(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Return an argument's type that takes values with commas between them."""
+
+    def read(text: str) -> tuple[Any, ...]:
+        return tuple(kind(word) for word in text.split(","))
+
+    read.__name__ = "comma-separated"  # argparse: "invalid comma-separated value"
+    return read
+
+
+def runs_of(task: Task, args: argparse.Namespace) -> Iterator[Run]:
+    """Yield the runs that the arguments ask for."""
+    if unknown := [method for method in args.methods if method not in METHODS]:
+        raise UserError(f"--methods: there is no {unknown[0]!r}; there are {', '.join(METHODS)}")
+    if args.bounds and args.bounds[0] > args.bounds[1]:
+        raise UserError("--bounds: LOWER must be at most UPPER, got {:g} {:g}".format(*args.bounds))
+    for method, seed in itertools.product(args.methods, args.seeds):
+        batches = args.batches or (task.batches[-1:] if method == "grid" else task.batches[1:])
+        lrs = args.lrs or {"adam": task.adam_lrs, "grid": task.grid_lrs}.get(method, (None,))
+        bounds = tuple(args.bounds) if args.bounds and method == "date" else None
+        for batch, lr in itertools.product(task.batches[:1] if method == "baseline" else batches, lrs):
+            yield Run(args.task, method, batch, lr, seed, args.epochs or task.schedule.epochs, args.precision, bounds)
+
+
+# --- one run
+
+
+def recipe(task: Task, run: Run, num_samples: int) -> tuple[OptimizerSpec, Schedule]:
+    """Return a run's solver and the course of its LR. Raises PlanError where the warm-up takes the whole run.
+
+    With f = task.loss_factor the paper's gradient G is f times ours, g. LR G = (LR f) g; but LR |w| / |G| G =
+    LR |w| / |g| g, so where a trust ratio holds, its bounds are f times as large and the LR is the paper's. Adam's
+    update does not depend on f.
+    """
+    base, factor = task.optimizer, task.loss_factor
+    lr = base.base_lr if run.lr is None else run.lr
+    common = {"base_batch": base.base_batch, "weight_decay": base.weight_decay}
+    if base.clip_norm is not None:
+        common["clip_norm"] = base.clip_norm / factor
+    if run.method == "adam":
+        solver = OptimizerSpec(name="adam", base_lr=lr, lr_scaling="none", **common)
+        schedule = ScheduleSpec(epochs=run.epochs, warmup_epochs=0, decay="none")
+        return solver, plan_schedule(solver, schedule, run.batch, num_samples)
+    trust = None
+    if run.method == "lars":
+        trust = TrustRatioSpec(kind="lars")
+    if run.method == "date":
+        lower, upper = run.bounds or (BOUNDED.lower, BOUNDED.upper)
+        trust = TrustRatioSpec(kind="bounded", lower=lower * factor, upper=upper * factor)
+    solver = OptimizerSpec(
+        name=base.name,
+        momentum=base.momentum,
+        base_lr=lr * (factor if trust is None else 1.0),
+        lr_scaling={"baseline": "none", "grid": "none", "linear": "linear"}.get(run.method, "sqrt"),
+        trust_ratio=trust,
+        **common,
+    )
+    schedule = task.schedule.model_copy(update={"epochs": run.epochs})
+    if run.method in ("legw", "lars", "date"):
+        warmup = {"warmup_epochs": task.warmup_epochs, "warmup_scaling": "linear"}
+        schedule = ScheduleSpec(epochs=run.epochs, decay="linear", **warmup)
+    return solver, plan_schedule(solver, schedule, run.batch, num_samples)
+
+
+def share_of(run: Run, num_samples: int, samples: int, rank: int, ranks: int) -> Share:
+    """Return a rank's share of a batch, in virtual GPUs of at most `samples`."""
+    if run.batch > num_samples:
+        raise UserError(f"--batches: {run.batch:,} is more than the {num_samples:,} training samples")
+    virtual_gpus = max(1, run.batch // samples)
+    if run.batch % virtual_gpus or virtual_gpus % ranks:
+        raise UserError(
+            f"--samples: a batch of {run.batch:,} makes {virtual_gpus} virtual GPUs of {samples:,}, which must leave "
+            f"no rest and give each of {ranks} ranks the same number; try --samples {max(1, run.batch // ranks)}"
+        )
+    return Share(rank, ranks, virtual_gpus, run.batch // virtual_gpus, num_samples // run.batch)
+
+
+def train_missing(runs: list[Run], data: Data, args: argparse.Namespace, world: World) -> None:
+    """Train the runs that have no result in --out yet, and write theirs. Collective."""
+    device, samples = choose_device(world), args.samples or TASKS[args.task].samples
+    missing = world.broadcast([run for run in runs if not (args.out / f"{run.name}.json").exists()])
+    if world.rank == 0 and len(missing) < len(runs):
+        print(f"{len(runs) - len(missing)} of {len(runs)} runs are in {args.out} already", file=sys.stderr)
+    hosts = world.gather(world.host)
+    shares = {run: share_of(run, data.num_samples, samples, world.rank, world.size) for run in missing}
+    done, total = 0, sum(run.epochs * shares[run].steps * run.batch for run in missing)
+    with shown("samples", world, in_logs=True) as show:
+
+        def tell(trained: int) -> None:
+            nonlocal done
+            done += trained
+            show(done, total)
+
+        for run in missing:
+            result = train(run, data, shares[run], world, device, tell)
+            if world.rank == 0:
+                result["environment"] = environment(world, device, hosts or [])
+                write_json(args.out / f"{run.name}.json", result)
+                figure = f"{TASKS[run.task].metric} {show_figure(result['test'])}"
+                print(f"{run.name}: {figure}, {duration(result['seconds'])}", file=sys.stderr)
+
+
+def train(
+    run: Run, data: Data, share: Share, world: World, device: torch.device, tell: Callable[[int], None]
+) -> dict[str, Any]:
+    """Train and score epoch by epoch; return the result as one JSON object. Collective.
+
+    A run ends early, as diverged, after an epoch in which no update was finite.
+    """
+    began = time.perf_counter()
+    solver, schedule = recipe(TASKS[run.task], run, data.num_samples)
+    with torch.random.fork_rng():  # the seed alone decides the weights
+        torch.manual_seed(rng.seed_of(run.seed, "weights"))
+        network = TASKS[run.task].build().to(device, parameter_type(run.precision))
+    network.load_state_dict(world.broadcast({name: value.cpu() for name, value in network.state_dict().items()}))
+    settings = StepSettings(run.seed, len(share.own), run.precision, solver.clip_norm, modality=data.modality)
+    step = drive_solver(solver, settings, world, network, device, {})
+    curve, skipped = list[dict[str, Any]](), 0
+    for epoch in range(run.epochs):
+        losses, skipped = list[float](), 0
+        network.begin_epoch(len(share.own))
+        for number, batches in zip(share.steps_of(epoch), data.epoch(run.seed, share, epoch), strict=True):
+            vote = step(batches, schedule.learning_rate(number)).read(run.batch, share.virtual_gpus, world.size)
+            losses.append(vote.loss)
+            skipped += vote.skipped
+            tell(run.batch)
+        scores = world.broadcast(data.score(network, device) if world.rank == 0 else {})
+        curve.append({"epoch": epoch + 1, "loss": statistics.fmean(losses), "skipped": skipped, **scores})
+        if skipped == share.steps:
+            break
+    return without_infinity(
+        asdict(run)
+        | {
+            "peak_lr": schedule.peak_lr,
+            "warmup_steps": int(schedule.warmup_steps),
+            "total_steps": schedule.total_steps,
+            "virtual_gpus": share.virtual_gpus,
+            "solver": solver.model_dump(mode="json"),
+            "diverged": skipped == share.steps,
+            "test": curve[-1]["test"],
+            "curve": curve,
+            "seconds": time.perf_counter() - began,
+        }
+    )
+
+
+def without_infinity(value: Any) -> Any:
+    """Return a JSON value with null for each number that is not finite, which JSON lacks."""
+    if isinstance(value, dict):
+        return {key: without_infinity(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_infinity(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# --- the results of all runs
+
+
+def read_results(folder: Path, task: str) -> list[Result]:
+    """Return the results of a task, in the order of methods, batches, LRs and seeds."""
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{task}_*_seed*.json"))]
+    return sorted((result for result in results if result["task"] == task), key=lambda r: (*place(r), r["seed"]))
+
+
+def place(result: Result) -> tuple[Any, ...]:
+    """Return what runs that differ in the seed alone have in common."""
+    order = list(METHODS).index(result["method"])
+    return (order, result["bounds"] or [], result["epochs"], result["precision"], result["batch"], result["lr"] or 0.0)
+
+
+def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Put the seeds together; `results` in the order of `read_results`.
+
+    mean, std: of the test figure, None where a run diverged or is alone.
+    """
+    rows = []
+    for _, group in itertools.groupby(results, place):
+        runs = list(group)
+        first, tests = runs[0], [run["test"] for run in runs]
+        bounds = first["bounds"] or (BOUNDED.lower, BOUNDED.upper)
+        name = METHODS[first["method"]] + (" [{:g}, {:g}]".format(*bounds) if first["method"] == "date" else "")
+        whole = not any(run["diverged"] for run in runs)
+        mean, std = (
+            (statistics.fmean(tests), statistics.stdev(tests) if len(runs) > 1 else None) if whole else (None,) * 2
+        )
+        rows.append({**first, "name": name, "seeds": len(runs), "mean": mean, "std": std})
+    return rows
+
+
+def show_figure(value: float | None, std: float | None = None) -> str:
+    """Return a test figure with its deviation for people."""
+    if value is None:
+        return "diverged"
+    return f"{value:.2f}" if std is None else f"{value:.2f} \N{PLUS-MINUS SIGN} {std:.2f}"
+
+
+def table_text(task: Task, results: Sequence[Result]) -> str:
+    """Return the table: a row for each method, batch and LR, next to what the paper has for it."""
+    cells = []
+    for row in rows_of(results):
+        published = task.published.get((row["method"], row["batch"])) if row["bounds"] is None else None
+        cells.append(
+            {
+                "method": row["name"],
+                "batch": f"{row['batch']:,}",
+                "peak LR": f"{row['peak_lr']:.4g}",
+                **{key: str(row[key]) for key in ("epochs", "precision", "seeds")},
+                f"test {task.metric}": show_figure(row["mean"], row["std"]),
+                "published": NONE if published is None else f"{published:g}",
+            }
+        )
+    return f"{task.title}\n{text_table(cells)}" if cells else "no results"
+
+
+def write_figure(path: Path, task: Task, results: Sequence[Result]) -> None:
+    """Draw the test error or perplexity against the batch (the paper's Figure 16) and, of a grid, the LR (Figure 17).
+
+    Runs that are shorter than the longest are left out, and of several LRs all but the best in the first panel.
+    """
+    if not results:
+        return
+    longest = max(result["epochs"] for result in results)
+    rows = [row for row in rows_of(results) if row["epochs"] == longest]
+    lost = [f"{row['name']} at {row['batch']:,}, LR {row['peak_lr']:.3g}" for row in rows if row["mean"] is None]
+    rows = [row for row in rows if row["mean"] is not None]
+    machines = "; ".join(dict.fromkeys(machine_text(result["environment"]) for result in results))
+    caption = (
+        f"{longest} epochs each. Bars: one standard deviation over seeds. Adam, tuned baseline: the best LR. "
+        f"{'Diverged: ' + '; '.join(lost) + '. ' if lost else ''}"
+        f"{'Grey crosses: You et al. 2019. ' if task.published else ''}Machine: {machines}."
+    )
+    grid = [row for row in rows if row["method"] == "grid"]
+    styles = {name: series(i) for i, name in enumerate(dict.fromkeys(row["name"] for row in rows))}
+    with drawn(path, wrapped(caption), (12.0 if grid else 10.0, 4.8)) as figure:
+        figure.suptitle(task.title, fontsize=12)
+        left, *right = figure.subplots(1, 2 if grid else 1, squeeze=False)[0]
+        for name, points in curves_of(task, rows).items():
+            draw_curve(left, task, points, "batch", label=name, **styles[name])
+        for i, ((method, batch), value) in enumerate(task.published.items()):
+            left.plot(batch, height(task, value), "x", color=GREY, label=None if i else "published")
+            left.annotate(METHODS[method], (batch, height(task, value)), fontsize=8, color=GREY)
+        log_axes(left, task, sorted({row["batch"] for row in rows}), "batch (samples a step)")
+        for axes in right:
+            batch = max(row["batch"] for row in grid)
+            points = [row for row in grid if row["batch"] == batch]
+            draw_curve(axes, task, points, "lr", **styles[METHODS["grid"]])
+            for row in rows:
+                if row["batch"] == batch and row["method"] in ("date", "legw"):
+                    axes.axhline(height(task, row["mean"]), linestyle="--", color=styles[row["name"]]["color"])
+            log_axes(axes, task, [row["lr"] for row in points], f"baseline's LR at a batch of {batch:,}")
+        figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize=9)
+
+
+def height(task: Task, value: float) -> float:
+    """Return a test figure as it is drawn, less being better: the error of an accuracy."""
+    return value if task.metric == "perplexity" else max(100 - value, 0.01)
+
+
+def curves_of(task: Task, rows: Sequence[Result]) -> dict[str, list[Result]]:
+    """Return the points of each curve: of several LRs at a batch the best."""
+    best: dict[str, dict[int, Result]] = {row["name"]: {} for row in rows}
+    for row in sorted(rows, key=lambda row: height(task, row["mean"])):
+        best[row["name"]].setdefault(row["batch"], row)
+    return {name: [points[batch] for batch in sorted(points)] for name, points in best.items()}
+
+
+def draw_curve(axes: Axes, task: Task, rows: Sequence[Result], x: str, **style: Any) -> None:
+    """Draw the means of rows against one of their keys, with the deviations."""
+    means = [height(task, row["mean"]) for row in rows]
+    axes.errorbar([row[x] for row in rows], means, [row["std"] or 0.0 for row in rows], capsize=3, **style)
+
+
+def log_axes(axes: Axes, task: Task, ticks: Sequence[float], label: str) -> None:
+    """Make both axes logarithmic, x with these ticks alone."""
+    axes.set(xscale="log", yscale="log", xlim=(min(ticks) / 1.5, max(ticks) * 1.5), xlabel=label)
+    axes.set_ylabel("test perplexity" if task.metric == "perplexity" else "test error (%)")
+    for axis, places in ((axes.xaxis, FixedLocator(ticks)), (axes.yaxis, LogLocator(subs=(1.0, 2.0, 5.0)))):
+        axis.set_major_locator(places)
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if value < 1000 else f"{value:,.0f}"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

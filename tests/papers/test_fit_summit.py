@@ -1,0 +1,98 @@
+"""papers/fit_summit.py: fitted to three rows of Table 3, the model gives the others; the shipped file is that fit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from summit_train.core.errors import RunFailed
+from summit_train.scaling import published
+from summit_train.scaling.machines import load_machine
+from tests.worlds import bench_script
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+SCRIPT = bench_script("fit_summit")
+SPECS = SCRIPT.paper_specs()
+BASE = load_machine("summit_published")
+
+
+def test_the_published_steps_are_those_worked_out_by_hand() -> None:
+    steps = {row.nodes: SCRIPT.published_step_seconds(row) for row in published.timed_rows()}
+    assert steps[8] == pytest.approx(0.410, abs=5e-4)
+    assert steps[256] == pytest.approx(0.427, abs=6e-4)
+    assert steps[384] == pytest.approx(0.435, abs=5e-4)
+
+
+def test_three_rows_give_the_other_five_within_3_percent() -> None:
+    fit = SCRIPT.fit_table_3(BASE, SPECS["tsm"])
+    errors = SCRIPT.errors_of(SCRIPT.with_constants(BASE, fit), SPECS["tsm"])
+    assert [nodes for nodes in errors if nodes in fit.rows] == [1, 8, 384]
+    assert len([nodes for nodes in errors if nodes not in fit.rows]) == 5
+    for nodes, error in errors.items():
+        assert abs(error) < (0.002 if nodes in fit.rows else 0.03), nodes
+
+
+def test_the_shipped_file_is_what_the_script_writes() -> None:
+    fit = SCRIPT.fit_table_3(BASE, SPECS["tsm"])
+    text = SCRIPT.machine_text(SCRIPT.fitted(BASE, SPECS, fit), SPECS, fit)
+    assert text == (ROOT / "configs/machines/summit.yaml").read_text(encoding="utf-8")
+
+
+def test_the_shipped_machine_predicts_table_3_and_the_speed_of_the_i3ds() -> None:
+    summit = load_machine("summit")
+    errors = SCRIPT.errors_of(summit, SPECS["tsm"])
+    assert errors == pytest.approx({row.nodes: 0 for row in published.timed_rows()}, abs=0.03)
+    assert published.RATIO_NODES == 256
+    ratios = SCRIPT.speed_ratios(summit, SPECS)
+    for arch, ratio in published.SPEED_RATIO.items():
+        assert ratios[arch] == pytest.approx(ratio, rel=0.10)
+
+
+def test_other_rows_do_not_turn_the_picture() -> None:
+    # What is claimed of the fit must not hang on the one choice of rows: these are the ends and the middle.
+    for nodes in ((1, 8, 64), (1, 16, 256), (1, 32, 384)):
+        fit = SCRIPT.fit_table_3(BASE, SPECS["tsm"], nodes)
+        errors = SCRIPT.errors_of(SCRIPT.with_constants(BASE, fit), SPECS["tsm"])
+        assert max(map(abs, errors.values())) < 0.03
+        assert 0.037 < fit.seconds_per_clip < 0.040
+
+
+def test_rows_that_leave_a_constant_open_are_refused() -> None:
+    with pytest.raises(RunFailed, match="clips and passes apart"):
+        SCRIPT.fit_table_3(BASE, SPECS["tsm"], (8, 64, 384))
+
+
+def test_ring_latencies_alone_would_rise_more_than_the_times_did() -> None:
+    # With the ring that the paper names and NCCL's hops, no room is left for stragglers.
+    ring = load_machine("summit_published", ["network.algorithm=ring"])
+    with pytest.raises(RunFailed, match="no positive constants"):
+        SCRIPT.fit_table_3(ring, SPECS["tsm"])
+
+
+def test_least_squares() -> None:
+    matrix = np.array([[2.0, 1.0], [1.0, 3.0]])
+    assert SCRIPT.gauss_newton(lambda x: matrix @ x - [5.0, 10.0], np.ones(2)) == pytest.approx([1.0, 3.0])
+    with pytest.raises(RunFailed, match="leave one of them open"):
+        SCRIPT.gauss_newton(lambda x: np.ones((2, 2)) @ x - 1.0, np.ones(2))
+    # y = a * b^x through (0, 2), (1, 6), (2, 18)
+    points = ((0, 2.0), (1, 6.0), (2, 18.0))
+    found = SCRIPT.gauss_newton(
+        lambda ab: np.array([ab[0] * ab[1] ** x / y - 1 for x, y in points]), np.array([1.0, 2.0])
+    )
+    assert found == pytest.approx([2.0, 3.0])
+
+
+def test_the_script_prints_constants_rows_and_errors(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fit_summit.py"])
+    assert SCRIPT.main() == 0
+    printed = capsys.readouterr().out
+    assert "fitted to the rows of 1, 8, 384 nodes" in printed
+    assert printed.count("  fitted\n") == 3
+    assert "i3d_3x3x3: 1.45 (1.6)" in printed
