@@ -73,6 +73,13 @@ class Picture:
         return "data:image/svg+xml;base64," + base64.b64encode(self.svg).decode("ascii")
 
 
+def image(figure: Figure, kind: str = "svg") -> bytes:
+    """Return the figure as an SVG or PNG file. Without a date or a version: equal figures have equal bytes."""
+    content = io.BytesIO()
+    figure.savefig(content, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    return content.getvalue()
+
+
 class Canvas:
     """A figure being drawn: its axes, the runs on it, and the entries of its legend so far."""
 

@@ -49,23 +49,23 @@ class Measured:
         return noise_text(self.value).removesuffix(" clips" if error else "") + error
 
 
-def pooled(squares: Sequence[float], variances: Sequence[float]) -> Measured:
-    """Return the ratio of the means of tr(Sigma) and |G|^2, as many of one as of the other.
+def pooled(pairs: Sequence[tuple[float, float]]) -> Measured:
+    """Return the ratio of the means of tr(Sigma) and |G|^2 from pairs (|G|^2, tr(Sigma)).
 
     Its standard error is that of a ratio of two means, to first order; the measurements count as independent.
     """
-    count, square, variance = len(squares), fmean(squares), fmean(variances)
+    count, square, variance = len(pairs), fmean(s for s, _ in pairs), fmean(v for _, v in pairs)
     if square <= 0 or variance <= 0:
         return Measured(count, None, None)
     value = variance / square
-    residuals = [v - value * s for v, s in zip(variances, squares, strict=True)]
+    residuals = [v - value * s for s, v in pairs]
     error = math.sqrt(sum(r * r for r in residuals) / (count - 1) / count) / square if count > 1 else None
     return Measured(count, value, error)
 
 
 def measured(steps: Sequence[StepRecord]) -> Measured:
     """Return the noise scale over `steps`, all measured."""
-    return pooled([step.gradient_square or 0.0 for step in steps], [step.gradient_variance or 0.0 for step in steps])
+    return pooled([(step.gradient_square or 0.0, step.gradient_variance or 0.0) for step in steps])
 
 
 def measured_steps(run: Run) -> list[StepRecord]:
