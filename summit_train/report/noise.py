@@ -93,8 +93,7 @@ def noise_section(run: Run) -> NoiseSection | None:
         quarters[min(QUARTERS - 1, (step.step - 1) * QUARTERS // length)].append(step)
     parts = [measured(part) for part in quarters if len(part) >= FEWEST]
     whole, batch = measured(steps), number(run.plan.get("global_batch"))
-    known = whole.value is not None and batch is not None
-    rows = batch_rows(batch, whole.value) if known and batch and whole.value else ()
+    rows = batch_rows(batch, whole.value) if batch and whole.value else ()
     return NoiseSection(whole, tuple(parts) if len(parts) > 1 else (), rows)
 
 
@@ -110,10 +109,3 @@ def batch_rows(batch: float, noise_scale: float) -> tuple[tuple[str, ...], ...]:
         share = (steps / steps_factor(batch, noise_scale), clips / clips_factor(batch, noise_scale))
         rows.append((f"{other:,.0f}", f"{steps:.2f}", f"{clips:.2f}", *(f"{100 * part:,.0f} %" for part in share)))
     return tuple(rows)
-
-
-def noise_missing(run: Run) -> str | None:
-    """Return why a run has no noise scale, where the reason is its one virtual GPU."""
-    if number(run.plan.get("virtual_gpus")) != 1 or not number(run.setting("noise_scale", "every_steps")):
-        return None
-    return "No gradient noise scale: one virtual GPU has no other to compare its gradient with"
