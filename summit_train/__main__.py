@@ -30,7 +30,7 @@ _COMMANDS = {
     "simulate": ("cli.simulate", "step, run and cost of a spec on so many nodes of a machine"),
     "sweep": ("cli.sweep", "many runs from one file: planned, submitted as a job array or run here, and looked after"),
     "report": ("cli.report", "one HTML page of one or more runs"),
-    "doctor": ("cli.doctor", "what works on this machine, and how to mend what does not"),
+    "doctor": ("cli.doctor", "what works on this machine, and how to fix what does not"),
     "schema": ("cli.schema", "the spec's JSON schema, for editors"),
 }
 
