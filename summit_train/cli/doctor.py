@@ -1,4 +1,4 @@
-"""`summit-train doctor`: what works on this machine and how to mend what does not."""
+"""`summit-train doctor`: what works on this machine and how to fix what does not."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from summit_train.cluster.doctor import examine
-from summit_train.cluster.doctor.finding import Check
+from summit_train.cluster.doctor import Check, examine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,9 +23,9 @@ def run(args: argparse.Namespace) -> int:
     for check in examine(args.run_dir, args.timeout):
         checks.append(check)
         if not args.json:
-            mend = f"\n{'':<33} -> {check.mend}" if check.mend else ""
+            fix = f"\n{'':<33} -> {check.mend}" if check.mend else ""
             # Each when it is done: the last ones take seconds.
-            print(f"{check.status:<5} {check.name:<27} {check.found}{mend}", flush=True)
+            print(f"{check.status:<5} {check.name:<27} {check.found}{fix}", flush=True)
     is_healthy = all(check.status != "fail" for check in checks)
     if args.json:
         print(json.dumps({"ok": is_healthy, "checks": [dataclasses.asdict(check) for check in checks]}))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Sequence
 from functools import partial
 
 from summit_train.cli.plan import Files, add_site_arguments, check_weights, read_files, warn
@@ -15,9 +13,8 @@ from summit_train.spec import DataSpec, ModelSpec, Spec
 from summit_train.spec.source import SpecError
 from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, load_sweep
-from summit_train.sweep.points import as_values, tables
-from summit_train.sweep.start import PlannedRun, plan_runs, planned_table, planned_values, run_here, submit_runs
-from summit_train.sweep.status import JobState, read_jobs, read_rows, to_start
+from summit_train.sweep.start import plan_runs, planned_table, planned_values, run_here, submit_runs
+from summit_train.sweep.status import as_values, read_jobs, read_rows, tables, to_start
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--status", action="store_true", help="state of the runs; writes table and, over batch sizes, figure"
     )
-    parser.add_argument("--clips", type=int, metavar="N", help="training clips, where the manifest is not at hand")
+    parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     parser.add_argument("--json", action="store_true", help="with --dry-run or --status: one JSON object on stdout")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override in every run")
 
@@ -42,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     name = "local" if args.local else args.site
     site = None if name is None else load_site(name, args.set, warn)
     if args.status:
-        return _show_status(sweep, _read_jobs(sweep, site), as_json=args.json)
+        return _show_status(sweep, site, as_json=args.json)
 
     read: dict[tuple[DataSpec, ModelSpec], Files] = {}  # once for all runs of the same data and network
 
@@ -57,8 +54,15 @@ def run(args: argparse.Namespace) -> int:
 
     planned = plan_runs(sweep, site, count, args.walltime)
     if args.dry_run or site is None:
-        return _show_plans(sweep, planned, as_json=args.json)
-    jobs, say = _read_jobs(sweep, site), partial(print, flush=True)
+        values = planned_values(sweep, planned)
+        if args.json:
+            print(json.dumps(values))
+            return 0
+        print(f"{sweep.name}: {len(planned)} runs, to {sweep.folder}\n{planned_table(planned)}")
+        if values["node_hours"] is not None:
+            print(f"{values['node_hours']:,.1f} node-hours of training in all")
+        return 0
+    jobs, say = read_jobs(sweep, site, warn), partial(print, flush=True)
     if site.scheduler == "local":
         names = to_start(read_rows(sweep, jobs))
         if any(run.plan.ranks > 1 and run.name in names for run in planned):
@@ -70,37 +74,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     if args.local and args.site is not None:
-        raise SpecError(f"--local is --site local; leave one of --local and --site {args.site} out")
+        raise SpecError(f"--local is --site local; leave out --local or --site {args.site}")
     if args.json and not (args.dry_run or args.status):
-        raise SpecError("--json goes with --dry-run or --status")
+        raise SpecError("--json needs --dry-run or --status")
     if (args.walltime is not None or args.set) and not (args.local or args.site):
-        raise SpecError("--walltime and --set are of a site: name it with --site")
+        raise SpecError("--walltime and --set need --site")
     if not (args.dry_run or args.local or args.site or args.status):
-        raise SpecError("what is to be done? --dry-run, --local, --site NAME or --status")
+        raise SpecError("choose one of --dry-run, --local, --site NAME and --status")
 
 
-def _read_jobs(sweep: Sweep, site: Site | None) -> dict[str, JobState]:
-    jobs, notes = read_jobs(sweep, site)
-    for note in notes:
-        print(note, file=sys.stderr)
-    return jobs
-
-
-def _show_plans(sweep: Sweep, planned: Sequence[PlannedRun], *, as_json: bool) -> int:
-    values = planned_values(sweep, planned)
-    if as_json:
-        print(json.dumps(values))
-        return 0
-    print(f"{sweep.name}: {len(planned)} runs, to {sweep.folder}")
-    print(planned_table(planned))
-    if values["node_hours"] is not None:
-        print(f"{values['node_hours']:,.1f} node-hours of training in all")
-    return 0
-
-
-def _show_status(sweep: Sweep, jobs: dict[str, JobState], *, as_json: bool) -> int:
+def _show_status(sweep: Sweep, site: Site | None, *, as_json: bool) -> int:
     was_started = sweep.folder.is_dir()
-    rows = write_sweep(sweep, jobs) if was_started else read_rows(sweep)
+    rows = write_sweep(sweep, read_jobs(sweep, site, warn)) if was_started else read_rows(sweep)
     values = as_values(sweep, rows)
     if as_json:
         print(json.dumps(values))

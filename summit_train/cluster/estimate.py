@@ -44,20 +44,18 @@ class Estimate:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return (name, value) rows for people."""
+        rows = [("training", "unknown: no measurement of this network; give --speed, clips a second of one rank")]
+        if self.hours is not None:
+            speed = f"{self.clips_per_second:g} clips/s a rank ({self.source})"
+            time = walltime_text(math.ceil(self.hours * 60))
+            rows = [("training", f"{time}, {self.node_hours:,.1f} node-hours at {speed}")]
+            if self.evaluation_hours is None:
+                rows.append(("evaluation", "not counted: the number of videos in data.val is unknown"))
+            else:
+                time = walltime_text(math.ceil(self.evaluation_hours * 60))
+                rows.append(("evaluation", f"{time}, final and validations"))
         walltime = walltime_text(self.walltime_minutes)
         jobs = f"{self.jobs} jobs of {walltime}, one after the other" if self.jobs > 1 else f"{walltime}, one job"
-        if self.hours is None:
-            time = "unknown: nobody measured this network here; give --speed, clips a second of one rank"
-        else:
-            speed = f"{self.clips_per_second:g} clips/s a rank ({self.source})"
-            time = f"{walltime_text(math.ceil(self.hours * 60))}, {self.node_hours:,.1f} node-hours at {speed}"
-        rows = [("training", time)]
-        if self.evaluation_hours is not None:
-            rows.append(
-                ("evaluation", f"{walltime_text(math.ceil(self.evaluation_hours * 60))}, final and validations")
-            )
-        elif self.hours is not None:
-            rows.append(("evaluation", "not counted: how many videos data.val has is unknown"))
         if self.scheduler != "local":  # this machine has no walltime
             rows.append(("walltime", f"{jobs}; at most {self.most_node_hours:,.1f} node-hours"))
         return rows
@@ -66,16 +64,14 @@ class Estimate:
 def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
     """Return the number of ranks on `nodes` nodes. Raises JobError where they do not divide scale.gpus."""
     if nodes < 1:
-        raise JobError(f"--nodes {nodes}: at least one node is wanted")
+        raise JobError(f"--nodes {nodes}: must be at least 1")
     ranks, gpus = nodes * site.ranks, spec.scale.gpus
     if gpus is not None and gpus % ranks:
         fitting = [n for n in range(1, gpus // site.ranks + 1) if gpus % (n * site.ranks) == 0]
         near = sorted(sorted(fitting, key=lambda n: abs(n - nodes))[:4])
-        mend = f"--nodes {', '.join(map(str, near))} would do" if near else "change scale.gpus or ranks_per_node"
-        raise JobError(
-            f"{nodes} nodes of {site.name} have {ranks} ranks, which do not divide scale.gpus {gpus}: every rank plays "
-            f"as many virtual GPUs as the next; {mend}"
-        )
+        hint = f"try --nodes {', '.join(map(str, near))}" if near else "change scale.gpus or ranks_per_node"
+        wrong = f"{nodes} nodes of {site.name} have {ranks} ranks, which do not divide scale.gpus {gpus}"
+        raise JobError(f"{wrong}: every rank needs an equal share; {hint}")
     return ranks
 
 
@@ -110,9 +106,10 @@ def estimate(
     Raises SiteError for more nodes than the site has, JobError for an invalid speed or walltime.
     """
     if speed is not None and not 0 < speed < math.inf:
-        raise JobError(f"--speed {speed:g}: a number above 0 is wanted")
-    measured = _measured(site, spec, nodes) if speed is None else None
-    rate, source = (measured.clips_per_second, measured.source) if measured else (speed, "--speed" if speed else None)
+        raise JobError(f"--speed {speed:g}: must be a number above 0")
+    rate, source = speed, "--speed" if speed else None
+    if speed is None and (measured := _measured(site, spec, nodes)) is not None:
+        rate, source = measured.clips_per_second, measured.source
     hours = plan.total_steps * plan.global_batch / plan.ranks / rate / 3600 if rate else None
     scored = None if videos is None else scored_clips(spec, plan, videos)
     evaluation = scored / plan.ranks / rate / 3600 if rate and scored is not None else None
@@ -125,8 +122,10 @@ def estimate(
 def _measured(site: Site, spec: Spec, nodes: int) -> Speed | None:
     """Return the site's speed of this network at the next larger number of nodes, else at the largest."""
     model, data = spec.model, spec.data
-    wanted = (model.arch, model.backbone, model.non_local, data.num_frames, data.crop, 1.0)
-    found = [s for s in site.speeds if (s.arch, s.backbone, s.non_local, s.num_frames, s.crop, model.width) == wanted]
+    if model.width != 1.0:
+        return None
+    key = (model.arch, model.backbone, model.non_local, data.num_frames, data.crop)
+    found = [s for s in site.speeds if (s.arch, s.backbone, s.non_local, s.num_frames, s.crop) == key]
     found.sort(key=lambda s: s.nodes)
     return next((s for s in found if s.nodes >= nodes), found[-1] if found else None)
 
@@ -134,7 +133,7 @@ def _measured(site: Site, spec: Spec, nodes: int) -> Speed | None:
 def _chain(site: Site, nodes: int, walltime: int | None, hours: float | None) -> tuple[int, int]:
     """Return (minutes of a job, number of jobs)."""
     if walltime is not None and walltime < 1:
-        raise JobError(f"--walltime {walltime_text(walltime)}: at least a minute is wanted")
+        raise JobError(f"--walltime {walltime_text(walltime)}: must be at least a minute")
     cap = site.walltime_cap(nodes) or math.inf
     work = None if hours is None else math.ceil(_MARGIN * hours * 60)
     if walltime is None:

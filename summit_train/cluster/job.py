@@ -72,10 +72,6 @@ def _with_variables(path: str) -> _Verbatim:
     return _Verbatim("".join(f'"{part}"' if i % 2 else shlex.quote(part) for i, part in enumerate(parts) if part))
 
 
-def _comment(text: Any) -> _Verbatim:
-    return _Verbatim(" ".join(str(text).split()))
-
-
 def job_name(name: str) -> str:
     """Return a name that schedulers accept in a directive: letters, digits and ._-, at most 64."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("-.")[:64] or "run"
@@ -88,13 +84,13 @@ def render(site: Site, job: Job) -> str:
     negative number of requeues.
     """
     if not job.runs:
-        raise JobError("a job without runs")
+        raise JobError("a job must have runs")
     if job.max_requeues < 0:
-        raise JobError(f"--max-requeues {job.max_requeues}: 0 or more is wanted")
+        raise JobError(f"--max-requeues {job.max_requeues}: must be 0 or more")
     if job.is_array and site.scheduler == "local":
-        raise JobError(f"{site.name}: this machine has no job arrays; start the runs one after another")
+        raise JobError(f"{site.name}: has no job arrays; start the runs one after another")
     if job.stage and site.node_local is None:
-        raise JobError(f"{site.name} names no node_local disk to stage to; set it in the profile, or data.stage=null")
+        raise JobError(f"{site.name} has no disk to stage to; set node_local in the profile, or data.stage=null")
     templates = Environment(
         loader=FileSystemLoader(shipped("jobs")),
         undefined=StrictUndefined,
@@ -103,7 +99,8 @@ def render(site: Site, job: Job) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.filters |= {"comment": _comment, "expand": _with_variables, "verbatim": _Verbatim}
+    templates.filters |= {"expand": _with_variables, "verbatim": _Verbatim}
+    templates.filters["comment"] = lambda text: _Verbatim(" ".join(str(text).split()))
     return templates.get_template(f"{site.scheduler}_{site.launcher}.sh.j2").render(
         site=site,
         job=job,

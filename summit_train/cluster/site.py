@@ -27,7 +27,7 @@ def parse_walltime(value: Any) -> Any:
     if isinstance(value, str) and (match := re.fullmatch(r"(\d{1,4}):([0-5]\d)", value)):
         return 60 * int(match.group(1)) + int(match.group(2))
     if isinstance(value, str):
-        raise ValueError("hours and minutes are wanted, such as 2:00")
+        raise ValueError("must be hours and minutes, such as 2:00")
     return value
 
 
@@ -38,14 +38,14 @@ def walltime_text(minutes: int) -> str:
 
 def _one_line(text: str) -> str:
     if not text.isprintable() or not text.strip():
-        raise ValueError("one line of text is wanted")
+        raise ValueError("must be one line of text")
     return text
 
 
-def _matching(pattern: str, wanted: str) -> AfterValidator:
+def _matching(pattern: str, form: str) -> AfterValidator:
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
-            raise ValueError(f"{wanted} is wanted")
+            raise ValueError(f"must be {form}")
         return text
 
     return AfterValidator(check)
@@ -55,8 +55,8 @@ Minutes = Annotated[int, BeforeValidator(parse_walltime), Field(ge=1)]
 Line = Annotated[str, AfterValidator(_one_line)]
 # The scheduler, not a shell, reads directives. These patterns allow no character that is special to either.
 Word = Annotated[str, _matching(r"[\w.@:+,=][\w.@:+,=/-]*", "one word of letters, digits and .@:+,=/_-")]
-Directive = Annotated[str, _matching(r"-[\w-][^\n#'\\$`;&|<>]*", "an option of the scheduler, such as --mem=0,")]
-Flag = Annotated[str, _matching(r"-[\w-][\w .:,=+/@%-]*", "an option without quotes, such as --mpi=pmix,")]
+Directive = Annotated[str, _matching(r"-[\w-][^\n#'\\$`;&|<>]*", "an option of the scheduler, such as --mem=0")]
+Flag = Annotated[str, _matching(r"-[\w-][\w .:,=+/@%-]*", "an option without quotes, such as --mpi=pmix")]
 NodePath = Annotated[str, _matching(r"[/$][\w./${}:@+-]*", "an absolute path without spaces; $NAMES are the node's")]
 VariableName = Annotated[str, _matching(r"[A-Za-z_]\w*", "a variable's name")]
 
@@ -164,13 +164,13 @@ def load_site(
     except SpecError as error:
         raise SiteError(str(error)) from error
     if site.launcher not in LAUNCHERS[site.scheduler]:
-        choices = ", ".join(LAUNCHERS[site.scheduler])
-        raise SiteError(f"{site.name}: launcher: {site.launcher} is none of {site.scheduler}; valid: {choices}")
+        choices = " or ".join(LAUNCHERS[site.scheduler])
+        raise SiteError(f"{site.name}: launcher: must be {choices} with {site.scheduler}, got {site.launcher}")
     if site.ranks == 0:
-        raise SiteError(f"{site.name}: ranks_per_node: wanted where gpus_per_node is 0")
+        raise SiteError(f"{site.name}: ranks_per_node: must be given where gpus_per_node is 0")
     nodes = [cap.nodes for cap in site.walltime_caps]
     if nodes != sorted(set(nodes)):
-        raise SiteError(f"{site.name}: walltime_caps: rising numbers of nodes are wanted, got {nodes}")
+        raise SiteError(f"{site.name}: walltime_caps: the numbers of nodes must rise, got {nodes}")
     for line in tree.replaced:
         warn(line)
     if site.comm == "auto":

@@ -38,8 +38,8 @@ class SchedulerError(RunFailed):
 
 def folders_to_stage(site: Site, specs: Iterable[Spec]) -> tuple[Path, ...]:
     """Return the packed sets of the specs with data.stage=auto, each once; none on a site without node_local."""
-    wanted = [spec.data for spec in specs if spec.data.stage == "auto" and site.node_local is not None]
-    paths = dict.fromkeys(Path(path).absolute() for data in wanted for path in (data.train, data.val))
+    staged = [spec.data for spec in specs if spec.data.stage == "auto" and site.node_local is not None]
+    paths = dict.fromkeys(Path(path).absolute() for data in staged for path in (data.train, data.val))
     return tuple(path for path in paths if (path / PACK_FILE).is_file())
 
 
@@ -48,7 +48,7 @@ def staging_row(site: Site, spec: Spec, folders: Iterable[Path]) -> list[tuple[s
     if spec.data.stage != "auto":
         return []
     if site.node_local is None:
-        return [("staging", f"none: {site.name} names no node_local")]
+        return [("staging", f"none: {site.name} has no node_local")]
     names = ", ".join(map(str, folders))
     return [("staging", f"{names} to {site.node_local}" if names else "none: data.train and data.val are not packed")]
 
@@ -86,7 +86,7 @@ def check_scheduler(site: Site) -> None:
     """Raise SubmitError where the site's scheduler cannot be reached from this machine."""
     command = _COMMANDS.get(site.scheduler)
     if command is not None and shutil.which(command) is None:
-        raise SubmitError(f"{command} is not on PATH: submit from a machine of {site.name}, or only look: --dry-run")
+        raise SubmitError(f"{command} is not on PATH: submit on a machine of {site.name}, or use --dry-run")
 
 
 def submit(site: Site, script: Path, after: str | None = None) -> str:
@@ -173,18 +173,17 @@ def job_states(site: Site, ids: Sequence[str]) -> dict[str, str]:
     if not ids or site.scheduler == "local":
         return dict.fromkeys(ids, "gone")
     check_scheduler(site)
-    states = _squeue() if site.scheduler == "slurm" else _bjobs()
+    if site.scheduler == "slurm":
+        # All jobs of this user: asking for a job that is gone would be an error.
+        answer = _ask(["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %T"])
+        states = dict(line.split(maxsplit=1) for line in answer.splitlines() if line.strip())
+    else:
+        states = _bjobs()
     found = {}
     for job_id in ids:
         own = {state for name, state in states.items() if job_id in (name, re.split(r"[_\[]", name)[0])}
         found[job_id] = "gone" if not own else "running" if _RUNNING & own else "queued"
     return found
-
-
-def _squeue() -> dict[str, str]:
-    """Return id -> state of all jobs of this user. Asking for a job that is gone would be an error."""
-    answer = _ask(["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %T"])
-    return dict(line.split(maxsplit=1) for line in answer.splitlines() if line.strip())
 
 
 def _bjobs() -> dict[str, str]:

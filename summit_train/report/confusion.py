@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from summit_train.core.files import replacing
 from summit_train.core.text import counted
-from summit_train.report.figures import GREY, Picture, drawable, house_style
+from summit_train.report.caption import drawn
+from summit_train.report.figures import Picture, drawable, house_style, image
 from summit_train.report.metrics import Run
 from summit_train.report.tables import MOST_CLASSES
 
@@ -48,10 +46,9 @@ class Confusion:
     def pairs(self) -> list[tuple[str, str, str, str, str]]:
         """Return (true class, predicted class, videos, share of the true class, a video) of the frequent mistakes."""
         wrong = self.counts - np.diag(np.diag(self.counts))
-        order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS]
-        rows, columns = np.unravel_index(order, wrong.shape)
         pairs = []
-        for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
+        for place in np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS].tolist():
+            row, column = divmod(place, len(self.names))
             if n := int(wrong[row, column]):
                 share = f"{100 * n / self.counts[row].sum():.1f} %"
                 example = self.examples.get((row, column), "")
@@ -62,44 +59,43 @@ class Confusion:
         """Draw the matrix, each row in percent of its class, with the counts. None for more than 30 classes."""
         if len(self.names) > MOST_CLASSES:
             return None
-        svg = io.BytesIO()
         with house_style():
-            self._figure().savefig(svg, format="svg", metadata={"Date": None})
+            figure = Figure(figsize=self._inches, layout="constrained")
+            self._draw_on(figure)
+            svg = image(figure)
         alt = "Confusion matrix: true class by predicted class"
-        return Picture("Confusion", self._caption, alt, svg.getvalue(), third=False)
+        return Picture("Confusion", self._caption, alt, svg, third=False)
 
     def draw(self, path: Path) -> None:
         """Write the matrix as PNG. With more than 30 classes it has neither names nor counts."""
-        with house_style(), replacing(path) as file:
-            figure = self._figure()
-            lines = textwrap.wrap(self._caption, round(13 * figure.get_figwidth()))
-            figure.supxlabel("\n".join(lines), fontsize=9, color=GREY)
-            figure.savefig(file, format="png", dpi=150)
+        with drawn(path, textwrap.fill(self._caption, round(13 * self._inches[0])), self._inches) as figure:
+            self._draw_on(figure)
 
     @property
     def _caption(self) -> str:
         unread = f" Left out, as they could not be read: {counted(self.unread, 'video')}." if self.unread else ""
         return f"Videos of {self.checkpoint}. Rows: true class, shaded by its share.{unread}"
 
-    def _figure(self) -> Figure:
-        size = len(self.names)
+    @property
+    def _inches(self) -> tuple[float, float]:
+        side = 0.42 * min(len(self.names), MOST_CLASSES)
+        return 2.2 + side, 1.8 + side
+
+    def _draw_on(self, figure: Figure) -> None:
         share = self.counts / np.maximum(1, self.counts.sum(1, keepdims=True))
-        is_small = size <= MOST_CLASSES
-        side = 0.42 * min(size, MOST_CLASSES)
-        figure = Figure(figsize=(2.2 + side, 1.8 + side), layout="constrained")
         axes = figure.subplots()
         axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
-        if is_small:
-            labels = [drawable(name) for name in self.names]
-            axes.set_xticks(range(size), labels, rotation=60, ha="right", rotation_mode="anchor", parse_math=False)
-            axes.set_yticks(range(size), labels, parse_math=False)
         axes.set_xlabel("predicted")
         axes.set_ylabel("true")
         axes.grid(visible=False)
-        for row, column in np.argwhere(self.counts).tolist() if is_small else ():
+        if len(self.names) > MOST_CLASSES:
+            return
+        labels = [drawable(name) for name in self.names]
+        axes.set_xticks(range(len(labels)), labels, rotation=60, ha="right", rotation_mode="anchor", parse_math=False)
+        axes.set_yticks(range(len(labels)), labels, parse_math=False)
+        for row, column in np.argwhere(self.counts).tolist():
             colour = "white" if share[row, column] > 0.5 else "black"
             axes.text(column, row, str(self.counts[row, column]), ha="center", va="center", color=colour, fontsize=9)
-        return figure
 
 
 def read_confusion(run: Run) -> Confusion | None:
@@ -118,7 +114,10 @@ def read_confusion(run: Run) -> Confusion | None:
             labels, scores = file["label"].astype(np.int64), file["scores"].astype(np.float64)
             # Older files lack this column: in them a video that could not be read has no score at all.
             is_read = file["is_read"] if "is_read" in file.files else ~np.isnan(scores).all(axis=1)
-            videos = _names(file) if "path" in file.files else ()
+            videos: list[str] = []
+            if "path" in file.files:  # with the frames of those that are spans
+                spans = zip(*(file[name].tolist() for name in ("path", "start_frame", "end_frame")), strict=True)
+                videos = [f"{path}, frames {i} to {j}" if (i, j) != (0, -1) else path for path, i, j in spans]
         if not np.isfinite(scores[is_read]).all():
             raise ValueError("scores are not finite")
         return confusion_of(checkpoint, labels, scores, is_read, run.class_names, videos)
@@ -152,10 +151,3 @@ def confusion_of(
         for place in np.argsort(lead, kind="stable").tolist():  # so the largest lead of a cell is the last
             examples[int(labels[read[place]]), int(predicted[place])] = videos[read[place]]
     return Confusion(checkpoint, every, counts, int((~is_read).sum()), examples)
-
-
-def _names(file: Mapping[str, NDArray[Any]]) -> list[str]:
-    """Return the names of the scored videos, with the frames of those that are spans."""
-    columns = (file[name].tolist() for name in ("path", "start_frame", "end_frame"))
-    spans = zip(*columns, strict=True)
-    return [path if (start, end) == (0, -1) else f"{path}, frames {start} to {end}" for path, start, end in spans]

@@ -73,14 +73,24 @@ class Picture:
         return "data:image/svg+xml;base64," + base64.b64encode(self.svg).decode("ascii")
 
 
+def image(figure: Figure, kind: str = "svg") -> bytes:
+    """Return the figure as an SVG or PNG file. Without a date or a version: equal figures have equal bytes."""
+    content = io.BytesIO()
+    if kind == "svg":
+        figure.savefig(content, format=kind, metadata={"Date": None})
+    else:
+        figure.savefig(content, format=kind, dpi=150, metadata={"Software": None})
+    return content.getvalue()
+
+
 class Canvas:
-    """A figure being drawn: its axes, the runs on it, and the entries of its legend so far."""
+    """A figure being drawn: its axes, the runs on it, and the entries of its legend, which names several runs."""
 
     def __init__(self, runs: Sequence[Run], y_label: str, third: bool = False) -> None:
         self.runs, self.third = runs, third
         self.axis = axis_name(runs)
         self.width = THIRD if third else WIDTH  # inches
-        self.entries: list[tuple[Line2D, str]] = []
+        self.entries = [(self.legend_line(i), run.label) for i, run in enumerate(runs) if len(runs) > 1]
         self.figure = Figure(figsize=(self.width, HEIGHT), layout="constrained")
         self.axes: Axes = self.figure.subplots()
         self.axes.set_xlabel(self.axis)
@@ -97,45 +107,41 @@ class Canvas:
         """Return the line style of run i."""
         return LINES[i // len(PALETTE) % len(LINES)]
 
-    def add_run(self, i: int, label: str) -> None:
-        """Add run i to the legend."""
-        line = Line2D([], [], color=self.colour(i), linestyle=self.line(i), linewidth=2.5)
-        self.entries.append((line, label))
+    def legend_line(self, i: int) -> Line2D:
+        """Return the line that stands for run i in a legend."""
+        return Line2D([], [], color=self.colour(i), linestyle=self.line(i), linewidth=2.5)
 
     def picture(self, title: str, caption: str) -> Picture:
         """Write the legend and the SVG."""
         self.axes.set_xlim(left=0)
-        self._legend()
+        if self.entries:
+            # Placeholders first: matplotlib omits a label that begins with "_" and reads one with "$" as a formula.
+            lines = [line for line, _ in self.entries]
+            legend = self.figure.legend(lines, ["entry"] * len(lines), loc="outside lower left")
+            for text, (_, label) in zip(legend.get_texts(), self.entries, strict=True):
+                text.set_parse_math(False)
+                text.set_text(drawable(label))
+            self.figure.set_size_inches(self.width, HEIGHT + LEGEND_LINE * len(lines))
         machines = dict.fromkeys(machine for run in self.runs if (machine := machine_of(run.environment)))
         dotted = " Dotted vertical: resumed there." if any(run.starts[1:] for run in self.runs) else ""
         made_on = f" Machine: {'; '.join(machines)}." if machines else ""
-        names = ", ".join(run.label for run in self.runs)
-        svg = io.BytesIO()
-        self.figure.savefig(svg, format="svg", metadata={"Date": None})
-        alt = f"{title} by {self.axis}: {names}"
-        return Picture(title, caption + dotted + made_on, alt, svg.getvalue(), self.third)
-
-    def _legend(self) -> None:
-        if not self.entries:
-            return
-        # Placeholders first: matplotlib omits a label that begins with "_" and reads one with "$" as a formula.
-        lines = [line for line, _ in self.entries]
-        legend = self.figure.legend(lines, ["entry"] * len(lines), loc="outside lower left")
-        for text, (_, label) in zip(legend.get_texts(), self.entries, strict=True):
-            text.set_parse_math(False)
-            text.set_text(drawable(label))
-        self.figure.set_size_inches(self.width, HEIGHT + LEGEND_LINE * len(lines))
+        alt = f"{title} by {self.axis}: {', '.join(run.label for run in self.runs)}"
+        return Picture(title, caption + dotted + made_on, alt, image(self.figure), self.third)
 
 
 def pictures(runs: Sequence[Run]) -> list[Picture]:
     """Draw what these runs have data for: loss, accuracy, LR, throughput, data wait, noise scale, trust ratios."""
+
+    def wait_share(step: StepRecord) -> float:
+        return 100 * step.data_wait_s / step.step_s if step.step_s > 0 else float("nan")
+
     with house_style():
         drawn = (
             _steps(runs, "Loss", "training loss (nats)", lambda s: s.loss),
             _accuracy(runs),
             _steps(runs, "Learning rate", "learning rate", lambda s: s.lr, "Of every update.", smooth=False),
             _steps(runs, "Throughput", "clips/s, all ranks", lambda s: s.clips_per_second, f"Training only. {TWICE}"),
-            _steps(runs, "Data wait", "data wait (% of step time)", _wait_share, least=5.0),
+            _steps(runs, "Data wait", "data wait (% of step time)", wait_share, least=5.0),
             _noise_scale(runs),
             _trust_ratios(runs),
         )
@@ -161,10 +167,6 @@ def house_style() -> Iterator[None]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
         yield
-
-
-def _wait_share(step: StepRecord) -> float:
-    return 100 * step.data_wait_s / step.step_s if step.step_s > 0 else float("nan")
 
 
 def _steps(
@@ -194,8 +196,6 @@ def _steps(
         if is_loss:
             crosses, floor = positions(run, run.skipped_steps, canvas.axis), canvas.axes.get_xaxis_transform()
             canvas.axes.plot(crosses, np.full_like(crosses, 0.03), "x", color=canvas.colour(i, 1), transform=floor)
-        if len(runs) > 1:
-            canvas.add_run(i, run.label)
     if not known:
         return None
     if not is_loss:
@@ -215,8 +215,6 @@ def _noise_scale(runs: Sequence[Run]) -> Picture | None:
         canvas.axes.plot(*thinned(x, y), canvas.line(i), color=canvas.colour(i), linewidth=1.6)
         if (batch := number(run.plan.get("global_batch"))) is not None:
             canvas.axes.axhline(batch, color=canvas.colour(i, 1), linestyle="--", linewidth=1.0)
-        if len(runs) > 1:
-            canvas.add_run(i, run.label)
     if not known:
         return None
     _log_axis(canvas.axes)
@@ -236,8 +234,6 @@ def _trust_ratios(runs: Sequence[Run]) -> Picture | None:
             layers = np.array([[r.ratios.get(name, np.nan) for name in names] for r in run.trust_ratios])
             canvas.axes.plot(x, layers, color=canvas.colour(i), linewidth=0.5, alpha=0.35)
             canvas.axes.plot(x, np.median(layers, axis=1), canvas.line(i), color=canvas.colour(i, 1), linewidth=1.8)
-        if len(runs) > 1:
-            canvas.add_run(i, run.label)
     return canvas.picture("Trust ratio", "Thin: each layer. Thick: the median of the layers.")
 
 
@@ -263,7 +259,7 @@ def _accuracy(runs: Sequence[Run]) -> Picture | None:
         canvas.entries = []
         for i, run in enumerate(runs):
             final = f": {mean_std(run.final.top1_mean, run.final.top1_std)}" if run.final else ""
-            canvas.add_run(i, run.label + final)
+            canvas.entries.append((canvas.legend_line(i), run.label + final))
         canvas.entries += [(Line2D([], [], color=GREY, **KINDS[kind]), label) for label, kind in kinds.items()]
     has_band = any(run.final is not None and run.final.top1_std for run in runs)
     band = " Band: one standard deviation over the last checkpoints." if has_band else ""

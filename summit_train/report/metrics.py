@@ -34,7 +34,7 @@ OBSERVED_FILE = "observed.json"  # of `eval --observed`, which need not be there
 
 
 class RunError(UserError):
-    """The given directory holds no run."""
+    """The given directory is not a run."""
 
 
 class Run:
@@ -45,18 +45,24 @@ class Run:
     """
 
     def __init__(self, directory: str | Path) -> None:
-        """Read a run directory. Raises RunError if it holds neither a spec.yaml nor a metrics.jsonl."""
-        self.path = Path(directory)
-        _require_run(self.path)
+        """Read a run directory. Raises RunError if it has neither a spec.yaml nor a metrics.jsonl."""
+        self.path = path = Path(directory)
+        if not path.is_dir():
+            what = "not a directory" if path.exists() else "no such directory"
+            raise RunError(f"{path}: {what}; give the directory of a run, run_dir/name of its spec")
+        if not _is_run(path):
+            inside = [str(child) for child in sorted(path.iterdir()) if _is_run(child)][:8]
+            hint = f"give the runs within it: {' '.join(inside)}" if inside else "give run_dir/name of a spec"
+            raise RunError(f"{path}: not a run, it has neither spec.yaml nor metrics.jsonl; {hint}")
         self.notes: list[str] = []
-        self.missing = [name for name in RUN_FILES if not (self.path / name).exists()]
+        self.missing = [name for name in RUN_FILES if not (path / name).exists()]
         self.spec_text = self._text("spec.yaml")
         try:
             self.spec: dict[str, Any] = parse_mapping(self.spec_text, "spec.yaml").values if self.spec_text else {}
         except SpecError as error:
             self.notes.append(f"{error}; shown as it is")
             self.spec = {}
-        self.label = str(self.spec.get("name") or self.path.resolve().name)
+        self.label = str(self.spec.get("name") or path.resolve().name)
         self.plan, self.environment = self._json("plan.json"), self._json("environment.json")
         counts = self.plan.pop("clips_per_class", None)
         self.clips_per_class = self._parsed(ClipsPerClass, counts, "plan.json: clips_per_class")
@@ -124,18 +130,18 @@ class Run:
         return 100 * sum(s.data_wait_s for s in timed) / total if total > 0 else None
 
     def _read_log(self) -> None:
-        """Read metrics.jsonl and note the lines that cannot be read."""
-        path = self.path / "metrics.jsonl"
+        """Read metrics.jsonl; note each line that cannot be read. A missing file is in `missing`."""
+        name = "metrics.jsonl"
+        if name in self.missing:
+            return
         try:
-            with path.open("rb") as lines:
+            with (self.path / name).open("rb") as lines:
                 for i, line in enumerate(lines, start=1):
                     text = line.decode("utf-8", "replace")
                     if text.strip():
-                        self._add_line(text, f"{path.name}, line {i}")
-        except FileNotFoundError:
-            pass
+                        self._add_line(text, f"{name}, line {i}")
         except OSError as error:
-            self.notes.append(f"{path.name}: cannot be read to its end ({error.strerror})")
+            self.notes.append(f"{name}: cannot be read to its end ({error.strerror})")
 
     def _add_line(self, text: str, where: str) -> None:
         try:
@@ -146,7 +152,7 @@ class Run:
         # A run killed while it wrote leaves half a line. The next start may have appended its record to it.
         tail = text.rfind('{"kind"')
         torn = tail > 0 or not text.rstrip().endswith("}")
-        why = "torn, the run was killed while it wrote, or writes now" if torn else f"unreadable, {reason}"
+        why = "torn, the run was killed while it wrote, or is writing" if torn else f"unreadable, {reason}"
         self.notes.append(f"{where} is left out: {why}")
         if tail > 0:
             self._add_line(text[tail:], where)
@@ -171,21 +177,23 @@ class Run:
                 ratios = TrustRatioRecord.model_validate(record)
                 self._ratios[ratios.step] = ratios
             case "average":
-                self._averages[record["step"]] = AverageRecord.model_validate(record)
+                average = AverageRecord.model_validate(record)
+                self._averages[average.step] = average
             case "batch":
-                self._batches[record["epoch"]] = BatchRecord.model_validate(record)
+                batch = BatchRecord.model_validate(record)
+                self._batches[batch.epoch] = batch
             case "checkpoint":
                 self.checkpoints.append(CheckpointRecord.model_validate(record))
                 seconds = self.checkpoints[-1].seconds
             case "start":
                 start = StartRecord.model_validate(record)
                 # Updates of the process before that lie beyond this checkpoint are not in the weights.
-                lost = [step for step in self._steps if step > start.step]
-                self._steps = {step: kept for step, kept in self._steps.items() if step <= start.step}
-                self._evals = {step: kept for step, kept in self._evals.items() if step <= start.step}
-                self._ratios = {step: kept for step, kept in self._ratios.items() if step <= start.step}
-                self._averages = {step: kept for step, kept in self._averages.items() if step <= start.step}
-                self.starts.append(start.model_copy(update={"steps_again": len(lost)}))
+                again = sum(step > start.step for step in self._steps)
+                by_step: tuple[dict[int, Any], ...] = (self._steps, self._evals, self._ratios, self._averages)
+                for records in by_step:
+                    for step_beyond in [step for step in records if step > start.step]:
+                        del records[step_beyond]
+                self.starts.append(start.model_copy(update={"steps_again": again}))
         self.seconds += seconds if math.isfinite(seconds) else 0.0
 
     def _parsed(self, kind: type[RecordType], values: object, name: str) -> RecordType | None:
@@ -243,13 +251,3 @@ def _reason(error: ValueError) -> str:
 
 def _is_run(path: Path) -> bool:
     return (path / "spec.yaml").is_file() or (path / "metrics.jsonl").is_file()
-
-
-def _require_run(path: Path) -> None:
-    if not path.is_dir():
-        what = "not a directory" if path.exists() else "no such directory"
-        raise RunError(f"{path}: {what}; give the directory of a run, run_dir/name of its spec")
-    if not _is_run(path):
-        inside = [str(child) for child in sorted(path.iterdir()) if _is_run(child)][:8]
-        hint = f"it has runs in it, give those: {' '.join(inside)}" if inside else "give run_dir/name of a spec"
-        raise RunError(f"{path}: not a run, neither spec.yaml nor metrics.jsonl is in it; {hint}")

@@ -49,23 +49,23 @@ class Measured:
         return noise_text(self.value).removesuffix(" clips" if error else "") + error
 
 
-def pooled(squares: Sequence[float], variances: Sequence[float]) -> Measured:
-    """Return the ratio of the means of tr(Sigma) and |G|^2, as many of one as of the other.
+def pooled(pairs: Sequence[tuple[float, float]]) -> Measured:
+    """Return the ratio of the means of tr(Sigma) and |G|^2 from pairs (|G|^2, tr(Sigma)).
 
     Its standard error is that of a ratio of two means, to first order; the measurements count as independent.
     """
-    count, square, variance = len(squares), fmean(squares), fmean(variances)
+    count, square, variance = len(pairs), fmean(s for s, _ in pairs), fmean(v for _, v in pairs)
     if square <= 0 or variance <= 0:
         return Measured(count, None, None)
     value = variance / square
-    residuals = [v - value * s for v, s in zip(variances, squares, strict=True)]
+    residuals = [v - value * s for s, v in pairs]
     error = math.sqrt(sum(r * r for r in residuals) / (count - 1) / count) / square if count > 1 else None
     return Measured(count, value, error)
 
 
 def measured(steps: Sequence[StepRecord]) -> Measured:
     """Return the noise scale over `steps`, all measured."""
-    return pooled([step.gradient_square or 0.0 for step in steps], [step.gradient_variance or 0.0 for step in steps])
+    return pooled([(step.gradient_square or 0.0, step.gradient_variance or 0.0) for step in steps])
 
 
 def measured_steps(run: Run) -> list[StepRecord]:
@@ -93,8 +93,7 @@ def noise_section(run: Run) -> NoiseSection | None:
         quarters[min(QUARTERS - 1, (step.step - 1) * QUARTERS // length)].append(step)
     parts = [measured(part) for part in quarters if len(part) >= FEWEST]
     whole, batch = measured(steps), number(run.plan.get("global_batch"))
-    known = whole.value is not None and batch is not None
-    rows = batch_rows(batch, whole.value) if known and batch and whole.value else ()
+    rows = batch_rows(batch, whole.value) if batch and whole.value else ()
     return NoiseSection(whole, tuple(parts) if len(parts) > 1 else (), rows)
 
 
@@ -110,10 +109,3 @@ def batch_rows(batch: float, noise_scale: float) -> tuple[tuple[str, ...], ...]:
         share = (steps / steps_factor(batch, noise_scale), clips / clips_factor(batch, noise_scale))
         rows.append((f"{other:,.0f}", f"{steps:.2f}", f"{clips:.2f}", *(f"{100 * part:,.0f} %" for part in share)))
     return tuple(rows)
-
-
-def noise_missing(run: Run) -> str | None:
-    """Return why a run has no noise scale, where the reason is its one virtual GPU."""
-    if number(run.plan.get("virtual_gpus")) != 1 or not number(run.setting("noise_scale", "every_steps")):
-        return None
-    return "No gradient noise scale: one virtual GPU has no other to compare its gradient with"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from statistics import median
 from typing import Any
 
 from summit_train.core.text import MOST_ITEMS, NONE, counted, duration, listed, mean_std, percent, show
 from summit_train.report.metrics import Run
-from summit_train.report.noise import noise_missing
 from summit_train.report.records import ClipsPerClass, FinalEval, StartRecord, number
 
 MOST_CLASSES = 30  # of a table with a row for each class
@@ -22,14 +21,23 @@ CONSEQUENCES = {  # of a file that is missing
 
 def summary_row(run: Run) -> dict[str, str]:
     """Return the run's row of the summary table: column -> text, a dash where the value is unknown."""
-    top1, top5 = _accuracy(run)
+    final, last = run.final, run.evals[-1] if run.evals else None
+    top1, top5 = NONE, NONE
+    if final is not None:
+        top1, top5 = mean_std(final.top1_mean, final.top1_std), mean_std(final.top5_mean, final.top5_std)
+    elif last is not None:
+        top1, top5 = f"{percent(last.top1)} (epoch {last.epoch:g})", percent(last.top5)
+    model = " ".join(str(part) for key in ("arch", "backbone") if (part := run.setting("model", key)))
+    frames = run.setting("data", "num_frames")
+    planned = number(run.setting("schedule", "epochs"))
+    done = NONE if run.steps_per_epoch is None else f"{run.last_step / run.steps_per_epoch:.4g}"
     speed = run.clips_per_second
     return {
         "label": run.label,
-        "model": _model(run),
+        "model": (f"{model}, {frames} frames" if model and frames else model) or NONE,
         "scale": _scale(run),
         "global_batch": show(run.plan.get("global_batch")),
-        "epochs": _epochs(run),
+        "epochs": done if planned is None else f"{done} of {planned:g}",
         "top1": top1,
         "top5": top5 if run.shows_top5 else NONE,
         "clips_per_second": NONE if speed is None else f"{speed:,.0f}" if speed >= 1000 else f"{speed:.4g}",
@@ -38,43 +46,32 @@ def summary_row(run: Run) -> dict[str, str]:
     }
 
 
-def _accuracy(run: Run) -> tuple[str, str]:
-    """Return top-1 and top-5 of the final evaluation, else of the last validation in training, with its epoch."""
-    if run.final is not None:
-        final = run.final
-        return mean_std(final.top1_mean, final.top1_std), mean_std(final.top5_mean, final.top5_std)
-    if run.evals:
-        last = run.evals[-1]
-        return f"{percent(last.top1)} (epoch {last.epoch:g})", percent(last.top5)
-    return NONE, NONE
-
-
 def _scale(run: Run) -> str:
     """Return `ranks x accumulation = virtual GPUs`, with every number of ranks that the run had."""
-    virtual = _int(run.plan.get("virtual_gpus"))
-    started = [start.ranks for start in run.starts if start.ranks]
-    ranks = list(dict.fromkeys(started)) or [count for count in [_int(run.plan.get("ranks"))] if count]
+    virtual, planned = number(run.plan.get("virtual_gpus")), number(run.plan.get("ranks"))
+    ranks = list(dict.fromkeys(start.ranks for start in run.starts if start.ranks))
+    ranks = ranks or ([int(planned)] if planned else [])
     if not ranks:
         return NONE
     if virtual is None:
         return " then ".join(f"{count:,} ranks" for count in ranks)
-    products = [f"{count:,} \N{MULTIPLICATION SIGN} {virtual // count:,}" for count in ranks]
-    return f"{' then '.join(products)} = {virtual:,}"
+    products = [f"{count:,} \N{MULTIPLICATION SIGN} {int(virtual) // count:,}" for count in ranks]
+    return f"{' then '.join(products)} = {int(virtual):,}"
 
 
 def notes_of(run: Run) -> list[str]:
     """Return what limits the numbers: missing files, unread lines, an unfinished run, classes without clips."""
     notes = [f"{name} is missing{CONSEQUENCES.get(name, '')}" for name in run.missing]
     notes += run.notes
-    total = _int(run.plan.get("total_steps"))
+    total = number(run.plan.get("total_steps"))
     if total is not None and run.last_step < total:
-        notes.append(f"Unfinished: {run.last_step:,} of {total:,} steps are done")
+        notes.append(f"Unfinished: {run.last_step:,} of {total:,.0f} steps are done")
     if run.skipped_steps:
         count = counted(len(run.skipped_steps), "step")
         notes.append(f"{count} without an update, the gradient was not finite: {listed(run.skipped_steps)}")
     notes += _averaging_notes(run)
-    if (missing := noise_missing(run)) is not None:
-        notes.append(missing)
+    if number(run.plan.get("virtual_gpus")) == 1 and number(run.setting("noise_scale", "every_steps")):
+        notes.append("No gradient noise scale: one virtual GPU has no other to compare its gradient with")
     bad_clips = run.steps[-1].bad_clips if run.steps else 0
     if bad_clips:
         notes.append(f"{bad_clips:,} times a clip could not be read and another took its place: see bad_clips.jsonl")
@@ -94,20 +91,15 @@ def _averaging_notes(run: Run) -> list[str]:
     if run.averages:
         seconds, sent = sum(one.seconds for one in run.averages), sum(one.bytes for one in run.averages)
         share = f", {100 * seconds / run.seconds:.1f} % of the recorded time" if run.seconds > 0 else ""
-        number = counted(len(run.averages), "average")
-        notes.append(
-            f"{number} of the learners' networks: {seconds:,.1f} s{share}, {sent / 1e6:,.1f} MB from each rank"
-        )
+        count = counted(len(run.averages), "average")
+        notes.append(f"{count} of the learners' networks: {seconds:,.1f} s{share}, {sent / 1e6:,.1f} MB from each rank")
     if run.batches:
         sizes = list(dict.fromkeys(one.clips_per_gpu for one in run.batches))
-        steps = [f"{size:,} after epoch {_first_epoch(run, size)}" for size in sizes[1:]]
+        first = {one.clips_per_gpu: one.epoch for one in reversed(run.batches)}  # the epoch that each began after
+        steps = [f"{size:,} after epoch {first[size]}" for size in sizes[1:]]
         grown = f"grew to {', '.join(steps)}" if steps else "did not grow"
         notes.append(f"The batch of a learner began with {sizes[0]:,} clips and {grown}")
     return notes
-
-
-def _first_epoch(run: Run, clips_per_gpu: int) -> int:
-    return next(one.epoch for one in run.batches if one.clips_per_gpu == clips_per_gpu)
 
 
 def class_rows(classes: ClipsPerClass) -> list[tuple[str, ...]]:
@@ -120,13 +112,26 @@ def class_rows(classes: ClipsPerClass) -> list[tuple[str, ...]]:
     total = ("all", *(f"{sum(counts.values()):,}" for counts in sides))
     if len(sides[0]) <= MOST_CLASSES:
         return [*((name, *(f"{counts[name]:,}" for counts in sides)) for name in sides[0]), total]
-    columns = [_summarised(counts) for counts in sides]
+    columns = []
+    for counts in sides:
+        ranked = sorted((count, name) for name, count in counts.items() if count > 0)
+        ends = [f"{count:,} ({name})" for count, name in (ranked[0], ranked[-1])] if ranked else [NONE, NONE]
+        middle = f"{median(count for count, _ in ranked):,.4g}" if ranked else NONE
+        columns.append((ends[0], middle, ends[1], f"{len(counts) - len(ranked):,} of {len(counts):,} classes"))
     return [*zip(("smallest", "median", "largest", "without clips"), *columns, strict=True), total]
 
 
 def start_rows(starts: Sequence[StartRecord]) -> list[tuple[str, str, str, str]]:
     """Return (time, step, ranks, repeated steps) for each start."""
-    return [(_time(s.time), f"{s.step:,}", show(s.ranks), f"{s.steps_again:,}") for s in starts]
+
+    def text(time: float | str | None) -> str:
+        seconds = number(time)
+        try:
+            return show(time) if seconds is None else f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %T} UTC"
+        except (OverflowError, OSError, ValueError):
+            return str(time)
+
+    return [(text(s.time), f"{s.step:,}", show(s.ranks), f"{s.steps_again:,}") for s in starts]
 
 
 def views_of(final: FinalEval) -> str:
@@ -159,50 +164,12 @@ def machine_text(environment: Mapping[str, Any]) -> str:
     return f"{machine_of(environment)}, {counted(threads, 'thread')} a rank, torch {environment['torch']}{without}"
 
 
-def rows(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:
+def rows(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Return a nested mapping as (dotted key, value) rows. A long inner mapping (hundreds of hosts) is one row."""
-    return [(key, show(value)) for key, value in _flat(mapping, "")]
-
-
-def _summarised(counts: Mapping[str, int]) -> list[str]:
-    """Return smallest, median and largest of the classes that have clips, and the number of the others."""
-    ranked = sorted((count, name) for name, count in counts.items() if count > 0)
-    ends = [f"{count:,} ({name})" for count, name in (ranked[0], ranked[-1])] if ranked else [NONE, NONE]
-    middle = f"{median(count for count, _ in ranked):,.4g}" if ranked else NONE
-    return [ends[0], middle, ends[1], f"{len(counts) - len(ranked):,} of {len(counts):,} classes"]
-
-
-def _flat(mapping: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, object]]:
+    found = []
     for key, value in mapping.items():
         if isinstance(value, Mapping) and 0 < len(value) <= MOST_ITEMS:
-            yield from _flat(value, f"{prefix}{key}.")
+            found += rows(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", value
-
-
-def _model(run: Run) -> str:
-    text = " ".join(str(part) for key in ("arch", "backbone") if (part := run.setting("model", key)))
-    frames = run.setting("data", "num_frames")
-    return (f"{text}, {frames} frames" if text and frames else text) or NONE
-
-
-def _epochs(run: Run) -> str:
-    planned = number(run.setting("schedule", "epochs"))
-    done = NONE if run.steps_per_epoch is None else f"{run.last_step / run.steps_per_epoch:.4g}"
-    return done if planned is None else f"{done} of {planned:g}"
-
-
-def _time(value: float | str | None) -> str:
-    seconds = number(value)
-    if seconds is None:
-        return show(value)
-    try:
-        moment = datetime.fromtimestamp(seconds, tz=timezone.utc)
-    except (OverflowError, OSError, ValueError):
-        return str(value)
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _int(value: object) -> int | None:
-    found = number(value)
-    return None if found is None else int(found)
+            found.append((f"{prefix}{key}", show(value)))
+    return found

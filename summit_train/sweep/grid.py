@@ -21,7 +21,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,8 +40,8 @@ _SAFE = "A-Za-z0-9.,+=@_-"
 def _safe_name(name: str) -> str:
     # The name becomes a folder. It appears in job scripts, on command lines and in schedulers' lists.
     if not re.fullmatch(rf"[A-Za-z0-9][{_SAFE}]*", name) or len(name) > _LONGEST_NAME:
-        wanted = f"a letter or digit, then letters, digits and .,+=@_-, at most {_LONGEST_NAME}, are wanted"
-        raise ValueError(f"the name becomes a folder: {wanted}")
+        form = f"a letter or digit, then letters, digits and .,+=@_-, at most {_LONGEST_NAME} characters"
+        raise ValueError(f"the name becomes a folder and must be {form}")
     return name
 
 
@@ -126,14 +126,17 @@ class Sweep:
     base: Mapping[str, Any]
 
 
+Values = dict[str, tuple[Any, str]]  # dotted key -> (value, place in the file)
+
+
 @dataclass(frozen=True)
 class _Draft:
-    """A run before its spec is built. values: key -> (value, place in the file). parts: (key, value) for the name."""
+    """A run before its spec is built. parts: (key, value) for the name; the key of a preset is empty."""
 
     place: str
-    values: Mapping[str, tuple[Any, str]]
+    values: Values
     parts: tuple[tuple[str, Any], ...]
-    nodes: int | None = None
+    nodes: int | None
     name: str | None = None
     curve: str = ""
 
@@ -148,7 +151,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     sweep = validated(SweepFile, tree)
     drafts = [*_axes(sweep, tree), *_explicit(sweep, tree)]
     if not drafts:
-        raise SpecError(f"{tree.place(())}: a sweep without a run; grid, zip, presets or runs are wanted")
+        raise SpecError(f"{tree.place(())}: a sweep must have runs; give grid, zip, presets or runs")
     base = _base(sweep, tree, overrides, {key for draft in drafts for key in draft.values})
     specs = _specs(drafts, base, sweep.name)
     runs = []
@@ -171,88 +174,100 @@ def sweep_texts(sweep: Sweep) -> dict[str, str]:
     return {"base.yaml": to_yaml(base), "sweep.yaml": to_yaml(values)}
 
 
-def _base(sweep: SweepFile, tree: Tree, overrides: Sequence[str], swept: set[str]) -> Tree:
+def _base(sweep: SweepFile, tree: Tree, overrides: Sequence[str], swept: Set[str]) -> Tree:
     """Return the values that all runs share: the base spec, then `set`, then the overrides."""
-    base = _beside(sweep.base, "base", tree.place(("base",)))
+    base = _read_relative(sweep.base, "base", tree.place(("base",)))
     for key, value in sweep.set.items():
-        where = tree.place(("set", key))
-        _check(key, value, where, ("name",))
-        put(base, key, value, where)
+        place = tree.place(("set", key))
+        _check(key, value, place, ("name",))
+        put(base, key, value, place)
     for override in overrides:
-        key = override.partition("=")[0]
-        clash = next((other for other in sorted(swept) if _overlap(key, other)), None)
-        if clash is not None:
+        if clash := _overlapping(override.partition("=")[0], sorted(swept)):
             raise SpecError(f"override {override!r}: the runs of this sweep differ in {clash}; change the sweep file")
         apply_override(base, override)
     return base
 
 
-def _beside(target: str, key: str, place: str) -> Tree:
+def _read_relative(target: str, key: str, place: str) -> Tree:
     """Return the tree of a file that the sweep file names under `key`, relative to itself."""
     path = Path(place.rpartition(":")[0]).parent / target
     if not path.is_file():
-        raise SpecError(f"{place}: {key}: there is no file {path}; it is looked for beside the sweep file")
+        raise SpecError(f"{place}: {key}: there is no file {path}; the path must be relative to the sweep file")
     return read_tree(path)
 
 
 def _check(key: str, value: Any, place: str, reserved: Sequence[str] = ("name", "run_dir")) -> None:
     if key in reserved or not all(key.split(".")):
-        raise SpecError(f"{place}: {key}: a key of the spec is wanted, such as scale.gpus, and none of {reserved}")
+        raise SpecError(
+            f"{place}: {key}: must be a key of the spec, such as scale.gpus, and not {' or '.join(reserved)}"
+        )
     if isinstance(value, dict):
         raise SpecError(f"{place}: {key} is a section; write {key}.{next(iter(value), 'key')}: ...")
 
 
-def _overlap(key: str, other: str) -> bool:
-    """Return whether one key equals the other or is its parent section."""
-    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+def _overlapping(key: str, others: Iterable[str]) -> str | None:
+    """Return the first of the other keys that equals the key, or is its parent section or a key within it."""
+    return next((o for o in others if f"{key}.".startswith(f"{o}.") or f"{o}.".startswith(f"{key}.")), None)
 
 
 def _axes(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
     """Yield every preset with every point of the grid with every row of zip."""
     if not (sweep.presets or sweep.grid or sweep.zip):
         return
-    _check_axes(sweep, tree)
-    presets = _presets(sweep, tree) or {"": {}}
+    places = _axis_places(sweep, tree)
+    presets = {name: _preset(name, preset, tree, places) for name, preset in sweep.presets.items()} or {"": {}}
     rows = list(zip(*sweep.zip.values(), strict=True)) or [()]
-    places = {key: tree.place((name, key)) for name in ("grid", "zip") for key in getattr(sweep, name)}
+    count = len(presets) * math.prod(map(len, sweep.grid.values())) * len(rows)
+    if count > MOST_RUNS:
+        raise SpecError(f"{tree.place(('grid',))}: {count:,} runs; a sweep may have at most {MOST_RUNS:,}")
     place = tree.place((next(name for name in ("zip", "grid", "presets") if getattr(sweep, name)),))
     # The first zip keys that tell the rows apart are enough for a name.
     texts = [[json.dumps(value, default=str) for value in row] for row in rows]
     most = len(sweep.zip)
     telling = next((n for n in range(1, most) if len({tuple(row[:n]) for row in texts}) == len(rows)), most)
-    for (preset, of_preset), *point in itertools.product(presets.items(), *sweep.grid.values()):
-        on_grid = tuple(zip(sweep.grid, point, strict=True))
+    for (preset, of_preset), *point, row in itertools.product(presets.items(), *sweep.grid.values(), rows):
+        on_grid, in_step = tuple(zip(sweep.grid, point, strict=True)), tuple(zip(sweep.zip, row, strict=True))
         named = (("", preset),) if preset else ()
-        for row in rows:
-            in_step = tuple(zip(sweep.zip, row, strict=True))
-            curve = [pair for pair in on_grid if pair[0] not in ("nodes", "seed") and not pair[0].startswith("scale.")]
-            given = {key: (value, places[key]) for key, value in (*on_grid, *in_step)}
-            nodes, _ = given.pop("nodes", (None, ""))
-            parts = (*named, *on_grid, *in_step[:telling])
-            yield _Draft(place, of_preset | given, parts, nodes, curve=_joined((*named, *curve)))
+        curve = [pair for pair in on_grid if pair[0] not in ("nodes", "seed") and not pair[0].startswith("scale.")]
+        given = {key: (value, places[key]) for key, value in (*on_grid, *in_step)}
+        nodes, _ = given.pop("nodes", (None, ""))
+        parts = (*named, *on_grid, *in_step[:telling])
+        yield _Draft(place, of_preset | given, parts, nodes, curve=_joined((*named, *curve)))
 
 
-def _presets(sweep: SweepFile, tree: Tree) -> dict[str, dict[str, tuple[Any, str]]]:
-    """Return name -> key -> (value, place) of every preset. Raises SpecError for a key that is an axis, too."""
-    found: dict[str, dict[str, tuple[Any, str]]] = {}
-    for name, preset in sweep.presets.items():
-        at = ("presets", name)
-        keys: dict[str, tuple[Any, str]] = {}
-        if preset.extends is not None:
-            laid = _beside(preset.extends, f"presets.{name}.extends", tree.place((*at, "extends")))
-            keys |= {".".join(path): (value, laid.place(path)) for path, value in _leaves(laid.values)}
-        keys |= {key: (value, tree.place((*at, key))) for key, value in (preset.model_extra or {}).items()}
-        for key, (value, place) in keys.items():
-            _check(key, value, place)
-            clash = next((axis for axis in (*sweep.grid, *sweep.zip) if _overlap(axis, key)), None)
-            if clash is not None:
-                raise SpecError(f"{place}: {key}: {clash} is an axis already; a preset has the other keys")
-        found[name] = keys
-    return found
+def _axis_places(sweep: SweepFile, tree: Tree) -> dict[str, str]:
+    """Check the axes of grid and zip against each other; return key -> place of each."""
+    places: dict[str, str] = {}
+    for name, axes in (("grid", sweep.grid), ("zip", sweep.zip)):
+        for key, values in axes.items():
+            place = f"{tree.place((name, key))}: {name}.{key}"
+            if clash := _overlapping(key, places):
+                raise SpecError(f"{place}: {clash} is an axis already")
+            if key == "nodes" and not all(type(value) is int and value > 0 for value in values):
+                raise SpecError(f"{place}: must be whole numbers above 0, got {values}")
+            first, others = next(iter(axes.items()))
+            if name == "zip" and len(values) != len(others):
+                raise SpecError(f"{place}: must have as many values as {first}, {len(others)}, got {len(values)}")
+            places[key] = tree.place((name, key))
+    return places
+
+
+def _preset(name: str, preset: Preset, tree: Tree, axes: Iterable[str]) -> Values:
+    """Return the values of a preset. Raises SpecError for a key that is an axis, too."""
+    values: Values = {}
+    at = ("presets", name)
+    if preset.extends is not None:
+        file = _read_relative(preset.extends, f"presets.{name}.extends", tree.place((*at, "extends")))
+        values |= {".".join(path): (value, file.place(path)) for path, value in _leaves(file.values)}
+    values |= {key: (value, tree.place((*at, key))) for key, value in (preset.model_extra or {}).items()}
+    for key, (_, place) in values.items():
+        if clash := _overlapping(key, axes):
+            raise SpecError(f"{place}: {key}: {clash} is an axis already; remove it here or there")
+    return values
 
 
 def _leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield (path, value) of everything that is no section."""
+    """Yield (path, value) of everything that is not a section."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
             yield from _leaves(value, (*above, key))
@@ -260,35 +275,12 @@ def _leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[
             yield (*above, key), value
 
 
-def _check_axes(sweep: SweepFile, tree: Tree) -> None:
-    presets = [sweep.presets] if sweep.presets else []
-    count = math.prod(map(len, (*presets, *sweep.grid.values(), *list(sweep.zip.values())[:1])))
-    if count > MOST_RUNS:
-        raise SpecError(f"{tree.place(('grid',))}: {count:,} runs; {MOST_RUNS:,} are the most of one sweep")
-    axes = [(name, key, values) for name in ("grid", "zip") for key, values in getattr(sweep, name).items()]
-    for name, key, values in axes:
-        place = tree.place((name, key))
-        for value in values:
-            _check(key, value, place)
-            if key == "nodes" and (type(value) is not int or value < 1):
-                raise SpecError(f"{place}: {name}.nodes: whole numbers above 0 are wanted, got {value!r}")
-        if name == "zip" and len(values) != len(next(iter(sweep.zip.values()))):
-            first, wanted = next(iter(sweep.zip.items()))
-            raise SpecError(f"{place}: zip.{key} has {len(values)} values, {first} {len(wanted)}: as many are wanted")
-    for (_, key, _), (name, other, _) in itertools.combinations(axes, 2):
-        if _overlap(key, other):
-            raise SpecError(f"{tree.place((name, other))}: {name}.{other}: {key} is an axis already")
-
-
 def _explicit(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
     for i, entry in enumerate(sweep.runs):
-        place = tree.place(("runs", str(i)))
-        given = entry.model_extra or {}
-        values = {key: (value, tree.place(("runs", str(i), key))) for key, value in given.items()}
-        for key, (value, where) in values.items():
-            _check(key, value, where)
+        at, given = ("runs", str(i)), entry.model_extra or {}
+        values = {key: (value, tree.place((*at, key))) for key, value in given.items()}
         parts = tuple(given.items()) or ((("nodes", entry.nodes),) if entry.nodes else ())
-        yield _Draft(place, values, parts, entry.nodes, entry.name, entry.curve)
+        yield _Draft(tree.place(at), values, parts, entry.nodes, entry.name, entry.curve)
 
 
 def _specs(drafts: Sequence[_Draft], base: Tree, folder: str) -> list[Spec]:
@@ -299,6 +291,7 @@ def _specs(drafts: Sequence[_Draft], base: Tree, folder: str) -> list[Spec]:
         tree = copy.deepcopy(base)
         put(tree, "name", "run", draft.place)
         for key, (value, place) in draft.values.items():
+            _check(key, value, place)
             put(tree, key, copy.deepcopy(value), place)
         spec = spec_from_tree(tree)
         specs.append(spec.model_copy(update={"run_dir": str(Path(spec.run_dir) / folder)}))
@@ -311,26 +304,32 @@ def _specs(drafts: Sequence[_Draft], base: Tree, folder: str) -> list[Spec]:
 
 def _names(drafts: Sequence[_Draft]) -> list[str]:
     """Return the runs' names: their own, else the preset's and `key-value` for every key that distinguishes them."""
-    keys = {key for draft in drafts for key, _ in draft.parts}
-    last = Counter(key.rpartition(".")[2] for key in keys)
-    in_full = frozenset(key for key in keys if last[key.rpartition(".")[2]] > 1)
+    last = Counter(key.rpartition(".")[2] for key in {key for draft in drafts for key, _ in draft.parts})
+    in_full = {word for word, count in last.items() if count > 1}
     names = [draft.name or _joined(draft.parts, in_full) or "base" for draft in drafts]
     # The file system may ignore case.
-    count = Counter(name.casefold() for name in names)
-    for i, draft in enumerate(drafts):
-        if draft.name is None and count[names[i].casefold()] > 1:
-            names[i] = _cut(names[i], draft.parts)
-    count = Counter(name.casefold() for name in names)
+    count = Counter(map(str.casefold, names))
+    names = [
+        name if draft.name or count[name.casefold()] == 1 else _cut(name, draft.parts)
+        for draft, name in zip(drafts, names, strict=True)
+    ]
+    count = Counter(map(str.casefold, names))
     for draft, name in zip(reversed(drafts), reversed(names), strict=True):
         if count[name.casefold()] > 1:
-            raise SpecError(f"{draft.place}: two runs have the name {name}; give one a name of its own under runs")
+            raise SpecError(f"{draft.place}: two runs have the name {name}; give one another name under runs")
     return names
 
 
 def _joined(parts: Sequence[tuple[str, Any]], in_full: Set[str] = frozenset()) -> str:
-    """Return `date_gpus-48_base_lr-0.02`; a preset's key is empty. A long name is cut and ends with a digest of all."""
-    words = ((key if key in in_full else key.rpartition(".")[2], _text(value)) for key, value in parts)
-    name = "_".join(f"{key}-{value}" if key else value for key, value in words)
+    """Return `date_gpus-48_base_lr-0.02`. A long name is cut and ends with a digest of all.
+
+    in_full: last words of keys that are ambiguous.
+    """
+    words = []
+    for key, value in parts:
+        last = key.rpartition(".")[2]
+        words.append(f"{key if last in in_full else last}-{_text(value)}" if key else _text(value))
+    name = "_".join(words)
     return name if len(name) <= _LONGEST_NAME else _cut(name, parts)
 
 
@@ -338,9 +337,7 @@ def _text(value: Any) -> str:
     """Return a value as text that is safe in a folder's name."""
     if isinstance(value, str):
         return re.sub(rf"[^{_SAFE}]+", "-", value)
-    if isinstance(value, list):
-        return "-".join(map(_text, value))
-    return json.dumps(value, default=str)
+    return "-".join(map(_text, value)) if isinstance(value, list) else json.dumps(value, default=str)
 
 
 def _cut(name: str, parts: Sequence[tuple[str, Any]]) -> str:

@@ -19,12 +19,11 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import locked, write_text
 from summit_train.core.text import NONE, duration, mean_std, show, text_table
 from summit_train.plan import Plan, PlanError, make_plan
-from summit_train.spec import Spec, dump_spec
+from summit_train.spec import Spec
 from summit_train.spec.source import to_yaml
 from summit_train.sweep.figure import write_sweep, written
-from summit_train.sweep.grid import Sweep, SweepRun, sweep_texts
-from summit_train.sweep.points import tables
-from summit_train.sweep.status import JobState, read_rows, to_start
+from summit_train.sweep.grid import Sweep, sweep_texts
+from summit_train.sweep.status import JobState, read_rows, tables, to_start
 
 Say = Callable[[str], None]
 
@@ -57,17 +56,50 @@ def plan_runs(
     """
     planned = []
     for run in sweep.runs:
+        spec, nodes, cost, gpus = run.spec, run.nodes, None, run.spec.scale.gpus
         try:
-            clips, videos = count(run.spec)
-            planned.append(_plan(run, site, clips, walltime, videos))
+            clips, videos = count(spec)
+            if site is None:
+                plan = make_plan(spec, gpus or 1, clips)
+            elif site.scheduler == "local":
+                # The largest number of ranks, at most the site's, that divides the virtual GPUs.
+                ranks = site.ranks if gpus is None else max(n for n in range(1, site.ranks + 1) if gpus % n == 0)
+                plan, nodes = make_plan(spec, ranks, clips), 1
+            elif nodes is None:
+                raise PlanError("the number of nodes is missing; add nodes: N to the sweep or to this run")
+            else:
+                plan = make_plan(spec, check_ranks(site, spec, nodes), clips)
+                cost = estimate(site, spec, plan, nodes, walltime, videos=videos)
         except UserError as error:
             raise PlanError(f"{run.name}: {error}") from error
+        planned.append(PlannedRun(run.name, spec, nodes, plan, cost))
     return planned
 
 
 def planned_table(planned: Sequence[PlannedRun]) -> str:
     """Return the plans as a table for people."""
-    return text_table([_cells(run) for run in planned])
+    rows = []
+    for run in planned:
+        plan, cost = run.plan, run.cost
+        row = {
+            "run": run.name,
+            "nodes": show(run.nodes),
+            "ranks": show(plan.ranks),
+            "virtual GPUs": show(plan.virtual_gpus),
+            "accumulation": show(plan.accumulation),
+            "batch": show(plan.global_batch),
+            "frames": show(plan.frames_per_batch),
+            "steps": show(plan.total_steps),
+            "peak LR": show(plan.peak_lr),
+            "time": NONE if cost is None or cost.hours is None else duration(cost.hours * 3600),
+            "node-hours": NONE if cost is None or cost.node_hours is None else f"{cost.node_hours:,.1f}",
+            "walltime": NONE,
+        }
+        if cost is not None:
+            jobs = f"{cost.jobs} x " if cost.jobs > 1 else ""
+            row["walltime"] = jobs + walltime_text(cost.walltime_minutes)
+        rows.append(row)
+    return text_table(rows)
 
 
 def planned_values(sweep: Sweep, planned: Sequence[PlannedRun]) -> dict[str, Any]:
@@ -83,60 +115,39 @@ def planned_values(sweep: Sweep, planned: Sequence[PlannedRun]) -> dict[str, Any
     return {"sweep": sweep.name, "at_once": sweep.at_once, "node_hours": total, "runs": runs}
 
 
-def _plan(run: SweepRun, site: Site | None, num_clips: int, walltime: int | None, videos: int | None) -> PlannedRun:
-    spec, nodes, cost = run.spec, run.nodes, None
-    if site is None:
-        plan = make_plan(spec, spec.scale.gpus or 1, num_clips)
-    elif site.scheduler == "local":
-        plan, nodes = make_plan(spec, _ranks_here(site, spec), num_clips), 1
-    elif nodes is None:
-        raise PlanError("the sweep does not say on how many nodes it runs; give nodes: N, of all runs or of this one")
-    else:
-        plan = make_plan(spec, check_ranks(site, spec, nodes), num_clips)
-        cost = estimate(site, spec, plan, nodes, walltime, videos=videos)
-    return PlannedRun(run.name, spec, nodes, plan, cost)
-
-
-def _ranks_here(site: Site, spec: Spec) -> int:
-    """Return the largest number of ranks, at most the site's, that divides the virtual GPUs."""
-    gpus = spec.scale.gpus
-    return site.ranks if gpus is None else max(n for n in range(1, site.ranks + 1) if gpus % n == 0)
-
-
-def _cells(run: PlannedRun) -> dict[str, str]:
-    plan, cost = run.plan, run.cost
-    hours, node_hours, walltime = None, None, NONE
-    if cost is not None:
-        hours, node_hours, walltime = cost.hours, cost.node_hours, walltime_text(cost.walltime_minutes)
-        walltime = f"{cost.jobs} x {walltime}" if cost.jobs > 1 else walltime
-    return {
-        "run": run.name,
-        "nodes": show(run.nodes),
-        "ranks": show(plan.ranks),
-        "virtual GPUs": show(plan.virtual_gpus),
-        "accumulation": show(plan.accumulation),
-        "batch": show(plan.global_batch),
-        "frames": show(plan.frames_per_batch),
-        "steps": show(plan.total_steps),
-        "peak LR": show(plan.peak_lr),
-        "time": NONE if hours is None else duration(hours * 3600),
-        "node-hours": NONE if node_hours is None else f"{node_hours:,.1f}",
-        "walltime": walltime,
-    }
-
-
 def submit_runs(
     sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Mapping[str, JobState], say: Say
 ) -> None:
     """Submit the missing and failed runs: one job array if all have the same node count, else a job for each run."""
     check_scheduler(site)
+    folder = sweep.folder.absolute()
     with locked(sweep.folder / "submit.lock"):
-        runs = _runs_to_start(sweep, planned, jobs, say)
-        if not runs:
+        starting = _runs_to_start(sweep, planned, jobs, say)
+        if not starting:
             return
         write_text(sweep.folder / "site.yaml", to_yaml(site.model_dump(mode="json")))
-        _submit(sweep, site, [runs] if len({run.nodes for run in runs}) == 1 else [[run] for run in runs], say)
-    say(f"summit-train sweep {sweep.folder} --status    shows them, and writes the table")
+        groups = [starting] if len({run.nodes for run in starting}) == 1 else [[run] for run in starting]
+        last: list[str] = []
+        for i, runs in enumerate(groups):
+            specs, cost = [run.spec for run in runs], runs[0].cost
+            job = Job(
+                name=runs[0].name if len(runs) == 1 else sweep.name,
+                runs=tuple(spec.run_path.absolute() for spec in specs),
+                nodes=runs[0].nodes or 1,
+                walltime_minutes=max((run.cost.walltime_minutes for run in runs if run.cost), default=60),
+                at_once=sweep.at_once,
+                stage=folders_to_stage(site, specs),
+                sweep=folder,
+            )
+            script = write_job(site, job, specs, folder / "job" if job.is_array else None)
+            # Jobs that are not an array keep the cap by waiting: job i for job i - at_once.
+            after = last[i - sweep.at_once] if sweep.at_once and i >= sweep.at_once else None
+            ids = chain(site, job, script, cost.jobs if cost and not job.is_array else 1, after)
+            last.append(ids[-1])
+            cap = f", {sweep.at_once} at once" if sweep.at_once else ""
+            array, alone = f"job array {ids[0]} of {len(runs)} runs{cap}", f"job {' '.join(ids)} on {job.nodes} nodes"
+            say(f"{job.name}: {array if job.is_array else alone}; the script is {script}")
+    say(f"summit-train sweep {sweep.folder} --status    shows their state and writes the table")
 
 
 def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Mapping[str, JobState], say: Say) -> int:
@@ -146,10 +157,14 @@ def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Mapp
     for i, run in enumerate(runs, 1):
         say(f"[{i}/{len(runs)}] {run.name}: {run.plan.total_steps:,} steps, {run.plan.ranks} ranks")
         start = time.monotonic()
-        status, signals = _run_command(_command(site, run))
+        job = Job(run.name, (run.spec.run_path.absolute(),), 1, site.default_walltime)
+        script = write_job(site.model_copy(update={"ranks_per_node": run.plan.ranks}), job, [run.spec])
+        alone = [sys.executable, "-m", "summit_train", "train", str(script.with_name("spec.yaml"))]
+        # One rank needs no MPI, and so not the script.
+        status, signals = _run_command(alone if run.plan.ranks == 1 else ["bash", str(script)])
         row = next(row for row in write_sweep(sweep, jobs) if row.name == run.name)
         if signals or status in _STOP_STATUSES:
-            say(f"{sweep.name}: stopped at {run.name}; started again, the sweep goes on there")
+            say(f"{sweep.name}: stopped at {run.name}; start the sweep again to continue there")
             return _INTERRUPTED if signal.SIGINT in signals or status == _INTERRUPTED else _STOPPED
         num_failed += status != 0
         outcome = f"failed with exit status {status}" if status else f"top-1 {mean_std(row.top1, row.top1_std)}"
@@ -173,41 +188,6 @@ def _runs_to_start(
     for name, text in sweep_texts(sweep).items():
         write_text(sweep.folder / name, text)
     return [run for run in planned if run.name in names]
-
-
-def _submit(sweep: Sweep, site: Site, groups: Sequence[Sequence[PlannedRun]], say: Say) -> None:
-    """Submit a job array, a job or a chain of jobs for each group. With a cap, group i waits for group i - at_once."""
-    last: list[str] = []
-    for i, runs in enumerate(groups):
-        job = Job(
-            name=runs[0].name if len(runs) == 1 else sweep.name,
-            runs=tuple(run.spec.run_path.absolute() for run in runs),
-            nodes=runs[0].nodes or 1,
-            walltime_minutes=max((run.cost.walltime_minutes for run in runs if run.cost), default=60),
-            at_once=sweep.at_once,
-            stage=folders_to_stage(site, [run.spec for run in runs]),
-            sweep=sweep.folder.absolute(),
-        )
-        folder = sweep.folder.absolute() / "job" if job.is_array else None
-        script = write_job(site, job, [run.spec for run in runs], folder)
-        after = last[i - sweep.at_once] if sweep.at_once and i >= sweep.at_once else None
-        cost = runs[0].cost
-        ids = chain(site, job, script, cost.jobs if cost and not job.is_array else 1, after)
-        last.append(ids[-1])
-        cap = f", {sweep.at_once} at once" if sweep.at_once else ""
-        array, alone = f"job array {ids[0]} of {len(runs)} runs{cap}", f"job {' '.join(ids)} on {job.nodes} nodes"
-        say(f"{job.name}: {array if job.is_array else alone}; the script is {script}")
-
-
-def _command(site: Site, run: PlannedRun) -> list[str]:
-    """Return the command of a run here: the site's script, or the program alone where one rank needs no MPI."""
-    spec_file = run.spec.run_path.absolute() / "job/spec.yaml"
-    if run.plan.ranks == 1:
-        write_text(spec_file, dump_spec(run.spec))
-        return [sys.executable, "-m", "summit_train", "train", str(spec_file)]
-    job = Job(run.name, (spec_file.parents[1],), 1, site.default_walltime)
-    sized = site.model_copy(update={"ranks_per_node": run.plan.ranks})
-    return ["bash", str(write_job(sized, job, [run.spec]))]
 
 
 def _run_command(command: Sequence[str]) -> tuple[int, set[int]]:

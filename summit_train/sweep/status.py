@@ -1,20 +1,21 @@
-"""The status of a sweep: one row for each run, read from the run directories and the scheduler."""
+"""The status of a sweep, read from the run directories and the scheduler: one row for each run, and the points.
+
+A point is runs that differ in nothing but their seed.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from statistics import fmean
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields, replace
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
 from summit_train.cluster.site import Site, load_site
 from summit_train.cluster.submit import SubmitError, job_states, submissions
 from summit_train.core.files import is_locked
-from summit_train.core.text import NONE, duration, has_top5, mean_std, percent, show, text_table
+from summit_train.core.text import NONE, csv_text, duration, has_top5, mean_std, percent, show, text_table
 from summit_train.report.metrics import Run, RunError
-from summit_train.report.noise import measured, measured_steps
+from summit_train.report.noise import Measured, measured, measured_steps, pooled
 from summit_train.report.records import number
 from summit_train.report.tables import machine_of
 from summit_train.spec import experiment_keys, spec_from_values
@@ -24,8 +25,7 @@ from summit_train.sweep.grid import Sweep, SweepRun
 STATES = ("done", "running", "queued", "failed", "missing", "unknown", "changed")
 
 
-@dataclass(frozen=True)
-class JobState:
+class JobState(NamedTuple):
     """The scheduler's state of a run's last job: queued, running, gone or unknown."""
 
     id: str
@@ -39,11 +39,6 @@ class SweepRow:
     state: done (the final evaluation covers the last step), running, queued, failed (started and not done), missing
     (never started), unknown (the scheduler does not answer), changed (started with another spec; see `note`).
     top1, top1_std, top5: percent, of the final evaluation; while `final` is false, of the last validation in training.
-    training_top1: percent, mean over the batches of the last epoch.
-    noise_scale, noise_scale_error: clips, over the measured steps of the run, and its standard error; None where it was
-    not measured or is unclear.
-    gradient_square, gradient_variance: |G|^2 and tr(Sigma), means over these steps.
-    seconds: recorded training time. node_hours: nodes times this time.
     """
 
     name: str
@@ -58,18 +53,18 @@ class SweepRow:
     peak_lr: float | None
     step: int
     total_steps: int | None
-    training_top1: float | None
+    training_top1: float | None  # percent, mean over the batches of the last epoch
     top1: float | None
     top1_std: float | None
     top5: float | None
     final: bool
-    noise_scale: float | None
-    noise_scale_error: float | None
-    gradient_square: float | None
-    gradient_variance: float | None
+    noise_scale: float | None  # clips, over the measured steps; None where it was not measured or is unclear
+    noise_scale_error: float | None  # its standard error
+    gradient_square: float | None  # |G|^2, mean over these steps
+    gradient_variance: float | None  # tr(Sigma), mean over these steps
     reference_top1: float | None
     reference_top1_std: float | None
-    seconds: float | None
+    seconds: float | None  # recorded training time
     node_hours: float | None
     job: str | None
     run: str
@@ -78,12 +73,37 @@ class SweepRow:
     num_classes: int
 
 
-def read_jobs(sweep: Sweep, site: Site | None) -> tuple[dict[str, JobState], list[str]]:
-    """Return run name -> its last job, as `site` and the site of the submission say; and a note for each that fails."""
+@dataclass(frozen=True)
+class Point:
+    """Runs of one curve that differ in nothing but their seed: means over those that are done; None if none is.
+
+    top1_std, training_top1_std: percent, standard deviation over the seeds (n - 1); None of fewer than two done runs.
+    checkpoints_std: percent, mean over the runs of the standard deviation over their last checkpoints.
+    noise_scale: over the done runs; None where it was not measured. Its value is None where it is unclear.
+    """
+
+    curve: str
+    global_batch: int | None
+    peak_lr: float | None
+    total_steps: int | None
+    runs: int
+    done: int
+    top1: float | None
+    top1_std: float | None
+    checkpoints_std: float | None
+    training_top1: float | None
+    training_top1_std: float | None
+    noise_scale: Measured | None
+
+
+def read_jobs(sweep: Sweep, site: Site | None, warn: Callable[[str], None]) -> dict[str, JobState]:
+    """Return run name -> its last job.
+
+    site: asked as well as the site of the submission. warn: called for each scheduler that does not answer.
+    """
     saved = sweep.folder / "site.yaml"
     sites = [*([load_site(saved)] if saved.is_file() else []), *([site] if site else [])]
     jobs: dict[str, JobState] = {}
-    notes = []
     for one in {site.scheduler: site for site in sites}.values():
         submitted = {
             run.name: [line["id"] for line in submissions(run.spec.run_path) if line["scheduler"] == one.scheduler]
@@ -93,9 +113,12 @@ def read_jobs(sweep: Sweep, site: Site | None) -> tuple[dict[str, JobState], lis
         try:
             states = job_states(one, [job_id for ids in submitted.values() for job_id in ids])
         except SubmitError as error:
-            notes.append(f"what became of the jobs is unknown: {error}")
-        jobs |= {name: _last_job(ids, states) for name, ids in submitted.items() if ids}
-    return jobs, notes
+            warn(f"the state of the jobs is unknown: {error}")
+        for name, ids in submitted.items():
+            if ids:  # of a chain the job that waits or runs, else the last one
+                chosen = next((job_id for job_id in ids if states.get(job_id) in ("running", "queued")), ids[-1])
+                jobs[name] = JobState(chosen, states.get(chosen, "unknown"))
+    return jobs
 
 
 def read_rows(sweep: Sweep, jobs: Mapping[str, JobState] | None = None) -> list[SweepRow]:
@@ -110,30 +133,8 @@ def to_start(rows: Sequence[SweepRow]) -> list[str]:
     """
     changed = [f"{row.run}: {row.note}" for row in rows if row.state == "changed"]
     if changed:
-        mend = "give the sweep another name, or move the run away"
-        raise SpecError("\n".join(f"{line}; {mend}" for line in changed))
+        raise SpecError("\n".join(f"{line}; give the sweep another name, or move the run away" for line in changed))
     return [row.name for row in rows if row.state in ("failed", "missing")]
-
-
-def as_csv(rows: Sequence[SweepRow]) -> str:
-    """Return the rows as CSV with every column; an unknown value is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(SweepRow)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return text.getvalue()
-
-
-def table(rows: Sequence[SweepRow]) -> str:
-    """Return the rows as a table for people, without the columns in which nothing is known."""
-    return text_table([_cells(row) for row in rows])
-
-
-def _last_job(ids: Sequence[str], states: Mapping[str, str]) -> JobState:
-    """Return the job of a chain that still waits or runs, else the last one."""
-    present = [job_id for job_id in ids if states.get(job_id) in ("running", "queued")]
-    chosen = present[0] if present else ids[-1]
-    return JobState(chosen, states.get(chosen, "unknown"))
 
 
 def _row(sweep: Sweep, run: SweepRun, job: JobState | None) -> SweepRow:
@@ -141,8 +142,17 @@ def _row(sweep: Sweep, run: SweepRun, job: JobState | None) -> SweepRow:
         found = Run(run.spec.run_path)
     except RunError:
         found = None  # nothing there, or only the files of a submission
-    plan = _plan(run, found)
     state, note = _state(run, found, job)
+    scale = run.spec.scale
+    batch = None if scale.gpus is None else scale.gpus * scale.clips_per_gpu
+    frames = None if batch is None else batch * run.spec.data.num_frames
+    plan: dict[str, Any] = {"virtual_gpus": scale.gpus, "global_batch": batch, "frames_per_batch": frames}
+    plan |= found.plan if found else {}  # the recorded plan, which the spec need not decide alone
+    steps, final = (found.steps, found.final) if found else ([], None)
+    training = [step.top1 for step in steps if step.epoch == steps[-1].epoch and step.top1 is not None]
+    last = found.evals[-1] if found and found.evals else None
+    gradients = measured_steps(found) if found else []
+    noise = measured(gradients) if gradients else None
     points = sweep.reference.points if sweep.reference else ()
     published = next((point for point in points if point.global_batch == plan["global_batch"]), None)
     seconds = found.seconds or None if found else None
@@ -151,11 +161,23 @@ def _row(sweep: Sweep, run: SweepRun, job: JobState | None) -> SweepRow:
         curve=run.curve,
         state=state,
         nodes=run.nodes,
-        **plan,
-        **_accuracy(found),
+        ranks=plan.get("ranks"),
+        virtual_gpus=plan["virtual_gpus"],
+        accumulation=plan.get("accumulation"),
+        global_batch=plan["global_batch"],
+        frames_per_batch=plan["frames_per_batch"],
+        peak_lr=plan.get("peak_lr"),
         step=found.last_step if found else 0,
-        training_top1=_training_top1(found) if found else None,
-        **_noise(found),
+        total_steps=plan.get("total_steps"),
+        training_top1=fmean(training) if training else None,
+        top1=final.top1_mean if final else last.top1 if last else None,
+        top1_std=final.top1_std if final else None,
+        top5=final.top5_mean if final else last.top5 if last else None,
+        final=final is not None,
+        noise_scale=noise.value if noise else None,
+        noise_scale_error=noise.error if noise else None,
+        gradient_square=fmean(step.gradient_square or 0.0 for step in gradients) if gradients else None,
+        gradient_variance=fmean(step.gradient_variance or 0.0 for step in gradients) if gradients else None,
         reference_top1=published.top1 if published else None,
         reference_top1_std=published.top1_std if published else None,
         seconds=seconds,
@@ -168,38 +190,25 @@ def _row(sweep: Sweep, run: SweepRun, job: JobState | None) -> SweepRow:
     )
 
 
-def _plan(run: SweepRun, found: Run | None) -> dict[str, Any]:
-    """Return the numbers of the recorded plan; where there is none, those that follow from the spec."""
-    scale = run.spec.scale
-    batch = None if scale.gpus is None else scale.gpus * scale.clips_per_gpu
-    known: dict[str, Any] = dict.fromkeys(("ranks", "accumulation", "peak_lr", "total_steps"))
-    known |= {"virtual_gpus": scale.gpus, "global_batch": batch}
-    known["frames_per_batch"] = None if batch is None else batch * run.spec.data.num_frames
-    recorded = found.plan if found else {}
-    return {key: recorded.get(key, value) for key, value in known.items()}
-
-
 def _state(run: SweepRun, found: Run | None, job: JobState | None) -> tuple[str, str]:
     """Return (state, note). A run that is done stays done, whatever the scheduler says of its job."""
-    if found and (difference := _difference(run, found)):
-        return "changed", difference
-    if found and _is_done(found):
-        return "done", ""
+    path = run.spec.run_path
+    if found:
+        if difference := _difference(run, found):
+            return "changed", difference
+        # The final evaluation must cover the last step: `eval` during training writes eval.json too.
+        total = number(found.plan.get("total_steps"))
+        scored = [score.step for score in found.final.checkpoints if score.step is not None] if found.final else []
+        if total is not None and scored and max(scored) >= total:
+            return "done", ""
     if job and job.state in ("running", "queued", "unknown"):
         return job.state, ""
-    if is_locked(run.spec.run_path / "lock"):
+    if is_locked(path / "lock"):
         return "running", ""
-    stopped = "stopped on request" if (run.spec.run_path / "stopped").exists() else ""
     # A run that fails at once leaves only the spec that it was started with.
-    begun = found or job or (run.spec.run_path / "job/spec.yaml").exists()
-    return ("failed", stopped) if begun else ("missing", "")
-
-
-def _is_done(found: Run) -> bool:
-    """Return whether the final evaluation covers the last step: `eval` during training writes eval.json too."""
-    total = number(found.plan.get("total_steps"))
-    steps = [score.step for score in found.final.checkpoints if score.step is not None] if found.final else []
-    return total is not None and bool(steps) and max(steps) >= total
+    if found or job or (path / "job/spec.yaml").exists():
+        return "failed", "stopped on request" if (path / "stopped").exists() else ""
+    return "missing", ""
 
 
 def _difference(run: SweepRun, found: Run) -> str:
@@ -213,43 +222,90 @@ def _difference(run: SweepRun, found: Run) -> str:
     return "; ".join(f"{key} was {old}, the sweep has {new}" for key, old, new in both if old != new)
 
 
-def _accuracy(found: Run | None) -> dict[str, Any]:
-    """Return the accuracies of the final evaluation, else of the last validation in training."""
-    if found and found.final:
-        final = found.final
-        return {"top1": final.top1_mean, "top1_std": final.top1_std, "top5": final.top5_mean, "final": True}
-    last = found.evals[-1] if found and found.evals else None
-    return {"top1": last and last.top1, "top1_std": None, "top5": last and last.top5, "final": False}
+def sweep_points(sweep: Sweep, rows: Sequence[SweepRow]) -> list[Point]:
+    """Return the points in the sweep's order. rows: one for each run, in the sweep's order."""
+    groups: dict[tuple[str, str, int | None], list[SweepRow]] = {}
+    for run, row in zip(sweep.runs, rows, strict=True):
+        alike = run.spec.model_copy(update={"name": "any", "seed": 0})
+        groups.setdefault((run.curve, alike.model_dump_json(), run.nodes), []).append(row)
+    return [_point(group) for group in groups.values()]
 
 
-def _training_top1(found: Run) -> float | None:
-    """Return the mean over the batches of the last epoch, which may be unfinished."""
-    epoch = found.steps[-1].epoch if found.steps else 0
-    known = [step.top1 for step in found.steps if step.epoch == epoch and step.top1 is not None]
-    return fmean(known) if known else None
+def _point(rows: Sequence[SweepRow]) -> Point:
+    first, done = rows[0], [row for row in rows if row.state == "done"]
+    top1, top1_std = _mean_std([row.top1 for row in done])
+    training, training_std = _mean_std([row.training_top1 for row in done])
+    return Point(
+        curve=first.curve,
+        global_batch=first.global_batch,
+        peak_lr=next((row.peak_lr for row in rows if row.peak_lr is not None), None),
+        total_steps=next((row.total_steps for row in rows if row.total_steps is not None), None),
+        runs=len(rows),
+        done=len(done),
+        top1=top1,
+        top1_std=top1_std,
+        checkpoints_std=_mean_std([row.top1_std for row in done])[0],
+        training_top1=training,
+        training_top1_std=training_std,
+        noise_scale=_noise_scale(done),
+    )
 
 
-def _noise(found: Run | None) -> dict[str, Any]:
-    """Return the noise scale with its error, and the two means that it is the ratio of."""
-    steps = measured_steps(found) if found else []
-    if not steps:
-        return dict.fromkeys(("noise_scale", "noise_scale_error", "gradient_square", "gradient_variance"))
-    noise = measured(steps)
+def _mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    known = [value for value in values if value is not None]
+    return (fmean(known) if known else None), (stdev(known) if len(known) > 1 else None)
+
+
+def _noise_scale(rows: Sequence[SweepRow]) -> Measured | None:
+    """Return the noise scale over runs, each with the same weight; None where no run measured it.
+
+    Its standard error is that over the runs, of one run that over its steps.
+    """
+    # The ratio of the means, not the mean of the runs' ratios: where the mean gradient is small beside its scatter,
+    # some ratios are below 0.
+    known = [row for row in rows if row.gradient_square is not None and row.gradient_variance is not None]
+    if not known:
+        return None
+    noise = pooled([(row.gradient_square or 0.0, row.gradient_variance or 0.0) for row in known])
+    return noise if len(known) > 1 else replace(noise, error=known[0].noise_scale_error)
+
+
+def has_seeds(points: Sequence[Point]) -> bool:
+    """Return whether some runs differ in nothing but their seed."""
+    return any(point.runs > 1 for point in points)
+
+
+def as_csv(rows: Sequence[SweepRow]) -> str:
+    """Return the rows as CSV with every column; an unknown value is empty."""
+    return csv_text([[field.name for field in fields(SweepRow)], *map(astuple, rows)])
+
+
+def as_values(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, Any]:
+    """Return rows, points and the number of runs in each state as one JSON object."""
     return {
-        "noise_scale": noise.value,
-        "noise_scale_error": noise.error,
-        "gradient_square": fmean(step.gradient_square or 0.0 for step in steps),
-        "gradient_variance": fmean(step.gradient_variance or 0.0 for step in steps),
+        "sweep": sweep.name,
+        "folder": str(sweep.folder),
+        "states": {state: sum(row.state == state for row in rows) for state in STATES},
+        "runs": [asdict(row) for row in rows],
+        "points": [asdict(point) for point in sweep_points(sweep, rows)],
     }
 
 
-def _cells(row: SweepRow) -> dict[str, str]:
-    accumulated = f" = {row.ranks} x {row.accumulation}" if row.ranks else ""
+def tables(sweep: Sweep, rows: Sequence[SweepRow]) -> str:
+    """Return the table of the runs and, where some differ in nothing but their seed, that of the points.
+
+    Columns in which nothing is known are left out.
+    """
+    of_runs, points = text_table([_row_cells(row) for row in rows]), sweep_points(sweep, rows)
+    return f"{of_runs}\n\n{text_table([_point_cells(point) for point in points])}" if has_seeds(points) else of_runs
+
+
+def _row_cells(row: SweepRow) -> dict[str, str]:
     return {
         "run": row.name,
         "state": row.state,
         "nodes": show(row.nodes),
-        "GPUs": show(row.virtual_gpus) + accumulated,
+        "GPUs": show(row.virtual_gpus) + (f" = {row.ranks} x {row.accumulation}" if row.ranks else ""),
         "batch": show(row.global_batch),
         "frames": show(row.frames_per_batch),
         "peak LR": show(row.peak_lr),
@@ -261,4 +317,17 @@ def _cells(row: SweepRow) -> dict[str, str]:
         "time": duration(row.seconds) if row.seconds else NONE,
         "job": row.job or NONE,
         "note": row.note,
+    }
+
+
+def _point_cells(point: Point) -> dict[str, str]:
+    return {
+        "curve": point.curve,
+        "batch": show(point.global_batch),
+        "done": f"{point.done} of {point.runs}",
+        "steps": show(point.total_steps),
+        "peak LR": show(point.peak_lr),
+        "train top-1": mean_std(point.training_top1, point.training_top1_std),
+        "top-1": mean_std(point.top1, point.top1_std),
+        "noise scale": NONE if point.noise_scale is None else point.noise_scale.text,
     }

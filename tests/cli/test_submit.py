@@ -63,7 +63,7 @@ def test_a_dry_run_prints_script_and_cost_and_touches_nothing(
         "tsm_r50_8f_1536gpu: 256 nodes of summit, 1536 ranks\n"
         "  training   0:14, 59.1 node-hours at 18.3 clips/s a rank "
         "(Training Kinetics in 15 Minutes, Table 3: 14m13s)\n"
-        "  evaluation not counted: how many videos data.val has is unknown\n"
+        "  evaluation not counted: the number of videos in data.val is unknown\n"
         "  walltime   0:32, one job; at most 136.5 node-hours\n"
         "  unchecked  data.train, data.val, model.pretrained\n"
     )
@@ -114,7 +114,7 @@ def test_a_job_is_submitted_and_recorded(
 def _cost_lines() -> str:
     return (
         "a b; $(touch x): 1 nodes of slurm_generic, 4 ranks\n"
-        "  training   unknown: nobody measured this network here; give --speed, clips a second of one rank\n"
+        "  training   unknown: no measurement of this network; give --speed, clips a second of one rank\n"
         "  walltime   4:00, one job; at most 4.0 node-hours\n"
     )
 
@@ -131,7 +131,7 @@ def test_packed_sets_are_staged_where_the_spec_asks(say: Callable[..., Said], tm
     assert "data.stage=\"'$staged'\"" in out
     for other, said in (
         (("data.stage=auto", "data.train=t.csv", "data.val=v.csv"), "none: data.train and data.val are not packed"),
-        (("data.stage=auto", "--set", "node_local=null"), "none: summit names no node_local"),
+        (("data.stage=auto", "--set", "node_local=null"), "none: summit has no node_local"),
         ((), None),
         (("data.stage=/ssd",), None),  # the trainer does it
     ):
@@ -154,12 +154,12 @@ def test_a_chain_is_said_and_submitted(say: Callable[..., Said], standins: Stand
     [
         (["--site", "sumit", "--nodes", "1"], "there is no site 'sumit'; shipped: local, "),
         (["--site", "summit", "--nodes", "5"], "5 nodes of summit have 30 ranks, which do not divide scale.gpus 1536"),
-        (["--site", "summit", "--nodes", "0"], "--nodes 0: at least one node is wanted"),
+        (["--site", "summit", "--nodes", "0"], "--nodes 0: must be at least 1"),
         (["--site", "local", "--nodes", "2"], "local: a job has at most 1 nodes, 2 are asked for"),
         (["--site", "summit", "--nodes", "1", "--set", "acount=x"], "override 'acount=x': acount: unknown key"),
-        (["--site", "summit", "--nodes", "1", "--speed", "0"], "--speed 0: a number above 0 is wanted"),
-        (["--site", "summit", "--nodes", "1", "--max-requeues", "-1"], "--max-requeues -1: 0 or more is wanted"),
-        (["--site", "summit", "--nodes", "1", "--walltime", "0:00"], "--walltime 0:00: at least a minute is wanted"),
+        (["--site", "summit", "--nodes", "1", "--speed", "0"], "--speed 0: must be a number above 0"),
+        (["--site", "summit", "--nodes", "1", "--max-requeues", "-1"], "--max-requeues -1: must be 0 or more"),
+        (["--site", "summit", "--nodes", "1", "--walltime", "0:00"], "--walltime 0:00: must be at least a minute"),
         (["--site", "summit", "--nodes", "1", "scale.gpu=1"], "scale.gpu: unknown key; did you mean gpus?"),
         (["--site", "slurm_v100", "--nodes", "96"], "slurm_v100: a job has at most 64 nodes, 96 are asked for"),
     ],
@@ -173,7 +173,7 @@ def test_mistakes_are_one_line_and_2(say: Callable[..., Said], words: list[str],
 def test_a_walltime_of_the_wrong_form_is_the_parsers(say: Callable[..., Said]) -> None:
     status, _, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "256", "--walltime", "2h")
     assert status == 2
-    assert "argument --walltime: '2h': hours and minutes are wanted, such as 2:00" in err
+    assert "argument --walltime: '2h': must be hours and minutes, such as 2:00" in err
 
 
 def test_a_missing_manifest_is_said_before_the_queue_is(say: Callable[..., Said], standins: Standins) -> None:
@@ -189,7 +189,7 @@ def test_without_the_scheduler_nothing_is_written(
     monkeypatch.setenv("PATH", "/nowhere")
     status, _, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "256")
     assert status == 2
-    assert err.endswith("summit-train: bsub is not on PATH: submit from a machine of summit, or only look: --dry-run\n")
+    assert err.endswith("summit-train: bsub is not on PATH: submit on a machine of summit, or use --dry-run\n")
     assert list(tmp_path.iterdir()) == []
 
 

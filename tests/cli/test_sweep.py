@@ -194,7 +194,7 @@ def test_status_without_the_scheduler_says_so_and_calls_nothing_failed(
     assert say("sweep", path, "--site", "slurm_generic")[0] == 0
     monkeypatch.setenv("PATH", "/nowhere")
     status, out, err = say("sweep", path, "--status")
-    assert status == 0 and "what became of the jobs is unknown: sbatch is not on PATH" in err
+    assert status == 0 and "the state of the jobs is unknown: sbatch is not on PATH" in err
     assert "study: 2 unknown\n" in out
 
 
@@ -209,11 +209,11 @@ def test_status_of_a_sweep_that_was_not_started_writes_nothing(
 @pytest.mark.parametrize(
     ("axes", "words", "message"),
     [
-        ("grid: {seed: [0, 1]}", [], "what is to be done? --dry-run, --local, --site NAME or --status"),
-        ("grid: {seed: [0, 1]}", ["--local", "--site", "local"], "--local is --site local; leave one"),
-        ("grid: {seed: [0, 1]}", ["--local", "--json"], "--json goes with --dry-run or --status"),
-        ("grid: {seed: [0, 1]}", ["--dry-run", "--walltime", "2:00"], "--walltime and --set are of a site"),
-        ("grid: {seed: [0, 1]}", ["--site", "slurm_generic"], "seed-0: the sweep does not say on how many nodes"),
+        ("grid: {seed: [0, 1]}", [], "choose one of --dry-run, --local, --site NAME and --status"),
+        ("grid: {seed: [0, 1]}", ["--local", "--site", "local"], "--local is --site local; leave out"),
+        ("grid: {seed: [0, 1]}", ["--local", "--json"], "--json needs --dry-run or --status"),
+        ("grid: {seed: [0, 1]}", ["--dry-run", "--walltime", "2:00"], "--walltime and --set need --site"),
+        ("grid: {seed: [0, 1]}", ["--site", "slurm_generic"], "seed-0: the number of nodes is missing; add nodes: N"),
         ("grid: {seed: [0]}\nnodes: 3", ["--site", "slurm_generic"], "seed-0: 3 nodes of slurm_generic have 12 ranks"),
         ("grid: {seed: [0], scale.gpus: [64]}", ["--local"], "seed-0_gpus-64: data.train has 80 clips"),
         ("grid: {seed: [0, 1]}", ["--dry-run", "data.train=no.csv"], "data.train: there is no no.csv; give the number"),
@@ -278,7 +278,7 @@ def test_here_a_stop_is_passed_on_and_the_sweep_goes_on_where_it_stopped(write_s
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 85, output
-    assert "study: stopped at seed-0; started again, the sweep goes on there" in output
+    assert "study: stopped at seed-0; start the sweep again to continue there" in output
     assert not (tmp_path / "runs/study/seed-1").exists()
     process = _local(path)
     output, _ = process.communicate(timeout=PATIENCE_S)

@@ -15,8 +15,7 @@ import pytest
 
 from summit_train.cli import doctor as command
 from summit_train.cluster import doctor
-from summit_train.cluster.doctor.finding import Check, Status
-from summit_train.cluster.doctor.host import available_cpus, check_disk
+from summit_train.cluster.doctor import Check, Status, available_cpus, check_disk
 from summit_train.core import processes
 from summit_train.core.processes import ROOT_ALLOWED, ProbeError, find_mpirun, mpirun_command, probe, refuses_root
 
@@ -77,13 +76,6 @@ class TestWithHorovod:
         assert check.status in ("ok", "warn"), check
         assert "built with MPI" in check.found
 
-    def test_a_horovod_for_another_torch_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(doctor, "_torch_that_horovod_was_built_for", lambda: "1.13.1")
-        check = doctor.check("horovod")
-        assert check.status == "fail"
-        assert "1.13.1" in check.found
-        assert "builds Horovod anew" in check.mend
-
     def test_mpi4py_uses_the_same_mpi(self) -> None:
         check = doctor.check("mpi4py")
         assert check.status == "ok", check
@@ -93,9 +85,17 @@ class TestWithHorovod:
         assert check.status == "ok", check
 
 
+def test_a_horovod_for_another_torch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"version": "0.28.1", "mpi": True, "nccl": False, "gpus": 0, "torch": "2.13.0", "built_for": "1.13.1"}
+    monkeypatch.setattr(doctor, "probe", lambda *_: facts)
+    check = doctor.check("horovod")
+    assert (check.status, check.found) == ("fail", "0.28.1, built with MPI for torch 1.13.1")
+    assert "rebuilds Horovod" in check.mend
+
+
 def test_ranks_that_do_not_know_each_other_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What ranks say that an mpirun of another MPI started: each believes to be alone."""
-    alone = json.dumps({"size": 1, "mpi_size": 1, "total": 1.0, "gathered": [0]})
+    alone = json.dumps({"by": "Horovod and mpi4py", "size": 1, "total": 1.0, "gathered": [0]})
     other = program(tmp_path, "mpirun", f"echo '{alone}'\necho '{alone}'")
     monkeypatch.setattr(doctor, "find_mpirun", lambda: str(other))
     check = doctor.check_allreduce()

@@ -85,11 +85,11 @@ def test_the_other_networks_are_slower_as_in_figure_6(name: str, factor: float) 
         "data.crop=112",
     ],
 )
-def test_nothing_is_said_of_a_network_that_nobody_measured(override: str) -> None:
+def test_a_network_that_was_not_measured_has_no_estimate(override: str) -> None:
     cost = _cost("tsm_r50_8f", 1, override)
     assert (cost.clips_per_second, cost.source, cost.hours, cost.node_hours) == (None, None, None, None)
     assert (cost.jobs, cost.walltime_minutes) == (1, 120)  # the site's own
-    assert "nobody measured this network here; give --speed" in dict(cost.rows())["training"]
+    assert "no measurement of this network; give --speed" in dict(cost.rows())["training"]
 
 
 def test_a_speed_of_ones_own_goes_before_the_sites() -> None:
@@ -116,10 +116,10 @@ def test_a_site_without_caps_takes_what_is_asked() -> None:
 @pytest.mark.parametrize(
     ("nodes", "message"),
     [
-        (0, "--nodes 0: at least one node is wanted"),
-        (-1, "--nodes -1: at least one node is wanted"),
-        (5, "5 nodes of summit have 30 ranks, which do not divide scale.gpus 1536: .*; --nodes 1, 2, 4, 8 would do"),
-        (512, "512 nodes of summit have 3072 ranks, .*; --nodes 32, 64, 128, 256 would do"),
+        (0, "--nodes 0: must be at least 1"),
+        (-1, "--nodes -1: must be at least 1"),
+        (5, "5 nodes of summit have 30 ranks, which do not divide scale.gpus 1536: .*; try --nodes 1, 2, 4, 8"),
+        (512, "512 nodes of summit have 3072 ranks, .*; try --nodes 32, 64, 128, 256"),
     ],
 )
 def test_ranks_that_do_not_divide_the_virtual_gpus(nodes: int, message: str) -> None:
@@ -141,7 +141,7 @@ def test_a_spec_without_virtual_gpus_takes_any_number_of_nodes() -> None:
 
 @pytest.mark.parametrize("asked", [{"speed": 0.0}, {"speed": float("nan")}, {"speed": float("inf")}, {"walltime": 0}])
 def test_a_speed_or_walltime_that_is_none(asked: dict[str, float]) -> None:
-    with pytest.raises(JobError, match=r"--(speed|walltime) .*wanted"):
+    with pytest.raises(JobError, match=r"--(speed|walltime) .*: must be"):
         _cost("tsm_r50_8f", 1, **asked)
 
 
@@ -158,7 +158,7 @@ def test_the_rows_for_people() -> None:
     assert dict(one.rows())["walltime"].startswith("2:00, one job; at most")
 
 
-def test_nobody_ends_a_run_on_ones_own_machine() -> None:
+def test_a_run_on_this_machine_has_no_walltime() -> None:
     cost = _cost("tsm_r50_8f", 1, site=load_site("local"), speed=2.0)
     assert [name for name, _ in cost.rows()] == ["training", "evaluation"]
 
@@ -170,7 +170,7 @@ def test_the_walltime_counts_the_validations_and_the_final_evaluation() -> None:
     site = load_site("slurm_generic")
     without = _cost("tsm_r50_8f", 1, "scale.gpus=4", *keys, *views, site=site, speed=100.0)
     assert without.evaluation_hours is None
-    assert dict(without.rows())["evaluation"] == "not counted: how many videos data.val has is unknown"
+    assert dict(without.rows())["evaluation"] == "not counted: the number of videos in data.val is unknown"
     cost = _cost("tsm_r50_8f", 1, "scale.gpus=4", *keys, *views, site=site, speed=100.0, videos=6_000)
     # After epochs 3, 6, 9 and 10; the checkpoints of 2, 4, .. 10: 6,000 x (4 + 5 x 30) clips.
     assert cost.evaluation_hours == pytest.approx(924_000 / 400 / 3600)

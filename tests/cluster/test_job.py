@@ -1,6 +1,6 @@
 """Job scripts: every shipped site against golden files, compared whole, and through bash and shellcheck.
 
-After a change that is meant, write the golden files anew and read the difference:
+After a change that is meant, write the golden files again and read the difference:
     UPDATE_GOLDEN=1 python -m pytest tests/cluster/test_job.py -k golden; git diff tests/golden/jobs
 """
 
@@ -120,9 +120,9 @@ def test_variables_of_a_nodes_path_are_the_shells_to_expand() -> None:
 @pytest.mark.parametrize(
     ("site", "job", "message"),
     [
-        ("summit", replace(ONE, runs=()), "a job without runs"),
-        ("local", STAGED, "local names no node_local disk to stage to; set it in the profile, or data.stage=null"),
-        ("local", ARRAY, "local: this machine has no job arrays"),
+        ("summit", replace(ONE, runs=()), "a job must have runs"),
+        ("local", STAGED, "local has no disk to stage to; set node_local in the profile, or data.stage=null"),
+        ("local", ARRAY, "local: has no job arrays"),
     ],
 )
 def test_jobs_that_cannot_be(site: str, job: Job, message: str) -> None:

@@ -88,7 +88,7 @@ def test_walltimes_are_hours_and_minutes(text: str, minutes: int) -> None:
 
 @pytest.mark.parametrize("text", ["2", "2:0", "2:60", "1:00:00", "-1:00", "2h", "", " 2:00", "2:00\n"])
 def test_other_walltimes_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="hours and minutes are wanted, such as 2:00"):
+    with pytest.raises(ValueError, match="must be hours and minutes, such as 2:00"):
         parse_walltime(text)
 
 
@@ -104,15 +104,15 @@ def test_a_walltime_without_quotes_is_the_same(tmp_path: Path) -> None:
         ("queu: gpu\n", "mine.yaml:7: queu: unknown key; did you mean queue?"),
         ("environment: {A: {valu: x}}\n", "environment.A.valu: unknown key; did you mean value?"),
         ("environment: {A: {value: x}}\n", "environment.A.why: is missing and has no default"),
-        ("environment: {A-B: {value: x, why: y}}\n", "a variable's name is wanted, got 'A-B'"),
-        ('environment: {A: {value: "a\\nb", why: y}}\n', "one line of text is wanted"),
-        ("account: a b\n", "account: one word of letters, digits and .@:+,=/_- is wanted, got 'a b'"),
-        ("account: -x\n", "account: one word"),
-        ("account: $(id)\n", "account: one word"),
-        ("queue: a#b\n", "queue: one word"),
-        ("modules: [a;b]\n", "modules.0: one word"),
+        ("environment: {A-B: {value: x, why: y}}\n", "must be a variable's name, got 'A-B'"),
+        ('environment: {A: {value: "a\\nb", why: y}}\n', "must be one line of text"),
+        ("account: a b\n", "account: must be one word of letters, digits and .@:+,=/_-, got 'a b'"),
+        ("account: -x\n", "account: must be one word"),
+        ("account: $(id)\n", "account: must be one word"),
+        ("queue: a#b\n", "queue: must be one word"),
+        ("modules: [a;b]\n", "modules.0: must be one word"),
         ('directives: [{option: "--mem=0\\n#SBATCH -x", why: w}]\n', "an option of the scheduler"),
-        ("directives: [{option: mem=0, why: w}]\n", "an option of the scheduler, such as --mem=0, is wanted"),
+        ("directives: [{option: mem=0, why: w}]\n", "an option of the scheduler, such as --mem=0, got 'mem=0'"),
         ("directives: [{option: --mem=0}]\n", "directives.0.why: is missing"),
         ("launcher_options: [{option: --mpi=$(id), why: w}]\n", "an option without quotes"),
         ("launcher_options: [{option: -x; id, why: w}]\n", "an option without quotes"),
@@ -120,10 +120,13 @@ def test_a_walltime_without_quotes_is_the_same(tmp_path: Path) -> None:
         ("node_local: /tmp/a b\n", "an absolute path without spaces"),
         ("node_local: /tmp/$(id)\n", "an absolute path without spaces"),
         ("default_walltime: 0:00\n", "greater than or equal to 1"),
-        ("default_walltime: two\n", "hours and minutes are wanted, such as 2:00, got 'two'"),
+        ("default_walltime: two\n", "must be hours and minutes, such as 2:00, got 'two'"),
         ("comm: gloo\n", "mine.yaml:7: comm: 'gloo' is no choice; valid: horovod, torch, auto"),
         ("launcher: jsrun\n", "the key 'launcher' is given twice"),
-        ("walltime_caps: [{nodes: 8, walltime: 1:00}, {nodes: 4, walltime: 2:00}]\n", "rising numbers of nodes"),
+        (
+            "walltime_caps: [{nodes: 8, walltime: 1:00}, {nodes: 4, walltime: 2:00}]\n",
+            "the numbers of nodes must rise, got [8, 4]",
+        ),
     ],
 )
 def test_mistakes_have_their_line_and_what_would_be_right(tmp_path: Path, more: str, message: str) -> None:
@@ -134,12 +137,12 @@ def test_mistakes_have_their_line_and_what_would_be_right(tmp_path: Path, more: 
 
 
 def test_a_launcher_belongs_to_a_scheduler(tmp_path: Path) -> None:
-    with pytest.raises(SiteError, match="mine: launcher: jsrun is none of slurm; valid: srun, mpirun"):
+    with pytest.raises(SiteError, match="mine: launcher: must be srun or mpirun with slurm, got jsrun"):
         load_site(_mine(tmp_path), ["launcher=jsrun"])
 
 
 def test_a_site_without_gpus_says_its_ranks(tmp_path: Path) -> None:
-    with pytest.raises(SiteError, match="mine: ranks_per_node: wanted where gpus_per_node is 0"):
+    with pytest.raises(SiteError, match="mine: ranks_per_node: must be given where gpus_per_node is 0"):
         load_site(_mine(tmp_path), ["gpus_per_node=0"])
     assert load_site(_mine(tmp_path), ["gpus_per_node=0", "ranks_per_node=2"]).ranks == 2
 

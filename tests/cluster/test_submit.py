@@ -124,7 +124,7 @@ def test_a_scheduler_that_is_not_there(spec: Spec, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", "/nowhere")
     for site, command in ((SLURM, "sbatch"), (SUMMIT, "bsub")):
         _, script = _written(spec, site)
-        message = f"{command} is not on PATH: submit from a machine of {site.name}, or only look: --dry-run"
+        message = f"{command} is not on PATH: submit on a machine of {site.name}, or use --dry-run"
         with pytest.raises(SubmitError, match=message):
             submit(site, script)
         with pytest.raises(SubmitError, match=message):

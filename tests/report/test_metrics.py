@@ -161,7 +161,7 @@ def test_what_is_no_run_is_refused_with_what_would_be_right(write_run, tmp_path)
         Run(tmp_path / "nowhere")
     with pytest.raises(RunError, match=r"spec\.yaml: not a directory"):
         Run(run / "spec.yaml")
-    with pytest.raises(RunError, match=f"give those: {run}"):
+    with pytest.raises(RunError, match=f"give the runs within it: {run}"):
         Run(run.parent)
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunError, match=r"neither spec\.yaml nor metrics\.jsonl"):

@@ -5,23 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import yaml
 from matplotlib.axes import Axes
 
-from summit_train.sweep.figure import draw_accuracy, write_sweep, written
-from summit_train.sweep.grid import Reference, ReferencePoint, Sweep, load_sweep
-from summit_train.sweep.status import SweepRow, read_rows
+from summit_train.report.noise import Measured
+from summit_train.sweep.figure import clear_noise, draw_accuracy, write_sweep, written
+from summit_train.sweep.grid import Reference, ReferencePoint, Sweep
+from summit_train.sweep.status import SweepRow, read_rows, sweep_points
 
-
-def _sweep(folder: Path, axes: str) -> Sweep:
-    base = {"model": {"arch": "tsm", "num_classes": 4}, "data": {"train": "a", "val": "b"}, "run_dir": str(folder)}
-    (folder / "base.yaml").write_text(yaml.safe_dump(base))
-    (folder / "sweep_file.yaml").write_text(f"name: study\nbase: base.yaml\n{axes}")
-    return load_sweep(folder / "sweep_file.yaml")
+Make = Callable[..., Sweep]
 
 
 def _done(rows: list[SweepRow], *, drop: float = 1.0) -> list[SweepRow]:
@@ -32,8 +27,8 @@ def _done(rows: list[SweepRow], *, drop: float = 1.0) -> list[SweepRow]:
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Sweep:
-    return _sweep(tmp_path, "grid: {scale.gpus: [1, 2, 4]}\n")
+def sweep(make_sweep: Make) -> Sweep:
+    return make_sweep("grid: {scale.gpus: [1, 2, 4]}\n", clips=8)
 
 
 def test_the_files_are_named_with_the_reason_for_no_figure(tmp_path):
@@ -52,10 +47,10 @@ def test_it_is_drawn_as_png_and_svg_and_the_same_rows_give_the_same_bytes(sweep:
     assert draw_accuracy(sweep, rows) == drawn
 
 
-def test_other_accuracies_curves_and_published_figures_change_it(sweep: Sweep, tmp_path: Path) -> None:
+def test_other_accuracies_curves_and_published_figures_change_it(sweep: Sweep, make_sweep: Make) -> None:
     rows = _done(read_rows(sweep))
     reference = Reference(label="$x_1$ _y", points=(ReferencePoint(global_batch=8, top1=50.0),))
-    two = _sweep(tmp_path, "grid: {model.arch: [tsm, tsn], scale.gpus: [1, 2, 4]}\n")
+    two = make_sweep("grid: {model.arch: [tsm, tsn], scale.gpus: [1, 2, 4]}\n", clips=8)
     pictures = [
         draw_accuracy(sweep, rows),
         draw_accuracy(sweep, _done(read_rows(sweep), drop=2.0)),
@@ -67,8 +62,8 @@ def test_other_accuracies_curves_and_published_figures_change_it(sweep: Sweep, t
 
 
 @pytest.mark.parametrize("axes", ["grid: {scale.gpus: [1, 2]}\n", "set: {scale.gpus: 2}\ngrid: {seed: [1, 2]}\n"])
-def test_without_two_batches_or_a_run_that_is_done_there_is_none(tmp_path: Path, axes: str) -> None:
-    sweep = _sweep(tmp_path, axes)
+def test_without_two_batches_or_a_run_that_is_done_there_is_none(make_sweep: Make, axes: str) -> None:
+    sweep = make_sweep(axes)
     rows = read_rows(sweep)
     assert draw_accuracy(sweep, _done(rows) if "seed" in axes else rows) == {}
 
@@ -110,10 +105,9 @@ def _curves(calls: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]]) -> d
     return {kwargs["label"]: [list(values) for values in args] for args, kwargs in calls["errorbar"]}
 
 
-def test_a_curve_is_the_mean_over_the_seeds_with_their_deviation(tmp_path: Path, calls) -> None:
-    sweep = _sweep(
-        tmp_path, "presets: {a: {}, b: {loss.label_smoothing: 0.1}}\ngrid: {scale.gpus: [4, 2], seed: [0, 1]}\n"
-    )
+def test_a_curve_is_the_mean_over_the_seeds_with_their_deviation(make_sweep: Make, calls) -> None:
+    presets = "presets: {a: {}, b: {loss.label_smoothing: 0.1}}\n"
+    sweep = make_sweep(f"{presets}grid: {{scale.gpus: [4, 2], seed: [0, 1]}}\n", clips=8)
     rows = _done(read_rows(sweep))  # 90, 89, ...: each pair differs by 1
     squares = [2.0] * 4 + [2.0, 2.0, -9.0, 1.0]  # of the last curve the noise scale is unclear at 16 clips
     rows = [
@@ -134,7 +128,7 @@ def test_a_curve_is_the_mean_over_the_seeds_with_their_deviation(tmp_path: Path,
     assert caption[1].startswith("Noise scale measured at 16, 32 clips: below it larger batches save steps")
 
 
-def test_without_seeds_the_bars_are_of_the_checkpoints_and_a_single_curve_has_its_training(sweep: Sweep, calls) -> None:
+def test_without_seeds_the_bars_are_of_checkpoints_and_training_is_drawn(sweep: Sweep, calls) -> None:
     draw_accuracy(sweep, _done(read_rows(sweep)))
     assert _curves(calls) == {
         "validation": [[8, 16, 32], [90, 89, 88], [0.5, 0.5, 0.5]],
@@ -143,8 +137,8 @@ def test_without_seeds_the_bars_are_of_the_checkpoints_and_a_single_curve_has_it
     assert "axvline" not in calls and "last checkpoints" in calls["annotate"][0][0][0]
 
 
-def test_the_noise_scales_band_is_its_standard_error_and_without_clarity_there_is_none(sweep: Sweep, calls) -> None:
-    seeds = _sweep(sweep.folder.parent, "grid: {scale.gpus: [2, 4], seed: [0, 1]}\n")
+def test_the_noise_scales_band_is_its_standard_error(make_sweep: Make, calls) -> None:
+    seeds = make_sweep("grid: {scale.gpus: [2, 4], seed: [0, 1]}\n")
     rows = _done(read_rows(seeds))
     for squares in ((3.0, 5.0), (0.0, 8.0)):
         rows[:2] = [
@@ -155,3 +149,16 @@ def test_the_noise_scales_band_is_its_standard_error_and_without_clarity_there_i
     # 20 clips. Residuals +-20: sqrt(2 * 20^2 / 1 / 2) / 4 = 5. With 0 and 8 they are +-80, the error 20.
     assert [args for args, _ in calls["axvline"]] == [(20,)]
     assert [args for args, _ in calls["axvspan"]] == [(15, 25)]
+
+
+def test_where_the_noise_scale_is_unclear_the_next_batch_counts(make_sweep: Make) -> None:
+    sweep = make_sweep("grid: {scale.gpus: [2, 4]}\n")
+    unmeasured, other = (
+        dataclasses.replace(point, noise_scale=None) for point in sweep_points(sweep, read_rows(sweep))
+    )
+    unclear, clear = (dataclasses.replace(unmeasured, noise_scale=Measured(3, value, 6.0)) for value in (None, 6.1))
+    smaller, larger = dataclasses.replace(clear, noise_scale=Measured(3, 6, 6.0)), Measured(1, 6, None)
+    other = dataclasses.replace(other, noise_scale=larger)
+    assert clear_noise([other, clear]) == (8, Measured(3, 6.1, 6.0))
+    assert clear_noise([unclear, other]) == clear_noise([smaller, other]) == (16, larger)
+    assert clear_noise([unclear]) is clear_noise([unmeasured]) is clear_noise([]) is None

@@ -1,24 +1,22 @@
-"""What works on this machine and how to mend what does not.
+"""Check what works on this machine, and say how to fix what does not.
 
-Every check looks from outside, through package metadata and through short programs in a process of their own: a torch
-that cannot be imported or an MPI that ends its process is a finding, and the other checks still run.
+Packages are tried by short programs in processes of their own: if torch cannot be imported or MPI ends its process,
+that is a finding, and the other checks still run.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from summit_train.cluster.doctor.finding import SET_UP, Check, Finding
-from summit_train.cluster.doctor.host import GIB, check_cpus, check_disk, check_shared_memory, listed_gpus
 from summit_train.core.comm import WorldError, choose_backend
 from summit_train.core.comm.launch import Launch
 from summit_train.core.processes import (
@@ -29,11 +27,17 @@ from summit_train.core.processes import (
     first_line,
     mpi_environment,
     mpirun_command,
+    output,
     probe,
     refuses_root,
     torchrun_command,
 )
 
+Status = Literal["ok", "warn", "fail"]
+Finding = tuple[Status, str, str]  # the last three fields of a Check
+
+GIB = 1024**3
+SET_UP = "run `make setup`"
 NOT_INSTALLED = "not installed; ranks are joined by torch.distributed (torchrun)"
 # Data sets have videos of these codecs. The motion set is written by the first encoder that is there.
 DECODERS = ("h264", "mpeg4", "vp9", "hevc")
@@ -42,8 +46,18 @@ ENCODERS = ("libx264", "mpeg4")
 MPI_LIBRARY = r"/libmpi(?!\w*(cxx|fort|mpifh|usempi))\w*\.so"
 
 
+@dataclass(frozen=True)
+class Check:
+    """One finding: its subject, whether it works, what was found, and how to fix it ("" when it works)."""
+
+    name: str
+    status: Status
+    found: str
+    mend: str = ""
+
+
 def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
-    """Yield all checks as they are done; a check comes after those that it builds on.
+    """Yield each check when it is done, after those that it depends on.
 
     run_dir: where runs will be written. timeout: seconds for each program that a check starts.
     """
@@ -69,9 +83,9 @@ def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
 def check(
     name: str, timeout: float = 120.0, launcher: Sequence[str] = (), more: Mapping[str, str] | None = None
 ) -> Check:
-    """Run PROBES[name], behind the words of a launcher if there are any, and judge its facts.
+    """Run PROBES[name], under a launcher if one is given, and judge its facts.
 
-    timeout: in seconds. more: variables for the ranks.
+    timeout: in seconds. more: environment variables for the ranks.
     """
     program, judge, mend = PROBES[name]
     try:
@@ -81,20 +95,14 @@ def check(
     return Check(name, *judge(facts))
 
 
-def _backend() -> str:
-    """Return what would join ranks that MPI knows of. Raises WorldError where SUMMIT_TRAIN_COMM cannot be had."""
-    return choose_backend(Launch("mpirun", 0, 2, by_mpi=True), os.environ)
-
-
 def check_ranks() -> Check:
-    """Name what would join the ranks of a run, and why."""
-    wish = os.environ.get("SUMMIT_TRAIN_COMM", "auto")
+    """Name the back end that would join the ranks of a run, and why."""
     try:
-        backend = _backend()
+        backend = choose_backend(Launch("mpirun", 0, 2, by_mpi=True), os.environ)
     except WorldError as error:
         found, _, mend = str(error).partition("; ")
         return Check("ranks", "fail", found, mend or "unset SUMMIT_TRAIN_COMM")
-    if wish != "auto":
+    if os.environ.get("SUMMIT_TRAIN_COMM", "auto") != "auto":
         return Check("ranks", "ok", f"{backend}, by SUMMIT_TRAIN_COMM")
     if backend == "torch":
         return Check("ranks", "ok", "torch: Horovod or mpi4py is not installed")
@@ -102,9 +110,9 @@ def check_ranks() -> Check:
 
 
 def _is_left_out(package: str) -> bool:
-    """Return whether a package of Horovod's is missing on purpose: Horovod is too, and nobody asks for it."""
-    wanted = os.environ.get("SUMMIT_TRAIN_COMM") == "horovod" or importlib.util.find_spec("horovod") is not None
-    return not wanted and importlib.util.find_spec(package) is None
+    """Return whether a package that Horovod needs may be missing: Horovod is missing too, and is not asked for."""
+    needed = os.environ.get("SUMMIT_TRAIN_COMM") == "horovod" or importlib.util.find_spec("horovod") is not None
+    return not needed and importlib.util.find_spec(package) is None
 
 
 def check_mpi() -> Check:
@@ -133,33 +141,28 @@ def _judge_torch(facts: Facts) -> Finding:
     return "ok", f"{facts['version']}, {build}, {facts['simd']}, {onednn}, {facts['threads']} threads", ""
 
 
+# Horovod's build leaves the version of its torch in metadata.json.
 _HOROVOD = """
-import torch, horovod, horovod.torch as hvd
+import pathlib, torch, horovod, horovod.torch as hvd
+build = pathlib.Path(horovod.__file__).with_name("metadata.json")
+built_for = json.loads(build.read_text()).get("pytorch", "unknown") if build.is_file() else "unknown"
 print(json.dumps(dict(version=horovod.__version__, mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built()),
-    gpus=torch.cuda.device_count(), torch=torch.__version__)))
+    gpus=torch.cuda.device_count(), torch=torch.__version__, built_for=built_for)))
 """
 
 
 def _judge_horovod(facts: Facts) -> Finding:
-    """Want Horovod built with MPI, for this torch, and with NCCL where there are GPUs."""
-    built_for = _torch_that_horovod_was_built_for()
     parts = ", ".join(name for name in ("mpi", "nccl") if facts[name]).upper() or "neither MPI nor NCCL"
-    found = f"{facts['version']}, built with {parts} for torch {built_for}"
-    if built_for != facts["torch"]:
-        anew = f"remove .venv/.setup and {SET_UP}, which builds Horovod anew"
-        return "fail", found, f"torch {facts['torch']} is installed: {anew}"
+    found = f"{facts['version']}, built with {parts} for torch {facts['built_for']}"
+    if facts["built_for"] != facts["torch"]:
+        rebuild = f"remove .venv/.setup and {SET_UP}, which rebuilds Horovod"
+        return "fail", found, f"torch {facts['torch']} is installed: {rebuild}"
     if not facts["mpi"]:
         return "fail", found, f"remove .venv and {SET_UP}"
     if facts["gpus"] and not facts["nccl"]:
         through_host = "gradients go through the host: install the CUDA toolkit and NCCL"
         return "warn", found, f"{through_host}, remove .venv/.setup, {SET_UP}"
     return "ok", found, ""
-
-
-def _torch_that_horovod_was_built_for() -> str:
-    """Read the metadata that Horovod's build leaves in the package; "unknown" where it left none."""
-    path = Path(str(importlib.metadata.distribution("horovod").locate_file("horovod/metadata.json")))
-    return str(json.loads(path.read_text()).get("pytorch", "unknown")) if path.is_file() else "unknown"
 
 
 _KERNELS = """
@@ -192,7 +195,6 @@ print(json.dumps(dict(version=mpi4py.__version__, library=MPI.Get_library_versio
 
 
 def _judge_mpi4py(facts: Facts) -> Finding:
-    """Want one MPI library for mpi4py and Horovod."""
     library = facts["library"].split(",")[0].strip().rstrip("\0")
     found = f"{facts['version']} on {library}" + (f" at {facts['own'][0]}" if facts["own"] else "")
     if len(facts["both"]) <= 1:
@@ -216,7 +218,6 @@ print(json.dumps(dict(version=av.__version__, libavcodec=av.library_versions["li
 
 
 def _judge_video(facts: Facts) -> Finding:
-    """Want PyAV with the decoders that data sets need, and an encoder for the embedded motion set."""
     libavcodec = ".".join(map(str, facts["libavcodec"]))
     found = (
         f"PyAV {facts['version']}, libavcodec {libavcodec}, decodes {', '.join(facts['decoders'])}, "
@@ -225,7 +226,7 @@ def _judge_video(facts: Facts) -> Finding:
     lost = [name for name in DECODERS if name not in facts["decoders"]]
     if lost or not facts["encoders"]:
         lacks = ", ".join(lost) or "an encoder for the motion set"
-        return "warn", found, f"it lacks {lacks}: pip install --force-reinstall av"
+        return "warn", found, f"missing: {lacks}; pip install --force-reinstall av"
     return "ok", found, ""
 
 
@@ -242,7 +243,6 @@ print(json.dumps(versions))
 
 
 def _judge_export(facts: Facts) -> Finding:
-    """Want what `summit-train export` needs; nothing else needs it."""
     found = ", ".join(f"{name} {version}" for name, version in facts.items() if version)
     missing = [name for name, version in facts.items() if not version]
     if missing:
@@ -260,7 +260,6 @@ print(json.dumps(dict(cuda=torch.version.cuda, archs=torch.cuda.get_arch_list(),
 
 
 def _judge_gpus(facts: Facts) -> Finding:
-    """Want code for every GPU that torch sees, and torch to see every GPU. No GPU at all is fine."""
     devices = facts["devices"]
     if not devices and not (listed := listed_gpus()):
         return "ok", "none; training runs on the CPU", ""
@@ -273,19 +272,15 @@ def _judge_gpus(facts: Facts) -> Finding:
     nccl = ".".join(map(str, facts["nccl"])) if facts["nccl"] else "none"
     counted = "; ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     found = f"{counted}; CUDA {facts['cuda']}, NCCL {nccl}"
-    unserved = [device["name"] for device in devices if not _serves(facts["archs"], tuple(device["capability"]))]
-    if unserved:
-        no_code = f"this torch has no code for {unserved[0]} ({', '.join(facts['archs'])})"
-        return "fail", found, f"{no_code}: install one that has (TORCH=)"
+    # A device runs binaries (sm) of its major version, and older intermediate code (compute).
+    archs = re.findall(r"\b(sm|compute)_(\d+)(\d)[af]?\b", " ".join(facts["archs"]))
+    for device in devices:
+        own = tuple(device["capability"])
+        fits = [(int(a), int(b)) <= own and (kind == "compute" or int(a) == own[0]) for kind, a, b in archs]
+        if not any(fits):
+            no_code = f"this torch has no code for {device['name']} ({', '.join(facts['archs'])})"
+            return "fail", found, f"{no_code}: install one that has (TORCH=)"
     return "ok", found, ""
-
-
-def _serves(archs: Sequence[str], capability: tuple[int, ...]) -> bool:
-    """Return whether code for `archs` runs on a device: binaries of its major version, or older intermediate code."""
-    for kind, major, minor in re.findall(r"\b(sm|compute)_(\d+)(\d)[af]?\b", " ".join(archs)):
-        if (int(major), int(minor)) <= capability and (kind == "compute" or int(major) == capability[0]):
-            return True
-    return False
 
 
 _RANKS = "allreduce, 2 ranks"
@@ -297,9 +292,29 @@ world = MPI.COMM_WORLD
 total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum, name="doctor").item()
 gathered = world.gather(hvd.rank(), root=0)
 if world.rank == 0:
-    print(json.dumps(dict(size=hvd.size(), mpi_size=world.size, total=total, gathered=gathered)))
+    print(json.dumps(dict(by="Horovod and mpi4py", size=hvd.size(), total=total, gathered=gathered)))
 hvd.shutdown()
 """
+_TORCH_RANKS = "allreduce, 2 ranks by torch"
+_TORCH_ALLREDUCE = """
+import torch
+from summit_train.core.comm import open_world
+world = open_world()
+total = world.sum(torch.tensor([world.rank + 1.0]), "doctor").item()
+gathered = world.gather(world.rank)
+if world.rank == 0:
+    print(json.dumps(dict(by=world.backend, size=world.size, total=total, gathered=gathered)), flush=True)
+world.close()
+"""
+
+
+def _judge_allreduce(facts: Facts) -> Finding:
+    by = facts.pop("by")
+    right = {"size": 2, "total": 3.0, "gathered": [0, 1]}
+    if facts == right:
+        return "ok", f"the sum and the gather of {by} are right", ""
+    mend = f"mpirun, Horovod and mpi4py are of different MPIs: remove .venv and {SET_UP}" if "mpi4py" in by else SET_UP
+    return "fail", f"the ranks answered {facts}, not {right}", mend
 
 
 def check_allreduce(timeout: float = 120.0) -> Check:
@@ -310,42 +325,14 @@ def check_allreduce(timeout: float = 120.0) -> Check:
     return check(_RANKS, timeout, mpirun_command(mpirun, 2))
 
 
-def _judge_allreduce(facts: Facts) -> Finding:
-    wanted = {"size": 2, "mpi_size": 2, "total": 3.0, "gathered": [0, 1]}
-    if facts != wanted:
-        mend = f"mpirun, Horovod and mpi4py are of different MPIs: remove .venv and {SET_UP}"
-        return "fail", f"the ranks answered {facts}, not {wanted}", mend
-    return "ok", "Horovod's sum and mpi4py's gather are right", ""
-
-
-_TORCH_RANKS = "allreduce, 2 ranks by torch"
-_TORCH_ALLREDUCE = """
-import torch
-from summit_train.core.comm import open_world
-world = open_world()
-total = world.sum(torch.tensor([world.rank + 1.0]), "doctor").item()
-gathered = world.gather(world.rank)
-if world.rank == 0:
-    print(json.dumps(dict(backend=world.backend, size=world.size, total=total, gathered=gathered)), flush=True)
-world.close()
-"""
-
-
 def check_torch_allreduce(timeout: float = 120.0) -> Check:
     """Start two ranks with torchrun, which sum 1 and 2 on the CPU. A failure is a warning where Horovod joins ranks."""
     done = check(_TORCH_RANKS, timeout, torchrun_command(2), {"SUMMIT_TRAIN_COMM": "torch"})
-    spared = os.environ.get("SUMMIT_TRAIN_COMM") != "torch" and not _is_left_out("horovod")
-    return replace(done, status="warn") if done.status == "fail" and spared else done
+    needed = os.environ.get("SUMMIT_TRAIN_COMM") == "torch" or _is_left_out("horovod")
+    return replace(done, status="warn") if done.status == "fail" and not needed else done
 
 
-def _judge_torch_allreduce(facts: Facts) -> Finding:
-    answer = (facts["size"], facts["total"], facts["gathered"])
-    if answer != (2, 3.0, [0, 1]):
-        return "fail", f"the ranks answered {answer}, not (2, 3.0, [0, 1])", SET_UP
-    return "ok", f"the sum and the gather of {facts['backend']} are right", ""
-
-
-# name -> (Python program, which prints facts as JSON; what they mean; how to mend a program that fails)
+# name -> (Python program, which prints facts as JSON; what they mean; how to fix a program that fails)
 PROBES: dict[str, tuple[str, Callable[[Facts], Finding], str]] = {
     "torch": (_TORCH, _judge_torch, SET_UP),
     "horovod": (_HOROVOD, _judge_horovod, f"{SET_UP}; one process alone trains without Horovod"),
@@ -354,6 +341,55 @@ PROBES: dict[str, tuple[str, Callable[[Facts], Finding], str]] = {
     "video": (_VIDEO, _judge_video, SET_UP),
     "export": (_EXPORT, _judge_export, SET_UP),
     "gpus": (_GPUS, _judge_gpus, SET_UP),
-    _TORCH_RANKS: (_TORCH_ALLREDUCE, _judge_torch_allreduce, "set GLOO_SOCKET_IFNAME to an interface of this host"),
-    _RANKS: (_ALLREDUCE, _judge_allreduce, f"mend what is wrong above; else remove .venv and {SET_UP}"),
+    _RANKS: (_ALLREDUCE, _judge_allreduce, f"fix what fails above; else remove .venv and {SET_UP}"),
+    _TORCH_RANKS: (_TORCH_ALLREDUCE, _judge_allreduce, "set GLOO_SOCKET_IFNAME to an interface of this host"),
 }
+
+
+def listed_gpus() -> list[str]:
+    """Return the driver's own list of GPUs, a line each; empty without a driver."""
+    return [line for line in output(["nvidia-smi", "--list-gpus"]).splitlines() if line.startswith("GPU ")]
+
+
+def check_cpus() -> Check:
+    """Check the CPUs that this process may use: at least one for each rank (one rank a GPU, else two ranks)."""
+    cpus, ranks = available_cpus(), max(len(listed_gpus()), 2)
+    found = f"{cpus:g} for this process: {cpus / ranks:g} a rank with {ranks} ranks"
+    if cpus >= ranks:
+        return Check("cpus", "ok", found)
+    mend = "ranks will share a CPU (mpirun --oversubscribe): ask the scheduler for more, or run fewer ranks"
+    return Check("cpus", "warn", found, mend)
+
+
+def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
+    """Count CPUs by affinity, limited by a container's quota (cgroup v2's cpu.max, v1's cfs quota)."""
+
+    def words(*names: str) -> list[str]:
+        return [word for name in names if (cgroup / name).is_file() for word in (cgroup / name).read_text().split()]
+
+    cpus = float(len(os.sched_getaffinity(0)))
+    quota = words("cpu.max") or words("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
+    if len(quota) == 2 and quota[0].isdigit():
+        cpus = min(cpus, int(quota[0]) / int(quota[1]))
+    return cpus
+
+
+def check_shared_memory(folder: Path = Path("/dev/shm")) -> Check:
+    """Check the room in shared memory, which loader workers and the ranks of a host exchange data through."""
+    if not folder.is_dir():
+        return Check("shared memory", "warn", f"no {folder}", "run with data.workers=0")
+    free = shutil.disk_usage(folder).free / GIB
+    mend = "give the container more (docker run --shm-size=8g)" if free < 1 else ""
+    return Check("shared memory", "warn" if mend else "ok", f"{free:.1f} GiB free in {folder}", mend)
+
+
+def check_disk(name: str, folder: Path) -> Check:
+    """Check the free space where `folder` is or will be made, and that it can be written."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free / GIB
+    found = f"{free:.1f} GiB free at {folder}"
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return Check(name, "fail", f"{found}; {there} cannot be written", "choose another place or change its owner")
+    if free < 1:
+        return Check(name, "fail", found, "free some space: a ResNet-50 checkpoint takes 0.2 GiB")
+    return Check(name, "warn" if free < 5 else "ok", found, "little for a long run" if free < 5 else "")
