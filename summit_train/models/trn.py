@@ -24,23 +24,15 @@ class TRN(ResNet):
     head = "consensus"
 
     def __init__(
-        self,
-        backbone: str,
-        num_frames: int,
-        num_classes: int,
-        width: float = 1.0,
-        dropout: float = 0.0,
-        in_channels: int = 3,
+        self, backbone: str, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int
     ) -> None:
         features = scaled_channels(FEATURES, width)
         super().__init__(backbone, num_frames, features, width, dropout, in_channels)
         self.consensus = Relations(num_frames, features, num_classes)
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:
-        """Return logits (N, num_classes) of the features of frames, (N*T, F)."""
         frames = super().classify(features)
-        logits: torch.Tensor = self.consensus(frames.view(-1, self.num_frames, frames.shape[1]))
-        return logits
+        return self.consensus(frames.view(-1, self.num_frames, frames.shape[1]))
 
     def initialise_head(self, generator: torch.Generator | None) -> None:
         """Draw the relations as the authors' code does, from torch's default for linear layers.
@@ -87,7 +79,7 @@ class Relations(KeyedModule):
         return logits
 
     def tuples(self, scale: int) -> list[list[int]]:
-        """Return the tuples of `scale` frames that the next forward pass sums over, each in the order of time."""
+        """Return the tuples of `scale` frames that the next forward pass sums over, each in order of time."""
         total = math.comb(self.num_frames, scale)
         number = min(TUPLES, total)
         if not self.training:

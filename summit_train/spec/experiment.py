@@ -1,7 +1,7 @@
 """The experiment spec: YAML -> frozen, typed Spec, or a message a person can act on.
 
-Every key, its type, its default and its limits stand here, those of optimizer, schedule and parallel in optim/keys.py.
-What depends on the number of ranks or of clips is checked by the plan, which knows them.
+Every key, its type, its default and its limits are here, those of optimizer, schedule and parallel in optimizer.py.
+The plan checks what depends on the number of ranks or of clips.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
-from pydantic_core import to_jsonable_python
 
 from summit_train.spec.catalog import (
     ARCHITECTURES,
@@ -24,12 +23,8 @@ from summit_train.spec.catalog import (
     Pool1,
     ShiftDirection,
     ShiftPlace,
-    backbone_problem,
-    frames_problem,
-    non_local_problem,
-    pool1_problem,
+    network_problems,
     stream_problem,
-    zero_init_problem,
 )
 from summit_train.spec.modality import Modality, ModalityName, modality_of
 from summit_train.spec.optimizer import (
@@ -43,7 +38,9 @@ from summit_train.spec.optimizer import (
 from summit_train.spec.source import SpecError, Tree, read_tree, to_yaml
 from summit_train.spec.typed import Count, Fraction, NonNegative, Seconds, Section, validated
 
-# Keys of the data section that change what is trained on; the others only say where it lies and how fast it comes.
+# Sections and keys that make an experiment another one.
+_IDENTITY = ("model", "optimizer", "schedule", "loss", "ema", "scale", "parallel", "seed", "precision")
+# Keys of the data section that change what is trained on; the others only say where it is and how fast it comes.
 _DATA_IDENTITY = (
     "modality", "flow_length", "num_frames", "frame_stride", "sampling", "augment", "short_side", "crop_scales", "crop",
     "flip",
@@ -51,13 +48,13 @@ _DATA_IDENTITY = (
 
 
 def _expand(path: str) -> str:
-    """Expand ~ and $NAME; a variable that is not set would silently name another place, so it is refused."""
+    """Expand ~ and $NAME; a variable that is not set would silently name another place."""
     expanded = os.path.expanduser(os.path.expandvars(path))
     unset = re.search(r"\$(\w+|\{\w+\})", expanded)
     if unset:
         raise ValueError(f"the environment variable {unset.group()} is not set")
     if not expanded or "\0" in expanded:
-        raise ValueError("a path is wanted, got an empty one")
+        raise ValueError("the path must not be empty")
     return expanded
 
 
@@ -119,7 +116,7 @@ class ModelSpec(Section):
 
     @property
     def title(self) -> str:
-        """Return architecture and backbone, e.g. "tsm resnet50"."""
+        """Architecture and backbone: "tsm resnet50"."""
         return " ".join(name for name in (self.arch, self.backbone) if name)
 
 
@@ -171,7 +168,7 @@ class DataSpec(Section):
 
     @property
     def input(self) -> Modality:
-        """Return what a frame of a clip holds, as the network sees it."""
+        """What a frame of a clip holds."""
         return modality_of(self.modality, self.flow_length)
 
 
@@ -286,12 +283,12 @@ class Spec(Section):
 
     @property
     def run_path(self) -> Path:
-        """Return the run's own folder, run_dir/name."""
+        """The run's own folder, run_dir/name."""
         return Path(self.run_dir) / self.name
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of a weight and of its gradient: fp16 and bf16 are types of the activations only."""
+        """Bytes of a weight and of its gradient: fp16 and bf16 are types of the activations only."""
         return 8 if self.precision == "fp64" else 4
 
 
@@ -318,30 +315,20 @@ def flat_keys(spec: Spec) -> dict[str, Any]:
 
 def experiment_keys(spec: Spec) -> dict[str, Any]:
     """Return what makes a spec another experiment, as flat `section.key: value`: no places of data, no speed."""
-    values = spec.model_dump(mode="json")
-    same = {f"model.{key}": value for key, value in values["model"].items() if key != "pretrained"}
-    same |= {f"data.{key}": str(values["data"][key]) for key in _DATA_IDENTITY}
-    for section in ("optimizer", "schedule", "loss", "ema", "scale", "parallel"):
-        same |= {f"{section}.{key}": value for key, value in values[section].items()}
+    flat = flat_keys(spec)
+    same = {key: value for key, value in flat.items() if key.partition(".")[0] in _IDENTITY}
+    del same["model.pretrained"]
+    same |= {f"data.{key}": str(flat[f"data.{key}"]) for key in _DATA_IDENTITY}
     if spec.parallel.grow_batch is not None:  # validations decide the batch
         same["evaluate.every_epochs"] = spec.evaluate.every_epochs
-    return same | {"seed": spec.seed, "precision": spec.precision}
+    return same
 
 
 def experiment_defaults() -> dict[str, Any]:
     """Return the values of `experiment_keys` that have defaults: those of a checkpoint that is older than the key."""
-    model = {key: field.default for key, field in ModelSpec.model_fields.items() if not field.is_required()}
-    data = {
-        key: str(to_jsonable_python(field.default))
-        for key, field in DataSpec.model_fields.items()
-        if not field.is_required()
-    }
-    recipe = {"optimizer": OptimizerSpec(), "schedule": ScheduleSpec(), "loss": LossSpec(), "ema": EmaSpec()}
-    recipe |= {"parallel": ParallelSpec()}
-    sections = {"model": model, "data": data} | {
-        name: section.model_dump(mode="json") for name, section in recipe.items()
-    }
-    return {f"{name}.{key}": value for name, values in sections.items() for key, value in values.items()}
+    spec = Spec(name="any", model=ModelSpec(arch="tsm", num_classes=1), data=DataSpec(train="any", val="any"))
+    always = ("model.arch", "model.num_classes", "scale.gpus", "scale.clips_per_gpu", "seed", "precision")
+    return {key: value for key, value in experiment_keys(spec).items() if key not in always}
 
 
 def dump_spec(spec: Spec) -> str:
@@ -363,37 +350,30 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     data, model = spec.data, spec.model
     low, high = data.short_side
     if low > high:
-        yield "data.short_side", f"[low, high] is wanted, got [{low}, {high}]"
+        yield "data.short_side", f"must be [low, high], got [{low}, {high}]"
     if data.augment == "scale_jitter" and data.crop > low:
         yield "data.crop", f"a crop of {data.crop} does not fit a short side of {low} (data.short_side)"
     if data.crop_scales == ():
-        yield "data.crop_scales", "at least one scale is wanted, or null, got []"
+        yield "data.crop_scales", "must be null or have at least one scale, got []"
     yield from optimizer_problems(spec.optimizer)
     yield from schedule_problems(spec.schedule)
     yield from parallel_problems(spec.parallel, spec.optimizer.compression)
     yield from _averaging_problems(spec)
-    if (problem := frames_problem(model.arch, data.num_frames)) is not None:
-        yield "data.num_frames", problem
-    if (problem := backbone_problem(model.arch, model.backbone)) is not None:
-        yield "model.backbone", problem
-    elif model.non_local and (problem := non_local_problem(model.arch, model.backbone, data.crop)) is not None:
-        yield "model.non_local", problem
-    if model.zero_init_residual and (problem := zero_init_problem(model.arch)) is not None:
-        yield "model.zero_init_residual", problem
-    if (problem := pool1_problem(model.arch, model.pool1)) is not None:
-        yield "model.pool1", problem
-    is_streamed = spec.evaluate.mode == "stream"
-    if is_streamed and (problem := stream_problem(model.arch, model.shift_direction, model.non_local)) is not None:
-        yield "evaluate.mode", problem
-    if (wanted := spec.evaluate.last_checkpoints) > (kept := spec.checkpoint.keep):
-        yield "evaluate.last_checkpoints", f"{wanted} checkpoints are wanted, but checkpoint.keep is {kept}"
+    yield from network_problems(
+        model.arch, model.backbone, data.num_frames, model.non_local, model.zero_init_residual, model.pool1, data.crop
+    )
+    streams = stream_problem(model.arch, model.shift_direction, model.non_local)
+    if spec.evaluate.mode == "stream" and streams is not None:
+        yield "evaluate.mode", streams
+    if (last := spec.evaluate.last_checkpoints) > (kept := spec.checkpoint.keep):
+        yield "evaluate.last_checkpoints", f"must be at most checkpoint.keep, {kept}, got {last}"
 
 
 def _averaging_problems(spec: Spec) -> Iterator[tuple[str, str]]:
     """Keys of other sections that model averaging cannot go with."""
     grow, clips = spec.parallel.grow_batch, spec.scale.clips_per_gpu
     if spec.parallel.method == "averaging" and spec.ema.decay is not None:
-        yield "ema.decay", "it averages the weights of one network, and each learner has its own; null is wanted"
+        yield "ema.decay", "it averages the weights of one network, and each learner has its own; must be null"
     if grow is not None and not spec.evaluate.every_epochs:
         yield "parallel.grow_batch", "validations decide it; set evaluate.every_epochs to 1 or more"
     if grow is not None and grow.max is not None and grow.max < clips:

@@ -10,7 +10,6 @@ import torch
 from torch.nn.functional import linear, relu
 
 from summit_train.models import build_model
-from summit_train.models.resnet import ResNet
 from summit_train.models.trn import TRN, Relations, nth_tuple
 from tests.closeness import assert_near
 
@@ -162,7 +161,7 @@ def test_names() -> None:
     """The body is torchvision's; the relations are the authors'."""
     with torch.device("meta"):
         state = build_model("trn", "resnet50", 8, 174).state_dict()
-        body = ResNet("resnet50", 8, 174).state_dict()
+        body = build_model("tsn", "resnet50", 8, 174).state_dict()
     head = {name: tuple(value.shape) for name, value in state.items() if name not in body or name.startswith("fc.")}
     expected: dict[str, tuple[int, ...]] = {"fc.weight": (256, 2048), "fc.bias": (256,)}
     for number, scale in enumerate(range(8, 1, -1)):

@@ -1,4 +1,4 @@
-"""The same networks, executed faster. `accelerate` is the only door; without this folder the product trains as well."""
+"""The same networks, executed faster. `accelerate` is the only door; without this folder networks run plain."""
 
 from __future__ import annotations
 

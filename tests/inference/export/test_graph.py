@@ -8,7 +8,8 @@ import torch
 from summit_train.inference.export.graph import ConcatenatedShift, clip_graph, stream_graph
 from summit_train.models import build_model
 from summit_train.models.online import StreamNetwork
-from summit_train.models.shift import Direction, TemporalShift
+from summit_train.models.shift import TemporalShift
+from summit_train.spec.catalog import ShiftDirection
 
 
 @pytest.mark.parametrize(
@@ -16,7 +17,7 @@ from summit_train.models.shift import Direction, TemporalShift
     [("both", 0.125), ("both", 0.25), ("both", 0.5), ("both", 0.0), ("past", 0.125), ("past", 1.0), ("past", 0.1)],
 )
 @pytest.mark.parametrize("num_frames", [1, 4])
-def test_the_concatenation_is_the_shift(direction: Direction, fraction: float, num_frames: int) -> None:
+def test_the_concatenation_is_the_shift(direction: ShiftDirection, fraction: float, num_frames: int) -> None:
     shift = TemporalShift(num_frames, fraction, direction)
     x = torch.randn(2 * num_frames, 8, 3, 2)
     assert torch.equal(ConcatenatedShift(shift)(x), shift(x))
