@@ -346,7 +346,7 @@ def spec_from_tree(tree: Tree) -> Spec:
 
 
 def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Keys that are right one by one and impossible together."""
+    """Yield the keys that are right one by one and impossible together: (key, what is wrong)."""
     data, model = spec.data, spec.model
     low, high = data.short_side
     if low > high:
@@ -370,7 +370,7 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 def _averaging_problems(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Keys of other sections that model averaging cannot go with."""
+    """Yield the keys of other sections that are impossible with model averaging."""
     grow, clips = spec.parallel.grow_batch, spec.scale.clips_per_gpu
     if spec.parallel.method == "averaging" and spec.ema.decay is not None:
         yield "ema.decay", "it averages the weights of one network, and each learner has its own; must be null"
