@@ -132,13 +132,6 @@ def test_the_order_of_frames_matters() -> None:
     assert (forwards - backwards).abs().max() > 1e-6 * forwards.abs().max()
 
 
-def test_gradients_reach_every_parameter() -> None:
-    model = small(4).train()
-    model(torch.randn(2, 4, 3, 32, 32)).square().sum().backward()
-    without = [name for name, parameter in model.named_parameters() if not parameter.grad.any()]
-    assert without == []
-
-
 def test_initial_weights() -> None:
     """The frames' layer is N(0, 0.001); those of the relations are torch's U(-1/sqrt(inputs), 1/sqrt(inputs))."""
     states = []

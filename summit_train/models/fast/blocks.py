@@ -7,14 +7,16 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from summit_train.models.fast.norm import FusedNorm
-from summit_train.models.fast.shifted_conv import ShiftedConv2d
+from summit_train.models.fast.shifted_conv import CopiedShift, ShiftedConv2d
 from summit_train.models.mobilenet import InvertedResidual
 from summit_train.models.resnet import BasicBlock, ResidualBlock
 from summit_train.models.shift import TemporalShift, num_shifted_channels
 
 
 def join_shift(block: ResidualBlock | InvertedResidual) -> None:
-    """Let the first convolution of `block` shift its input, where the block has a shift in front of its branch."""
+    """Let the first convolution of `block` shift its input, where the branch has a shift; copy once for one in place."""
+    if isinstance(block.in_place_shift, TemporalShift):
+        block.in_place_shift = CopiedShift(block.in_place_shift)
     shift = block.shift
     if isinstance(shift, TemporalShift):
         name = "conv1" if isinstance(block, ResidualBlock) else "conv.0.0"

@@ -58,11 +58,7 @@ class ShiftedConv2d(nn.Conv2d):
         super().__init__(conv.in_channels, conv.out_channels, kernel, stride, padding, bias=False, device="meta")
         self._parameters = conv._parameters
         self.num_frames, self.fraction, self.direction = shift.num_frames, shift.fraction, shift.direction
-        fold = num_shifted_channels(conv.in_channels, shift.fraction)
-        left = fold if shift.direction == "both" else 0
-        groups = [Group(0, left, 1), Group(left, left + fold, -1)]
-        self.groups = [group for group in groups if group.end > group.begin]
-        self.groups_back = [Group(group.begin, group.end, -group.step) for group in self.groups]
+        self.groups = _groups(conv.in_channels, shift)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert len(x) % self.num_frames == 0
@@ -88,10 +84,50 @@ class ShiftedConv2d(nn.Conv2d):
     def shifted_back(self, grad: torch.Tensor) -> torch.Tensor:
         """Return the transposed shift of a gradient that nothing else needs."""
         if not kernels.take(grad):
-            return _shifted_copy(grad, self.num_frames, self.groups_back)
+            return _shifted_copy(grad, self.num_frames, _transposed(self.groups))
         grad = kernels.channels_last(grad)
-        kernels.shift(grad, self.num_frames, self.groups_back, keep=False)
+        kernels.shift(grad, self.num_frames, _transposed(self.groups), keep=False)
         return grad
+
+
+class _CopiedShift(torch.autograd.Function):
+    """The shift is linear and its transpose is the shift back, so nothing is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, shift: TemporalShift) -> torch.Tensor:
+        ctx.shift = shift
+        return _shifted_copy(x, shift.num_frames, _groups(x.shape[1], shift))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        groups = _groups(grad.shape[1], ctx.shift)
+        return _shifted_copy(grad, ctx.shift.num_frames, _transposed(groups)), None
+
+
+_copied_shift = cast("Callable[..., torch.Tensor]", _CopiedShift.apply)
+
+
+class CopiedShift(nn.Module):
+    """A `TemporalShift` in one copy forward and one backward, where autograd's own backward pass makes twenty."""
+
+    def __init__(self, shift: TemporalShift) -> None:
+        super().__init__()
+        self.shift = shift
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _copied_shift(x, self.shift)
+
+
+def _groups(num_channels: int, shift: TemporalShift) -> list[Group]:
+    fold = num_shifted_channels(num_channels, shift.fraction)
+    left = fold if shift.direction == "both" else 0
+    groups = [Group(0, left, 1), Group(left, left + fold, -1)]
+    return [group for group in groups if group.end > group.begin]
+
+
+def _transposed(groups: list[Group]) -> list[Group]:
+    return [Group(begin, end, -step) for begin, end, step in groups]
 
 
 def _shifted_copy(x: torch.Tensor, num_frames: int, groups: list[Group]) -> torch.Tensor:
