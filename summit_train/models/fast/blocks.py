@@ -14,7 +14,7 @@ from summit_train.models.shift import TemporalShift, num_shifted_channels
 
 
 def join_shift(block: ResidualBlock | InvertedResidual) -> None:
-    """Let the first convolution of `block` shift its input, where the branch has a shift; copy once for one in place."""
+    """Join the shift of a branch with its first convolution; copy once for a shift in place."""
     if isinstance(block.in_place_shift, TemporalShift):
         block.in_place_shift = CopiedShift(block.in_place_shift)
     shift = block.shift
