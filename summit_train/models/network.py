@@ -33,7 +33,7 @@ def make_ready(network: VideoNetwork, spec: Spec) -> None:
     """Let `network` run as `spec.execution` says, in place, on the device that it is on.
 
     Compiled networks are the plain ones; others are accelerated. Parameters keep their names, and `network.execution`
-    says what was done.
+    describes the result.
     """
     if spec.execution.recompute:
         recompute_blocks(network)

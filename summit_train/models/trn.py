@@ -18,7 +18,7 @@ class TRN(ResNet):
     """Multi-scale TRN (section 3.1): features of each frame, then relations of 2, 3, ... num_frames of them.
 
     The body has torchvision's parameter names, the relations (`consensus.fc_fusion_scales`) those of the authors' code
-    and of mmaction2. The frames' linear layer, new_fc and fc_cls there, is `fc` here; dropout stands in front of it.
+    and of mmaction2. The frames' linear layer, new_fc and fc_cls there, is `fc` here; dropout precedes it.
     """
 
     head = "consensus"

@@ -17,6 +17,7 @@ from summit_train.models.non_local import NonLocal
 from summit_train.models.shift import shift_step
 from summit_train.models.video import VideoNetwork
 
+Tensors = Mapping[str, torch.Tensor]
 # Keys that wrap a state dict in the files people have: our checkpoints ("model") and others' ("state_dict").
 _WRAPPERS = ("model", "state_dict")
 # BatchNorm's step counter: absent in old files, and read by no norm that has a momentum.
@@ -43,7 +44,7 @@ class LoadReport:
     """What became of each key: `loaded`; `missing` in the file; `unexpected` by the model; `mismatched`.
 
     Names are the model's, but those of `unexpected`, which are the file's. made: name -> how a loaded tensor was made
-    that is not the file's own. anew: the classifier's tensors if it is for other classes, as many as the model's.
+    that is not the file's own. fresh: the classifier's tensors if it is for other classes, as many as the model's.
     classes: how the classes compare, "" if the file has no such classifier. passed_over: why newer checkpoints of a run
     were not read. pool1: the model's, if the file's network may have a different one.
     """
@@ -54,18 +55,18 @@ class LoadReport:
     unexpected: tuple[str, ...]
     mismatched: tuple[Mismatch, ...]
     made: Mapping[str, str]
-    anew: tuple[str, ...] = ()
+    fresh: tuple[str, ...] = ()
     classes: str = ""
     passed_over: tuple[str, ...] = ()
     pool1: str | None = None
 
     def __str__(self) -> str:
-        total = len(self.loaded) + len(self.missing) + len(self.mismatched) + len(self.anew)
+        total = len(self.loaded) + len(self.missing) + len(self.mismatched) + len(self.fresh)
         parts = [f"{self.path}: {len(self.loaded)} of the model's {total} tensors loaded"]
         for how in dict.fromkeys(self.made.values()):
             parts.append(f"{how}: {', '.join(name for name, made in self.made.items() if made == how)}")
-        if self.anew:
-            parts.append(f"classifier left as initialised, {self.classes}: {', '.join(self.anew)}")
+        if self.fresh:
+            parts.append(f"classifier left as initialised, {self.classes}: {', '.join(self.fresh)}")
         elif self.classes:
             parts.append(f"classifier kept, {self.classes}")
         if self.missing:
@@ -112,8 +113,8 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
     fitting, mismatched = _fitting(found, targets, model, _shifts(content, names, model))
     layers = _class_layers(model, fitting)
     same = classes is None or content.classes is None or tuple(classes) == content.classes
-    anew = () if same else layers
-    fitting = {name: tensor for name, tensor in fitting.items() if name not in anew}
+    fresh = () if same else layers
+    fitting = {name: tensor for name, tensor in fitting.items() if name not in fresh}
 
     def _without_counters(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(name for name in names if not name.endswith(_COUNTER))
@@ -125,7 +126,7 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
         unexpected=_without_counters(name for name, ours in names.items() if ours not in targets),
         mismatched=tuple(mismatched),
         made={name: tensor.made for name, tensor in fitting.items() if tensor.made},
-        anew=anew,
+        fresh=fresh,
         classes=_compared(content.classes, classes) if layers else "",
         passed_over=passed_over,
         pool1=model.pool1_form if _pool1(content, found) == "" else None,
@@ -218,7 +219,7 @@ def _shifts(content: Content, names: Mapping[str, str], model: VideoNetwork) -> 
     return shifts
 
 
-def _other_settings(model: VideoNetwork, content: Content, found: Mapping[str, torch.Tensor]) -> str | None:
+def _other_settings(model: VideoNetwork, content: Content, found: Tensors) -> str | None:
     """Return a known difference of the file's network that no tensor shows, or None."""
     forms = {module.form for module in model.modules() if isinstance(module, NonLocal)}
     if "original" in forms and is_mmactions_resnet(content.tensors) and any(".nl." in name for name in found):
@@ -229,7 +230,7 @@ def _other_settings(model: VideoNetwork, content: Content, found: Mapping[str, t
     return None
 
 
-def _pool1(content: Content, found: Mapping[str, torch.Tensor]) -> str | None:
+def _pool1(content: Content, found: Tensors) -> str | None:
     """Return the pool1 of the file's I3D: "" if the file does not say, None if its network is 2D."""
     first = found.get("conv1.weight")
     if first is None or first.dim() < 5:
@@ -240,10 +241,7 @@ def _pool1(content: Content, found: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def _fitting(
-    found: Mapping[str, torch.Tensor],
-    targets: Mapping[str, torch.Tensor],
-    model: VideoNetwork,
-    shifts: dict[str, Shift],
+    found: Tensors, targets: Tensors, model: VideoNetwork, shifts: dict[str, Shift]
 ) -> tuple[dict[str, Fitted], list[Mismatch]]:
     """Return what of `found` fits the shapes of `targets`, and what does not."""
     fitting, mismatched = dict[str, Fitted](), list[Mismatch]()
@@ -263,12 +261,7 @@ def _fitting(
     return fitting, mismatched
 
 
-def _other_network(
-    model: VideoNetwork,
-    targets: Mapping[str, torch.Tensor],
-    found: Mapping[str, torch.Tensor],
-    mismatched: Iterable[Mismatch],
-) -> str | None:
+def _other_network(model: VideoNetwork, targets: Tensors, found: Tensors, mismatched: Iterable[Mismatch]) -> str | None:
     """Return what shows that the file is of another network; None where its blocks are the model's.
 
     Non-local blocks may be on one side only: other networks start theirs from one without.

@@ -243,7 +243,7 @@ class WatchSpec(Section):
 
 
 class EmaSpec(Section):
-    """A moving average of the weights and of BN's running statistics, evaluated beside the weights at the end."""
+    """A moving average of the weights and of BN's running statistics, evaluated alongside the weights at the end."""
 
     decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Weight of the average in each step; its memory is about 1 / (1 - decay) steps. null: no average."""

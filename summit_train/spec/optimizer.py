@@ -40,7 +40,7 @@ class OptimizerSpec(Section):
     """sgd, rmsprop: momentum. null: 0.9 for sgd, 0 for rmsprop."""
     alpha: Decay = 0.99
     """rmsprop: factor of the running average of squared gradients."""
-    # Not strict: below a validator of the whole section a list of YAML is a list, which is no tuple.
+    # Not strict: below a validator of the whole section a YAML list is a list, not a tuple.
     betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
     """adam, lamb: factors of the running averages of gradients and of their squares."""
     eps: Positive | None = None

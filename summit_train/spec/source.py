@@ -141,7 +141,7 @@ def shipped(folder: str) -> Path:
     path = Path(summit_train.__file__).resolve().parents[1] / folder
     if not path.is_dir():
         needs = "configs and job scripts need the checkout; install it with `pip install -e CHECKOUT`"
-        raise SpecError(f"there is no {path}: {needs}")
+        raise SpecError(f"{path} is missing: {needs}")
     return path
 
 

@@ -196,7 +196,7 @@ def test_the_classifier_is_kept_for_the_same_classes(
 def test_nothing_is_said_of_a_classifier_that_does_not_fit(tmp_path: Path) -> None:
     torch.save({"model": network(classes=7).state_dict(), "step": 1, "classes": list("abcdefg")}, tmp_path / "w.pt")
     report = load_pretrained(network(), tmp_path / "w.pt", NAMES)
-    assert (report.anew, report.classes) == ((), "") and "classifier" not in str(report)
+    assert (report.fresh, report.classes) == ((), "") and "classifier" not in str(report)
     assert [mismatch.name for mismatch in report.mismatched] == ["fc.weight", "fc.bias"]
 
 
