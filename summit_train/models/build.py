@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import get_args
 
 import torch
-from torch import nn
 
 from summit_train.models.csn import IrCSN
 from summit_train.models.eco import ECOLite
@@ -15,23 +13,19 @@ from summit_train.models.i3d import I3D
 from summit_train.models.mobilenet import InvertedResidual, MobileNetV2
 from summit_train.models.non_local import add_non_local
 from summit_train.models.resnet import ResidualBlock, ResNet
+from summit_train.models.shift import add_shifts
 from summit_train.models.slowfast import SlowFast
 from summit_train.models.trn import TRN
-from summit_train.models.tsm import add_shifts
 from summit_train.models.video import VideoNetwork, initialise
 from summit_train.models.x3d import X3D, X3DBlock
 from summit_train.spec.catalog import (
     ARCHITECTURES,
+    Arch,
     NonLocal,
-    NonLocalForm,
     Pool1,
     ShiftDirection,
     ShiftPlace,
-    backbone_problem,
-    frames_problem,
-    non_local_problem,
-    pool1_problem,
-    zero_init_problem,
+    network_problems,
 )
 
 
@@ -54,30 +48,29 @@ def build_model(
 ) -> VideoNetwork:
     """Build a video network with fresh weights: float (N, num_frames, in_channels, H, W) -> logits (N, num_classes).
 
-    arch, backbone, shift_place, shift_direction, non_local and pool1 are names of the catalog; "tsn" is the 2D network,
-    "tsm" the same with the temporal shift. Without `backbone` it is the architecture's usual one. `width` multiplies
-    the channels, rounded to multiples of 8. With `zero_init_residual` every residual block begins as its shortcut
-    (Goyal et al., section 5.1). Only "tsm" reads the shift's settings. `non_local` adds non-local blocks, which begin
-    as the identity. Weights are drawn from `generator`, or from torch's global one.
-    Raises ValueError for a choice that does not exist and for a clip that is too short for the network's strides in
-    time.
+    spec/catalog.py lists the names; "tsn" is the 2D network, "tsm" the same with the temporal shift, which alone reads
+    the shift's settings. Without `backbone` it is the architecture's usual one. `width` multiplies the channels,
+    rounded to multiples of 8. With `zero_init_residual` every residual block begins as its shortcut (Goyal et al.,
+    section 5.1); non-local blocks always begin as the identity. Weights are drawn from `generator`, or from torch's
+    global one. Raises ValueError for a wrong argument, and for clips too short for the network's strides in time.
     """
-    _check_choice("arch", arch, ARCHITECTURES)
-    backbone = ARCHITECTURES[arch].usual_backbone if backbone is None else backbone
-    _check_choice("shift_place", shift_place, get_args(ShiftPlace))
-    _check_choice("pool1", pool1, get_args(Pool1))
-    if non_local:
-        _check_choice("non_local", non_local, get_args(NonLocalForm))
-    problems = [backbone_problem(arch, backbone), frames_problem(arch, num_frames)]
-    problems += [non_local_problem(arch, backbone)] if non_local else []
-    problems += [zero_init_problem(arch)] if zero_init_residual else []
-    problems += [pool1_problem(arch, pool1)]
-    for problem in problems:
-        if problem is not None:
-            raise ValueError(problem)
-    if min(num_classes, in_channels) < 1 or not (math.isfinite(width) and width > 0):
-        given = f"num_classes is {num_classes}, in_channels {in_channels} and width {width}"
-        raise ValueError(f"{given}; all are positive")
+    choices = (
+        ("arch", arch, Arch), ("shift_place", shift_place, ShiftPlace), ("non_local", non_local, NonLocal),
+        ("shift_direction", shift_direction, ShiftDirection), ("pool1", pool1, Pool1),
+    )  # fmt: skip
+    for name, value, kind in choices:
+        valid = get_args(kind)
+        _check(value in valid, f"{name} must be one of {', '.join(map(str, valid))}, got {value!r}")
+    most = 0.5 if shift_direction == "both" else 1.0
+    _check(0 <= shift_fraction <= most, f"shift_fraction must be 0 to {most} ({shift_direction}), got {shift_fraction}")
+    _check(num_classes >= 1, f"num_classes must be 1 or more, got {num_classes}")
+    _check(in_channels >= 1, f"in_channels must be 1 or more, got {in_channels}")
+    _check(0 < width < math.inf, f"width must be a positive number, got {width}")
+    _check(0 <= dropout < 1, f"dropout must be 0 or more and below 1, got {dropout}")
+    backbone = backbone or ARCHITECTURES[arch].usual_backbone
+    for _, problem in network_problems(arch, backbone, num_frames, non_local, zero_init_residual, pool1):
+        raise ValueError(problem)
+
     model = _built(arch, backbone or "", (num_frames, num_classes, width, dropout, in_channels), pool1)
     if arch == "tsm":
         add_shifts(model, shift_fraction, shift_place, shift_direction)
@@ -87,8 +80,13 @@ def build_model(
     if zero_init_residual:
         for module in model.modules():
             if isinstance(module, ResidualBlock | InvertedResidual | X3DBlock):
-                nn.init.zeros_(module.last_norm.get_parameter("weight"))
+                module.zero_init_last()
     return model
+
+
+def _check(is_right: bool, problem: str) -> None:
+    if not is_right:
+        raise ValueError(problem)
 
 
 def _built(arch: str, backbone: str, sizes: tuple[int, int, float, float, int], pool1: Pool1) -> VideoNetwork:
@@ -108,8 +106,3 @@ def _built(arch: str, backbone: str, sizes: tuple[int, int, float, float, int], 
     if backbone == "mobilenet_v2":
         return MobileNetV2(*sizes)
     return ResNet(backbone, *sizes)
-
-
-def _check_choice(name: str, value: str, valid: Iterable[str]) -> None:
-    if value not in valid:
-        raise ValueError(f"{name} is {value!r}; valid: {', '.join(valid)}")

@@ -25,13 +25,7 @@ class IrCSN(ResNet):
     memory_format = torch.channels_last_3d
 
     def __init__(
-        self,
-        backbone: str,
-        num_frames: int,
-        num_classes: int,
-        width: float = 1.0,
-        dropout: float = 0.0,
-        in_channels: int = 3,
+        self, backbone: str, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int
     ) -> None:
         super().__init__(backbone, num_frames, num_classes, width, dropout, in_channels)
         self.conv1 = inflated(self.conv1, kernel=3)
@@ -40,22 +34,14 @@ class IrCSN(ResNet):
         for name in self.blocks:
             for block in self.get_submodule(name).children():
                 assert isinstance(block, Bottleneck)
-                _separate_channels(block)
+                channels, stride = block.conv2.out_channels, block.conv2.stride[0]
+                depthwise = nn.Conv3d(channels, channels, 3, stride, padding=1, groups=channels, bias=False)
+                block.set_submodule("conv1", inflated(block.conv1))
+                block.set_submodule("conv2", depthwise)
+                block.set_submodule("conv3", inflated(block.conv3))
+                if isinstance(block.downsample, nn.Sequential):
+                    block.downsample[0] = inflated(block.downsample[0], stride=stride)
         inflate_norms(self)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm3d):
                 module.eps = 1e-3
-
-    def to_input(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
-        """Return clips as volumes (N, C, T, H, W), a view."""
-        return clip_NTCHW.transpose(1, 2)
-
-
-def _separate_channels(block: Bottleneck) -> None:
-    channels, stride = block.conv2.out_channels, block.conv2.stride[0]
-    depthwise = nn.Conv3d(channels, channels, 3, stride, padding=1, groups=channels, bias=False)
-    block.set_submodule("conv1", inflated(block.conv1))
-    block.set_submodule("conv2", depthwise)
-    block.set_submodule("conv3", inflated(block.conv3))
-    if block.downsample is not None:
-        block.downsample[0] = inflated(block.downsample[0], stride=stride)

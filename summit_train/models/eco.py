@@ -7,7 +7,7 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from summit_train.models.dropout import Dropout
+from summit_train.models.keyed import Dropout
 from summit_train.models.resnet import scaled_channels
 from summit_train.models.video import VideoNetwork
 
@@ -25,9 +25,7 @@ class ECOLite(VideoNetwork):
     blocks = ("inception", "resnet")
     stem = ("conv1_7x7_s2.conv",)
 
-    def __init__(
-        self, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0, in_channels: int = 3
-    ) -> None:
+    def __init__(self, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int) -> None:
         stages = {"conv1_7x7_s2": "conv1", "pool1": "pool1", "conv2_3x3": "conv2", "pool2": "pool2"}
         stages |= {"inception": "inception3"} | {f"resnet.{name}": name for name in ("res3", "res4", "res5")}
         super().__init__(num_frames, stages, in_channels)
@@ -57,18 +55,13 @@ class ECOLite(VideoNetwork):
         x = self.pool2(self.conv2_3x3(self.conv2_3x3_reduce(x)))
         frames = self.inception(x)
         volume_NCTHW = frames.unflatten(0, (-1, self.num_frames)).transpose(1, 2)
-        out: torch.Tensor = self.resnet(volume_NCTHW)
-        return out
+        return self.resnet(volume_NCTHW)
 
     def extract(self, x: torch.Tensor) -> torch.Tensor:
-        """Return one feature vector for each clip of frames (N*T, C, H, W), averaged over T, H and W: (N, F)."""
-        out: torch.Tensor = self.avgpool(self.feature_maps(x)).flatten(1)
-        return out
+        return self.avgpool(self.feature_maps(x)).flatten(1)
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:
-        """Return logits (N, num_classes)."""
-        logits: torch.Tensor = self.fc(self.dropout(features))
-        return logits
+        return self.fc(self.dropout(features))
 
 
 class Inception(nn.Module):
@@ -92,7 +85,6 @@ class Inception(nn.Module):
         self.pool_proj = _convolution(in_channels, pooled, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the branches and concatenate their channels."""
         branches = [
             self.get_submodule("1x1")(x),
             self.get_submodule("3x3")(self.get_submodule("3x3_reduce")(x)),
@@ -110,7 +102,7 @@ class Residuals(nn.Module):
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
-        self.a_1: nn.Module | None = None
+        self.a_1: nn.Module = nn.Identity()
         self.a_down: nn.Module | None = None
         if stride > 1:
             self.a_1 = _convolution3d(in_channels, channels, stride)
@@ -122,8 +114,7 @@ class Residuals(nn.Module):
         self.b_bn = nn.BatchNorm3d(channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the normalised, rectified sum of block b."""
-        a = self.a_2(x) if self.a_1 is None else self.a_2(self.a_1(x))
+        a = self.a_2(self.a_1(x))
         if self.a_down is not None:
             a = a + self.a_down(x)
         b = self.b_2(self.b_1(torch.relu(self.a_bn(a)))) + a

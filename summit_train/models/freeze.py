@@ -1,7 +1,4 @@
-"""Frozen batch normalisation, for fine-tuning on small sets (Lin et al., "TSM", section 5.1; Wang et al., "TSN").
-
-And, for the passes of a block, another momentum of the running statistics.
-"""
+"""Frozen batch normalisation, for fine-tuning on small sets (Lin et al., "TSM", section 5.1; Wang et al., "TSN")."""
 
 from __future__ import annotations
 

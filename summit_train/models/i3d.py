@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from summit_train.models.resnet import STAGES, ResidualBlock, ResNet
+from summit_train.models.resnet import STAGES, ResNet
 from summit_train.spec.catalog import Pool1
 
 
@@ -24,16 +24,9 @@ class I3D(ResNet):
     memory_format = torch.channels_last_3d
 
     def __init__(
-        self,
-        arch: str,
-        backbone: str,
-        num_frames: int,
-        num_classes: int,
-        width: float = 1.0,
-        dropout: float = 0.0,
-        in_channels: int = 3,
-        pool1: Pool1 = "2x3x3",
-    ) -> None:
+        self, arch: str, backbone: str, num_frames: int, num_classes: int, width: float, dropout: float,
+        in_channels: int, pool1: Pool1,
+    ) -> None:  # fmt: skip
         super().__init__(backbone, num_frames, num_classes, width, dropout, in_channels)
         self.pool2: nn.Module = nn.Identity()
         self.avgpool = nn.AdaptiveAvgPool3d(1)
@@ -52,24 +45,20 @@ class I3D(ResNet):
             self.stages = {"conv1": "conv1", "maxpool": "pool1", "layer1": "res2", "pool2": "pool2"} | STAGES
         for stage in range(4):
             for number, block in enumerate(self.get_submodule(f"layer{stage + 1}").children()):
-                assert isinstance(block, ResidualBlock)
-                if arch == "i3d_3x3x3":
-                    _inflate_3x3x3(block)
-                else:
-                    chosen = stage == 0 or number % 2 == (1 if stage == 3 else 0)
-                    _inflate_3x1x1(block, first=3 if arch == "i3d_replace" or chosen else 1)
+                chosen = arch == "i3d_replace" or stage == 0 or number % 2 == (1 if stage == 3 else 0)
+                for name, conv in list(block.named_modules()):
+                    if isinstance(conv, nn.Conv2d) and arch == "i3d_3x3x3":
+                        kernel = 3 if conv.kernel_size == (3, 3) else 1
+                        block.set_submodule(name, inflated(conv, kernel, stride=conv.stride[0]))
+                    elif isinstance(conv, nn.Conv2d):
+                        block.set_submodule(name, inflated(conv, kernel=3 if chosen and name == "conv1" else 1))
         inflate_norms(self)
-
-    def to_input(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
-        """Return clips as volumes (N, C, T, H, W), a view."""
-        return clip_NTCHW.transpose(1, 2)
 
     def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
         """Return the last stage's output of volumes (N, C, T, H, W): (N, F, T', H / 32, W / 32)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.pool2(self.layer1(x))
-        out: torch.Tensor = self.layer4(self.layer3(self.layer2(x)))
-        return out
+        return self.layer4(self.layer3(self.layer2(x)))
 
 
 def inflated(conv: nn.Module, kernel: int = 1, stride: int = 1) -> nn.Conv3d:
@@ -80,21 +69,6 @@ def inflated(conv: nn.Module, kernel: int = 1, stride: int = 1) -> nn.Conv3d:
     return nn.Conv3d(
         conv.in_channels, conv.out_channels, kernels, strides, padding, groups=conv.groups, bias=conv.bias is not None
     )
-
-
-def _inflate_3x3x3(block: ResidualBlock) -> None:
-    for name, conv in _convolutions(block):
-        kernel = 3 if conv.kernel_size == (3, 3) else 1
-        block.set_submodule(name, inflated(conv, kernel, stride=conv.stride[0]))
-
-
-def _inflate_3x1x1(block: ResidualBlock, first: int) -> None:
-    for name, conv in _convolutions(block):
-        block.set_submodule(name, inflated(conv, kernel=first if name == "conv1" else 1))
-
-
-def _convolutions(block: nn.Module) -> list[tuple[str, nn.Conv2d]]:
-    return [(name, module) for name, module in block.named_modules() if isinstance(module, nn.Conv2d)]
 
 
 def inflate_norms(network: nn.Module) -> None:

@@ -18,7 +18,7 @@ class Shift(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A tensor of a file in the shape that a model wants, and how it was made; "" where the numbers are the file's."""
+    """A tensor of a file in the shape that a model needs, and how it was made; "" where the numbers are the file's."""
 
     value: torch.Tensor
     made: str
@@ -56,23 +56,23 @@ def averaged(kernel: torch.Tensor, num_channels: int) -> torch.Tensor:
     return kernel.mean(1, keepdim=True).repeat_interleave(num_channels, 1)
 
 
-def fitted(found: torch.Tensor, wanted: torch.Size, shift: Shift | None, *, sees_clip: bool = False) -> Fitted | None:
-    """Return `found` in the shape `wanted`, or None where there is no honest way to it.
+def fitted(found: torch.Tensor, shape: torch.Size, shift: Shift | None, *, sees_clip: bool = False) -> Fitted | None:
+    """Return `found` in the shape `shape`, or None where nothing published leads to it.
 
     shift: that of the file's network in front of this convolution; None where the file is of a network without shifts.
     sees_clip: the convolution's input is the clip, so that it may be averaged for one of other channels.
     """
     value, made = found, []
-    if value.dim() == 5 and len(wanted) == 4 and value.shape[2] == 1:
+    if value.dim() == 5 and len(shape) == 4 and value.shape[2] == 1:
         value = value.squeeze(2)  # 1x1x1 in published non-local blocks, 1x1 on frames
-    if sees_clip and value.dim() >= 4 and value.shape[1] != wanted[1]:
+    if sees_clip and value.dim() >= 4 and value.shape[1] != shape[1]:
         made.append(f"averaged over {value.shape[1]} input channels")
-        value = averaged(value, wanted[1])
-    if value.dim() == 4 and len(wanted) == 5:
-        if shift is not None and wanted[2:] == (3, 1, 1) and value.shape[2:] == (1, 1):
+        value = averaged(value, shape[1])
+    if value.dim() == 4 and len(shape) == 5:
+        if shift is not None and shape[2:] == (3, 1, 1) and value.shape[2:] == (1, 1):
             made.append("the shift as taps in time")
             value = shift_taps(value, shift)
         else:
-            made += [f"inflated over {wanted[2]} frames"] if wanted[2] > 1 else []
-            value = inflate(value, wanted[2])
-    return Fitted(value, ", ".join(made)) if value.shape == wanted else None
+            made += [f"inflated over {shape[2]} frames"] if shape[2] > 1 else []
+            value = inflate(value, shape[2])
+    return Fitted(value, ", ".join(made)) if value.shape == shape else None

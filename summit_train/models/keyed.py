@@ -21,13 +21,13 @@ class KeyedModule(nn.Module):
         self._generator: torch.Generator | None = None
 
     def reseed(self, seed: int) -> None:
-        """Start the draws anew from `seed` in [0, 2**63); torch's CPU generator reads the low 32 bits."""
+        """Restart the draws from `seed` in [0, 2**63); torch's CPU generator reads the low 32 bits."""
         self._seed = seed
         if self._generator is not None:
             self._generator.manual_seed(seed)
 
     def generator_on(self, device: torch.device) -> torch.Generator:
-        """Return the generator, which goes on from its last draw."""
+        """Return the generator, which continues after its last draw."""
         # Made here and not in __init__, since a module does not know its device before it is moved there.
         if self._generator is None or self._generator.device != device:
             self._generator = torch.Generator(device).manual_seed(self._seed)
@@ -36,3 +36,21 @@ class KeyedModule(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A CUDA generator cannot be copied or pickled; the seed can.
         return {**self.__dict__, "_generator": None}
+
+
+class Dropout(KeyedModule):
+    """Zeroes each element with probability `p` in [0, 1) in training and scales the rest by 1 / (1 - p)."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.p == 0.0 or not self.training:
+            return x
+        # Drawn in fp32 whatever x is: under autocast the same elements fall as without it.
+        draw = torch.rand(x.shape, generator=self.generator_on(x.device), device=x.device)
+        return x * (draw >= self.p).to(x.dtype).div_(1.0 - self.p)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"

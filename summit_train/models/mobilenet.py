@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from summit_train.models.dropout import Dropout
+from summit_train.models.keyed import Dropout
 from summit_train.models.video import VideoNetwork
 
 # Expansion t, channels c, blocks n, stride s of the first (Sandler et al., Table 2).
@@ -23,7 +23,7 @@ BLOCKS = (
 class InvertedResidual(nn.Module):
     """1x1 to `expansion` times the channels, depthwise 3x3, linear 1x1; with a shortcut where the shape stays.
 
-    TSM puts its temporal shift in `shift`: in front of the branch or, with `shift_in_place`, of the shortcut too.
+    TSM puts its temporal shift in `shift`, in front of the branch, or `in_place_shift`, in front of the shortcut too.
     """
 
     def __init__(self, in_channels: int, channels: int, stride: int, expansion: int) -> None:
@@ -31,8 +31,8 @@ class InvertedResidual(nn.Module):
         inner = in_channels * expansion
         self.expands = expansion > 1
         self.has_shortcut = stride == 1 and in_channels == channels
+        self.in_place_shift: nn.Module = nn.Identity()
         self.shift: nn.Module = nn.Identity()
-        self.shift_in_place = False
         expand = [_convolution(in_channels, inner, 1)] if self.expands else []
         self.conv = nn.Sequential(
             *expand,
@@ -41,17 +41,14 @@ class InvertedResidual(nn.Module):
             nn.BatchNorm2d(channels),
         )
 
-    @property
-    def last_norm(self) -> nn.Module:
-        """Return the normalisation that ends the branch."""
-        return self.conv[-1]
+    def zero_init_last(self) -> None:
+        """Let the branch begin at 0."""
+        nn.init.zeros_(self.conv[-1].get_parameter("weight"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the branch, and add the shortcut where there is one."""
-        shifted = self.shift(x)
-        out: torch.Tensor = self.conv(shifted)
-        shortcut = shifted if self.shift_in_place else x
-        return shortcut + out if self.has_shortcut else out
+        x = self.in_place_shift(x)
+        branch = self.conv(self.shift(x))
+        return x + branch if self.has_shortcut else branch
 
 
 class MobileNetV2(VideoNetwork):
@@ -61,9 +58,7 @@ class MobileNetV2(VideoNetwork):
     stem = ("features.0.0",)
     head = "classifier"
 
-    def __init__(
-        self, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0, in_channels: int = 3
-    ) -> None:
+    def __init__(self, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int) -> None:
         stages = {"features.0": "conv1"}
         super().__init__(num_frames, stages, in_channels)
         channels = rounded_channels(32 * width)
@@ -81,17 +76,13 @@ class MobileNetV2(VideoNetwork):
 
     def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
         """Return the last convolution's output of frames (M, C, H, W): (M, F, H / 32, W / 32)."""
-        out: torch.Tensor = self.features(x)
-        return out
+        return self.features(x)
 
     def extract(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the feature maps averaged over H and W: (M, F)."""
         return self.feature_maps(x).mean((2, 3))
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:
-        """Return logits (M, num_classes)."""
-        logits: torch.Tensor = self.classifier(features)
-        return logits
+        return self.classifier(features)
 
 
 def _convolution(in_channels: int, channels: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:

@@ -99,10 +99,7 @@ _PREFIXES = ("module.", "_orig_mod.")
 
 
 def our_names(names: Iterable[str], classifier: str) -> dict[str, str]:
-    """Return the names used here for the names in a file.
-
-    classifier: the model's linear layer on its backbone's features, such as "fc".
-    """
+    """Return the names used here for the names in a file; classifier: that of the layer on the features, as "fc"."""
     ours = {name: name for name in names}
     while prefix := next((p for p in _PREFIXES if ours and all(name.startswith(p) for name in ours.values())), None):
         ours = {name: new.removeprefix(prefix) for name, new in ours.items()}

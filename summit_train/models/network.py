@@ -23,8 +23,8 @@ _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def build_network(spec: Spec, generator: torch.Generator | None = None) -> VideoNetwork:
-    """Build the plain network that `spec` asks for, with its frozen parts, its weights drawn from `generator`."""
-    network = _built_for(spec, generator)
+    """Build the spec's plain network, with its frozen parts, its weights drawn from `generator`."""
+    network = _built(spec.model, spec.data.num_frames, spec.data.input.channels, generator)
     freeze_norms(network, spec.model.freeze_bn)
     return network
 
@@ -33,7 +33,7 @@ def make_ready(network: VideoNetwork, spec: Spec) -> None:
     """Let `network` run as `spec.execution` says, in place, on the device that it is on.
 
     Compiled networks are the plain ones; others are accelerated. Parameters keep their names, and `network.execution`
-    says what was done.
+    describes the result.
     """
     if spec.execution.recompute:
         recompute_blocks(network)
@@ -41,8 +41,8 @@ def make_ready(network: VideoNetwork, spec: Spec) -> None:
         network.execution = _accelerated(network)
         return
     separate_compile_cache()
-    # The features alone: the dropout's own generator is nothing that a compiler takes. As a function it is no module,
-    # so that the parameters' names stay.
+    # The features alone: a compiler cannot take the dropout's own generator. A function, not a module, so that the
+    # parameters' names stay.
     network.extract = torch.compile(network.extract)  # type: ignore[method-assign]
     network.execution = "compiled by torch.compile"
 
@@ -73,7 +73,7 @@ def count_model(
 ) -> Count:
     """Count a network on one clip of `num_frames` frames of crop x crop pixels."""
     with torch.device("meta"):
-        network = _built(model, num_frames, channels, None)
+        network = _built(model, num_frames, channels)
         if accelerated:
             _accelerated(network)
     return count(network, crop)
@@ -81,11 +81,27 @@ def count_model(
 
 def stream_elements(spec: Spec) -> int | None:
     """Return the elements that a stream of square frames of side data.crop caches; None where it cannot stream."""
-    model = spec.model
+    model, data = spec.model, spec.data
     if stream_problem(model.arch, model.shift_direction, model.non_local) is not None:
         return None
     with torch.device("meta"):
-        return cache_elements(_built_for(spec, None), spec.data.crop, spec.data.crop)
+        return cache_elements(_built(model, data.num_frames, data.input.channels), data.crop, data.crop)
+
+
+def _built(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None = None) -> VideoNetwork:
+    # The other keys of `model` are build_model's options, under their names.
+    options = model.model_dump(exclude={"arch", "backbone", "num_classes", "freeze_bn", "pretrained"})
+    sizes = (num_frames, model.num_classes)
+    return build_model(model.arch, model.backbone, *sizes, in_channels=channels, generator=generator, **options)
+
+
+def _accelerated(network: VideoNetwork) -> str:
+    """Call the fast path's door. Without that folder the network runs plain."""
+    try:
+        from summit_train.models.fast import accelerate
+    except ModuleNotFoundError as error:
+        return f"plain: {_without_fast(error)}"
+    return accelerate(network)
 
 
 def cpu_kernels() -> str:
@@ -95,38 +111,6 @@ def cpu_kernels() -> str:
     except ModuleNotFoundError as error:
         return f"none: {_without_fast(error)}"
     return execution()
-
-
-def _built_for(spec: Spec, generator: torch.Generator | None) -> VideoNetwork:
-    return _built(spec.model, spec.data.num_frames, spec.data.input.channels, generator)
-
-
-def _built(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None) -> VideoNetwork:
-    return build_model(
-        model.arch,
-        model.backbone,
-        num_frames,
-        model.num_classes,
-        width=model.width,
-        dropout=model.dropout,
-        zero_init_residual=model.zero_init_residual,
-        shift_fraction=model.shift_fraction,
-        shift_place=model.shift_place,
-        shift_direction=model.shift_direction,
-        non_local=model.non_local,
-        pool1=model.pool1,
-        in_channels=channels,
-        generator=generator,
-    )
-
-
-def _accelerated(network: VideoNetwork) -> str:
-    """Call the fast path's door, here and nowhere else. Without that folder the network runs plain."""
-    try:
-        from summit_train.models.fast import accelerate
-    except ModuleNotFoundError as error:
-        return f"plain: {_without_fast(error)}"
-    return accelerate(network)
 
 
 def _without_fast(error: ModuleNotFoundError) -> str:

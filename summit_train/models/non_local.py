@@ -44,13 +44,11 @@ class NonLocal(nn.Module):
         self.W = nn.Sequential(conv(inner, channels, 1), norm(channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x` with what each place reads elsewhere added; shape and memory format stay."""
         pooled = self.pool(x)
         theta, phi, g = (self._rows(y) for y in (self.theta(x), self.phi(pooled), self.g(pooled)))
         weights = torch.softmax((self.scale * theta) @ phi.transpose(1, 2), dim=-1)
         y = (weights @ g).reshape(x.shape[0], *x.shape[2:], -1).movedim(-1, 1)
-        out: torch.Tensor = x + self.W(y)
-        return out
+        return x + self.W(y)
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
         """Draw the weights: "tsm" has PyTorch's, "original" N(0, 0.01) and zero biases; both a normalisation at 0."""
@@ -67,10 +65,6 @@ class NonLocal(nn.Module):
             elif isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.weight.zero_()
                 module.bias.zero_()
-
-    def extra_repr(self) -> str:
-        """Return the settings for repr."""
-        return f"form={self.form}, frames_of_clip={self.frames_of_clip}"
 
     def _rows(self, y: torch.Tensor) -> torch.Tensor:
         """Return features as (clips, places, channels); a view where channels are last in memory."""

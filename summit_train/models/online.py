@@ -16,23 +16,16 @@ from summit_train.models.video import VideoNetwork
 class Caches:
     """The slices that the shifts hand from frame to frame, in the order in which the shifts run.
 
-    `before`: of the frame before this one, empty at a stream's start, where zeros stand for them. `after`: of this
-    frame, as far as it has come.
+    `before`: of the previous frame, empty at a stream's start. `after`: of this frame, those that there are so far.
     """
 
     def __init__(self) -> None:
         self.before: Sequence[torch.Tensor] = ()
         self.after: list[torch.Tensor] = []
 
-    def exchange(self, own: torch.Tensor) -> torch.Tensor:
-        """Keep this frame's slice for the next frame; return the one of the frame before."""
-        number = len(self.after)
-        self.after.append(own)
-        return self.before[number] if self.before else torch.zeros_like(own)
-
 
 class CachedShift(nn.Module):
-    """The past-only shift of a stream: the first channels come from the frame before."""
+    """The past-only shift of a stream: the first channels come from the previous frame, zeros at a stream's start."""
 
     def __init__(self, fraction: float, caches: Caches) -> None:
         super().__init__()
@@ -40,10 +33,13 @@ class CachedShift(nn.Module):
         self._caches = caches
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return frames (N, C, H, W), each of another stream, with channels [0, fold) of the frames before."""
+        """Shift frames (N, C, H, W), each of another stream."""
+        before, after = self._caches.before, self._caches.after
         fold = num_shifted_channels(x.shape[1], self.fraction)
+        previous = before[len(after)] if before else torch.zeros_like(x[:, :fold])
+        after.append(x[:, :fold])
         # Concatenation, not assignment to a slice: exporters fold an assignment away and freeze what it assigns.
-        return torch.cat([self._caches.exchange(x[:, :fold]), x[:, fold:]], 1)
+        return torch.cat([previous, x[:, fold:]], 1)
 
 
 class StreamNetwork(nn.Module):
@@ -51,20 +47,20 @@ class StreamNetwork(nn.Module):
 
     The logits of frame t are those that the network itself gives frame t of a clip, to rounding: they depend on frames
     up to t alone. The state is explicit: tensors (N, fold, H', W') go in and come out, one for each shift, in the order
-    in which the shifts run; each is the input of that shift, unshifted. Raises ValueError for a network with a
-    bidirectional shift, and for one that was accelerated; `catalog.stream_problem` tells of all that cannot stream.
+    in which the shifts run; each is the input of that shift, unshifted. Raises ValueError for a bidirectional shift and
+    for an accelerated network; `catalog.stream_problem` lists all that cannot stream.
     """
 
     def __init__(self, network: VideoNetwork) -> None:
         super().__init__()
         if network.execution != "plain":
-            raise ValueError(f"a stream is made of a plain network; this one runs {network.execution}")
+            raise ValueError(f"a stream needs a plain network, got one that runs {network.execution}")
         self.network = copy.deepcopy(network).eval()
         self._caches = Caches()
         for name, module in list(self.network.named_modules()):
             if isinstance(module, TemporalShift):
                 if module.direction != "past":
-                    raise ValueError(f"{name} needs the next frame; a stream has the past alone")
+                    raise ValueError(f"{name} needs the next frame, which a stream does not have")
                 self.network.set_submodule(name, CachedShift(module.fraction, self._caches))
 
     def forward(
@@ -72,14 +68,14 @@ class StreamNetwork(nn.Module):
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return logits (N, num_classes) of the streams' next frames, and the caches for the frames after them.
 
-        caches: as returned for the frames before; without them the streams start.
+        caches: those returned for the previous frames; without them the streams start.
         """
         self._caches.before, self._caches.after = caches, []
         logits = self.network.classify(self.network.extract(frames_NCHW))
         return logits, self._caches.after
 
     def start(self, frames_NCHW: torch.Tensor) -> list[torch.Tensor]:
-        """Return the caches of streams of frames of this shape that have not begun: zeros."""
+        """Return the caches, zeros, of streams of frames of this shape at their start."""
         with torch.inference_mode():
             _, caches = self(torch.zeros_like(frames_NCHW))
         return [torch.zeros_like(cache) for cache in caches]

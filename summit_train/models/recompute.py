@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import cast
 
 import torch
 from torch import nn
@@ -23,13 +21,11 @@ class RecomputedBlocks(nn.Sequential):
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the blocks one after the other."""
         for block in self:
             if torch.is_grad_enabled() and self.training:
                 contexts = partial(_contexts, block)
                 # No block draws random numbers, so the state of the generators need not be kept.
-                kept = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
-                x = cast(torch.Tensor, kept)
+                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
             else:
                 x = block(x)
         return x
@@ -44,13 +40,6 @@ def recompute_blocks(network: VideoNetwork) -> None:
 
 
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of the first forward pass and of the second one."""
-    return nullcontext(), _still_statistics(block)
-
-
-@contextmanager
-def _still_statistics(block: nn.Module) -> Iterator[None]:
-    """Normalise by the batch as before, but leave the running statistics: they have taken the batch in already."""
+    """Return the contexts of the two forward passes. The second leaves the running statistics, which have the batch."""
     norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    with norm_momentum(norms, 0.0):
-        yield
+    return nullcontext(), norm_momentum(norms, 0.0)

@@ -8,45 +8,29 @@ from functools import partial
 import torch
 from torch import nn
 
-from summit_train.models.dropout import Dropout
+from summit_train.models.keyed import Dropout
 from summit_train.models.video import VideoNetwork
 
 
 class ResidualBlock(nn.Module):
-    """relu(branch(x) + shortcut).
+    """relu(branch(x) + shortcut), with places for what other networks add.
 
-    TSM puts its temporal shift in `shift`: in front of the branch (Figure 3, residual) or, with `shift_in_place`, in
-    front of the shortcut too. `nl` takes a non-local block, which follows the residual one.
+    `shift`: TSM's temporal shift in front of the branch (Figure 3, residual). `in_place_shift`: the shift in front of
+    branch and shortcut (Figure 3, in-place). `nl`: a non-local block, which follows the residual one.
     """
 
     expansion: int  # output channels for each of `channels`
-    conv1: nn.Module
-    downsample: nn.Sequential | None
 
     def __init__(self) -> None:
         super().__init__()
+        self.in_place_shift: nn.Module = nn.Identity()
         self.shift: nn.Module = nn.Identity()
-        self.shift_in_place = False
         self.relu = nn.ReLU(inplace=True)
         self.nl: nn.Module = nn.Identity()
 
-    @property
-    def last_norm(self) -> nn.Module:
-        """Return the normalisation that ends the branch."""
+    def zero_init_last(self) -> None:
+        """Let the branch begin at 0."""
         raise NotImplementedError
-
-    def branch(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the residual, without the last relu."""
-        raise NotImplementedError
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Add the shortcut to the branch and rectify."""
-        shifted = self.shift(x)
-        shortcut = shifted if self.shift_in_place else x
-        if self.downsample is not None:
-            shortcut = self.downsample(shortcut)
-        out: torch.Tensor = self.nl(self.relu(self.branch(shifted) + shortcut))
-        return out
 
 
 class BasicBlock(ResidualBlock):
@@ -62,16 +46,16 @@ class BasicBlock(ResidualBlock):
         self.bn2 = nn.BatchNorm2d(channels)
         self.downsample = projection(in_channels, channels, stride)
 
-    @property
-    def last_norm(self) -> nn.Module:
-        """Return bn2."""
-        return self.bn2
+    def zero_init_last(self) -> None:
+        nn.init.zeros_(self.bn2.weight)
 
-    def branch(self, x: torch.Tensor) -> torch.Tensor:
-        """Return 3x3, 3x3 of `x`."""
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.in_place_shift(x)
+        shortcut = self.downsample(x)
+        x = self.shift(x)
         x = self.relu(self.bn1(self.conv1(x)))
-        out: torch.Tensor = self.bn2(self.conv2(x))
-        return out
+        x = self.bn2(self.conv2(x))
+        return self.nl(self.relu(x + shortcut))
 
 
 class Bottleneck(ResidualBlock):
@@ -93,28 +77,33 @@ class Bottleneck(ResidualBlock):
         self.bn3 = nn.BatchNorm2d(out_channels)
         self.downsample = projection(in_channels, out_channels, stride)
 
-    @property
-    def last_norm(self) -> nn.Module:
-        """Return bn3."""
-        return self.bn3
+    def zero_init_last(self) -> None:
+        nn.init.zeros_(self.bn3.weight)
 
-    def branch(self, x: torch.Tensor) -> torch.Tensor:
-        """Return 1x1, 3x3, 1x1 of `x`."""
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.in_place_shift(x)
+        shortcut = self.downsample(x)
+        x = self.shift(x)
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.relu(self.bn2(self.conv2(x)))
-        out: torch.Tensor = self.bn3(self.conv3(x))
-        return out
+        x = self.bn3(self.conv3(x))
+        return self.nl(self.relu(x + shortcut))
 
 
-def projection(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
-    """Return the 1x1 convolution of a shortcut that changes shape; None where it does not."""
+def projection(in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    """Return the 1x1 convolution of a shortcut that changes shape, the identity where it does not."""
     if stride == 1 and in_channels == out_channels:
-        return None
+        return nn.Identity()
     return nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels))
 
 
+def scaled_channels(channels: int, width: float) -> int:
+    """Return `channels` times `width`, rounded to the nearest multiple of 8, at least 8."""
+    return max(8, int(channels * width / 8 + 0.5) * 8)
+
+
 # The block, and how many of them in layer1 .. layer4 (He et al., Table 1; Xie et al., Table 1).
-BACKBONES: dict[str, tuple[Callable[[int, int, int], ResidualBlock], tuple[int, int, int, int]]] = {
+VARIANTS: dict[str, tuple[Callable[[int, int, int], ResidualBlock], tuple[int, int, int, int]]] = {
     "resnet18": (BasicBlock, (2, 2, 2, 2)),
     "resnet34": (BasicBlock, (3, 4, 6, 3)),
     "resnet50": (Bottleneck, (3, 4, 6, 3)),
@@ -137,25 +126,19 @@ class ResNet(VideoNetwork):
     layer4: nn.Module
 
     def __init__(
-        self,
-        backbone: str,
-        num_frames: int,
-        num_classes: int,
-        width: float = 1.0,
-        dropout: float = 0.0,
-        in_channels: int = 3,
+        self, backbone: str, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int
     ) -> None:
         super().__init__(num_frames, STAGES, in_channels)
-        block, num_blocks = BACKBONES[backbone]
+        block, depths = VARIANTS[backbone]
         channels = scaled_channels(64, width)
         self.conv1: nn.Module = nn.Conv2d(in_channels, channels, 7, 2, padding=3, bias=False)
         self.bn1: nn.Module = nn.BatchNorm2d(channels)
         self.relu: nn.Module = nn.ReLU(inplace=True)
         self.maxpool: nn.Module = nn.MaxPool2d(3, 2, padding=1)
-        for stage in range(4):
+        for stage, depth in enumerate(depths):
+            inner = scaled_channels(64 * 2**stage, width)
             blocks = []
-            for number in range(num_blocks[stage]):
-                inner = scaled_channels(64 * 2**stage, width)
+            for number in range(depth):
                 blocks.append(block(channels, inner, 2 if stage > 0 and number == 0 else 1))
                 channels = inner * blocks[-1].expansion
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
@@ -166,20 +149,10 @@ class ResNet(VideoNetwork):
     def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
         """Return the last stage's output of frames (M, C, H, W): (M, F, H / 32, W / 32)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        out: torch.Tensor = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return out
+        return self.layer4(self.layer3(self.layer2(self.layer1(x))))
 
     def extract(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the feature maps averaged over all but channels: (len(x), F)."""
-        out: torch.Tensor = self.avgpool(self.feature_maps(x)).flatten(1)
-        return out
+        return self.avgpool(self.feature_maps(x)).flatten(1)
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:
-        """Return logits (M, num_classes)."""
-        logits: torch.Tensor = self.fc(self.dropout(features))
-        return logits
-
-
-def scaled_channels(channels: int, width: float) -> int:
-    """Return `channels` times `width`, rounded to the nearest multiple of 8, at least 8."""
-    return max(8, int(channels * width / 8 + 0.5) * 8)
+        return self.fc(self.dropout(features))

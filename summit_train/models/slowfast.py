@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from summit_train.models.dropout import Dropout
+from summit_train.models.keyed import Dropout
 from summit_train.models.resnet import STAGES as RESNET_STAGES
 from summit_train.models.resnet import ResidualBlock, scaled_channels
 from summit_train.models.video import VideoNetwork
@@ -39,22 +39,20 @@ class Bottleneck3d(ResidualBlock):
         self.bn2 = nn.BatchNorm3d(channels)
         self.conv3 = nn.Conv3d(channels, out_channels, 1, bias=False)
         self.bn3 = nn.BatchNorm3d(out_channels)
-        self.downsample = None
+        self.downsample: nn.Module = nn.Identity()
         if stride > 1 or in_channels != out_channels:
             shortcut = nn.Conv3d(in_channels, out_channels, 1, strides, bias=False)
             self.downsample = nn.Sequential(shortcut, nn.BatchNorm3d(out_channels))
 
-    @property
-    def last_norm(self) -> nn.Module:
-        """Return bn3."""
-        return self.bn3
+    def zero_init_last(self) -> None:
+        nn.init.zeros_(self.bn3.weight)
 
-    def branch(self, x: torch.Tensor) -> torch.Tensor:
-        """Return Tx1x1, 1x3x3, 1x1x1 of `x`."""
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shortcut = self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.relu(self.bn2(self.conv2(x)))
-        out: torch.Tensor = self.bn3(self.conv3(x))
-        return out
+        x = self.bn3(self.conv3(x))
+        return self.relu(x + shortcut)
 
 
 class Pathway(nn.Module):
@@ -75,8 +73,8 @@ class Pathway(nn.Module):
         super().__init__()
         channels, (span, *spans) = scaled_channels(base, width), kernels
         self.conv1 = nn.Conv3d(in_channels, channels, (span, 7, 7), (1, 2, 2), padding=(span // 2, 3, 3), bias=False)
-        self.bn1: nn.Module = nn.BatchNorm3d(channels)
-        self.relu: nn.Module = nn.ReLU(inplace=True)
+        self.bn1 = nn.BatchNorm3d(channels)
+        self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool3d((1, 3, 3), (1, 2, 2), padding=(0, 1, 1))
         self.outputs = [channels]
         for stage, num_blocks in enumerate(BLOCKS):
@@ -91,8 +89,7 @@ class Pathway(nn.Module):
 
     def stem(self, x: torch.Tensor) -> torch.Tensor:
         """Return pool1 of volumes (N, C, T, H, W): (N, channels, T, H / 4, W / 4)."""
-        out: torch.Tensor = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        return out
+        return self.maxpool(self.relu(self.bn1(self.conv1(x))))
 
 
 class Lateral(nn.Module):
@@ -102,8 +99,8 @@ class Lateral(nn.Module):
         super().__init__()
         self.channels = 2 * channels
         self.conv = nn.Conv3d(channels, self.channels, (5, 1, 1), (ALPHA, 1, 1), padding=(2, 0, 0), bias=False)
-        self.bn: nn.Module = nn.BatchNorm3d(self.channels)
-        self.relu: nn.Module = nn.ReLU(inplace=True)
+        self.bn = nn.BatchNorm3d(self.channels)
+        self.relu = nn.ReLU(inplace=True)
 
     def forward(self, slow: torch.Tensor, fast: torch.Tensor) -> torch.Tensor:
         """Return the slow pathway's channels and behind them those of the fast one."""
@@ -133,9 +130,7 @@ class SlowFast(VideoNetwork):
     blocks = tuple(f"{pathway}.layer{i}" for i in (1, 2, 3, 4) for pathway in ("fast", "slow"))
     stem = ("fast.conv1", "slow.conv1")
 
-    def __init__(
-        self, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0, in_channels: int = 3
-    ) -> None:
+    def __init__(self, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int) -> None:
         super().__init__(num_frames, STAGES, in_channels)
         # The fast pathway comes first, since it takes the clip as it is.
         self.fast = Pathway(in_channels, BASE // BETA_INVERSE, width, FAST_KERNELS)
@@ -145,10 +140,6 @@ class SlowFast(VideoNetwork):
         self.avgpool = nn.AdaptiveAvgPool3d(1)
         self.dropout = Dropout(dropout)
         self.fc = nn.Linear(self.slow.outputs[-1] + self.fast.outputs[-1], num_classes)
-
-    def to_input(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
-        """Return clips as volumes (N, C, T, H, W), a view."""
-        return clip_NTCHW.transpose(1, 2)
 
     def extract(self, x: torch.Tensor) -> torch.Tensor:
         """Return the averages over T, H and W of the slow and of the fast pathway, one behind the other: (N, F)."""
@@ -160,6 +151,4 @@ class SlowFast(VideoNetwork):
         return torch.cat((self.avgpool(slow), self.avgpool(fast)), dim=1).flatten(1)
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:
-        """Return logits (N, num_classes)."""
-        logits: torch.Tensor = self.fc(self.dropout(features))
-        return logits
+        return self.fc(self.dropout(features))

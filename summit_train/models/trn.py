@@ -18,29 +18,21 @@ class TRN(ResNet):
     """Multi-scale TRN (section 3.1): features of each frame, then relations of 2, 3, ... num_frames of them.
 
     The body has torchvision's parameter names, the relations (`consensus.fc_fusion_scales`) those of the authors' code
-    and of mmaction2. The frames' linear layer, new_fc and fc_cls there, is `fc` here; dropout stands in front of it.
+    and of mmaction2. The frames' linear layer, new_fc and fc_cls there, is `fc` here; dropout precedes it.
     """
 
     head = "consensus"
 
     def __init__(
-        self,
-        backbone: str,
-        num_frames: int,
-        num_classes: int,
-        width: float = 1.0,
-        dropout: float = 0.0,
-        in_channels: int = 3,
+        self, backbone: str, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int
     ) -> None:
         features = scaled_channels(FEATURES, width)
         super().__init__(backbone, num_frames, features, width, dropout, in_channels)
         self.consensus = Relations(num_frames, features, num_classes)
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:
-        """Return logits (N, num_classes) of the features of frames, (N*T, F)."""
         frames = super().classify(features)
-        logits: torch.Tensor = self.consensus(frames.view(-1, self.num_frames, frames.shape[1]))
-        return logits
+        return self.consensus(frames.view(-1, self.num_frames, frames.shape[1]))
 
     def initialise_head(self, generator: torch.Generator | None) -> None:
         """Draw the relations as the authors' code does, from torch's default for linear layers.
@@ -87,7 +79,7 @@ class Relations(KeyedModule):
         return logits
 
     def tuples(self, scale: int) -> list[list[int]]:
-        """Return the tuples of `scale` frames that the next forward pass sums over, each in the order of time."""
+        """Return the tuples of `scale` frames that the next forward pass sums over, each in order of time."""
         total = math.comb(self.num_frames, scale)
         number = min(TUPLES, total)
         if not self.training:

@@ -20,9 +20,9 @@ class VideoNetwork(nn.Module):
     """A network on clips: float (N, T, C, H, W), in any memory format, to logits (N, num_classes).
 
     A subclass has a backbone, `extract`, and a head, `classify`. It sees every frame as an image of the batch (TSN,
-    TSM) or, with `to_input` overridden, the clip as a volume (I3D). Logits are fp32, or wider where the input is.
+    TSM) or the clip as a volume (I3D). Logits are fp32, or wider where the input is.
 
-    `memory_format`: the format that frames stored as (N, T, H, W, C) arrive in, as a view.
+    `memory_format`: channels_last for images, channels_last_3d for volumes: that of frames stored as (N, T, H, W, C).
     `stages`: the modules after which T is reported, with the paper's names for them (Table 2).
     `blocks`: the sequences whose members can be computed again in the backward pass. `stem`: the names of the
     convolutions that see the clip. `head`: the classifier's name.
@@ -36,7 +36,7 @@ class VideoNetwork(nn.Module):
     head = "fc"
     pool1_form: Pool1 | None = None
 
-    def __init__(self, num_frames: int, stages: dict[str, str], in_channels: int = 3) -> None:
+    def __init__(self, num_frames: int, stages: dict[str, str], in_channels: int) -> None:
         super().__init__()
         self.num_frames = num_frames
         self.in_channels = in_channels
@@ -44,7 +44,7 @@ class VideoNetwork(nn.Module):
         self.execution = "plain"  # how it runs, for people
 
     def forward(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
-        """Return logits (N, num_classes) of clips (N, T, C, H, W). Raises ValueError for an input of another shape."""
+        """Return logits (N, num_classes). Raises ValueError for an input of another shape."""
         shape = tuple(clip_NTCHW.shape)
         if len(shape) != 5 or shape[1:3] != (self.num_frames, self.in_channels):
             raise ValueError(f"the model takes (N, {self.num_frames}, {self.in_channels}, H, W); this input is {shape}")
@@ -54,8 +54,9 @@ class VideoNetwork(nn.Module):
         return logits.view(shape[0], -1, logits.shape[1]).mean(1, dtype=wide)
 
     def to_input(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
-        """Return the clip as `extract` takes it: frames (N*T, C, H, W). A view, never a copy."""
-        return clip_NTCHW.flatten(0, 1)
+        """Return a view of the clip for `extract`: frames (N*T, C, H, W), or volumes (N, C, T, H, W) in 3D networks."""
+        is_3d = self.memory_format == torch.channels_last_3d
+        return clip_NTCHW.transpose(1, 2) if is_3d else clip_NTCHW.flatten(0, 1)
 
     def extract(self, x: torch.Tensor) -> torch.Tensor:
         """Return one feature vector for each image or volume of `x`, (len(x), F)."""
@@ -77,12 +78,11 @@ class VideoNetwork(nn.Module):
 
     def reseed(self, seed: int) -> None:
         """Make the random draws that follow, of dropout and of others, a function of `seed` alone."""
-        drawing = [module for module in self.modules() if isinstance(module, KeyedModule)]
-        for number, module in enumerate(drawing):
+        for number, module in enumerate(m for m in self.modules() if isinstance(m, KeyedModule)):
             module.reseed((seed + number) % 2**63)
 
     def initialise_head(self, generator: torch.Generator | None) -> None:
-        """Draw anew the initial weights that differ from those of `initialise`. Here there are none."""
+        """Draw the initial weights that differ from those of `initialise`, which ran before. Here there are none."""
 
 
 def initialise(model: VideoNetwork, generator: torch.Generator | None = None) -> None:

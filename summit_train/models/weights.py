@@ -1,4 +1,4 @@
-"""Weights from a file into a network, with an account of every key that did not fit and of every one that was made."""
+"""Load weights from a file into a network, and report every key that did not fit and every one that was made."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from summit_train.core.saved import bound_of, check_digest, find_checkpoints, lo
 from summit_train.models.inflation import Fitted, Shift, fitted
 from summit_train.models.names import has_shift, is_mmactions_resnet, our_names
 from summit_train.models.non_local import NonLocal
-from summit_train.models.tsm import shift_step
+from summit_train.models.shift import shift_step
 from summit_train.models.video import VideoNetwork
 
+Tensors = Mapping[str, torch.Tensor]
 # Keys that wrap a state dict in the files people have: our checkpoints ("model") and others' ("state_dict").
-_WRAPPERS: tuple[str, ...] = ("model", "state_dict")
+_WRAPPERS = ("model", "state_dict")
 # BatchNorm's step counter: absent in old files, and read by no norm that has a momentum.
 _COUNTER = "num_batches_tracked"
 
@@ -27,9 +28,8 @@ class WeightsError(UserError):
     """A file of weights that cannot be read, or that does not fit the network."""
 
 
-@dataclass(frozen=True)
-class Mismatch:
-    """A key that is there on both sides with different shapes; the network's own value stays."""
+class Mismatch(NamedTuple):
+    """A key that both sides have with different shapes; the network's own value stays."""
 
     name: str
     expected: tuple[int, ...]
@@ -43,11 +43,10 @@ class Mismatch:
 class LoadReport:
     """What became of each key: `loaded`; `missing` in the file; `unexpected` by the model; `mismatched`.
 
-    `made` are those of the loaded ones whose numbers are not the file's own: name -> how they were made. Names are the
-    model's, but those of `unexpected`, which are the file's. `anew`: the classifier's tensors where the file's classes
-    are others, as many as the model's. `classes`: how the classes compare, "" where the file has no such classifier.
-    `passed_over`: why newer checkpoints of a run were not read.
-    `pool1`: the model's, if the file's network may have a different one.
+    Names are the model's, but those of `unexpected`, which are the file's. made: name -> how a loaded tensor was made
+    that is not the file's own. fresh: the classifier's tensors if it is for other classes, as many as the model's.
+    classes: how the classes compare, "" if the file has no such classifier. passed_over: why newer checkpoints of a run
+    were not read. pool1: the model's, if the file's network may have a different one.
     """
 
     path: str
@@ -56,24 +55,24 @@ class LoadReport:
     unexpected: tuple[str, ...]
     mismatched: tuple[Mismatch, ...]
     made: Mapping[str, str]
-    anew: tuple[str, ...] = ()
+    fresh: tuple[str, ...] = ()
     classes: str = ""
     passed_over: tuple[str, ...] = ()
     pool1: str | None = None
 
     def __str__(self) -> str:
-        wanted = len(self.loaded) + len(self.missing) + len(self.mismatched) + len(self.anew)
-        parts = [f"{self.path}: {len(self.loaded)} of the model's {wanted} tensors loaded"]
+        total = len(self.loaded) + len(self.missing) + len(self.mismatched) + len(self.fresh)
+        parts = [f"{self.path}: {len(self.loaded)} of the model's {total} tensors loaded"]
         for how in dict.fromkeys(self.made.values()):
             parts.append(f"{how}: {', '.join(name for name, made in self.made.items() if made == how)}")
-        if self.anew:
-            parts.append(f"classifier left as initialised, {self.classes}: {', '.join(self.anew)}")
+        if self.fresh:
+            parts.append(f"classifier left as initialised, {self.classes}: {', '.join(self.fresh)}")
         elif self.classes:
             parts.append(f"classifier kept, {self.classes}")
         if self.missing:
             parts.append(f"not in the file, left as initialised: {', '.join(self.missing)}")
         if self.mismatched:
-            parts.append(f"of another shape, left as initialised: {', '.join(map(str, self.mismatched))}")
+            parts.append(f"different shape, left as initialised: {', '.join(map(str, self.mismatched))}")
         parts += [f"passed over: {complaint}" for complaint in self.passed_over]
         if self.unexpected:
             parts.append(f"not in the model, ignored: {', '.join(self.unexpected)}")
@@ -96,31 +95,38 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
     `path` is a file under torchvision's names, the TSM authors' or mmaction2's, one of our checkpoints, or a run
     directory (its newest whole checkpoint). A 2D kernel is inflated for a 3D convolution, or made of the shift where
     the file is a TSM's; the first one is averaged for clips of other channels (see models.inflation). A classifier for
-    another number of classes is left as initialised and reported; so is one for as many classes that have other names.
-    classes: the names of the model's, where they are known. Raises UserError, with the path, when there is no such
-    file, it cannot be read, or it is of another network; the model is unchanged then.
+    another number of classes, or for classes of other names, is left as initialised and reported. classes: the names of
+    the model's, where they are known. Raises UserError, with the path, and leaves the model unchanged when there is no
+    such file, it cannot be read, or it is of another network.
     """
     file, content, passed_over = read_weights(Path(path), model)
     targets = model.state_dict()
     names = our_names(content.tensors, "fc" if "fc.weight" in targets else _classifier(model, targets))
-    _check_distinct(names, file)
-    found = {names[name]: tensor for name, tensor in content.tensors.items()}
+    theirs: dict[str, str] = {}
+    for name, ours in names.items():
+        if theirs.setdefault(ours, name) != name:
+            raise WeightsError(f"{file}: {theirs[ours]} and {name} are both {ours} in this model; remove one of them")
+    found = {ours: content.tensors[name] for name, ours in names.items()}
     for name in found.keys() & targets.keys():
         if targets[name].is_floating_point() and not found[name].is_floating_point():
             raise WeightsError(f"{file}: {name} must be {targets[name].dtype}, got {found[name].dtype}")
     fitting, mismatched = _fitting(found, targets, model, _shifts(content, names, model))
     layers = _class_layers(model, fitting)
     same = classes is None or content.classes is None or tuple(classes) == content.classes
-    anew = () if same else layers
-    fitting = {name: tensor for name, tensor in fitting.items() if name not in anew}
+    fresh = () if same else layers
+    fitting = {name: tensor for name, tensor in fitting.items() if name not in fresh}
+
+    def _without_counters(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if not name.endswith(_COUNTER))
+
     report = LoadReport(
         path=str(file),
-        loaded=_reported(name for name in targets if name in fitting),
-        missing=_reported(name for name in targets if name not in found and name not in fitting),
-        unexpected=_reported(name for name, ours in names.items() if ours not in targets),
+        loaded=_without_counters(name for name in targets if name in fitting),
+        missing=_without_counters(name for name in targets if name not in found and name not in fitting),
+        unexpected=_without_counters(name for name, ours in names.items() if ours not in targets),
         mismatched=tuple(mismatched),
         made={name: tensor.made for name, tensor in fitting.items() if tensor.made},
-        anew=anew,
+        fresh=fresh,
         classes=_compared(content.classes, classes) if layers else "",
         passed_over=passed_over,
         pool1=model.pool1_form if _pool1(content, found) == "" else None,
@@ -137,9 +143,9 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
 
 
 def read_weights(path: Path, model: VideoNetwork) -> tuple[Path, Content, tuple[str, ...]]:
-    """Read tensors by name, onto the CPU, without wrappers: (file, content, why newer checkpoints were passed over).
+    """Return (file, content, why newer checkpoints were passed over), on the CPU.
 
-    For a run directory, read its newest whole checkpoint. A file is checked against its SHA-256 file, if it has one.
+    Of a run directory it is the newest whole checkpoint. A file is checked against its SHA-256 file, if it has one.
     """
     check_weights_exist(path)
     bound = bound_of(model)
@@ -160,7 +166,7 @@ def check_weights_exist(path: Path) -> None:
 
 
 def _content(file: Path, content: Any) -> Content:
-    """Return the content of a file without its wrappers. Raises WeightsError if it has no tensors by name."""
+    """Remove the wrappers. Raises WeightsError if there are no tensors by name."""
     spec: Any = {}
     classes: Any = None
     while isinstance(content, Mapping):
@@ -170,10 +176,10 @@ def _content(file: Path, content: Any) -> Content:
             break
         content = inner[0]
     if not isinstance(content, Mapping):
-        raise WeightsError(f"{file}: holds a {type(content).__name__}, not tensors by name")
+        raise WeightsError(f"{file}: must have tensors by name, got a {type(content).__name__}")
     tensors = {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
     if not tensors:
-        raise WeightsError(f"{file}: holds no tensors by name")
+        raise WeightsError(f"{file}: must have tensors by name, got none")
     section = spec.get("model") if isinstance(spec, Mapping) else None
     known = tuple(map(str, classes)) if isinstance(classes, list) else None
     return Content(tensors, section if isinstance(section, Mapping) else {}, known)
@@ -213,14 +219,7 @@ def _shifts(content: Content, names: Mapping[str, str], model: VideoNetwork) -> 
     return shifts
 
 
-def _check_distinct(names: Mapping[str, str], file: Path) -> None:
-    first: dict[str, str] = {}
-    for name, ours in names.items():
-        if first.setdefault(ours, name) != name:
-            raise WeightsError(f"{file}: {first[ours]} and {name} are both {ours} in this model; remove one of them")
-
-
-def _other_settings(model: VideoNetwork, content: Content, found: Mapping[str, torch.Tensor]) -> str | None:
+def _other_settings(model: VideoNetwork, content: Content, found: Tensors) -> str | None:
     """Return a known difference of the file's network that no tensor shows, or None."""
     forms = {module.form for module in model.modules() if isinstance(module, NonLocal)}
     if "original" in forms and is_mmactions_resnet(content.tensors) and any(".nl." in name for name in found):
@@ -231,7 +230,7 @@ def _other_settings(model: VideoNetwork, content: Content, found: Mapping[str, t
     return None
 
 
-def _pool1(content: Content, found: Mapping[str, torch.Tensor]) -> str | None:
+def _pool1(content: Content, found: Tensors) -> str | None:
     """Return the pool1 of the file's I3D: "" if the file does not say, None if its network is 2D."""
     first = found.get("conv1.weight")
     if first is None or first.dim() < 5:
@@ -242,13 +241,10 @@ def _pool1(content: Content, found: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def _fitting(
-    found: Mapping[str, torch.Tensor],
-    targets: Mapping[str, torch.Tensor],
-    model: VideoNetwork,
-    shifts: dict[str, Shift],
+    found: Tensors, targets: Tensors, model: VideoNetwork, shifts: dict[str, Shift]
 ) -> tuple[dict[str, Fitted], list[Mismatch]]:
-    """Return what of `found` can be had in the shapes of `targets`, and what cannot."""
-    fitting, mismatched = {}, []
+    """Return what of `found` fits the shapes of `targets`, and what does not."""
+    fitting, mismatched = dict[str, Fitted](), list[Mismatch]()
     stem = {f"{layer}.weight" for layer in model.stem}
     for name, target in targets.items():
         if name in found:
@@ -259,26 +255,13 @@ def _fitting(
                 mismatched.append(Mismatch(name, tuple(target.shape), tuple(found[name].shape)))
             else:
                 fitting[name] = tensor
-    return fitting | _absent_biases(targets, found, fitting), mismatched
+        elif name.endswith(".bias") and f"{name.removesuffix('bias')}weight" in fitting:
+            # As W of mmaction2's non-local blocks.
+            fitting[name] = Fitted(torch.zeros_like(target), "0, since the file's layer has no bias")
+    return fitting, mismatched
 
 
-def _absent_biases(
-    targets: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], fitting: Mapping[str, Fitted]
-) -> dict[str, Fitted]:
-    """Return zeros for the biases of layers that have none in the file, as W of mmaction2's non-local blocks."""
-    return {
-        name: Fitted(torch.zeros_like(target), "0, since the file's layer has no bias")
-        for name, target in targets.items()
-        if name.endswith(".bias") and name not in found and f"{name.removesuffix('bias')}weight" in fitting
-    }
-
-
-def _other_network(
-    model: VideoNetwork,
-    targets: Mapping[str, torch.Tensor],
-    found: Mapping[str, torch.Tensor],
-    mismatched: Iterable[Mismatch],
-) -> str | None:
+def _other_network(model: VideoNetwork, targets: Tensors, found: Tensors, mismatched: Iterable[Mismatch]) -> str | None:
     """Return what shows that the file is of another network; None where its blocks are the model's.
 
     Non-local blocks may be on one side only: other networks start theirs from one without.
@@ -299,16 +282,12 @@ def _other_network(
         return f"non-local blocks are after {places} here: the other form; see model.non_local"
     for name in found:
         if name.startswith(inside) and name not in targets and ".nl." not in name and not name.endswith(_COUNTER):
-            return f"it has {name}, which this model has not"
+            return f"it has {name}, which this model does not have"
     return None
 
 
 def _children(stage: str, names: Iterable[str]) -> set[str]:
     return {name[len(stage) + 1 :].partition(".")[0] for name in names if name.startswith(f"{stage}.")}
-
-
-def _reported(names: Any) -> tuple[str, ...]:
-    return tuple(name for name in names if not name.endswith(_COUNTER))
 
 
 def _first_names(found: Mapping[str, Any], targets: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from summit_train.models.dropout import Dropout
+from summit_train.models.keyed import Dropout
 from summit_train.models.mobilenet import rounded_channels
 from summit_train.models.resnet import STAGES, scaled_channels
 from summit_train.models.video import VideoNetwork
@@ -32,9 +32,7 @@ class SqueezeExcitation(nn.Module):
         self.fc2 = nn.Conv3d(squeezed, channels, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x` with its channels weighted."""
-        gate: torch.Tensor = self.fc2(self.relu(self.fc1(self.pool(x)))).sigmoid()
-        return x * gate
+        return x * self.fc2(self.relu(self.fc1(self.pool(x)))).sigmoid()
 
 
 class X3DBlock(nn.Module):
@@ -44,31 +42,28 @@ class X3DBlock(nn.Module):
         super().__init__()
         inner, strides = int(BOTTLENECK * channels), (1, stride, stride)
         self.conv1 = nn.Conv3d(in_channels, inner, 1, bias=False)
-        self.bn1: nn.Module = nn.BatchNorm3d(inner)
+        self.bn1 = nn.BatchNorm3d(inner)
         self.conv2 = nn.Conv3d(inner, inner, 3, strides, padding=1, groups=inner, bias=False)
-        self.bn2: nn.Module = nn.BatchNorm3d(inner)
+        self.bn2 = nn.BatchNorm3d(inner)
         self.se = SqueezeExcitation(inner) if has_se else nn.Identity()
         self.swish = nn.SiLU()
         self.conv3 = nn.Conv3d(inner, channels, 1, bias=False)
-        self.bn3: nn.Module = nn.BatchNorm3d(channels)
+        self.bn3 = nn.BatchNorm3d(channels)
         self.relu = nn.ReLU(inplace=True)
         self.downsample: nn.Module = nn.Identity()
         if stride > 1 or in_channels != channels:
             shortcut = nn.Conv3d(in_channels, channels, 1, strides, bias=False)
             self.downsample = nn.Sequential(shortcut, nn.BatchNorm3d(channels))
 
-    @property
-    def last_norm(self) -> nn.Module:
-        """Return bn3."""
-        return self.bn3
+    def zero_init_last(self) -> None:
+        """Let the branch begin at 0."""
+        nn.init.zeros_(self.bn3.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Add the shortcut to the branch and rectify."""
         branch = self.relu(self.bn1(self.conv1(x)))
         branch = self.swish(self.se(self.bn2(self.conv2(branch))))
         branch = self.bn3(self.conv3(branch))
-        out: torch.Tensor = self.relu(branch + self.downsample(x))
-        return out
+        return self.relu(branch + self.downsample(x))
 
 
 class X3D(VideoNetwork):
@@ -96,15 +91,13 @@ class X3D(VideoNetwork):
     layer3: nn.Module
     layer4: nn.Module
 
-    def __init__(
-        self, num_frames: int, num_classes: int, width: float = 1.0, dropout: float = 0.0, in_channels: int = 3
-    ) -> None:
+    def __init__(self, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int) -> None:
         stages = {name: title for name, title in STAGES.items() if name != "maxpool"} | {"conv5": "conv5"}
         super().__init__(num_frames, stages, in_channels)
         channels, *stage_channels = (scaled_channels(base, width) for base in CHANNELS)
         self.conv1_xy = nn.Conv3d(in_channels, channels, (1, 3, 3), (1, 2, 2), padding=(0, 1, 1), bias=False)
         self.conv1 = nn.Conv3d(channels, channels, (5, 1, 1), padding=(2, 0, 0), groups=channels, bias=False)
-        self.bn1: nn.Module = nn.BatchNorm3d(channels)
+        self.bn1 = nn.BatchNorm3d(channels)
         self.relu = nn.ReLU(inplace=True)
         for stage, (out_channels, num_blocks) in enumerate(zip(stage_channels, BLOCKS, strict=True), 1):
             blocks = []
@@ -114,25 +107,18 @@ class X3D(VideoNetwork):
             self.add_module(f"layer{stage}", nn.Sequential(*blocks))
         inner, features = int(BOTTLENECK * channels), scaled_channels(FC1, width)
         self.conv5 = nn.Conv3d(channels, inner, 1, bias=False)
-        self.bn5: nn.Module = nn.BatchNorm3d(inner)
+        self.bn5 = nn.BatchNorm3d(inner)
         self.avgpool = nn.AdaptiveAvgPool3d(1)
         self.fc1 = nn.Conv3d(inner, features, 1, bias=False)
         self.dropout = Dropout(dropout)
         self.fc = nn.Linear(features, num_classes)
-
-    def to_input(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
-        """Return clips as volumes (N, C, T, H, W), a view."""
-        return clip_NTCHW.transpose(1, 2)
 
     def extract(self, x: torch.Tensor) -> torch.Tensor:
         """Return fc1 of the average over T, H and W of volumes (N, C, T, H, W): (N, F)."""
         x = self.relu(self.bn1(self.conv1(self.conv1_xy(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         x = self.avgpool(self.relu(self.bn5(self.conv5(x))))
-        out: torch.Tensor = self.relu(self.fc1(x)).flatten(1)
-        return out
+        return self.relu(self.fc1(x)).flatten(1)
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:
-        """Return logits (N, num_classes)."""
-        logits: torch.Tensor = self.fc(self.dropout(features))
-        return logits
+        return self.fc(self.dropout(features))

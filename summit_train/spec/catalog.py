@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
 
 Arch = Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1", "i3d_replace", "trn", "eco_lite", "slowfast", "x3d_m", "ir_csn"]
@@ -30,8 +31,8 @@ BOTTLENECK_BACKBONES = RESNETS[2:]
 class Architecture(NamedTuple):
     """An architecture's limits.
 
-    `backbones` are the 2D networks that it can be built on; with none the architecture is a network of its own.
-    `minimum_frames` is the product of its strides in time. With fewer frames a stage would be down to one frame while
+    `backbones`: the 2D networks that it can be built on; with none the architecture is a network of its own.
+    `minimum_frames`: the product of its strides in time. With fewer frames a stage would be down to one frame while
     strides are still to come: they would halve nothing, and the kernels there would see padding alone on both sides.
     `minimum_reason` gives another reason for it. `maximum_frames`: beyond it layers, some for each number of frames,
     take minutes to build; None for no limit. A clip has a multiple of `frames_step` frames.
@@ -77,51 +78,38 @@ ARCHITECTURES: dict[str, Architecture] = {
 }  # fmt: skip
 
 
-def backbone_problem(arch: str, backbone: str | None) -> str | None:
-    """Return why `arch` cannot be built on `backbone`, and what would be right; None where it can."""
-    valid = ARCHITECTURES[arch].backbones
-    if backbone in valid or (backbone is None and not valid):
-        return None
-    if not valid:
-        return f"{arch} is a network of its own, without a backbone; leave the key out"
-    return f"{arch} cannot be built on {backbone}; valid: {', '.join(valid)}"
+def network_problems(
+    arch: str, backbone: str | None, num_frames: int, non_local: NonLocal, zero_init_residual: bool, pool1: Pool1,
+    crop: int | None = None,
+) -> Iterator[tuple[str, str]]:  # fmt: skip
+    """Yield what `arch` cannot be built of: (key of the spec, what is wrong and what would be right).
 
-
-def zero_init_problem(arch: str) -> str | None:
-    """Return why the residual branches of `arch` cannot begin at 0; None where they can."""
-    return None if ARCHITECTURES[arch].norm_ends_branch else f"no residual branch of {arch} ends in a normalisation"
-
-
-def pool1_problem(arch: str, pool1: Pool1) -> str | None:
-    """Return why `arch` cannot have this form of pool1; None where it can."""
-    if arch == "i3d_3x1x1" or pool1 == "2x3x3":
-        return None
-    return f"{pool1} is for i3d_3x1x1, and {arch} has no choice; leave the key out"
-
-
-def frames_problem(arch: str, num_frames: int) -> str | None:
-    """Return why clips of `num_frames` frames do not suit `arch`; None where they do."""
-    known = ARCHITECTURES[arch]
-    if num_frames % known.frames_step:
-        every = known.frames_step
-        return f"{arch} needs a multiple of {every} frames, its slow pathway sees every {every}th; got {num_frames}"
-    if num_frames < known.minimum_frames:
-        return f"{arch} needs at least {known.minimum_frames} frames, {known.minimum_reason}, got {num_frames}"
-    if known.maximum_frames is not None and num_frames > known.maximum_frames:
-        return f"{arch} takes at most {known.maximum_frames} frames, got {num_frames}"
-    return None
-
-
-def non_local_problem(arch: str, backbone: str | None, crop: int | None = None) -> str | None:
-    """Return why `arch` on `backbone` cannot have non-local blocks, and what can; None where it can.
-
-    crop: the side of the picture, where it is known; res4 leaves a sixteenth of it, which the blocks halve.
+    crop: the side of the picture, where it is known; res4 leaves a sixteenth of it, which non-local blocks halve.
     """
-    if ARCHITECTURES[arch].non_local and backbone in BOTTLENECK_BACKBONES:
-        return None if crop is None or crop > 16 else f"non-local blocks need a crop of 17 pixels or more, got {crop}"
-    takers = [name for name, known in ARCHITECTURES.items() if known.non_local]
-    network = f"{arch} on {backbone}" if backbone else arch
-    return f"{network} takes no non-local blocks; {', '.join(takers)} do, on one of {', '.join(BOTTLENECK_BACKBONES)}"
+    known = ARCHITECTURES[arch]
+    step, least, most = known.frames_step, known.minimum_frames, known.maximum_frames
+    if num_frames % step:
+        wrong = f"{arch} needs a multiple of {step} frames, its slow pathway sees every {step}th; got {num_frames}"
+        yield "data.num_frames", wrong
+    elif num_frames < least:
+        yield "data.num_frames", f"{arch} needs at least {least} frames, {known.minimum_reason}, got {num_frames}"
+    elif most is not None and num_frames > most:
+        yield "data.num_frames", f"{arch} takes at most {most} frames, got {num_frames}"
+    if backbone not in (known.backbones or (None,)):
+        valid = f"{arch} cannot be built on {backbone}; valid: {', '.join(known.backbones)}"
+        alone = f"{arch} is a network of its own, without a backbone; leave the key out"
+        yield "model.backbone", valid if known.backbones else alone
+    elif non_local and not (known.non_local and backbone in BOTTLENECK_BACKBONES):
+        takers = ", ".join(name for name, other in ARCHITECTURES.items() if other.non_local)
+        network = f"{arch} on {backbone}" if backbone else arch
+        right = f"{takers} do, on one of {', '.join(BOTTLENECK_BACKBONES)}"
+        yield "model.non_local", f"{network} takes no non-local blocks; {right}"
+    elif non_local and crop is not None and crop <= 16:
+        yield "model.non_local", f"non-local blocks need a crop of 17 pixels or more, got {crop}"
+    if zero_init_residual and not known.norm_ends_branch:
+        yield "model.zero_init_residual", f"no residual branch of {arch} ends in a normalisation"
+    if pool1 != "2x3x3" and arch != "i3d_3x1x1":
+        yield "model.pool1", f"{pool1} is for i3d_3x1x1, and {arch} has no choice; leave the key out"
 
 
 def maps_problem(arch: str) -> str | None:

@@ -1,7 +1,7 @@
 """The experiment spec: YAML -> frozen, typed Spec, or a message a person can act on.
 
-Every key, its type, its default and its limits stand here, those of optimizer, schedule and parallel in optim/keys.py.
-What depends on the number of ranks or of clips is checked by the plan, which knows them.
+Every key, its type, its default and its limits are here, those of optimizer, schedule and parallel in optimizer.py.
+The plan checks what depends on the number of ranks or of clips.
 """
 
 from __future__ import annotations
@@ -23,12 +23,8 @@ from summit_train.spec.catalog import (
     Pool1,
     ShiftDirection,
     ShiftPlace,
-    backbone_problem,
-    frames_problem,
-    non_local_problem,
-    pool1_problem,
+    network_problems,
     stream_problem,
-    zero_init_problem,
 )
 from summit_train.spec.modality import Modality, ModalityName, modality_of
 from summit_train.spec.optimizer import (
@@ -44,13 +40,13 @@ from summit_train.spec.typed import Count, Fraction, NonNegative, Seconds, Secti
 
 
 def _expand(path: str) -> str:
-    """Expand ~ and $NAME; a variable that is not set would silently name another place, so it is refused."""
+    """Expand ~ and $NAME; a variable that is not set would silently name another place."""
     expanded = os.path.expanduser(os.path.expandvars(path))
     unset = re.search(r"\$(\w+|\{\w+\})", expanded)
     if unset:
         raise ValueError(f"the environment variable {unset.group()} is not set")
     if not expanded or "\0" in expanded:
-        raise ValueError("a path is wanted, got an empty one")
+        raise ValueError("the path must not be empty")
     return expanded
 
 
@@ -112,7 +108,7 @@ class ModelSpec(Section):
 
     @property
     def title(self) -> str:
-        """Return architecture and backbone, e.g. "tsm resnet50"."""
+        """Architecture and backbone: "tsm resnet50"."""
         return " ".join(name for name in (self.arch, self.backbone) if name)
 
 
@@ -164,7 +160,7 @@ class DataSpec(Section):
 
     @property
     def input(self) -> Modality:
-        """Return what a frame of a clip holds, as the network sees it."""
+        """What a frame of a clip holds."""
         return modality_of(self.modality, self.flow_length)
 
 
@@ -239,7 +235,7 @@ class WatchSpec(Section):
 
 
 class EmaSpec(Section):
-    """A moving average of the weights and of BN's running statistics, evaluated beside the weights at the end."""
+    """A moving average of the weights and of BN's running statistics, evaluated alongside the weights at the end."""
 
     decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Weight of the average in each step; its memory is about 1 / (1 - decay) steps. null: no average."""
@@ -279,12 +275,12 @@ class Spec(Section):
 
     @property
     def run_path(self) -> Path:
-        """Return the run's own folder, run_dir/name."""
+        """The run's own folder, run_dir/name."""
         return Path(self.run_dir) / self.name
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of a weight and of its gradient: fp16 and bf16 are types of the activations only."""
+        """Bytes of a weight and of its gradient: fp16 and bf16 are types of the activations only."""
         return 8 if self.precision == "fp64" else 4
 
 
@@ -316,41 +312,34 @@ def spec_from_tree(tree: Tree) -> Spec:
 
 
 def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Keys that are right one by one and impossible together."""
+    """Yield the keys that are right one by one and impossible together: (key, what is wrong)."""
     data, model = spec.data, spec.model
     low, high = data.short_side
     if low > high:
-        yield "data.short_side", f"[low, high] is wanted, got [{low}, {high}]"
+        yield "data.short_side", f"must be [low, high], got [{low}, {high}]"
     if data.augment == "scale_jitter" and data.crop > low:
         yield "data.crop", f"a crop of {data.crop} does not fit a short side of {low} (data.short_side)"
     if data.crop_scales == ():
-        yield "data.crop_scales", "at least one scale is wanted, or null, got []"
+        yield "data.crop_scales", "must be null or have at least one scale, got []"
     yield from optimizer_problems(spec.optimizer)
     yield from schedule_problems(spec.schedule)
     yield from parallel_problems(spec.parallel, spec.optimizer.compression)
     yield from _averaging_problems(spec)
-    if (problem := frames_problem(model.arch, data.num_frames)) is not None:
-        yield "data.num_frames", problem
-    if (problem := backbone_problem(model.arch, model.backbone)) is not None:
-        yield "model.backbone", problem
-    elif model.non_local and (problem := non_local_problem(model.arch, model.backbone, data.crop)) is not None:
-        yield "model.non_local", problem
-    if model.zero_init_residual and (problem := zero_init_problem(model.arch)) is not None:
-        yield "model.zero_init_residual", problem
-    if (problem := pool1_problem(model.arch, model.pool1)) is not None:
-        yield "model.pool1", problem
-    is_streamed = spec.evaluate.mode == "stream"
-    if is_streamed and (problem := stream_problem(model.arch, model.shift_direction, model.non_local)) is not None:
-        yield "evaluate.mode", problem
-    if (wanted := spec.evaluate.last_checkpoints) > (kept := spec.checkpoint.keep):
-        yield "evaluate.last_checkpoints", f"{wanted} checkpoints are wanted, but checkpoint.keep is {kept}"
+    yield from network_problems(
+        model.arch, model.backbone, data.num_frames, model.non_local, model.zero_init_residual, model.pool1, data.crop
+    )
+    streams = stream_problem(model.arch, model.shift_direction, model.non_local)
+    if spec.evaluate.mode == "stream" and streams is not None:
+        yield "evaluate.mode", streams
+    if (last := spec.evaluate.last_checkpoints) > (kept := spec.checkpoint.keep):
+        yield "evaluate.last_checkpoints", f"must be at most checkpoint.keep, {kept}, got {last}"
 
 
 def _averaging_problems(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Keys of other sections that model averaging cannot go with."""
+    """Yield the keys of other sections that are impossible with model averaging."""
     grow, clips = spec.parallel.grow_batch, spec.scale.clips_per_gpu
     if spec.parallel.method == "averaging" and spec.ema.decay is not None:
-        yield "ema.decay", "it averages the weights of one network, and each learner has its own; null is wanted"
+        yield "ema.decay", "it averages the weights of one network, and each learner has its own; must be null"
     if grow is not None and not spec.evaluate.every_epochs:
         yield "parallel.grow_batch", "validations decide it; set evaluate.every_epochs to 1 or more"
     if grow is not None and grow.max is not None and grow.max < clips:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic_core import to_jsonable_python
-
-from summit_train.spec.experiment import DataSpec, EmaSpec, LossSpec, ModelSpec, Spec
-from summit_train.spec.optimizer import OptimizerSpec, ParallelSpec, ScheduleSpec
+from summit_train.spec.experiment import DataSpec, ModelSpec, Spec
 
 # Keys of `data` that change what is trained on; the others only tell where the clips are and how fast they are read.
 _TRAINED_DATA = (
@@ -58,22 +55,6 @@ def experiment_keys(spec: Spec) -> dict[str, Any]:
 
 def experiment_defaults() -> dict[str, Any]:
     """Return the values of `experiment_keys` that have defaults: those of a checkpoint that is older than the key."""
-
-    def defaults(section: type[ModelSpec] | type[DataSpec]) -> dict[str, Any]:
-        return {key: field.default for key, field in section.model_fields.items() if not field.is_required()}
-
-    sections = {
-        "model": defaults(ModelSpec),
-        "data": {key: str(to_jsonable_python(value)) for key, value in defaults(DataSpec).items()},
-        **{
-            name: section.model_dump(mode="json")
-            for name, section in (
-                ("optimizer", OptimizerSpec()),
-                ("schedule", ScheduleSpec()),
-                ("loss", LossSpec()),
-                ("ema", EmaSpec()),
-                ("parallel", ParallelSpec()),
-            )
-        },
-    }
-    return {f"{name}.{key}": value for name, values in sections.items() for key, value in values.items()}
+    spec = Spec(name="any", model=ModelSpec(arch="tsm", num_classes=1), data=DataSpec(train="any", val="any"))
+    always = ("model.arch", "model.num_classes", "scale.gpus", "scale.clips_per_gpu", "seed", "precision")
+    return {key: value for key, value in experiment_keys(spec).items() if key not in always}

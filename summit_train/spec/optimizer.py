@@ -1,4 +1,4 @@
-"""The keys of the recipe: what `optimizer`, `schedule` and `parallel` may say, and what they refuse together."""
+"""The keys of `optimizer`, `schedule` and `parallel`, and the combinations that are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OptimizerSpec(Section):
     """sgd, rmsprop: momentum. null: 0.9 for sgd, 0 for rmsprop."""
     alpha: Decay = 0.99
     """rmsprop: factor of the running average of squared gradients."""
-    # Not strict: below a validator of the whole section a list of YAML is a list, which is no tuple.
+    # Not strict: below a validator of the whole section a YAML list is a list, not a tuple.
     betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
     """adam, lamb: factors of the running averages of gradients and of their squares."""
     eps: Positive | None = None
@@ -76,7 +76,7 @@ class OptimizerSpec(Section):
 
     @property
     def states(self) -> int:
-        """Return how many tensors of a weight's shape the solver keeps for it."""
+        """How many tensors of a weight's shape the solver keeps for it."""
         moments = {"sgd": 0, "rmsprop": 1, "adagrad": 1, "adam": 2, "lamb": 2}[self.name]
         return moments + (self.name in _MOMENTUM and bool(self.momentum))
 
@@ -141,39 +141,35 @@ class ParallelSpec(Section):
 
 
 def optimizer_problems(optimizer: OptimizerSpec) -> Iterator[tuple[str, str]]:
-    """Keys of a solver that are impossible together: (key, what is wrong and what would be right)."""
+    """Yield the keys that are impossible together: (key, what is wrong and what would be right)."""
     trust = optimizer.trust_ratio
     if trust is None:
         return
     if trust.kind == "bounded" and trust.lower > trust.upper:
         bounds = f"lower is {trust.lower:g} and upper {trust.upper:g}"
-        yield "optimizer.trust_ratio.lower", f"the bounds are crossed: {bounds}; lower is at most upper"
+        yield "optimizer.trust_ratio.lower", f"must be at most upper: {bounds}"
     if trust.kind == "lars" and optimizer.name == "lamb":
-        yield "optimizer.trust_ratio", "lamb has a trust ratio of its own; take lars over another solver, or null"
+        yield "optimizer.trust_ratio", "lamb includes a trust ratio; take lars over another solver, or null"
 
 
 def schedule_problems(schedule: ScheduleSpec) -> Iterator[tuple[str, str]]:
-    """Keys of a schedule that are impossible together: (key, what is wrong and what would be right).
-
-    A warm-up that the batch scales is checked by the plan, which knows the batch.
-    """
+    """Yield the keys that are impossible together. The plan, which knows the batch, checks a scaled warm-up."""
     if schedule.warmup_scaling == "none" and schedule.warmup_epochs > schedule.epochs:
-        longer = f"{schedule.warmup_epochs:g} epochs are longer than the run; take fewer than its {schedule.epochs}"
-        yield "schedule.warmup_epochs", longer
-    if schedule.decay != "steps":
-        return
+        right = f"must be at most the run's {schedule.epochs} epochs, got {schedule.warmup_epochs:g}"
+        yield "schedule.warmup_epochs", right
     epochs = [0.0, *schedule.milestones, float(schedule.epochs)]
-    if not schedule.milestones or not all(before < after for before, after in pairwise(epochs)):
+    is_rising = all(before < after for before, after in pairwise(epochs))
+    if schedule.decay == "steps" and not (schedule.milestones and is_rising):
         given = ", ".join(f"{epoch:g}" for epoch in schedule.milestones)
         rising = f"steps needs rising epochs between 0 and {schedule.epochs}, such as [30, 60, 80]"
         yield "schedule.milestones", f"{rising}; got [{given}]"
 
 
 def parallel_problems(parallel: ParallelSpec, compression: str) -> Iterator[tuple[str, str]]:
-    """Keys of the method that are impossible together: (key, what is wrong and what would be right)."""
+    """Yield the keys that are impossible together."""
     if parallel.method == "averaging":
         if compression != "none":
-            yield "optimizer.compression", "averaging sends weights, which it does not round; none is wanted"
+            yield "optimizer.compression", "averaging sends weights, which it does not round; must be none"
         return
     for name, field in ParallelSpec.model_fields.items():
         if name != "method" and getattr(parallel, name) != field.default:

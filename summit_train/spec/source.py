@@ -1,7 +1,7 @@
 """Read YAML files into a tree of plain values that remembers the file and line of every key.
 
-`read_tree` follows `extends`, applies dotted overrides and refuses what YAML would swallow: a key given twice, a
-document that is no mapping, a circle of `extends`. This is the only importer of yaml.
+`read_tree` follows `extends`, applies dotted overrides and refuses what YAML accepts silently: a key given twice, a
+document that is not a mapping, a circle of `extends`. Only this module imports yaml.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LONGEST_NUMBER = 400  # characters; Python turns integers of up to 4,300 digits
 
 
 class SpecError(UserError):
-    """A mistake in what the user wrote; the message says where it is and what would be right."""
+    """A mistake in what the user wrote, with its place and what would be right."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[yaml.Node, int] = {}  # values in a finished node, with aliases written out
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
-        """Compose a node, and count what it holds."""
+        """Compose a node, and count its values."""
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
@@ -80,7 +80,7 @@ class _Loader(yaml.SafeLoader):
             flat = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts
             self._sizes[node] = 1 + sum(self._sizes[part] for part in flat)
         elif node not in self._sizes:
-            raise yaml.composer.ComposerError(None, None, "an alias (*) stands within what it names", mark)
+            raise yaml.composer.ComposerError(None, None, "an alias (*) is inside what it names", mark)
         if self._sizes[node] > _MOST_VALUES:
             problem = f"more than {_MOST_VALUES:,} values, with aliases (*) written out"
             raise yaml.composer.ComposerError(None, None, problem, mark)
@@ -93,7 +93,7 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.composer.ComposerError(None, None, "a key has to be a word", key_node.start_mark)
+                raise yaml.composer.ComposerError(None, None, "a key must be a word", key_node.start_mark)
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             if key_node.value in seen:
@@ -111,21 +111,20 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             # What int(), a date or a table of words raise, for an impossible date or under an explicit tag.
-            problem = f"{node.value!r:.60} is no {node.tag.rpartition(':')[2]}"
+            problem = f"{node.value!r:.60} is not a valid {node.tag.rpartition(':')[2]}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dump what _Loader reads back: quote what it would take for a number, and what is no plain text."""
+    """Dump what _Loader reads back: quote what it would take for a number, and text that is not plain."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        """Represent a text, quoted unless it is plain."""
         # Left to itself, PyYAML writes the line break U+0085 so that it reads back as a space.
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
 
-# YAML 1.1 wants a dot and a sign in `1e-4`; here it is the number that it is everywhere else. PyYAML keeps resolvers
-# and representers per class, so this adds to the subclasses only.
+# YAML 1.1 needs a dot and a sign in a number with an exponent; here `1e-4` is a number too. PyYAML keeps resolvers and
+# representers per class, so this changes the subclasses only.
 _NUMBER = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
@@ -142,7 +141,7 @@ def shipped(folder: str) -> Path:
     path = Path(summit_train.__file__).resolve().parents[1] / folder
     if not path.is_dir():
         needs = "configs and job scripts need the checkout; install it with `pip install -e CHECKOUT`"
-        raise SpecError(f"there is no {path}: {needs}")
+        raise SpecError(f"{path} is missing: {needs}")
     return path
 
 
@@ -161,7 +160,7 @@ def file_of(kind: str, name_or_path: str) -> Path:
 def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Tree:
     """Read a YAML mapping with what it extends, then apply `section.key=value` overrides in order.
 
-    Raises SpecError for a file that is missing or is no YAML mapping, and for an override of the wrong form.
+    Raises SpecError for a missing file, one that is not a YAML mapping, and an override of the wrong form.
     """
     tree = _read_file(Path(path), (), {})
     for override in overrides:
@@ -202,7 +201,6 @@ def _read_file(path: Path, above: tuple[Path, ...], read: dict[Path, Tree]) -> T
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a file. Raises SpecError for one that cannot be read or is far too large for a spec."""
     try:
         with open(path, "rb") as file:
             content = file.read(_MOST_BYTES + 1)
@@ -212,17 +210,14 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}; give the path of a YAML spec") from error
     except UnicodeDecodeError as error:
-        raise SpecError(f"{path}: is no text file in UTF-8; give the path of a YAML spec") from error
+        raise SpecError(f"{path}: must be a text file in UTF-8; give the path of a YAML spec") from error
 
 
 def parse_mapping(text: str, name: str) -> Tree:
-    """Return the mapping in a YAML text; `name` is the file's, for places and messages.
-
-    Raises SpecError for text that is no YAML mapping.
-    """
+    """Return the mapping in a YAML text of the file `name`. Raises SpecError for text that is not a YAML mapping."""
     node, values = _load(text, lambda line: f"{name}:{line}: not valid YAML")
     if node is None or not isinstance(values, dict):
-        raise SpecError(f"{name}:1: a mapping of keys to values is wanted, got {type(values).__name__}")
+        raise SpecError(f"{name}:1: must be a mapping of keys to values, got {type(values).__name__}")
     places = {key: f"{name}:{line}" for key, line in _lines(node, ())}
     return Tree(values, {(): f"{name}:1", **places})
 
@@ -230,7 +225,7 @@ def parse_mapping(text: str, name: str) -> Tree:
 def _load(text: str, complaint: Callable[[int], str]) -> tuple[yaml.Node | None, Any]:
     """Return the one document in `text` as nodes, which know their lines, and as values.
 
-    Raises SpecError, which begins with the complaint about a line.
+    complaint: how a SpecError about a line begins.
     """
     if sum(map(text.count, "\n,[{")) > _MOST_ENTRIES:
         raise SpecError(f"{complaint(1)}: more than {_MOST_ENTRIES:,} lines, commas and brackets")
@@ -240,7 +235,7 @@ def _load(text: str, complaint: Callable[[int], str]) -> tuple[yaml.Node | None,
         return node, None if node is None else loader.construct_document(node)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise SpecError(f"{complaint(line)}: the character U+{error.character:04X} is no text") from error
+        raise SpecError(f"{complaint(line)}: the character U+{error.character:04X} is not text") from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise SpecError(f"{complaint(line)}: {error.problem or error.context}") from error
@@ -280,15 +275,15 @@ def apply_override(tree: Tree, override: str) -> None:
     dotted, equals, text = override.partition("=")
     place = f"override {override!r}"
     if not equals or not all(dotted.split(".")):
-        raise SpecError(f"{place}: the form section.key=value is wanted, such as optimizer.base_lr=0.01")
+        raise SpecError(f"{place}: must have the form section.key=value, such as optimizer.base_lr=0.01")
     _, value = _load(text, lambda _: f"{place}: the value is not valid YAML, quote it")
     put(tree, dotted, value, place)
 
 
 def put(tree: Tree, dotted: str, value: Any, place: str) -> None:
-    """Set the key `section.key` to a plain value found at `place`, and make the sections above it that are not there.
+    """Set the key `section.key` to a plain value found at `place`; make the sections above it that are missing or null.
 
-    A section that is null is not there. Raises SpecError if something above it is a value.
+    Raises SpecError if something above it is a value.
     """
     path = tuple(dotted.split("."))
     section = tree.values
@@ -300,5 +295,5 @@ def put(tree: Tree, dotted: str, value: Any, place: str) -> None:
         if not isinstance(section, dict):
             raise SpecError(f"{place}: {key} is a value, not a section")
     section[path[-1]] = value
-    # What stood below this key is gone, and so are the lines it stood in.
+    # What was below this key is gone, with its lines.
     tree.places = {key: line for key, line in tree.places.items() if key[: len(path)] != path} | {path: place}

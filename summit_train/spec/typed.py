@@ -23,7 +23,7 @@ NonNegative = Annotated[int, Field(ge=0, le=MOST)]
 
 
 class Section(BaseModel):
-    """A section of keys: frozen, no unknown keys, no text where a number is wanted. A text below a key describes it."""
+    """A section of keys: frozen, no unknown keys, no text for a number. A text below a key describes it."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -54,9 +54,9 @@ def _line(model: type[Section], tree: Tree, details: Any) -> str:
         message = "is missing and has no default"
     elif kind == "literal_error":
         choices = re.findall(r"'([^']*)'|(\d+|False)", context["expected"])
-        message = f"{given!r} is no choice; {_choices(str(given), [a or b.lower() for a, b in choices])}"
+        message = f"{given!r} is not a choice; {_choices(str(given), [a or b.lower() for a, b in choices])}"
     elif kind == "model_type":
-        message = f"a section of keys is wanted, got {given!r}"
+        message = f"must be a section of keys, got {given!r}"
     else:
         message = f"{details['msg'].removeprefix('Value error, ')}, got {given!r}"
     return f"{tree.place(path)}: {'.'.join(path)}: {message}"
@@ -71,7 +71,7 @@ def _unknown_key(model: type[Section], path: KeyPath) -> str:
 
 
 def _item(container: Any) -> Any:
-    """Return the type that a list or a mapping holds, or the section that may be null: the last type of its own."""
+    """Return the type of a list's or mapping's values, or of what may be null: the last of its arguments."""
     return [part for part in get_args(container) if part is not ... and part is not type(None)][-1]
 
 

@@ -121,7 +121,7 @@ def test_a_walltime_without_quotes_is_the_same(tmp_path: Path) -> None:
         ("node_local: /tmp/$(id)\n", "an absolute path without spaces"),
         ("default_walltime: 0:00\n", "greater than or equal to 1"),
         ("default_walltime: two\n", "must be hours and minutes, such as 2:00, got 'two'"),
-        ("comm: gloo\n", "mine.yaml:7: comm: 'gloo' is no choice; valid: horovod, torch, auto"),
+        ("comm: gloo\n", "mine.yaml:7: comm: 'gloo' is not a choice; valid: horovod, torch, auto"),
         ("launcher: jsrun\n", "the key 'launcher' is given twice"),
         (
             "walltime_caps: [{nodes: 8, walltime: 1:00}, {nodes: 4, walltime: 2:00}]\n",

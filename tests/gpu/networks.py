@@ -62,12 +62,14 @@ def build(case: Case) -> VideoNetwork:
     generator = torch.Generator().manual_seed(0)
     sizes = (case.frames, CLASSES)
     model = build_model(case.arch, case.backbone, *sizes, width=case.width, generator=generator, **case.options)
-    last = {getattr(module, "last_norm", None) for module in model.modules()}
+    for module in model.modules():
+        if hasattr(module, "zero_init_last"):
+            module.zero_init_last()
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, _BatchNorm):
                 module.eps = 1e-2
-                low, high = (0.1, 0.3) if module in last else (0.5, 1.0)
+                low, high = (0.5, 1.0) if module.weight.any() else (0.1, 0.3)
                 module.weight.uniform_(low, high, generator=generator)
                 module.bias.uniform_(-0.1, 0.1, generator=generator)
         if case.arch != "trn":  # its relations have weights of order one

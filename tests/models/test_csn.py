@@ -24,7 +24,7 @@ def test_kernels_strides_and_groups_are_the_papers() -> None:
             assert (block.conv2.kernel_size, block.conv2.stride) == ((3, 3, 3), stride)
             assert block.conv1.kernel_size == block.conv3.kernel_size == (1, 1, 1)
             assert block.conv1.groups == block.conv3.groups == 1
-            assert (block.downsample is not None) == (number == 0)
+            assert isinstance(block.downsample, nn.Sequential) == (number == 0)
             assert number or (block.downsample[0].kernel_size, block.downsample[0].stride) == ((1, 1, 1), stride)
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm3d)]
     assert len(norms) == 1 + 3 * 50 + 4 and {norm.eps for norm in norms} == {1e-3}

@@ -20,7 +20,7 @@ def small(num_frames: int) -> ECOLite:
 def test_the_shapes_of_the_paper() -> None:
     """Zolfaghari et al., section 3 and Table 1: 96 x 28 x 28 for each frame, then volumes of 16, 8 and 4 frames."""
     with torch.device("meta"):
-        model = ECOLite(16, 400).eval()
+        model = build_model("eco_lite", None, 16).eval()
         shapes: dict[str, tuple[int, ...]] = {}
         for name in ("pool1", "pool2", "inception.3a", "inception.3b", "inception", *model.stages):
 
@@ -118,7 +118,7 @@ def test_initial_weights_come_from_the_generator_alone_and_biases_are_zero() -> 
 def test_joined_names_are_the_authors() -> None:
     """The layers of the authors' ECO.yaml, with the shapes of their weights' first two dimensions."""
     with torch.device("meta"):
-        state = ECOLite(16, 400).state_dict()
+        state = build_model("eco_lite", None, 16).state_dict()
     found = {}
     for name, value in state.items():
         *parts, kind = name.removeprefix("resnet.").split(".")

@@ -225,8 +225,8 @@ def test_frames_stay_channels_last(form: str, fast: bool) -> None:
     [
         ({"backbone": "resnet18"}, "^tsm on resnet18 takes no non-local blocks; tsm, tsn, .* do, on one of resnet50"),
         ({"backbone": "mobilenet_v2"}, "^tsm on mobilenet_v2 takes no non-local blocks"),
-        ({"non_local": "dot"}, "^non_local is 'dot'; valid: tsm, original$"),
-        ({"non_local": True}, "^non_local is True; valid: tsm, original$"),
+        ({"non_local": "dot"}, "^non_local must be one of False, tsm, original, got 'dot'$"),
+        ({"non_local": True}, "^non_local must be one of False, tsm, original, got True$"),
     ],
 )
 def test_networks_that_cannot_have_them_are_refused(options: dict, message: str) -> None:

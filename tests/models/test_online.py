@@ -99,7 +99,7 @@ def test_what_a_stream_cannot_be_made_of() -> None:
         StreamNetwork(build_model("tsm", "resnet18", 4, 4, width=0.125))
     fast = past_only("resnet18", dtype=torch.float32)
     fast.execution = accelerate(fast)
-    with pytest.raises(ValueError, match="plain network"):
+    with pytest.raises(ValueError, match="needs a plain network"):
         StreamNetwork(fast)
 
 

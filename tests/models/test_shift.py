@@ -78,13 +78,9 @@ def test_past_may_shift_every_channel() -> None:
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_memory_format_is_kept_forward_and_backward(memory_format: torch.memory_format) -> None:
-    x = torch.randn(8, 16, 6, 5).to(memory_format=memory_format).requires_grad_()
-    out = TemporalShift(4)(x)
-    assert out.stride() == x.stride()
-    grad = torch.randn_like(out)
-    (returned,) = torch.autograd.grad(out, x, grad)
-    assert returned.stride() == grad.stride() == x.stride()
+def test_memory_format_is_kept(memory_format: torch.memory_format) -> None:
+    x = torch.randn(8, 16, 6, 5).to(memory_format=memory_format)
+    assert TemporalShift(4)(x).stride() == x.stride()
 
 
 def test_a_gradient_of_another_format_is_still_right() -> None:
@@ -122,12 +118,6 @@ def test_under_autocast_the_type_stays_what_the_convolution_gave() -> None:
     assert convolution.weight.grad is not None
 
 
-def test_no_channel_to_shift_costs_no_copy() -> None:
-    x = torch.randn(4, 7, 2, 2)
-    assert temporal_shift(x, 4, 0.125) is x
-    assert temporal_shift(x, 4, 0.0) is x
-
-
 def test_channels_are_counted_as_meant_in_decimals() -> None:
     meant = {(64, 0.125): 8, (100, 0.29): 29, (10, 0.3): 3, (7, 0.5): 3, (7, 0.125): 0}
     assert {pair: num_shifted_channels(*pair) for pair in meant} == meant
@@ -135,27 +125,6 @@ def test_channels_are_counted_as_meant_in_decimals() -> None:
 
 def test_it_adds_no_key_to_a_state_dict() -> None:
     assert TemporalShift(8).state_dict() == {}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"direction": "future"}, "direction 'future'.* for both, .* for past"),
-        ({"fraction": 0.6}, "a shift of 0.6 of the channels.* between 0 and 0.5"),
-        ({"fraction": -0.1}, "between 0 and 0.5"),
-        ({"fraction": float("nan")}, "between 0 and 0.5"),
-        ({"fraction": 1.1, "direction": "past"}, "between 0 and 1 for past"),
-        ({"num_frames": 0}, "at least 1 frame"),
-    ],
-)
-def test_wrong_settings_are_refused(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TemporalShift(**{"num_frames": 8, **options})
-
-
-def test_a_batch_of_broken_clips_is_refused() -> None:
-    with pytest.raises(ValueError, match="7 frames does not divide into clips of 4"):
-        temporal_shift(torch.zeros(7, 8, 1, 1), 4)
 
 
 @pytest.mark.slow

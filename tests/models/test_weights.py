@@ -196,7 +196,7 @@ def test_the_classifier_is_kept_for_the_same_classes(
 def test_nothing_is_said_of_a_classifier_that_does_not_fit(tmp_path: Path) -> None:
     torch.save({"model": network(classes=7).state_dict(), "step": 1, "classes": list("abcdefg")}, tmp_path / "w.pt")
     report = load_pretrained(network(), tmp_path / "w.pt", NAMES)
-    assert (report.anew, report.classes) == ((), "") and "classifier" not in str(report)
+    assert (report.fresh, report.classes) == ((), "") and "classifier" not in str(report)
     assert [mismatch.name for mismatch in report.mismatched] == ["fc.weight", "fc.bias"]
 
 
@@ -243,7 +243,7 @@ def test_another_width_and_other_blocks_are_another_network(tmp_path: Path, sour
     ):
         load_pretrained(build_model("tsn", "resnet18", 2, 5, width=0.25), tmp_path / "narrow.pth")
     torch.save({**source.state_dict(), "layer2.0.se.weight": torch.ones(8)}, tmp_path / "more.pth")
-    with pytest.raises(WeightsError, match=r"it has layer2\.0\.se\.weight, which this model has not"):
+    with pytest.raises(WeightsError, match=r"it has layer2\.0\.se\.weight, which this model does not have"):
         load_pretrained(network(), tmp_path / "more.pth")
 
 
@@ -333,8 +333,8 @@ def _bad_files(folder: Path, state: dict[str, torch.Tensor]) -> dict[Path, str]:
     (folder / "empty_run").mkdir()
     bad = {folder / name: "cannot be read as a file of torch's" for name in contents}
     return bad | {
-        folder / "list.pth": "holds a list",
-        folder / "numbers.pth": "no tensors by name",
+        folder / "list.pth": "must have tensors by name, got a list",
+        folder / "numbers.pth": "must have tensors by name, got none",
         folder / "empty_run": "no checkpoints/step_",
         folder / "absent.pth": "no such file",
     }

@@ -1,4 +1,4 @@
-"""SGD against a loop written by hand, its two groups, and updates that are skipped on the device."""
+"""SGD against a loop written by hand, and its two groups; tests/optim/test_solvers.py skips its updates."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def _gradients(model: nn.Module, seed: int) -> None:
 
 
 def _started(model: nn.Module, momentum: float = MOMENTUM) -> torch.optim.SGD:
-    optimizer = build_sgd(parameter_groups(model, DECAY), momentum)
-    return optimizer
+    return build_sgd(parameter_groups(model, DECAY), momentum)
 
 
 def _weights(model: nn.Module) -> list[torch.Tensor]:
@@ -121,49 +120,6 @@ def test_the_first_convolution_can_have_a_factor_on_its_lr(arch: str, backbone: 
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
     # Factors of one size share their groups.
     assert len(parameter_groups(model, DECAY, {model.head: 5.0} | dict.fromkeys(model.stem, 5.0))) == 4
-
-
-@pytest.mark.parametrize("good_steps", [0, 1, 3])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1.0])
-def test_a_skipped_update_leaves_weights_and_momentum_untouched(good_steps: int, bad: float) -> None:
-    model, twin = _network(), _network()
-    optimizer, twin_optimizer = _started(model), _started(twin)
-    for either in (optimizer, twin_optimizer):
-        set_learning_rate(either, 0.1)
-    for step in range(good_steps):
-        _step(model, optimizer, step, skipped=0.0)
-        _step(twin, twin_optimizer, step, skipped=0.0)
-    weights, buffers = _weights(model), _buffers(optimizer)
-    _step(model, optimizer, 99, skipped=1.0, factor=bad)
-    assert all(torch.equal(one, other) for one, other in zip(_weights(model), weights, strict=True))
-    assert all(torch.equal(one, other) for one, other in zip(_buffers(optimizer), buffers, strict=True))
-    # And goes on as one that never met the bad step.
-    _step(model, optimizer, 7, skipped=0.0)
-    _step(twin, twin_optimizer, 7, skipped=0.0)
-    assert not torch.equal(_weights(model)[0], weights[0])
-    assert all(torch.equal(one, other) for one, other in zip(_weights(model), _weights(twin), strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(_buffers(optimizer), _buffers(twin_optimizer), strict=True))
-
-
-def _step(model: nn.Module, optimizer: torch.optim.SGD, seed: int, skipped: float, factor: float = 1.0) -> None:
-    _gradients(model, seed)
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        parameter.grad *= factor
-    optimizer.found_inf = torch.tensor(skipped)  # type: ignore[attr-defined]
-    optimizer.step()
-
-
-def test_gradients_are_divided_by_the_scale_before_decay_and_momentum() -> None:
-    model, twin = _network(), _network()
-    optimizer, twin_optimizer = _started(model), _started(twin)
-    for step in range(3):
-        for network, sgd, scale in ((model, optimizer, 1024.0), (twin, twin_optimizer, 1.0)):
-            set_learning_rate(sgd, 0.1)
-            sgd.grad_scale = torch.tensor(scale)  # type: ignore[attr-defined]
-            _step(network, sgd, step, skipped=0.0, factor=scale)
-    # A power of two: no rounding.
-    assert all(torch.equal(one, other) for one, other in zip(_weights(model), _weights(twin), strict=True))
 
 
 def test_momentum_starts_at_zero_for_every_parameter_and_only_where_there_is_one() -> None:

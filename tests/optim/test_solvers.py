@@ -158,7 +158,7 @@ def test_ten_updates_of_lamb_are_timms() -> None:
 
 @each_solver
 @pytest.mark.parametrize("good_steps", [0, 2])
-@pytest.mark.parametrize("bad", [float("nan"), 1.0])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1.0])
 def test_a_skipped_update_leaves_weights_and_state(solver: str, good_steps: int, bad: float) -> None:
     model, twin = _network(), _network()
     optimizer, twins = _started(_spec(solver), model), _started(_spec(solver), twin)

@@ -50,7 +50,7 @@ def test_a_file_of_ones_own_may_extend_and_be_overridden(tmp_path: Path) -> None
     ("line", "message"),
     [
         ("gpu_per_node: 4", "mine.yaml:6: gpu_per_node: unknown key; did you mean gpus_per_node?"),
-        ("last_batch: lost", "mine.yaml:6: last_batch: 'lost' is no choice; "),
+        ("last_batch: lost", "mine.yaml:6: last_batch: 'lost' is not a choice; "),
         ("shared: {frames_per_second_per_node: 0, source: x}", "mine.yaml:6: shared.frames_per_second_per_node: "),
         ("compute: {rates: [{arch: tsm}]}", "num_frames: is missing"),
     ],

@@ -127,20 +127,20 @@ def test_values_are_what_they_look_like(tmp_path: Path, text: str, value: object
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "spec.yaml:1: a mapping of keys to values is wanted, got NoneType"),
-        ("- a\n", "spec.yaml:1: a mapping of keys to values is wanted, got list"),
-        ("just words", "spec.yaml:1: a mapping of keys to values is wanted, got str"),
+        ("", "spec.yaml:1: must be a mapping of keys to values, got NoneType"),
+        ("- a\n", "spec.yaml:1: must be a mapping of keys to values, got list"),
+        ("just words", "spec.yaml:1: must be a mapping of keys to values, got str"),
         ("a: 1\nb: 2\na: 3\n", "spec.yaml:3: not valid YAML: the key 'a' is given twice"),
         ("a: 1\nb:\n  c: 2\n  c: 2\n", "spec.yaml:4: not valid YAML: the key 'c' is given twice"),
-        ("a: 1\n? [b, c]\n: 2\n", "spec.yaml:2: not valid YAML: a key has to be a word"),
+        ("a: 1\n? [b, c]\n: 2\n", "spec.yaml:2: not valid YAML: a key must be a word"),
         ("a: 1\n\tb: 2\n", "spec.yaml:2: not valid YAML: "),
         ("a: 1\n---\nb: 2\n", "spec.yaml:2: not valid YAML: "),
         ("a: 1\nb: *nothing\n", "spec.yaml:2: not valid YAML: found undefined alias 'nothing'"),
-        ("a: 1\nb: x\x01y\n", "spec.yaml:2: not valid YAML: the character U+0001 is no text"),
-        ("a: 1\nb: 2020-13-01\n", "spec.yaml:2: not valid YAML: '2020-13-01' is no timestamp"),
-        ("a: 1\nb: !!int x\n", "spec.yaml:2: not valid YAML: 'x' is no int"),
-        ("a: 1\nb: !!int ''\n", "spec.yaml:2: not valid YAML: '' is no int"),
-        ("a: 1\nb: !!bool perhaps\n", "spec.yaml:2: not valid YAML: 'perhaps' is no bool"),
+        ("a: 1\nb: x\x01y\n", "spec.yaml:2: not valid YAML: the character U+0001 is not text"),
+        ("a: 1\nb: 2020-13-01\n", "spec.yaml:2: not valid YAML: '2020-13-01' is not a valid timestamp"),
+        ("a: 1\nb: !!int x\n", "spec.yaml:2: not valid YAML: 'x' is not a valid int"),
+        ("a: 1\nb: !!int ''\n", "spec.yaml:2: not valid YAML: '' is not a valid int"),
+        ("a: 1\nb: !!bool perhaps\n", "spec.yaml:2: not valid YAML: 'perhaps' is not a valid bool"),
         ("a: 1\nb: " + "9" * 5000 + "\n", "spec.yaml:2: not valid YAML: '9999999"),
         ("a: " + "[" * 1200, "spec.yaml:1: not valid YAML: it is nested too deeply"),
         ("a: 1\nb: 0x" + "f" * 5000 + "\n", "spec.yaml:2: not valid YAML: '0xffffff"),
@@ -285,7 +285,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, reason: 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "video.mp4").write_bytes(b"\x00\x00\x00\x18ftypmp42\xff\xfe")
-    with pytest.raises(SpecError, match=r"video\.mp4: is no text file in UTF-8"):
+    with pytest.raises(SpecError, match=r"video\.mp4: must be a text file in UTF-8"):
         read_tree(tmp_path / "video.mp4")
 
 
@@ -310,15 +310,15 @@ def test_an_overridden_section_forgets_the_lines_of_the_old_one(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("override", "part"),
     [
-        ("a", "the form section.key=value is wanted"),
-        ("=1", "the form section.key=value is wanted"),
-        ("a..b=1", "the form section.key=value is wanted"),
-        (".a=1", "the form section.key=value is wanted"),
+        ("a", "must have the form section.key=value"),
+        ("=1", "must have the form section.key=value"),
+        ("a..b=1", "must have the form section.key=value"),
+        (".a=1", "must have the form section.key=value"),
         ("a.b=1", "a is a value, not a section"),
         ("a=[", "the value is not valid YAML, quote it"),
         ("a={x: 1, x: 2}", "the key 'x' is given twice"),
-        ("a=\x01", "the character U+0001 is no text"),
-        ("a=\udcff", "the character U+DCFF is no text"),  # a byte of the command line that is no UTF-8
+        ("a=\x01", "the character U+0001 is not text"),
+        ("a=\udcff", "the character U+DCFF is not text"),  # a byte of the command line that is no UTF-8
     ],
 )
 def test_an_override_of_the_wrong_form_is_named(tmp_path: Path, override: str, part: str) -> None:

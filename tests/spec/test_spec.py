@@ -83,7 +83,7 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(
         "betas, eps, weight_decay, base_lr, base_batch, lr_scaling, head_lr_factor, first_lr_factor, "
         "clip_norm, trust_ratio, compression",
         "spec.yaml:7: optimizer.base_lr: Input should be a valid number, got 'fast'",
-        "spec.yaml:8: precision: 'fp8' is no choice; valid: fp32, fp16, bf16, fp64",
+        "spec.yaml:8: precision: 'fp8' is not a choice; valid: fp32, fp16, bf16, fp64",
         "spec.yaml:9: seed: Input should be greater than or equal to 0, got -1",
     ]
 
@@ -96,10 +96,10 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(
         ("", ("model.ach=tsm",), "override 'model.ach=tsm': model.ach: unknown key", ("did you mean arch?",)),
         ("", ("mdel.arch=tsm",), "override 'mdel.arch=tsm': mdel: unknown key", ("did you mean model?",)),
         ("", ("extends=a.yaml",), "override 'extends=a.yaml': extends: unknown key", ()),
-        ("", ("model.arch=tsmm",), "override 'model.arch=tsmm': model.arch: 'tsmm' is no choice", ("mean tsm?", "tsn")),
+        ("", ("model.arch=tsmm",), "override 'model.arch=tsmm': model.arch: 'tsmm' is not a choice", ("mean tsm?",)),
         ("", ("model={arch: tsm}",), "override 'model={arch: tsm}': model.num_classes: is missing", ("no default",)),
-        ("schedule: 100\n", (), "spec.yaml:5: schedule: a section of keys is wanted, got 100", ()),
-        ("schedule:\n", (), "spec.yaml:5: schedule: a section of keys is wanted, got None", ()),
+        ("schedule: 100\n", (), "spec.yaml:5: schedule: must be a section of keys, got 100", ()),
+        ("schedule:\n", (), "spec.yaml:5: schedule: must be a section of keys, got None", ()),
         ("schedule: {epochs: '100'}\n", (), "spec.yaml:5: schedule.epochs: ", ("integer", "got '100'")),
         ("schedule: {epochs: 1.5}\n", (), "spec.yaml:5: schedule.epochs: ", ("integer", "got 1.5")),
         ("schedule: {epochs: true}\n", (), "spec.yaml:5: schedule.epochs: ", ("integer", "got True")),
@@ -107,29 +107,29 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(
         ("optimizer: {base_lr: .nan}\n", (), "spec.yaml:5: optimizer.base_lr: ", ("finite", "got nan")),
         ("optimizer: {base_lr: 0}\n", (), "spec.yaml:5: optimizer.base_lr: ", ("greater than 0",)),
         ("optimizer: {momentum: 1}\n", (), "spec.yaml:5: optimizer.momentum: ", ("less than 1",)),
-        ("optimizer: {name: adamm}\n", (), "spec.yaml:5: optimizer.name: 'adamm' is no choice", ("mean adam?",)),
+        ("optimizer: {name: adamm}\n", (), "spec.yaml:5: optimizer.name: 'adamm' is not a choice", ("mean adam?",)),
         ("optimizer: {betas: [0.9]}\n", (), "spec.yaml:5: optimizer.betas.1: is missing", ()),
         ("optimizer: {betas: [0.9, '0.9']}\n", (), "spec.yaml:5: optimizer.betas.1: ", ("number", "got '0.9'")),
         ("optimizer: {betas: 0.9}\n", (), "spec.yaml:5: optimizer.betas: ", ("array", "got 0.9")),
         ("optimizer: {eps: 0}\n", (), "spec.yaml:5: optimizer.eps: ", ("greater than 0",)),
-        ("optimizer: {trust_ratio: lars}\n", (), "spec.yaml:5: optimizer.trust_ratio: a section of keys is wanted", ()),
+        ("optimizer: {trust_ratio: lars}\n", (), "spec.yaml:5: optimizer.trust_ratio: must be a section of keys", ()),
         ("optimizer: {trust_ratio: {}}\n", (), "spec.yaml:5: optimizer.trust_ratio.kind: is missing", ()),
         ("optimizer: {trust_ratio: {kind: lasr}}\n", (), "spec.yaml:5: optimizer.trust_ratio.kind: ", ("mean lars?",)),
         ("optimizer: {trust_ratio: {kind: lars, lowr: 1}}\n", (), "spec.yaml:5: optimizer.trust_ratio.lowr: unknown",
          ("did you mean lower?",)),
         ("seed: 9223372036854775808\n", (), "spec.yaml:5: seed: ", ("less than 9223372036854775808",)),
-        ("evaluate: {crops: 2}\n", (), "spec.yaml:5: evaluate.crops: 2 is no choice; valid: 1, 3, full", ()),
-        ("evaluate: {crops: ful}\n", (), "spec.yaml:5: evaluate.crops: 'ful' is no choice; did you mean full?", ()),
+        ("evaluate: {crops: 2}\n", (), "spec.yaml:5: evaluate.crops: 2 is not a choice; valid: 1, 3, full", ()),
+        ("evaluate: {crops: ful}\n", (), "spec.yaml:5: evaluate.crops: 'ful' is not a choice; did you mean full?", ()),
         ("", ("data.short_side=256",), "override 'data.short_side=256': data.short_side: ", ("array",)),
         ("", ("data.short_side=[256]",), "override 'data.short_side=[256]': data.short_side.1: is missing", ()),
         ("", ("data.short_side=[1, 2, 3]",), "override 'data.short_side=[1, 2, 3]': data.short_side: ", ("at most 2",)),
-        ("", ("data.modality=depth",), "override 'data.modality=depth': data.modality: 'depth' is no", ("rgb, flow",)),
+        ("", ("data.modality=depth",), "override 'data.modality=depth': data.modality: 'depth' is not", ("rgb, flow",)),
         ("", ("data.flow_length=0",), "override 'data.flow_length=0': data.flow_length: ", ("greater",)),
-        ("", ("data.crop_scales=[]",), "override 'data.crop_scales=[]': data.crop_scales: at least one", ()),
+        ("", ("data.crop_scales=[]",), "override 'data.crop_scales=[]': data.crop_scales: must be null or have", ()),
         ("", ("data.crop_scales=[1.5]",), "override 'data.crop_scales=[1.5]': data.crop_scales", ("1.5",)),
         ("", ("data.flip=1",), "override 'data.flip=1': data.flip: ", ("boolean",)),
         ("", ("data.train=",), "override 'data.train=': data.train: ", ("string", "got None")),
-        ("", ("data.train=''",), "override \"data.train=''\": data.train: a path is wanted", ()),
+        ("", ("data.train=''",), "override \"data.train=''\": data.train: the path must not be empty", ()),
         ("", ("data.train=$NO_SUCH_NAME/a",), "override 'data.train=$NO_SUCH_NAME/a': data.train: ",
          ("the environment variable $NO_SUCH_NAME is not set",)),
         ("", ("data.root=${NO_SUCH_NAME}",), "override 'data.root=${NO_SUCH_NAME}': data.root: ",
@@ -169,22 +169,22 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
 @pytest.mark.parametrize(
     ("overrides", "key", "part"),
     [
-        (["data.short_side=[320, 256]"], "data.short_side", "[low, high] is wanted, got [320, 256]"),
+        (["data.short_side=[320, 256]"], "data.short_side", "must be [low, high], got [320, 256]"),
         (["data.crop=257"], "data.crop", "a crop of 257 does not fit a short side of 256"),
         (
             ["schedule.epochs=5", "schedule.warmup_epochs=5.5"],
             "schedule.warmup_epochs",
-            "5.5 epochs are longer than the run; take fewer than its 5",
+            "must be at most the run's 5 epochs, got 5.5",
         ),
         (
             ["optimizer.trust_ratio.kind=bounded", "optimizer.trust_ratio.lower=11"],
             "optimizer.trust_ratio.lower",
-            "the bounds are crossed: lower is 11 and upper 10; lower is at most upper",
+            "must be at most upper: lower is 11 and upper 10",
         ),
         (
             ["optimizer.name=lamb", "optimizer.trust_ratio.kind=lars"],
             "optimizer.trust_ratio",
-            "lamb has a trust ratio of its own; take lars over another solver, or null",
+            "lamb includes a trust ratio; take lars over another solver, or null",
         ),
         (["schedule.decay=steps"], "schedule.milestones", "steps needs rising epochs between 0 and 100, such as"),
         (["schedule.decay=steps", "schedule.milestones=[30, 30]"], "schedule.milestones", "got [30, 30]"),
@@ -249,12 +249,12 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
             "takes no non-local blocks; tsm, tsn",
         ),
         (["model.backbone=resnet34", "model.non_local=original"], "model.non_local", "on one of resnet50, resnet101"),
-        (["model.non_local=true"], "model.non_local", "True is no choice; valid: false, tsm, original"),
+        (["model.non_local=true"], "model.non_local", "True is not a choice; valid: false, tsm, original"),
         (["data.crop=16", "model.non_local=tsm"], "model.non_local", "a crop of 17 pixels or more, got 16"),
         (
             ["checkpoint.keep=3"],
             "evaluate.last_checkpoints",
-            "5 checkpoints are wanted, but checkpoint.keep is 3",
+            "must be at most checkpoint.keep, 3, got 5",
         ),
     ],
 )
@@ -380,12 +380,12 @@ def test_a_swap_of_letters_is_the_nearest_slip(refused: Callable[..., list[str]]
 
 
 def test_values_of_a_checkpoint_are_checked_too() -> None:
-    with pytest.raises(SpecError, match=r"^step_00000001\.pt: model\.arch: 'resnext' is no choice"):
+    with pytest.raises(SpecError, match=r"^step_00000001\.pt: model\.arch: 'resnext' is not a choice"):
         spec_from_values(_values(model={"arch": "resnext"}), "step_00000001.pt")
 
 
 def test_an_alias_within_itself_is_refused(refused: Callable[..., list[str]]) -> None:
-    assert "stands within what it names" in refused("watch: &w {stall_seconds: *w}\n")[0]
+    assert "is inside what it names" in refused("watch: &w {stall_seconds: *w}\n")[0]
 
 
 def test_a_checkpoint_older_than_a_key_is_of_the_same_experiment() -> None:

@@ -1,4 +1,4 @@
-"""The same networks, executed faster. `accelerate` is the only door; without this folder the product trains as well."""
+"""The same networks, executed faster. `accelerate` is the only door; without this folder networks run plain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from summit_train.models.fast.blocks import FusedBlock, fused_block, join_shift
 from summit_train.models.fast.native.library import KernelError, Kernels, compile_for_cluster, kernels
 from summit_train.models.fast.norm import FusedNorm
-from summit_train.models.fast.shifted_conv import ShiftedConv2d
+from summit_train.models.fast.shifted_conv import CopiedShift, ShiftedConv2d
 from summit_train.models.mobilenet import InvertedResidual
 from summit_train.models.resnet import ResidualBlock, ResNet
 
@@ -35,7 +35,7 @@ def accelerate(model: nn.Module, parts: Collection[str] = PARTS) -> str:
         where = f"C++ kernels: {execution()}"
         if isinstance(kernels(), Kernels) and "norms" in parts:
             _fuse_norms(model)
-    kinds = (FusedNorm, FusedBlock, ShiftedConv2d)
+    kinds = (FusedNorm, FusedBlock, ShiftedConv2d, CopiedShift)
     counted = Counter(kind for module in model.modules() for kind in kinds if isinstance(module, kind))
     counts = [f"{counted[kind]} {kind.__name__}" for kind in kinds if counted[kind]]
     return f"{where}; replaced: {', '.join(counts) or 'nothing'}"

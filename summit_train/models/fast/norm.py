@@ -5,6 +5,7 @@ Every activation is read and written as rarely as possible. Parameters, buffers 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -13,7 +14,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from summit_train.models.fast.native import kernels
-from summit_train.models.fast.native.kernels import Affine, Mode, Statistics
 
 
 class _Normalise(torch.autograd.Function):
@@ -24,25 +24,33 @@ class _Normalise(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, shortcut: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor,
         norm: FusedNorm,
     ) -> torch.Tensor:  # fmt: skip
-        """Normalise by the kernel."""
-        mode = Mode(norm.by_batch, norm.relu)
-        affine = Affine(weight, bias, norm.running_mean, norm.running_var)
-        result, statistics = kernels.forward(x, shortcut, affine, mode, norm.count_batch(), norm.eps)
-        ctx.mode = mode
-        ctx.save_for_backward(x, weight, bias, *statistics, None if shortcut is None else result)
+        result = torch.empty_like(x)
+        # Mean and 1 / sqrt(variance + eps).
+        mean, inverse = torch.empty(2, x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
+        tensors = [x, shortcut, result, weight, bias, norm.running_mean, norm.running_var, mean, inverse]
+        ctx.flags = ctypes.c_int(norm.by_batch), ctypes.c_int(norm.relu)
+        numbers = ctypes.c_double(norm.count_batch()), ctypes.c_double(norm.eps)
+        kernels.call("forward", x.dtype, tensors, _shape(x), *ctx.flags, *numbers)
+        ctx.save_for_backward(x, weight, bias, mean, inverse, None if shortcut is None else result)
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients by the kernel."""
         x, weight, bias, mean, inverse, result = ctx.saved_tensors
         # The gradient of the last activation comes out of the pooling in another memory format.
         grad = kernels.channels_last(grad.to(x.dtype))
-        statistics = Statistics(mean, inverse)
-        wanted = ctx.needs_input_grad[0]
-        grads = kernels.backward(grad, result, x, Affine(weight, bias), statistics, ctx.mode, wanted)
-        return grads.x, grads.shortcut, grads.weight, grads.bias, None
+        shortcut_grad = None if result is None else torch.empty_like(x)
+        x_grad = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        weight_grad, bias_grad = torch.empty_like(mean), torch.empty_like(mean)
+        tensors = [grad, result, x, shortcut_grad, x_grad, weight, bias, mean, inverse, weight_grad, bias_grad]
+        kernels.call("backward", x.dtype, tensors, _shape(x), *ctx.flags)
+        return x_grad, shortcut_grad, weight_grad, bias_grad, None
+
+
+def _shape(x: torch.Tensor) -> object:
+    """Return Shape of rows.hpp."""
+    return kernels.integers(x.numel() // x.shape[1], x.shape[1], torch.get_num_threads())
 
 
 # Function.apply carries no types of its own.
@@ -50,7 +58,7 @@ _normalise = cast("Callable[..., torch.Tensor]", _Normalise.apply)
 
 
 class FusedNorm(_BatchNorm):
-    """The batch normalisation `norm` with what follows it: a shortcut's sum and relu, or relu alone.
+    """The batch normalisation `norm` and what follows it: norm(x), relu(norm(x)), or relu(norm(x) + shortcut).
 
     It has the parameters and buffers of `norm`, not copies of them.
     """
@@ -63,7 +71,6 @@ class FusedNorm(_BatchNorm):
         self.training = norm.training
 
     def forward(self, x: torch.Tensor, shortcut: torch.Tensor | None = None) -> torch.Tensor:
-        """Return norm(x), rectified if `relu`; with a shortcut relu(norm(x) + shortcut)."""
         if self.by_batch and x.numel() == x.shape[1]:
             raise ValueError(f"batch normalisation needs more than 1 value per channel, got {tuple(x.shape)}")
         if not kernels.take(x):  # fp16
@@ -76,7 +83,7 @@ class FusedNorm(_BatchNorm):
 
     @property
     def by_batch(self) -> bool:
-        """Return whether the batch's own statistics normalise it."""
+        """Whether the batch's own statistics normalise it."""
         return self.training or self.running_mean is None
 
     def count_batch(self) -> float:
@@ -88,10 +95,6 @@ class FusedNorm(_BatchNorm):
         if self.momentum is not None:
             return float(self.momentum)
         return 1.0 / float(cast(torch.Tensor, self.num_batches_tracked))
-
-    def extra_repr(self) -> str:
-        """Return the settings for repr."""
-        return f"{super().extra_repr()}, relu={self.relu}"  # type: ignore[no-untyped-call]
 
     def _check_input_dim(self, x: torch.Tensor) -> None:
         """Take both (N, C, H, W) and (N, C, T, H, W)."""

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from summit_train.models.fast.native import kernels
 from summit_train.models.fast.native.kernels import Group
-from summit_train.models.shift import TemporalShift, num_shifted_channels, shifted_copy
+from summit_train.models.shift import TemporalShift, num_shifted_channels
 
 
 class _ShiftedConvolution(torch.autograd.Function):
@@ -26,7 +26,6 @@ class _ShiftedConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, conv: ShiftedConv2d) -> torch.Tensor:
-        """Convolve the shifted input."""
         ctx.save_for_backward(x, weight)
         ctx.conv = conv
         with conv.shifted(x) as shifted:
@@ -35,13 +34,12 @@ class _ShiftedConvolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients to the input and the weight."""
         x, weight = ctx.saved_tensors
         conv: ShiftedConv2d = ctx.conv
-        wanted = [*ctx.needs_input_grad[:2], False]
+        needed = [*ctx.needs_input_grad[:2], False]
         with conv.shifted(x) as shifted:
             x_grad, weight_grad, _ = torch.ops.aten.convolution_backward(
-                grad, shifted, weight, None, conv.stride, conv.padding, (1, 1), False, (0, 0), 1, wanted
+                grad, shifted, weight, None, conv.stride, conv.padding, (1, 1), False, (0, 0), 1, needed
             )
         return None if x_grad is None else conv.shifted_back(x_grad), weight_grad, None
 
@@ -60,13 +58,10 @@ class ShiftedConv2d(nn.Conv2d):
         super().__init__(conv.in_channels, conv.out_channels, kernel, stride, padding, bias=False, device="meta")
         self._parameters = conv._parameters
         self.num_frames, self.fraction, self.direction = shift.num_frames, shift.fraction, shift.direction
-        self.from_previous = num_shifted_channels(conv.in_channels, shift.fraction)
-        self.from_next = self.from_previous if shift.direction == "both" else 0
+        self.groups = _groups(conv.in_channels, shift)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return conv(shift(x)). Raises ValueError where the batch does not hold whole clips."""
-        if x.shape[0] % self.num_frames:
-            raise ValueError(f"a batch of {x.shape[0]} frames does not divide into clips of {self.num_frames} frames")
+        assert len(x) % self.num_frames == 0
         weight, device = self.weight, x.device.type
         known = torch.amp.is_autocast_available(device)  # the meta device has none
         if known and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
@@ -78,28 +73,70 @@ class ShiftedConv2d(nn.Conv2d):
     def shifted(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
         """Lend `x` shifted for the block. Afterwards `x` is what it was, to the bit, so autograd need not know."""
         if not kernels.take(x):
-            yield shifted_copy(x, self.num_frames, self.from_next, self.from_previous, 1)
+            yield _shifted_copy(x, self.num_frames, self.groups)
             return
-        ends = kernels.shift(x, self.num_frames, self._groups(1), keep=True)
+        ends = kernels.shift(x, self.num_frames, self.groups, keep=True)
         try:
             yield x
         finally:
-            kernels.restore(x, cast(torch.Tensor, ends), self.num_frames, self._groups(1))
+            kernels.restore(x, cast(torch.Tensor, ends), self.num_frames, self.groups)
 
     def shifted_back(self, grad: torch.Tensor) -> torch.Tensor:
-        """Return the transposed shift of a gradient that nobody else needs."""
+        """Return the transposed shift of a gradient that nothing else needs."""
         if not kernels.take(grad):
-            return shifted_copy(grad, self.num_frames, self.from_next, self.from_previous, -1)
+            return _shifted_copy(grad, self.num_frames, _transposed(self.groups))
         grad = kernels.channels_last(grad)
-        kernels.shift(grad, self.num_frames, self._groups(-1), keep=False)
+        kernels.shift(grad, self.num_frames, _transposed(self.groups), keep=False)
         return grad
 
-    def _groups(self, step: int) -> list[Group]:
-        both = self.from_next + self.from_previous
-        groups = [Group(0, self.from_next, step), Group(self.from_next, both, -step)]
-        return [group for group in groups if group.end > group.begin]
 
-    def extra_repr(self) -> str:
-        """Return the settings for repr."""
-        shift = f"num_frames={self.num_frames}, fraction={self.fraction}, direction={self.direction}"
-        return f"{super().extra_repr()}, {shift}"  # type: ignore[no-untyped-call]
+class _CopiedShift(torch.autograd.Function):
+    """The shift is linear and its transpose is the shift back, so nothing is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, shift: TemporalShift) -> torch.Tensor:
+        ctx.shift = shift
+        return _shifted_copy(x, shift.num_frames, _groups(x.shape[1], shift))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        groups = _groups(grad.shape[1], ctx.shift)
+        return _shifted_copy(grad, ctx.shift.num_frames, _transposed(groups)), None
+
+
+_copied_shift = cast("Callable[..., torch.Tensor]", _CopiedShift.apply)
+
+
+class CopiedShift(nn.Module):
+    """A `TemporalShift` in one copy forward and one backward, where autograd's own backward pass makes twenty."""
+
+    def __init__(self, shift: TemporalShift) -> None:
+        super().__init__()
+        self.shift = shift
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _copied_shift(x, self.shift)
+
+
+def _groups(num_channels: int, shift: TemporalShift) -> list[Group]:
+    fold = num_shifted_channels(num_channels, shift.fraction)
+    left = fold if shift.direction == "both" else 0
+    groups = [Group(0, left, 1), Group(left, left + fold, -1)]
+    return [group for group in groups if group.end > group.begin]
+
+
+def _transposed(groups: list[Group]) -> list[Group]:
+    return [Group(begin, end, -step) for begin, end, step in groups]
+
+
+def _shifted_copy(x: torch.Tensor, num_frames: int, groups: list[Group]) -> torch.Tensor:
+    out = torch.zeros_like(x)  # in the memory format of x
+    shifted, clips = (frames.view(-1, num_frames, *x.shape[1:]) for frames in (out, x))
+    for begin, end, step in groups:
+        ahead, behind = slice(1, None), slice(None, -1)
+        to, source = (behind, ahead) if step > 0 else (ahead, behind)
+        shifted[:, to, begin:end] = clips[:, source, begin:end]
+    rest = max((group.end for group in groups), default=0)
+    shifted[:, :, rest:] = clips[:, :, rest:]
+    return out

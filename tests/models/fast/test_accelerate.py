@@ -82,6 +82,14 @@ def test_what_was_replaced_is_said_and_nothing_is_replaced_twice() -> None:
     assert all(before is after for before, after in zip(modules, model.modules(), strict=True))
 
 
+def test_a_shift_in_place_is_copied_once() -> None:
+    model = build_model("tsm", "resnet18", 4, 3, width=0.125, shift_place="in_place")
+    assert accelerate(model).endswith("8 CopiedShift")
+    x = torch.randn(8, 16, 6, 5).to(memory_format=torch.channels_last).requires_grad_()
+    (grad,) = torch.autograd.grad(model.layer1[0].in_place_shift(x), x, torch.randn_like(x))
+    assert grad.stride() == x.stride()
+
+
 @needs_kernels
 def test_parameters_stay_the_same_objects() -> None:
     model = build_model("tsm", "resnet18", 4, 3, width=0.125)
@@ -127,4 +135,4 @@ def test_only_the_door_is_used_from_outside() -> None:
             module = node.module if isinstance(node, ast.ImportFrom) else None
             assert not (module or "").startswith("summit_train.models.fast."), path
             if module == "summit_train.models.fast":
-                assert path.name == "network.py" and path.parent.name == "summit_train", path
+                assert path.name == "network.py" and path.parent.name == "models", path

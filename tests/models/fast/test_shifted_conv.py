@@ -162,9 +162,3 @@ def test_its_parameters_are_those_of_a_convolution() -> None:
     assert list(layer.state_dict()) == ["weight"]
     twin = torch.nn.Conv2d(8, 4, 1, bias=False)
     twin.load_state_dict(copy.deepcopy(layer.state_dict()))
-    assert "num_frames=4, fraction=0.25, direction=both" in repr(layer)
-
-
-def test_a_batch_of_broken_clips_is_refused() -> None:
-    with pytest.raises(ValueError, match="7 frames does not divide into clips of 4"):
-        convolution(8, 4)(torch.zeros(7, 8, 1, 1))

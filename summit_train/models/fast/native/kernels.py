@@ -13,56 +13,6 @@ from summit_train.models.fast.native.library import Kernels, kernels
 _NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
 
 
-class _Shape(ctypes.Structure):
-    """Shape in rows.hpp."""
-
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("rows", "channels", "threads"))
-
-
-class _Clips(ctypes.Structure):
-    """Clips in shift.hpp."""
-
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("clips", "frames", "pixels", "channels", "threads"))
-
-
-class _Group(ctypes.Structure):
-    """Group in shift.hpp."""
-
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("begin", "end", "step"))
-
-
-class Affine(NamedTuple):
-    """Parameters of a batch normalisation, each (C,); the running statistics are updated in place."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-    running_mean: torch.Tensor | None = None
-    running_variance: torch.Tensor | None = None
-
-
-class Statistics(NamedTuple):
-    """Mean and 1 / sqrt(variance + eps) of a batch, each (C,) in fp32 or wider."""
-
-    mean: torch.Tensor
-    inverse: torch.Tensor
-
-
-class Mode(NamedTuple):
-    """How to normalise: train, by the batch's statistics; relu, rectify the result."""
-
-    train: bool
-    relu: bool
-
-
-class Gradients(NamedTuple):
-    """Gradients to x (None where not wanted), weight, bias, and shortcut (None without one)."""
-
-    x: torch.Tensor | None
-    weight: torch.Tensor
-    bias: torch.Tensor
-    shortcut: torch.Tensor | None
-
-
 def take(x: torch.Tensor) -> bool:
     """Return whether the kernels are there and know the device and the number format of `x`."""
     return x.device.type == "cpu" and x.dtype in _NAMES and isinstance(kernels(), Kernels)
@@ -73,43 +23,18 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
 
 
-def forward(
-    x: torch.Tensor, shortcut: torch.Tensor | None, affine: Affine, mode: Mode, momentum: float, eps: float
-) -> tuple[torch.Tensor, Statistics]:
-    """Return norm(x), rectified if asked for, and the statistics used; with a shortcut relu(norm(x) + shortcut).
-
-    In training the running statistics take the batch in with weight `momentum`.
-    """
-    result = torch.empty_like(x)
-    statistics = Statistics(*torch.empty(2, x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32)))
-    _call(
-        f"{_NAMES[x.dtype]}_forward",
-        [x, shortcut, result, *affine, *statistics],
-        _shape(x),
-        *map(ctypes.c_int, mode),
-        ctypes.c_double(momentum),
-        ctypes.c_double(eps),
-    )
-    return result, statistics
+def call(name: str, dtype: torch.dtype, tensors: Sequence[torch.Tensor | None], *arguments: object) -> None:
+    """Call the kernel `name` of kernels.cpp, for activations of type `dtype`. Python's lock is free meanwhile."""
+    found = kernels()
+    if not isinstance(found, Kernels):
+        raise found
+    addresses = [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
+    getattr(found.library, f"{_NAMES[dtype]}_{name}")(*addresses, *arguments)
 
 
-def backward(
-    grad: torch.Tensor,
-    result: torch.Tensor | None,
-    x: torch.Tensor,
-    affine: Affine,
-    statistics: Statistics,
-    mode: Mode,
-    x_wanted: bool,
-) -> Gradients:
-    """Return the gradients of `forward`; `result` is what it returned where it had a shortcut, else None."""
-    shortcut_grad = None if result is None else torch.empty_like(x)
-    x_grad = torch.empty_like(x) if x_wanted else None
-    weight_grad, bias_grad = torch.empty_like(statistics.mean), torch.empty_like(statistics.mean)
-    inner = [affine.weight, affine.bias, *statistics, weight_grad, bias_grad]
-    tensors = [grad, result, x, shortcut_grad, x_grad, *inner]
-    _call(f"{_NAMES[x.dtype]}_backward", tensors, _shape(x), *map(ctypes.c_int, mode))
-    return Gradients(x_grad, weight_grad, bias_grad, shortcut_grad)
+def integers(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
+    """Return numbers as C++ sees a structure of int64_t."""
+    return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 class Group(NamedTuple):
@@ -133,28 +58,14 @@ def shift(x: torch.Tensor, num_frames: int, groups: Sequence[Group], *, keep: bo
 
 def restore(x: torch.Tensor, ends: torch.Tensor, num_frames: int, groups: Sequence[Group]) -> None:
     """Undo `shift` in place, to the bit."""
-    _shift(x, ends, num_frames, groups, restore=True)
+    _shift(x, ends, num_frames, [Group(begin, end, -step) for begin, end, step in groups], restore=True)
 
 
 def _shift(
     x: torch.Tensor, ends: torch.Tensor | None, num_frames: int, groups: Sequence[Group], *, restore: bool
 ) -> None:
     frames, channels, height, width = x.shape
-    clips = _Clips(frames // num_frames, num_frames, height * width, channels, torch.get_num_threads())
-    sign = -1 if restore else 1
-    array = (_Group * len(groups))(*(_Group(group.begin, group.end, sign * group.step) for group in groups))
-    numbers = (ctypes.c_int64(len(groups)), ctypes.c_int(restore))
-    _call(f"{_NAMES[x.dtype]}_shift", [x, ends], ctypes.byref(clips), array, *numbers)
-
-
-def _shape(x: torch.Tensor) -> object:
-    return ctypes.byref(_Shape(x.numel() // x.shape[1], x.shape[1], torch.get_num_threads()))
-
-
-def _call(name: str, tensors: Sequence[torch.Tensor | None], *numbers: object) -> None:
-    """Call a function of the library. Python's lock is free meanwhile."""
-    found = kernels()
-    if not isinstance(found, Kernels):
-        raise found
-    addresses = [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
-    getattr(found.library, name)(*addresses, *numbers)
+    # Clips and Group of shift.hpp.
+    clips = integers(frames // num_frames, num_frames, height * width, channels, torch.get_num_threads())
+    flat = integers(*(number for group in groups for number in group))
+    call("shift", x.dtype, [x, ends], clips, flat, ctypes.c_int64(len(groups)), ctypes.c_int(restore))

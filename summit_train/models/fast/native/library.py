@@ -1,4 +1,4 @@
-"""The C++ kernels as a library: compiled when they are first wanted, kept in the user's cache, loaded from there.
+"""The C++ kernels as a library: compiled when first needed, kept in the user's cache, loaded from there.
 
 Set-up compiles them, so that jobs need no compiler. Nodes of one cluster may differ, so there is one library for each
 level of x86-64 (System V ABI, section 3.1.1); a processor takes the best available one that it supports. On other
@@ -48,19 +48,19 @@ class Kernels:
 @cache
 def kernels() -> Kernels | KernelError:
     """The library, or why there is none; asked once a process."""
-    wanted = targets()
-    for target in wanted:
+    fitting = targets()
+    for target in fitting:
         path = library_file(target)
         if path.is_file():
             return _loaded(path, target)
     try:
-        return _loaded(compiled(wanted[0]), wanted[0])
+        return _loaded(compiled(fitting[0]), fitting[0])
     except KernelError as error:
         return error
 
 
 def targets() -> list[str]:
-    """Return what to compile for, the best that this processor knows first."""
+    """Return what to compile for, the best that this processor supports first."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return [platform.machine()]
     known = processor.flags()
@@ -86,14 +86,17 @@ def compiled(target: str) -> Path:
     path = library_file(target)
     if path.is_file():
         return path
-    compiler = _compiler()
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else _COMPILERS
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if compiler is None:
+        raise KernelError(f"no compiler on PATH among {', '.join(names)}")
+    processor_option = "-mcpu" if target.startswith("ppc") else "-march"
+    command = [compiler, *_FLAGS, f"{processor_option}={target if target in _X86 else 'native'}", str(SOURCE), "-o"]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder, path.name)
-            option = "-mcpu" if target.startswith("ppc") else "-march"
-            kind = target if target in _X86 else "native"
-            _run([compiler, *_FLAGS, f"{option}={kind}", str(SOURCE), "-o", str(made)])
+            _run([*command, str(made)])
             made.replace(path)
     except OSError as error:
         raise KernelError(f"{path.parent} cannot be written: {error.strerror}") from error
@@ -112,23 +115,15 @@ def _run(command: list[str]) -> None:
         raise KernelError(f"{command[0]} cannot compile {SOURCE.name}: {said}")
 
 
-def _compiler() -> str:
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else _COMPILERS
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        raise KernelError(f"no compiler on PATH among {', '.join(names)}")
-    return found
-
-
 def _loaded(path: Path, target: str) -> Kernels:
     try:
         # After torch, whose OpenMP it then shares: a second one would have threads of its own.
         return Kernels(ctypes.CDLL(str(path)), target)
     except OSError as error:
-        raise KernelError(f"{path} cannot be loaded: {error}; remove it to have it made anew") from error
+        raise KernelError(f"{path} cannot be loaded: {error}; remove it to compile it again") from error
 
 
 def compile_for_cluster() -> None:
-    """Compile what this machine wants, and the level below for nodes that know less. Raises KernelError."""
+    """Compile for this machine, and for the level below, for older nodes. Raises KernelError."""
     for target in targets()[:2]:
         compiled(target)
