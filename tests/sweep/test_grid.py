@@ -263,7 +263,7 @@ MISTAKES = [
     ("grid:\n  seed: []\n", r"sweep_file\.yaml:4: grid\.seed: .*at least 1"),
     ("grid:\n  scale.gpu: [2, 4]\n", r"sweep_file\.yaml:4: scale\.gpu: unknown key; did you mean gpus\?"),
     ("grid:\n  seed: [1]\n  scale.gpus: [2, 4.5]\n", r"sweep_file\.yaml:5: scale\.gpus: .*got 4\.5"),
-    ("runs:\n  - {seed: 1}\n  - seed: 2\n    model.arch: tms\n", r"file\.yaml:6: model\.arch: 'tms' is not a choice; did"),
+    ("runs:\n  - {seed: 1}\n  - seed: 2\n    model.arch: tms\n", r"file\.yaml:6: model\.arch: 'tms' is not a choice"),
     ("runs:\n  - {seed: 1}\n  - {nodes: 0, seed: 2}\n", r"sweep_file\.yaml:5: runs\.1\.nodes: "),
     ("runs:\n  - {name: a/b}\n", r"sweep_file\.yaml:4: runs\.0\.name: the name becomes a folder"),
     ("runs:\n  - {name: a, seed: 1}\n  - {name: A, seed: 2}\n", r"sweep_file\.yaml:5: two runs have the name A"),

@@ -19,7 +19,7 @@ FRAMES = 6
     [("both", 0.125), ("both", 0.25), ("both", 0.5), ("both", 0.0), ("past", 0.125), ("past", 1.0), ("past", 0.1)],
 )
 @pytest.mark.parametrize("num_frames", [1, 4])
-def test_the_concatenation_is_the_shift(direction: Direction, fraction: float, num_frames: int) -> None:
+def test_the_concatenation_is_the_shift(direction: ShiftDirection, fraction: float, num_frames: int) -> None:
     shift = TemporalShift(num_frames, fraction, direction)
     x = torch.randn(2 * num_frames, 8, 3, 2)
     assert torch.equal(ConcatenatedShift(shift)(x), shift(x))
@@ -93,7 +93,7 @@ def test_what_a_streams_file_holds(stream: bytes) -> None:
     assert b"/summit_train/" not in stream and b".py" not in stream, "paths of this machine"
 
 
-def small(direction: Direction) -> VideoNetwork:
+def small(direction: ShiftDirection) -> VideoNetwork:
     network = build_model("tsm", "resnet18", FRAMES, 5, width=0.125, shift_direction=direction).eval()
     torch.nn.init.normal_(network.get_parameter("fc.weight"), generator=torch.Generator().manual_seed(0))
     return network
