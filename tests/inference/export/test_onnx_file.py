@@ -10,6 +10,7 @@ from summit_train.inference.export.export import difference
 from summit_train.inference.export.onnx_file import ConcatenatedShift, Runtime, exported, facts, to_half, to_int8
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.shift import TemporalShift
+from summit_train.spec.catalog import ShiftDirection
 
 FRAMES = 6
 
