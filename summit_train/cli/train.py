@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+from contextlib import suppress
+from io import UnsupportedOperation
 
 from summit_train.core.watch import StopRequest
 
@@ -17,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train; return 0 at the end, 85 if stopped on request with a checkpoint."""
-    faulthandler.enable()  # a crash in a library shows where every thread stood
+    with suppress(UnsupportedOperation):  # where stderr is not a file
+        faulthandler.enable()  # a crash in a library shows where every thread stood
     with StopRequest().listening() as stop:
         # Importing torch takes minutes where thousands of ranks read it from one file system. A signal that comes
         # meanwhile must not end the rank, so it is caught by now.
