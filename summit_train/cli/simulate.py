@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         _draw(out, jobs, rows)
     if args.json:
         counted = args.clips is None and Path(job.spec.data.train).exists()
-        about = {"site": job.machine.name, "about": job.machine.about, "spec": job.spec.name}
+        about: dict[str, Any] = {"site": job.machine.name, "about": job.machine.about, "spec": job.spec.name}
         about |= {"clips": job.clips, "videos": job.videos, "manifest_counted": counted, "storage": job.storage}
         about |= {"last_batch": job.machine.last_batch, "compute_source": job.machine.compute.source}
         print(json.dumps(about | {"figure": None if out is None else str(out), "rows": rows}))
