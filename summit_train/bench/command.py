@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace, bench: Bench, values: Values, out: Path | None) -> None:
-    """Draw if asked to, with the values as JSON beside the figure; print; write the machine of `allreduce`."""
+    """Draw if asked to, with the values in FILE.json; print; write the machine of `allreduce`."""
     if bench.draw is not None and out is not None:
         bench.draw(out, values)
         write_json(out.with_suffix(".json"), values)

@@ -13,22 +13,13 @@ from statistics import fmean
 import torch
 from matplotlib.axes import Axes
 
-from summit_train.bench.measure import (
-    Place,
-    Turns,
-    Values,
-    add_turns,
-    error_bars,
-    in_turn,
-    open_place,
-    pair_ratios,
-    spread,
-    spread_text,
-)
+from summit_train.bench import measure
+from summit_train.bench.measure import Values
 from summit_train.bench.peak import Peaks, add_peak, measure_peaks, peak_text
 from summit_train.bench.steps import experiment_of, measure_steps, network_values
 from summit_train.core.session import check_single
 from summit_train.core.text import counted, share, table
+from summit_train.models import VideoNetwork
 from summit_train.models.network import count_network
 from summit_train.models.precision import mixed_precision, parameter_type
 from summit_train.report.caption import drawn, wrapped
@@ -60,15 +51,16 @@ def overrides_of(args: argparse.Namespace) -> list[str]:
 def add_table_1(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `table1` and of `fig3 a`."""
     add_networks(parser, 16, "clips of a forward pass")  # 16: section 3 a
-    add_turns(parser)
+    measure.add_turns(parser)
     add_peak(parser)
 
 
 def run_table_1(args: argparse.Namespace) -> Values:
     """Measure forward passes. Raises UserError for a wrong spec or option."""
-    turns, specs = Turns(args.repeats, args.steps, args.warm_up), [load_spec(p, overrides_of(args)) for p in args.specs]
+    turns = measure.Turns(args.repeats, args.steps, args.warm_up)
+    specs = [load_spec(path, overrides_of(args)) for path in args.specs]
     check_single(f"bench {args.bench}")
-    with open_place() as place:
+    with measure.open_place() as place:
         return measure_inference(specs, turns, measure_peaks(specs, args.peak, place), place)
 
 
@@ -76,7 +68,8 @@ class ForwardBench:
     """Networks as evaluation runs them, with random weights, each on clips_per_gpu random clips of its own."""
 
     def __init__(self, specs: Sequence[Spec], device: torch.device) -> None:
-        self._device, self._precision, self._networks = device, specs[0].precision, []
+        self._device, self._precision = device, specs[0].precision
+        self._networks: list[tuple[VideoNetwork, torch.Tensor]] = []
         for spec in specs:
             shape = (spec.scale.clips_per_gpu, *spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))
             pixels = torch.randn(shape, device=device, dtype=parameter_type(spec.precision))
@@ -98,7 +91,7 @@ class ForwardBench:
         return times
 
 
-def measure_inference(specs: Sequence[Spec], turns: Turns, peaks: Peaks, place: Place) -> Values:
+def measure_inference(specs: Sequence[Spec], turns: measure.Turns, peaks: Peaks, place: measure.Place) -> Values:
     """Measure the forward passes of networks in turn: the paper's Table 1 and Figure 3a.
 
     Throughput and multiply-adds/s are also in multiples of I3D 3x1x1's, or of the last network's.
@@ -109,7 +102,7 @@ def measure_inference(specs: Sequence[Spec], turns: Turns, peaks: Peaks, place: 
         bench.passes(batch, turns.warm_up)
     seconds: list[list[float]] = [[] for _ in specs]
     measurements = {i: partial(bench.passes, batch, turns.steps) for i, bench in enumerate(benches)}
-    for i, found in in_turn(measurements, turns.repeats):
+    for i, found in measure.in_turn(measurements, turns.repeats):
         seconds[i].append(fmean(found))
         place.tell(f"{label_of(specs[i])}: {seconds[i][-1]:.3f} s a forward pass of {batch} clips")
     base = next((i for i, spec in enumerate(specs) if spec.model.arch == SLOWEST), len(specs) - 1)
@@ -117,17 +110,17 @@ def measure_inference(specs: Sequence[Spec], turns: Turns, peaks: Peaks, place: 
     for spec, times in zip(specs, seconds, strict=True):
         network, peak = count_network(spec), peaks.get(spec.precision)
         rates = [batch * network.multiply_adds / s for s in times]
-        faster = pair_ratios(seconds[base], times)
+        faster = measure.pair_ratios(seconds[base], times)
         counts = {name: getattr(network, name) for name in ("parameters", "multiply_adds", "input_bytes", "compute_io")}
         measured = {
-            "pass_s": spread(times),
-            "clips_per_second": spread([batch / s for s in times]),
-            "multiply_adds_per_second": spread(rates),
-            "utilisation": peak and spread([rate / peak["multiply_adds_per_second"] for rate in rates]),
+            "pass_s": measure.spread(times),
+            "clips_per_second": measure.spread([batch / s for s in times]),
+            "multiply_adds_per_second": measure.spread(rates),
+            "utilisation": peak and measure.spread([rate / peak["multiply_adds_per_second"] for rate in rates]),
             "published": table_1_row(spec),
             "relative_to": label_of(specs[base]),
-            "relative_throughput": spread(faster),
-            "relative_utilisation": spread([network.multiply_adds / base_work * ratio for ratio in faster]),
+            "relative_throughput": measure.spread(faster),
+            "relative_utilisation": measure.spread([network.multiply_adds / base_work * ratio for ratio in faster]),
         }
         rows.append({"label": label_of(spec)} | network_values(spec) | counts | measured)
     return {
@@ -156,7 +149,7 @@ def table_1_text(values: Values) -> str:
         rows.append(cells(f"{row['label']}, {row['crop']}^2", row | medians, use))
         if (paper := row["published"]) is not None:
             rows.append(cells("  the paper", paper, f"{paper['utilisation']:.1f} x"))
-    spreads = (f"{row['label']} {spread_text(row['clips_per_second'])}" for row in values["rows"])
+    spreads = (f"{row['label']} {measure.spread_text(row['clips_per_second'])}" for row in values["rows"])
     settings = values["settings"]
     lines = [
         f"machine: {machine_text(values['environment'])}",
@@ -187,7 +180,7 @@ def draw_table_1(path: Path, values: Values) -> None:
         for i, row in enumerate(rows):
             bar, paper = {part: unit * value for part, value in row[name].items()}, row["published"]
             colour = PALETTE[i % len(PALETTE)]
-            axes.bar(i, bar["median"], 0.6, color=colour, yerr=error_bars([bar]), capsize=4, ecolor=GREY)
+            axes.bar(i, bar["median"], 0.6, color=colour, yerr=measure.error_bars([bar]), capsize=4, ecolor=GREY)
             note = f"{form.format(bar['median'])}, {row[relative]['median']:.2f} x"
             _above(axes, i, bar["max"], note if paper is None else f"{note}\npaper {published.format(**paper)}")
 
@@ -219,7 +212,7 @@ def add_waits(parser: argparse.ArgumentParser) -> None:
     add_networks(parser)
     rate_help = "frames that the loader gives; the wait is then computed"
     parser.add_argument("--frames-per-second", type=float, metavar="X", help=rate_help)
-    add_turns(parser)
+    measure.add_turns(parser)
 
 
 def run_waits(args: argparse.Namespace) -> Values:
@@ -230,8 +223,8 @@ def run_waits(args: argparse.Namespace) -> Values:
     rate, specs = args.frames_per_second, [load_spec(path, overrides_of(args)) for path in args.specs]
     check_single("bench fig3 b")
     experiments = [experiment_of(spec, 1, synthetic=rate is not None) for spec in specs]
-    with open_place() as place:
-        measured = measure_steps(experiments, Turns(args.repeats, args.steps, args.warm_up), {}, place)
+    with measure.open_place() as place:
+        measured = measure_steps(experiments, measure.Turns(args.repeats, args.steps, args.warm_up), {}, place)
     assert measured is not None, "this is the only rank"
     rows, steps = [], measured["specs"]
     for spec, step in zip(specs, steps, strict=True):

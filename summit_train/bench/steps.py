@@ -15,19 +15,8 @@ from statistics import fmean
 
 import torch
 
-from summit_train.bench.measure import (
-    Place,
-    Turns,
-    Values,
-    add_spec,
-    add_turns,
-    in_turn,
-    open_place,
-    pair_ratios,
-    spread,
-    spread_text,
-    training_multiply_adds,
-)
+from summit_train.bench import measure
+from summit_train.bench.measure import Values
 from summit_train.bench.peak import Peaks, add_peak, measure_peaks, peak_text
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
@@ -127,7 +116,7 @@ class StepBench:
             self._recorder.lap("other")
         return mean_phases(self._recorder.read())
 
-    def turn(self, turns: Turns, alone: bool) -> dict[str, float]:
+    def turn(self, turns: measure.Turns, alone: bool) -> dict[str, float]:
         """Warm up, measure, and end the loader before another bench's turn.
 
         alone: there is no other bench, so only the first turn warms up, and the loader stays.
@@ -198,15 +187,17 @@ def step_values(ranks: Sequence[Sequence[Phases]], plan: Plan, training_work: in
     forward, training, total = clips * plan.multiply_adds, clips * training_work, sum(sum(s) for s in phases.values())
 
     def utilisation(multiply_adds: int, seconds: Sequence[float]) -> dict[str, float] | None:
-        return None if peak is None or min(seconds) == 0 else spread([multiply_adds / s / peak for s in seconds])
+        return (
+            None if peak is None or min(seconds) == 0 else measure.spread([multiply_adds / s / peak for s in seconds])
+        )
 
     return {
-        "step_s": spread(step_s),
-        "clips_per_second": spread([clips / seconds for seconds in step_s]),
-        "phases_s": {phase: spread(seconds) for phase, seconds in phases.items()},
+        "step_s": measure.spread(step_s),
+        "clips_per_second": measure.spread([clips / seconds for seconds in step_s]),
+        "phases_s": {phase: measure.spread(seconds) for phase, seconds in phases.items()},
         "shares": {phase: sum(seconds) / total for phase, seconds in phases.items()},
         "multiply_adds_per_step": training,
-        "multiply_adds_per_second": spread([training / seconds for seconds in step_s]),
+        "multiply_adds_per_second": measure.spread([training / seconds for seconds in step_s]),
         "mfu": utilisation(training, step_s),
         "forward_mfu": utilisation(forward, phases["forward"]),
         "backward_mfu": utilisation(training - forward, phases["backward"]),
@@ -218,17 +209,19 @@ def step_ratios(first: Values, second: Values) -> dict[str, dict[str, float]]:
     """Return first over second, repeat by repeat: the step, and each phase of at least 1 % of both steps."""
     one, other = (step_seconds(values["repeats_s"]) for values in (first, second))
     shown = [name for name in one if name == "step" or min(v["shares"][name] for v in (first, second)) >= 0.01]
-    return {name: spread(pair_ratios(one[name], other[name])) for name in shown}
+    return {name: measure.spread(measure.pair_ratios(one[name], other[name])) for name in shown}
 
 
-def measure_steps(experiments: Sequence[Experiment], turns: Turns, peaks: Peaks, place: Place) -> Values | None:
+def measure_steps(
+    experiments: Sequence[Experiment], turns: measure.Turns, peaks: Peaks, place: measure.Place
+) -> Values | None:
     """Measure training steps; several experiments take turns. Return the values on rank 0, None elsewhere."""
     world, device = place.world, place.device
     repeats: list[list[dict[str, float]]] = [[] for _ in experiments]
     with Watchdog(world, experiments[0].spec.watch.stall_seconds) as watchdog:
         benches = [StepBench(experiment, world, device, watchdog) for experiment in experiments]
         measurements = {i: partial(bench.turn, turns, alone=len(benches) == 1) for i, bench in enumerate(benches)}
-        for i, seconds in in_turn(measurements, turns.repeats):
+        for i, seconds in measure.in_turn(measurements, turns.repeats):
             repeats[i].append(seconds)
             turn = f"turn {len(repeats[i])} of {turns.repeats}"
             place.tell(f"{experiments[i].spec.name}, {turn}: {sum(seconds.values()):.3f} s a step")
@@ -240,7 +233,7 @@ def measure_steps(experiments: Sequence[Experiment], turns: Turns, peaks: Peaks,
     specs = []
     for i, experiment in enumerate(experiments):
         peak = peaks.get(experiment.spec.precision, {}).get("multiply_adds_per_second")
-        work = training_multiply_adds(count_network(experiment.spec))
+        work = measure.training_multiply_adds(count_network(experiment.spec))
         measured = step_values([repeats[i] for repeats, _, _ in ranks], experiment.plan, work, peak)
         specs.append(experiment.values() | measured)
     of = "tensors on the GPU" if device.type == "cuda" else "the whole process, Python and torch with it"
@@ -257,10 +250,10 @@ def measure_steps(experiments: Sequence[Experiment], turns: Turns, peaks: Peaks,
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_spec(parser)
+    measure.add_spec(parser)
     parser.add_argument("--compare", metavar="SPEC2", help="measure both in turn and print SPEC over SPEC2")
     parser.add_argument("--synthetic", action="store_true", help="random clips, no loader")
-    add_turns(parser)
+    measure.add_turns(parser)
     add_peak(parser)
 
 
@@ -268,9 +261,9 @@ def run(args: argparse.Namespace) -> Values | None:
     """Measure one spec, or two in turn, on the ranks of this launch. Raises UserError for a wrong spec or option."""
     specs = [load_spec(path, args.overrides) for path in (args.spec, args.compare) if path is not None]
     experiments = [experiment_of(spec, this_launch().size, synthetic=args.synthetic) for spec in specs]
-    with open_place() as place:
+    with measure.open_place() as place:
         peaks = measure_peaks(specs, args.peak, place)
-        return measure_steps(experiments, Turns(args.repeats, args.steps, args.warm_up), peaks, place)
+        return measure_steps(experiments, measure.Turns(args.repeats, args.steps, args.warm_up), peaks, place)
 
 
 def as_text(values: Values) -> str:
@@ -280,20 +273,22 @@ def as_text(values: Values) -> str:
         network = " ".join(filter(None, (spec["arch"], spec["backbone"])))
         batch = f"{spec['accumulation']} x {spec['clips_per_gpu']} clips a step on each of {spec['ranks']} ranks"
         clips = "RANDOM CLIPS, no loader" if spec["synthetic"] else f"{spec['clips']}, {spec['workers']} workers"
-        parts = [("step", spread_text(spec["step_s"]) + " s", "")]
+        parts = [("step", measure.spread_text(spec["step_s"]) + " s", "")]
         for name, seconds in spec["phases_s"].items():
-            parts.append((f"  {_NAMES.get(name, name)}", spread_text(seconds) + " s", share(spec["shares"][name])))
-        rates = [("clips/s", spread_text(spec["clips_per_second"]))]
-        rates += [("multiply-adds/s", spread_text(spec["multiply_adds_per_second"], ".4g"))]
+            parts.append(
+                (f"  {_NAMES.get(name, name)}", measure.spread_text(seconds) + " s", share(spec["shares"][name]))
+            )
+        rates = [("clips/s", measure.spread_text(spec["clips_per_second"]))]
+        rates += [("multiply-adds/s", measure.spread_text(spec["multiply_adds_per_second"], ".4g"))]
         titles = {"mfu": "utilisation (MFU)", "forward_mfu": "  forward alone", "backward_mfu": "  backward alone"}
-        rates += [(title, spread_text(spec[of], ".1f", 100) + " %") for of, title in titles.items() if spec[of]]
+        rates += [(title, measure.spread_text(spec[of], ".1f", 100) + " %") for of, title in titles.items() if spec[of]]
         lines.append(f"\n{spec['name']}: {network}, {spec['frames']} x {spec['crop']}^2, {spec['precision']}")
         lines += [f"{batch}; {clips}", table(parts), table(rates)]
     lines += ["", *map(peak_text, values["peaks"])]
     lines.append(f"peak memory: {with_unit(values['peak_memory_bytes'], 'B')}, {values['peak_memory_of']}")
     if values["ratios"] is not None:
         first, second = (spec["name"] for spec in values["specs"])
-        rows = [(_NAMES.get(name, name), spread_text(ratio)) for name, ratio in values["ratios"].items()]
+        rows = [(_NAMES.get(name, name), measure.spread_text(ratio)) for name, ratio in values["ratios"].items()]
         pairs = values["settings"]["repeats"]
         lines.append(f"\nseconds of {first} over {second}, median (min .. max) of {pairs} pairs:\n{table(rows)}")
     return "\n".join(lines)

@@ -14,19 +14,9 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from summit_train.bench import measure
 from summit_train.bench.compare import overrides_of
-from summit_train.bench.measure import (
-    Turns,
-    Values,
-    add_spec,
-    add_turns,
-    error_bars,
-    in_turn,
-    pair_ratios,
-    spread,
-    spread_text,
-    tell,
-)
+from summit_train.bench.measure import Values
 from summit_train.bench.steps import experiment_of
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.processes import Facts, ProbeError, answer, find_mpirun, mpi_environment, mpirun_command
@@ -44,7 +34,7 @@ _BOUNDS = " and ".join(f"{'TSM' if arch == 'tsm' else 'I3D 3x3x3'} {bound}" for 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `scaling`."""
-    add_spec(parser)
+    measure.add_spec(parser)
     add_ranks(parser)
 
 
@@ -53,7 +43,7 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", default="1,2", metavar="N,...", help="numbers of ranks [1,2]")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each rank [1]")
     parser.add_argument("--synthetic", action="store_true", help="random clips, no loader")
-    add_turns(parser, steps=5)
+    measure.add_turns(parser, steps=5)
 
 
 def run(args: argparse.Namespace) -> Values:
@@ -62,7 +52,8 @@ def run(args: argparse.Namespace) -> Values:
     Raises UserError for a wrong spec or option before anything is measured, RunFailed where ranks fail.
     """
     check_single(f"bench {args.bench}")
-    is_figure, ranks, networks = "specs" in args, parse_ranks(args.ranks), []
+    is_figure, ranks = "specs" in args, parse_ranks(args.ranks)
+    networks: list[Values] = []
     paths, overrides = (args.specs, overrides_of(args)) if is_figure else ([args.spec], args.overrides)
     if find_mpirun() is None:
         raise UserError("no mpirun to start ranks with; load your cluster's MPI module, or run `make setup`")
@@ -73,17 +64,17 @@ def run(args: argparse.Namespace) -> Values:
         words += ["--warm-up", str(args.warm_up), *["--synthetic"] * args.synthetic]
         found: dict[int, list[Values]] = {count: [] for count in ranks}
         measurements = {count: partial(measure_ranks, words, args.threads, count) for count in ranks}
-        for count, facts in in_turn(measurements, args.repeats):
+        for count, facts in measure.in_turn(measurements, args.repeats):
             found[count].append(facts["specs"][0])
             name, speed = (found[count][-1][key] for key in ("name", "clips_per_second"))
-            tell(f"{name}: round {len(found[count])}, {count} ranks: {speed['median']:.3f} clips/s")
+            measure.tell(f"{name}: round {len(found[count])}, {count} ranks: {speed['median']:.3f} clips/s")
         spec = load_spec(path, overrides)
         network = {"label": label_of(spec) if is_figure else spec.name, "rows": scaling_rows(found)}
         networks.append(network | {"spec": found[ranks[-1]][-1] | {"repeats_s": None}})
     first = networks[0]["spec"]
     clips = "random clips" if args.synthetic else f"clips of {first['clips']}"
     settings = {"threads": args.threads, "clips_per_rank": first["clips_per_gpu"], "clips": clips}
-    settings |= asdict(Turns(args.repeats, args.steps, args.warm_up))
+    settings |= asdict(measure.Turns(args.repeats, args.steps, args.warm_up))
     return {"environment": facts["environment"], "settings": settings, "networks": networks}
 
 
@@ -127,12 +118,12 @@ def scaling_rows(found: Mapping[int, Sequence[Values]]) -> list[Values]:
     return [
         {
             "ranks": ranks,
-            "clips_per_second": spread(speeds[ranks]),
-            "efficiency": spread(pair_ratios(speeds[ranks], ideal[ranks])),
-            "step_s": spread([spec["step_s"]["median"] for spec in specs]),
-            "exposed_allreduce_s": spread([spec["phases_s"]["allreduce"]["median"] for spec in specs]),
-            "exposed_share": spread([spec["shares"]["allreduce"] for spec in specs]),
-            "compute_ratio": spread(pair_ratios(compute[ranks], compute[fewest])),
+            "clips_per_second": measure.spread(speeds[ranks]),
+            "efficiency": measure.spread(measure.pair_ratios(speeds[ranks], ideal[ranks])),
+            "step_s": measure.spread([spec["step_s"]["median"] for spec in specs]),
+            "exposed_allreduce_s": measure.spread([spec["phases_s"]["allreduce"]["median"] for spec in specs]),
+            "exposed_share": measure.spread([spec["shares"]["allreduce"] for spec in specs]),
+            "compute_ratio": measure.spread(measure.pair_ratios(compute[ranks], compute[fewest])),
         }
         for ranks, specs in sorted(found.items())
     ]
@@ -148,12 +139,12 @@ def as_text(values: Values) -> str:
         cells = [
             (
                 str(row["ranks"]),
-                spread_text(row["clips_per_second"]),
-                spread_text(row["efficiency"], ".1f", 100),
-                spread_text(row["step_s"]),
-                spread_text(row["exposed_allreduce_s"]),
+                measure.spread_text(row["clips_per_second"]),
+                measure.spread_text(row["efficiency"], ".1f", 100),
+                measure.spread_text(row["step_s"]),
+                measure.spread_text(row["exposed_allreduce_s"]),
                 share(row["exposed_share"]["median"]),
-                spread_text(row["compute_ratio"]),
+                measure.spread_text(row["compute_ratio"]),
             )
             for row in network["rows"]
         ]
@@ -180,7 +171,7 @@ def draw(path: Path, values: Values) -> None:
         for i, network in enumerate(networks):
             percent = [{part: 100 * value for part, value in row["efficiency"].items()} for row in network["rows"]]
             medians, label = [value["median"] for value in percent], drawable(network["label"])
-            axes.errorbar(ranks, medians, yerr=error_bars(percent), label=label, capsize=4, **series(i))
+            axes.errorbar(ranks, medians, yerr=measure.error_bars(percent), label=label, capsize=4, **series(i))
             highest = max(highest, *(value["max"] for value in percent))
         axes.axhline(100, linestyle="--", color=GREY, label="ideal")
         axes.set_xticks(ranks, [str(count) for count in ranks])

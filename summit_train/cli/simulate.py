@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         _draw(out, jobs, rows)
     if args.json:
         counted = args.clips is None and Path(job.spec.data.train).exists()
-        about = {"site": job.machine.name, "about": job.machine.about, "spec": job.spec.name}
+        about: dict[str, Any] = {"site": job.machine.name, "about": job.machine.about, "spec": job.spec.name}
         about |= {"clips": job.clips, "videos": job.videos, "manifest_counted": counted, "storage": job.storage}
         about |= {"last_batch": job.machine.last_batch, "compute_source": job.machine.compute.source}
         print(json.dumps(about | {"figure": None if out is None else str(out), "rows": rows}))
@@ -161,20 +161,22 @@ def _print(job: Job, rows: Sequence[dict[str, Any]], out: Path | None) -> None:
     print(f"{spec.name} on {machine.name}: {machine.about}")
     print(f"  {job.clips:,} clips, {spec.schedule.epochs} epochs; an epoch's last, partial batch: {machine.last_batch}")
     print(f"  rates: {machine.compute.source}\n")
-    steps = [("nodes", "GPUs", "batch", "steps/epoch", "step s", "= compute", "+ allreduce", "+ stragglers", "+ data")]
-    runs = [("nodes", "clips/s", "efficiency", "training", "node-hours", "+ evaluation", "published", "paper's top-1")]
+    parts = ("step s", "= compute", "+ allreduce", "+ stragglers", "+ data")
+    times = ("training", "node-hours", "+ evaluation", "published", "paper's top-1")
+    steps: list[Sequence[str]] = [("nodes", "GPUs", "batch", "steps/epoch", *parts)]
+    runs: list[Sequence[str]] = [("nodes", "clips/s", "efficiency", *times)]
     for row in rows:
         counts = (f"{row[name]:,}" for name in ("nodes", "gpus", "global_batch", "steps_per_epoch"))
-        parts = (row["parts"][name] for name in ("compute_s", "communication_s", "stragglers_s", "data_s"))
-        steps.append((*counts, *(f"{seconds:.4f}" for seconds in (row["step_s"], *parts))))
+        seconds = (row["parts"][name] for name in ("compute_s", "communication_s", "stragglers_s", "data_s"))
+        steps.append((*counts, *(f"{part_s:.4f}" for part_s in (row["step_s"], *seconds))))
         accuracy, top1 = row["accuracy"], NONE
         if accuracy is not None:
             about = "~" * accuracy["interpolated"]
             top1 = f"{about}{accuracy['top1']:.2f} \N{PLUS-MINUS SIGN} {accuracy['std']:.2f}"
         speeds = (f"{row['nodes']:,}", f"{row['clips_per_second']:,.0f}", f"{100 * row['efficiency']:.1f} %")
-        times = (duration(row["run_s"]), f"{row['node_hours']:,.1f}", duration(row["evaluation_s"]))
+        run = (duration(row["run_s"]), f"{row['node_hours']:,.1f}", duration(row["evaluation_s"]))
         published_run = NONE if row["projection"] else duration(row["published_run_s"])
-        runs.append((*speeds, *times, published_run, top1))
+        runs.append((*speeds, *run, published_run, top1))
     print(table(steps, "", left=0) + "\n\n" + table(runs, "", left=0))
     if "same_loss" in rows[0]:
         heads = (f"at {noise_text(need['noise_scale'])}: epochs" for need in rows[0]["same_loss"])

@@ -1,1 +1,1 @@
-"""What a step costs at scale: measured here, or worked out for a machine that is not at hand."""
+"""What a step costs at scale, worked out for a machine that is not here; the published numbers to compare with."""

@@ -180,7 +180,7 @@ def fused(sizes: Sequence[int], fusion_bytes: int) -> Iterator[int]:
 
 
 def _path(network: Network, inside: int, between: int) -> tuple[float, float]:
-    """Return the latency of so many hops inside and between nodes, and the bytes a second of the slowest link."""
+    """Return the latency of those hops inside and between nodes, and the bytes a second of the slowest link."""
     if between and network.inter is None:
         raise UserError("several nodes, but the machine has no network.inter, a link between nodes")
     hops = [(count, link) for count, link in ((inside, network.intra), (between, network.inter)) if count and link]
