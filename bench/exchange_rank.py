@@ -1,6 +1,6 @@
 """One rank of bench/exchange.py: KIND SPEC STEPS WARM_UP [key=value ...]. Rank 0 prints a JSON object.
 
-It also runs with the package of commit b4c1848, which has the worlds in another module.
+It also runs with the package of commit b4c1848, which has some modules elsewhere.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ CPU = torch.device("cpu")
 
 def main(kind: str, spec_path: str, steps: int, warm_up: int, overrides: Sequence[str]) -> None:
     """Print the slowest rank's seconds and the largest one's memory."""
-    here = importlib.util.find_spec("summit_train.core") is not None
-    comm: Any = importlib.import_module("summit_train.core.comm" if here else "summit_train.comm")
+    is_old = importlib.util.find_spec("summit_train.core") is None
+    comm: Any = importlib.import_module("summit_train.comm" if is_old else "summit_train.core.comm")
     world = comm.HorovodWorld() if kind in ("horovod", "before") else comm.open_world()
+    start: Any = importlib.import_module(f"summit_train.{'commands' if is_old else 'training'}.start")
+    start.choose_device(world)  # sets the memory that a process keeps, as `train` does
     spec = load_spec(spec_path, overrides)
     plan = make_plan(spec, world.size, world.size * spec.scale.clips_per_gpu)
     model, recorder = fresh_model(spec, CPU), Recorder(CPU)

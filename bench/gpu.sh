@@ -34,7 +34,7 @@ if [[ -n $missing ]]; then
 fi
 
 mkdir -p "$out"
-choice=(-m gpu)
+status=0 choice=(-m gpu)
 if [[ -n $rehearse ]]; then
     choice=(-k rehearsal)
     export CUDA_VISIBLE_DEVICES=
@@ -43,5 +43,6 @@ mapfile -t files < <(printf '%s\n' tests/gpu/test_*.py && grep -rl 'mark\.gpu' t
 # SIGINT lets pytest write down what it has found so far. --strict-config would ask for pytest-timeout.
 timeout --signal=INT --kill-after=15 270 "$python" -m pytest "${choice[@]}" -q -rs -p no:cacheprovider \
     -o addopts='--import-mode=importlib --strict-markers' --junitxml="$out/tests.xml" "${files[@]}" \
-    >"$out/tests.log" 2>&1 || echo "tests ended with status $?; see $out/tests.log" >&2
-exec "$python" bench/gpu.py "$out" --seconds 230 ${rehearse:+--small}
+    >"$out/tests.log" 2>&1 || { echo "pytest ended with status $?; see $out/tests.log" >&2 && status=1; }
+"$python" bench/gpu.py "$out" --seconds 230 ${rehearse:+--small} || status=$?
+exit "$status"

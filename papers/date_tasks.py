@@ -322,53 +322,45 @@ class Task:
     loss_factor: float = 1.0
 
 
-MNIST_ADAM = (0.0002, 0.0005, 0.001)  # section 4.2: 0.0001, 0.0002, ... 0.0010
+# adam_lrs: section 4.2: 0.0001, 0.0002, ... 0.0010
+MNIST = partial(Task, metric="accuracy", read=read_mnist, adam_lrs=(0.0002, 0.0005, 0.001))
 PLAIN = partial(OptimizerSpec, weight_decay=0.0, lr_scaling="none")
 CONSTANT = partial(ScheduleSpec, warmup_epochs=0, decay="none")
 
 TASKS = {
     # Section 3.5. Ours: LR, epochs, and a warm-up that takes the part of the run that it takes in section 3.6.
-    "lenet": Task(
+    "lenet": MNIST(
         title="LeNet on MNIST, RMSprop",
-        metric="accuracy",
         build=LeNet,
-        read=read_mnist,
         optimizer=PLAIN(name="rmsprop", base_lr=1e-3, base_batch=256),
         schedule=CONSTANT(epochs=15),
         warmup_epochs=0.25,
         batches=(256, 1024, 8192),
         samples=1024,
-        adam_lrs=MNIST_ADAM,
         grid_lrs=(5e-4, 1e-3, 2e-3, 4e-3, 8e-3),
         published={("baseline", 256): 99.0, ("legw", 8192): 97.2, ("lars", 8192): 78.2, ("date", 8192): 99.0},
     ),
     # Section 3.6, the worked example.
-    "lenet_momentum": Task(
+    "lenet_momentum": MNIST(
         title="LeNet on MNIST, momentum: the worked example",
-        metric="accuracy",
         build=LeNet,
-        read=read_mnist,
         optimizer=PLAIN(name="sgd", base_lr=1.25e-3, base_batch=1024),
         schedule=ScheduleSpec(epochs=30, warmup_epochs=2, decay="steps", milestones=(10, 20, 27)),
         warmup_epochs=2,
         batches=(1024, 8192),
         samples=1024,
-        adam_lrs=MNIST_ADAM,
         grid_lrs=(0.01, 0.02, 0.04, 0.08, 0.16),
         published={},
     ),
     # Section 4.1.1. Ours: LR at 128 and warm-up.
-    "lstm": Task(
+    "lstm": MNIST(
         title="LSTM on the rows of MNIST",
-        metric="accuracy",
         build=RowsLSTM,
-        read=read_mnist,
         optimizer=PLAIN(name="sgd", base_lr=0.1, base_batch=128),
         schedule=CONSTANT(epochs=25),
         warmup_epochs=0.1,
         batches=(128, 512, 2048, 8192),
         samples=512,
-        adam_lrs=MNIST_ADAM,
         grid_lrs=(0.01, 0.02, 0.04, 0.08, 0.16),
         published={("baseline", 128): 98.7},
     ),
