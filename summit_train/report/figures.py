@@ -108,7 +108,7 @@ class Canvas:
         return LINES[i // len(PALETTE) % len(LINES)]
 
     def legend_line(self, i: int) -> Line2D:
-        """Return the line that stands for run i in a legend."""
+        """Return the legend's line of run i."""
         return Line2D([], [], color=self.colour(i), linestyle=self.line(i), linewidth=2.5)
 
     def picture(self, title: str, caption: str) -> Picture:
