@@ -74,12 +74,10 @@ class Picture:
 
 
 def image(figure: Figure, kind: str = "svg") -> bytes:
-    """Return the figure as an SVG or PNG file. Without a date or a version: equal figures have equal bytes."""
+    """Return the figure as a file: svg, png or pdf. Without a date or a version: equal figures have equal bytes."""
     content = io.BytesIO()
-    if kind == "svg":
-        figure.savefig(content, format=kind, metadata={"Date": None})
-    else:
-        figure.savefig(content, format=kind, dpi=150, metadata={"Software": None})
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}[kind]
+    figure.savefig(content, format=kind, dpi="figure" if kind == "svg" else 150, metadata=metadata)
     return content.getvalue()
 
 
