@@ -18,11 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and print its path. Raises UserError for what is no run or cannot be written."""
+    """Write the page and print its path. Raises UserError for what is not a run or cannot be written."""
     out = args.out or args.run_dir[0] / "report.html"
     try:
         print(write_report(args.run_dir, out))
     except OSError as error:
         why = error.strerror or str(error)
-        raise UserError(f"{out}: cannot be written ({why}); --out FILE.html puts it elsewhere") from error
+        raise UserError(f"{out}: cannot be written ({why}); try another place with --out FILE.html") from error
     return 0

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     parser.add_argument("--nodes", type=int, required=True, metavar="N", help="number of nodes")
     add_site_arguments(parser, required=True)
-    parser.add_argument("--clips", type=int, metavar="N", help="training clips, where the manifest is not at hand")
+    parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     parser.add_argument("--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the cost")
     parser.add_argument(
         "--max-requeues", type=int, default=20, metavar="N", help="how often a job puts itself back into the queue (20)"

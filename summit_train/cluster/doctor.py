@@ -87,11 +87,11 @@ def check(
 
     timeout: in seconds. more: environment variables for the ranks.
     """
-    program, judge, mend = PROBES[name]
+    program, judge, fix = PROBES[name]
     try:
         facts = probe(program, timeout, launcher, mpi_environment({**os.environ, **(more or {})}) if launcher else None)
     except ProbeError as error:
-        return Check(name, "fail", str(error), mend)
+        return Check(name, "fail", str(error), fix)
     return Check(name, *judge(facts))
 
 
@@ -100,8 +100,8 @@ def check_ranks() -> Check:
     try:
         backend = choose_backend(Launch("mpirun", 0, 2, by_mpi=True), os.environ)
     except WorldError as error:
-        found, _, mend = str(error).partition("; ")
-        return Check("ranks", "fail", found, mend or "unset SUMMIT_TRAIN_COMM")
+        found, _, fix = str(error).partition("; ")
+        return Check("ranks", "fail", found, fix or "unset SUMMIT_TRAIN_COMM")
     if os.environ.get("SUMMIT_TRAIN_COMM", "auto") != "auto":
         return Check("ranks", "ok", f"{backend}, by SUMMIT_TRAIN_COMM")
     if backend == "torch":
@@ -264,10 +264,10 @@ def _judge_gpus(facts: Facts) -> Finding:
     if not devices and not (listed := listed_gpus()):
         return "ok", "none; training runs on the CPU", ""
     if not devices:
-        mend = f"update the driver to one for CUDA {facts['cuda']}; see CUDA_VISIBLE_DEVICES"
+        fix = f"update the driver to one for CUDA {facts['cuda']}; see CUDA_VISIBLE_DEVICES"
         if facts["cuda"] is None:
-            mend = "this torch is built for the CPU: install one for CUDA (make setup TORCH=...)"
-        return "warn", f"{listed[0].split(' (UUID')[0]}, which torch does not see", mend
+            fix = "this torch is built for the CPU: install one for CUDA (make setup TORCH=...)"
+        return "warn", f"{listed[0].split(' (UUID')[0]}, which torch does not see", fix
     names = [f"{device['name']} ({device['memory'] / GIB:.0f} GiB)" for device in devices]
     nccl = ".".join(map(str, facts["nccl"])) if facts["nccl"] else "none"
     counted = "; ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
@@ -313,8 +313,8 @@ def _judge_allreduce(facts: Facts) -> Finding:
     right = {"size": 2, "total": 3.0, "gathered": [0, 1]}
     if facts == right:
         return "ok", f"the sum and the gather of {by} are right", ""
-    mend = f"mpirun, Horovod and mpi4py are of different MPIs: remove .venv and {SET_UP}" if "mpi4py" in by else SET_UP
-    return "fail", f"the ranks answered {facts}, not {right}", mend
+    fix = f"mpirun, Horovod and mpi4py are of different MPIs: remove .venv and {SET_UP}" if "mpi4py" in by else SET_UP
+    return "fail", f"the ranks answered {facts}, not {right}", fix
 
 
 def check_allreduce(timeout: float = 120.0) -> Check:
@@ -357,8 +357,8 @@ def check_cpus() -> Check:
     found = f"{cpus:g} for this process: {cpus / ranks:g} a rank with {ranks} ranks"
     if cpus >= ranks:
         return Check("cpus", "ok", found)
-    mend = "ranks will share a CPU (mpirun --oversubscribe): ask the scheduler for more, or run fewer ranks"
-    return Check("cpus", "warn", found, mend)
+    fix = "ranks will share a CPU (mpirun --oversubscribe): ask the scheduler for more, or run fewer ranks"
+    return Check("cpus", "warn", found, fix)
 
 
 def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
@@ -379,8 +379,8 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> Check:
     if not folder.is_dir():
         return Check("shared memory", "warn", f"no {folder}", "run with data.workers=0")
     free = shutil.disk_usage(folder).free / GIB
-    mend = "give the container more (docker run --shm-size=8g)" if free < 1 else ""
-    return Check("shared memory", "warn" if mend else "ok", f"{free:.1f} GiB free in {folder}", mend)
+    fix = "give the container more (docker run --shm-size=8g)" if free < 1 else ""
+    return Check("shared memory", "warn" if fix else "ok", f"{free:.1f} GiB free in {folder}", fix)
 
 
 def check_disk(name: str, folder: Path) -> Check:

@@ -29,7 +29,7 @@ _RUNNING = {"RUNNING", "COMPLETING", "RUN", "UNKWN"}
 
 
 class SubmitError(UserError):
-    """The job cannot be submitted: there is no scheduler here, or the run is queued already."""
+    """The job cannot be submitted: the scheduler is missing, or the run is queued already."""
 
 
 class SchedulerError(RunFailed):

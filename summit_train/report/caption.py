@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from summit_train.core.files import replacing
-from summit_train.report.figures import GREY, house_style
+from summit_train.report.figures import GREY, house_style, image
 
 _CAPTION_LETTERS = 140  # of a line below a figure of 10 inches
 
@@ -22,15 +22,10 @@ def wrapped(caption: str) -> str:
 
 @contextmanager
 def drawn(path: Path, caption: str, inches: tuple[float, float] = (10.0, 4.4)) -> Iterator[Figure]:
-    """Yield a figure to draw on; then add the caption below it and write the file at once.
-
-    Without a date: equal figures have equal bytes.
-    """
+    """Yield a figure to draw on; then add the caption below it and write the file at once."""
     with house_style():
         figure = Figure(figsize=inches, layout="constrained")
         yield figure
         figure.supxlabel(caption.replace("$", r"\$"), fontsize=9, color=GREY)
-        kind = path.suffix[1:]
-        date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
         with replacing(path) as file:
-            figure.savefig(file, format=kind, dpi=150, metadata=date)
+            file.write(image(figure, path.suffix[1:]))

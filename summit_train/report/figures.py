@@ -74,12 +74,10 @@ class Picture:
 
 
 def image(figure: Figure, kind: str = "svg") -> bytes:
-    """Return the figure as an SVG or PNG file. Without a date or a version: equal figures have equal bytes."""
+    """Return the figure as a file: svg, png or pdf. Without a date or a version: equal figures have equal bytes."""
     content = io.BytesIO()
-    if kind == "svg":
-        figure.savefig(content, format=kind, metadata={"Date": None})
-    else:
-        figure.savefig(content, format=kind, dpi=150, metadata={"Software": None})
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}[kind]
+    figure.savefig(content, format=kind, dpi="figure" if kind == "svg" else 150, metadata=metadata)
     return content.getvalue()
 
 
@@ -108,7 +106,7 @@ class Canvas:
         return LINES[i // len(PALETTE) % len(LINES)]
 
     def legend_line(self, i: int) -> Line2D:
-        """Return the line that stands for run i in a legend."""
+        """Return the legend's line of run i."""
         return Line2D([], [], color=self.colour(i), linestyle=self.line(i), linewidth=2.5)
 
     def picture(self, title: str, caption: str) -> Picture:

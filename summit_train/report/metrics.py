@@ -94,7 +94,7 @@ class Run:
 
     @property
     def shows_top5(self) -> bool:
-        """Return whether the run has so many classes that top-5 is shown."""
+        """Return whether top-5 is shown: the run has more than five classes."""
         return has_top5(number(self.setting("model", "num_classes")))
 
     @property
@@ -222,7 +222,7 @@ class Run:
 
 
 def read_runs(directories: Sequence[str | Path]) -> list[Run]:
-    """Read each directory once and make the labels unique. Raises RunError for a directory that is no run."""
+    """Read each directory once and make the labels unique. Raises RunError for a directory that is not a run."""
     paths: dict[Path, Path] = {}
     for directory in directories:
         paths.setdefault(Path(directory).resolve(), Path(directory))

@@ -1,4 +1,4 @@
-"""The records of a run's files: each line of metrics.jsonl and each JSON object beside it, checked.
+"""The records of a run's files: each line of metrics.jsonl and each JSON file, checked.
 
 Units: losses in nats, learning rates as the optimizer gets them, accuracies in percent, times in seconds, throughput in
 clips per second over all ranks. `step_s` is the whole step, including the wait for data.

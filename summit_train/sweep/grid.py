@@ -192,7 +192,7 @@ def _read_relative(target: str, key: str, place: str) -> Tree:
     """Return the tree of a file that the sweep file names under `key`, relative to itself."""
     path = Path(place.rpartition(":")[0]).parent / target
     if not path.is_file():
-        raise SpecError(f"{place}: {key}: there is no file {path}; the path must be relative to the sweep file")
+        raise SpecError(f"{place}: {key}: {path} does not exist; the path must be relative to the sweep file")
     return read_tree(path)
 
 

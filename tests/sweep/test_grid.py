@@ -281,7 +281,7 @@ MISTAKES = [
     ("grid: {optimizer.name: [sgd]}\npresets:\n  a:\n    optimizer: {name: lamb}\n", r"yaml:6: .*\.name is an axis"),
     ("grid: {seed: [1]}\npresets:\n  a:\n    seed: 2\n", r"yaml:6: seed: seed is an axis already; remove"),
     ("zip: {scale.gpus: [1]}\npresets:\n  a:\n    scale: 2\n", r"sweep_file\.yaml:6: scale: scale\.gpus is an axis"),
-    ("presets:\n  a: {extends: no.yaml}\n", r"yaml:4: presets\.a\.extends: there is no file .*no\.yaml; the path"),
+    ("presets:\n  a: {extends: no.yaml}\n", r"yaml:4: presets\.a\.extends: .*no\.yaml does not exist; the path"),
     ("presets:\n  a: {name: b}\n", r"sweep_file\.yaml:4: name: must be a key of the spec"),
     ("presets:\n  a: {nodes: 4}\n", r"sweep_file\.yaml:4: nodes: unknown key"),
     ("presets:\n  a/b: {seed: 4}\n", r"sweep_file\.yaml:4: presets\.a/b.*: the name becomes a folder"),
@@ -298,7 +298,7 @@ def test_a_mistake_is_named_with_its_line(write: Write, text: str, message: str)
 
 def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("name: s\nbase: no.yaml\nruns: [{}]\n")
-    with pytest.raises(SpecError, match=r"s\.yaml:2: base: there is no file .*no\.yaml"):
+    with pytest.raises(SpecError, match=r"s\.yaml:2: base: .*no\.yaml does not exist"):
         load_sweep(tmp_path / "s.yaml")
 
 
