@@ -176,10 +176,10 @@ def _content(file: Path, content: Any) -> Content:
             break
         content = inner[0]
     if not isinstance(content, Mapping):
-        raise WeightsError(f"{file}: must have tensors by name, got a {type(content).__name__}")
+        raise WeightsError(f"{file}: must hold tensors by name, got a {type(content).__name__}")
     tensors = {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
     if not tensors:
-        raise WeightsError(f"{file}: must have tensors by name, got none")
+        raise WeightsError(f"{file}: must hold tensors by name, got none")
     section = spec.get("model") if isinstance(spec, Mapping) else None
     known = tuple(map(str, classes)) if isinstance(classes, list) else None
     return Content(tensors, section if isinstance(section, Mapping) else {}, known)

@@ -333,8 +333,8 @@ def _bad_files(folder: Path, state: dict[str, torch.Tensor]) -> dict[Path, str]:
     (folder / "empty_run").mkdir()
     bad = {folder / name: "cannot be read as a file of torch's" for name in contents}
     return bad | {
-        folder / "list.pth": "must have tensors by name, got a list",
-        folder / "numbers.pth": "must have tensors by name, got none",
+        folder / "list.pth": "must hold tensors by name, got a list",
+        folder / "numbers.pth": "must hold tensors by name, got none",
         folder / "empty_run": "no checkpoints/step_",
         folder / "absent.pth": "no such file",
     }
