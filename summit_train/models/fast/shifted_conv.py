@@ -58,7 +58,7 @@ class ShiftedConv2d(nn.Conv2d):
         super().__init__(conv.in_channels, conv.out_channels, kernel, stride, padding, bias=False, device="meta")
         self._parameters = conv._parameters
         self.num_frames, self.fraction, self.direction = shift.num_frames, shift.fraction, shift.direction
-        self.groups = _groups(conv.in_channels, shift)
+        self.moves = _groups(conv.in_channels, shift)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert len(x) % self.num_frames == 0
@@ -73,20 +73,20 @@ class ShiftedConv2d(nn.Conv2d):
     def shifted(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
         """Lend `x` shifted for the block. Afterwards `x` is what it was, to the bit, so autograd need not know."""
         if not kernels.take(x):
-            yield _shifted_copy(x, self.num_frames, self.groups)
+            yield _shifted_copy(x, self.num_frames, self.moves)
             return
-        ends = kernels.shift(x, self.num_frames, self.groups, keep=True)
+        ends = kernels.shift(x, self.num_frames, self.moves, keep=True)
         try:
             yield x
         finally:
-            kernels.restore(x, cast(torch.Tensor, ends), self.num_frames, self.groups)
+            kernels.restore(x, cast(torch.Tensor, ends), self.num_frames, self.moves)
 
     def shifted_back(self, grad: torch.Tensor) -> torch.Tensor:
         """Return the transposed shift of a gradient that nothing else needs."""
         if not kernels.take(grad):
-            return _shifted_copy(grad, self.num_frames, _transposed(self.groups))
+            return _shifted_copy(grad, self.num_frames, _transposed(self.moves))
         grad = kernels.channels_last(grad)
-        kernels.shift(grad, self.num_frames, _transposed(self.groups), keep=False)
+        kernels.shift(grad, self.num_frames, _transposed(self.moves), keep=False)
         return grad
 
 
