@@ -84,7 +84,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         new = {path for path, _ in _links(left.pop()) if path in TEXTS} - reached
         reached |= new
         left += new
-    assert reached == set(TEXTS)
+    assert reached == set(TEXTS) - {"docs/index.md"}  # the site's own list of pages
 
 
 @each_page
