@@ -165,7 +165,7 @@ def test_every_line_is_taken(page: str, line: str) -> None:
     words = shlex.split(line.split(" > ")[0].split(" && ")[0], comments=True)
     words = ["1" if word in ("N", "X") else word for word in words]
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"summit_train.cli.{_COMMANDS[words[1]][0]}").add_arguments(parser)
+    importlib.import_module(f"summit_train.{_COMMANDS[words[1]][0]}").add_arguments(parser)
     _, left = parser.parse_known_args(words[2:])
     assert all("=" in word and not word.startswith("-") for word in left)
     for word in words:
