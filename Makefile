@@ -7,7 +7,7 @@ TESTERS ?= 3
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo check clean
+.PHONY: help setup test demo docs check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -23,7 +23,10 @@ test: setup ## run the tests, three at a time (PYTEST="-k shift" narrows them, T
 demo: setup ## generate videos, train TSM and its 2D twin on RANKS=2 ranks, evaluate, draw the report
 	@jobs/demo.sh $(RANKS)
 
-check: setup ## lint, format and types
+docs: setup ## build the pages as a site, build/docs/index.html; a dead link is an error
+	$(VENV)/bin/sphinx-build -E -W --keep-going -q -d build/doctrees docs build/docs
+
+check: docs ## lint, format, types and the pages
 	$(VENV)/bin/ruff check --config .ci/ruff.toml .
 	$(VENV)/bin/ruff format --check --config .ci/ruff.toml .
 	$(VENV)/bin/mypy --config-file setup.cfg --strict summit_train

@@ -1,4 +1,4 @@
-"""docs/networks.md against the networks: every one is there, and every count is what `model` counts."""
+"""docs/networks.md: every network and every count; docs/fine_tuning.md: its example."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def test_mobilenets_width_is_torchvisions() -> None:
 
 
 def test_the_example_of_fine_tuning_loads(tmp_path: Path) -> None:
-    (example,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.S | re.M)
+    page = (ROOT / "docs/fine_tuning.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```yaml\n(.*?)^```", page, re.S | re.M)
     (tmp_path / "mine.yaml").write_text(example.replace("extends: ", f"extends: {ROOT}/"))
     spec = load_spec(tmp_path / "mine.yaml")
     assert (spec.model.freeze_bn, spec.optimizer.head_lr_factor, spec.model.dropout) == ("all_but_first", 5, 0.8)

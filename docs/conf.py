@@ -1,0 +1,8 @@
+"""Sphinx: `make docs` builds these pages, plain Markdown, as a site."""
+
+project = "summit_train"
+extensions = ["myst_parser"]
+html_theme = "furo"
+html_title = "summit_train"
+highlight_language = "none"  # Blocks that name no language are commands with their output.
+myst_heading_anchors = 3  # GitHub's anchors, so that links work unbuilt too.
