@@ -6,10 +6,10 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path
@@ -21,9 +21,6 @@ from summit_train.scaling.cost import Job, forecast
 from summit_train.scaling.machines import Machine, load_machine, machine_names, with_rate
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.catalog import BOTTLENECK_BACKBONES
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 NODES = "1,8,16,32,64,128,256,384,512,1024"  # those of the paper's Table 3
 ROUND_TIMES = (1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10800, 36000, 108000, 360000, 1080000)  # seconds
@@ -195,23 +192,20 @@ def _print(job: Job, rows: Sequence[dict[str, Any]], out: Path | None) -> None:
 
 
 def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> None:
-    """Draw the paper's Figure 6: speed of the paper's networks, and the spec's training times with those of Table 3.
-
-    Points beyond the largest published row are hollow.
-    """
+    """Draw the paper's Figure 6: speed of the paper's networks, and the spec's training times with those of Table 3."""
     # Imported here: without --out the command draws nothing.
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     from summit_train.report.caption import drawn
-    from summit_train.report.figures import GREY, PALETTE, series
+    from summit_train.report.figures import GREY, PALETTE, drawable, series
 
     spec, machine, nodes = jobs[0].spec, jobs[0].machine, [row["nodes"] for row in rows]
     known = [row for row in rows if not row["projection"]]
-    largest = max((row["nodes"] for row in known), default=0)
-    hollow = f"Hollow: no time was published there (beyond {largest} nodes)." if known else "Projections, all of it."
+    published_to = max((row["nodes"] for row in known), default=0)
+    note = "Beyond the dotted line no time was published." if known else "All of it is a projection."
     caption = (
         f"Worked out, not measured: {machine.name} ({machine.about}), {spec.scale.clips_per_gpu} clips a GPU.\n"
-        f"Rates: {machine.compute.source}. {hollow}"
+        f"Rates: {machine.compute.source}. {note}"
     )
     with drawn(out, caption, (12.0, 5.4)) as figure:
         left, right = figure.subplots(1, 2)
@@ -219,18 +213,21 @@ def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> Non
             curve = [forecast(replace(job, spec=variant)) for job in jobs]
             ideal = [row.clips_per_second / row.efficiency for row in curve]
             left.plot(nodes, ideal, "--", color=series(i)["color"], linewidth=1.0, alpha=0.7)
-            label = f"{variant.model.arch}, {variant.data.num_frames} frames"
-            _hollow_beyond(largest, left, nodes, [row.clips_per_second for row in curve], label, series(i))
+            label = drawable(f"{variant.model.arch}, {variant.data.num_frames} frames")
+            left.plot(nodes, [row.clips_per_second for row in curve], "-", markersize=5, label=label, **series(i))
             if i == 0:
                 left.plot([], [], "--", color=GREY, linewidth=1.0, label="ideal: one node's speed times the nodes")
         left.set_ylabel("training speed (clips/s)")
-        _hollow_beyond(largest, right, nodes, [row["run_s"] for row in rows], f"predicted: {spec.name}", series(0))
+        label = drawable(f"predicted: {spec.name}")
+        right.plot(nodes, [row["run_s"] for row in rows], "-", markersize=5, label=label, **series(0))
         if known:
             points = ([row["nodes"] for row in known], [row["published_run_s"] for row in known])
             right.plot(*points, "+", label="published: Table 3", markersize=10, markeredgewidth=1.8, color=PALETTE[1])
         right.set_ylabel("training time")
         shown = [count for count in nodes if count & (count - 1) == 0] or nodes
         for axes in (left, right):
+            if known:
+                axes.axvline(published_to, color=GREY, linestyle=":", linewidth=1.0)
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
             axes.set_xticks(shown, [str(count) for count in shown])
@@ -240,16 +237,6 @@ def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> Non
         right.yaxis.set_major_locator(FixedLocator(ROUND_TIMES))
         right.yaxis.set_minor_locator(NullLocator())
         right.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: duration(seconds)))
-
-
-def _hollow_beyond(
-    limit: int, axes: Axes, x: Sequence[int], y: Sequence[float], label: str, style: Mapping[str, Any]
-) -> None:
-    from summit_train.report.figures import drawable
-
-    axes.plot(x, y, "-", markersize=5, label=drawable(label), **style)
-    if beyond := [(nodes, value) for nodes, value in zip(x, y, strict=True) if nodes > limit]:
-        axes.plot(*zip(*beyond, strict=True), linestyle="", markersize=5, markerfacecolor="white", **style)
 
 
 def _variants(spec: Spec, machine: Machine) -> list[Spec]:
