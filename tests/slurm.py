@@ -158,6 +158,26 @@ class Slurm:
         wanted = {"SLURM_CONF": self.environ["SLURM_CONF"], **variables}
         return [process for process, environ in _environments() if wanted.items() <= environ.items()]
 
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Start no job within the block: they queue."""
+        self.run("scontrol", "update", "nodename=n[1-2]", "state=drain", "reason=test")
+        try:
+            yield
+        finally:
+            self.run("scontrol", "update", "nodename=n[1-2]", "state=resume")
+
+    @contextmanager
+    def stopped(self, **variables: str) -> Iterator[None]:
+        """Let the processes of a job stand still within the block: it cannot end while a busy machine runs a tool."""
+        processes = self.processes(**variables)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for process in processes:
+                with suppress(ProcessLookupError):
+                    os.kill(process, number)
+            if number == signal.SIGSTOP:
+                yield
+
     # ------------------------------------------------------------------------------------------------ what users do
 
     def run(self, *words: str, check: bool = True) -> str:

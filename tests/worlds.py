@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -150,10 +151,14 @@ def _trained(ranks: int, runs: Sequence[Sequence[str]], comm: str) -> str:
         # As many threads as a forked rank has: the last bits of a sum depend on it.
         env = {"SUMMIT_TRAIN_COMM": comm, "OMP_NUM_THREADS": "1"}
         status, output = run(ranks, "-c", _TRAIN, json.dumps(runs), env=env)
-    else:
-        status, output = forked(ranks, lambda: max(main_without_reports(["train", *words]) for words in runs))
-    assert status == 0, output
-    return output
+        assert status == 0, output
+        return output
+    outputs = []
+    for words in runs:
+        status, output = forked(ranks, partial(main_without_reports, ["train", *words]))
+        assert status == 0, output
+        outputs.append(output)
+    return "".join(outputs)
 
 
 def main_without_reports(words: Sequence[str]) -> int:
@@ -231,6 +236,7 @@ def _work_and_leave(output: int, work: Callable[[], int], launcher: Mapping[str,
     try:
         os.setsid()
         torch.set_num_threads(1)  # OpenMP's other threads are not copied by a fork
+        forkserver._forkserver.__init__()  # type: ignore[attr-defined]  # the parent's is no child of this process
         for stream in (1, 2):
             os.dup2(output, stream)
         sys.stdin, sys.stdout, sys.stderr = open(os.devnull), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-from contextlib import suppress
-from io import UnsupportedOperation
+import sys
 
 from summit_train.core.watch import StopRequest
 
@@ -14,13 +13,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
-    parser.add_argument("--force-resume", action="store_true", help="resume from a checkpoint of another experiment")
+    parser.add_argument("--force-resume", action="store_true", help="go on from a checkpoint of another experiment")
 
 
 def run(args: argparse.Namespace) -> int:
     """Train; return 0 at the end, 85 if stopped on request with a checkpoint."""
-    with suppress(UnsupportedOperation):  # where stderr is not a file
-        faulthandler.enable()  # a crash in a library shows where every thread stood
+    faulthandler.enable(sys.__stderr__)  # a crash in a library shows where every thread stood
     with StopRequest().listening() as stop:
         # Importing torch takes minutes where thousands of ranks read it from one file system. A signal that comes
         # meanwhile must not end the rank, so it is caught by now.

@@ -105,11 +105,13 @@ def test_a_warned_job_is_requeued_and_ends_bit_equal(
     name = "a b; $(touch x) \"' #&*~"
     spec = write_spec(name, **EPOCHS, data={"workers": 1})
     run = tmp_path / "runs" / name
-    job = submit(slurm, site, spec, *(word for key in BACK_ENDS[backend] for word in ("--set", key)))
-    again = slurm.program("submit", str(spec), "--site", str(site), "--nodes", "2")
+    with slurm.closed():
+        job = submit(slurm, site, spec, *(word for key in BACK_ENDS[backend] for word in ("--set", key)))
+        again = slurm.program("submit", str(spec), "--site", str(site), "--nodes", "2")
     assert again.returncode == 2 and f"job {job} is " in again.stderr and "wait for it, or cancel it" in again.stderr
     wait_for_step(slurm, job, run, 3)
-    slurm.run("scancel", "--signal=USR2", "--batch", job)
+    with slurm.stopped(SLURM_JOB_ID=job):
+        slurm.run("scancel", "--signal=USR2", "--batch", job)
     shown = slurm.wait(job, "COMPLETED")
     assert shown["Restarts"] == "1", slurm.output(job)
     assert steps_of(run) == list(range(1, 81))  # none was made twice

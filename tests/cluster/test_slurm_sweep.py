@@ -57,17 +57,21 @@ def test_an_array_with_one_run_killed_and_then_that_one_alone(
     folder = tmp_path / "runs/batch_size"
     runs = {gpus: folder / f"gpus-{gpus}" for gpus in (2, 4, 8)}
     words = (sweep, "--site", site, "--walltime", "0:30")
-    assert "of 3 runs, 2 at once" in _sweep(slurm, *words)
-    ids = {gpus: [line["id"] for line in submissions(run)] for gpus, run in runs.items()}
-    array = ids[2][0].removesuffix("_1")
-    assert ids == {2: [f"{array}_1"], 4: [f"{array}_2"], 8: [f"{array}_3"]}
+    with slurm.closed():
+        assert "of 3 runs, 2 at once" in _sweep(slurm, *words)
+        ids = {gpus: [line["id"] for line in submissions(run)] for gpus, run in runs.items()}
+        array = ids[2][0].removesuffix("_1")
+        assert ids == {2: [f"{array}_1"], 4: [f"{array}_2"], 8: [f"{array}_3"]}
 
-    # While the array runs the sweep is asked for again, and starts nothing. One run is killed in the middle.
-    again = _sweep(slurm, *words)
-    assert "not started again: " in again and "job" not in again.split("not started again")[1].split("\n")[1]
-    assert {len(submissions(run)) for run in runs.values()} == {1}
+        # While the array waits the sweep is asked for again, and starts nothing.
+        again = _sweep(slurm, *words)
+        assert "not started again: " in again and "job" not in again.split("not started again")[1].split("\n")[1]
+        assert {len(submissions(run)) for run in runs.values()} == {1}
+
+    # One run is killed in the middle.
     slurm.wait_until(lambda: bool(steps_of(runs[4])), "a step of the second run")
-    slurm.run("scancel", "--signal=KILL", "--full", f"{array}_2")
+    with slurm.stopped(SLURM_ARRAY_JOB_ID=array, SLURM_ARRAY_TASK_ID="2"):
+        slurm.run("scancel", "--signal=KILL", "--full", f"{array}_2")
     slurm.wait_until(lambda: _ended(slurm, sweep), "the array")
     assert _states(slurm, sweep) == {"gpus-2": "done", "gpus-4": "failed", "gpus-8": "done"}
     at = max(steps_of(runs[4]))
