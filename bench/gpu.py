@@ -30,7 +30,7 @@ from summit_train.report.tables import machine_text
 ROOT = Path(__file__).resolve().parents[1]
 KINETICS = ROOT / "configs" / "kinetics"
 LIMITS_S = {"training, compiled, bf16": 110.0}  # after which a command is stopped; 60 elsewhere
-HOURS = 4.0  # of a job: each compiles anew
+HOURS = 4.0  # of a job: each job compiles again
 Values = dict[str, Any]
 
 

@@ -129,7 +129,7 @@ def published_step_seconds(row: published.Row) -> float:
 
 
 def job_of(machine: Machine, spec: Spec, row: published.Row) -> Job:
-    """Return a row's job: the paper's data set on so many nodes, with its clips a GPU."""
+    """Return a row's job: the paper's data set on its nodes, with its clips a GPU."""
     scale = spec.scale.model_copy(update={"clips_per_gpu": row.clips_per_gpu})
     spec = spec.model_copy(update={"scale": scale})
     return Job(spec, machine, row.nodes, published.TRAINING_VIDEOS, published.VALIDATION_VIDEOS)

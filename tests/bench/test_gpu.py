@@ -58,7 +58,7 @@ def test_every_command_is_one_that_the_product_takes(small: bool, tmp_path: Path
 
 
 def test_a_rehearsal_measures_and_says_that_it_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the training of TSM beside the 2D network, and the shift's forms: their goals are worked out."""
+    """With the training of TSM next to the 2D network, and the shift's forms: their goals are worked out."""
     (tmp_path / "tests.xml").write_text(PASSED)
     assert gpu.main([str(tmp_path), "--small", "--seconds", "500", "--only", "training, bf16", "the shift, bf16"]) == 0
     printed = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A run whose loss becomes NaN ends by itself: exit status 1, and a message that names rank, step and clips."""
+"""A run whose loss becomes NaN ends: exit status 1, and a message that names rank, step and clips."""
 
 from __future__ import annotations
 

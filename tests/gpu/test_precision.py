@@ -95,7 +95,7 @@ def answer(model: VideoNetwork, case: Case, precision: str, *, channels_last: bo
 
 
 def problems(name: str, device: torch.device, precisions: list[str], make_fast: Accelerate = accelerate) -> list[str]:
-    """Compare one network in all its executions with double precision; say what is too far off."""
+    """Compare one network in all its executions with double precision; return what is too far off."""
     case, found = CASES[name].on(device), list[str]()
     reference = answer(build(case), case, "fp64", channels_last=True)
     for precision in precisions:

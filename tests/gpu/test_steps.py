@@ -66,7 +66,7 @@ def state(step: TrainStep) -> dict[str, torch.Tensor]:
 
 
 def problems(name: str, device: torch.device) -> list[str]:
-    """Run three steps on the device and in double precision; say what differs."""
+    """Run three steps on the device and in double precision; return what differs."""
     case = SMALL if device.type == "cpu" else Case("tsm", "resnet50", frames=8, crop=64, width=0.25)
     reference = train_step(case, CPU, "fp64", RUNS[name])
     before = state(reference)
