@@ -166,7 +166,7 @@ def machine_text(environment: Mapping[str, Any]) -> str:
 
 def rows(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Return a nested mapping as (dotted key, value) rows. A long inner mapping (hundreds of hosts) is one row."""
-    found = []
+    found: list[tuple[str, str]] = []
     for key, value in mapping.items():
         if isinstance(value, Mapping) and 0 < len(value) <= MOST_ITEMS:
             found += rows(value, f"{prefix}{key}.")

@@ -225,14 +225,15 @@ def _axes(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
     texts = [[json.dumps(value, default=str) for value in row] for row in rows]
     most = len(sweep.zip)
     telling = next((n for n in range(1, most) if len({tuple(row[:n]) for row in texts}) == len(rows)), most)
-    for (preset, of_preset), *point, row in itertools.product(presets.items(), *sweep.grid.values(), rows):
-        on_grid, in_step = tuple(zip(sweep.grid, point, strict=True)), tuple(zip(sweep.zip, row, strict=True))
-        named = (("", preset),) if preset else ()
+    for (preset, of_preset), *point in itertools.product(presets.items(), *sweep.grid.values()):
+        on_grid, named = tuple(zip(sweep.grid, point, strict=True)), (("", preset),) if preset else ()
         curve = [pair for pair in on_grid if pair[0] not in ("nodes", "seed") and not pair[0].startswith("scale.")]
-        given = {key: (value, places[key]) for key, value in (*on_grid, *in_step)}
-        nodes, _ = given.pop("nodes", (None, ""))
-        parts = (*named, *on_grid, *in_step[:telling])
-        yield _Draft(place, of_preset | given, parts, nodes, curve=_joined((*named, *curve)))
+        for row in rows:
+            in_step = tuple(zip(sweep.zip, row, strict=True))
+            given = {key: (value, places[key]) for key, value in (*on_grid, *in_step)}
+            nodes, _ = given.pop("nodes", (None, ""))
+            parts = (*named, *on_grid, *in_step[:telling])
+            yield _Draft(place, of_preset | given, parts, nodes, curve=_joined((*named, *curve)))
 
 
 def _axis_places(sweep: SweepFile, tree: Tree) -> dict[str, str]:
