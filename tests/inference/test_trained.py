@@ -85,9 +85,9 @@ def test_names_of_the_classes(trained_run: Path, tmp_path: Path) -> None:
     found = named(nameless, str(tmp_path / "names.txt"))
     assert (found.classes, found.has_names) == (("a", "b", "c", "d"), True)
     for name, reason in (
-        ("three.txt", "has 3 names, and .* 4 classes: one name each"),
+        ("three.txt", "has 3 names; it must name the 4 classes of .*, one a line"),
         ("twice.txt", "is listed twice"),
-        ("gone.txt", "there is no such file; the names of the 4 classes"),
+        ("gone.txt", "there is no such file; it must name the 4 classes"),
     ):
         with pytest.raises(UserError, match=reason) as caught:
             named(nameless, str(tmp_path / name))

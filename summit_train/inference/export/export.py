@@ -146,13 +146,13 @@ class Export:
             self.networks[num_frames] = longer.network(_CPU, ready=False).float()
         return self.networks[num_frames]
 
-    @torch.inference_mode()
     def _logits(self, clips_MTCHW: torch.Tensor) -> Logits:
         """Return what `Runtime.logits` must return: one row of logits a clip; of a stream, of each frame."""
         network = self._network(clips_MTCHW.shape[1])
         score = (lambda x: network.classify(network.extract(network.to_input(x)))) if self.stream else network
-        # One by one: a stream's clip is long, and a batch of them would not fit into memory.
-        found: Logits = torch.stack([score(clip) for clip in clips_MTCHW[:, None]]).double().numpy()
+        with torch.inference_mode():
+            # One by one: a stream's clip is long, and a batch of them would not fit into memory.
+            found: Logits = torch.stack([score(clip) for clip in clips_MTCHW[:, None]]).double().numpy()
         return found
 
     def _video(self) -> tuple[tuple[str, torch.Tensor] | None, str]:

@@ -100,12 +100,13 @@ def exported(network: VideoNetwork, batch: int | None, height: int, width: int, 
             if isinstance(shift, TemporalShift):
                 module.set_submodule(name, ConcatenatedShift(shift))
         shapes = {"clip": (network.num_frames, network.in_channels, height, width)}
+    example = tuple(torch.zeros(batch or _EXAMPLE, *shape) for shape in shapes.values())
     # In the structure of the module's arguments: a clip, or a frame and *caches.
     first, *others = [{0: BATCH} for _ in shapes]
     with _quiet(), torch.inference_mode():
         program = torch.onnx.export(
             module.eval(),
-            tuple(torch.zeros(batch or _EXAMPLE, *shape) for shape in shapes.values()),
+            example,
             input_names=list(shapes),
             output_names=["logits", *state_of(shapes).values()],
             dynamic_shapes=None if batch else (first, tuple(others)) if others else (first,),

@@ -65,13 +65,14 @@ class Follower:
         caption = ""
         for frame, dropped in newest(strided) if live else ((frame, 0) for frame in strided):
             self.num_dropped += dropped
-            result = self._label(frame, dropped) if self._is_due(frame) else None
-            if result is not None:
+            is_due = self._is_due(frame)
+            if is_due:
+                result = self._label(frame, dropped)
                 caption = f"{result['name']} {result['score']:.2f}"
             # Before its label is yielded, as the reader of the label may end the stream.
             if show is not None:
                 show(frame, caption)
-            if result is not None:
+            if is_due:
                 yield result
 
     def _is_due(self, frame: StreamFrame) -> bool:
