@@ -160,7 +160,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_an_error(manifest: Manifest) 
 def _reads_at(batches: loader.Batches[loader.MicroBatch], pause: float) -> bool:
     """Whether a worker is reading a clip, a moment later."""
     time.sleep(pause)
-    return bool(batches._board.being_read())
+    return bool(batches._dataset.being_read())
 
 
 def test_batches_are_pinned_whole(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
