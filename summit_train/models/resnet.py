@@ -120,10 +120,6 @@ class ResNet(VideoNetwork):
     """The stem, four stages of residual blocks, and the classifier."""
 
     blocks = ("layer1", "layer2", "layer3", "layer4")
-    layer1: nn.Module
-    layer2: nn.Module
-    layer3: nn.Module
-    layer4: nn.Module
 
     def __init__(
         self, backbone: str, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int
@@ -135,13 +131,15 @@ class ResNet(VideoNetwork):
         self.bn1: nn.Module = nn.BatchNorm2d(channels)
         self.relu: nn.Module = nn.ReLU(inplace=True)
         self.maxpool: nn.Module = nn.MaxPool2d(3, 2, padding=1)
+        stages: list[nn.Module] = []
         for stage, depth in enumerate(depths):
             inner = scaled_channels(64 * 2**stage, width)
             blocks = []
             for number in range(depth):
                 blocks.append(block(channels, inner, 2 if stage > 0 and number == 0 else 1))
                 channels = inner * blocks[-1].expansion
-            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+            stages.append(nn.Sequential(*blocks))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.avgpool: nn.Module = nn.AdaptiveAvgPool2d(1)
         self.dropout = Dropout(dropout)
         self.fc = nn.Linear(channels, num_classes)

@@ -62,11 +62,6 @@ class Pathway(nn.Module):
     pathway join the inputs of res2 to res5. `outputs`: the channels after pool1 and res2 to res5.
     """
 
-    layer1: nn.Module
-    layer2: nn.Module
-    layer3: nn.Module
-    layer4: nn.Module
-
     def __init__(
         self, in_channels: int, base: int, width: float, kernels: Sequence[int], joined: Sequence[int] = (0, 0, 0, 0)
     ) -> None:
@@ -77,6 +72,7 @@ class Pathway(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool3d((1, 3, 3), (1, 2, 2), padding=(0, 1, 1))
         self.outputs = [channels]
+        stages: list[nn.Module] = []
         for stage, num_blocks in enumerate(BLOCKS):
             blocks: list[nn.Module] = []
             inner = scaled_channels(base * 2**stage, width)
@@ -84,8 +80,9 @@ class Pathway(nn.Module):
             for number in range(num_blocks):
                 blocks.append(Bottleneck3d(channels, inner, spans[stage], 2 if stage > 0 and number == 0 else 1))
                 channels = inner * Bottleneck3d.expansion
-            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+            stages.append(nn.Sequential(*blocks))
             self.outputs.append(channels)
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
 
     def stem(self, x: torch.Tensor) -> torch.Tensor:
         """Return pool1 of volumes (N, C, T, H, W): (N, channels, T, H / 4, W / 4)."""

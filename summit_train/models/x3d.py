@@ -86,25 +86,23 @@ class X3D(VideoNetwork):
     memory_format = torch.channels_last_3d
     blocks = ("layer1", "layer2", "layer3", "layer4")
     stem = ("conv1_xy",)
-    layer1: nn.Module
-    layer2: nn.Module
-    layer3: nn.Module
-    layer4: nn.Module
 
     def __init__(self, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int) -> None:
-        stages = {name: title for name, title in STAGES.items() if name != "maxpool"} | {"conv5": "conv5"}
-        super().__init__(num_frames, stages, in_channels)
+        titles = {name: title for name, title in STAGES.items() if name != "maxpool"} | {"conv5": "conv5"}
+        super().__init__(num_frames, titles, in_channels)
         channels, *stage_channels = (scaled_channels(base, width) for base in CHANNELS)
         self.conv1_xy = nn.Conv3d(in_channels, channels, (1, 3, 3), (1, 2, 2), padding=(0, 1, 1), bias=False)
         self.conv1 = nn.Conv3d(channels, channels, (5, 1, 1), padding=(2, 0, 0), groups=channels, bias=False)
         self.bn1 = nn.BatchNorm3d(channels)
         self.relu = nn.ReLU(inplace=True)
-        for stage, (out_channels, num_blocks) in enumerate(zip(stage_channels, BLOCKS, strict=True), 1):
+        stages: list[nn.Module] = []
+        for out_channels, num_blocks in zip(stage_channels, BLOCKS, strict=True):
             blocks = []
             for number in range(num_blocks):
                 blocks.append(X3DBlock(channels, out_channels, 2 if number == 0 else 1, has_se=number % 2 == 0))
                 channels = out_channels
-            self.add_module(f"layer{stage}", nn.Sequential(*blocks))
+            stages.append(nn.Sequential(*blocks))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
         inner, features = int(BOTTLENECK * channels), scaled_channels(FC1, width)
         self.conv5 = nn.Conv3d(channels, inner, 1, bias=False)
         self.bn5 = nn.BatchNorm3d(inner)
