@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train; return 0 at the end, 85 if stopped on request with a checkpoint."""
-    faulthandler.enable(sys.__stderr__)  # a crash in a library shows where every thread stood
+    faulthandler.enable(sys.__stderr__ or 2)  # a crash in a library shows where every thread stood
     with StopRequest().listening() as stop:
         # Importing torch takes minutes where thousands of ranks read it from one file system. A signal that comes
         # meanwhile must not end the rank, so it is caught by now.
