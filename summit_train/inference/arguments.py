@@ -43,7 +43,7 @@ def checked(parse: Callable[[str], Value], is_right: Callable[[Value], bool], ex
 
 
 def open_named(path: str, overrides: Sequence[str], names_file: str | None) -> Trained:
-    """Open a network with the names of its classes. Note newer checkpoints that cannot be read, and missing names."""
+    """Open a network with the names of its classes, and note newer checkpoints that cannot be read, missing names."""
     trained = named(open_trained(path, overrides), names_file)
     for complaint in trained.passed_over:
         print(f"passed over: {complaint}", file=sys.stderr)

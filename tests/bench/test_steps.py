@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import weakref
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from summit_train.spec import load_spec
 from summit_train.training.stopwatch import PHASES
 from tests.bench.conftest import SHORT, TINY, Bench
 from tests.conftest import WriteSpec
+from tests.held import held_bytes
 from tests.networks import counted
 from tests.worlds import succeed
 
@@ -66,35 +65,12 @@ def test_utilisation_is_work_over_seconds_over_peak(write_spec: WriteSpec) -> No
     assert step_values(ranks, plan, 1, None)["mfu"] is None
 
 
-class _Saved:
-    """What autograd keeps in place of a tensor."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-
 @pytest.mark.parametrize("arch", ["tsm", "tsn"])
 def test_a_network_holds_what_the_plan_says(arch: str) -> None:
-    """Bytes that autograd holds at once, by storage: tensors that share one count once, parameters do not count."""
     model = build_model(arch, "resnet18", 4, 5, width=0.5)
     accelerate(model)
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    holders, held = Counter[int](), [0]
-
-    def release(key: int, num_bytes: int) -> None:
-        holders[key] -= 1
-        held.append(held[-1] - (0 if holders[key] else num_bytes))
-
-    def hold(tensor: torch.Tensor) -> _Saved:
-        saved, storage = _Saved(tensor), tensor.untyped_storage()
-        if (key := storage.data_ptr()) not in parameters:
-            held.append(held[-1] + (0 if holders[key] else storage.nbytes()))
-            holders[key] += 1
-            weakref.finalize(saved, release, key, storage.nbytes()).atexit = False
-        return saved
-
     clips = torch.randn(2, 4, 64, 64, 3).permute(0, 1, 4, 2, 3)
-    with torch.autograd.graph.saved_tensors_hooks(hold, lambda saved: saved.tensor):
+    with held_bytes(model.parameters()) as held:
         model(clips).sum().backward()
     planned = 2 * counted(arch, "resnet18", frames=4, crop=64, width=0.5, classes=5).activation_bytes()
     assert max(held) == pytest.approx(planned, rel=0.01)  # besides, the norms' statistics per channel

@@ -162,7 +162,9 @@ import socket
 socket.gethostname = lambda: "no-such-host.invalid"
 from summit_train.core.comm import WorldError, open_world
 try:
-    print(open_world().size)
+    world = open_world()
+    print(world.size)
+    world.close()
 except WorldError as error:
     print(error)
 """

@@ -19,7 +19,8 @@ import torch
 import summit_train
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import file_sha256
-from summit_train.data.video.augment import View, test_views
+from summit_train.data.video import augment
+from summit_train.data.video.augment import View
 from summit_train.inference.export import export as module
 from summit_train.inference.export.export import RULES, SCALING, Export, centre_view, difference
 from summit_train.inference.trained import open_trained
@@ -274,7 +275,7 @@ def test_a_wrong_request_is_refused_before_the_work(
 
 @pytest.mark.parametrize("size", [(340, 256), (256, 340), (161, 121), (64, 64)])
 def test_the_square_of_eval(size: tuple[int, int]) -> None:
-    assert centre_view(112, (112, 112), *size) == test_views(112, 1, *size)
+    assert centre_view(112, (112, 112), *size) == augment.test_views(112, 1, *size)
 
 
 def test_the_centre_of_a_frame() -> None:
