@@ -24,7 +24,7 @@ demo: setup ## generate videos, train TSM and its 2D twin on RANKS=2 ranks, eval
 	@jobs/demo.sh $(RANKS)
 
 docs: setup ## build the pages as a site, build/docs/index.html; a dead link is an error
-	$(VENV)/bin/sphinx-build -E -W --keep-going -q -d build/doctrees docs build/docs
+	$(VENV)/bin/python -m sphinx -E -W --keep-going -q -d build/doctrees docs build/docs
 
 check: docs ## lint, format, types and the pages
 	$(VENV)/bin/ruff check --config .ci/ruff.toml .
