@@ -17,6 +17,7 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.models.network import separate_compile_cache
 from tests.slurm import Slurm, missing, running_slurm
+from tests.standins import Standins
 from tests.worlds import train
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -137,6 +138,15 @@ def trained_run(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         train(0, spec_writer(motion_set, folder)("run", model={"shift_direction": "past"}))
 
     return made_once(tmp_path_factory, "trained", make) / "runs/run"
+
+
+@pytest.fixture
+def standins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standins:
+    """Stand-ins for the commands of Slurm and LSF, first on PATH."""
+    found = Standins(tmp_path / "standins", "sbatch", "squeue", "bsub", "bjobs")
+    for name in ("STANDINS", "PATH"):
+        monkeypatch.setenv(name, found.environ[name])
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -11,15 +11,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from summit_train.__main__ import main
 from summit_train.cli.data import DiskError
 from summit_train.training.start import tell_overrides
 from tests.conftest import WriteSpec
+from tests.worlds import Said, main_said
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = ("plan", "train", "eval", "predict", "model", "data", "submit", "report", "doctor", "schema")
@@ -29,8 +30,6 @@ data: {train: FOLDER/train.csv, val: FOLDER/val.csv, root: FOLDER}
 scale: {gpus: 6, clips_per_gpu: 16}
 run_dir: FOLDER/runs
 """
-
-Said = tuple[int, str, str]
 
 
 @pytest.fixture
@@ -48,15 +47,7 @@ def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         if re.match(r"OMPI_|PMI|SLURM_|JSM_|MV2_|RANK$|WORLD_SIZE$", name):
             monkeypatch.delenv(name)
 
-    def say(*arguments: str) -> Said:
-        try:
-            status = main(arguments)
-        except SystemExit as leaving:  # argparse
-            assert isinstance(leaving.code, int)
-            status = leaving.code
-        return status, *capsys.readouterr()
-
-    return say
+    return partial(main_said, capsys)
 
 
 def _plan(say: Callable[..., Said], *arguments: str) -> dict[str, Any]:

@@ -7,22 +7,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from summit_train.__main__ import main
 from summit_train.cluster.submit import submissions
 from summit_train.core.processes import ROOT_ALLOWED
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec
 from tests.standins import Standins
-from tests.worlds import environment, needs_ranks
+from tests.worlds import Said, environment, main_said, needs_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = str(ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml")
 ON_SUMMIT = ("--site", "summit", "--clips", "240000")
-Said = tuple[int, str, str]
 
 
 @pytest.fixture
@@ -30,23 +29,7 @@ def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     """Runs a command in this process, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
 
-    def say(*arguments: str) -> Said:
-        try:
-            status = main(arguments)
-        except SystemExit as leaving:  # argparse
-            assert isinstance(leaving.code, int)
-            status = leaving.code
-        return status, *capsys.readouterr()
-
-    return say
-
-
-@pytest.fixture
-def standins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standins:
-    found = Standins(tmp_path / "standins", "sbatch", "squeue", "bsub", "bjobs")
-    for name in ("STANDINS", "PATH"):
-        monkeypatch.setenv(name, found.environ[name])
-    return found
+    return partial(main_said, capsys)
 
 
 def test_a_dry_run_prints_script_and_cost_and_touches_nothing(

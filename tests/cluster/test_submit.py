@@ -30,14 +30,6 @@ SLURM, SUMMIT, LSF = (load_site(name) for name in ("slurm_generic", "summit", "l
 
 
 @pytest.fixture
-def standins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standins:
-    found = Standins(tmp_path / "standins", "sbatch", "squeue", "bsub", "bjobs")
-    for name in ("STANDINS", "PATH"):
-        monkeypatch.setenv(name, found.environ[name])
-    return found
-
-
-@pytest.fixture
 def spec(write_spec: WriteSpec) -> Spec:
     return load_spec(write_spec("a b; $(touch x)"))
 

@@ -23,7 +23,7 @@ from summit_train.core.text import listed
 from summit_train.data.batches.loader import BadClip, TestBatch, test_batches
 from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.manifest import Manifest, read_manifest
-from summit_train.data.manifest.quarantine import kept_clips
+from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.inference.trained import Trained, flow_problem
 from summit_train.models.precision import Normalise, mixed_precision, parameter_type
 from summit_train.models.video import VideoNetwork
@@ -191,10 +191,11 @@ def threshold_for(mapper: Mapper, beside: Path) -> tuple[dict[str, Any], Path, b
     trained, data = mapper.trained, mapper.trained.spec.data
     same: dict[str, Any] = {"fraction": FRACTION, "sha256": file_sha256(trained.path), "views": mapper.views}
     manifest = read_manifest(data.val) if Path(data.val).exists() else None
-    if manifest is None:
+    kept = None if manifest is None else kept_clips(data, manifest)
+    if manifest is None or kept is None:
         same["val"] = data.val
     else:
-        without = kept_clips(data, manifest).fingerprint()
+        without = kept.fingerprint()
         same["manifest"] = manifest.fingerprint() + (f" without {without}" if without else "")
     places = [beside] if trained.run_path is None else [trained.run_path / THRESHOLD_FILE, beside]
     for place in places:
@@ -204,26 +205,25 @@ def threshold_for(mapper: Mapper, beside: Path) -> tuple[dict[str, Any], Path, b
             continue
         if isinstance(saved, dict) and all(saved.get(key) == value for key, value in same.items()):
             return saved, place, True
-    if manifest is None:
+    if manifest is None or kept is None:
         raise UserError(
             f"{trained.path}: its threshold is measured on the validation set, and there is no {data.val} "
             f"(relative paths start at {Path.cwd()}); add data.val=MANIFEST data.root=DIR, or --threshold VALUE"
         )
     place = next(place for place in places if place == beside or os.access(place.parent, os.W_OK))
     network = {"checkpoint": str(trained.path), "step": trained.step, "val": data.val}
-    record = {**_measured(mapper, manifest), **network, **same}
+    record = {**_measured(mapper, manifest, kept), **network, **same}
     write_json(place, record)
     return record, place, False
 
 
-def _measured(mapper: Mapper, manifest: Manifest) -> dict[str, Any]:
+def _measured(mapper: Mapper, manifest: Manifest, kept: Kept) -> dict[str, Any]:
     """Measure the quantile of the predicted classes' maps of all validation videos, at their own low resolution.
 
     A bad video raises DecodeError or, with data.on_bad_clip "skip", is left out and named; more than
     data.max_bad_fraction of them raise RunFailed.
     """
     data = mapper.trained.spec.data
-    kept = kept_clips(data, manifest)
     videos = kept.ids(np.arange(len(kept))).tolist()
     maps, bad = list[NDArray[Any]](), list[BadClip]()
     heatmaps = mapper.heatmaps(open_store(data, manifest), videos, data.on_bad_clip)

@@ -19,10 +19,9 @@ from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import check_output, replacing, write_json
 from summit_train.core.progress import followed
 from summit_train.data.batches.loader import TestBatch, test_batches
-from summit_train.data.batches.stores import Store, file_store, open_store
-from summit_train.data.manifest import read_manifest
+from summit_train.data.batches.stores import Store, file_store
+from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.files import plain_manifest
-from summit_train.data.manifest.quarantine import kept_clips
 from summit_train.data.video.augment import View, scaled_size
 from summit_train.inference.export.onnx_file import Runtime, exported, facts, state_of, to_half, to_int8, with_metadata
 from summit_train.inference.trained import Trained
@@ -285,10 +284,8 @@ def _validation_set(spec: Spec) -> tuple[Store | None, list[int], str]:
     if not Path(spec.data.val).exists():
         return None, [], f"there is no validation set {spec.data.val} here"
     try:
-        manifest = read_manifest(spec.data.val)
-        manifest.check_labels(spec.model.num_classes)
-        kept = kept_clips(spec.data, manifest)
-        return open_store(spec.data, manifest), kept.ids(np.arange(len(kept))).tolist(), ""
+        dataset = Dataset.open(spec, "val")
+        return dataset.store, dataset.clips.tolist(), ""
     except UserError as error:
         return None, [], str(error)
 
