@@ -173,7 +173,7 @@ def runs_of(task: Task, args: argparse.Namespace) -> Iterator[Run]:
 
 
 def recipe(task: Task, run: Run, num_samples: int) -> tuple[OptimizerSpec, Schedule]:
-    """Return a run's solver and the course of its LR. Raises PlanError where the warm-up takes the whole run.
+    """Return a run's solver and the course of its LR. Raises UserError where the warm-up takes the whole run.
 
     With f = task.loss_factor the paper's gradient G is f times ours, g. LR G = (LR f) g; but LR |w| / |G| G =
     LR |w| / |g| g, so where a trust ratio holds, its bounds are f times as large and the LR is the paper's. Adam's

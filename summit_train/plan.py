@@ -31,10 +31,6 @@ _OF_THE_NETWORK = (
 )
 
 
-class PlanError(UserError):
-    """The spec does not fit the number of ranks or of clips."""
-
-
 @dataclass(frozen=True)
 class Rung:
     """One size of the batch, in clips, and the steps that an epoch has with it."""
@@ -152,7 +148,7 @@ class Plan:
 def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
     """Work out the plan of `spec` on `ranks` ranks with `num_clips` training clips.
 
-    Raises PlanError where the ranks do not divide the virtual GPUs, the clips do not fill one global batch, the
+    Raises UserError where the ranks do not divide the virtual GPUs, the clips do not fill one global batch, the
     warm-up takes the whole run, or the batch is to grow beyond a learner's share of an epoch.
     """
     virtual_gpus = spec.scale.gpus if spec.scale.gpus is not None else ranks
@@ -160,7 +156,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
     global_batch = virtual_gpus * spec.scale.clips_per_gpu
     steps_per_epoch = num_clips // global_batch
     if num_clips < global_batch:
-        raise PlanError(
+        raise UserError(
             f"data.train has {num_clips} clips, less than one global batch of {global_batch} "
             f"(scale.gpus {virtual_gpus} x scale.clips_per_gpu {spec.scale.clips_per_gpu})"
         )
@@ -190,7 +186,7 @@ def _ladder(spec: Spec, learners: int, num_clips: int) -> tuple[Rung, ...]:
     """Return the batches from the first to the largest, each `factor` times the one before.
 
     The largest is grow_batch.max or the largest multiple of the first that a learner's share of an epoch holds: 576 of
-    596 clips from 32 on in Cong et al., section III B. Raises PlanError where max is more than the share.
+    596 clips from 32 on in Cong et al., section III B. Raises UserError where max is more than the share.
     """
     grow, size, share = spec.parallel.grow_batch, spec.scale.clips_per_gpu, num_clips // learners
     sizes = [size]
@@ -198,7 +194,7 @@ def _ladder(spec: Spec, learners: int, num_clips: int) -> tuple[Rung, ...]:
         largest = grow.max or share // size * size
         if largest > share:
             has = f"{learners:,} learners have {share:,} of the {num_clips:,} clips each"
-            raise PlanError(f"parallel.grow_batch.max: {largest:,} clips do not fit a learner's epoch: {has}")
+            raise UserError(f"parallel.grow_batch.max: {largest:,} clips do not fit a learner's epoch: {has}")
         while sizes[-1] < largest:
             sizes.append(min(sizes[-1] * grow.factor, largest))
     return tuple(Rung(size, learners * size, num_clips // (learners * size)) for size in sizes)
@@ -230,7 +226,7 @@ def plan_schedule(optimizer: OptimizerSpec, course: ScheduleSpec, global_batch: 
     """Return the course of the LR: from here on durations are steps.
 
     LEGW scales the epochs of the warm-up by global_batch / base_batch, so its steps are those of the baseline,
-    warmup_epochs * num_clips / base_batch, whatever the batch. Raises PlanError where the warm-up takes the whole run,
+    warmup_epochs * num_clips / base_batch, whatever the batch. Raises UserError where the warm-up takes the whole run,
     or the LR is beyond float32.
     """
     steps_per_epoch = num_clips // global_batch
@@ -241,14 +237,14 @@ def plan_schedule(optimizer: OptimizerSpec, course: ScheduleSpec, global_batch: 
     if warmup_steps >= total_steps:
         fits = _round_down((total_steps - 1) / warmup_steps_per_epoch)
         factor = f" x {global_batch:,} / {optimizer.base_batch:,} (schedule.warmup_scaling)" if is_scaled else ""
-        raise PlanError(
+        raise UserError(
             f"schedule.warmup_epochs: a warm-up of {course.warmup_epochs:g}{factor} epochs = {warmup_steps:,} steps "
             f"leaves nothing of the run, {course.epochs:,} epochs = {total_steps:,} steps; at most {fits:g} fits"
         )
     peak_lr = peak_learning_rate(optimizer.base_lr, optimizer.base_batch, global_batch, optimizer.lr_scaling)
     if peak_lr > _LARGEST_LR:
         largest = f"{_LARGEST_LR:g} at most"
-        raise PlanError(f"optimizer.base_lr: the peak LR must be {largest}, got {peak_lr:.3g} of {optimizer.base_lr:g}")
+        raise UserError(f"optimizer.base_lr: the peak LR must be {largest}, got {peak_lr:.3g} of {optimizer.base_lr:g}")
     return Schedule(
         peak_lr=peak_lr,
         total_steps=total_steps,
@@ -276,7 +272,7 @@ def _check_ranks(virtual_gpus: int, ranks: int) -> None:
     below = max(n for n in divisors if n < ranks) if ranks > 1 else 1
     above = [n for n in divisors if n > ranks]
     near = f"{below} or {above[0]}" if above else f"{below}"
-    raise PlanError(
+    raise UserError(
         f"scale.gpus is {virtual_gpus}, which {ranks} ranks do not divide: every rank needs an equal share of the "
         f"virtual GPUs; start {near} ranks, or change scale.gpus"
     )

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from summit_train.cli.data import DiskError
+from summit_train.core.errors import RunFailed
 from summit_train.training.start import tell_overrides
 from tests.conftest import WriteSpec
 from tests.worlds import Said, main_said
@@ -175,7 +175,7 @@ def _raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 
 
 def test_a_failure_of_the_run_is_1(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
-    _raising(monkeypatch, DiskError("the disk is full"))
+    _raising(monkeypatch, RunFailed("the disk is full"))
     assert say("schema") == (1, "", "summit-train: the disk is full\n")
 
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from summit_train.core.errors import UserError
 from summit_train.models.network import count_network
-from summit_train.plan import Plan, PlanError, make_plan, sample_learning_rates
+from summit_train.plan import Plan, make_plan, sample_learning_rates
 from summit_train.spec import Spec, spec_from_values
 
 # No deadline and no limit on drawing: how fast the machine is, is not the question.
@@ -135,13 +136,13 @@ def test_null_gpus_are_as_many_as_there_are_ranks() -> None:
     ],
 )
 def test_ranks_that_do_not_divide_are_refused_with_those_that_do(gpus: int, ranks: int, advice: str) -> None:
-    with pytest.raises(PlanError, match=f"scale.gpus is {gpus}, which {ranks} ranks do not divide.*{advice}, or"):
+    with pytest.raises(UserError, match=f"scale.gpus is {gpus}, which {ranks} ranks do not divide.*{advice}, or"):
         make_plan(_spec(gpus), ranks, 1_000)
 
 
 @pytest.mark.parametrize("clips", [47, 0, -5, -100_000])
 def test_too_few_clips_are_refused(clips: int) -> None:
-    with pytest.raises(PlanError, match=f"data.train has {clips} clips, less than one global batch of 48"):
+    with pytest.raises(UserError, match=f"data.train has {clips} clips, less than one global batch of 48"):
         make_plan(_spec(6), 6, clips)
 
 
@@ -173,7 +174,7 @@ def test_a_scaled_warm_up_keeps_its_steps(gpus: int, batch: int, epochs: float, 
 
 def test_a_warm_up_that_takes_the_whole_run_is_refused_with_what_fits() -> None:
     schedule: dict[str, Any] = {"epochs": 100, "warmup_epochs": 5, "warmup_scaling": "linear"}
-    with pytest.raises(PlanError) as caught:
+    with pytest.raises(UserError) as caught:
         make_plan(_spec(1536, optimizer={"base_batch": 96}, schedule=schedule), 1536, KINETICS)
     assert str(caught.value) == (
         "schedule.warmup_epochs: a warm-up of 5 x 12,288 / 96 (schedule.warmup_scaling) epochs = 12,500 steps leaves "
@@ -182,9 +183,9 @@ def test_a_warm_up_that_takes_the_whole_run_is_refused_with_what_fits() -> None:
     # 0.759 * 2,500 = 1,897.5; 0.76 * 2,500 = 1,900, the whole run.
     fitting = _spec(1536, optimizer={"base_batch": 96}, schedule=schedule | {"warmup_epochs": 0.759})
     assert make_plan(fitting, 1536, KINETICS).warmup_steps == 1898
-    with pytest.raises(PlanError, match=r"a warm-up of 100 epochs = 1,900 steps leaves.*; at most 99\.9 fits"):
+    with pytest.raises(UserError, match=r"a warm-up of 100 epochs = 1,900 steps leaves.*; at most 99\.9 fits"):
         make_plan(_spec(1536, schedule={"warmup_epochs": 100}), 1536, KINETICS)
-    with pytest.raises(PlanError, match="1 epochs = 1 steps; at most 0 fits"):
+    with pytest.raises(UserError, match="1 epochs = 1 steps; at most 0 fits"):
         make_plan(_spec(1, schedule={"epochs": 1, "warmup_epochs": 1}), 1, 8)
 
 
@@ -204,7 +205,7 @@ def test_milestones_are_epochs() -> None:
 @pytest.mark.parametrize("base_lr", [1e30, 1e308])
 def test_a_learning_rate_beyond_float32_is_refused(base_lr: float) -> None:
     with pytest.raises(
-        PlanError, match=r"optimizer\.base_lr: the peak LR must be 1e\+30 at most, got (2e\+30|inf) of 1e"
+        UserError, match=r"optimizer\.base_lr: the peak LR must be 1e\+30 at most, got (2e\+30|inf) of 1e"
     ):
         make_plan(_spec(2, 8, optimizer={"base_lr": base_lr}), 2, 100)
 

@@ -84,7 +84,7 @@ class Entry:
 def entries_of_table(table: Table, words: Sequence[str]) -> list[Entry]:
     """Return an entry for each row of a table, its networks with the overrides `words`.
 
-    Raises SpecError for a wrong override.
+    Raises UserError for a wrong override.
     """
     base, entries = shipped("configs/kinetics") / "tsm_r50_8f.yaml", []
     for row in table.rows:

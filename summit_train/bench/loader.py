@@ -75,7 +75,7 @@ class Subject:
 
 
 def subject_of(data: DataSpec, manifest: Manifest, seed: int) -> Subject:
-    """Open the clips of a manifest or a packed set. Raises PackError where that is damaged or does not fit."""
+    """Open the clips of a manifest or a packed set. Raises UserError where that is damaged or does not fit."""
     store = open_store(data, manifest)
     files = store.pictures if isinstance(store, FlowStore) else store
     name = f"packed {files.pack.packing.kind}" if isinstance(files, ShardStore) else "raw"

@@ -19,7 +19,7 @@ from summit_train.bench.compare import overrides_of
 from summit_train.bench.measure import Values
 from summit_train.bench.steps import experiment_of
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.processes import Facts, ProbeError, answer, find_mpirun, mpi_environment, mpirun_command
+from summit_train.core.processes import Facts, answer, find_mpirun, mpi_environment, mpirun_command
 from summit_train.core.session import check_single
 from summit_train.core.text import share, table
 from summit_train.report.caption import drawn, wrapped
@@ -97,7 +97,7 @@ def measure_ranks(words: Sequence[str], threads: int, ranks: int) -> Facts:
     environment = mpi_environment(os.environ) | {"OMP_NUM_THREADS": str(threads)}
     try:
         return answer([*launcher, *step], _TIMEOUT, environment)
-    except ProbeError as error:
+    except RunFailed as error:
         raise RunFailed(f"bench step on {ranks} ranks: {error}") from error
 
 

@@ -15,8 +15,9 @@ from rich.table import Table
 
 from summit_train.cluster.estimate import Estimate, check_ranks, estimate, scored_clips
 from summit_train.cluster.site import Site, load_site, parse_walltime
+from summit_train.core.errors import UserError
 from summit_train.core.text import NONE, counted
-from summit_train.plan import Plan, PlanError, averages_per_epoch, make_plan, sample_learning_rates
+from summit_train.plan import Plan, averages_per_epoch, make_plan, sample_learning_rates
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.optimizer import describe_decay, describe_solver
 
@@ -106,10 +107,10 @@ def _values(plan: Plan) -> dict[str, Any]:
 def _ranks(args: argparse.Namespace, spec: Spec) -> int:
     for name in ("nodes", "walltime"):
         if getattr(args, name) is not None:
-            raise PlanError(f"--{name} is of a site: name it with --site")
+            raise UserError(f"--{name} is of a site: name it with --site")
     ranks = args.ranks if args.ranks is not None else spec.scale.gpus or 1
     if ranks < 1:
-        raise PlanError(f"--ranks {ranks}: must be 1 or more")
+        raise UserError(f"--ranks {ranks}: must be 1 or more")
     return int(ranks)
 
 
@@ -119,7 +120,7 @@ def _nodes(args: argparse.Namespace, site: Site, spec: Spec) -> int:
     nodes = int(args.nodes if args.nodes is not None else max(1, ranks // site.ranks))
     if args.ranks is not None and args.ranks != nodes * site.ranks:
         have = f"{nodes} nodes of {site.name} have {nodes * site.ranks}"
-        raise PlanError(f"--ranks {args.ranks}: {have}; give --nodes alone")
+        raise UserError(f"--ranks {args.ranks}: {have}; give --nodes alone")
     return nodes
 
 
@@ -158,7 +159,7 @@ def read_files(spec: Spec, clips: int | None) -> Files:
     for key, path in (("train", spec.data.train), ("val", spec.data.val)):
         if not Path(path).exists():
             number = "the number of its clips" if key == "train" else "the number of training clips"
-            raise PlanError(f"data.{key}: there is no {path}; give {number} with --clips N")
+            raise UserError(f"data.{key}: there is no {path}; give {number} with --clips N")
     train, val = open_datasets(spec)
     warnings = class_warnings(train.manifest, val.manifest)
     return Files(len(train), len(val), len(train.kept.excluded), warnings, [])
@@ -170,7 +171,7 @@ def check_weights(spec: Spec, to_come: Path | None = None, *, may_be_missing: bo
     to_come: a folder whose runs will be there when the spec is trained.
     """
     from summit_train.core.saved import find_checkpoints
-    from summit_train.models.weights import WeightsError, check_weights_exist
+    from summit_train.models.weights import check_weights_exist
 
     path = spec.model.pretrained
     if path is None or find_checkpoints(spec.run_path):  # a run that has checkpoints takes its weights from them
@@ -181,14 +182,14 @@ def check_weights(spec: Spec, to_come: Path | None = None, *, may_be_missing: bo
         return ["model.pretrained"]
     try:
         check_weights_exist(Path(path))
-    except WeightsError as error:
-        raise PlanError(f"model.pretrained: {error}") from error
+    except UserError as error:
+        raise UserError(f"model.pretrained: {error}") from error
     return []
 
 
 def _hours(plan: Plan, speed: float) -> float:
     if not 0 < speed < math.inf:
-        raise PlanError(f"--speed {speed:g}: must be a number above 0")
+        raise UserError(f"--speed {speed:g}: must be a number above 0")
     return _trained_clips(plan) / plan.ranks / speed / 3600
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path
 from summit_train.core.text import NONE, duration, noise_text, table
-from summit_train.plan import PlanError
 from summit_train.report.noise import clips_factor
 from summit_train.scaling import published
 from summit_train.scaling.cost import Job, forecast
@@ -101,11 +100,11 @@ def parse_noise(text: str) -> list[float]:
 def same_loss(spec: Spec, row: dict[str, Any], noise_scales: Sequence[float]) -> list[dict[str, float]]:
     """Return what `row` needs, by each noise scale, for the loss that the spec's epochs reach at the spec's own batch.
 
-    The clips to a loss are 1 + batch / noise scale times the fewest (McCandlish et al., section 2.3). Raises PlanError
+    The clips to a loss are 1 + batch / noise scale times the fewest (McCandlish et al., section 2.3). Raises UserError
     where the spec has no batch of its own.
     """
     if spec.scale.gpus is None:
-        raise PlanError("--noise-scale: scale.gpus is null, so the spec has no batch of its own; set scale.gpus")
+        raise UserError("--noise-scale: scale.gpus is null, so the spec has no batch of its own; set scale.gpus")
     own, needs = spec.scale.gpus * spec.scale.clips_per_gpu, []
     for noise in noise_scales:
         factor = clips_factor(row["global_batch"], noise) / clips_factor(own, noise)
@@ -123,7 +122,7 @@ def _job(args: argparse.Namespace) -> Job:
         machine = with_rate(machine, spec, args.clips_per_second)
     gpus = spec.scale.gpus if args.fixed_batch else None
     if args.fixed_batch and gpus is None:
-        raise PlanError("--fixed-batch: scale.gpus is null, so there is no batch to keep; set scale.gpus")
+        raise UserError("--fixed-batch: scale.gpus is null, so there is no batch to keep; set scale.gpus")
     clips = args.clips or _count("--clips", spec, spec.data.train, published.TRAINING_VIDEOS)
     videos = args.videos or _count("--videos", spec, spec.data.val, published.VALIDATION_VIDEOS)
     return Job(spec, machine, 1, clips, videos, gpus, args.storage)
@@ -139,7 +138,7 @@ def _count(option: str, spec: Spec, path: str, kinetics: int) -> int:
         return len(kept_clips(spec.data, read_manifest(path)))
     if spec.model.num_classes == 400:
         return kinetics
-    raise PlanError(f"there is no {path} to count; give the number with {option} N")
+    raise UserError(f"there is no {path} to count; give the number with {option} N")
 
 
 def _row(job: Job) -> dict[str, Any]:

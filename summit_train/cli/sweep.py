@@ -9,8 +9,8 @@ from functools import partial
 from summit_train.cli.plan import Files, add_site_arguments, check_weights, read_files, warn
 from summit_train.cluster.site import Site, load_site
 from summit_train.cluster.submit import check_root
+from summit_train.core.errors import UserError
 from summit_train.spec import DataSpec, ModelSpec, Spec
-from summit_train.spec.source import SpecError
 from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, load_sweep
 from summit_train.sweep.start import plan_runs, planned_table, planned_values, run_here, submit_runs
@@ -74,13 +74,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     if args.local and args.site is not None:
-        raise SpecError(f"--local is --site local; leave out --local or --site {args.site}")
+        raise UserError(f"--local is --site local; leave out --local or --site {args.site}")
     if args.json and not (args.dry_run or args.status):
-        raise SpecError("--json needs --dry-run or --status")
+        raise UserError("--json needs --dry-run or --status")
     if (args.walltime is not None or args.set) and not (args.local or args.site):
-        raise SpecError("--walltime and --set need --site")
+        raise UserError("--walltime and --set need --site")
     if not (args.dry_run or args.local or args.site or args.status):
-        raise SpecError("choose one of --dry-run, --local, --site NAME and --status")
+        raise UserError("choose one of --dry-run, --local, --site NAME and --status")
 
 
 def _show_status(sweep: Sweep, site: Site | None, *, as_json: bool) -> int:

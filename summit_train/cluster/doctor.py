@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from summit_train.core.comm import WorldError, choose_backend
+from summit_train.core.comm import choose_backend
 from summit_train.core.comm.launch import Launch
+from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.processes import (
     ROOT_NEEDS,
     Facts,
-    ProbeError,
     find_mpirun,
     first_line,
     mpi_environment,
@@ -90,7 +90,7 @@ def check(
     program, judge, fix = PROBES[name]
     try:
         facts = probe(program, timeout, launcher, mpi_environment({**os.environ, **(more or {})}) if launcher else None)
-    except ProbeError as error:
+    except RunFailed as error:
         return Check(name, "fail", str(error), fix)
     return Check(name, *judge(facts))
 
@@ -99,7 +99,7 @@ def check_ranks() -> Check:
     """Name the back end that would join the ranks of a run, and why."""
     try:
         backend = choose_backend(Launch("mpirun", 0, 2, by_mpi=True), os.environ)
-    except WorldError as error:
+    except UserError as error:
         found, _, fix = str(error).partition("; ")
         return Check("ranks", "fail", found, fix or "unset SUMMIT_TRAIN_COMM")
     if os.environ.get("SUMMIT_TRAIN_COMM", "auto") != "auto":

@@ -6,8 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from summit_train.cluster.job import JobError
 from summit_train.cluster.site import Site, Speed, walltime_text
+from summit_train.core.errors import UserError
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 
@@ -62,16 +62,16 @@ class Estimate:
 
 
 def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
-    """Return the number of ranks on `nodes` nodes. Raises JobError where they do not divide scale.gpus."""
+    """Return the number of ranks on `nodes` nodes. Raises UserError where they do not divide scale.gpus."""
     if nodes < 1:
-        raise JobError(f"--nodes {nodes}: must be at least 1")
+        raise UserError(f"--nodes {nodes}: must be at least 1")
     ranks, gpus = nodes * site.ranks, spec.scale.gpus
     if gpus is not None and gpus % ranks:
         fitting = [n for n in range(1, gpus // site.ranks + 1) if gpus % (n * site.ranks) == 0]
         near = sorted(sorted(fitting, key=lambda n: abs(n - nodes))[:4])
         hint = f"try --nodes {', '.join(map(str, near))}" if near else "change scale.gpus or ranks_per_node"
         wrong = f"{nodes} nodes of {site.name} have {ranks} ranks, which do not divide scale.gpus {gpus}"
-        raise JobError(f"{wrong}: every rank needs an equal share; {hint}")
+        raise UserError(f"{wrong}: every rank needs an equal share; {hint}")
     return ranks
 
 
@@ -103,10 +103,10 @@ def estimate(
     above the site's cap becomes a chain of jobs. speed: clips a second of one rank, in place of the site's figure.
     videos: the number in a validation, None if unknown. A scored clip counts as much as a trained one: it is decoded
     alike, though it has no backward pass.
-    Raises SiteError for more nodes than the site has, JobError for an invalid speed or walltime.
+    Raises UserError for more nodes than the site has and for an invalid speed or walltime.
     """
     if speed is not None and not 0 < speed < math.inf:
-        raise JobError(f"--speed {speed:g}: must be a number above 0")
+        raise UserError(f"--speed {speed:g}: must be a number above 0")
     rate, source = speed, "--speed" if speed else None
     if speed is None and (measured := _measured(site, spec, nodes)) is not None:
         rate, source = measured.clips_per_second, measured.source
@@ -133,7 +133,7 @@ def _measured(site: Site, spec: Spec, nodes: int) -> Speed | None:
 def _chain(site: Site, nodes: int, walltime: int | None, hours: float | None) -> tuple[int, int]:
     """Return (minutes of a job, number of jobs)."""
     if walltime is not None and walltime < 1:
-        raise JobError(f"--walltime {walltime_text(walltime)}: must be at least a minute")
+        raise UserError(f"--walltime {walltime_text(walltime)}: must be at least a minute")
     cap = site.walltime_cap(nodes) or math.inf
     work = None if hours is None else math.ceil(_MARGIN * hours * 60)
     if walltime is None:

@@ -16,10 +16,6 @@ from summit_train.core.errors import UserError
 from summit_train.spec.source import shipped
 
 
-class JobError(UserError):
-    """A job that cannot run as asked for."""
-
-
 @dataclass(frozen=True)
 class Job:
     """A job on a site.
@@ -80,17 +76,17 @@ def job_name(name: str) -> str:
 def render(site: Site, job: Job) -> str:
     """Return the job script, which ends with a newline.
 
-    Raises JobError for a job without runs, an array on this machine, staging on a site without node-local disks, and a
+    Raises UserError for a job without runs, an array on this machine, staging on a site without node-local disks, and a
     negative number of requeues.
     """
     if not job.runs:
-        raise JobError("a job must have runs")
+        raise UserError("a job must have runs")
     if job.max_requeues < 0:
-        raise JobError(f"--max-requeues {job.max_requeues}: must be 0 or more")
+        raise UserError(f"--max-requeues {job.max_requeues}: must be 0 or more")
     if job.is_array and site.scheduler == "local":
-        raise JobError(f"{site.name}: has no job arrays; start the runs one after another")
+        raise UserError(f"{site.name}: has no job arrays; start the runs one after another")
     if job.stage and site.node_local is None:
-        raise JobError(f"{site.name} has no disk to stage to; set node_local in the profile, or data.stage=null")
+        raise UserError(f"{site.name} has no disk to stage to; set node_local in the profile, or data.stage=null")
     templates = Environment(
         loader=FileSystemLoader(shipped("jobs")),
         undefined=StrictUndefined,

@@ -11,15 +11,11 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from summit_train.core.errors import UserError
 from summit_train.spec.catalog import Arch, Backbone, NonLocal
-from summit_train.spec.source import SpecError, file_of, read_tree
+from summit_train.spec.source import file_of, read_tree
 from summit_train.spec.typed import Count, Positive, Section, validated
 
 LAUNCHERS = {"slurm": ("srun", "mpirun"), "lsf": ("jsrun", "mpirun"), "local": ("mpirun",)}
 COMM = "SUMMIT_TRAIN_COMM"  # names the back end to ranks
-
-
-class SiteError(UserError):
-    """A mistake in a site profile, or a request beyond the site's limits."""
 
 
 def parse_walltime(value: Any) -> Any:
@@ -139,14 +135,14 @@ class Site(Section):
     def walltime_cap(self, nodes: int) -> int | None:
         """Return the longest walltime of a job of `nodes` nodes, in minutes; None where the site has no caps.
 
-        Raises SiteError for more nodes than a job may have.
+        Raises UserError for more nodes than a job may have.
         """
         for cap in self.walltime_caps:
             if nodes <= cap.nodes:
                 return cap.walltime
         if self.walltime_caps:
             most = self.walltime_caps[-1].nodes
-            raise SiteError(f"{self.name}: a job has at most {most} nodes, {nodes} are asked for")
+            raise UserError(f"{self.name}: a job has at most {most} nodes, {nodes} are asked for")
         return None
 
 
@@ -156,26 +152,26 @@ def load_site(
     """Read the shipped profile of that name, or the file at that path, with `key=value` overrides.
 
     warn: called with a line for each list of an extended profile that is replaced, as its options may be needed.
-    Raises SiteError with one line for each mistake: `file:line: key: what is wrong and what would be right`.
+    Raises UserError with one line for each mistake: `file:line: key: what is wrong and what would be right`.
     """
     try:
         tree = read_tree(file_of("site", str(name_or_path)), overrides)
         site = validated(Site, tree)
-    except SpecError as error:
-        raise SiteError(str(error)) from error
+    except UserError as error:
+        raise UserError(str(error)) from error
     if site.launcher not in LAUNCHERS[site.scheduler]:
         choices = " or ".join(LAUNCHERS[site.scheduler])
-        raise SiteError(f"{site.name}: launcher: must be {choices} with {site.scheduler}, got {site.launcher}")
+        raise UserError(f"{site.name}: launcher: must be {choices} with {site.scheduler}, got {site.launcher}")
     if site.ranks == 0:
-        raise SiteError(f"{site.name}: ranks_per_node: must be given where gpus_per_node is 0")
+        raise UserError(f"{site.name}: ranks_per_node: must be given where gpus_per_node is 0")
     nodes = [cap.nodes for cap in site.walltime_caps]
     if nodes != sorted(set(nodes)):
-        raise SiteError(f"{site.name}: walltime_caps: the numbers of nodes must rise, got {nodes}")
+        raise UserError(f"{site.name}: walltime_caps: the numbers of nodes must rise, got {nodes}")
     for line in tree.replaced:
         warn(line)
     if site.comm == "auto":
         return site
     if COMM in site.environment:
-        raise SiteError(f"{site.name}: comm: {site.comm} sets {COMM}, which environment sets too; remove one of them")
+        raise UserError(f"{site.name}: comm: {site.comm} sets {COMM}, which environment sets too; remove one of them")
     variable = Variable(value=site.comm, why=f"comm: {site.comm} in the site profile")
     return site.model_copy(update={"environment": {**site.environment, COMM: variable}})

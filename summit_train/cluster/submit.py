@@ -28,14 +28,6 @@ _COMMANDS = {"slurm": "sbatch", "lsf": "bsub"}
 _RUNNING = {"RUNNING", "COMPLETING", "RUN", "UNKWN"}
 
 
-class SubmitError(UserError):
-    """The job cannot be submitted: the scheduler is missing, or the run is queued already."""
-
-
-class SchedulerError(RunFailed):
-    """The scheduler refused, or its answer cannot be read."""
-
-
 def folders_to_stage(site: Site, specs: Iterable[Spec]) -> tuple[Path, ...]:
     """Return the packed sets of the specs with data.stage=auto, each once; none on a site without node_local."""
     staged = [spec.data for spec in specs if spec.data.stage == "auto" and site.node_local is not None]
@@ -71,35 +63,35 @@ def write_job(site: Site, job: Job, specs: Sequence[Spec], folder: Path | None =
 def prepare_job(site: Site, job: Job, spec: Spec) -> Path:
     """Write the spec and the script of a job of one run; return the script's path.
 
-    Raises SubmitError without a scheduler, and where a job of this run is queued or running.
+    Raises UserError without a scheduler, and where a job of this run is queued or running.
     """
     check_scheduler(site)
     # Another scheduler's number says nothing here.
     ids = [line["id"] for line in submissions(job.runs[0]) if line["scheduler"] == site.scheduler]
     for job_id, state in job_states(site, ids).items():
         if state != "gone":
-            raise SubmitError(f"{job.runs[0]}: job {job_id} is {state}; wait for it, or cancel it first")
+            raise UserError(f"{job.runs[0]}: job {job_id} is {state}; wait for it, or cancel it first")
     return write_job(site, job, [spec])
 
 
 def check_scheduler(site: Site) -> None:
-    """Raise SubmitError where the site's scheduler cannot be reached from this machine."""
+    """Raise UserError where the site's scheduler cannot be reached from this machine."""
     command = _COMMANDS.get(site.scheduler)
     if command is not None and shutil.which(command) is None:
-        raise SubmitError(f"{command} is not on PATH: submit on a machine of {site.name}, or use --dry-run")
+        raise UserError(f"{command} is not on PATH: submit on a machine of {site.name}, or use --dry-run")
 
 
 def submit(site: Site, script: Path, after: str | None = None) -> str:
     """Hand a script to the scheduler and return the job's id. after: id of a job that has to end first, in any state.
 
-    Raises SubmitError without a scheduler and for a folder that Slurm misreads, SchedulerError where it refuses.
+    Raises UserError without a scheduler and for a folder that Slurm misreads, RunFailed where it refuses.
     """
     # The scheduler runs in the script's folder, where the output goes: directives then need no path of the user's.
     # Slurm expands %j and the like even in the folder's own path.
     check_scheduler(site)
     if site.scheduler == "slurm":
         if set(str(script.absolute())) & set("%\\"):
-            raise SubmitError(f"{script.parent}: Slurm cannot write output below a name with % or \\; change it")
+            raise UserError(f"{script.parent}: Slurm cannot write output below a name with % or \\; change it")
         dependency = [f"--dependency=afterany:{after}"] if after else []
         answer = _ask(["sbatch", "--parsable", *dependency, script.name], script.parent)
         found = re.search(r"^(\d+)(;.*)?$", answer, re.M)
@@ -110,7 +102,7 @@ def submit(site: Site, script: Path, after: str | None = None) -> str:
         answer = _ask([*words, script.name] if named else words, script.parent, None if named else script)
         found = re.search(r"Job <(\d+)>", answer)
     if found is None:
-        raise SchedulerError(f"{_COMMANDS[site.scheduler]} answered {answer.strip()!r}, which names no job")
+        raise RunFailed(f"{_COMMANDS[site.scheduler]} answered {answer.strip()!r}, which names no job")
     return found.group(1)
 
 
@@ -134,7 +126,7 @@ def _ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = 
         done = subprocess.run(words, cwd=folder, capture_output=True, text=True, stdin=source, check=False)
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split()) or "nothing"
-        raise SchedulerError(f"{words[0]} refused (exit status {done.returncode}): {said}")
+        raise RunFailed(f"{words[0]} refused (exit status {done.returncode}): {said}")
     return done.stdout
 
 
@@ -168,7 +160,7 @@ def submissions(run: Path) -> list[dict[str, Any]]:
 def job_states(site: Site, ids: Sequence[str]) -> dict[str, str]:
     """Return queued, running or gone for each id. An array's own id is running while one of its jobs is.
 
-    Raises SubmitError without a scheduler, SchedulerError where it does not answer.
+    Raises UserError without a scheduler, RunFailed where it does not answer.
     """
     if not ids or site.scheduler == "local":
         return dict.fromkeys(ids, "gone")
@@ -189,7 +181,7 @@ def job_states(site: Site, ids: Sequence[str]) -> dict[str, str]:
 def _bjobs() -> dict[str, str]:
     try:
         answer = _ask(["bjobs", "-noheader", "-o", "jobid jobindex stat"])
-    except SchedulerError as error:
+    except RunFailed as error:
         if "No unfinished job found" in str(error):
             return {}
         raise

@@ -20,16 +20,12 @@ ROOT_ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM":
 ROOT_NEEDS = f"as root, Open MPI's mpirun needs {' '.join(f'{name}={value}' for name, value in ROOT_ALLOWED.items())}"
 
 
-class ProbeError(RunFailed):
-    """A probing program failed; the message is the last line that it said."""
-
-
 def probe(
     program: str, timeout: float, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Facts:
     """Return the JSON object that a Python program prints last, started by `prefix` (mpirun and its words).
 
-    timeout in seconds. Raises ProbeError with the program's last words if it fails, hangs or cannot be started.
+    timeout in seconds. Raises RunFailed with the program's last words if it fails, hangs or cannot be started.
     """
     return answer([*prefix, sys.executable, "-c", f"import json\n{program}"], timeout, environment)
 
@@ -41,12 +37,12 @@ def answer(command: Sequence[str], timeout: float, environment: Mapping[str, str
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, env=environment
         )
     except subprocess.TimeoutExpired:
-        raise ProbeError(f"no answer within {timeout:g} s") from None
+        raise RunFailed(f"no answer within {timeout:g} s") from None
     except OSError as error:
-        raise ProbeError(f"{command[0]} cannot be started: {error.strerror}") from None
+        raise RunFailed(f"{command[0]} cannot be started: {error.strerror}") from None
     answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode != 0 or not answers:
-        raise ProbeError(_last_words(done.stderr) or f"exit status {done.returncode}")
+        raise RunFailed(_last_words(done.stderr) or f"exit status {done.returncode}")
     facts: Facts = json.loads(answers[-1])
     return facts
 

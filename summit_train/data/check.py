@@ -21,8 +21,9 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
+from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, naming
-from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest
+from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, folder_tables, is_video
 from summit_train.data.video.clips import probe_folder
@@ -179,7 +180,7 @@ def list_videos(source: str | Path, root: str | Path | None = None) -> Listing:
 
     source: a folder with a folder for each class; a folder of videos, which is one class with the folder's
     name; or a manifest, whose columns are kept and whose paths are relative to `root`
-    (default: the manifest's folder). Raises ManifestError where there is no video, and for videos beside class
+    (default: the manifest's folder). Raises UserError where there is no video, and for videos beside class
     folders: their class is unknown.
     """
     source = Path(source)
@@ -196,9 +197,9 @@ def list_videos(source: str | Path, root: str | Path | None = None) -> Listing:
     ]
     if rows and beside:
         path = source / beside[0].path
-        raise ManifestError(f"{path}: is next to class folders; move it into the folder of its class")
+        raise UserError(f"{path}: is next to class folders; move it into the folder of its class")
     if not rows and not beside:
-        raise ManifestError(f"{source}: no video in it, no name with {', '.join(VIDEO_EXTENSIONS)}")
+        raise UserError(f"{source}: no video in it, no name with {', '.join(VIDEO_EXTENSIONS)}")
     classes = class_folders(source) if rows else (source.resolve().name,)
     others = (file for _, _, files in os.walk(source) for file in files if not is_video(file))
     skipped = Counter(os.path.splitext(file)[1].lower() or "none" for file in others)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from summit_train.core.errors import UserError
 from summit_train.data.batches.loader import MicroBatch, training_batches
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import Store, open_store
@@ -15,7 +16,6 @@ from summit_train.data.batches.workers import Batches
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.spec import DataSpec, Spec
-from summit_train.spec.source import SpecError
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Dataset:
         """Open data.train or data.val. Raises UserError where it is missing, wrong or damaged."""
         path = {"train": spec.data.train, "val": spec.data.val}[which]
         if not Path(path).exists():
-            raise SpecError(f"data.{which}: there is no {path} (relative paths start at {Path.cwd()})")
+            raise UserError(f"data.{which}: there is no {path} (relative paths start at {Path.cwd()})")
         manifest = read_manifest(path)
         manifest.check_labels(spec.model.num_classes)
         store = open_store(spec.data, manifest)

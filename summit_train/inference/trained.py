@@ -54,7 +54,7 @@ class Trained:
 def open_trained(path: str | Path, overrides: Sequence[str] = ()) -> Trained:
     """Open a run directory (its newest whole checkpoint) or a checkpoint file, with `section.key=value` overrides.
 
-    Raises CheckpointError where there is none, it cannot be read, or it lacks its spec, and SpecError for an override
+    Raises CheckpointError where there is none, it cannot be read, or it lacks its spec, and UserError for an override
     that is wrong.
     """
     path = Path(path)

@@ -70,7 +70,7 @@ def list_named(
     A folder is searched at any depth, hidden entries apart; one with numbered pictures and no video is one clip. A file
     without a video's extension is a manifest where it is text. Neighbouring files and folders share a Listing. classes:
     the names of the network's classes, if they are known: a manifest with others has no labels here. use_labels: else
-    no list has labels, and no note is about them. Raises UserError for a word that names nothing, ManifestError for a
+    no list has labels, and no note is about them. Raises UserError for a word that names nothing and for a
     list that is wrong.
     """
     missing = [word for word in words if not os.path.exists(word)]

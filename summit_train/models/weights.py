@@ -24,10 +24,6 @@ _WRAPPERS = ("model", "state_dict")
 _COUNTER = "num_batches_tracked"
 
 
-class WeightsError(UserError):
-    """A file of weights that cannot be read, or that does not fit the network."""
-
-
 class Mismatch(NamedTuple):
     """A key that both sides have with different shapes; the network's own value stays."""
 
@@ -105,11 +101,11 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
     theirs: dict[str, str] = {}
     for name, ours in names.items():
         if theirs.setdefault(ours, name) != name:
-            raise WeightsError(f"{file}: {theirs[ours]} and {name} are both {ours} in this model; remove one of them")
+            raise UserError(f"{file}: {theirs[ours]} and {name} are both {ours} in this model; remove one of them")
     found = {ours: content.tensors[name] for name, ours in names.items()}
     for name in found.keys() & targets.keys():
         if targets[name].is_floating_point() and not found[name].is_floating_point():
-            raise WeightsError(f"{file}: {name} must be {targets[name].dtype}, got {found[name].dtype}")
+            raise UserError(f"{file}: {name} must be {targets[name].dtype}, got {found[name].dtype}")
     fitting, mismatched = _fitting(found, targets, model, _shifts(content, names, model))
     layers = _class_layers(model, fitting)
     same = classes is None or content.classes is None or tuple(classes) == content.classes
@@ -133,9 +129,9 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
     )
     reason = _other_network(model, targets, found, mismatched) or _other_settings(model, content, found)
     if not report.loaded and (reason is None or not mismatched):
-        raise WeightsError(f"{file}: no tensor fits this model. {_first_names(found, targets)}")
+        raise UserError(f"{file}: no tensor fits this model. {_first_names(found, targets)}")
     if reason is not None:
-        raise WeightsError(f"{file}: weights of another network: {reason}")
+        raise UserError(f"{file}: weights of another network: {reason}")
     with torch.no_grad():
         for name, tensor in fitting.items():
             targets[name].copy_(tensor.value)
@@ -158,15 +154,15 @@ def read_weights(path: Path, model: VideoNetwork) -> tuple[Path, Content, tuple[
 
 
 def check_weights_exist(path: Path) -> None:
-    """Raise WeightsError where `path` is neither a file nor a run directory with checkpoints."""
+    """Raise UserError where `path` is neither a file nor a run directory with checkpoints."""
     if path.is_dir() and not find_checkpoints(path):
-        raise WeightsError(f"{path}: this directory has no checkpoints/step_*.pt")
+        raise UserError(f"{path}: this directory has no checkpoints/step_*.pt")
     if not path.exists():
-        raise WeightsError(f"{path}: no such file or run directory")
+        raise UserError(f"{path}: no such file or run directory")
 
 
 def _content(file: Path, content: Any) -> Content:
-    """Remove the wrappers. Raises WeightsError if there are no tensors by name."""
+    """Remove the wrappers. Raises UserError if there are no tensors by name."""
     spec: Any = {}
     classes: Any = None
     while isinstance(content, Mapping):
@@ -176,10 +172,10 @@ def _content(file: Path, content: Any) -> Content:
             break
         content = inner[0]
     if not isinstance(content, Mapping):
-        raise WeightsError(f"{file}: must hold tensors by name, got a {type(content).__name__}")
+        raise UserError(f"{file}: must hold tensors by name, got a {type(content).__name__}")
     tensors = {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
     if not tensors:
-        raise WeightsError(f"{file}: must hold tensors by name, got none")
+        raise UserError(f"{file}: must hold tensors by name, got none")
     section = spec.get("model") if isinstance(spec, Mapping) else None
     known = tuple(map(str, classes)) if isinstance(classes, list) else None
     return Content(tensors, section if isinstance(section, Mapping) else {}, known)

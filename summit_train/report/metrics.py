@@ -27,14 +27,10 @@ from summit_train.report.records import (
     TrustRatioRecord,
     number,
 )
-from summit_train.spec.source import SpecError, parse_mapping
+from summit_train.spec.source import parse_mapping
 
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
 OBSERVED_FILE = "observed.json"  # of `eval --observed`, which need not be there
-
-
-class RunError(UserError):
-    """The given directory is not a run."""
 
 
 class Run:
@@ -45,21 +41,21 @@ class Run:
     """
 
     def __init__(self, directory: str | Path) -> None:
-        """Read a run directory. Raises RunError if it has neither a spec.yaml nor a metrics.jsonl."""
+        """Read a run directory. Raises UserError if it has neither a spec.yaml nor a metrics.jsonl."""
         self.path = path = Path(directory)
         if not path.is_dir():
             what = "not a directory" if path.exists() else "no such directory"
-            raise RunError(f"{path}: {what}; give the directory of a run, run_dir/name of its spec")
+            raise UserError(f"{path}: {what}; give the directory of a run, run_dir/name of its spec")
         if not _is_run(path):
             inside = [str(child) for child in sorted(path.iterdir()) if _is_run(child)][:8]
             hint = f"give the runs within it: {' '.join(inside)}" if inside else "give run_dir/name of a spec"
-            raise RunError(f"{path}: not a run, it has neither spec.yaml nor metrics.jsonl; {hint}")
+            raise UserError(f"{path}: not a run, it has neither spec.yaml nor metrics.jsonl; {hint}")
         self.notes: list[str] = []
         self.missing = [name for name in RUN_FILES if not (path / name).exists()]
         self.spec_text = self._text("spec.yaml")
         try:
             self.spec: dict[str, Any] = parse_mapping(self.spec_text, "spec.yaml").values if self.spec_text else {}
-        except SpecError as error:
+        except UserError as error:
             self.notes.append(f"{error}; shown as it is")
             self.spec = {}
         self.label = str(self.spec.get("name") or path.resolve().name)
@@ -222,7 +218,7 @@ class Run:
 
 
 def read_runs(directories: Sequence[str | Path]) -> list[Run]:
-    """Read each directory once and make the labels unique. Raises RunError for a directory that is not a run."""
+    """Read each directory once and make the labels unique. Raises UserError for a directory that is not a run."""
     paths: dict[Path, Path] = {}
     for directory in directories:
         paths.setdefault(Path(directory).resolve(), Path(directory))

@@ -26,7 +26,7 @@ from summit_train.report.tables import class_rows, notes_of, rows, start_rows, s
 def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     """Write the page of these run directories to `out`, whole or not at all, and return its path.
 
-    Raises RunError where a directory is not a run, UserError if `out` is a directory, OSError if writing fails.
+    Raises UserError where a directory is not a run and if `out` is a directory, OSError if writing fails.
     """
     path = Path(out)
     if path.is_dir():

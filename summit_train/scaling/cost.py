@@ -22,8 +22,9 @@ from functools import partial
 from statistics import NormalDist
 from typing import Literal
 
+from summit_train.core.errors import UserError
 from summit_train.models.network import count_model, count_network
-from summit_train.plan import PlanError, averaged_elements, averages_per_epoch
+from summit_train.plan import averaged_elements, averages_per_epoch
 from summit_train.scaling.machines import RATE_KEYS, Machine, Storage, find_rate
 from summit_train.scaling.network import BACKWARD_SHARE, allreduce_seconds, layer_gradients, overlap
 from summit_train.spec import ModelSpec, Spec
@@ -104,7 +105,7 @@ def forecast(job: Job) -> Forecast:
     Raises UserError where the machine's file lacks a figure, and where ranks, batch and clips do not fit.
     """
     if job.virtual_gpus is not None and job.virtual_gpus % job.gpus:
-        raise PlanError(
+        raise UserError(
             f"scale.gpus is {job.virtual_gpus}, which {job.gpus} ranks ({job.nodes} nodes) do not divide; choose other "
             "nodes, or let the batch grow with them (without --fixed-batch)"
         )
@@ -185,7 +186,7 @@ def expected_maximum(count: int) -> float:
 def steps_per_epoch(clips: int, global_batch: int, last_batch: str) -> int:
     """Return the steps of an epoch: without the last, partial batch ('drop', as `train`), or with it ('keep')."""
     if clips < global_batch:
-        raise PlanError(f"{clips:,} clips do not fill one global batch of {global_batch:,}: fewer nodes, or more clips")
+        raise UserError(f"{clips:,} clips do not fill one global batch of {global_batch:,}: fewer nodes, or more clips")
     return clips // global_batch if last_batch == "drop" else math.ceil(clips / global_batch)
 
 

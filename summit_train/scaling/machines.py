@@ -11,7 +11,7 @@ from pydantic import Field
 from summit_train.core.errors import UserError
 from summit_train.spec import Spec
 from summit_train.spec.catalog import Arch, Backbone, NonLocal
-from summit_train.spec.source import SpecError, file_of, read_tree, shipped
+from summit_train.spec.source import file_of, read_tree, shipped
 from summit_train.spec.typed import Count, Positive, Section, validated
 
 Seconds = Annotated[float, Field(ge=0)]
@@ -91,12 +91,12 @@ class Machine(Section):
 def load_machine(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Machine:
     """Load the shipped machine of that name, or the file at that path, with `section.key=value` overrides.
 
-    Raises SpecError for a name that is neither, and (file:line) for a mistake in the file.
+    Raises UserError for a name that is neither, and (file:line) for a mistake in the file.
     """
     path = file_of("machine", str(name_or_path))
     machine = validated(Machine, read_tree(path, overrides))
     if machine.network.algorithm == "hierarchical" and machine.network.inter is None:
-        raise SpecError(f"{path}: network.algorithm: hierarchical needs network.inter, a link between nodes")
+        raise UserError(f"{path}: network.algorithm: hierarchical needs network.inter, a link between nodes")
     return machine
 
 

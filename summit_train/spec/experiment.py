@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from summit_train.core.errors import UserError
 from summit_train.spec.catalog import (
     ARCHITECTURES,
     Arch,
@@ -35,7 +36,7 @@ from summit_train.spec.optimizer import (
     parallel_problems,
     schedule_problems,
 )
-from summit_train.spec.source import SpecError, Tree, read_tree, to_yaml
+from summit_train.spec.source import Tree, read_tree, to_yaml
 from summit_train.spec.typed import Count, Fraction, NonNegative, Seconds, Section, validated
 
 
@@ -287,7 +288,7 @@ class Spec(Section):
 def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
     """Read a spec file with what it extends, apply `section.key=value` overrides, check everything.
 
-    Raises SpecError; its message has one line a mistake: `file:line: key: what is wrong and what would be right`.
+    Raises UserError; its message has one line a mistake: `file:line: key: what is wrong and what would be right`.
     """
     return spec_from_tree(read_tree(path, overrides))
 
@@ -303,11 +304,11 @@ def dump_spec(spec: Spec) -> str:
 
 
 def spec_from_tree(tree: Tree) -> Spec:
-    """Return the spec of values that know their places. Raises SpecError as load_spec does."""
+    """Return the spec of values that know their places. Raises UserError as load_spec does."""
     spec = validated(Spec, tree)
     conflicts = [f"{tree.place(tuple(key.split('.')))}: {key}: {message}" for key, message in _conflicts(spec)]
     if conflicts:
-        raise SpecError("\n".join(conflicts))
+        raise UserError("\n".join(conflicts))
     return spec
 
 

@@ -27,10 +27,6 @@ _MOST_FILES = 20  # that one file extends, directly or not
 _LONGEST_NUMBER = 400  # characters; Python turns integers of up to 4,300 digits into text and back
 
 
-class SpecError(UserError):
-    """A mistake in what the user wrote, with its place and what would be right."""
-
-
 @dataclass
 class Tree:
     """Plain values (dict, list, str, int, float, bool, None) and the place each key was given at.
@@ -137,30 +133,30 @@ def to_yaml(values: Mapping[str, Any]) -> str:
 
 
 def shipped(folder: str) -> Path:
-    """Return a folder of the checkout that pip does not install, configs or jobs. Raises SpecError without it."""
+    """Return a folder of the checkout that pip does not install, configs or jobs. Raises UserError without it."""
     path = Path(summit_train.__file__).resolve().parents[1] / folder
     if not path.is_dir():
         needs = "configs and job scripts need the checkout; install it with `pip install -e CHECKOUT`"
-        raise SpecError(f"{path} is missing: {needs}")
+        raise UserError(f"{path} is missing: {needs}")
     return path
 
 
 def file_of(kind: str, name_or_path: str) -> Path:
-    """Return the path given, or that of the shipped configs/KINDs/NAME.yaml. Raises SpecError for no such name."""
+    """Return the path given, or that of the shipped configs/KINDs/NAME.yaml. Raises UserError for no such name."""
     if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
         return Path(name_or_path)
     folder = shipped(f"configs/{kind}s")
     path = folder / f"{name_or_path}.yaml"
     if not path.is_file():
         names = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
-        raise SpecError(f"there is no {kind} {name_or_path!r}; shipped: {names}; or give the path of a YAML file")
+        raise UserError(f"there is no {kind} {name_or_path!r}; shipped: {names}; or give the path of a YAML file")
     return path
 
 
 def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Tree:
     """Read a YAML mapping with what it extends, then apply `section.key=value` overrides in order.
 
-    Raises SpecError for a missing file, one that is not a YAML mapping, and an override of the wrong form.
+    Raises UserError for a missing file, one that is not a YAML mapping, and an override of the wrong form.
     """
     tree = _read_file(Path(path), (), {})
     for override in overrides:
@@ -176,7 +172,7 @@ def _read_file(path: Path, above: tuple[Path, ...], read: dict[Path, Tree]) -> T
     resolved = path.resolve()
     if resolved in above:
         circle = " -> ".join(str(p) for p in (*above, resolved))
-        raise SpecError(f"{path}: extends runs in a circle: {circle}")
+        raise UserError(f"{path}: extends runs in a circle: {circle}")
     if resolved in read:
         return read[resolved]
     own = parse_mapping(_read_text(path), str(path))
@@ -185,15 +181,15 @@ def _read_file(path: Path, above: tuple[Path, ...], read: dict[Path, Tree]) -> T
     if bases is None or isinstance(bases, str):
         bases = [] if bases is None else [bases]
     if not isinstance(bases, list) or not all(isinstance(b, str) for b in bases):
-        raise SpecError(f"{place}: extends: must be a path or a list of paths, got {bases!r:.60}")
+        raise UserError(f"{place}: extends: must be a path or a list of paths, got {bases!r:.60}")
     if len(set(bases)) < len(bases):
-        raise SpecError(f"{place}: extends: each file may be named once, got {bases!r:.60}")
+        raise UserError(f"{place}: extends: each file may be named once, got {bases!r:.60}")
     merged = Tree({})
     for target in (path.parent / base for base in bases):
         if not target.is_file():
-            raise SpecError(f"{place}: extends: there is no file {target}")
+            raise UserError(f"{place}: extends: there is no file {target}")
         if len(above) + len(read) >= _MOST_FILES:
-            raise SpecError(f"{place}: extends: a file may extend at most {_MOST_FILES} files, directly or not")
+            raise UserError(f"{place}: extends: a file may extend at most {_MOST_FILES} files, directly or not")
         merged.lay(_read_file(target, (*above, resolved), read))
     merged.lay(own)
     read[resolved] = merged
@@ -205,19 +201,19 @@ def _read_text(path: Path) -> str:
         with open(path, "rb") as file:
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
-            raise SpecError(f"{path}: larger than {_MOST_BYTES:,} bytes; give the path of a YAML spec")
+            raise UserError(f"{path}: larger than {_MOST_BYTES:,} bytes; give the path of a YAML spec")
         return content.decode("utf-8")
     except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}; give the path of a YAML spec") from error
+        raise UserError(f"{path}: cannot be read: {error.strerror}; give the path of a YAML spec") from error
     except UnicodeDecodeError as error:
-        raise SpecError(f"{path}: must be a text file in UTF-8; give the path of a YAML spec") from error
+        raise UserError(f"{path}: must be a text file in UTF-8; give the path of a YAML spec") from error
 
 
 def parse_mapping(text: str, name: str) -> Tree:
-    """Return the mapping in a YAML text of the file `name`. Raises SpecError for text that is not a YAML mapping."""
+    """Return the mapping in a YAML text of the file `name`. Raises UserError for text that is not a YAML mapping."""
     node, values = _load(text, lambda line: f"{name}:{line}: not valid YAML")
     if node is None or not isinstance(values, dict):
-        raise SpecError(f"{name}:1: must be a mapping of keys to values, got {type(values).__name__}")
+        raise UserError(f"{name}:1: must be a mapping of keys to values, got {type(values).__name__}")
     places = {key: f"{name}:{line}" for key, line in _lines(node, ())}
     return Tree(values, {(): f"{name}:1", **places})
 
@@ -225,22 +221,22 @@ def parse_mapping(text: str, name: str) -> Tree:
 def _load(text: str, complaint: Callable[[int], str]) -> tuple[yaml.Node | None, Any]:
     """Return the one document in `text` as nodes, which know their lines, and as values.
 
-    complaint: how a SpecError about a line begins.
+    complaint: how a UserError about a line begins.
     """
     if sum(map(text.count, "\n,[{")) > _MOST_ENTRIES:
-        raise SpecError(f"{complaint(1)}: more than {_MOST_ENTRIES:,} lines, commas and brackets")
+        raise UserError(f"{complaint(1)}: more than {_MOST_ENTRIES:,} lines, commas and brackets")
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         return node, None if node is None else loader.construct_document(node)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise SpecError(f"{complaint(line)}: the character U+{error.character:04X} is not text") from error
+        raise UserError(f"{complaint(line)}: the character U+{error.character:04X} is not text") from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise SpecError(f"{complaint(line)}: {error.problem or error.context}") from error
+        raise UserError(f"{complaint(line)}: {error.problem or error.context}") from error
     except RecursionError as error:
-        raise SpecError(f"{complaint(1)}: it is nested too deeply") from error
+        raise UserError(f"{complaint(1)}: it is nested too deeply") from error
 
 
 def _lines(node: yaml.Node, prefix: KeyPath) -> Iterator[tuple[KeyPath, int]]:
@@ -271,11 +267,11 @@ def _merge(base: dict[str, Any], top: Mapping[str, Any], above: KeyPath = ()) ->
 
 
 def apply_override(tree: Tree, override: str) -> None:
-    """Apply one `section.key=value`. Raises SpecError if it has another form."""
+    """Apply one `section.key=value`. Raises UserError if it has another form."""
     dotted, equals, text = override.partition("=")
     place = f"override {override!r}"
     if not equals or not all(dotted.split(".")):
-        raise SpecError(f"{place}: must have the form section.key=value, such as optimizer.base_lr=0.01")
+        raise UserError(f"{place}: must have the form section.key=value, such as optimizer.base_lr=0.01")
     _, value = _load(text, lambda _: f"{place}: the value is not valid YAML, quote it")
     put(tree, dotted, value, place)
 
@@ -283,7 +279,7 @@ def apply_override(tree: Tree, override: str) -> None:
 def put(tree: Tree, dotted: str, value: Any, place: str) -> None:
     """Set the key `section.key` to a plain value found at `place`; make the sections above it that are missing or null.
 
-    Raises SpecError if something above it is a value.
+    Raises UserError if something above it is a value.
     """
     path = tuple(dotted.split("."))
     section = tree.values
@@ -293,7 +289,7 @@ def put(tree: Tree, dotted: str, value: Any, place: str) -> None:
             tree.places[path[:depth]] = place
         section = section[key]
         if not isinstance(section, dict):
-            raise SpecError(f"{place}: {key} is a value, not a section")
+            raise UserError(f"{place}: {key} is a value, not a section")
     section[path[-1]] = value
     # What was below this key is gone, with its lines.
     tree.places = {key: line for key, line in tree.places.items() if key[: len(path)] != path} | {path: place}

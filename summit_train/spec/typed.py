@@ -10,7 +10,8 @@ from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from summit_train.spec.source import KeyPath, SpecError, Tree
+from summit_train.core.errors import UserError
+from summit_train.spec.source import KeyPath, Tree
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 # Upper limits beyond any real use. Below them, values computed from a setting fit in float32 and int64, and loops with
@@ -36,13 +37,13 @@ SectionType = TypeVar("SectionType", bound=Section)
 def validated(model: type[SectionType], tree: Tree) -> SectionType:
     """Return the values of `tree` as a `model`.
 
-    Raises SpecError; its message has one line a mistake: `file:line: key: what is wrong and what would be right`.
+    Raises UserError; its message has one line a mistake: `file:line: key: what is wrong and what would be right`.
     """
     try:
         # Through JSON, as strict mode then takes a YAML list for a tuple and still no string for a number.
         return model.model_validate_json(json.dumps(tree.values, default=str))
     except ValidationError as error:
-        raise SpecError("\n".join(_line(model, tree, details) for details in error.errors())) from None
+        raise UserError("\n".join(_line(model, tree, details) for details in error.errors())) from None
 
 
 def _line(model: type[Section], tree: Tree, details: Any) -> str:

@@ -28,8 +28,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field
 
+from summit_train.core.errors import UserError
 from summit_train.spec import PathText, Spec, spec_from_tree
-from summit_train.spec.source import SpecError, Tree, apply_override, put, read_tree, to_yaml
+from summit_train.spec.source import Tree, apply_override, put, read_tree, to_yaml
 from summit_train.spec.typed import Count, Section, validated
 
 MOST_RUNS = 1000  # an array's indices stay below Slurm's usual MaxArraySize, 1001
@@ -144,14 +145,14 @@ class _Draft:
 def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     """Read a sweep file, or the folder of a started sweep, and apply `section.key=value` overrides to every run.
 
-    Raises SpecError with one line for each mistake: `file:line: key: what is wrong and what would be right`.
+    Raises UserError with one line for each mistake: `file:line: key: what is wrong and what would be right`.
     """
     file = Path(path)
     tree = read_tree(file / "sweep.yaml" if file.is_dir() else file)
     sweep = validated(SweepFile, tree)
     drafts = [*_axes(sweep, tree), *_explicit(sweep, tree)]
     if not drafts:
-        raise SpecError(f"{tree.place(())}: a sweep must have runs; give grid, zip, presets or runs")
+        raise UserError(f"{tree.place(())}: a sweep must have runs; give grid, zip, presets or runs")
     base = _base(sweep, tree, overrides, {key for draft in drafts for key in draft.values})
     specs = _specs(drafts, base, sweep.name)
     runs = []
@@ -183,7 +184,7 @@ def _base(sweep: SweepFile, tree: Tree, overrides: Sequence[str], swept: Set[str
         put(base, key, value, place)
     for override in overrides:
         if clash := _overlapping(override.partition("=")[0], sorted(swept)):
-            raise SpecError(f"override {override!r}: the runs of this sweep differ in {clash}; change the sweep file")
+            raise UserError(f"override {override!r}: the runs of this sweep differ in {clash}; change the sweep file")
         apply_override(base, override)
     return base
 
@@ -192,17 +193,17 @@ def _read_relative(target: str, key: str, place: str) -> Tree:
     """Return the tree of a file that the sweep file names under `key`, relative to itself."""
     path = Path(place.rpartition(":")[0]).parent / target
     if not path.is_file():
-        raise SpecError(f"{place}: {key}: {path} does not exist; the path must be relative to the sweep file")
+        raise UserError(f"{place}: {key}: {path} does not exist; the path must be relative to the sweep file")
     return read_tree(path)
 
 
 def _check(key: str, value: Any, place: str, reserved: Sequence[str] = ("name", "run_dir")) -> None:
     if key in reserved or not all(key.split(".")):
-        raise SpecError(
+        raise UserError(
             f"{place}: {key}: must be a key of the spec, such as scale.gpus, and not {' or '.join(reserved)}"
         )
     if isinstance(value, dict):
-        raise SpecError(f"{place}: {key} is a section; write {key}.{next(iter(value), 'key')}: ...")
+        raise UserError(f"{place}: {key} is a section; write {key}.{next(iter(value), 'key')}: ...")
 
 
 def _overlapping(key: str, others: Iterable[str]) -> str | None:
@@ -219,7 +220,7 @@ def _axes(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
     rows = list(zip(*sweep.zip.values(), strict=True)) or [()]
     count = len(presets) * math.prod(map(len, sweep.grid.values())) * len(rows)
     if count > MOST_RUNS:
-        raise SpecError(f"{tree.place(('grid',))}: {count:,} runs; a sweep may have at most {MOST_RUNS:,}")
+        raise UserError(f"{tree.place(('grid',))}: {count:,} runs; a sweep may have at most {MOST_RUNS:,}")
     place = tree.place((next(name for name in ("zip", "grid", "presets") if getattr(sweep, name)),))
     # The first zip keys that tell the rows apart are enough for a name.
     texts = [[json.dumps(value, default=str) for value in row] for row in rows]
@@ -243,18 +244,18 @@ def _axis_places(sweep: SweepFile, tree: Tree) -> dict[str, str]:
         for key, values in axes.items():
             place = f"{tree.place((name, key))}: {name}.{key}"
             if clash := _overlapping(key, places):
-                raise SpecError(f"{place}: {clash} is an axis already")
+                raise UserError(f"{place}: {clash} is an axis already")
             if key == "nodes" and not all(type(value) is int and value > 0 for value in values):
-                raise SpecError(f"{place}: must be whole numbers above 0, got {values}")
+                raise UserError(f"{place}: must be whole numbers above 0, got {values}")
             first, others = next(iter(axes.items()))
             if name == "zip" and len(values) != len(others):
-                raise SpecError(f"{place}: must have as many values as {first}, {len(others)}, got {len(values)}")
+                raise UserError(f"{place}: must have as many values as {first}, {len(others)}, got {len(values)}")
             places[key] = tree.place((name, key))
     return places
 
 
 def _preset(name: str, preset: Preset, tree: Tree, axes: Iterable[str]) -> Values:
-    """Return the values of a preset. Raises SpecError for a key that is an axis, too."""
+    """Return the values of a preset. Raises UserError for a key that is an axis, too."""
     values: Values = {}
     at = ("presets", name)
     if preset.extends is not None:
@@ -263,7 +264,7 @@ def _preset(name: str, preset: Preset, tree: Tree, axes: Iterable[str]) -> Value
     values |= {key: (value, tree.place((*at, key))) for key, value in (preset.model_extra or {}).items()}
     for key, (_, place) in values.items():
         if clash := _overlapping(key, axes):
-            raise SpecError(f"{place}: {key}: {clash} is an axis already; remove it here or there")
+            raise UserError(f"{place}: {key}: {clash} is an axis already; remove it here or there")
     return values
 
 
@@ -285,7 +286,7 @@ def _explicit(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
 
 
 def _specs(drafts: Sequence[_Draft], base: Tree, folder: str) -> list[Spec]:
-    """Return the runs' specs, each named `run` for now. Raises SpecError where two are equal."""
+    """Return the runs' specs, each named `run` for now. Raises UserError where two are equal."""
     specs: list[Spec] = []
     seen: dict[tuple[str, int | None], _Draft] = {}
     for draft in drafts:
@@ -299,7 +300,7 @@ def _specs(drafts: Sequence[_Draft], base: Tree, folder: str) -> list[Spec]:
         twin = seen.setdefault((spec.model_dump_json(), draft.nodes), draft)
         if twin is not draft:
             both = f"{_joined(twin.parts)} ({twin.place}) and {_joined(draft.parts)}"
-            raise SpecError(f"{draft.place}: {both} are one and the same run; a seed would tell them apart")
+            raise UserError(f"{draft.place}: {both} are one and the same run; a seed would tell them apart")
     return specs
 
 
@@ -317,7 +318,7 @@ def _names(drafts: Sequence[_Draft]) -> list[str]:
     count = Counter(map(str.casefold, names))
     for draft, name in zip(reversed(drafts), reversed(names), strict=True):
         if count[name.casefold()] > 1:
-            raise SpecError(f"{draft.place}: two runs have the name {name}; give one another name under runs")
+            raise UserError(f"{draft.place}: two runs have the name {name}; give one another name under runs")
     return names
 
 

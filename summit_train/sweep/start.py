@@ -18,7 +18,7 @@ from summit_train.cluster.submit import chain, check_scheduler, folders_to_stage
 from summit_train.core.errors import UserError
 from summit_train.core.files import locked, write_text
 from summit_train.core.text import NONE, duration, mean_std, show, text_table
-from summit_train.plan import Plan, PlanError, make_plan
+from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec
 from summit_train.spec.source import to_yaml
 from summit_train.sweep.figure import write_sweep, written
@@ -51,7 +51,7 @@ def plan_runs(
     """Return the plan of every run on the site's nodes; without a site, with one rank for each virtual GPU.
 
     count: spec -> numbers of training clips and of validation videos (None where unknown). walltime: minutes of a job,
-    by default what the run needs. Raises PlanError, which begins with the run's name, where a run does not fit the
+    by default what the run needs. Raises UserError, which begins with the run's name, where a run does not fit the
     site, its clips or its files.
     """
     planned = []
@@ -66,12 +66,12 @@ def plan_runs(
                 ranks = site.ranks if gpus is None else max(n for n in range(1, site.ranks + 1) if gpus % n == 0)
                 plan, nodes = make_plan(spec, ranks, clips), 1
             elif nodes is None:
-                raise PlanError("the number of nodes is missing; add nodes: N to the sweep or to this run")
+                raise UserError("the number of nodes is missing; add nodes: N to the sweep or to this run")
             else:
                 plan = make_plan(spec, check_ranks(site, spec, nodes), clips)
                 cost = estimate(site, spec, plan, nodes, walltime, videos=videos)
         except UserError as error:
-            raise PlanError(f"{run.name}: {error}") from error
+            raise UserError(f"{run.name}: {error}") from error
         planned.append(PlannedRun(run.name, spec, nodes, plan, cost))
     return planned
 

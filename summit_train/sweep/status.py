@@ -11,15 +11,15 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from summit_train.cluster.site import Site, load_site
-from summit_train.cluster.submit import SubmitError, job_states, submissions
+from summit_train.cluster.submit import job_states, submissions
+from summit_train.core.errors import UserError
 from summit_train.core.files import is_locked
 from summit_train.core.text import NONE, csv_text, duration, has_top5, mean_std, percent, show, text_table
-from summit_train.report.metrics import Run, RunError
+from summit_train.report.metrics import Run
 from summit_train.report.noise import Measured, measured, measured_steps, pooled
 from summit_train.report.records import number
 from summit_train.report.tables import machine_of
 from summit_train.spec import experiment_keys, spec_from_values
-from summit_train.spec.source import SpecError
 from summit_train.sweep.grid import Sweep, SweepRun
 
 STATES = ("done", "running", "queued", "failed", "missing", "unknown", "changed")
@@ -112,7 +112,7 @@ def read_jobs(sweep: Sweep, site: Site | None, warn: Callable[[str], None]) -> d
         states: dict[str, str] = {}
         try:
             states = job_states(one, [job_id for ids in submitted.values() for job_id in ids])
-        except SubmitError as error:
+        except UserError as error:
             warn(f"the state of the jobs is unknown: {error}")
         for name, ids in submitted.items():
             if ids:  # of a chain the job that waits or runs, else the last one
@@ -129,18 +129,18 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, JobState] | None = None) -> list[
 def to_start(rows: Sequence[SweepRow]) -> list[str]:
     """Return the names of the runs that failed or were never started.
 
-    Raises SpecError where a run was started with another spec: its result is not the sweep's and must not be lost.
+    Raises UserError where a run was started with another spec: its result is not the sweep's and must not be lost.
     """
     changed = [f"{row.run}: {row.note}" for row in rows if row.state == "changed"]
     if changed:
-        raise SpecError("\n".join(f"{line}; give the sweep another name, or move the run away" for line in changed))
+        raise UserError("\n".join(f"{line}; give the sweep another name, or move the run away" for line in changed))
     return [row.name for row in rows if row.state in ("failed", "missing")]
 
 
 def _row(sweep: Sweep, run: SweepRun, job: JobState | None) -> SweepRow:
     try:
         found = Run(run.spec.run_path)
-    except RunError:
+    except UserError:
         found = None  # nothing there, or only the files of a submission
     state, note = _state(run, found, job)
     scale = run.spec.scale
@@ -215,7 +215,7 @@ def _difference(run: SweepRun, found: Run) -> str:
     """Name the keys of the experiment that differ between run and sweep; empty if the run's spec cannot be read."""
     try:
         begun = experiment_keys(spec_from_values(dict(found.spec), str(found.path / "spec.yaml")))
-    except SpecError:
+    except UserError:
         return ""
     # A key on one side only follows from another one that differs: evaluate.every_epochs from grow_batch.
     both = [(key, begun[key], value) for key, value in experiment_keys(run.spec).items() if key in begun]

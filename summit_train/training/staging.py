@@ -13,7 +13,7 @@ def stage_sets(run: Run, watchdog: Watchdog) -> list[str]:
     """Copy the packed sets of a run to data.stage; return the notes for rank 0.
 
     Collective. A set that does not fit the disk, or a missing disk, gives one warning for all nodes; the set is then
-    read from the shared folder. Raises PackError where a set is damaged.
+    read from the shared folder. Raises UserError where a set is damaged.
     """
     dest, world = run.spec.data.stage, run.world
     if dest is None:

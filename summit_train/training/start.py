@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from summit_train.core.comm import World
+from summit_train.core.errors import UserError
 from summit_train.core.memory import keep_freed_memory
 from summit_train.data.dataset import Dataset
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, load_spec
-from summit_train.spec.source import SpecError
 
 
 def tell_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -58,7 +58,7 @@ def run_spec(path: str, overrides: Sequence[str]) -> Spec:
         return load_spec(path, overrides)
     file, run = Path(path) / "spec.yaml", Path(os.path.abspath(path))
     if not file.is_file():
-        raise SpecError(f"{path}: must be a spec or the directory of a run; there is no spec.yaml in it")
+        raise UserError(f"{path}: must be a spec or the directory of a run; there is no spec.yaml in it")
     spec = load_spec(file, overrides)
     is_there = spec.run_path.exists() and spec.run_path.samefile(run)
     return spec if is_there else spec.model_copy(update={"run_dir": str(run.parent), "name": run.name})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from summit_train.cli import model as command
-from summit_train.spec.source import SpecError
+from summit_train.core.errors import UserError
 
 SPEC = """
 name: t
@@ -67,7 +67,7 @@ def test_the_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_wrong_spec_is_the_users_error(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="resnet18"):
+    with pytest.raises(UserError, match="resnet18"):
         _run(tmp_path, "model.backbone=resnet19")
-    with pytest.raises(SpecError, match="at least 16 frames"):
+    with pytest.raises(UserError, match="at least 16 frames"):
         _run(tmp_path, "model.arch=i3d_3x3x3", "data.num_frames=8")

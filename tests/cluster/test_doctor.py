@@ -17,7 +17,8 @@ from summit_train.cli import doctor as command
 from summit_train.cluster import doctor
 from summit_train.cluster.doctor import Check, Status, available_cpus, check_disk
 from summit_train.core import processes
-from summit_train.core.processes import ROOT_ALLOWED, ProbeError, find_mpirun, mpirun_command, probe, refuses_root
+from summit_train.core.errors import RunFailed
+from summit_train.core.processes import ROOT_ALLOWED, find_mpirun, mpirun_command, probe, refuses_root
 
 
 def program(folder: Path, name: str, text: str) -> Path:
@@ -156,7 +157,7 @@ def examined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, tuple
     """Status and finding of the checks that ranks need, where every program that a check starts breaks."""
 
     def broken(*_: object) -> processes.Facts:
-        raise ProbeError("it breaks")
+        raise RunFailed("it breaks")
 
     monkeypatch.setattr(doctor, "probe", broken)
     others = ("python", "torch", "kernels", "video", "export", "gpus", "cpus", "shared memory", "disk for")
@@ -229,7 +230,7 @@ def test_two_ranks_of_torchrun_allreduce(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_why_a_rank_of_torchrun_failed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that it failed, which torchrun says last."""
     command = processes.torchrun_command(2)
-    with pytest.raises(ProbeError, match=r"^ValueError: no such interface$"):
+    with pytest.raises(RunFailed, match=r"^ValueError: no such interface$"):
         probe("raise ValueError('no such interface')", 120, command)
 
 
@@ -261,9 +262,9 @@ def test_root_is_allowed_only_for_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_probe_tells_the_programs_last_words() -> None:
-    with pytest.raises(ProbeError, match="ZeroDivisionError: division by zero"):
+    with pytest.raises(RunFailed, match="ZeroDivisionError: division by zero"):
         probe("1 / 0", 30)
-    with pytest.raises(ProbeError, match="exit status 3"):
+    with pytest.raises(RunFailed, match="exit status 3"):
         probe("raise SystemExit(3)", 30)
     assert probe("print('noise'); print(json.dumps({'answer': 42}))", 30) == {"answer": 42}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from summit_train.cluster.estimate import Estimate, check_ranks, estimate, scored_clips
-from summit_train.cluster.job import JobError
-from summit_train.cluster.site import Site, SiteError, load_site
+from summit_train.cluster.site import Site, load_site
+from summit_train.core.errors import UserError
 from summit_train.plan import make_plan
 from summit_train.spec import Spec, load_spec
 
@@ -124,13 +124,13 @@ def test_a_site_without_caps_takes_what_is_asked() -> None:
 )
 def test_ranks_that_do_not_divide_the_virtual_gpus(nodes: int, message: str) -> None:
     spec = load_spec(KINETICS / "tsm_r50_8f_1536gpu.yaml")
-    with pytest.raises(JobError, match=message):
+    with pytest.raises(UserError, match=message):
         check_ranks(load_site("summit"), spec, nodes)
 
 
 def test_where_no_number_of_nodes_fits() -> None:
     spec = load_spec(KINETICS / "tsm_r50_8f.yaml", ["scale.gpus=8"])
-    with pytest.raises(JobError, match=r"have 6 ranks, .*; change scale.gpus or ranks_per_node"):
+    with pytest.raises(UserError, match=r"have 6 ranks, .*; change scale.gpus or ranks_per_node"):
         check_ranks(load_site("summit"), spec, 1)
 
 
@@ -141,12 +141,12 @@ def test_a_spec_without_virtual_gpus_takes_any_number_of_nodes() -> None:
 
 @pytest.mark.parametrize("asked", [{"speed": 0.0}, {"speed": float("nan")}, {"speed": float("inf")}, {"walltime": 0}])
 def test_a_speed_or_walltime_that_is_none(asked: dict[str, float]) -> None:
-    with pytest.raises(JobError, match=r"--(speed|walltime) .*: must be"):
+    with pytest.raises(UserError, match=r"--(speed|walltime) .*: must be"):
         _cost("tsm_r50_8f", 1, **asked)
 
 
 def test_more_nodes_than_the_site_has() -> None:
-    with pytest.raises(SiteError, match="at most 4608 nodes"):
+    with pytest.raises(UserError, match="at most 4608 nodes"):
         _cost("tsm_r50_8f", 4609, "scale.gpus=null", "scale.clips_per_gpu=1")
 
 

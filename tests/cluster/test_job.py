@@ -17,8 +17,9 @@ import pytest
 from jinja2 import UndefinedError
 
 from summit_train.cluster import job as job_module
-from summit_train.cluster.job import Job, JobError, job_name, render
+from summit_train.cluster.job import Job, job_name, render
 from summit_train.cluster.site import Site, load_site
+from summit_train.core.errors import UserError
 from summit_train.spec.source import shipped
 from tests.cluster.test_site import SITES
 
@@ -126,7 +127,7 @@ def test_variables_of_a_nodes_path_are_the_shells_to_expand() -> None:
     ],
 )
 def test_jobs_that_cannot_be(site: str, job: Job, message: str) -> None:
-    with pytest.raises(JobError, match=message):
+    with pytest.raises(UserError, match=message):
         render(load_site(site), job)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import summit_train
-from summit_train.cluster.site import SiteError, load_site, parse_walltime, walltime_text
+from summit_train.cluster.site import load_site, parse_walltime, walltime_text
+from summit_train.core.errors import UserError
 from summit_train.spec.source import shipped
 
 SITES = ("local", "lsf_generic", "slurm_generic", "slurm_v100", "summit")
@@ -36,7 +37,7 @@ def test_summit_is_as_its_guide_says() -> None:
     assert (site.scheduler, site.launcher, site.ranks, site.cores_per_rank) == ("lsf", "jsrun", 6, 7)
     hours = {nodes: (site.walltime_cap(nodes) or 0) / 60 for nodes in (1, 45, 46, 91, 92, 921, 922, 4608)}
     assert hours == {1: 2, 45: 2, 46: 6, 91: 6, 92: 12, 921: 12, 922: 24, 4608: 24}
-    with pytest.raises(SiteError, match="summit: a job has at most 4608 nodes, 4609 are asked for"):
+    with pytest.raises(UserError, match="summit: a job has at most 4608 nodes, 4609 are asked for"):
         site.walltime_cap(4609)
 
 
@@ -130,19 +131,19 @@ def test_a_walltime_without_quotes_is_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_have_their_line_and_what_would_be_right(tmp_path: Path, more: str, message: str) -> None:
-    with pytest.raises(SiteError) as error:
+    with pytest.raises(UserError) as error:
         load_site(_mine(tmp_path, more))
     assert message in str(error.value)
     assert "mine" in str(error.value)
 
 
 def test_a_launcher_belongs_to_a_scheduler(tmp_path: Path) -> None:
-    with pytest.raises(SiteError, match="mine: launcher: must be srun or mpirun with slurm, got jsrun"):
+    with pytest.raises(UserError, match="mine: launcher: must be srun or mpirun with slurm, got jsrun"):
         load_site(_mine(tmp_path), ["launcher=jsrun"])
 
 
 def test_a_site_without_gpus_says_its_ranks(tmp_path: Path) -> None:
-    with pytest.raises(SiteError, match="mine: ranks_per_node: must be given where gpus_per_node is 0"):
+    with pytest.raises(UserError, match="mine: ranks_per_node: must be given where gpus_per_node is 0"):
         load_site(_mine(tmp_path), ["gpus_per_node=0"])
     assert load_site(_mine(tmp_path), ["gpus_per_node=0", "ranks_per_node=2"]).ranks == 2
 
@@ -156,18 +157,18 @@ def test_a_back_end_that_is_named_becomes_a_variable_of_the_ranks(tmp_path: Path
         "SUMMIT_TRAIN_COMM": "torch",
     }
     both = "environment: {SUMMIT_TRAIN_COMM: {value: horovod, why: c}}\ncomm: torch\n"
-    with pytest.raises(SiteError, match="mine: comm: torch sets SUMMIT_TRAIN_COMM, which environment sets too"):
+    with pytest.raises(UserError, match="mine: comm: torch sets SUMMIT_TRAIN_COMM, which environment sets too"):
         load_site(_mine(tmp_path, both))
 
 
 def test_an_unknown_site_lists_the_shipped_ones() -> None:
-    with pytest.raises(SiteError, match=f"there is no site 'sumit'; shipped: {', '.join(SITES)}; or give the path"):
+    with pytest.raises(UserError, match=f"there is no site 'sumit'; shipped: {', '.join(SITES)}; or give the path"):
         load_site("sumit")
-    with pytest.raises(SiteError, match=r"nowhere/site.yaml: cannot be read"):
+    with pytest.raises(UserError, match=r"nowhere/site.yaml: cannot be read"):
         load_site("nowhere/site.yaml")
 
 
 def test_a_package_without_its_checkout_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summit_train, "__file__", str(tmp_path / "site-packages/summit_train/__init__.py"))
-    with pytest.raises(SiteError, match="job scripts need the checkout; install it with `pip install -e CHECKOUT`"):
+    with pytest.raises(UserError, match="job scripts need the checkout; install it with `pip install -e CHECKOUT`"):
         load_site("summit")

@@ -11,17 +11,8 @@ import pytest
 
 from summit_train.cluster.job import Job
 from summit_train.cluster.site import Site, load_site
-from summit_train.cluster.submit import (
-    SchedulerError,
-    SubmitError,
-    chain,
-    job_states,
-    prepare_job,
-    record,
-    submissions,
-    submit,
-    write_job,
-)
+from summit_train.cluster.submit import chain, job_states, prepare_job, record, submissions, submit, write_job
+from summit_train.core.errors import RunFailed, UserError
 from summit_train.spec import Spec, load_spec
 from tests.conftest import WriteSpec
 from tests.standins import Standins
@@ -117,16 +108,16 @@ def test_a_scheduler_that_is_not_there(spec: Spec, monkeypatch: pytest.MonkeyPat
     for site, command in ((SLURM, "sbatch"), (SUMMIT, "bsub")):
         _, script = _written(spec, site)
         message = f"{command} is not on PATH: submit on a machine of {site.name}, or use --dry-run"
-        with pytest.raises(SubmitError, match=message):
+        with pytest.raises(UserError, match=message):
             submit(site, script)
-        with pytest.raises(SubmitError, match=message):
+        with pytest.raises(UserError, match=message):
             job_states(site, ["1"])
 
 
 def test_a_refusal_is_passed_on_in_one_line(standins: Standins, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
     _, script = _written(spec, SLURM)
     monkeypatch.setenv("STANDIN_REFUSES", "error: Batch job submission failed:\nInvalid account")
-    with pytest.raises(SchedulerError) as error:
+    with pytest.raises(RunFailed) as error:
         submit(SLURM, script)
     assert str(error.value) == ("sbatch refused (exit status 97): error: Batch job submission failed: Invalid account")
 
@@ -134,7 +125,7 @@ def test_a_refusal_is_passed_on_in_one_line(standins: Standins, spec: Spec, monk
 def test_an_answer_without_a_job_is_an_error(standins: Standins, spec: Spec) -> None:
     _, script = _written(spec, SLURM)
     (standins.folder / "sbatch").write_text("welcome to the cluster\n")
-    with pytest.raises(SchedulerError, match="sbatch answered 'welcome to the cluster', which names no job"):
+    with pytest.raises(RunFailed, match="sbatch answered 'welcome to the cluster', which names no job"):
         submit(SLURM, script)
 
 
@@ -180,7 +171,7 @@ def test_a_job_of_this_run_that_is_waiting(standins: Standins, spec: Spec) -> No
     for job_id in ("7", "8"):
         record(SLURM, job, script, job_id)
     (standins.folder / "squeue").write_text("8 PENDING\n9 RUNNING\n")
-    with pytest.raises(SubmitError, match="job 8 is queued; wait for it, or cancel it first"):
+    with pytest.raises(UserError, match="job 8 is queued; wait for it, or cancel it first"):
         prepare_job(SLURM, job, spec)
     (standins.folder / "squeue").write_text("9 RUNNING\n")
     assert prepare_job(SLURM, job, spec) == script

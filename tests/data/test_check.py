@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from summit_train.core.errors import UserError
 from summit_train.data.check import (
     Facts,
     Found,
@@ -25,7 +26,7 @@ from summit_train.data.check import (
     survey,
     with_facts,
 )
-from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError
 
@@ -192,13 +193,13 @@ def test_a_manifest_keeps_its_labels_groups_and_directions(tmp_path: Path, folde
 
 def test_videos_beside_class_folders_are_refused(folder: Path) -> None:
     _video(folder / "stray.mp4")
-    with pytest.raises(ManifestError, match=r"stray\.mp4: is next to class folders"):
+    with pytest.raises(UserError, match=r"stray\.mp4: is next to class folders"):
         list_videos(folder)
 
 
 def test_a_folder_without_videos_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(ManifestError, match="no video in it"):
+    with pytest.raises(UserError, match="no video in it"):
         list_videos(tmp_path)
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from summit_train.core.errors import UserError
 from summit_train.data.batches import whole
 from summit_train.data.batches.stores import open_store
 from summit_train.data.batches.whole import StreamedFrames, whole_videos
 from summit_train.data.manifest import read_manifest
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import load_spec
-from summit_train.spec.source import SpecError
 from summit_train.training.run import fresh_model
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec
@@ -101,7 +101,7 @@ def test_a_video_that_cannot_be_read(write_spec: WriteSpec, tmp_path: Path) -> N
 
 def test_a_network_that_cannot_stream_is_refused_at_its_place(write_spec: WriteSpec) -> None:
     path = write_spec(evaluate={"mode": "stream"})
-    with pytest.raises(SpecError, match=r"run\.yaml:\d+: evaluate\.mode: .*its shift needs the next frame") as caught:
+    with pytest.raises(UserError, match=r"run\.yaml:\d+: evaluate\.mode: .*its shift needs the next frame") as caught:
         load_spec(path)
     assert "\n" not in str(caught.value)
     assert load_spec(write_spec(model={"arch": "tsn"}, evaluate={"mode": "stream"})).evaluate.mode == "stream"

@@ -10,7 +10,6 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.core.errors import UserError
-from summit_train.data.manifest import ManifestError
 from summit_train.inference.trained import open_trained
 from summit_train.inference.videos import Listing, list_named
 from summit_train.spec import Spec
@@ -93,7 +92,7 @@ def test_a_packed_set(motion_set: Path, tmp_path: Path, spec: Spec) -> None:
     (listing,), _ = list_named([out], spec, CLASSES)
     assert listing.manifest.is_packed and listing.has_labels and len(listing.kept) == 41
     (tmp_path / "half/.packing").mkdir(parents=True)
-    with pytest.raises(ManifestError, match="its packing was not finished"):
+    with pytest.raises(UserError, match="its packing was not finished"):
         list_named([str(tmp_path / "half")], spec, CLASSES)
 
 

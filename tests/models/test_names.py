@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.names import our_names
-from summit_train.models.weights import LoadReport, WeightsError, load_pretrained
+from summit_train.models.weights import LoadReport, load_pretrained
 from tests.closeness import assert_near
 
 Pair = tuple[str, str]  # a module in their file, the same in ours
@@ -287,7 +288,7 @@ def test_mmactions_i3d_needs_its_own_pool1(tmp_path: Path) -> None:
     model = network("resnet50", 2, pool1="1x3x3", **options)
     assert_all_loaded(loaded(model, file, tmp_path / "w.pth"), model, source)
     for other in ("2x3x3", "2x3x3_unpadded"):
-        with pytest.raises(WeightsError, match=rf"its pool1 is 1x3x3 and here {other}, .*; set model\.pool1=1x3x3"):
+        with pytest.raises(UserError, match=rf"its pool1 is 1x3x3 and here {other}, .*; set model\.pool1=1x3x3"):
             loaded(network("resnet50", 2, pool1=other, **options), file, tmp_path / "w.pth")
 
 
@@ -296,7 +297,7 @@ def test_mmactions_non_local_i3d_is_of_neither_form(tmp_path: Path) -> None:
     source, model = (
         network("resnet50", seed, arch="i3d_3x1x1", frames=8, pool1="1x3x3", non_local="original") for seed in (1, 2)
     )
-    with pytest.raises(WeightsError, match="non-local blocks pool after phi and g and do not scale, unlike model"):
+    with pytest.raises(UserError, match="non-local blocks pool after phi and g and do not scale, unlike model"):
         loaded(model, {"state_dict": mmactions(source.state_dict())}, tmp_path / "w.pth")
 
 
@@ -306,7 +307,7 @@ def test_an_i3d_whose_pool1_the_file_does_not_say_is_reported(tmp_path: Path) ->
     said = str(loaded(model, source.state_dict(), tmp_path / "w.pth"))
     assert said.endswith("the file does not say its pool1; taken as 2x3x3, see model.pool1")
     spec = {"model": {"arch": "i3d_3x1x1", "pool1": "1x3x3"}}
-    with pytest.raises(WeightsError, match="its pool1 is 1x3x3 and here 2x3x3"):
+    with pytest.raises(UserError, match="its pool1 is 1x3x3 and here 2x3x3"):
         loaded(model, {"model": source.state_dict(), "spec": spec}, tmp_path / "w.pth")
     del spec["model"]["pool1"]  # a checkpoint of before
     assert loaded(model, {"model": source.state_dict(), "spec": spec}, tmp_path / "w.pth").pool1 is None
@@ -319,7 +320,7 @@ def test_an_i3d_whose_pool1_the_file_does_not_say_is_reported(tmp_path: Path) ->
 def test_networks_without_a_convention_refuse_a_resnets_file(tmp_path: Path, arch: str, write: Write) -> None:
     source, model = network("resnet152", 1, arch="tsn"), network(None, 2, arch=arch, frames=16)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(WeightsError, match=r"^[^\n]*(no tensor fits this model|weights of another network)[^\n]*$"):
+    with pytest.raises(UserError, match=r"^[^\n]*(no tensor fits this model|weights of another network)[^\n]*$"):
         loaded(model, {"state_dict": write(source.state_dict())}, tmp_path / "w.pth")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -328,7 +329,7 @@ def test_two_tensors_under_one_name_are_refused(tmp_path: Path) -> None:
     file = authors(network("resnet18", 1).state_dict())
     file["module.base_model.fc.weight"] = file["module.new_fc.weight"]
     with pytest.raises(
-        WeightsError, match=r"module\.new_fc\.weight and module\.base_model\.fc\.weight are both fc\.weight"
+        UserError, match=r"module\.new_fc\.weight and module\.base_model\.fc\.weight are both fc\.weight"
     ):
         loaded(network("resnet18", 2), {"state_dict": file}, tmp_path / "w.pth")
 
@@ -350,7 +351,7 @@ def test_a_network_with_blocks_starts_from_one_without_and_not_from_the_other_fo
     assert report.missing and all(".nl." in name for name in report.missing) and not report.unexpected
     report = loaded(without, tsm.state_dict(), tmp_path / "w.pth")
     assert report.unexpected and all(".nl." in name for name in report.unexpected) and not report.missing
-    with pytest.raises(WeightsError, match=r"after layer2\.0, layer2\.2, .*4 and layer2\.1, .* here: the other form"):
+    with pytest.raises(UserError, match=r"after layer2\.0, layer2\.2, .*4 and layer2\.1, .* here: the other form"):
         loaded(original, tsm.state_dict(), tmp_path / "w.pth")
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.inflation import averaged, inflate
-from summit_train.models.weights import Mismatch, WeightsError, load_pretrained
+from summit_train.models.weights import Mismatch, load_pretrained
 from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
 from tests.closeness import assert_near
 
@@ -133,7 +133,7 @@ def test_an_i3d_checkpoint_goes_into_an_i3d_only(tmp_path: Path) -> None:
     again = network("i3d_3x3x3")
     load_pretrained(again, tmp_path / "w.pt")
     assert _same(again, trained.state_dict())
-    with pytest.raises(WeightsError, match=r"another network: layer1\.0\.conv1\.weight \(the model has \(8, 8, 3, 3\)"):
+    with pytest.raises(UserError, match=r"another network: layer1\.0\.conv1\.weight \(the model has \(8, 8, 3, 3\)"):
         load_pretrained(network("tsn"), tmp_path / "w.pt")
 
 
@@ -230,7 +230,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path, backbone: str, m
     torch.save(_torchvision(backbone), tmp_path / "w.pth")
     wanted = build_model("tsm", model, 2, 5, width=0.125)
     before = {name: value.clone() for name, value in wanted.state_dict().items()}
-    with pytest.raises(WeightsError, match=rf"w\.pth: .*{reason}") as caught:
+    with pytest.raises(UserError, match=rf"w\.pth: .*{reason}") as caught:
         load_pretrained(wanted, tmp_path / "w.pth")
     assert "\n" not in str(caught.value)
     assert _same(wanted, before)
@@ -238,12 +238,10 @@ def test_weights_of_another_network_are_refused(tmp_path: Path, backbone: str, m
 
 def test_another_width_and_other_blocks_are_another_network(tmp_path: Path, source: VideoNetwork) -> None:
     torch.save(source.state_dict(), tmp_path / "narrow.pth")
-    with pytest.raises(
-        WeightsError, match=r"another network: layer1\.0\.conv1\.weight \(the model has \(16, 16, 3, 3\)"
-    ):
+    with pytest.raises(UserError, match=r"another network: layer1\.0\.conv1\.weight \(the model has \(16, 16, 3, 3\)"):
         load_pretrained(build_model("tsn", "resnet18", 2, 5, width=0.25), tmp_path / "narrow.pth")
     torch.save({**source.state_dict(), "layer2.0.se.weight": torch.ones(8)}, tmp_path / "more.pth")
-    with pytest.raises(WeightsError, match=r"it has layer2\.0\.se\.weight, which this model does not have"):
+    with pytest.raises(UserError, match=r"it has layer2\.0\.se\.weight, which this model does not have"):
         load_pretrained(network(), tmp_path / "more.pth")
 
 
@@ -296,7 +294,7 @@ def test_a_checkpoint_that_is_damaged_is_refused(tmp_path: Path, source: VideoNe
 def test_whole_numbers_are_no_weights(tmp_path: Path, source: VideoNetwork) -> None:
     weights = source.state_dict()
     torch.save({**weights, "fc.bias": weights["fc.bias"].long()}, tmp_path / "w.pth")
-    with pytest.raises(WeightsError, match=r"w\.pth: fc\.bias must be torch\.float32, got torch\.int64"):
+    with pytest.raises(UserError, match=r"w\.pth: fc\.bias must be torch\.float32, got torch\.int64"):
         load_pretrained(network(), tmp_path / "w.pth")
 
 
@@ -355,7 +353,7 @@ def test_what_is_no_weights_file_is_refused_by_name(tmp_path: Path, source: Vide
 def test_nothing_fitting_is_an_error(tmp_path: Path) -> None:
     state = {"encoder.weight": torch.ones(3), "bn1.num_batches_tracked": torch.tensor(1)}
     torch.save(state, tmp_path / "w.pth")
-    with pytest.raises(WeightsError, match=r"w\.pth: no tensor fits.*encoder\.weight.*conv1\.weight"):
+    with pytest.raises(UserError, match=r"w\.pth: no tensor fits.*encoder\.weight.*conv1\.weight"):
         load_pretrained(network(), tmp_path / "w.pth")
 
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from summit_train.core.errors import UserError
-from summit_train.plan import PlanError
 from tests.closeness import assert_near
 from tests.worlds import bench_script, needs_ranks, run
 
@@ -290,7 +289,7 @@ def test_bad_words_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
         assert date.main([*words, "--data", folder, "--out", str(tmp_path / "out")]) == 2
         error = capsys.readouterr().err
         assert said in error and error.count("\n") == 1
-    with pytest.raises(PlanError, match="a warm-up of 2 x 8,192 / 1,024") as refused:
+    with pytest.raises(UserError, match="a warm-up of 2 x 8,192 / 1,024") as refused:
         date.recipe(tasks.TASKS["lenet_momentum"], _run("lenet_momentum", "date", 8192, epochs=16), 60_000)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()

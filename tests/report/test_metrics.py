@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from summit_train.report.metrics import Run, RunError, read_runs
+from summit_train.core.errors import UserError
+from summit_train.report.metrics import Run, read_runs
 
 
 def test_a_whole_run_is_read(write_run):
@@ -157,14 +158,14 @@ def test_labels_differ_and_a_run_given_twice_counts_once(write_run):
 
 def test_what_is_no_run_is_refused_with_what_would_be_right(write_run, tmp_path):
     run = write_run("runs/mine")
-    with pytest.raises(RunError, match="nowhere: no such directory"):
+    with pytest.raises(UserError, match="nowhere: no such directory"):
         Run(tmp_path / "nowhere")
-    with pytest.raises(RunError, match=r"spec\.yaml: not a directory"):
+    with pytest.raises(UserError, match=r"spec\.yaml: not a directory"):
         Run(run / "spec.yaml")
-    with pytest.raises(RunError, match=f"give the runs within it: {run}"):
+    with pytest.raises(UserError, match=f"give the runs within it: {run}"):
         Run(run.parent)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match=r"neither spec\.yaml nor metrics\.jsonl"):
+    with pytest.raises(UserError, match=r"neither spec\.yaml nor metrics\.jsonl"):
         Run(tmp_path / "empty")
 
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from summit_train.core.errors import UserError, describe
-from summit_train.report.metrics import RunError, read_runs
+from summit_train.report.metrics import read_runs
 from summit_train.report.page import render, write_report
 from tests.runs import full_disk
 
@@ -161,7 +161,7 @@ def test_a_folder_as_the_file_is_refused(write_run, tmp_path):
 
 
 def test_one_bad_directory_writes_nothing(write_run, tmp_path):
-    with pytest.raises(RunError):
+    with pytest.raises(UserError):
         write_report([write_run(), tmp_path / "nowhere"], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from summit_train.core.errors import UserError
-from summit_train.plan import PlanError, make_plan
+from summit_train.plan import make_plan
 from summit_train.scaling.cost import (
     Job,
     StepTime,
@@ -83,7 +83,7 @@ def test_rounding_at_the_epochs_edge() -> None:
     planned = make_plan(load_spec(PATH, ["scale.gpus=2304"]), 2304, 240_000)
     assert steps_per_epoch(240_000, 18_432, "drop") == planned.steps_per_epoch
     assert steps_per_epoch(96, 48, "keep") == steps_per_epoch(96, 48, "drop") == 2
-    with pytest.raises(PlanError, match="47 clips do not fill"):
+    with pytest.raises(UserError, match="47 clips do not fill"):
         steps_per_epoch(47, 48, "keep")
 
 
@@ -120,7 +120,7 @@ def test_a_fixed_batch_accumulates_and_reduces_as_often_as_before() -> None:
     ratio = expected_maximum(384) / expected_maximum(1536)
     assert quarter.stragglers_s == pytest.approx(2 * ratio * whole.stragglers_s)
     assert forecast(_job(64, virtual_gpus=1536)).global_batch == 12_288
-    with pytest.raises(PlanError, match="which 30 ranks"):
+    with pytest.raises(UserError, match="which 30 ranks"):
         forecast(_job(5, virtual_gpus=1536))
 
 

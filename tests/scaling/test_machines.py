@@ -10,7 +10,6 @@ from summit_train.core.errors import UserError
 from summit_train.scaling.cost import seconds_per_clip
 from summit_train.scaling.machines import find_rate, load_machine, machine_names, with_rate
 from summit_train.spec import load_spec
-from summit_train.spec.source import SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,18 +55,18 @@ def test_a_file_of_ones_own_may_extend_and_be_overridden(tmp_path: Path) -> None
     ],
 )
 def test_a_mistake_is_told_with_its_line(tmp_path: Path, line: str, message: str) -> None:
-    with pytest.raises(SpecError) as error:
+    with pytest.raises(UserError) as error:
         load_machine(_file(tmp_path, MINIMAL + line + "\n"))
     assert message in str(error.value)
 
 
 def test_two_levels_need_a_link_between_nodes(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"network\.algorithm: hierarchical needs network\.inter"):
+    with pytest.raises(UserError, match=r"network\.algorithm: hierarchical needs network\.inter"):
         load_machine(_file(tmp_path, MINIMAL), ["network.algorithm=hierarchical"])
 
 
 def test_a_name_that_is_none_lists_those_that_are() -> None:
-    with pytest.raises(SpecError, match=r"ib_cluster.*summit"):
+    with pytest.raises(UserError, match=r"ib_cluster.*summit"):
         load_machine("sumit")
 
 

@@ -16,7 +16,7 @@ from summit_train.cluster.site import load_site
 from summit_train.core.errors import UserError
 from summit_train.scaling.machines import load_machine
 from summit_train.spec import load_spec, source
-from summit_train.spec.source import SpecError, Tree, put, read_tree, to_yaml
+from summit_train.spec.source import Tree, put, read_tree, to_yaml
 from summit_train.sweep.grid import load_sweep
 
 # No deadline and no limit on drawing: how fast the machine is, is not the question.
@@ -34,7 +34,7 @@ def _read(tmp_path: Path, text: str, *overrides: str) -> Tree:
 
 
 def _refused(tmp_path: Path, text: str, *overrides: str) -> str:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UserError) as caught:
         _read(tmp_path, text, *overrides)
     message = str(caught.value).replace(f"{tmp_path}/", "")
     assert "\n" not in message
@@ -219,7 +219,7 @@ def test_a_file_far_too_large_is_refused_before_it_is_parsed(
 
 
 def test_a_file_without_end_is_refused() -> None:
-    with pytest.raises(SpecError, match="/dev/zero: larger than"):
+    with pytest.raises(UserError, match="/dev/zero: larger than"):
         read_tree("/dev/zero")
 
 
@@ -279,13 +279,13 @@ def test_an_alias_may_be_used_often(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "reason"), [("none.yaml", "No such file"), ("folder", "Is a directory")])
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, reason: str) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(SpecError, match=f"{name}: cannot be read: {reason}"):
+    with pytest.raises(UserError, match=f"{name}: cannot be read: {reason}"):
         read_tree(tmp_path / name)
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "video.mp4").write_bytes(b"\x00\x00\x00\x18ftypmp42\xff\xfe")
-    with pytest.raises(SpecError, match=r"video\.mp4: must be a text file in UTF-8"):
+    with pytest.raises(UserError, match=r"video\.mp4: must be a text file in UTF-8"):
         read_tree(tmp_path / "video.mp4")
 
 
@@ -366,7 +366,7 @@ def test_a_value_is_put_with_its_place(tmp_path: Path) -> None:
     put(tree, "a.c.d", [2], "elsewhere:7")
     assert tree.values == {"a": {"b": 1, "c": {"d": [2]}}}
     assert tree.place(("a", "c", "d")) == "elsewhere:7"
-    with pytest.raises(SpecError, match=r"elsewhere:8: b is a value, not a section"):
+    with pytest.raises(UserError, match=r"elsewhere:8: b is a value, not a section"):
         put(tree, "a.b.c", 3, "elsewhere:8")
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from summit_train.core.errors import UserError
 from summit_train.spec import Spec, dump_spec, experiment_defaults, experiment_keys, load_spec, spec_from_values
 from summit_train.spec.catalog import ARCHITECTURES, BACKBONES
 from summit_train.spec.modality import RGB
-from summit_train.spec.source import SpecError
 
 # Four lines: name 1, model 2, data 3, scale 4.
 TEXT = """name: t
@@ -47,7 +47,7 @@ def refused(load: Callable[..., Spec], tmp_path: Path) -> Callable[..., list[str
     """The lines of the refusal, without the folder."""
 
     def refused(more: str = "", *overrides: str) -> list[str]:
-        with pytest.raises(SpecError) as caught:
+        with pytest.raises(UserError) as caught:
             load(more, *overrides)
         return str(caught.value).replace(f"{tmp_path}/", "").split("\n")
 
@@ -380,7 +380,7 @@ def test_a_swap_of_letters_is_the_nearest_slip(refused: Callable[..., list[str]]
 
 
 def test_values_of_a_checkpoint_are_checked_too() -> None:
-    with pytest.raises(SpecError, match=r"^step_00000001\.pt: model\.arch: 'resnext' is not a choice"):
+    with pytest.raises(UserError, match=r"^step_00000001\.pt: model\.arch: 'resnext' is not a choice"):
         spec_from_values(_values(model={"arch": "resnext"}), "step_00000001.pt")
 
 

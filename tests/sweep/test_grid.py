@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from summit_train.spec.source import SpecError
+from summit_train.core.errors import UserError
 from summit_train.sweep.grid import MOST_RUNS, Sweep, load_sweep, sweep_texts
 
 BASE = {
@@ -144,14 +144,14 @@ def test_presets_alone_are_a_sweep_and_a_key_of_a_preset_is_none_to_override(wri
     assert [(run.name, run.curve, run.spec.optimizer.base_lr) for run in sweep.runs] == [
         ("a", "a", 0.1), ("b", "b", 0.00125),
     ]  # fmt: skip
-    with pytest.raises(SpecError, match=r"differ in optimizer\.base_lr"):
+    with pytest.raises(UserError, match=r"differ in optimizer\.base_lr"):
         load_sweep(path, ["optimizer.base_lr=1"])
 
 
 def test_a_mistake_in_a_presets_file_is_named_with_its_line_there(write: Write) -> None:
     path = _with_presets(write)
     (path.parent / "large.yaml").write_text("optimizer:\n  lr_scalin: sqrt\n")
-    with pytest.raises(SpecError, match=r"large\.yaml:2: optimizer\.lr_scalin: unknown key"):
+    with pytest.raises(UserError, match=r"large\.yaml:2: optimizer\.lr_scalin: unknown key"):
         load_sweep(path)
 
 
@@ -292,19 +292,19 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES)
 def test_a_mistake_is_named_with_its_line(write: Write, text: str, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
+    with pytest.raises(UserError, match=message):
         load_sweep(write(text))
 
 
 def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("name: s\nbase: no.yaml\nruns: [{}]\n")
-    with pytest.raises(SpecError, match=r"s\.yaml:2: base: .*no\.yaml does not exist"):
+    with pytest.raises(UserError, match=r"s\.yaml:2: base: .*no\.yaml does not exist"):
         load_sweep(tmp_path / "s.yaml")
 
 
 @pytest.mark.parametrize("override", ["scale.gpus=3", "scale={gpus: 3}"])
 def test_an_override_of_what_the_runs_differ_in_is_refused(write: Write, override: str) -> None:
-    with pytest.raises(SpecError, match=r"the runs of this sweep differ in scale\.gpus"):
+    with pytest.raises(UserError, match=r"the runs of this sweep differ in scale\.gpus"):
         load_sweep(write("grid: {scale.gpus: [2, 4]}\n"), [override])
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from summit_train.core.errors import UserError
 from summit_train.report.noise import Measured
 from summit_train.spec import dump_spec, spec_from_values
-from summit_train.spec.source import SpecError
 from summit_train.sweep.grid import Reference, ReferencePoint, Sweep
 from summit_train.sweep.status import (
     JobState,
@@ -132,7 +132,7 @@ def test_a_run_of_another_spec_is_neither_a_result_nor_started_again(sweep, begi
     (path / "spec.yaml").write_text(yaml.safe_dump(spec))
     row = read_rows(sweep)[0]
     assert (row.state, row.note) == ("changed", "optimizer.base_lr was 0.5, the sweep has 0.00125")
-    with pytest.raises(SpecError, match=r"gpus-1: optimizer\.base_lr was 0\.5.*; give the sweep another name"):
+    with pytest.raises(UserError, match=r"gpus-1: optimizer\.base_lr was 0\.5.*; give the sweep another name"):
         to_start(read_rows(sweep))
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from summit_train.core.comm import World
+from summit_train.core.errors import UserError
 from summit_train.optim.sgd import build_sgd, parameter_groups
 from summit_train.spec import load_spec
-from summit_train.spec.source import SpecError
 from summit_train.training.average import WeightAverage
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.step import StepSettings, TrainStep
@@ -104,7 +104,7 @@ def test_a_step_averages_what_it_leaves_behind_and_changes_no_bit() -> None:
 
 @pytest.mark.parametrize("decay", ["1", "0", "1.5", "-0.1"])
 def test_a_decay_outside_0_to_1_is_refused_in_one_line(write_spec: WriteSpec, decay: str) -> None:
-    with pytest.raises(SpecError, match=r"^[^\n]*ema\.decay: Input should be (less|greater) than [01], got [^\n]*$"):
+    with pytest.raises(UserError, match=r"^[^\n]*ema\.decay: Input should be (less|greater) than [01], got [^\n]*$"):
         load_spec(write_spec(), [f"ema.decay={decay}"])
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from summit_train.core.errors import UserError
 from summit_train.data.batches.order import Order
-from summit_train.plan import PlanError, Rung, make_plan
+from summit_train.plan import Rung, make_plan
 from summit_train.spec import Spec, spec_from_values
 from summit_train.spec.optimizer import GrowBatchSpec
 from summit_train.training.growth import GrowingBatch
@@ -56,7 +57,7 @@ def test_both_extremes_of_the_length() -> None:
 
 def test_a_batch_beyond_the_share_is_refused() -> None:
     make_plan(_spec(max=596), 16, UCF101)
-    with pytest.raises(PlanError, match=r"max: 597 clips do not fit a learner's epoch: 16 learners have 596"):
+    with pytest.raises(UserError, match=r"max: 597 clips do not fit a learner's epoch: 16 learners have 596"):
         make_plan(_spec(max=597), 16, UCF101)
 
 

@@ -6,12 +6,7 @@ import argparse
 import errno
 
 from summit_train.cli.data import manifests, packs
-from summit_train.core.errors import RunFailed
-from summit_train.data.manifest import ManifestError
-
-
-class DiskError(RunFailed):
-    """The disk is full or broken."""
+from summit_train.core.errors import RunFailed, UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,12 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen part. Raises UserError for what cannot be done, DiskError for a disk that is full or broken."""
+    """Run the chosen part. Raises UserError for what cannot be done, RunFailed for a disk that is full or broken."""
     try:
         args.run_part(args)
         return 0
     except OSError as error:
         message = f"{error.filename or 'a file'}: {error.strerror}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-            raise DiskError(message) from error
-        raise ManifestError(message) from error
+            raise RunFailed(message) from error
+        raise UserError(message) from error

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from summit_train.cli.data.ranks import surveyed
 from summit_train.core.comm.launch import this_launch
+from summit_train.core.errors import UserError
 from summit_train.core.progress import followed
 from summit_train.core.session import session
 from summit_train.core.text import table
 from summit_train.data.check import Listing, Summary, bad_clips, clip_frames, list_videos, summarise, with_facts
-from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import located_root
 from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request, locate
 from summit_train.data.manifest.quarantine import write_quarantine
@@ -65,7 +66,7 @@ def _import(args: argparse.Namespace) -> None:
     request = Request(args.source, args.labels, classes_beside(args.out), args.split, args.part)
     root = args.root or (args.source if args.source.is_dir() else args.source.parent)
     if not root.is_dir():
-        raise ManifestError(f"{root}: no such folder")
+        raise UserError(f"{root}: no such folder")
     annotations = KINDS[args.kind][0](request)
     check_beside(args.out, annotations.classes, args.source)
     found = list(followed(locate(annotations, str(root)), len(annotations.clips), "clips", in_logs=True))
@@ -93,7 +94,7 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _index(args: argparse.Namespace) -> None:
     if args.root is not None and args.source.is_dir():
-        raise ManifestError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
+        raise UserError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
     with session(this_launch()) as world:
         listing = world.from_first(lambda: list_videos(args.source, args.root))
         # Before the work, not after it.
@@ -170,7 +171,7 @@ def _split(args: argparse.Namespace) -> None:
     try:
         folds = split_manifest(args.manifest, args.out, how)
     except OSError as error:
-        raise ManifestError(f"{args.out}: cannot be written ({error.strerror or error})") from error
+        raise UserError(f"{args.out}: cannot be written ({error.strerror or error})") from error
     rows = [["class", *(f"{fold.folder.name} train/val" for fold in folds)]]
     rows += [[name, *(f"{fold.train[name]:,}/{fold.val[name]:,}" for fold in folds)] for name in folds[0].train]
     print(table(rows, indent=""))
@@ -188,7 +189,7 @@ def _write(
     left_out: Sequence[DecodeError],
     nothing: str,
 ) -> None:
-    """Write a manifest, its classes and MANIFEST.left_out.csv. Raises ManifestError(nothing) where no row is left."""
+    """Write a manifest, its classes and MANIFEST.left_out.csv. Raises UserError(nothing) where no row is left."""
     # The list first: where the manifest exists, the list does too.
     path = out.with_name(f"{out.stem}.left_out.csv")
     path.unlink(missing_ok=True)
@@ -196,7 +197,7 @@ def _write(
         write_quarantine(path, left_out)
         print(f"wrote {path}: all {len(left_out):,} that are left out")
     if not rows:
-        raise ManifestError(nothing)
+        raise UserError(nothing)
     if classes is not None:
         write_classes(out.parent, classes)
     write_manifest(out, rows)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from summit_train.cli.data.ranks import num_workers
 from summit_train.core.comm.launch import this_launch
-from summit_train.core.errors import RunFailed
+from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.progress import followed, shown
 from summit_train.core.session import session
 from summit_train.core.text import counted
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore, located_root
-from summit_train.data.packed.format import PackError, Packing, read_pack
+from summit_train.data.packed.format import Packing, read_pack
 from summit_train.data.packed.pack import Job, alone_in, begin, finish, missing_shards, pack_shards
 from summit_train.data.packed.read import staged_folder, stray_files, verify_files
 from summit_train.data.packed.stage import stage
@@ -26,10 +26,6 @@ from summit_train.data.video.flow import BOUND, METHODS, PRESET, PRESETS, flow_m
 FLOW_QUALITY = 95  # OpenCV's own, by which dense_flow and denseflow write their pictures
 _NAMED = 20
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-class DamagedError(RunFailed):
-    """A packed set is not what was packed."""
 
 
 def parse_size(text: str) -> int:
@@ -76,9 +72,9 @@ def _pack(args: argparse.Namespace) -> None:
     given = {name: value for name, value in asked.items() if value is not None}
     if given and args.kind == "bytes":
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise PackError(f"{names}: for --kind jpeg; with bytes the files stay as they are")
+        raise UserError(f"{names}: for --kind jpeg; with bytes the files stay as they are")
     if args.bound is not None and args.kind == "jpeg":
-        raise PackError("--bound: for --kind bytes; pictures of flow are packed as they are")
+        raise UserError("--bound: for --kind bytes; pictures of flow are packed as they are")
     flow = {} if args.bound is None else {"modality": "flow", "bound": args.bound}
     _work(args, Packing(args.kind, **given, **flow))
 
@@ -95,7 +91,7 @@ def _flow_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _flow(args: argparse.Namespace) -> None:
     if args.preset and args.method != "dis":
-        raise PackError("--preset: is for --method dis")
+        raise UserError("--preset: is for --method dis")
     preset = args.preset or (PRESET if args.method == "dis" else None)
     flow_method(args.method, preset or PRESET)  # before the work: is OpenCV there?
     how = {"modality": "flow", "bound": args.bound, "method": args.method, "preset": preset}
@@ -120,10 +116,10 @@ def _work(args: argparse.Namespace, packing: Packing) -> None:
 
 
 def _finish(job: Job, failed: list[str]) -> None:
-    """Finish the set and print how to use it. Raises PackError where a clip could not be packed."""
+    """Finish the set and print how to use it. Raises UserError where a clip could not be packed."""
     if failed:
         more = [f"and {len(failed) - _NAMED:,} more"] if len(failed) > _NAMED else []
-        raise PackError(
+        raise UserError(
             f"{len(failed):,} clips cannot be packed; leave them out of the manifest (`data index` does) and pack "
             "again into another folder:\n  " + "\n  ".join([*failed[:_NAMED], *more])
         )
@@ -140,13 +136,13 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(args: argparse.Namespace) -> None:
-    """Verify. Raises DamagedError where a byte is not as it was packed."""
+    """Verify. Raises RunFailed where a byte is not as it was packed."""
     if not args.out.is_dir():
-        raise PackError(f"{args.out}: no such folder")
+        raise UserError(f"{args.out}: no such folder")
     try:
         pack = read_pack(args.out)
-    except PackError as error:
-        raise DamagedError(str(error)) from error
+    except UserError as error:
+        raise RunFailed(str(error)) from error
     files = pack.every_file
     with session(this_launch()) as world:
         mine = files[world.rank :: world.size]
@@ -157,7 +153,7 @@ def _verify(args: argparse.Namespace) -> None:
             found = [*chain.from_iterable(everyone), *stray_files(args.out, pack)]
             if found:
                 named = "\n".join(found)
-                raise DamagedError(f"{args.out}: {len(found)} of its files are not as they were packed:\n{named}")
+                raise RunFailed(f"{args.out}: {len(found)} of its files are not as they were packed:\n{named}")
             size = size_text(sum(file.size for file in files))
             print(f"{args.out}: {pack.clips:,} clips in {len(files):,} files, {size}: every byte is as it was packed")
 

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from summit_train.core.comm.horovod_world import HorovodWorld
 from summit_train.core.comm.launch import Launch, this_launch
 from summit_train.core.comm.torch_world import TorchWorld
-from summit_train.core.comm.world import World, WorldError
+from summit_train.core.comm.world import World
+from summit_train.core.errors import UserError
 
-__all__ = ["BACKENDS", "World", "WorldError", "choose_backend", "open_world"]
+__all__ = ["BACKENDS", "World", "choose_backend", "open_world"]
 
 BACKENDS = ("horovod", "torch")
 
@@ -25,27 +26,27 @@ def choose_backend(launch: Launch, environ: Mapping[str, str]) -> str:
     """Return "horovod" or "torch", whichever SUMMIT_TRAIN_COMM names.
 
     Not set, or "auto": Horovod where it and mpi4py are installed and MPI started the processes; else torch.
-    Raises WorldError where what is named is not there.
+    Raises UserError where what is named is not there.
     """
     wish = environ.get("SUMMIT_TRAIN_COMM", "auto")
     if wish not in ("auto", *BACKENDS):
-        raise WorldError(f"SUMMIT_TRAIN_COMM must be horovod, torch or auto, got {wish!r}")
+        raise UserError(f"SUMMIT_TRAIN_COMM must be horovod, torch or auto, got {wish!r}")
     missing = [name for name in ("horovod", "mpi4py") if importlib.util.find_spec(name) is None]
     if wish == "auto":
         return "torch" if missing or not launch.by_mpi else "horovod"
     if wish == "horovod" and missing:
         lacks = f"SUMMIT_TRAIN_COMM=horovod needs {' and '.join(missing)}, not installed here"
-        raise WorldError(f"{lacks}; run `make setup`, or use SUMMIT_TRAIN_COMM=torch")
+        raise UserError(f"{lacks}; run `make setup`, or use SUMMIT_TRAIN_COMM=torch")
     if wish == "horovod" and not launch.by_mpi:
         found = f"{launch.launcher} started {launch.size} processes without MPI, which Horovod needs"
-        raise WorldError(f"{found}; use mpirun, srun --mpi=pmix or jsrun, or SUMMIT_TRAIN_COMM=torch")
+        raise UserError(f"{found}; use mpirun, srun --mpi=pmix or jsrun, or SUMMIT_TRAIN_COMM=torch")
     return wish
 
 
 def open_world(launch: Launch | None = None) -> World:
     """Open the world of a launch; None: this process's. A process started by hand is a world of its own.
 
-    Raises WorldError if several processes were started and nothing joins them: N processes that each train a model of
+    Raises UserError if several processes were started and nothing joins them: N processes that each train a model of
     their own would look like a run.
     """
     launch = launch or this_launch()
@@ -57,11 +58,11 @@ def open_world(launch: Launch | None = None) -> World:
     try:
         world = HorovodWorld()
     except (ImportError, RuntimeError) as error:
-        raise WorldError(
+        raise UserError(
             f"{started}, but Horovod does not start: {error}; see `summit-train doctor`, or use SUMMIT_TRAIN_COMM=torch"
         ) from error
     if world.size != launch.size:
-        raise WorldError(
+        raise UserError(
             f"{started}, but Horovod joined {world.size}: the launcher and Horovod belong to different MPIs; "
             "see `summit-train doctor`, or use SUMMIT_TRAIN_COMM=torch"
         )

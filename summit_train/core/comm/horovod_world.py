@@ -7,7 +7,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from summit_train.core.comm.world import SAME_EVERY_TIME, World, WorldError, flush_output, refuse_mixed
+from summit_train.core.comm.world import SAME_EVERY_TIME, World, flush_output, refuse_mixed
+from summit_train.core.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +52,7 @@ class HorovodWorld(World):
         self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
         super().__init__()
         if (self.rank, self.size) != (self._mpi.Get_rank(), self._mpi.Get_size()):
-            raise WorldError(
+            raise UserError(
                 f"Horovod counts {self.size} ranks and mpi4py {self._mpi.Get_size()}: they were built for different "
                 "MPIs; see `summit-train doctor`"
             )

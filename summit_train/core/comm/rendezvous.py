@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from summit_train.core.comm.launch import Launch
-from summit_train.core.comm.world import WorldError, refuse_mixed
-from summit_train.core.errors import RunFailed
+from summit_train.core.comm.world import refuse_mixed
+from summit_train.core.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -35,7 +35,7 @@ _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 def meet(launch: Launch, host: str) -> tuple[TCPStore, str]:
     """Return the store in which the ranks find each other, and the address of the host that keeps it.
 
-    Raises WorldError where nothing says who keeps it, RunFailed where a port is taken or ranks do not come.
+    Raises UserError where nothing says who keeps it, RunFailed where a port is taken or ranks do not come.
     """
     address, port, keeps = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"), launch.rank == 0
     if launch.by_mpi and importlib.util.find_spec("mpi4py") is not None:
@@ -50,7 +50,7 @@ def meet(launch: Launch, host: str) -> tuple[TCPStore, str]:
         address, number = job_address(os.environ, launch)
         return _store(launch, address, number, keeps=keeps), address
     if not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise WorldError(f"MASTER_PORT must be a port's number, got {port!r}")
+        raise UserError(f"MASTER_PORT must be a port's number, got {port!r}")
     # torchrun's own process keeps the store of its ranks.
     keeps = keeps and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     return _store(launch, address, int(port), keeps=keeps), address
@@ -64,7 +64,7 @@ def _meet_by_mpi(world: Intracomm, launch: Launch, address: str) -> tuple[TCPSto
         try:
             store = _store(launch, address, 0, keeps=True)
             told = address, store.port
-        except (WorldError, RunFailed) as error:
+        except (UserError, RunFailed) as error:
             told = error
     told = world.bcast(told)
     if isinstance(told, Exception):
@@ -83,7 +83,7 @@ def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
         socket.getaddrinfo(address, None)
     except socket.gaierror as error:  # TCPStore would ask for it again and again
         if error.errno == socket.EAI_NONAME:
-            raise WorldError(
+            raise UserError(
                 f"{who}: rank 0's host {address} has no address here; set MASTER_ADDR to one that every rank can reach"
             ) from error
     try:
@@ -98,13 +98,13 @@ def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
 
 
 def job_address(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
-    """Return MASTER_ADDR or the job's first host, and a port that its number gives. Raises WorldError outside a job."""
+    """Return MASTER_ADDR or the job's first host, and a port that its number gives. Raises UserError outside a job."""
     in_step = launch.launcher == "srun"  # mpirun starts its own daemons by srun, whose step is not the ranks'
     found = environ.get("MASTER_ADDR") or first_host(environ, in_step=in_step)
     jobs = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
     job = next((environ[name] for name in jobs if name in environ), None)
     if found is None or job is None:
-        raise WorldError(
+        raise UserError(
             f"{launch.size} processes were started by {launch.launcher}, and nothing says where rank 0 is: set "
             "MASTER_ADDR and MASTER_PORT, start them with torchrun, or install mpi4py"
         )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from summit_train.core.comm.launch import Launch
 from summit_train.core.comm.rendezvous import RENDEZVOUS_S, meet, use_interface_towards
-from summit_train.core.comm.world import SAME_EVERY_TIME, World, WorldError, flush_output
-from summit_train.core.errors import RunFailed
+from summit_train.core.comm.world import SAME_EVERY_TIME, World, flush_output
+from summit_train.core.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ class TorchWorld(World):
         from torch import distributed as dist
 
         if not (dist.is_available() and dist.is_gloo_available()):
-            raise WorldError("this torch was built without torch.distributed or gloo; use SUMMIT_TRAIN_COMM=horovod")
+            raise UserError("this torch was built without torch.distributed or gloo; use SUMMIT_TRAIN_COMM=horovod")
         self.rank, self.size = launch.rank, launch.size
         super().__init__()
         store, address = meet(launch, self.host)
@@ -162,7 +162,7 @@ def _backends() -> Iterator[tuple[str, str]]:
     yield "cpu", "gloo"
     if torch.cuda.is_available():
         if not dist.is_nccl_available():
-            raise WorldError("this torch sees GPUs and was built without NCCL; use SUMMIT_TRAIN_COMM=horovod")
+            raise UserError("this torch sees GPUs and was built without NCCL; use SUMMIT_TRAIN_COMM=horovod")
         yield "cuda", "nccl"  # RCCL, where torch is for ROCm
     elif torch.xpu.is_available():
         yield "xpu", "xccl"

@@ -20,10 +20,6 @@ _WAIT_SECONDS = 0.1
 SAME_EVERY_TIME = ("NCCL_NVLS_ENABLE", "0")
 
 
-class WorldError(UserError):
-    """The world that the launcher promised cannot be opened."""
-
-
 class World:
     """The ranks of a run. The methods here are those of a world of one.
 
@@ -119,11 +115,11 @@ def flush_output() -> None:
 
 
 def refuse_mixed(backends: Sequence[tuple[str, str]]) -> None:
-    """Raise WorldError where ranks were started for different back ends; (back end, host) of each rank."""
+    """Raise UserError where ranks were started for different back ends; (back end, host) of each rank."""
     for rank, (backend, host) in enumerate(backends):
         first, first_host = backends[0]
         if backend != first:
-            raise WorldError(
+            raise UserError(
                 f"rank {rank} on {host} uses {backend}, but rank 0 on {first_host} uses {first}; set "
                 "SUMMIT_TRAIN_COMM to the same value on all ranks"
             )

@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.data.manifest import Manifest, ManifestError
+from summit_train.core.errors import UserError
+from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.files import FileStore, located_root
-from summit_train.data.packed.format import PackError
 from summit_train.data.packed.read import ShardStore, staged_folder
 from summit_train.data.video.augment import View, flow_pictures, mirrored_x, num_flow_frames
 from summit_train.data.video.clips import NO_FLOW, Choose, Frames, ViewsOf, holds_flow
@@ -71,9 +71,9 @@ class FlowStore:
 
 
 def open_store(data: DataSpec, manifest: Manifest) -> Store:
-    """Return the store of a manifest's clips. Raises PackError for a packed set that is damaged or does not fit.
+    """Return the store of a manifest's clips. Raises UserError for a packed set that is damaged or does not fit.
 
-    Raises ManifestError for a list of videos or of folders that are of the other modality.
+    Raises UserError for a list of videos or of folders that are of the other modality.
     """
     if not manifest.is_packed:
         root = located_root(data.root, manifest)
@@ -84,9 +84,9 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
     store = ShardStore(manifest, local, Limits(seconds=data.clip_seconds))
     packing = store.pack.packing
     if packing.modality != data.modality:
-        raise PackError(f"{manifest.source}: {_other_modality(data, packing.modality)}")
+        raise UserError(f"{manifest.source}: {_other_modality(data, packing.modality)}")
     if data.sampling == "dense" and data.frame_stride % packing.every:
-        raise PackError(
+        raise UserError(
             f"{manifest.source}: has one frame in {packing.every}, and data.frame_stride is {data.frame_stride}: must "
             f"be a multiple of {packing.every}"
         )
@@ -105,22 +105,22 @@ def _as_wanted(data: DataSpec, store: Store) -> Store:
 
 
 def _check_folders(data: DataSpec, manifest: Manifest, first: str) -> None:
-    """Raise ManifestError where the first clip shows that the list is of the other modality."""
+    """Raise UserError where the first clip shows that the list is of the other modality."""
     if data.modality == "flow":
         if os.path.isfile(first):
-            raise ManifestError(f"{manifest.place(0)}: {first} {NO_FLOW}")
+            raise UserError(f"{manifest.place(0)}: {first} {NO_FLOW}")
         if manifest.has_spans:
-            raise ManifestError(
+            raise UserError(
                 f"{manifest.source}: has clips that are spans of videos, of which folders of flow tell nothing; make "
                 "their flow with `summit-train data flow`, and name that instead"
             )
     elif os.path.isdir(first) and holds_flow(first):
-        raise ManifestError(f"{manifest.place(0)}: {first} {_other_modality(data, 'flow')}")
+        raise UserError(f"{manifest.place(0)}: {first} {_other_modality(data, 'flow')}")
 
 
 def _check_direction(data: DataSpec, manifest: Manifest) -> None:
     if data.modality == "flow" and (reason := manifest.no_flow()) is not None:
-        raise ManifestError(f"{reason}; make flow of videos that are turned round already")
+        raise UserError(f"{reason}; make flow of videos that are turned round already")
 
 
 def _other_modality(data: DataSpec, found: str) -> str:

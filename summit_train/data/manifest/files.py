@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from summit_train.core.errors import UserError
 from summit_train.data.manifest.reading import Manifest
-from summit_train.data.manifest.tables import DTYPES, ManifestError
+from summit_train.data.manifest.tables import DTYPES
 from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_flow_views, read_folder_views, read_views
 from summit_train.data.video.source import LIMITS, Limits, load_video
 
@@ -64,7 +65,7 @@ def plain_manifest(paths: Sequence[str]) -> Manifest:
 def located_root(root: str | None, manifest: Manifest) -> str:
     """Return the folder where relative paths start: `root` (data.root, --root), or else the manifest's own folder.
 
-    Raises ManifestError for a root that is not a folder, and for one that lacks the first clip if the manifest's own
+    Raises UserError for a root that is not a folder, and for one that lacks the first clip if the manifest's own
     folder has it.
     """
     beside, first = os.path.dirname(manifest.source), manifest.path(0)
@@ -74,7 +75,7 @@ def located_root(root: str | None, manifest: Manifest) -> str:
         return root
     what = f"the root must be the folder where the paths in {manifest.source} start, got {root}"
     if os.path.exists(os.path.join(beside, first)):
-        raise ManifestError(f"{what}, which lacks {first}; it is in the manifest's own folder: try without a root")
+        raise UserError(f"{what}, which lacks {first}; it is in the manifest's own folder: try without a root")
     if not os.path.isdir(root) and not os.path.isabs(first):
-        raise ManifestError(f"{what}: no such folder")
+        raise UserError(f"{what}: no such folder")
     return root

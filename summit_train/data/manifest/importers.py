@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from summit_train.core.errors import UserError
 from summit_train.data.manifest.reading import ManifestRow
 from summit_train.data.manifest.tables import (
     VIDEO_EXTENSIONS,
-    ManifestError,
     class_folders,
     file_tables,
     is_video,
@@ -61,7 +61,7 @@ class Listed(NamedTuple):
 class Annotations:
     """All clips of one list. classes: in the order of their labels. by_stem: names have no folder and no extension.
 
-    Raises ManifestError for a clip of another class.
+    Raises UserError for a clip of another class.
     """
 
     clips: tuple[Listed, ...]
@@ -72,7 +72,7 @@ class Annotations:
         known = set(self.classes)
         for clip in self.clips:
             if clip.label not in known:
-                raise ManifestError(f"{clip.place}: the label {clip.label!r} is not one of the {len(known)} classes")
+                raise UserError(f"{clip.place}: the label {clip.label!r} is not one of the {len(known)} classes")
 
 
 def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | DecodeError]:
@@ -110,7 +110,7 @@ def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | Decode
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (file:line, text) of a file's lines that are not blank. Raises ManifestError."""
+    """Yield (file:line, text) of a file's lines that are not blank. Raises UserError."""
     with opened(path) as file:
         yield from ((f"{path}:{number}", line.strip()) for number, line in enumerate(file, 1) if line.strip())
 
@@ -127,21 +127,21 @@ def _kinetics(ask: Request) -> Annotations:
         reader = csv.DictReader(file)
         lacking = [name for name in columns if name not in (reader.fieldnames or ())]
         if lacking:
-            raise ManifestError(f"{ask.source}:1: must have the columns {', '.join(columns)}; lacks {lacking[0]}")
+            raise UserError(f"{ask.source}:1: must have the columns {', '.join(columns)}; lacks {lacking[0]}")
         for row in reader:
             rows.append((f"{ask.source}:{reader.line_num}", row))
             if any(row[name] is None for name in columns):
-                raise ManifestError(f"{rows[-1][0]}: fewer fields than the header has")
+                raise UserError(f"{rows[-1][0]}: fewer fields than the header has")
     counts = Counter(row["youtube_id"] for _, row in rows)
     clips: list[Listed] = []
     for place, row in rows:
         identity, label = row["youtube_id"].strip(), row["label"].strip()
         if not identity or not label:
-            raise ManifestError(f"{place}: must have a youtube_id and a label (a test list has no labels)")
+            raise UserError(f"{place}: must have a youtube_id and a label (a test list has no labels)")
         try:
             start, end = (int(float(row[name])) for name in ("time_start", "time_end"))
         except ValueError:
-            raise ManifestError(f"{place}: time_start and time_end must be seconds, got {row!r}") from None
+            raise UserError(f"{place}: time_start and time_end must be seconds, got {row!r}") from None
         # A file ID.mp4 is ambiguous where several clips of the video are listed.
         whole = (identity,) if counts[row["youtube_id"]] == 1 else ()
         clips.append(Listed(place, (f"{identity}_{start:06}_{end:06}", *whole), label))
@@ -157,16 +157,16 @@ def _ucf101(ask: Request) -> Annotations:
     for place, text in _lines(ask.labels or ask.source.parent / "classInd.txt"):
         number, _, name = text.partition(" ")
         if number != str(len(classes) + 1) or not name:
-            raise ManifestError(f"{place}: must be `{len(classes) + 1} ClassName`, got {text!r}")
+            raise UserError(f"{place}: must be `{len(classes) + 1} ClassName`, got {text!r}")
         classes.append(name.strip())
     clips = []
     for place, text in _lines(ask.source):
         path, _, number = text.partition(" ")
         name, slash, _ = path.partition("/")
         if not slash:
-            raise ManifestError(f"{place}: must be Class/video.avi, got {text!r}")
+            raise UserError(f"{place}: must be Class/video.avi, got {text!r}")
         if number and (not number.isdecimal() or classes[int(number) - 1 : int(number)] != [name]):
-            raise ManifestError(f"{place}: {number} is not the number of {name} in the list of classes")
+            raise UserError(f"{place}: {number} is not the number of {name} in the list of classes")
         group = re.search(r"_(g\d+)_", path)
         clips.append(Listed(place, (path,), name, group and f"{name}_{group[1]}"))
     return Annotations(tuple(clips), tuple(classes))
@@ -178,17 +178,17 @@ def _hmdb51(ask: Request) -> Annotations:
     part: 'train' or 'test'.
     """
     if ask.part is None:
-        raise ManifestError(f"{ask.source}: say --part train or --part test")
+        raise UserError(f"{ask.source}: say --part train or --part test")
     ending = f"_test_split{ask.split}.txt"
     lists = {path.name.removesuffix(ending): path for path in sorted(ask.source.glob(f"?*{ending}"))}
     if not lists:
-        raise ManifestError(f"{ask.source}: has no CLASS_test_split{ask.split}.txt")
+        raise UserError(f"{ask.source}: has no CLASS_test_split{ask.split}.txt")
     clips = []
     for name, path in lists.items():
         for place, text in _lines(path):
             video, _, number = text.rpartition(" ")
             if number not in ("0", "1", "2") or not video:
-                raise ManifestError(f"{place}: must be a video and 0, 1 or 2, got {text!r}")
+                raise UserError(f"{place}: must be a video and 0, 1 or 2, got {text!r}")
             if number == HMDB51_PARTS[ask.part]:
                 clips.append(Listed(place, (f"{name}/{video.strip()}", video.strip()), name))
     return Annotations(tuple(clips), tuple(lists))
@@ -197,12 +197,12 @@ def _hmdb51(ask: Request) -> Annotations:
 def _something_v1(ask: Request) -> Annotations:
     """Read a split of Something-Something V1 or Jester: a CSV `ID;label text`, and a folder ID of pictures a clip."""
     if ask.labels is None:
-        raise ManifestError(f"{ask.source}: name the list of labels (something-something-v1-labels.csv) by --labels")
+        raise UserError(f"{ask.source}: name the list of labels (something-something-v1-labels.csv) by --labels")
     clips = []
     for place, text in _lines(ask.source):
         identity, semicolon, label = text.partition(";")
         if not semicolon:
-            raise ManifestError(f"{place}: must be ID;label, got {text!r} (a test list has no labels)")
+            raise UserError(f"{place}: must be ID;label, got {text!r} (a test list has no labels)")
         clips.append(Listed(place, (identity,), label))
     return Annotations(tuple(clips), tuple(text for _, text in _lines(ask.labels)))
 
@@ -213,23 +213,23 @@ def _something_v2(ask: Request) -> Annotations:
     labels: a JSON object from label to number: {"Approaching something with your camera": "0", ...}.
     """
     if ask.labels is None:
-        raise ManifestError(f"{ask.source}: name the labels' numbers (something-something-v2-labels.json) by --labels")
+        raise UserError(f"{ask.source}: name the labels' numbers (something-something-v2-labels.json) by --labels")
     numbers, listed = _json(ask.labels), _json(ask.source)
     try:
         names = {int(number): str(name) for name, number in numbers.items()}
     except (AttributeError, TypeError, ValueError):
-        raise ManifestError(f"{ask.labels}: must be a JSON object from each label to its number") from None
+        raise UserError(f"{ask.labels}: must be a JSON object from each label to its number") from None
     if sorted(names) != list(range(len(numbers))):
-        raise ManifestError(f"{ask.labels}: must have the numbers 0 to {len(numbers) - 1}, each once")
+        raise UserError(f"{ask.labels}: must have the numbers 0 to {len(numbers) - 1}, each once")
     if not isinstance(listed, list):
-        raise ManifestError(f"{ask.source}: must be a JSON list of clips")
+        raise UserError(f"{ask.source}: must be a JSON list of clips")
     clips = []
     for number, clip in enumerate(listed):
         place = f"{ask.source}: entry {number}"
         try:
             identity, template = str(clip["id"]), str(clip["template"])
         except (KeyError, TypeError):
-            raise ManifestError(f"{place} has no id and template (a test list has no labels)") from None
+            raise UserError(f"{place} has no id and template (a test list has no labels)") from None
         # "Holding [something] next to [something]" is the label "Holding something next to something".
         label = template.replace("[", "").replace("]", "")
         clips.append(Listed(place, (f"{identity}.webm", f"{identity}.mp4"), label))
@@ -241,7 +241,7 @@ def _json(path: Path) -> Any:
         try:
             return json.load(file)
         except ValueError as error:
-            raise ManifestError(f"{path}: is not JSON: {error}") from error
+            raise UserError(f"{path}: is not JSON: {error}") from error
 
 
 def _folders(ask: Request) -> Annotations:
@@ -254,7 +254,7 @@ def _folders(ask: Request) -> Annotations:
         if is_video(entry) or ((ask.source / name / entry).is_dir() and not entry.startswith("."))
     ]
     if not clips:
-        raise ManifestError(f"{ask.source}: no video and no folder of pictures in its class folders")
+        raise UserError(f"{ask.source}: no video and no folder of pictures in its class folders")
     return Annotations(tuple(clips), classes)
 
 
@@ -275,14 +275,14 @@ def _list(ask: Request) -> Annotations:
     if classes is None:
         for place, _, label, _ in found:
             if not label.isdecimal():
-                raise ManifestError(f"{place}: label {label!r} must be a number, as there is no classes.txt")
+                raise UserError(f"{place}: label {label!r} must be a number, as there is no classes.txt")
         classes = tuple(map(str, range(1 + max((int(label) for _, _, label, _ in found), default=0))))
     names = dict(zip(map(str, range(len(classes))), classes, strict=True))
     clips = (Listed(place, (path,), names.get(label, label), None, span) for place, path, label, span in found)
     return Annotations(tuple(clips), classes)
 
 
-# kind -> its reader, which raises ManifestError, and what its source is
+# kind -> its reader, which raises UserError, and what its source is
 KINDS: dict[str, tuple[Callable[[Request], Annotations], str]] = {
     "kinetics": (_kinetics, "CSV of Kinetics-400, -600 or -700: label,youtube_id,time_start,time_end,split"),
     "ucf101": (_ucf101, "trainlist01.txt or testlist01.txt; --labels classInd.txt [beside it]"),

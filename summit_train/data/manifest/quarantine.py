@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from summit_train.core.errors import UserError
 from summit_train.core.files import write_text
 from summit_train.core.text import csv_text
 from summit_train.data.manifest.reading import Manifest
-from summit_train.data.manifest.tables import ManifestError, opened, parse_span
+from summit_train.data.manifest.tables import opened, parse_span
 from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import WHOLE, Span, SpanError, located_error, span_of
 from summit_train.spec import DataSpec
@@ -57,7 +58,7 @@ class Kept:
 def kept_clips(data: DataSpec, manifest: Manifest) -> Kept:
     """Return the clips of a manifest without those in data.quarantine.
 
-    Raises ManifestError where the list cannot be read or names every clip.
+    Raises UserError where the list cannot be read or names every clip.
     """
     excluded: list[int] = []
     if data.quarantine is not None:
@@ -71,26 +72,26 @@ def kept_clips(data: DataSpec, manifest: Manifest) -> Kept:
         named = ((clip, bad[paths[a:b]]) for clip, (a, b) in enumerate(pairwise(ends)) if paths[a:b] in bad)
         excluded = [clip for clip, spans in named if WHOLE in spans or manifest.span(clip) in spans]
     if len(excluded) == len(manifest):
-        raise ManifestError(f"{data.quarantine}: names every clip of {manifest.source}")
+        raise UserError(f"{data.quarantine}: names every clip of {manifest.source}")
     return Kept(len(manifest), np.array(excluded, np.int64))
 
 
 def read_quarantine(path: str | Path) -> list[DecodeError]:
-    """Read the errors as they were written, with paths as the manifest has them. Raises ManifestError."""
+    """Read the errors as they were written, with paths as the manifest has them. Raises UserError."""
     with opened(path, "the quarantine list ") as file:
         rows = list(csv.reader(file))
     header = tuple(rows[0]) if rows else ()
     if header not in (COLUMNS, COLUMNS + SPAN_COLUMNS):
-        raise ManifestError(f"{path}:1: the header must be {','.join(COLUMNS)}, as `data scan` writes it")
+        raise UserError(f"{path}:1: the header must be {','.join(COLUMNS)}, as `data scan` writes it")
     errors = list[DecodeError]()
     for line, row in enumerate(rows[1:], 2):
         if row and len(row) != len(header):
             more = f", and {' and '.join(header[2:])}" if header[2:] else ""
-            raise ManifestError(f"{path}:{line}: must have a path and a reason{more}, got {len(row)} fields")
+            raise UserError(f"{path}:{line}: must have a path and a reason{more}, got {len(row)} fields")
         try:
             errors += [located_error(row[0], row[1], parse_span(*row[2:]))] if row else []
         except ValueError as error:
-            raise ManifestError(f"{path}:{line}: {error}") from None
+            raise UserError(f"{path}:{line}: {error}") from None
     return errors
 
 

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from summit_train.core.errors import UserError
 from summit_train.core.files import replacing, write_json, write_text
 from summit_train.data.manifest.tables import (
     CLASSES_FILE,
     DTYPES,
-    ManifestError,
     class_folders,
     file_tables,
     folder_tables,
@@ -186,24 +186,24 @@ class Manifest:
         return f"{place}: this clip is played backwards, and its flow is not that of the video read backwards"
 
     def check_labels(self, num_classes: int) -> None:
-        """Raise ManifestError at the first label of `num_classes` or more, or if another number of classes is named."""
+        """Raise UserError at the first label of `num_classes` or more, or if another number of classes is named."""
         bad = np.flatnonzero(self.labels >= num_classes)
         if len(bad):
-            raise ManifestError(
+            raise UserError(
                 f"{self.place(bad[0])}: label {self.label(bad[0])} is out of range: model.num_classes is "
                 f"{num_classes}, so labels go from 0 to {num_classes - 1}; this manifest needs "
                 f"{max(self.num_classes, int(self.labels.max()) + 1)}"
             )
         if self.classes is not None and len(self.classes) != num_classes:
             named = f"{self.source} has {len(self.classes)} classes by its {'folders' if self.folder else CLASSES_FILE}"
-            raise ManifestError(f"model.num_classes must be {len(self.classes)}, got {num_classes}: {named}")
+            raise UserError(f"model.num_classes must be {len(self.classes)}, got {num_classes}: {named}")
 
     def check_classes(self, other: Manifest) -> None:
-        """Raise ManifestError where two manifests of one experiment number their classes differently."""
+        """Raise UserError where two manifests of one experiment number their classes differently."""
         if self.classes is None or other.classes is None or self.classes == other.classes:
             return
         differing = sorted(set(self.classes) ^ set(other.classes)) or ["only in their order"]
-        raise ManifestError(
+        raise UserError(
             f"{self.source} and {other.source} do not have the same classes, so their labels mean different "
             f"things: they differ in {', '.join(map(repr, differing[:5]))}"
         )
@@ -235,26 +235,26 @@ def read_manifest(path: str | Path) -> Manifest:
     CSV: the columns `path,label` and optionally those of `ManifestRow`; others are ignored. A label is an integer or a
     name in `classes.txt` beside the file (one name a line, the first is label 0). An integer is always the label
     itself, also where a class has that name. List: the label follows the last blank; `path num_frames label` too, where
-    path is a folder of pictures. Raises ManifestError, naming file and line.
+    path is a folder of pictures. Raises UserError, naming file and line.
     """
     source = Path(path)
     if (source / PACK_FILE).is_file():
         return _read_packed_manifest(source)
     if (source / PACKING_FOLDER).is_dir():
-        raise ManifestError(f"{source}: its packing was not finished; run `data pack` again to continue it")
+        raise UserError(f"{source}: its packing was not finished; run `data pack` again to continue it")
     is_folder = source.is_dir()
     classes = class_folders(source) if is_folder else read_classes(source.parent / CLASSES_FILE)
     tables = folder_tables(source) if is_folder else file_tables(source)
     parts = [parse_table(source, table, classes) for table in tables]
     if not parts:
-        raise ManifestError(f"{source}: there is not one clip in it")
+        raise UserError(f"{source}: there is not one clip in it")
     columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     columns["offsets"] = np.concatenate([[0], np.cumsum(columns.pop("lengths"))])
     return Manifest(str(source), os.path.abspath(source) if is_folder else "", classes, **columns)
 
 
 def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
-    """Yield every clip's row with all columns of its list. Raises ManifestError."""
+    """Yield every clip's row with all columns of its list. Raises UserError."""
     if manifest.is_packed or manifest.folder:
         yield from map(manifest.row, range(len(manifest)))
         return
@@ -283,14 +283,14 @@ def _read_packed_manifest(source: Path) -> Manifest:
         columns |= {"is_packed": True, "stored_fingerprint": about["fingerprint"], "pixels": about["pixels"]}
         return Manifest(str(source), "", None if about["classes"] is None else tuple(about["classes"]), **columns)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ManifestError(f"{source}: is damaged ({error}); see `data verify` for what else is") from error
+        raise UserError(f"{source}: is damaged ({error}); see `data verify` for what else is") from error
 
 
 def _reopen(source: str, fingerprint: str) -> Manifest:
     """Unpickle the manifest of a packed set in a loader worker."""
     manifest = read_manifest(source)
     if manifest.fingerprint() != fingerprint:
-        raise ManifestError(f"{source}: was packed again while a run was using it; start the run again")
+        raise UserError(f"{source}: was packed again while a run was using it; start the run again")
     return manifest
 
 
@@ -329,7 +329,7 @@ def load_column(path: Path, *dtypes: DTypeLike) -> NDArray[Any]:
 
 
 def read_classes(path: str | Path) -> tuple[str, ...] | None:
-    """Return the class names of a `classes.txt`, label 0 first, or None where there is none. Raises ManifestError."""
+    """Return the class names of a `classes.txt`, label 0 first, or None where there is none. Raises UserError."""
     if not Path(path).exists():
         return None
     with opened(path) as file:
@@ -338,7 +338,7 @@ def read_classes(path: str | Path) -> tuple[str, ...] | None:
     for line, name in enumerate(names, 1):
         if not name or first[name] < line:
             what = f"the class {name!r} is listed twice" if name else "an empty line among the classes"
-            raise ManifestError(f"{path}:{line}: {what}; write one name a line, each once")
+            raise UserError(f"{path}:{line}: {what}; write one name a line, each once")
     return names or None
 
 
@@ -350,15 +350,15 @@ def write_classes(folder: Path, classes: Iterable[str]) -> None:
 def classes_beside(manifest: Path) -> tuple[str, ...] | None:
     """Return the class names that a new manifest at this path will be read with.
 
-    Raises ManifestError where its folder is missing.
+    Raises UserError where its folder is missing.
     """
     if not manifest.parent.is_dir():
-        raise ManifestError(f"{manifest.parent}: no such folder; make it first")
+        raise UserError(f"{manifest.parent}: no such folder; make it first")
     return read_classes(manifest.parent / CLASSES_FILE)
 
 
 def check_beside(manifest: Path, classes: tuple[str, ...] | None, source: Path) -> None:
-    """Raise ManifestError where a new manifest of these classes would be misread, or its folder is missing."""
+    """Raise UserError where a new manifest of these classes would be misread, or its folder is missing."""
     if classes_beside(manifest) not in (None, classes):
         names = manifest.parent / CLASSES_FILE
-        raise ManifestError(f"{names}: has other classes than {source}; write to another folder")
+        raise UserError(f"{names}: has other classes than {source}; write to another folder")

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from summit_train.core import rng
+from summit_train.core.errors import UserError
 from summit_train.data.manifest.reading import ManifestRow, read_manifest, read_rows, write_classes, write_manifest
-from summit_train.data.manifest.tables import ManifestError
 
 # Shuffles that are tried where groups of several classes leave a part without a class.
 _ATTEMPTS = 32
@@ -46,7 +46,7 @@ def split_manifest(manifest: str | Path, out: str | Path, how: Splitting) -> lis
     """Write out/fold1 .. out/foldN, each with train.csv, val.csv and classes.txt.
 
     Every column is kept. Each class is shared between the parts as evenly as the groups allow. The parts
-    depend on the clips and the seed, not on the manifest's order. Raises ManifestError if the expression is bad, there
+    depend on the clips and the seed, not on the manifest's order. Raises UserError if the expression is bad, there
     are fewer groups than folds, a class cannot be on both sides of every fold, or both directions are requested of
     clips that are already reversed.
     """
@@ -54,11 +54,11 @@ def split_manifest(manifest: str | Path, out: str | Path, how: Splitting) -> lis
     names = source.class_names
     unknown = sorted(set(how.only) - set(names))
     if unknown:
-        raise ManifestError(f"{source.source}: must have the class {unknown[0]!r}; valid: {', '.join(names)}")
+        raise UserError(f"{source.source}: must have the class {unknown[0]!r}; valid: {', '.join(names)}")
     rows = [row for row in read_rows(source) if not how.only or names[int(row.label)] in how.only]
     backwards = next((row.path for row in rows if row.reversed), None)
     if how.both_directions and backwards is not None:
-        raise ManifestError(f"{source.source}: {backwards} is reversed already; both directions need unreversed clips")
+        raise UserError(f"{source.source}: {backwards} is reversed already; both directions need unreversed clips")
     groups = [row.path if how.group is None else _group_of(row.path, how.group) for row in rows]
     counts: dict[str, Counter[str]] = {name: Counter() for name in sorted(set(groups))}
     for row, group in zip(rows, groups, strict=True):
@@ -87,9 +87,9 @@ def _group_of(path: str, pattern: str) -> str:
     try:
         match = re.search(pattern, Path(path).name)
     except re.error as error:
-        raise ManifestError(f"--group must be a regular expression, got {pattern!r}: {error}") from error
+        raise UserError(f"--group must be a regular expression, got {pattern!r}: {error}") from error
     if match is None:
-        raise ManifestError(f"{path}: the group {pattern!r} matches nothing in the file's name")
+        raise UserError(f"{path}: the group {pattern!r} matches nothing in the file's name")
     return match.group(1) if match.re.groups else match.group()
 
 
@@ -97,12 +97,12 @@ def _parts(groups: Mapping[str, Counter[str]], how: Splitting) -> dict[str, int]
     """Return each group's part, 0 .. folds - 1. groups: the clips of each class, sorted by the groups' names."""
     if not 2 <= how.folds <= len(groups):
         shown = ", ".join(list(groups)[:12])
-        raise ManifestError(f"--folds must be 2 to {len(groups)}, the number of groups ({shown}), got {how.folds}")
+        raise UserError(f"--folds must be 2 to {len(groups)}, the number of groups ({shown}), got {how.folds}")
     num_groups = Counter(name for counts in groups.values() for name in counts)
     for name, number in sorted(num_groups.items()):
         if number < how.folds:
             fewer = f"--folds {number}, " if number > 1 else ""
-            raise ManifestError(
+            raise UserError(
                 f"the class {name!r} has clips in {number} of {len(groups)} groups, so it cannot be on both sides of "
                 f"each of {how.folds} folds; try {fewer}more groups (another --group), or other classes (--only)"
             )
@@ -112,7 +112,7 @@ def _parts(groups: Mapping[str, Counter[str]], how: Splitting) -> dict[str, int]
         lacking = [name for name in num_groups if any((part, name) not in covered for part in range(how.folds))]
         if not lacking:
             return parts
-    raise ManifestError(
+    raise UserError(
         f"no split into {how.folds} folds was found with the class {min(lacking)!r} on both sides of each: "
         "its groups belong to other classes too; try fewer --folds, or another --group or --seed"
     )

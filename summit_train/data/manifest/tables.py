@@ -42,10 +42,6 @@ DTYPES: dict[str, DTypeLike] = {
 }  # fmt: skip
 
 
-class ManifestError(UserError):
-    """A manifest cannot be used."""
-
-
 @dataclass(frozen=True)
 class Table:
     """Some rows of a source: their line numbers (0 in class folders) and their cells, column by column."""
@@ -56,7 +52,7 @@ class Table:
 
 @contextmanager
 def opened(path: str | Path, what: str = "") -> Iterator[TextIO]:
-    """Open a text file for the block. Raises ManifestError where it, `what` in the message, cannot be read.
+    """Open a text file for the block. Raises UserError where it, `what` in the message, cannot be read.
 
     Bytes that are not UTF-8 become surrogates, because paths may hold any bytes.
     """
@@ -65,11 +61,11 @@ def opened(path: str | Path, what: str = "") -> Iterator[TextIO]:
             yield file
     except (OSError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ManifestError(f"{path}: {what}cannot be read: {reason}") from error
+        raise UserError(f"{path}: {what}cannot be read: {reason}") from error
 
 
 def file_tables(source: Path) -> Iterator[Table]:
-    """Yield a file's rows, of either form, some at a time. Raises ManifestError."""
+    """Yield a file's rows, of either form, some at a time. Raises UserError."""
     with opened(source, "the manifest ") as file:
         header, line = _header(source, file)
         rows = _csv_rows(source, file, len(header), line) if header else _list_rows(source, file)
@@ -79,11 +75,11 @@ def file_tables(source: Path) -> Iterator[Table]:
 
 
 def class_folders(source: Path) -> tuple[str, ...]:
-    """Return the names of a folder's class folders, sorted: their places are the labels. Raises ManifestError."""
+    """Return the names of a folder's class folders, sorted: their places are the labels. Raises UserError."""
     with os.scandir(source) as entries:
         names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     if not names:
-        raise ManifestError(f"{source}: must be a manifest, or have a sub-folder of videos for each class; has none")
+        raise UserError(f"{source}: must be a manifest, or have a sub-folder of videos for each class; has none")
     return tuple(names)
 
 
@@ -115,11 +111,11 @@ def _header(source: Path, file: TextIO) -> tuple[list[str], int]:
             for name in ("path", "label"):
                 if names.count(name) != 1:
                     got = ", ".join(names)
-                    raise ManifestError(f"{source}:{line}: the header must have one column {name!r}, got {got}")
+                    raise UserError(f"{source}:{line}: the header must have one column {name!r}, got {got}")
             for name in names:
                 near = difflib.get_close_matches(name, COLUMNS, n=1, cutoff=0.8)
                 if near and near[0] != name:
-                    raise ManifestError(f"{source}:{line}: unknown column {name!r}: did you mean {near[0]!r}?")
+                    raise UserError(f"{source}:{line}: unknown column {name!r}: did you mean {near[0]!r}?")
             return names, line
     file.seek(0)
     return [], 0
@@ -134,12 +130,12 @@ def _csv_rows(source: Path, file: TextIO, width: int, line: int) -> Iterator[tup
             if len(row) == width:
                 yield number, *row
             elif any("\n" in cell for cell in row):
-                raise ManifestError(f"{source}:{number}: a double quote is not closed on its line")
+                raise UserError(f"{source}:{number}: a double quote is not closed on its line")
             elif row:
                 hint = 'put a path with a comma in double quotes: "a, b.mp4",3'
-                raise ManifestError(f"{source}:{number}: {len(row)} fields where the header has {width}; {hint}")
+                raise UserError(f"{source}:{number}: {len(row)} fields where the header has {width}; {hint}")
     except csv.Error as error:
-        raise ManifestError(f"{source}:{line + rows.line_num}: not a CSV: {error}") from error
+        raise UserError(f"{source}:{line + rows.line_num}: not a CSV: {error}") from error
 
 
 def _list_rows(source: Path, file: TextIO) -> Iterator[tuple[Any, ...]]:
@@ -149,7 +145,7 @@ def _list_rows(source: Path, file: TextIO) -> Iterator[tuple[Any, ...]]:
             continue
         path, *label = text.strip().rsplit(None, 1)
         if not label:
-            raise ManifestError(
+            raise UserError(
                 f"{source}:{line}: {path[:80]!r} is neither `path label` nor below a header: begin the file with the "
                 "line path,label or separate path and label by a blank"
             )
@@ -164,11 +160,11 @@ def _list_rows(source: Path, file: TextIO) -> Iterator[tuple[Any, ...]]:
 def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> dict[str, NDArray[Any]]:
     """Return the columns of DTYPES, "paths" (all paths' bytes, concatenated) and their "lengths".
 
-    Raises ManifestError at the first bad cell.
+    Raises UserError at the first bad cell.
     """
     paths = [path.encode("utf-8", "surrogateescape") for path in table.cells["path"]]
     if b"" in paths:
-        raise ManifestError(f"{source}:{table.lines[paths.index(b'')]}: the path is empty")
+        raise UserError(f"{source}:{table.lines[paths.index(b'')]}: the path is empty")
 
     def parsed(name: str, parse: Callable[[str], object], dtype: DTypeLike) -> NDArray[Any]:
         """Parse a column, each different text once; a missing one has empty cells."""
@@ -178,7 +174,7 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
             try:
                 values[text] = parse(text)
             except ValueError as error:
-                raise ManifestError(f"{source}:{table.lines[texts.index(text)]}: {error}") from None
+                raise UserError(f"{source}:{table.lines[texts.index(text)]}: {error}") from None
         return np.array([values[text] for text in texts], dtype)
 
     numbers = {name: number for number, name in enumerate(classes or ())}
@@ -189,7 +185,7 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
             try:
                 span.frames("a video", num_frames)
             except SpanError as error:
-                raise ManifestError(f"{source}:{line}: {error.path} {error.reason}") from None
+                raise UserError(f"{source}:{line}: {error.path} {error.reason}") from None
     return {
         "paths": np.frombuffer(b"".join(paths), np.uint8),
         "lengths": np.array([len(path) for path in paths]),
@@ -203,14 +199,14 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
 
 
 def table_spans(source: Path, table: Table) -> list[Span]:
-    """Parse the spans of a table, by default whole videos. Raises ManifestError."""
+    """Parse the spans of a table, by default whole videos. Raises UserError."""
     starts, ends = (table.cells.get(name, [""] * len(table.lines)) for name in ("start_frame", "end_frame"))
     spans = []
     for line, start, end in zip(table.lines, starts, ends, strict=True):
         try:
             spans.append(parse_span(start, end))
         except ValueError as error:
-            raise ManifestError(f"{source}:{line}: {error}") from None
+            raise UserError(f"{source}:{line}: {error}") from None
     return spans
 
 

@@ -54,10 +54,6 @@ _MAX_BOUND = 1024
 _FILE_NAME = re.compile(rf"({PACKED_MANIFEST}|{INDEX_FOLDER})/[a-z_]+\.(npy|json)")
 
 
-class PackError(UserError):
-    """A packed set cannot be made or used."""
-
-
 @dataclass(frozen=True)
 class Facts:
     """What is known of a clip besides its bytes. All of it enters the clip's checksums.
@@ -130,7 +126,7 @@ def ending_of(path: str) -> str:
 
 @dataclass(frozen=True)
 class Packing:
-    """How clips are packed. Raises PackError for a wrong value.
+    """How clips are packed. Raises UserError for a wrong value.
 
     kind: 'bytes' (the videos as they are) or 'jpeg' (every `every`-th frame as a JPEG of quality 1 to 95, scaled down
     to `short_side` where it is larger). modality: 'rgb' or 'flow', two grey pictures for each field, x and y; then
@@ -152,14 +148,14 @@ class Packing:
     def __post_init__(self) -> None:
         valid = ("bytes", "jpeg") if self.modality == "rgb" else ("bytes",) if self.method is None else ("jpeg",)
         if self.kind not in valid:
-            raise PackError(f"kind must be {' or '.join(valid)}, got {self.kind!r}")
+            raise UserError(f"kind must be {' or '.join(valid)}, got {self.kind!r}")
         if self.modality == "flow" and not 0 < (self.bound or 0) <= _MAX_BOUND:
-            raise PackError(f"bound must be more than 0 and at most {_MAX_BOUND} pixels, got {self.bound}")
+            raise UserError(f"bound must be more than 0 and at most {_MAX_BOUND} pixels, got {self.bound}")
         if self.colour not in ("full", "half"):
-            raise PackError(f"colour must be full or half, got {self.colour!r}")
+            raise UserError(f"colour must be full or half, got {self.colour!r}")
         for name, low, high in (("short_side", 1, 8192), ("every", 1, 1 << 20), ("quality", 1, 95)):
             if not low <= getattr(self, name) <= high:
-                raise PackError(f"{name} must be {low} to {high}, got {getattr(self, name)}")
+                raise UserError(f"{name} must be {low} to {high}, got {getattr(self, name)}")
 
     @property
     def pixels(self) -> str:
@@ -230,19 +226,19 @@ class Pack:
 
 
 def read_pack(folder: str | Path) -> Pack:
-    """Read the record of a packed set. Raises PackError where there is none, or one byte of it is not as written."""
+    """Read the record of a packed set. Raises UserError where there is none, or one byte of it is not as written."""
     path = Path(folder) / PACK_FILE
     try:
         text = path.read_bytes().decode()
         pack = _from_values(json.loads(text))
     except FileNotFoundError as error:
-        raise PackError(f"{folder}: must be a finished packed set, but lacks {PACK_FILE}") from error
+        raise UserError(f"{folder}: must be a finished packed set, but lacks {PACK_FILE}") from error
     except OSError as error:
-        raise PackError(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, PackError) as error:
-        raise PackError(f"{path}: is damaged: {error}") from error
+        raise UserError(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+        raise UserError(f"{path}: is damaged: {error}") from error
     if pack.text() != text:
-        raise PackError(f"{path}: is damaged: its content does not match its checksum")
+        raise UserError(f"{path}: is damaged: its content does not match its checksum")
     return pack
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from summit_train.core.errors import UserError
 from summit_train.core.files import locked, replacing, write_json
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.manifest.reading import (
@@ -40,7 +41,6 @@ from summit_train.data.packed.format import (
     PICTURES,
     SHARD_END,
     Pack,
-    PackError,
     Packing,
     StoredFile,
     facts_of,
@@ -81,7 +81,7 @@ class Job:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other processes from packing into this folder within the block. Raises PackError if one already does.
+    """Keep other processes from packing into this folder within the block. Raises UserError if one already does.
 
     A finished set needs no lock, and may lie where nothing can be written.
     """
@@ -91,7 +91,7 @@ def alone_in(folder: Path) -> Iterator[None]:
             try:
                 held.enter_context(locked(whole.parent / f".{whole.name}.lock", wait=False))
             except BlockingIOError as error:
-                raise PackError(
+                raise UserError(
                     f"{folder}: another process is packing into it; wait for it, or pack elsewhere"
                 ) from error
         yield
@@ -100,29 +100,29 @@ def alone_in(folder: Path) -> Iterator[None]:
 def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, workers: int) -> Job | None:
     """Make the folder, or continue the packing in it; None if it has the same set, finished.
 
-    workers: processes for the sample that gives the clips a shard. Raises PackError if the folder contains something
+    workers: processes for the sample that gives the clips a shard. Raises UserError if the folder contains something
     else, or the manifest is of a packed set.
     """
     manifest = store.manifest
     if manifest.is_packed:
-        raise PackError(f"{manifest.source}: is packed already; pack from the manifest that it was made from")
+        raise UserError(f"{manifest.source}: is packed already; pack from the manifest that it was made from")
     if packing.modality == "flow" and (reason := manifest.no_flow()) is not None:
-        raise PackError(reason)
+        raise UserError(reason)
     asked = {"packing": packing.entries(), "fingerprint": manifest.fingerprint(), "shard_bytes": shard_bytes}
     if (folder / PACK_FILE).exists():
         pack = read_pack(folder)
         if (pack.packing, pack.fingerprint) != (packing, replace(manifest, pixels=packing.pixels).fingerprint()):
-            raise PackError(f"{folder}: contains a different set; delete it, or pack elsewhere")
+            raise UserError(f"{folder}: contains a different set; delete it, or pack elsewhere")
         shutil.rmtree(folder / PACKING_FOLDER, ignore_errors=True)  # where it was killed just before
         return None
     plan_path = folder / PACKING_FOLDER / "plan.json"
     if plan_path.exists():
         plan = json.loads(plan_path.read_text(encoding="utf-8"))
         if {name: plan[name] for name in asked} != asked:
-            raise PackError(f"{folder}: contains an unfinished, different set; delete it, or pack elsewhere")
+            raise UserError(f"{folder}: contains an unfinished, different set; delete it, or pack elsewhere")
     else:
         if folder.is_dir() and {path.name for path in folder.iterdir()} - {PACKING_FOLDER}:
-            raise PackError(f"{folder}: must be an empty or a new folder, but has files")
+            raise UserError(f"{folder}: must be an empty or a new folder, but has files")
         mean = _mean_bytes(Job(store, folder, packing, 1), workers)
         plan = asked | {"clips_per_shard": max(1, round(shard_bytes / mean))}
         write_json(plan_path, plan)
@@ -132,7 +132,7 @@ def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, wo
 
 
 def _mean_bytes(job: Job, workers: int) -> float:
-    """Return the mean size of a few packed clips from all over the manifest. Raises PackError where all are bad."""
+    """Return the mean size of a few packed clips from all over the manifest. Raises UserError where all are bad."""
     num_clips = len(job.store.manifest)
     chosen = sorted({place * num_clips // _SAMPLED_CLIPS for place in range(_SAMPLED_CLIPS)})
     # By the fastest method: the pictures of all have about the same size.
@@ -146,7 +146,7 @@ def _mean_bytes(job: Job, workers: int) -> float:
     ]
     if not sizes:
         source, tried = job.store.manifest.source, f"none of {len(chosen)} clips that were tried can be read"
-        raise PackError(f"{source}: {tried} below {job.store.root}; the first: {samples[0]}")
+        raise UserError(f"{source}: {tried} below {job.store.root}; the first: {samples[0]}")
     return sum(sizes) / len(sizes)
 
 
@@ -175,7 +175,7 @@ def missing_shards(job: Job) -> list[int]:
 def pack_shards(job: Job, shards: Iterable[int], workers: int) -> Iterator[DecodeError | None]:
     """Pack some shards; yield for each clip None, or why it cannot be packed. A shard with such a clip is not written.
 
-    workers: processes that read and encode; 0 uses this one. Raises PackError where one of them dies, OSError where a
+    workers: processes that read and encode; 0 uses this one. Raises UserError where one of them dies, OSError where a
     shard cannot be written.
     """
     shards = list(shards)
@@ -221,7 +221,7 @@ def _pack_shard(job: Job, shard: int, samples: Iterable[Sample | DecodeError]) -
 
 
 def _samples(job: Job, clips: Iterable[int], workers: int) -> Generator[Sample | DecodeError, None, None]:
-    """Yield each clip's sample in order, or why it has none. Raises PackError where a worker dies."""
+    """Yield each clip's sample in order, or why it has none. Raises UserError where a worker dies."""
     manifest = job.store.manifest
     runs = (list(run) for _, run in groupby(clips, lambda n: (n // job.clips_per_shard, _source(job, n))))
     asked = (
@@ -241,7 +241,7 @@ def _samples(job: Job, clips: Iterable[int], workers: int) -> Generator[Sample |
                 waiting.extend(islice(futures, 1))
         except BrokenProcessPool as error:
             paths = ", ".join(manifest.path(run[0]) for run, _ in waiting)
-            raise PackError(
+            raise UserError(
                 f"a worker died while it packed one of {paths}: is one of them damaged (see `data scan`), or is there "
                 "too little memory (--workers)?"
             ) from error

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from summit_train.core.errors import UserError
 from summit_train.data.packed.format import (
     MAX_MEMBER_BYTES,
     MAX_PICTURES_BYTES,
@@ -27,7 +28,7 @@ from summit_train.data.packed.format import (
 from summit_train.data.video.augment import View, scaled_size
 from summit_train.data.video.clips import list_flow_pictures, list_pictures
 from summit_train.data.video.decode import count_packets, read_from_start
-from summit_train.data.video.flow import FlowError, encode, flow_method, grey
+from summit_train.data.video.flow import encode, flow_method, grey
 from summit_train.data.video.pictures import PictureReader, probe_picture, restart_units
 from summit_train.data.video.render import Renderer
 from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, load_video, read_bytes
@@ -187,7 +188,7 @@ class _Converter:
             return []
         try:
             code = encode(self._compute(before, self._before), self._packing.bound or 0)
-        except FlowError as error:
+        except UserError as error:
             raise DecodeError(self._path, str(error)) from error
         return [self._jpeg(code[..., component]) for component in range(2)]
 

@@ -16,7 +16,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.data.manifest import Manifest, ManifestError, read_manifest
+from summit_train.core.errors import UserError
+from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.reading import PACK_FILE, load_column
 from summit_train.data.packed.format import (
     CLIP_ROW,
@@ -26,7 +27,6 @@ from summit_train.data.packed.format import (
     PICTURES,
     Facts,
     Pack,
-    PackError,
     StoredFile,
     facts_of,
     picture_checksum,
@@ -51,7 +51,7 @@ class _DamagedError(DecodeError):
 
 
 def staged_folder(dest: str | Path, packed: str | Path) -> Path:
-    """Return the folder of a packed set's copy below `dest`; a changed set has another one. Raises PackError."""
+    """Return the folder of a packed set's copy below `dest`; a changed set has another one. Raises UserError."""
     digest = hashlib.sha256(read_pack(packed).text().encode()).hexdigest()
     return Path(dest) / f"{Path(packed).resolve().name}-{digest[:8]}"
 
@@ -85,10 +85,10 @@ class ShardStore:
 
     @cached_property
     def pack(self) -> Pack:
-        """Return the set's record. Raises PackError where it is damaged or not that of the manifest."""
+        """Return the set's record. Raises UserError where it is damaged or not that of the manifest."""
         pack = read_pack(self.manifest.source)
         if (pack.clips, pack.fingerprint) != (len(self.manifest), self.manifest.fingerprint()):
-            raise PackError(f"{self.manifest.source}: its manifest is not the one that its record names")
+            raise UserError(f"{self.manifest.source}: its manifest is not the one that its record names")
         return pack
 
     @cached_property
@@ -103,9 +103,9 @@ class ShardStore:
         try:
             clips, pictures = load_column(folder / CLIPS, CLIP_ROW), load_column(folder / PICTURES, PICTURE_ROW)
         except (OSError, ValueError) as error:
-            raise PackError(f"{folder}: the index is damaged: {error}") from error
+            raise UserError(f"{folder}: the index is damaged: {error}") from error
         if len(clips) != len(self.manifest):
-            raise PackError(f"{folder}: the index is damaged: {len(clips)} clips instead of {len(self.manifest)}")
+            raise UserError(f"{folder}: the index is damaged: {len(clips)} clips instead of {len(self.manifest)}")
         return clips, pictures
 
     def _entry(self, clip: int) -> _Entry:
@@ -266,7 +266,7 @@ def _damaged_clips(folder: Path, pack: Pack, shard: int) -> str:
                 store.check(clip)
             except DecodeError:
                 bad.append(store.manifest.path(clip))
-    except (ManifestError, PackError):
+    except UserError:
         return ""
     if not bad:
         return "; all of its clips are whole: what differs lies between them"

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, locked, replacing
 from summit_train.data.manifest.reading import PACK_FILE
-from summit_train.data.packed.format import PackError, StoredFile, read_pack
+from summit_train.data.packed.format import StoredFile, read_pack
 from summit_train.data.packed.read import staged_folder
 
 _BLOCK = 4096  # of a disk
@@ -41,7 +42,7 @@ def stage(packed: Path, dest: Path, show: Callable[[int, int], None], max_bytes:
 
     dest: a folder on the node's disk; its parent must exist. show: is told the number of finished files and of all.
     max_bytes: the most that the copy may take. An error of the disk, such as one that is full or missing, is a warning
-    in the result and leaves no unfinished copy. Raises PackError if the set itself is damaged.
+    in the result and leaves no unfinished copy. Raises UserError if the set itself is damaged.
     """
     folder = staged_folder(dest, packed)
     try:
@@ -90,7 +91,7 @@ def _has_size_of(folder: Path, file: StoredFile) -> bool:
 def _copy_file(packed: Path, folder: Path, file: StoredFile) -> int:
     """Copy one file, whole or not at all, unless it is there; return the bytes copied.
 
-    Raises PackError if the shared one is not what was packed.
+    Raises UserError if the shared one is not what was packed.
     """
     if _has_size_of(folder, file) and file_sha256(folder / file.name) == file.sha256:
         return 0
@@ -100,7 +101,7 @@ def _copy_file(packed: Path, folder: Path, file: StoredFile) -> int:
             digest.update(block)
             out.write(block)
         if digest.hexdigest() != file.sha256:
-            raise PackError(f"{source}: is not what was packed; run `data verify` for details")
+            raise UserError(f"{source}: is not what was packed; run `data verify` for details")
     return file.size
 
 
@@ -109,4 +110,4 @@ def _blocks(path: Path) -> Iterator[bytes]:
         with open(path, "rb", buffering=0) as file:
             yield from iter(lambda: file.read(_READ_BYTES), b"")
     except OSError as error:
-        raise PackError(f"{path}: {error.strerror}") from error
+        raise UserError(f"{path}: {error.strerror}") from error

@@ -28,10 +28,6 @@ MIN_SIDE = 32
 Method = Callable[[NDArray[np.uint8], NDArray[np.uint8]], NDArray[np.float32]]
 
 
-class FlowError(UserError):
-    """Flow cannot be computed; the message says why and what would be right."""
-
-
 def encode(flow: NDArray[np.float32], bound: float = BOUND) -> NDArray[np.uint8]:
     """Return the code of flow in pixels, of any shape: zero is 128, -bound 0 and bound 255; what lies beyond is cut."""
     code: NDArray[np.float32] = np.rint(255 * (np.clip(flow, -bound, bound) + bound) / (2 * bound))
@@ -52,8 +48,8 @@ def flow_method(name: str, preset: str = PRESET) -> Method:
     """Return a method of METHODS; preset: of PRESETS, for 'dis'. All run on one thread and keep nothing between pairs.
 
     tvl1: Zach, Pock, Bischof, "A duality based approach for realtime TV-L1 optical flow", with OpenCV's defaults. dis:
-    Kroeger et al., "Fast optical flow using dense inverse search". Raises FlowError where OpenCV is not installed; the
-    method raises FlowError for pictures with a side below MIN_SIDE.
+    Kroeger et al., "Fast optical flow using dense inverse search". Raises UserError where OpenCV is not installed; the
+    method raises UserError for pictures with a side below MIN_SIDE.
     """
     library = _opencv()
     # DIS cuts a picture into as many parts as there are threads, and its result depends on the parts.
@@ -66,7 +62,7 @@ def flow_method(name: str, preset: str = PRESET) -> Method:
     def compute(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> NDArray[np.float32]:
         height, width = before.shape
         if min(height, width) < MIN_SIDE:
-            raise FlowError(f"a picture of {width} x {height} pixels is too small for flow: {MIN_SIDE} are wanted")
+            raise UserError(f"a picture of {width} x {height} pixels is too small for flow: {MIN_SIDE} are wanted")
         return np.asarray(solver.calc(before, after, None), np.float32)
 
     return compute
@@ -79,12 +75,12 @@ def grey(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _opencv() -> Any:
-    """Import OpenCV with its contributed modules. Raises FlowError where they are not installed."""
+    """Import OpenCV with its contributed modules. Raises UserError where they are not installed."""
     wanted = "pip install 'summit_train[flow]', that is opencv-contrib-python-headless"
     try:
         import cv2
     except ModuleNotFoundError as error:
-        raise FlowError(f"optical flow needs OpenCV (cv2), which is not installed: {wanted}") from error
+        raise UserError(f"optical flow needs OpenCV (cv2), which is not installed: {wanted}") from error
     if not hasattr(cv2, "optflow"):
-        raise FlowError(f"the OpenCV that is installed has no TV-L1 (cv2.optflow): {wanted}")
+        raise UserError(f"the OpenCV that is installed has no TV-L1 (cv2.optflow): {wanted}")
     return cv2

@@ -7,8 +7,9 @@ from collections.abc import Collection
 
 from torch import nn
 
+from summit_train.core.errors import RunFailed
 from summit_train.models.fast.blocks import FusedBlock, fused_block, join_shift
-from summit_train.models.fast.native.library import KernelError, Kernels, compile_for_cluster, kernels
+from summit_train.models.fast.native.library import Kernels, compile_for_cluster, kernels
 from summit_train.models.fast.norm import FusedNorm
 from summit_train.models.fast.shifted_conv import CopiedShift, ShiftedConv2d
 from summit_train.models.mobilenet import InvertedResidual
@@ -44,7 +45,7 @@ def accelerate(model: nn.Module, parts: Collection[str] = PARTS) -> str:
 def execution() -> str:
     """Return what the C++ kernels for CPUs are compiled for on this machine, or why there are none."""
     found = kernels()
-    return f"none: {found}" if isinstance(found, KernelError) else found.target
+    return f"none: {found}" if isinstance(found, RunFailed) else found.target
 
 
 def _fuse_norms(model: nn.Module) -> None:

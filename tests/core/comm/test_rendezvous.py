@@ -11,8 +11,7 @@ import pytest
 
 from summit_train.core.comm.launch import Launch
 from summit_train.core.comm.rendezvous import first_host, job_address, meet, use_interface_towards
-from summit_train.core.comm.world import WorldError
-from summit_train.core.errors import RunFailed
+from summit_train.core.errors import RunFailed, UserError
 from tests.worlds import BACKENDS, needs_ranks, run, start
 
 LAUNCH = Launch("srun", 1, 4)
@@ -60,14 +59,12 @@ def test_an_address_without_a_port_takes_that_of_the_jobs_number() -> None:
 def test_a_host_without_an_address_is_named_at_once(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")
     monkeypatch.setenv("MASTER_PORT", "12345")
-    with pytest.raises(WorldError, match=f"rank {rank} on .*: rank 0's host nowhere.invalid has no address here; set"):
+    with pytest.raises(UserError, match=f"rank {rank} on .*: rank 0's host nowhere.invalid has no address here; set"):
         meet(Launch("srun", rank, 4), "here")
 
 
 def test_ranks_that_nothing_leads_together_are_told_what_would() -> None:
-    with pytest.raises(
-        WorldError, match="4 processes were started by srun, and nothing says where rank 0 is: set MAST"
-    ):
+    with pytest.raises(UserError, match="4 processes were started by srun, and nothing says where rank 0 is: set MAST"):
         job_address({"SLURM_JOB_NODELIST": "n1"}, LAUNCH)
 
 
@@ -84,7 +81,7 @@ def test_only_sruns_own_ranks_are_in_its_step() -> None:
 def test_a_port_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", port)
-    with pytest.raises(WorldError, match=re.escape(f"MASTER_PORT must be a port's number, got {port!r}")):
+    with pytest.raises(UserError, match=re.escape(f"MASTER_PORT must be a port's number, got {port!r}")):
         meet(LAUNCH, "here")
 
 
@@ -134,13 +131,13 @@ def test_gloo_uses_the_interface_that_leads_to_rank_0(monkeypatch: pytest.Monkey
 
 _OPEN = """
 import os
-from summit_train.core.comm import WorldError, open_world
+from summit_train.core.comm import open_world
 from summit_train.core.comm.launch import this_launch
 if this_launch().rank == 1:
     os.environ["SUMMIT_TRAIN_COMM"] = "{other}"
 try:
     open_world()
-except WorldError as error:
+except UserError as error:
     print(error)
 """
 
@@ -160,12 +157,12 @@ def test_ranks_of_different_back_ends_are_refused_before_they_meet(backend: str)
 _UNKNOWN_HOST = """
 import socket
 socket.gethostname = lambda: "no-such-host.invalid"
-from summit_train.core.comm import WorldError, open_world
+from summit_train.core.comm import open_world
 try:
     world = open_world()
     print(world.size)
     world.close()
-except WorldError as error:
+except UserError as error:
     print(error)
 """
 
@@ -183,7 +180,7 @@ _ONE_MISSING = """
 import summit_train.core.comm.torch_world as module
 from summit_train.core.comm import open_world
 from summit_train.core.comm.launch import this_launch
-from summit_train.core.errors import RunFailed
+from summit_train.core.errors import RunFailed, UserError
 module.RENDEZVOUS_S = 2
 if this_launch().rank == 1:  # it knows where the others are, and does not come
     module.use_interface_towards = lambda address: exit()

@@ -10,10 +10,11 @@ import socket
 import pytest
 import torch
 
-from summit_train.core.comm import World, WorldError, choose_backend, open_world
+from summit_train.core.comm import World, choose_backend, open_world
 from summit_train.core.comm.horovod_world import HorovodWorld
 from summit_train.core.comm.launch import Launch
 from summit_train.core.comm.torch_world import TorchWorld
+from summit_train.core.errors import UserError
 from tests.worlds import BACKENDS, lines, needs_ranks, run
 
 
@@ -60,7 +61,7 @@ def test_more_processes_than_the_world_has_are_refused(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("summit_train.core.comm.HorovodWorld", Small)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
-    with pytest.raises(WorldError, match="4 processes were started, but Horovod joined 1"):
+    with pytest.raises(UserError, match="4 processes were started, but Horovod joined 1"):
         open_world(Launch("mpirun (Open MPI)", 0, 4, by_mpi=True))
 
 
@@ -87,7 +88,7 @@ def test_the_back_end_is_the_one_named_or_the_one_that_works(
     if " " not in chosen:
         assert choose_backend(launch, environ) == chosen
         return
-    with pytest.raises(WorldError) as caught:
+    with pytest.raises(UserError) as caught:
         choose_backend(launch, environ)
     assert chosen in str(caught.value)
 

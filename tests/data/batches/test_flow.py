@@ -13,8 +13,8 @@ from summit_train.core.errors import UserError
 from summit_train.data.batches import loader
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import FlowStore, Store, open_store
-from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest, write_manifest
-from summit_train.data.packed.format import PackError, read_pack
+from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
+from summit_train.data.packed.format import read_pack
 from summit_train.data.video import augment
 from summit_train.data.video.augment import View
 from summit_train.data.video.source import DecodeError
@@ -192,23 +192,21 @@ def _message(kind: type[UserError], data: DataSpec, manifest: Path) -> str:
 def test_a_set_of_the_other_modality_is_refused(tmp_path: Path, videos: Path) -> None:
     flow, rgb = _spec(), _spec(modality="rgb")
     packed = {name: write_packed(tmp_path / name, [numbered_fields(8)], [0], name) for name in ("flow", "rgb")}
-    message = _message(PackError, rgb, packed["flow"])
+    message = _message(UserError, rgb, packed["flow"])
     assert "holds flow, and data.modality is rgb: name the videos' own set, or set data.modality=flow" in message
-    assert "make flow with `summit-train data flow`" in _message(PackError, flow, packed["rgb"])
-    message = _message(ManifestError, flow, videos / "list.csv")
+    assert "make flow with `summit-train data flow`" in _message(UserError, flow, packed["rgb"])
+    message = _message(UserError, flow, videos / "list.csv")
     assert "list.csv:2" in message and "0.mp4 is a video, and data.modality is flow: make its flow with" in message
     manifest = write_folders(tmp_path, [numbered_fields(8)], [0], "raw")
-    assert "raw.csv:2" in _message(ManifestError, rgb, manifest) and "holds flow" in _message(
-        ManifestError, rgb, manifest
-    )
+    assert "raw.csv:2" in _message(UserError, rgb, manifest) and "holds flow" in _message(UserError, rgb, manifest)
 
 
 def test_clips_whose_flow_is_not_known_are_refused(tmp_path: Path) -> None:
     write_folder(tmp_path / "video", numbered_fields(8))
     write_manifest(tmp_path / "back.csv", [ManifestRow("video", 0), ManifestRow("video", 0, reversed=True)])
-    assert "back.csv:3: this clip is played backwards" in _message(ManifestError, _spec(), tmp_path / "back.csv")
+    assert "back.csv:3: this clip is played backwards" in _message(UserError, _spec(), tmp_path / "back.csv")
     write_manifest(tmp_path / "span.csv", [ManifestRow("video", 0, start_frame=2, end_frame=5)])
-    assert "spans of videos" in _message(ManifestError, _spec(), tmp_path / "span.csv")
+    assert "spans of videos" in _message(UserError, _spec(), tmp_path / "span.csv")
 
 
 @pytest.mark.parametrize(

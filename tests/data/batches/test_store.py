@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from av.video.frame import VideoFrame
 
+from summit_train.core.errors import UserError
 from summit_train.data.batches.stores import open_store
-from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
@@ -42,11 +43,11 @@ def test_a_video_lies_below_root_or_without_one_beside_the_manifest(tmp_path: Pa
 
 def test_a_root_that_does_not_fit_the_manifest_is_refused(tmp_path: Path) -> None:
     manifest, other = _manifest(tmp_path, "a.mp4", "b.mp4"), tmp_path / "other"
-    with pytest.raises(ManifestError, match=r"got .*other: no such folder"):
+    with pytest.raises(UserError, match=r"got .*other: no such folder"):
         _path(manifest, 1, root=str(other))
     other.mkdir()
     (tmp_path / "a.mp4").touch()  # reading it would replace what the user named
-    with pytest.raises(ManifestError, match=r"got .*other, which lacks a\.mp4; .*own folder: try without a root"):
+    with pytest.raises(UserError, match=r"got .*other, which lacks a\.mp4; .*own folder: try without a root"):
         _path(manifest, 1, root=str(other))
 
 

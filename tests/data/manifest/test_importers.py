@@ -12,8 +12,9 @@ import pytest
 from av.video.frame import VideoFrame
 
 from summit_train.__main__ import main
+from summit_train.core.errors import UserError
 from summit_train.data.batches.stores import open_store
-from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest
+from summit_train.data.manifest import ManifestRow, read_manifest
 from summit_train.data.manifest.importers import KINDS, Annotations, Request, locate
 from summit_train.data.manifest.quarantine import read_quarantine
 from summit_train.data.video.augment import View
@@ -117,7 +118,7 @@ def test_a_clip_that_is_there_twice_is_not_guessed(tmp_path: Path, touch: Callab
     ],
 )
 def test_a_kinetics_csv_that_is_none(tmp_path: Path, text: str, reason: str) -> None:
-    with pytest.raises(ManifestError, match=reason):
+    with pytest.raises(UserError, match=reason):
         _read("kinetics", _written(tmp_path / "train.csv", text))
 
 
@@ -137,7 +138,7 @@ def test_ucf101(tmp_path: Path, touch: Callable[..., Path]) -> None:
     ]
     annotations = _read("ucf101", _written(tmp_path / "testlist01.txt", test))
     assert _located(annotations, root)[1] == ("Archery/v_Archery_g01_c02.avi", 1)
-    with pytest.raises(ManifestError, match=r"trainlist01\.txt:1: 2 is not the number of ApplyEyeMakeup"):
+    with pytest.raises(UserError, match=r"trainlist01\.txt:1: 2 is not the number of ApplyEyeMakeup"):
         _read("ucf101", _written(tmp_path / "trainlist01.txt", train.replace("avi 1", "avi 2")))
 
 
@@ -152,7 +153,7 @@ def test_hmdb51(tmp_path: Path, touch: Callable[..., Path]) -> None:
     assert annotations.classes == ("brush_hair", "wave")
     assert _located(annotations, root) == [("brush_hair/a_brush.avi", 0), ("d#wave.avi", 1)]
     assert _located(_read("hmdb51", lists, split=1, part="test"), root) == [("brush_hair/b_brush.avi", 0)]
-    with pytest.raises(ManifestError, match=r"has no CLASS_test_split3\.txt"):
+    with pytest.raises(UserError, match=r"has no CLASS_test_split3\.txt"):
         _read("hmdb51", lists, split=3, part="train")
 
 
@@ -185,9 +186,9 @@ def test_something_v1_and_jester_are_folders_of_pictures(tmp_path: Path) -> None
 )
 def test_a_something_csv_that_is_none(tmp_path: Path, text: str, reason: str) -> None:
     labels = _written(tmp_path / "labels.csv", "Holding something\n")
-    with pytest.raises(ManifestError, match=reason):
+    with pytest.raises(UserError, match=reason):
         _read("something_v1", _written(tmp_path / "train.csv", text), labels=labels)
-    with pytest.raises(ManifestError, match="by --labels"):
+    with pytest.raises(UserError, match="by --labels"):
         _read("something_v1", tmp_path / "train.csv")
 
 
@@ -213,9 +214,9 @@ def test_something_v2(tmp_path: Path, touch: Callable[..., Path]) -> None:
         ("[", "is not JSON"),
         ('[{"id": "1", "template": "Waving"}]', "the label 'Waving' is not one of the 2 classes"),
     ):
-        with pytest.raises(ManifestError, match=reason):
+        with pytest.raises(UserError, match=reason):
             _read("something_v2", _written(train, text), labels=label_path)
-    with pytest.raises(ManifestError, match="the numbers 0 to 1, each once"):
+    with pytest.raises(UserError, match="the numbers 0 to 1, each once"):
         _read("something_v2", train, labels=_written(label_path, '{"a": "0", "b": "2"}'))
 
 
@@ -247,7 +248,7 @@ def test_lists(tmp_path: Path, touch: Callable[..., Path]) -> None:
     assert found == [ManifestRow("a b.mp4", 2), ManifestRow("c.mp4", 0), ManifestRow("frames", 1, 4)]
     named = _read("list", _written(source, "c.mp4 walk\n"), classes=("run", "walk"))
     assert list(locate(named, str(root))) == [ManifestRow("c.mp4", 1)]
-    with pytest.raises(ManifestError, match=r"list\.txt:1: label 'walk' must be a number"):
+    with pytest.raises(UserError, match=r"list\.txt:1: label 'walk' must be a number"):
         _read("list", source)
 
 

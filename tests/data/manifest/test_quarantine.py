@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_classes, read_manifest, write_manifest
+from summit_train.core.errors import UserError
+from summit_train.data.manifest import Manifest, ManifestRow, read_classes, read_manifest, write_manifest
 from summit_train.data.manifest.quarantine import (
     Kept,
     class_warnings,
@@ -79,7 +80,7 @@ def test_a_list_that_cannot_be_used(tmp_path: Path, text: str | None, reason: st
     manifest = _manifest(tmp_path)
     if text is not None:
         (tmp_path / "bad.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ManifestError, match=reason):
+    with pytest.raises(UserError, match=reason):
         kept_clips(_data(quarantine=str(tmp_path / "bad.csv")), manifest)
 
 
@@ -147,7 +148,7 @@ def test_a_manifest_is_not_put_beside_the_names_of_other_classes(tmp_path: Path)
     write_classes(tmp_path, CLASSES)
     assert read_classes(tmp_path / "classes.txt") == CLASSES
     check_beside(tmp_path / "new.csv", CLASSES, tmp_path / "source")
-    with pytest.raises(ManifestError, match=r"classes\.txt: has other classes than .*source; write to another folder"):
+    with pytest.raises(UserError, match=r"classes\.txt: has other classes than .*source; write to another folder"):
         check_beside(tmp_path / "new.csv", CLASSES[:2], tmp_path / "source")
-    with pytest.raises(ManifestError, match="missing: no such folder; make it first"):
+    with pytest.raises(UserError, match="missing: no such folder; make it first"):
         check_beside(tmp_path / "missing" / "new.csv", CLASSES, tmp_path / "source")

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest, write_manifest
+from summit_train.core.errors import UserError
+from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 
 
 def _written(folder: Path, text: str, classes: str | None = None) -> Path:
@@ -182,7 +183,7 @@ def test_a_path_of_any_bytes_survives(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_named_with_their_place(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ManifestError) as caught:
+    with pytest.raises(UserError) as caught:
         _read(tmp_path, text)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -191,7 +192,7 @@ def test_mistakes_are_named_with_their_place(tmp_path: Path, text: str, message:
 def test_a_mistake_far_down_is_named_by_its_line(tmp_path: Path) -> None:
     rows = [f"{index}.mp4,{index % 7}\n" for index in range(70_000)]
     rows[68_000] = "68000.mp4,seven\n"
-    with pytest.raises(ManifestError, match=r"list.csv:68002: label 'seven'"):
+    with pytest.raises(UserError, match=r"list.csv:68002: label 'seven'"):
         _read(tmp_path, "path,label\n" + "".join(rows))
 
 
@@ -204,7 +205,7 @@ def test_a_mistake_far_down_is_named_by_its_line(tmp_path: Path) -> None:
     ],
 )
 def test_labels_that_classes_txt_does_not_have(tmp_path: Path, label: str, message: str) -> None:
-    with pytest.raises(ManifestError) as caught:
+    with pytest.raises(UserError) as caught:
         _read(tmp_path, f"path,label\na,run\nb,{label}\n", "jump\nrun\n")
     assert message in str(caught.value)
 
@@ -217,17 +218,17 @@ def test_labels_that_classes_txt_does_not_have(tmp_path: Path, label: str, messa
     ],
 )
 def test_bad_classes(tmp_path: Path, classes: str, message: str) -> None:
-    with pytest.raises(ManifestError, match=message):
+    with pytest.raises(UserError, match=message):
         _read(tmp_path, "path,label\na,run\n", classes)
 
 
 def test_manifests_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r"absent.csv: the manifest cannot be read: No such file"):
+    with pytest.raises(UserError, match=r"absent.csv: the manifest cannot be read: No such file"):
         read_manifest(tmp_path / "absent.csv")
-    with pytest.raises(ManifestError, match="must be a manifest, or have a sub-folder"):
+    with pytest.raises(UserError, match="must be a manifest, or have a sub-folder"):
         read_manifest(tmp_path)
     (tmp_path / "run").mkdir()
-    with pytest.raises(ManifestError, match="there is not one clip in it"):
+    with pytest.raises(UserError, match="there is not one clip in it"):
         read_manifest(tmp_path)
 
 
@@ -237,7 +238,7 @@ def test_manifests_that_are_not_there(tmp_path: Path) -> None:
 def test_check_labels_names_the_first_that_is_too_large(tmp_path: Path) -> None:
     manifest = _read(tmp_path, "path,label\na,0\n\nb,4\nc,7\n")
     manifest.check_labels(8)
-    with pytest.raises(ManifestError) as caught:
+    with pytest.raises(UserError) as caught:
         manifest.check_labels(4)
     assert "list.csv:4: label 4 is out of range: model.num_classes is 4" in str(caught.value)
     assert "this manifest needs 8" in str(caught.value)
@@ -247,9 +248,7 @@ def test_check_labels_refuses_another_number_of_classes_than_are_named(tmp_path:
     manifest = _read(tmp_path, "path,label\na,run\nb,walk\n", "run\nwalk\nsit\nbend\n")
     manifest.check_labels(4)
     for number in (3, 10):
-        with pytest.raises(
-            ManifestError, match=rf"must be 4, got {number}: .*list\.csv has 4 classes by its classes\.txt"
-        ):
+        with pytest.raises(UserError, match=rf"must be 4, got {number}: .*list\.csv has 4 classes by its classes\.txt"):
             manifest.check_labels(number)
 
 
@@ -268,9 +267,9 @@ def test_check_classes(tmp_path: Path) -> None:
     first.check_classes(same)
     first.check_classes(nameless)
     nameless.check_classes(first)
-    with pytest.raises(ManifestError, match="only in their order"):
+    with pytest.raises(UserError, match="only in their order"):
         first.check_classes(swapped)
-    with pytest.raises(ManifestError, match="they differ in 'walk'"):
+    with pytest.raises(UserError, match="they differ in 'walk'"):
         first.check_classes(fewer)
 
 
@@ -312,5 +311,5 @@ def test_a_clips_sha256_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["ab", "z" * 64, "ab" * 31 + " a", "ab" * 31 + "  "])
 def test_a_malformed_sha256_is_named(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ManifestError, match=r"list\.csv:3: sha256 must be 64 hexadecimal digits"):
+    with pytest.raises(UserError, match=r"list\.csv:3: sha256 must be 64 hexadecimal digits"):
         _read(tmp_path, f"path,label,sha256\na.mp4,0,\nb.mp4,0,{text}\n")

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from summit_train.__main__ import main
-from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest, write_manifest
+from summit_train.core.errors import UserError
+from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.quarantine import kept_clips, read_quarantine, write_quarantine
 from summit_train.data.manifest.split import Splitting, split_manifest
 from summit_train.data.video.encode import write_video
@@ -92,7 +93,7 @@ def test_spans_enter_the_fingerprint_and_whole_videos_keep_theirs(tmp_path: Path
     ],
 )
 def test_mistakes_are_named_with_their_line(tmp_path: Path, cells: str, reason: str) -> None:
-    with pytest.raises(ManifestError) as caught:
+    with pytest.raises(UserError) as caught:
         _read(tmp_path, f"path,label,num_frames,start_frame,end_frame\na,0,20,0,20\nb,1,{cells}\n")
     assert str(caught.value).endswith(reason) or reason in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -127,7 +128,7 @@ def test_a_bad_span_leaves_the_others_of_its_file(tmp_path: Path) -> None:
 )
 def test_a_list_of_bad_spans_that_cannot_be_used(tmp_path: Path, row: str, reason: str) -> None:
     (tmp_path / "bad.csv").write_text(f"path,reason,start_frame,end_frame\n{row}\n")
-    with pytest.raises(ManifestError, match=reason):
+    with pytest.raises(UserError, match=reason):
         read_quarantine(tmp_path / "bad.csv")
 
 

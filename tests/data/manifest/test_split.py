@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from summit_train.__main__ import main
-from summit_train.data.manifest import Manifest, ManifestError, ManifestRow, read_manifest, write_manifest
+from summit_train.core.errors import UserError
+from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.split import Fold, Splitting, split_manifest
 
 PERSON = "^[^_]+"
@@ -65,7 +66,7 @@ def test_groups_stay_together_and_every_clip_is_validated_once(clips_of: list[li
         write_manifest(Path(folder) / "clips.csv", data.draw(st.permutations(rows)))
         try:
             done = _split(folder, folds)
-        except ManifestError:
+        except UserError:
             assert not (Path(folder) / "out").exists()
             return
         source = Counter(_clips(read_manifest(f"{folder}/clips.csv")))
@@ -135,10 +136,10 @@ def test_files_that_sort_by_class_are_split_within_their_classes(tmp_path: Path)
 def test_a_class_that_cannot_be_on_both_sides_is_named(tmp_path: Path) -> None:
     rows = [ManifestRow(f"p{i}_a.mp4", 0) for i in range(6)] + [ManifestRow(f"p{i}_b.mp4", 1) for i in (0, 0, 1)]
     write_manifest(tmp_path / "clips.csv", rows)
-    with pytest.raises(ManifestError, match=r"the class '1' has clips in 2 of 6 groups.* 3 folds; try --folds 2,"):
+    with pytest.raises(UserError, match=r"the class '1' has clips in 2 of 6 groups.* 3 folds; try --folds 2,"):
         _split(tmp_path, 3)
     assert all(map(_on_both_sides, _split(tmp_path, 2)))
-    with pytest.raises(ManifestError, match=r"the class '0' has clips in 1 of .* try more groups"):
+    with pytest.raises(UserError, match=r"the class '0' has clips in 1 of .* try more groups"):
         write_manifest(tmp_path / "clips.csv", [ManifestRow("p0_a.mp4", 0), *rows[-3:]])
         _split(tmp_path, 2)
 
@@ -201,7 +202,7 @@ def test_reversed_clips_stay_reversed_and_cannot_be_reversed_again(tmp_path: Pat
     _split(tmp_path, 2)
     validated = [clip for fold in (1, 2) for clip in _clips(_sides(tmp_path / "out", fold)[1])]
     assert sorted(validated) == [("p0_a.avi", 0, False), ("p1_a.avi", 0, True)]
-    with pytest.raises(ManifestError, match=r"p1_a\.avi is reversed already"):
+    with pytest.raises(UserError, match=r"p1_a\.avi is reversed already"):
         _split(tmp_path, 2, both_directions=True)
 
 

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from summit_train.__main__ import main
+from summit_train.core.errors import UserError
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
-from summit_train.data.packed.format import PackError, Packing, read_pack
+from summit_train.data.packed.format import Packing, read_pack
 from summit_train.data.packed.pack import begin, missing_shards, pack_set, pack_shards
 from summit_train.data.packed.read import ShardStore, stray_files, verify_files
 from summit_train.data.video.augment import View
@@ -170,7 +171,7 @@ def test_bad_clips_are_named(videos: Path, tmp_path: Path) -> None:
 
 def test_clips_that_are_played_backwards_are_refused(videos: Path, tmp_path: Path) -> None:
     store = _store(videos, [ManifestRow("0.mkv", 0), ManifestRow("1.mkv", 0, reversed=True)], "backwards.csv")
-    with pytest.raises(PackError, match=r"backwards\.csv:3: this clip is played backwards"):
+    with pytest.raises(UserError, match=r"backwards\.csv:3: this clip is played backwards"):
         begin(store, tmp_path / "out", DIS, 1, workers=0)
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from summit_train.core.errors import UserError
 from summit_train.data.packed.format import (
     CONTENT_AT,
     SHARD_END,
     Facts,
     Pack,
-    PackError,
     Packing,
     StoredFile,
     encode_sample,
@@ -101,7 +101,7 @@ def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
     for place in range(len(whole)):
         for bit in range(8):
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
-            with pytest.raises(PackError, match=r"pack\.json: is damaged"):
+            with pytest.raises(UserError, match=r"pack\.json: is damaged"):
                 read_pack(tmp_path)
 
 
@@ -121,12 +121,12 @@ PIXELS = "jpeg short side 256, every 2, quality 90"
 @pytest.mark.parametrize("length", [0, 1, 100, -1])
 def test_a_torn_record_is_found(tmp_path: Path, length: int) -> None:
     (tmp_path / "pack.json").write_text(PACK.text()[:length])
-    with pytest.raises(PackError, match="is damaged"):
+    with pytest.raises(UserError, match="is damaged"):
         read_pack(tmp_path)
 
 
 def test_a_folder_without_one_is_not_finished(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match="must be a finished packed set, but lacks pack"):
+    with pytest.raises(UserError, match="must be a finished packed set, but lacks pack"):
         read_pack(tmp_path)
 
 
@@ -142,7 +142,7 @@ def test_a_folder_without_one_is_not_finished(tmp_path: Path) -> None:
 )
 def test_no_name_leads_out_of_the_folder(tmp_path: Path, wrong: Pack) -> None:
     wrong.write(tmp_path)  # with a checksum that is right
-    with pytest.raises(PackError, match=r"is damaged: a (shard|file) is named"):
+    with pytest.raises(UserError, match=r"is damaged: a (shard|file) is named"):
         read_pack(tmp_path)
 
 
@@ -160,7 +160,7 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path, wrong: Pack) -> None:
     ],
 )
 def test_what_cannot_be_packed_is_refused(values: dict[str, object], message: str) -> None:
-    with pytest.raises(PackError, match=message):
+    with pytest.raises(UserError, match=message):
         Packing(**values)  # type: ignore[arg-type]
 
 

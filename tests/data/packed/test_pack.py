@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest, write_manifest
+from summit_train.core.errors import UserError
+from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as pack_module
-from summit_train.data.packed.format import PackError, Packing, read_pack
+from summit_train.data.packed.format import Packing, read_pack
 from summit_train.data.packed.pack import begin, missing_shards, pack_shards
 from summit_train.data.packed.read import stray_files, verify_files
 from summit_train.data.video.encode import write_video
@@ -97,11 +98,11 @@ def test_a_finished_set_is_left_alone(raw: FileStore, pack_set: PackSet) -> None
     before = content_of(out)
     assert begin(raw, out, Packing("bytes"), 16_000, workers=0) is None
     assert content_of(out) == before
-    with pytest.raises(PackError, match="contains a different set"):
+    with pytest.raises(UserError, match="contains a different set"):
         begin(raw, out, Packing("jpeg"), 16_000, workers=0)
     jpeg = pack_set(name="jpeg", kind="jpeg")
     assert begin(raw, jpeg, Packing("jpeg"), 16_000, workers=0) is None
-    with pytest.raises(PackError, match="contains a different set"):
+    with pytest.raises(UserError, match="contains a different set"):
         begin(raw, jpeg, Packing("jpeg", quality=50), 16_000, workers=0)
 
 
@@ -110,22 +111,22 @@ def test_what_is_unfinished_is_not_read_and_not_mixed(raw: FileStore, tmp_path: 
     assert job is not None
     assert len(list(pack_shards(job, [0], workers=0))) == job.clips_per_shard
     assert missing_shards(job) == list(range(1, job.num_shards))
-    with pytest.raises(ManifestError, match="its packing was not finished"):
+    with pytest.raises(UserError, match="its packing was not finished"):
         read_manifest(tmp_path / "out")
-    with pytest.raises(PackError, match="contains an unfinished, different set"):
+    with pytest.raises(UserError, match="contains an unfinished, different set"):
         begin(raw, tmp_path / "out", Packing("jpeg"), 16_000, workers=0)
 
 
 def test_a_folder_with_something_in_it_is_refused(raw: FileStore, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(PackError, match="must be an empty or a new folder"):
+    with pytest.raises(UserError, match="must be an empty or a new folder"):
         begin(raw, tmp_path, Packing("bytes"), 16_000, workers=0)
     assert os.listdir(tmp_path) == ["mine.txt"]
 
 
 def test_a_packed_set_is_not_packed_again(pack_set: PackSet, tmp_path: Path) -> None:
     store = FileStore(read_manifest(pack_set()), "")
-    with pytest.raises(PackError, match="is packed already; pack from the manifest"):
+    with pytest.raises(UserError, match="is packed already; pack from the manifest"):
         begin(store, tmp_path / "again", Packing("jpeg"), 16_000, workers=0)
 
 
@@ -201,7 +202,7 @@ def test_bad_clips_are_named_and_no_shard_has_one(videos: Path, tmp_path: Path, 
 
 def test_where_nothing_can_be_read_the_root_is_named(videos: Path, tmp_path: Path) -> None:
     store = FileStore(read_manifest(videos / "list.csv"), str(tmp_path / "wrong"))
-    with pytest.raises(PackError, match=r"none of 11 clips that were tried can be read below .*wrong"):
+    with pytest.raises(UserError, match=r"none of 11 clips that were tried can be read below .*wrong"):
         begin(store, tmp_path / "out", Packing("bytes"), 1000, workers=0)
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from av.video.frame import VideoFrame
 
-from summit_train.data.manifest import ManifestError, ManifestRow, read_manifest, write_manifest
+from summit_train.core.errors import UserError
+from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import payload
 from summit_train.data.packed.format import Packing, read_pack
@@ -197,7 +198,7 @@ def test_another_span_in_the_manifest_is_found_by_the_checksums(folder: Path, tm
     found = verify_files(tmp_path / "packed", packed.pack, packed.pack.every_file, 1)
     assert [line for lines in found for line in lines] == [f"{path}: has other bytes"]
     path.unlink()
-    with pytest.raises(ManifestError, match="is damaged"):
+    with pytest.raises(UserError, match="is damaged"):
         read_manifest(tmp_path / "packed")
 
 

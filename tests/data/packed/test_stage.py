@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from summit_train.__main__ import main
+from summit_train.core.errors import UserError
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import read_manifest
 from summit_train.data.packed import stage as staging_module
-from summit_train.data.packed.format import PackError, read_pack
+from summit_train.data.packed.format import read_pack
 from summit_train.data.packed.read import ShardStore, staged_folder
 from summit_train.data.packed.stage import Staged, stage
 from summit_train.data.video.source import DecodeError
@@ -100,11 +101,11 @@ def test_a_damaged_set_is_not_spread(packed: Path, dest: Path) -> None:
     shard = packed / "000001.tar"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:700] + bytes([whole[700] ^ 1]) + whole[701:])
-    with pytest.raises(PackError, match=r"000001\.tar: is not what was packed; run `data verify`"):
+    with pytest.raises(UserError, match=r"000001\.tar: is not what was packed; run `data verify`"):
         _stage(packed, dest)
     assert not (staged_folder(dest, packed) / "000001.tar").exists()
     shard.unlink()
-    with pytest.raises(PackError, match=r"000001\.tar: No such file"):
+    with pytest.raises(UserError, match=r"000001\.tar: No such file"):
         _stage(packed, dest)
     assert not any(".writing" in name for name in content_of(dest))
     shard.write_bytes(whole)

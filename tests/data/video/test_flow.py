@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from summit_train.data.video.flow import MIN_SIDE, FlowError, decode, encode, flow_method, grey
+from summit_train.core.errors import UserError
+from summit_train.data.video.flow import MIN_SIDE, decode, encode, flow_method, grey
 
 
 def textured(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -89,7 +90,7 @@ def test_mirrored_flow_is_the_flow_of_the_mirrored_pair(method: str, preset: str
 def test_small_pictures_are_refused(method: str) -> None:
     compute = flow_method(method)
     assert compute(*shifted(1, 0, MIN_SIDE, MIN_SIDE)).shape == (32, 32, 2)
-    with pytest.raises(FlowError, match="200 x 31 pixels is too small for flow: 32 are wanted"):
+    with pytest.raises(UserError, match="200 x 31 pixels is too small for flow: 32 are wanted"):
         compute(*shifted(1, 0, MIN_SIDE - 1, 200))
 
 
@@ -100,12 +101,12 @@ def test_grey_is_brightness() -> None:
 
 def test_without_opencv_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(FlowError, match=r"needs OpenCV .*pip install 'summit_train\[flow\]'") as raised:
+    with pytest.raises(UserError, match=r"needs OpenCV .*pip install 'summit_train\[flow\]'") as raised:
         flow_method("dis")
     assert "\n" not in str(raised.value)
 
 
 def test_an_opencv_without_tvl1_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", type(sys)("cv2"))
-    with pytest.raises(FlowError, match=r"has no TV-L1 .*opencv-contrib-python-headless"):
+    with pytest.raises(UserError, match=r"has no TV-L1 .*opencv-contrib-python-headless"):
         flow_method("tvl1")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from summit_train.core.errors import RunFailed
 from summit_train.models.fast.native import library
-from summit_train.models.fast.native.library import KernelError, Kernels, compiled, library_file, targets
+from summit_train.models.fast.native.library import Kernels, compiled, library_file, targets
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "summit_train" / "kernels"
 
 
-def asked_anew() -> Kernels | KernelError:
+def asked_anew() -> Kernels | RunFailed:
     """`kernels` as in a process that has not asked yet."""
     return library.kernels.__wrapped__()
 
@@ -71,7 +72,7 @@ def test_native_code_is_kept_for_each_kind_of_processor(monkeypatch: pytest.Monk
 def test_without_a_compiler_there_is_a_reason(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     found = asked_anew()
-    assert isinstance(found, KernelError) and "no compiler on PATH among no-such-compiler" in str(found)
+    assert isinstance(found, RunFailed) and "no compiler on PATH among no-such-compiler" in str(found)
     assert not list(empty_cache.glob("*.so"))
 
 
@@ -81,7 +82,7 @@ def test_what_the_compiler_says_is_passed_on(
     source = tmp_path / "kernels.cpp"
     source.write_text("int main( {\n")
     monkeypatch.setattr(library, "SOURCE", source)
-    with pytest.raises(KernelError, match=r"cannot compile kernels\.cpp: .*error"):
+    with pytest.raises(RunFailed, match=r"cannot compile kernels\.cpp: .*error"):
         compiled(targets()[-1])
     assert list(empty_cache.iterdir()) == []
 
@@ -90,7 +91,7 @@ def test_a_file_that_is_no_library_is_named(empty_cache: Path) -> None:
     path = library_file(targets()[0])
     path.parent.mkdir(parents=True)
     path.write_bytes(b"torn")
-    with pytest.raises(KernelError, match=r"cannot be loaded.*remove it"):
+    with pytest.raises(RunFailed, match=r"cannot be loaded.*remove it"):
         asked_anew()
 
 

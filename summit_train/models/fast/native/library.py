@@ -33,10 +33,6 @@ _LEVELS = {
 _X86 = (*_LEVELS, "x86-64")
 
 
-class KernelError(RunFailed):
-    """The kernels cannot be had on this machine."""
-
-
 @dataclass(frozen=True)
 class Kernels:
     """A library that is loaded, and the kind of processor that it was compiled for."""
@@ -46,7 +42,7 @@ class Kernels:
 
 
 @cache
-def kernels() -> Kernels | KernelError:
+def kernels() -> Kernels | RunFailed:
     """The library, or why there is none; asked once a process."""
     fitting = targets()
     for target in fitting:
@@ -55,7 +51,7 @@ def kernels() -> Kernels | KernelError:
             return _loaded(path, target)
     try:
         return _loaded(compiled(fitting[0]), fitting[0])
-    except KernelError as error:
+    except RunFailed as error:
         return error
 
 
@@ -81,7 +77,7 @@ def library_file(target: str) -> Path:
 def compiled(target: str) -> Path:
     """The library for a target, compiled if it is not there; whole or not at all.
 
-    The compiler is CXX or the first on PATH. Raises KernelError with what it said.
+    The compiler is CXX or the first on PATH. Raises RunFailed with what it said.
     """
     path = library_file(target)
     if path.is_file():
@@ -89,7 +85,7 @@ def compiled(target: str) -> Path:
     names = [os.environ["CXX"]] if os.environ.get("CXX") else _COMPILERS
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
-        raise KernelError(f"no compiler on PATH among {', '.join(names)}")
+        raise RunFailed(f"no compiler on PATH among {', '.join(names)}")
     processor_option = "-mcpu" if target.startswith("ppc") else "-march"
     command = [compiler, *_FLAGS, f"{processor_option}={target if target in _X86 else 'native'}", str(SOURCE), "-o"]
     try:
@@ -99,7 +95,7 @@ def compiled(target: str) -> Path:
             _run([*command, str(made)])
             made.replace(path)
     except OSError as error:
-        raise KernelError(f"{path.parent} cannot be written: {error.strerror}") from error
+        raise RunFailed(f"{path.parent} cannot be written: {error.strerror}") from error
     return path
 
 
@@ -109,10 +105,10 @@ def _run(command: list[str]) -> None:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise KernelError(f"{command[0]} took longer than {_PATIENCE_S} s") from error
+        raise RunFailed(f"{command[0]} took longer than {_PATIENCE_S} s") from error
     if done.returncode != 0:
         said = next((line for line in done.stderr.splitlines() if "error" in line), f"exit status {done.returncode}")
-        raise KernelError(f"{command[0]} cannot compile {SOURCE.name}: {said}")
+        raise RunFailed(f"{command[0]} cannot compile {SOURCE.name}: {said}")
 
 
 def _loaded(path: Path, target: str) -> Kernels:
@@ -120,10 +116,10 @@ def _loaded(path: Path, target: str) -> Kernels:
         # After torch, whose OpenMP it then shares: a second one would have threads of its own.
         return Kernels(ctypes.CDLL(str(path)), target)
     except OSError as error:
-        raise KernelError(f"{path} cannot be loaded: {error}; remove it to compile it again") from error
+        raise RunFailed(f"{path} cannot be loaded: {error}; remove it to compile it again") from error
 
 
 def compile_for_cluster() -> None:
-    """Compile for this machine, and for the level below, for older nodes. Raises KernelError."""
+    """Compile for this machine, and for the level below, for older nodes. Raises RunFailed."""
     for target in targets()[:2]:
         compiled(target)
