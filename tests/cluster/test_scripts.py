@@ -275,6 +275,19 @@ def test_a_failure_is_left_alone(standins: Standins, tmp_path: Path) -> None:
     assert not (run / "job/done").exists()
 
 
+@pytest.mark.parametrize(
+    ("trainer", "starts", "status"), [("crash once", 2, 0), ("crash", 2, 139), ("crash after a step", 1, 139)]
+)
+def test_one_crash_before_the_first_checkpoint_is_forgiven(
+    standins: Standins, tmp_path: Path, trainer: str, starts: int, status: int
+) -> None:
+    script, run = _job(standins, "srun", tmp_path / "run")
+    done = _finish(_start(standins, script, TRAINER=trainer), run)
+    assert done.status == status
+    assert len(standins.calls("trainer")) == starts
+    assert done.output.count("crashed at their start (exit status 139); started once more") == starts - 1
+
+
 def test_a_run_that_is_done_is_not_run_again(standins: Standins, tmp_path: Path) -> None:
     script, run = _job(standins, "summit", tmp_path / "run")
     assert _finish(_start(standins, script), run).status == 0
