@@ -40,7 +40,7 @@ from summit_train.core import rng
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError, exit_status
-from summit_train.core.files import check_writable, write_json
+from summit_train.core.files import check_output, write_json
 from summit_train.core.progress import shown
 from summit_train.core.session import report_failure, session
 from summit_train.core.text import NONE, duration, text_table
@@ -101,8 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for run in runs:  # refuse what cannot be trained before training anything
             share_of(run, data.num_samples, args.samples or task.samples, launch.rank, launch.size)
             recipe(task, run, data.num_samples)
-        check_writable(args.out / f"{args.task}.png")
-    except (UserError, OSError) as error:
+        check_output("--out", args.out, args.out / f"{args.task}.png")
+    except UserError as error:
         report_failure(error, launch)
         return exit_status(error)
     with session(launch) as world:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from summit_train.core.errors import RunFailed
+from summit_train.core.errors import AgreedError, RunFailed
 from summit_train.training.start import tell_overrides
 from tests.conftest import WriteSpec
 from tests.worlds import Said, main_said
@@ -65,14 +65,7 @@ def test_help_names_every_command(say: Callable[..., Said]) -> None:
     assert [word for word in re.findall(r"^    (\w+) ", out, re.M) if word in COMMANDS] == list(COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(say: Callable[..., Said], command: str) -> None:
-    status, out, err = say(command, "--help")
-    assert (status, err) == (0, "")
-    assert out.startswith(f"usage: summit-train {command} ")
-
-
-def test_help_of_the_contracts_options(say: Callable[..., Said]) -> None:
+def test_help_has_the_contracts_options(say: Callable[..., Said]) -> None:
     for command, options in {
         "plan": ("SPEC", "--ranks N", "--clips N", "--json", "key=value"),
         "train": ("SPEC", "key=value"),
@@ -80,10 +73,13 @@ def test_help_of_the_contracts_options(say: Callable[..., Said]) -> None:
         "predict": ("RUN|CHECKPOINT", "VIDEO", "--top K", "--json", "--csv FILE", "--classes FILE", "key=value"),
         "model": ("SPEC", "--json"),
         "data": ("motion", "index"),
+        "submit": ("SPEC", "--site"),
         "report": ("RUN_DIR", "--out"),
         "doctor": ("--json",),
+        "schema": (),
     }.items():
-        _, out, _ = say(command, "--help")
+        status, out, err = say(command, "--help")
+        assert (status, err) == (0, "") and out.startswith(f"usage: summit-train {command} ")
         assert [option for option in options if option not in out] == []
 
 
@@ -174,9 +170,19 @@ def _raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr("summit_train.cli.schema.run", run)
 
 
-def test_a_failure_of_the_run_is_1(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
-    _raising(monkeypatch, RunFailed("the disk is full"))
-    assert say("schema") == (1, "", "summit-train: the disk is full\n")
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (RunFailed("the disk is full"), 1, "summit-train: the disk is full\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "/a/b"), 1, "summit-train: /a/b: Permission denied\n"),
+        (KeyboardInterrupt(), 130, ""),  # by hand
+    ],
+)
+def test_a_known_failure_has_its_status_and_one_line(
+    say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, message: str
+) -> None:
+    _raising(monkeypatch, error)
+    assert say("schema") == (status, "", message)
 
 
 def test_a_fault_of_ours_keeps_its_traceback(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,13 +191,6 @@ def test_a_fault_of_ours_keeps_its_traceback(say: Callable[..., Said], monkeypat
         _raising(monkeypatch, fault)
         with pytest.raises(type(fault)):
             say("schema")
-
-
-def test_a_file_that_the_machine_refuses_is_1_and_named(
-    say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    _raising(monkeypatch, PermissionError(errno.EACCES, "Permission denied", str(tmp_path)))
-    assert say("schema") == (1, "", f"summit-train: {tmp_path}: Permission denied\n")
 
 
 def test_under_several_ranks_a_bug_has_its_traceback_with_rank_and_host(
@@ -206,11 +205,6 @@ def test_under_several_ranks_a_bug_has_its_traceback_with_rank_and_host(
         assert status == 1
         assert err.startswith(f"summit-train, rank {rank} on {socket.gethostname()}:\nTraceback (most recent call ")
         assert err.endswith("ValueError: bad axis\n")
-
-
-def test_interrupted_by_hand_is_130(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
-    _raising(monkeypatch, KeyboardInterrupt())
-    assert say("schema") == (130, "", "")
 
 
 def test_stopped_on_request_is_85(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,47 +238,38 @@ def test_rank_0_speaks_at_once_and_the_others_only_where_they_are_left_alone(
 def test_what_all_ranks_agreed_on_is_said_by_rank_0_alone(
     say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from summit_train.core.errors import AgreedError
-
-    def fail(args: object) -> int:
-        raise AgreedError("two steps in a row")
-
-    monkeypatch.setattr("summit_train.cli.schema.run", fail)
+    _raising(monkeypatch, AgreedError("two steps in a row"))
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     for rank, message in (("0", "summit-train: two steps in a row\n"), ("1", "")):
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
-        monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
         assert say("schema") == (1, "", message)
 
 
-def test_a_broken_environment_of_a_launcher_is_named(
-    say: Callable[..., Said], spec: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ("RANK=0 WORLD_SIZE=2", "2 processes were started by torchrun, and nothing says where rank 0 is"),
+        ("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2", "2 processes were started by srun, and nothing says where rank 0 is"),
+        ("SLURM_PROCID=first SLURM_STEP_NUM_TASKS=2", "the environment of srun is broken: must be numbers, got SLURM_"),
+    ],
+)
+def test_ranks_that_nothing_joins_are_refused_in_one_line(
+    say: Callable[..., Said], write_spec: WriteSpec, monkeypatch: pytest.MonkeyPatch, environ: str, message: str
 ) -> None:
-    monkeypatch.setenv("SLURM_PROCID", "first")
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    status, _, err = say("train", spec)
-    assert status == 2
-    assert err == (
-        "summit-train: the environment of srun is broken: must be numbers, got SLURM_PROCID='first', "
-        "SLURM_STEP_NUM_TASKS='2'\n"
-    )
+    for word in environ.split():
+        monkeypatch.setenv(*word.split("="))
+    status, out, err = say("train", str(write_spec()))
+    assert (status, out) == (2, "")
+    assert err.startswith(f"summit-train: {message}") and err.count("\n") == 1
 
 
 def test_plans_json_has_the_contracts_keys(say: Callable[..., Said], spec: str) -> None:
     plan = _plan(say, spec, "--clips", "240000", "--ranks", "3", "--json")
     contract = {
-        "ranks": 3,
-        "virtual_gpus": 6,
-        "accumulation": 2,
-        "clips_per_gpu": 16,
-        "global_batch": 96,
-        "frames_per_batch": 768,
-        "steps_per_epoch": 2_500,
-        "total_steps": 250_000,
-        "warmup_steps": 12_500,
-        "peak_lr": pytest.approx(0.015),
-        "dropped_clips_per_epoch": 0,
-        "gradient_bytes": 97_310_528,
-    }
+        "ranks": 3, "virtual_gpus": 6, "accumulation": 2, "clips_per_gpu": 16, "global_batch": 96,
+        "frames_per_batch": 768, "steps_per_epoch": 2_500, "total_steps": 250_000, "warmup_steps": 12_500,
+        "peak_lr": pytest.approx(0.015), "dropped_clips_per_epoch": 0, "gradient_bytes": 97_310_528,
+    }  # fmt: skip
     assert {key: plan.get(key) for key in contract} == contract
     rates = plan["learning_rates"]
     assert rates[0] == {"step": 0, "lr": pytest.approx(0.015 / 12_500)}
@@ -314,25 +299,14 @@ def test_the_plan_for_people(say: Callable[..., Said], spec: str) -> None:
 
 
 def test_overrides_stand_before_and_behind_options(say: Callable[..., Said], spec: str) -> None:
-    overrides = ["scale.gpus=12", "schedule.epochs=7"]
-    options = [["--json"], ["--clips", "960"]]
-    found = []
-    for order in itertools.permutations([*([word] for word in overrides), *options]):
-        words = [word for group in order for word in group]
-        found.append(_plan(say, spec, *words))
-    found.append(_plan(say, "--json", spec, *overrides, "--clips=960"))
-    assert found[0]["virtual_gpus"] == 12
-    assert found[0]["epochs"] == 7
+    groups = (["scale.gpus=12"], ["schedule.epochs=7"], ["--json"], ["--clips", "960"])
+    found = [_plan(say, spec, *itertools.chain(*order)) for order in list(itertools.permutations(groups))[::5]]
+    found.append(_plan(say, "--json", spec, "scale.gpus=12", "schedule.epochs=7", "--clips=960"))
+    assert (found[0]["virtual_gpus"], found[0]["epochs"]) == (12, 7)
     assert all(plan == found[0] for plan in found)
-
-
-def test_the_last_override_of_a_key_wins_wherever_it_stands(say: Callable[..., Said], spec: str) -> None:
-    for words in (
-        ["scale.gpus=2", "scale.gpus=3", "--json", "--clips", "960"],
-        ["scale.gpus=2", "--json", "scale.gpus=3", "--clips", "960"],
-        ["--json", "scale.gpus=2", "--clips", "960", "scale.gpus=3"],
-    ):
-        assert _plan(say, spec, *words)["virtual_gpus"] == 3
+    # The last override of a key wins, wherever it stands.
+    for words in ("scale.gpus=2 scale.gpus=3 --json", "scale.gpus=2 --json scale.gpus=3"):
+        assert _plan(say, spec, *words.split(), "--clips", "960")["virtual_gpus"] == 3
 
 
 def test_files_and_overrides_in_one_list_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,27 +363,3 @@ def test_a_reader_that_left_is_no_error_of_ours(spec: str, arguments: list[str])
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
-
-
-@pytest.mark.parametrize(
-    ("environ", "message"),
-    [
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "2 processes were started by torchrun, and nothing says where rank 0 is"),
-        (
-            {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
-            "2 processes were started by srun, and nothing says where rank 0 is",
-        ),
-    ],
-)
-def test_ranks_that_mpi_does_not_know_are_refused_in_one_line(
-    say: Callable[..., Said],
-    write_spec: WriteSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    environ: dict[str, str],
-    message: str,
-) -> None:
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    status, out, err = say("train", str(write_spec()))
-    assert (status, out) == (2, "")
-    assert err.startswith(f"summit-train: {message}") and err.count("\n") == 1

@@ -24,7 +24,6 @@ from summit_train.core.processes import (
     ROOT_NEEDS,
     Facts,
     find_mpirun,
-    first_line,
     mpi_environment,
     mpirun_command,
     output,
@@ -122,7 +121,7 @@ def check_mpi() -> Check:
         return Check("mpi", "ok", NOT_INSTALLED)
     if mpirun is None:
         return Check("mpi", "fail", "no mpirun", f"load your cluster's MPI module, or {SET_UP}")
-    found = f"{first_line([mpirun, '--version'])} at {mpirun}"
+    found = f"{output([mpirun, '--version']).partition(chr(10))[0]} at {mpirun}"
     if refuses_root(os.environ):
         return Check("mpi", "warn", found, f"{ROOT_NEEDS}: export both, or use another user")
     return Check("mpi", "ok", found)

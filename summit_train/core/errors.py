@@ -13,7 +13,7 @@ class UserError(Exception):
 
 
 class RunFailed(Exception):
-    """The run cannot go on for a reason that is known, such as a lost rank or a full disk; exit status 1."""
+    """The run cannot continue, for a known reason, such as a lost rank or a full disk; exit status 1."""
 
 
 class AgreedError(RunFailed):

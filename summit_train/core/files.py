@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import struct
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,8 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(target)
+    # The process number keeps two commands that write one file apart.
+    temporary = target.with_name(f".{target.name[:200]}.{os.getpid()}.writing")
     try:
         with naming(target), open(temporary, "wb") as file:
             yield file
@@ -51,35 +53,13 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def check_writable(path: str | Path) -> None:
-    """Raise OSError where `replacing` could not write a file at `path`; leave nothing but its folder behind."""
-    target = Path(path)
-    if target.exists() and not target.is_file():
-        raise OSError(errno.EINVAL, "is not a regular file", str(path))
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target.parent)) from error
-    temporary = _temporary(target)
-    try:
-        temporary.touch()
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file. A surrogate, as Python uses for a file name's byte outside UTF-8, becomes that byte again."""
     with replacing(path) as file:
         file.write(text.encode("utf-8", "surrogateescape"))
 
 
-def _temporary(target: Path) -> Path:
-    # The process number keeps two commands that write one file apart.
-    return target.with_name(f".{target.name[:200]}.{os.getpid()}.writing")
-
-
 def write_json(path: str | Path, value: Any) -> None:
-    """Write one JSON object."""
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
@@ -116,11 +96,19 @@ def is_locked(path: Path) -> bool:
 
 
 def check_output(option: str, given: str | Path, file: str | Path) -> None:
-    """Raise UserError where `file`, which the option's value asks for, cannot be written."""
+    """Raise UserError where `file`, which the option's value asks for, cannot be written.
+
+    Nothing is left behind but its folder.
+    """
+    target = Path(file)
     try:
-        check_writable(file)
+        if target.exists() and not target.is_file():
+            raise UserError(f"{option} {given}: cannot be written: is not a regular file")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=target.parent).close()
     except OSError as error:
-        raise UserError(f"{option} {given}: cannot be written: {error.strerror}") from error
+        number = errno.ENOTDIR if isinstance(error, FileExistsError) else error.errno or 0
+        raise UserError(f"{option} {given}: cannot be written: {os.strerror(number)}") from error
 
 
 FIGURE_FORMATS = (".png", ".svg", ".pdf")

@@ -65,11 +65,6 @@ def output(command: Sequence[str]) -> str:
     return done.stdout or done.stderr
 
 
-def first_line(command: Sequence[str]) -> str:
-    """Return the first line that a command prints, "" if it cannot be run."""
-    return next(iter(output(command).splitlines()), "")
-
-
 def find_mpirun() -> str | None:
     """Return the environment's own mpirun (from PyPI), for which Horovod is built, else PATH's."""
     own = Path(sys.executable).parent / "mpirun"
@@ -78,16 +73,14 @@ def find_mpirun() -> str | None:
 
 def mpirun_command(mpirun: str, ranks: int) -> list[str]:
     """Return the command line of mpirun for `ranks` ranks on this host, which may have fewer cores."""
-    words = [mpirun, "-np", str(ranks)]
-    if "Open MPI" in first_line([mpirun, "--version"]):
-        words += ["--oversubscribe", "--bind-to", "none"]
-    return words
+    is_open_mpi = "Open MPI" in output([mpirun, "--version"])
+    return [mpirun, "-np", str(ranks), *(["--oversubscribe", "--bind-to", "none"] if is_open_mpi else [])]
 
 
 def torchrun_command(ranks: int) -> list[str]:
     """Return the command line of torchrun for `ranks` ranks on this host, to be followed by a program's."""
-    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python"]
-    return [sys.executable, *words]
+    options = ["--standalone", f"--nproc-per-node={ranks}", "--no-python"]
+    return [sys.executable, "-m", "torch.distributed.run", *options]
 
 
 def refuses_root(environment: Mapping[str, str], options: Sequence[str] = ()) -> bool:
@@ -96,15 +89,12 @@ def refuses_root(environment: Mapping[str, str], options: Sequence[str] = ()) ->
     if os.geteuid() != 0 or allowed or any("--allow-run-as-root" in option for option in options):
         return False
     mpirun = find_mpirun()
-    return mpirun is not None and "Open MPI" in first_line([mpirun, "--version"])
+    return mpirun is not None and "Open MPI" in output([mpirun, "--version"])
 
 
 def mpi_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a small multi-rank program: one thread a rank, root allowed."""
-    own = {"OMP_NUM_THREADS": "1"}
-    if os.geteuid() == 0:
-        own |= ROOT_ALLOWED
-    return {**environment, **own}
+    return {**environment, "OMP_NUM_THREADS": "1", **(ROOT_ALLOWED if os.geteuid() == 0 else {})}
 
 
 def num_cpus() -> int:

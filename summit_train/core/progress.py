@@ -59,21 +59,15 @@ def shown(what: str, world: World | None = None, *, in_logs: bool = False) -> It
             task = progress.add_task(what, total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
     elif is_first and in_logs:
-        yield _Lines(what)
+        start = last = time.monotonic()
+
+        def print_line(done: int, total: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if done and now - last >= _PLAIN_EVERY_SECONDS:
+                last, left = now, (now - start) / done * (total - done)
+                print(f"{done}/{total} {what}, {left:.0f} s left", file=sys.stderr, flush=True)
+
+        yield print_line
     else:
         yield lambda done, total: None
-
-
-class _Lines:
-    """Prints the number of items that are done and the seconds left, at most every ten seconds."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._start = self._last = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if done and now - self._last >= _PLAIN_EVERY_SECONDS:
-            self._last = now
-            left = (now - self._start) / done * (total - done)
-            print(f"{done}/{total} {self._what}, {left:.0f} s left", file=sys.stderr, flush=True)

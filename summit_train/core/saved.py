@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,11 @@ def load_newest(run_path: Path, bound: Bound) -> tuple[Path | None, dict[str, An
     for path in reversed(paths):
         try:
             state = load_checkpoint(path, bound)
-            _check_learners(path, state.get("learner_digests", ()))
+            for number, digest in enumerate(state.get("learner_digests", ())):
+                if not (file := learner_path(path, number)).exists():
+                    raise CheckpointError(f"{path}: {file} is missing")
+                if file_sha256(file) != digest:
+                    raise CheckpointError(f"{path}: {file} is damaged: its SHA-256 is not that in the checkpoint")
             return path, state, complaints
         except CheckpointError as error:
             complaints.append(str(error))
@@ -140,9 +144,11 @@ def _load(path: Path, device: str) -> Any:
 
 
 def _why_unreadable(path: Path, reason: str) -> str:
+    with open(path, "rb") as file:  # any text reads as the operands of a pickle; torch's files begin otherwise
+        is_pickled = file.read(1) in (b"P", b"\x80")
     if "legacy .tar format" in reason:
         problem = "is in torch's legacy tar format"
-    elif any(f"Unsupported {part}" in reason for part in ("global", "class", "operand")) and _is_pickled(path):
+    elif is_pickled and any(f"Unsupported {part}" in reason for part in ("global", "class", "operand")):
         problem = "holds pickled objects besides tensors"
     else:
         return f"{path}: cannot be read as a file of torch's ({reason.splitlines()[0]})"
@@ -157,20 +163,13 @@ def _why_unreadable(path: Path, reason: str) -> str:
     )
 
 
-def _is_pickled(path: Path) -> bool:
-    """Return whether a file begins as torch's zips or as pickles do; any text reads as the operands of a pickle."""
-    with open(path, "rb") as file:
-        return file.read(1) in (b"P", b"\x80")
-
-
 def _checked(path: Path, state: Any) -> dict[str, Any]:
     """Return the content of a checkpoint. Raises CheckpointError unless it has the parts that every command reads."""
     if not isinstance(state, dict) or not {"model", "optimizer", "step"} <= state.keys():
         raise CheckpointError(f"{path}: not a checkpoint of a run, which has model, optimizer and step")
-    step, average = state["step"], state.get("ema", {"model": {}})
+    step, average, digests = state["step"], state.get("ema", {"model": {}}), state.get("learner_digests", [])
     if type(step) is not int or step < 0:
         raise CheckpointError(f"{path}: step must be a number of updates, got {step!r}")
-    digests = state.get("learner_digests", [])
     for name, value in (("ema", average), ("experiment", state.get("experiment", {}))):
         if not isinstance(value, dict):
             raise CheckpointError(f"{path}: {name} must hold values by name, got {_kind(value)}")
@@ -180,15 +179,6 @@ def _checked(path: Path, state: Any) -> dict[str, Any]:
         if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
             raise CheckpointError(f"{path}: {name} must hold tensors by name, got {_kind(weights)}")
     return state
-
-
-def _check_learners(path: Path, digests: Sequence[str]) -> None:
-    """Raise CheckpointError where a learner's file is missing or is not the one of this checkpoint."""
-    for file, digest in ((learner_path(path, number), digest) for number, digest in enumerate(digests)):
-        if not file.exists():
-            raise CheckpointError(f"{path}: {file} is missing")
-        if file_sha256(file) != digest:
-            raise CheckpointError(f"{path}: {file} is damaged: its SHA-256 is not that in the checkpoint")
 
 
 def give_weights(network: nn.Module, path: Path, weights: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The ranks that a command was started with, and the words of one that fails."""
+"""Open the ranks that a command was started with, and print why one fails."""
 
 from __future__ import annotations
 

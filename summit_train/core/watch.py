@@ -122,20 +122,23 @@ class Neighbour:
         self._socket.bind(("", 0))
         self._socket.setblocking(False)
         self._key = os.urandom(8)  # tells this run's datagrams from anybody else's
+        self._next: tuple[str, int] | None
         ring = world.broadcast(world.gather((world.who, world.host, self._socket.getsockname()[1], self._key)))
         assert ring is not None
         self.who, _, _, self._key_before = ring[world.rank - 1]
         _, host, port, _ = ring[(world.rank + 1) % world.size]
-        self._next = _address(host, world.host), port
+        try:
+            self._next = "127.0.0.1" if host == world.host else socket.gethostbyname(host), port
+        except OSError:  # a name without an address: the next rank then says that it heard nothing
+            self._next = None
         self.where = ""
         self._heard: float | None = None
 
     def exchange(self, where: str) -> None:
         """Send where this rank is, and take in what the rank before has sent."""
-        address, port = self._next
-        if address is not None:
-            with suppress(OSError):  # the next rank then says that it heard nothing
-                self._socket.sendto(self._key + where.encode()[:400], (address, port))
+        if self._next is not None:
+            with suppress(OSError):
+                self._socket.sendto(self._key + where.encode()[:400], self._next)
         with suppress(BlockingIOError):
             while True:
                 datagram = self._socket.recv(512)
@@ -145,14 +148,6 @@ class Neighbour:
     def silent_seconds(self) -> float | None:
         """Return the seconds since the rank before was heard; None if it never was."""
         return None if self._heard is None else time.monotonic() - self._heard
-
-
-def _address(host: str, own_host: str) -> str | None:
-    """Return the address of a host, None where its name is unknown."""
-    try:
-        return "127.0.0.1" if host == own_host else socket.gethostbyname(host)
-    except OSError:
-        return None
 
 
 class Watchdog:
@@ -196,7 +191,6 @@ class Watchdog:
                 print(f"{self._world.who}: {fault}", file=sys.stderr, flush=True)
                 faulthandler.dump_traceback(file=sys.stderr)
                 self._world.abort(1)
-                os._exit(1)
 
     def _fault(self, seconds: float, before: Neighbour | None) -> str | None:
         """Return what is wrong, or None while nothing is."""

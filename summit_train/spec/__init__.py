@@ -1,41 +1,18 @@
 """A run's keys: their types and defaults, YAML with places, overrides."""
 
-from summit_train.spec.experiment import (
-    CheckpointSpec,
-    DataSpec,
-    EvaluateSpec,
-    ExecutionSpec,
-    ModelSpec,
-    PathText,
-    Spec,
-    dump_spec,
-    load_spec,
-    spec_from_tree,
-    spec_from_values,
-)
-from summit_train.spec.identity import (
-    changes_scores,
-    experiment_defaults,
-    experiment_keys,
-    flat_keys,
-    rank_keys,
-)
-
-__all__ = [
-    "CheckpointSpec",
-    "DataSpec",
-    "EvaluateSpec",
-    "ExecutionSpec",
-    "ModelSpec",
-    "PathText",
-    "Spec",
-    "changes_scores",
-    "dump_spec",
-    "experiment_defaults",
-    "experiment_keys",
-    "flat_keys",
-    "load_spec",
-    "rank_keys",
-    "spec_from_tree",
-    "spec_from_values",
-]
+from summit_train.spec.experiment import CheckpointSpec as CheckpointSpec
+from summit_train.spec.experiment import DataSpec as DataSpec
+from summit_train.spec.experiment import EvaluateSpec as EvaluateSpec
+from summit_train.spec.experiment import ExecutionSpec as ExecutionSpec
+from summit_train.spec.experiment import ModelSpec as ModelSpec
+from summit_train.spec.experiment import PathText as PathText
+from summit_train.spec.experiment import Spec as Spec
+from summit_train.spec.experiment import dump_spec as dump_spec
+from summit_train.spec.experiment import load_spec as load_spec
+from summit_train.spec.experiment import spec_from_tree as spec_from_tree
+from summit_train.spec.experiment import spec_from_values as spec_from_values
+from summit_train.spec.identity import changes_scores as changes_scores
+from summit_train.spec.identity import experiment_defaults as experiment_defaults
+from summit_train.spec.identity import experiment_keys as experiment_keys
+from summit_train.spec.identity import flat_keys as flat_keys
+from summit_train.spec.identity import rank_keys as rank_keys

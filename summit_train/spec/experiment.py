@@ -27,7 +27,7 @@ from summit_train.spec.catalog import (
     network_problems,
     stream_problem,
 )
-from summit_train.spec.modality import Modality, ModalityName, modality_of
+from summit_train.spec.modality import RGB, Modality, ModalityName, flow
 from summit_train.spec.optimizer import (
     OptimizerSpec,
     ParallelSpec,
@@ -162,7 +162,7 @@ class DataSpec(Section):
     @property
     def input(self) -> Modality:
         """What a frame of a clip holds."""
-        return modality_of(self.modality, self.flow_length)
+        return RGB if self.modality == "rgb" else flow(self.flow_length)
 
 
 class ScaleSpec(Section):
@@ -325,7 +325,13 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     yield from optimizer_problems(spec.optimizer)
     yield from schedule_problems(spec.schedule)
     yield from parallel_problems(spec.parallel, spec.optimizer.compression)
-    yield from _averaging_problems(spec)
+    grow = spec.parallel.grow_batch
+    if spec.parallel.method == "averaging" and spec.ema.decay is not None:
+        yield "ema.decay", "it averages the weights of one network, and each learner has its own; must be null"
+    if grow is not None and not spec.evaluate.every_epochs:
+        yield "parallel.grow_batch", "validations decide it; set evaluate.every_epochs to 1 or more"
+    if grow is not None and grow.max is not None and grow.max < (clips := spec.scale.clips_per_gpu):
+        yield "parallel.grow_batch.max", f"{grow.max} clips are fewer than scale.clips_per_gpu, {clips}"
     yield from network_problems(
         model.arch, model.backbone, data.num_frames, model.non_local, model.zero_init_residual, model.pool1, data.crop
     )
@@ -334,14 +340,3 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "evaluate.mode", streams
     if (last := spec.evaluate.last_checkpoints) > (kept := spec.checkpoint.keep):
         yield "evaluate.last_checkpoints", f"must be at most checkpoint.keep, {kept}, got {last}"
-
-
-def _averaging_problems(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Yield the keys of other sections that are impossible with model averaging."""
-    grow, clips = spec.parallel.grow_batch, spec.scale.clips_per_gpu
-    if spec.parallel.method == "averaging" and spec.ema.decay is not None:
-        yield "ema.decay", "it averages the weights of one network, and each learner has its own; must be null"
-    if grow is not None and not spec.evaluate.every_epochs:
-        yield "parallel.grow_batch", "validations decide it; set evaluate.every_epochs to 1 or more"
-    if grow is not None and grow.max is not None and grow.max < clips:
-        yield "parallel.grow_batch.max", f"{grow.max} clips are fewer than scale.clips_per_gpu, {clips}"

@@ -48,8 +48,3 @@ def flow(length: int) -> Modality:
     """
     channels = 2 * length
     return Modality("flow", channels, (float(FLOW_ZERO),) * channels, (0.226 * 255,) * channels, (1.0, 0.875, 0.75))
-
-
-def modality_of(name: ModalityName, flow_length: int) -> Modality:
-    """Return the modality of this name. flow_length: the fields of a frame of flow; rgb does not read it."""
-    return RGB if name == "rgb" else flow(flow_length)

@@ -149,7 +149,7 @@ def file_of(kind: str, name_or_path: str) -> Path:
     path = folder / f"{name_or_path}.yaml"
     if not path.is_file():
         names = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
-        raise UserError(f"there is no {kind} {name_or_path!r}; shipped: {names}; or give the path of a YAML file")
+        raise UserError(f"{kind} {name_or_path!r} not found; shipped: {names}; or give the path of a YAML file")
     return path
 
 
@@ -187,7 +187,7 @@ def _read_file(path: Path, above: tuple[Path, ...], read: dict[Path, Tree]) -> T
     merged = Tree({})
     for target in (path.parent / base for base in bases):
         if not target.is_file():
-            raise UserError(f"{place}: extends: there is no file {target}")
+            raise UserError(f"{place}: extends: file {target} not found")
         if len(above) + len(read) >= _MOST_FILES:
             raise UserError(f"{place}: extends: a file may extend at most {_MOST_FILES} files, directly or not")
         merged.lay(_read_file(target, (*above, resolved), read))

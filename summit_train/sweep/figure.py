@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from summit_train.core.files import locked, replacing, write_json, write_text
-from summit_train.core.text import counted, listed
+from summit_train.core.text import counted, csv_text, listed
 from summit_train.report.figures import GREY, PALETTE, drawable, finite, house_style, image, series
 from summit_train.report.noise import Measured
 from summit_train.sweep.grid import Sweep
@@ -18,7 +19,6 @@ from summit_train.sweep.status import (
     JobState,
     Point,
     SweepRow,
-    as_csv,
     as_values,
     has_seeds,
     read_rows,
@@ -34,7 +34,8 @@ def write_sweep(sweep: Sweep, jobs: Mapping[str, JobState]) -> list[SweepRow]:
     with locked(sweep.folder / "lock"):
         rows = read_rows(sweep, jobs)
         write_text(sweep.folder / "table.txt", tables(sweep, rows) + "\n")
-        write_text(sweep.folder / "table.csv", as_csv(rows))
+        columns = [field.name for field in fields(SweepRow)]
+        write_text(sweep.folder / "table.csv", csv_text([columns, *(asdict(row).values() for row in rows)]))
         write_json(sweep.folder / "table.json", as_values(sweep, rows))
         for name, content in draw_accuracy(sweep, rows).items():
             with replacing(sweep.folder / name) as file:
@@ -43,7 +44,7 @@ def write_sweep(sweep: Sweep, jobs: Mapping[str, JobState]) -> list[SweepRow]:
 
 
 def written(sweep: Sweep) -> str:
-    """Return the names of the files that `write_sweep` wrote, and the reason if there is no figure."""
+    """Return the names of the files that `write_sweep` wrote, and why a figure is missing."""
     tables, figures = (sorted(path.name for path in sweep.folder.glob(f"{kind}.*")) for kind in ("table", "accuracy"))
     missing = "" if figures else "; no figure, which needs a finished run and batch sizes that differ"
     return ", ".join([*tables, *figures]) + missing
@@ -70,11 +71,22 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, bytes]:
         if sweep.reference is not None:
             published = sorted(sweep.reference.points, key=lambda point: point.global_batch)
             batches |= {point.global_batch for point in published}
-            x, y = [point.global_batch for point in published], [point.top1 for point in published]
-            bars, label = [point.top1_std or 0.0 for point in published], f"published: {sweep.reference.label}"
-            axes.errorbar(x, y, bars, marker="s", markerfacecolor="white", linestyle=":", color=GREY, capsize=3,
-                          label=drawable(label))  # fmt: skip
-        _scale_axes(axes, sorted(batches))
+            axes.errorbar(
+                [point.global_batch for point in published],
+                [point.top1 for point in published],
+                [point.top1_std or 0.0 for point in published],
+                label=drawable(f"published: {sweep.reference.label}"),
+                marker="s", markerfacecolor="white", linestyle=":", color=GREY, capsize=3,
+            )  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(sorted(batches)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda batch, _: f"{batch:,.0f}"))
+        axes.tick_params(axis="x", labelsize=9 if len(batches) > 8 else 10)
+        axes.set_xlabel("global batch (clips)")
+        axes.set_ylabel("top-1 (%)")
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(0.0, low), min(high, 102.0))
         for text in figure.legend(loc="outside lower left", ncols=2).get_texts():
             text.set_parse_math(False)
         caption = _caption(rows, done, points, sorted(filter(None, noise_at)))
@@ -115,19 +127,6 @@ def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Point]) -> int |
         axes.axvspan(value - error, value + error, color=colour, alpha=0.12, linewidth=0)
     axes.axvline(value, color=colour, linestyle=":", linewidth=1.4, label=f"noise scale{title}: {noise.text}")
     return batch
-
-
-def _scale_axes(axes: Axes, batches: Sequence[int]) -> None:
-    """Scale the horizontal axis by log2, with a tick at every batch size."""
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(batches))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda batch, _: f"{batch:,.0f}"))
-    axes.tick_params(axis="x", labelsize=9 if len(batches) > 8 else 10)
-    axes.set_xlabel("global batch (clips)")
-    axes.set_ylabel("top-1 (%)")
-    low, high = axes.get_ylim()
-    axes.set_ylim(max(0.0, low), min(high, 102.0))
 
 
 def _caption(

@@ -21,7 +21,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,12 +34,11 @@ from summit_train.spec.source import Tree, apply_override, put, read_tree, to_ya
 from summit_train.spec.typed import Count, Section, validated
 
 MOST_RUNS = 1000  # an array's indices stay below Slurm's usual MaxArraySize, 1001
-_LONGEST_NAME = 80  # characters
-_SAFE = "A-Za-z0-9.,+=@_-"
+_LONGEST_NAME = 80
+_SAFE = "A-Za-z0-9.,+=@_-"  # the characters of names: folders, words in job scripts and schedulers' lists
 
 
 def _safe_name(name: str) -> str:
-    # The name becomes a folder. It appears in job scripts, on command lines and in schedulers' lists.
     if not re.fullmatch(rf"[A-Za-z0-9][{_SAFE}]*", name) or len(name) > _LONGEST_NAME:
         form = f"a letter or digit, then letters, digits and .,+=@_-, at most {_LONGEST_NAME} characters"
         raise ValueError(f"the name becomes a folder and must be {form}")
@@ -103,9 +102,8 @@ class SweepFile(Section):
 class SweepRun:
     """One run.
 
-    nodes: None where the sweep names none.
+    nodes: None where the sweep names none. changes: dotted spec keys that the run overrides.
     curve: the run's curve in the figure, named by its preset and its grid values other than scale and seed.
-    changes: dotted spec keys that the run overrides.
     """
 
     name: str
@@ -150,17 +148,26 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     file = Path(path)
     tree = read_tree(file / "sweep.yaml" if file.is_dir() else file)
     sweep = validated(SweepFile, tree)
-    drafts = [*_axes(sweep, tree), *_explicit(sweep, tree)]
+    drafts = list(_axes(sweep, tree))
+    for i, entry in enumerate(sweep.runs):
+        at, given = ("runs", str(i)), entry.model_extra or {}
+        values = {key: (value, tree.place((*at, key))) for key, value in given.items()}
+        parts = tuple(given.items()) or ((("nodes", entry.nodes),) if entry.nodes else ())
+        drafts.append(_Draft(tree.place(at), values, parts, entry.nodes, entry.name, entry.curve))
     if not drafts:
         raise UserError(f"{tree.place(())}: a sweep must have runs; give grid, zip, presets or runs")
     base = _base(sweep, tree, overrides, {key for draft in drafts for key in draft.values})
-    specs = _specs(drafts, base, sweep.name)
-    runs = []
-    for draft, spec, name in zip(drafts, specs, _names(drafts), strict=True):
-        changes = {key: value for key, (value, _) in draft.values.items()}
-        named = spec.model_copy(update={"name": name})
-        runs.append(SweepRun(name, named, draft.nodes or sweep.nodes, draft.curve, changes))
-    return Sweep(sweep.name, Path(specs[0].run_dir), tuple(runs), sweep.at_once, sweep.reference, base.values)
+    runs = [
+        SweepRun(
+            name=name,
+            spec=spec.model_copy(update={"name": name}),
+            nodes=draft.nodes or sweep.nodes,
+            curve=draft.curve,
+            changes={key: value for key, (value, _) in draft.values.items()},
+        )
+        for draft, spec, name in zip(drafts, _specs(drafts, base, sweep.name), _names(drafts), strict=True)
+    ]
+    return Sweep(sweep.name, Path(runs[0].spec.run_dir), tuple(runs), sweep.at_once, sweep.reference, base.values)
 
 
 def sweep_texts(sweep: Sweep) -> dict[str, str]:
@@ -175,13 +182,11 @@ def sweep_texts(sweep: Sweep) -> dict[str, str]:
     return {"base.yaml": to_yaml(base), "sweep.yaml": to_yaml(values)}
 
 
-def _base(sweep: SweepFile, tree: Tree, overrides: Sequence[str], swept: Set[str]) -> Tree:
+def _base(sweep: SweepFile, tree: Tree, overrides: Sequence[str], swept: Iterable[str]) -> Tree:
     """Return the values that all runs share: the base spec, then `set`, then the overrides."""
     base = _read_relative(sweep.base, "base", tree.place(("base",)))
     for key, value in sweep.set.items():
-        place = tree.place(("set", key))
-        _check(key, value, place, ("name",))
-        put(base, key, value, place)
+        _put(base, key, value, tree.place(("set", key)), reserved=("name",))
     for override in overrides:
         if clash := _overlapping(override.partition("=")[0], sorted(swept)):
             raise UserError(f"override {override!r}: the runs of this sweep differ in {clash}; change the sweep file")
@@ -197,13 +202,13 @@ def _read_relative(target: str, key: str, place: str) -> Tree:
     return read_tree(path)
 
 
-def _check(key: str, value: Any, place: str, reserved: Sequence[str] = ("name", "run_dir")) -> None:
+def _put(tree: Tree, key: str, value: Any, place: str, reserved: Sequence[str] = ("name", "run_dir")) -> None:
     if key in reserved or not all(key.split(".")):
-        raise UserError(
-            f"{place}: {key}: must be a key of the spec, such as scale.gpus, and not {' or '.join(reserved)}"
-        )
+        right = f"a key of the spec, such as scale.gpus, and not {' or '.join(reserved)}"
+        raise UserError(f"{place}: {key}: must be {right}")
     if isinstance(value, dict):
         raise UserError(f"{place}: {key} is a section; write {key}.{next(iter(value), 'key')}: ...")
+    put(tree, key, copy.deepcopy(value), place)
 
 
 def _overlapping(key: str, others: Iterable[str]) -> str | None:
@@ -243,11 +248,11 @@ def _axis_places(sweep: SweepFile, tree: Tree) -> dict[str, str]:
     for name, axes in (("grid", sweep.grid), ("zip", sweep.zip)):
         for key, values in axes.items():
             place = f"{tree.place((name, key))}: {name}.{key}"
+            first, others = next(iter(axes.items()))
             if clash := _overlapping(key, places):
                 raise UserError(f"{place}: {clash} is an axis already")
             if key == "nodes" and not all(type(value) is int and value > 0 for value in values):
                 raise UserError(f"{place}: must be whole numbers above 0, got {values}")
-            first, others = next(iter(axes.items()))
             if name == "zip" and len(values) != len(others):
                 raise UserError(f"{place}: must have as many values as {first}, {len(others)}, got {len(values)}")
             places[key] = tree.place((name, key))
@@ -277,14 +282,6 @@ def _leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[
             yield (*above, key), value
 
 
-def _explicit(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
-    for i, entry in enumerate(sweep.runs):
-        at, given = ("runs", str(i)), entry.model_extra or {}
-        values = {key: (value, tree.place((*at, key))) for key, value in given.items()}
-        parts = tuple(given.items()) or ((("nodes", entry.nodes),) if entry.nodes else ())
-        yield _Draft(tree.place(at), values, parts, entry.nodes, entry.name, entry.curve)
-
-
 def _specs(drafts: Sequence[_Draft], base: Tree, folder: str) -> list[Spec]:
     """Return the runs' specs, each named `run` for now. Raises UserError where two are equal."""
     specs: list[Spec] = []
@@ -293,8 +290,7 @@ def _specs(drafts: Sequence[_Draft], base: Tree, folder: str) -> list[Spec]:
         tree = copy.deepcopy(base)
         put(tree, "name", "run", draft.place)
         for key, (value, place) in draft.values.items():
-            _check(key, value, place)
-            put(tree, key, copy.deepcopy(value), place)
+            _put(tree, key, value, place)
         spec = spec_from_tree(tree)
         specs.append(spec.model_copy(update={"run_dir": str(Path(spec.run_dir) / folder)}))
         twin = seen.setdefault((spec.model_dump_json(), draft.nodes), draft)
@@ -309,20 +305,18 @@ def _names(drafts: Sequence[_Draft]) -> list[str]:
     last = Counter(key.rpartition(".")[2] for key in {key for draft in drafts for key, _ in draft.parts})
     in_full = {word for word, count in last.items() if count > 1}
     names = [draft.name or _joined(draft.parts, in_full) or "base" for draft in drafts]
-    # The file system may ignore case.
-    count = Counter(map(str.casefold, names))
-    names = [
-        name if draft.name or count[name.casefold()] == 1 else _cut(name, draft.parts)
-        for draft, name in zip(drafts, names, strict=True)
-    ]
-    count = Counter(map(str.casefold, names))
-    for draft, name in zip(reversed(drafts), reversed(names), strict=True):
-        if count[name.casefold()] > 1:
-            raise UserError(f"{draft.place}: two runs have the name {name}; give one another name under runs")
+    count = Counter(map(str.casefold, names))  # the file system may ignore case
+    taken: set[str] = set()
+    for i, draft in enumerate(drafts):
+        if not draft.name and count[names[i].casefold()] > 1:
+            names[i] = _cut(names[i], draft.parts)
+        if names[i].casefold() in taken:
+            raise UserError(f"{draft.place}: two runs have the name {names[i]}; give one another name under runs")
+        taken.add(names[i].casefold())
     return names
 
 
-def _joined(parts: Sequence[tuple[str, Any]], in_full: Set[str] = frozenset()) -> str:
+def _joined(parts: Sequence[tuple[str, Any]], in_full: Iterable[str] = ()) -> str:
     """Return `date_gpus-48_base_lr-0.02`. A long name is cut and ends with a digest of all.
 
     in_full: last words of keys that are ambiguous.

@@ -6,7 +6,7 @@ A point is runs that differ in nothing but their seed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from summit_train.cluster.site import Site, load_site
 from summit_train.cluster.submit import job_states, submissions
 from summit_train.core.errors import UserError
 from summit_train.core.files import is_locked
-from summit_train.core.text import NONE, csv_text, duration, has_top5, mean_std, percent, show, text_table
+from summit_train.core.text import NONE, duration, has_top5, mean_std, percent, show, text_table
 from summit_train.report.metrics import Run
 from summit_train.report.noise import Measured, measured, measured_steps, pooled
 from summit_train.report.records import number
@@ -32,9 +32,9 @@ class JobState(NamedTuple):
     state: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SweepRow:
-    """One run of a sweep. A value is None while it is unknown.
+    """One run of a sweep, a column for each field. A value is None while it is unknown.
 
     state: done (the final evaluation covers the last step), running, queued, failed (started and not done), missing
     (never started), unknown (the scheduler does not answer), changed (started with another spec; see `note`).
@@ -45,32 +45,36 @@ class SweepRow:
     curve: str
     state: str
     nodes: int | None
-    ranks: int | None
+    ranks: int | None = None
     virtual_gpus: int | None
-    accumulation: int | None
+    accumulation: int | None = None
     global_batch: int | None
     frames_per_batch: int | None
-    peak_lr: float | None
-    step: int
-    total_steps: int | None
-    training_top1: float | None  # percent, mean over the batches of the last epoch
-    top1: float | None
-    top1_std: float | None
-    top5: float | None
-    final: bool
-    noise_scale: float | None  # clips, over the measured steps; None where it was not measured or is unclear
-    noise_scale_error: float | None  # its standard error
-    gradient_square: float | None  # |G|^2, mean over these steps
-    gradient_variance: float | None  # tr(Sigma), mean over these steps
-    reference_top1: float | None
-    reference_top1_std: float | None
-    seconds: float | None  # recorded training time
-    node_hours: float | None
+    peak_lr: float | None = None
+    step: int = 0
+    total_steps: int | None = None
+    training_top1: float | None = None  # percent, mean over the batches of the last epoch
+    top1: float | None = None
+    top1_std: float | None = None
+    top5: float | None = None
+    final: bool = False
+    noise_scale: float | None = None  # clips, over the measured steps; None where it was not measured or is unclear
+    noise_scale_error: float | None = None  # its standard error
+    gradient_square: float | None = None  # |G|^2, mean over these steps
+    gradient_variance: float | None = None  # tr(Sigma), mean over these steps
+    reference_top1: float | None = None
+    reference_top1_std: float | None = None
+    seconds: float | None = None  # recorded training time
+    node_hours: float | None = None
     job: str | None
     run: str
-    machine: str
+    machine: str = ""
     note: str
     num_classes: int
+
+
+# The columns that a run's recorded plan decides; its spec need not.
+_PLANNED = ("ranks", "virtual_gpus", "accumulation", "global_batch", "frames_per_batch", "peak_lr", "total_steps")
 
 
 @dataclass(frozen=True)
@@ -123,52 +127,46 @@ def read_jobs(sweep: Sweep, site: Site | None, warn: Callable[[str], None]) -> d
 
 def read_rows(sweep: Sweep, jobs: Mapping[str, JobState] | None = None) -> list[SweepRow]:
     """Return one row for each run, in the sweep's order. jobs: run name -> its last job."""
-    return [_row(sweep, run, (jobs or {}).get(run.name)) for run in sweep.runs]
+    rows = []
+    for run in sweep.runs:
+        job, scale = (jobs or {}).get(run.name), run.spec.scale
+        try:
+            found = Run(run.spec.run_path)
+        except UserError:
+            found = None  # nothing there, or only the files of a submission
+        state, note = _state(run, found, job)
+        batch = scale.gpus and scale.gpus * scale.clips_per_gpu
+        row = SweepRow(
+            name=run.name,
+            curve=run.curve,
+            state=state,
+            nodes=run.nodes,
+            virtual_gpus=scale.gpus,
+            global_batch=batch,
+            frames_per_batch=batch and batch * run.spec.data.num_frames,
+            job=job.id if job else None,
+            run=str(run.spec.run_path),
+            note=note,
+            num_classes=run.spec.model.num_classes,
+        )
+        row = _with_results(row, found) if found else row
+        points = sweep.reference.points if sweep.reference else ()
+        if published := next((point for point in points if point.global_batch == row.global_batch), None):
+            row = replace(row, reference_top1=published.top1, reference_top1_std=published.top1_std)
+        rows.append(row)
+    return rows
 
 
-def to_start(rows: Sequence[SweepRow]) -> list[str]:
-    """Return the names of the runs that failed or were never started.
-
-    Raises UserError where a run was started with another spec: its result is not the sweep's and must not be lost.
-    """
-    changed = [f"{row.run}: {row.note}" for row in rows if row.state == "changed"]
-    if changed:
-        raise UserError("\n".join(f"{line}; give the sweep another name, or move the run away" for line in changed))
-    return [row.name for row in rows if row.state in ("failed", "missing")]
-
-
-def _row(sweep: Sweep, run: SweepRun, job: JobState | None) -> SweepRow:
-    try:
-        found = Run(run.spec.run_path)
-    except UserError:
-        found = None  # nothing there, or only the files of a submission
-    state, note = _state(run, found, job)
-    scale = run.spec.scale
-    batch = None if scale.gpus is None else scale.gpus * scale.clips_per_gpu
-    frames = None if batch is None else batch * run.spec.data.num_frames
-    plan: dict[str, Any] = {"virtual_gpus": scale.gpus, "global_batch": batch, "frames_per_batch": frames}
-    plan |= found.plan if found else {}  # the recorded plan, which the spec need not decide alone
-    steps, final = (found.steps, found.final) if found else ([], None)
-    training = [step.top1 for step in steps if step.epoch == steps[-1].epoch and step.top1 is not None]
-    last = found.evals[-1] if found and found.evals else None
-    gradients = measured_steps(found) if found else []
+def _with_results(row: SweepRow, found: Run) -> SweepRow:
+    """Return the row with what the run has recorded."""
+    planned: dict[str, Any] = {key: found.plan[key] for key in _PLANNED if key in found.plan}
+    training = [step.top1 for step in found.steps if step.epoch == found.steps[-1].epoch and step.top1 is not None]
+    last, final, gradients = found.evals[-1] if found.evals else None, found.final, measured_steps(found)
     noise = measured(gradients) if gradients else None
-    points = sweep.reference.points if sweep.reference else ()
-    published = next((point for point in points if point.global_batch == plan["global_batch"]), None)
-    seconds = found.seconds or None if found else None
-    return SweepRow(
-        name=run.name,
-        curve=run.curve,
-        state=state,
-        nodes=run.nodes,
-        ranks=plan.get("ranks"),
-        virtual_gpus=plan["virtual_gpus"],
-        accumulation=plan.get("accumulation"),
-        global_batch=plan["global_batch"],
-        frames_per_batch=plan["frames_per_batch"],
-        peak_lr=plan.get("peak_lr"),
-        step=found.last_step if found else 0,
-        total_steps=plan.get("total_steps"),
+    return replace(
+        row,
+        **planned,
+        step=found.last_step,
         training_top1=fmean(training) if training else None,
         top1=final.top1_mean if final else last.top1 if last else None,
         top1_std=final.top1_std if final else None,
@@ -178,15 +176,9 @@ def _row(sweep: Sweep, run: SweepRun, job: JobState | None) -> SweepRow:
         noise_scale_error=noise.error if noise else None,
         gradient_square=fmean(step.gradient_square or 0.0 for step in gradients) if gradients else None,
         gradient_variance=fmean(step.gradient_variance or 0.0 for step in gradients) if gradients else None,
-        reference_top1=published.top1 if published else None,
-        reference_top1_std=published.top1_std if published else None,
-        seconds=seconds,
-        node_hours=run.nodes * seconds / 3600 if run.nodes and seconds else None,
-        job=job.id if job else None,
-        run=str(run.spec.run_path),
-        machine=machine_of(found.environment) if found else "",
-        note=note,
-        num_classes=run.spec.model.num_classes,
+        seconds=found.seconds or None,
+        node_hours=row.nodes * found.seconds / 3600 if row.nodes and found.seconds else None,
+        machine=machine_of(found.environment),
     )
 
 
@@ -222,33 +214,45 @@ def _difference(run: SweepRun, found: Run) -> str:
     return "; ".join(f"{key} was {old}, the sweep has {new}" for key, old, new in both if old != new)
 
 
+def to_start(rows: Sequence[SweepRow]) -> list[str]:
+    """Return the names of the runs that failed or were never started.
+
+    Raises UserError where a run was started with another spec: its result is not the sweep's and must not be lost.
+    """
+    changed = [f"{row.run}: {row.note}" for row in rows if row.state == "changed"]
+    if changed:
+        raise UserError("\n".join(f"{line}; give the sweep another name, or move the run away" for line in changed))
+    return [row.name for row in rows if row.state in ("failed", "missing")]
+
+
 def sweep_points(sweep: Sweep, rows: Sequence[SweepRow]) -> list[Point]:
     """Return the points in the sweep's order. rows: one for each run, in the sweep's order."""
     groups: dict[tuple[str, str, int | None], list[SweepRow]] = {}
     for run, row in zip(sweep.runs, rows, strict=True):
         alike = run.spec.model_copy(update={"name": "any", "seed": 0})
         groups.setdefault((run.curve, alike.model_dump_json(), run.nodes), []).append(row)
-    return [_point(group) for group in groups.values()]
-
-
-def _point(rows: Sequence[SweepRow]) -> Point:
-    first, done = rows[0], [row for row in rows if row.state == "done"]
-    top1, top1_std = _mean_std([row.top1 for row in done])
-    training, training_std = _mean_std([row.training_top1 for row in done])
-    return Point(
-        curve=first.curve,
-        global_batch=first.global_batch,
-        peak_lr=next((row.peak_lr for row in rows if row.peak_lr is not None), None),
-        total_steps=next((row.total_steps for row in rows if row.total_steps is not None), None),
-        runs=len(rows),
-        done=len(done),
-        top1=top1,
-        top1_std=top1_std,
-        checkpoints_std=_mean_std([row.top1_std for row in done])[0],
-        training_top1=training,
-        training_top1_std=training_std,
-        noise_scale=_noise_scale(done),
-    )
+    points = []
+    for group in groups.values():
+        done = [row for row in group if row.state == "done"]
+        top1, top1_std = _mean_std([row.top1 for row in done])
+        training, training_std = _mean_std([row.training_top1 for row in done])
+        points.append(
+            Point(
+                curve=group[0].curve,
+                global_batch=group[0].global_batch,
+                peak_lr=next((row.peak_lr for row in group if row.peak_lr is not None), None),
+                total_steps=next((row.total_steps for row in group if row.total_steps is not None), None),
+                runs=len(group),
+                done=len(done),
+                top1=top1,
+                top1_std=top1_std,
+                checkpoints_std=_mean_std([row.top1_std for row in done])[0],
+                training_top1=training,
+                training_top1_std=training_std,
+                noise_scale=_noise_scale(done),
+            )
+        )
+    return points
 
 
 def _mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
@@ -273,11 +277,6 @@ def _noise_scale(rows: Sequence[SweepRow]) -> Measured | None:
 def has_seeds(points: Sequence[Point]) -> bool:
     """Return whether some runs differ in nothing but their seed."""
     return any(point.runs > 1 for point in points)
-
-
-def as_csv(rows: Sequence[SweepRow]) -> str:
-    """Return the rows as CSV with every column; an unknown value is empty."""
-    return csv_text([[field.name for field in fields(SweepRow)], *map(astuple, rows)])
 
 
 def as_values(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def test_a_chain_is_said_and_submitted(say: Callable[..., Said], standins: Stand
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--site", "sumit", "--nodes", "1"], "there is no site 'sumit'; shipped: local, "),
+        (["--site", "sumit", "--nodes", "1"], "site 'sumit' not found; shipped: local, "),
         (["--site", "summit", "--nodes", "5"], "5 nodes of summit have 30 ranks, which do not divide scale.gpus 1536"),
         (["--site", "summit", "--nodes", "0"], "--nodes 0: must be at least 1"),
         (["--site", "local", "--nodes", "2"], "local: a job has at most 1 nodes, 2 are asked for"),

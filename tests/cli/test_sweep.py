@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,8 @@ from summit_train.spec import load_spec
 from tests.conftest import WriteSpec
 from tests.runs import steps_of
 from tests.standins import Standins
-from tests.worlds import PATIENCE_S, ROOT, environment, lines
+from tests.worlds import PATIENCE_S, ROOT, Said, forked, lines, main_without_reports, start
 
-Said = tuple[int, str, str]
 Sweeps = Callable[..., Path]
 
 
@@ -229,59 +227,60 @@ def test_mistakes_are_one_line_and_2(
     assert standins.calls("sbatch") == []
 
 
-def _local(path: Path, *words: str) -> subprocess.Popen[str]:
-    """The sweep here on one rank, in the sweep file's folder."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "summit_train", "sweep", str(path), "--local", "--set", "ranks_per_node=1", *words],
-        env=environment(),
-        cwd=path.parent,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a sweep here are forked from this process: they need not import torch again."""
+
+    def run(words: Sequence[str]) -> tuple[int, set[int]]:
+        status, _ = forked(0, partial(main_without_reports, words[words.index("summit_train") + 1 :]))
+        return status, set()
+
+    monkeypatch.setattr("summit_train.sweep.start._run_command", run)
 
 
-@pytest.mark.slow
-def test_here_a_failing_run_stops_no_other_and_is_all_that_starts_again(write_sweep: Sweeps, tmp_path: Path) -> None:
+_LOCAL = ("--local", "--set", "ranks_per_node=1")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_here_a_failing_run_stops_no_other_and_is_all_that_starts_again(
+    say: Callable[..., Said], write_sweep: Sweeps, tmp_path: Path
+) -> None:
     folder = tmp_path / "runs/study"
     path = write_sweep(
         f"runs:\n  - {{name: after, model.pretrained: {folder}/b}}\n  - {{name: b}}\n  - {{name: c, scale.gpus: 8}}\n",
         schedule={"epochs": 1, "warmup_epochs": 0},
     )
-    process = _local(path)
-    output, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 1, output
-    assert "[1/3] after: failed with exit status 2" in output and "[3/3] c: top-1 " in output
+    status, out, _ = say("sweep", str(path), *_LOCAL)
+    assert status == 1 and "[1/3] after: failed with exit status 2" in out and "[3/3] c: top-1 " in out
     table = json.loads((folder / "table.json").read_text())
     assert [run["state"] for run in table["runs"]] == ["failed", "done", "done"]
     assert (folder / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     # b is there now, so that the weights can be had.
     kept = (folder / "b/metrics.jsonl").read_bytes()
-    process = _local(folder)
-    output, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, output
-    assert "not started again: b (done), c (done)\n" in output and "[1/1] after: top-1 " in output
+    status, out, _ = say("sweep", str(folder), *_LOCAL)
+    assert status == 0 and "not started again: b (done), c (done)\n" in out and "[1/1] after: top-1 " in out
     assert (folder / "b/metrics.jsonl").read_bytes() == kept
     assert json.loads((folder / "table.json").read_text())["states"]["done"] == 3
 
 
 @pytest.mark.slow
-def test_here_a_stop_is_passed_on_and_the_sweep_goes_on_where_it_stopped(write_sweep: Sweeps, tmp_path: Path) -> None:
+def test_here_a_stop_is_passed_on_and_the_sweep_continues_where_it_stopped(
+    say: Callable[..., Said], write_sweep: Sweeps, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     path = write_sweep("grid: {seed: [0, 1]}\n", schedule={"epochs": 4, "warmup_epochs": 1})
-    process = _local(path)
+    process = start(0, "-m", "summit_train", "sweep", str(path), *_LOCAL)
     run = tmp_path / "runs/study/seed-0"
     deadline = time.monotonic() + PATIENCE_S
     while not steps_of(run):
         assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 85, output
     assert "study: stopped at seed-0; start the sweep again to continue there" in output
     assert not (tmp_path / "runs/study/seed-1").exists()
-    process = _local(path)
-    output, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, output
-    assert "goes on from" in output
+    assert max(steps_of(run)) < 40
+    request.getfixturevalue("in_process")
+    assert say("sweep", str(path), *_LOCAL)[0] == 0
+    assert steps_of(run) == list(range(1, 41)), "it began again, or lost steps"
     assert json.loads((tmp_path / "runs/study/table.json").read_text())["states"]["done"] == 2

@@ -162,7 +162,7 @@ def test_a_back_end_that_is_named_becomes_a_variable_of_the_ranks(tmp_path: Path
 
 
 def test_an_unknown_site_lists_the_shipped_ones() -> None:
-    with pytest.raises(UserError, match=f"there is no site 'sumit'; shipped: {', '.join(SITES)}; or give the path"):
+    with pytest.raises(UserError, match=f"site 'sumit' not found; shipped: {', '.join(SITES)}; or give the path"):
         load_site("sumit")
     with pytest.raises(UserError, match=r"nowhere/site.yaml: cannot be read"):
         load_site("nowhere/site.yaml")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.core.errors import describe
-from summit_train.core.files import check_writable, is_locked, locked, naming, replacing, write_json, write_text
+from summit_train.core.errors import UserError, describe
+from summit_train.core.files import check_output, is_locked, locked, naming, replacing, write_json, write_text
 from tests.runs import full_disk
 
 
@@ -92,8 +92,8 @@ def test_a_lock_is_seen_from_outside_and_ends_with_its_holder(tmp_path: Path) ->
 
 def test_whether_a_file_can_be_written_is_known_before(tmp_path: Path) -> None:
     write_text(tmp_path / "a", "old")
-    check_writable(tmp_path / "a")
-    check_writable(tmp_path / "new" / "b")
+    check_output("--out", "a", tmp_path / "a")
+    check_output("--out", "new", tmp_path / "new" / "b")
     assert (tmp_path / "a").read_text() == "old" and os.listdir(tmp_path / "new") == []
     for wrong, reason in (
         (tmp_path, "is not a regular file"),
@@ -101,6 +101,6 @@ def test_whether_a_file_can_be_written_is_known_before(tmp_path: Path) -> None:
         (tmp_path / "a" / "b", "Not a directory"),
         (Path("/proc/a"), "No such file"),
     ):
-        with pytest.raises(OSError, match=reason):
-            check_writable(wrong)
+        with pytest.raises(UserError, match=f"^--out x: cannot be written: {reason}"):
+            check_output("--out", "x", wrong)
     assert sorted(os.listdir(tmp_path)) == ["a", "new"]

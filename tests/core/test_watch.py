@@ -18,7 +18,7 @@ from summit_train.core.watch import Ballot, Neighbour, Stopped, StopRequest, Wat
 from tests.worlds import run
 
 _STALL = """
-import time
+import os, time
 from summit_train.core.comm import World
 from summit_train.core.watch import Watchdog
 class Stalled(World):
@@ -27,6 +27,7 @@ class Stalled(World):
         pass
     def abort(self, status):
         print("ending all", status, flush=True)
+        os._exit(status)
 with Watchdog(Stalled(), 0.2) as watchdog:
     watchdog.at("loading the clips of step 2")
     time.sleep(60)
@@ -37,7 +38,7 @@ def test_a_rank_that_stalls_says_where_and_ends_all() -> None:
     status, output = run(0, "-c", _STALL)
     assert status == 1
     assert "rank 3 on node7: no progress for" in output and "while loading the clips of step 2" in output
-    assert 'File "<string>", line 13 in <module>' in output  # where every thread stood
+    assert 'File "<string>", line 14 in <module>' in output  # where every thread stood
     assert "ending all 1" in output
 
 

@@ -96,7 +96,7 @@ def test_a_circle_of_extends_is_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_base_is_named_with_the_line_that_wants_it(tmp_path: Path) -> None:
-    assert _refused(tmp_path, "a: 1\nextends: no/such.yaml\n") == "spec.yaml:2: extends: there is no file no/such.yaml"
+    assert _refused(tmp_path, "a: 1\nextends: no/such.yaml\n") == "spec.yaml:2: extends: file no/such.yaml not found"
     assert _refused(tmp_path, "extends: 3\n") == "spec.yaml:1: extends: must be a path or a list of paths, got 3"
     assert _refused(tmp_path, "extends: [1]\n").startswith("spec.yaml:1: extends:")
 

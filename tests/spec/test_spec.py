@@ -73,9 +73,7 @@ def test_defaults_are_the_papers_recipe(load: Callable[..., Spec]) -> None:
     assert spec.run_path == Path("runs/t")
 
 
-def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(
-    refused: Callable[..., list[str]],
-) -> None:
+def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(refused: Callable[..., list[str]]) -> None:
     lines = refused("optimizer:\n  momentun: 0.9\n  base_lr: fast\nprecision: fp8\nseed: -1\n", "model.width=0")
     assert sorted(lines) == [
         "override 'model.width=0': model.width: Input should be greater than 0, got 0",
@@ -155,11 +153,7 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(
     ],
 )  # fmt: skip
 def test_a_mistake_is_placed_and_the_right_value_is_told(
-    refused: Callable[..., list[str]],
-    more: str,
-    overrides: tuple[str, ...],
-    start: str,
-    parts: tuple[str, ...],
+    refused: Callable[..., list[str]], more: str, overrides: tuple[str, ...], start: str, parts: tuple[str, ...]
 ) -> None:
     (line,) = refused(more, *overrides)
     assert line.startswith(start)
@@ -169,135 +163,80 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
 @pytest.mark.parametrize(
     ("overrides", "key", "part"),
     [
-        (["data.short_side=[320, 256]"], "data.short_side", "must be [low, high], got [320, 256]"),
-        (["data.crop=257"], "data.crop", "a crop of 257 does not fit a short side of 256"),
-        (
-            ["schedule.epochs=5", "schedule.warmup_epochs=5.5"],
-            "schedule.warmup_epochs",
-            "must be at most the run's 5 epochs, got 5.5",
-        ),
-        (
-            ["optimizer.trust_ratio.kind=bounded", "optimizer.trust_ratio.lower=11"],
-            "optimizer.trust_ratio.lower",
-            "must be at most upper: lower is 11 and upper 10",
-        ),
-        (
-            ["optimizer.name=lamb", "optimizer.trust_ratio.kind=lars"],
-            "optimizer.trust_ratio",
-            "lamb includes a trust ratio; take lars over another solver, or null",
-        ),
-        (["schedule.decay=steps"], "schedule.milestones", "steps needs rising epochs between 0 and 100, such as"),
-        (["schedule.decay=steps", "schedule.milestones=[30, 30]"], "schedule.milestones", "got [30, 30]"),
-        (["schedule.decay=steps", "schedule.milestones=[0, 30]"], "schedule.milestones", "got [0, 30]"),
-        (["schedule.decay=steps", "schedule.milestones=[30, 100]"], "schedule.milestones", "got [30, 100]"),
-        (
-            ["data.num_frames=15", "model.arch=i3d_3x3x3"],
-            "data.num_frames",
-            "needs at least 16 frames, the product of its strides in time, got 15",
-        ),
-        (
-            ["model.arch=i3d_3x1x1", "data.num_frames=7"],
-            "data.num_frames",
-            "needs at least 8 frames, the product of its strides in time, got 7",
-        ),
-        (
-            ["model.arch=slowfast", "data.num_frames=20"],
-            "data.num_frames",
-            "slowfast needs a multiple of 8 frames, its slow pathway sees every 8th; got 20",
-        ),
-        (
-            ["model.arch=x3d_m", "model.backbone=resnet50"],
-            "model.backbone",
-            "x3d_m is a network of its own, without a backbone; leave the key out",
-        ),
-        (
-            ["model.arch=ir_csn", "model.backbone=resnet50"],
-            "model.backbone",
-            "ir_csn cannot be built on resnet50; valid: resnet152",
-        ),
-        (
-            ["model.arch=eco_lite", "data.num_frames=8", "model.zero_init_residual=true"],
-            "model.zero_init_residual",
-            "no residual branch of eco_lite ends in a normalisation",
-        ),
-        (
-            ["model.arch=i3d_3x3x3", "data.num_frames=16", "model.pool1=1x3x3"],
-            "model.pool1",
-            "1x3x3 is for i3d_3x1x1, and i3d_3x3x3 has no choice; leave the key out",
-        ),
-        (["model.arch=i3d_3x1x1", "model.backbone=resnet18"], "model.backbone", "valid: resnet50, resnet101"),
-        (["model.arch=trn", "model.backbone=mobilenet_v2"], "model.backbone", "trn cannot be built on mobilenet_v2"),
-        (
-            ["model.arch=trn", "data.num_frames=1"],
-            "data.num_frames",
-            "trn needs at least 2 frames, those of its smallest relation, got 1",
-        ),
-        (["model.arch=trn", "data.num_frames=129"], "data.num_frames", "trn takes at most 128 frames, got 129"),
-        (
-            ["model.arch=eco_lite", "model.backbone=resnet50"],
-            "model.backbone",
-            "eco_lite is a network of its own, without a backbone; leave the key out",
-        ),
-        (
-            ["model.arch=eco_lite", "data.num_frames=3"],
-            "data.num_frames",
-            "eco_lite needs at least 4 frames, the product of its strides in time, got 3",
-        ),
-        (
-            ["model.backbone=mobilenet_v2", "model.non_local=tsm"],
-            "model.non_local",
-            "takes no non-local blocks; tsm, tsn",
-        ),
-        (["model.backbone=resnet34", "model.non_local=original"], "model.non_local", "on one of resnet50, resnet101"),
-        (["model.non_local=true"], "model.non_local", "True is not a choice; valid: false, tsm, original"),
-        (["data.crop=16", "model.non_local=tsm"], "model.non_local", "a crop of 17 pixels or more, got 16"),
-        (
-            ["checkpoint.keep=3"],
-            "evaluate.last_checkpoints",
-            "must be at most checkpoint.keep, 3, got 5",
-        ),
+        ("data.short_side=[320,256]", "data.short_side", "must be [low, high], got [320, 256]"),
+        ("data.crop=257", "data.crop", "a crop of 257 does not fit a short side of 256"),
+        ("schedule.epochs=5 schedule.warmup_epochs=5.5", "schedule.warmup_epochs", "the run's 5 epochs, got 5.5"),
+        ("optimizer.trust_ratio.kind=bounded optimizer.trust_ratio.lower=11", "optimizer.trust_ratio.lower",
+         "must be at most upper: lower is 11 and upper 10"),
+        ("optimizer.name=lamb optimizer.trust_ratio.kind=lars", "optimizer.trust_ratio",
+         "lamb includes a trust ratio; take lars over another solver, or null"),
+        ("schedule.decay=steps", "schedule.milestones", "steps needs rising epochs between 0 and 100, such as"),
+        ("schedule.decay=steps schedule.milestones=[30,30]", "schedule.milestones", "got [30, 30]"),
+        ("schedule.decay=steps schedule.milestones=[0,30]", "schedule.milestones", "got [0, 30]"),
+        ("schedule.decay=steps schedule.milestones=[30,100]", "schedule.milestones", "got [30, 100]"),
+        ("data.num_frames=15 model.arch=i3d_3x3x3", "data.num_frames",
+         "needs at least 16 frames, the product of its strides in time, got 15"),
+        ("data.num_frames=7 model.arch=i3d_3x1x1", "data.num_frames", "needs at least 8 frames, the product of its"),
+        ("data.num_frames=3 model.arch=eco_lite", "data.num_frames", "eco_lite needs at least 4 frames, the product"),
+        ("data.num_frames=20 model.arch=slowfast", "data.num_frames",
+         "slowfast needs a multiple of 8 frames, its slow pathway sees every 8th; got 20"),
+        ("data.num_frames=1 model.arch=trn", "data.num_frames", "2 frames, those of its smallest relation, got"),
+        ("data.num_frames=129 model.arch=trn", "data.num_frames", "trn takes at most 128 frames, got 129"),
+        ("model.arch=x3d_m model.backbone=resnet50", "model.backbone",
+         "x3d_m is a network of its own, without a backbone; leave the key out"),
+        ("model.arch=eco_lite model.backbone=resnet50", "model.backbone", "eco_lite is a network of its own, without"),
+        ("model.arch=ir_csn model.backbone=resnet50", "model.backbone", "built on resnet50; valid: resnet152"),
+        ("model.arch=i3d_3x1x1 model.backbone=resnet18", "model.backbone", "valid: resnet50, resnet101"),
+        ("model.arch=trn model.backbone=mobilenet_v2", "model.backbone", "trn cannot be built on mobilenet_v2"),
+        ("model.arch=eco_lite model.zero_init_residual=true", "model.zero_init_residual",
+         "no residual branch of eco_lite ends in a normalisation"),
+        ("model.arch=i3d_3x3x3 data.num_frames=16 model.pool1=1x3x3", "model.pool1",
+         "1x3x3 is for i3d_3x1x1, and i3d_3x3x3 has no choice; leave the key out"),
+        ("model.backbone=mobilenet_v2 model.non_local=tsm", "model.non_local", "takes no non-local blocks; tsm, tsn"),
+        ("model.backbone=resnet34 model.non_local=original", "model.non_local", "on one of resnet50, resnet101"),
+        ("model.non_local=true", "model.non_local", "True is not a choice; valid: false, tsm, original"),
+        ("data.crop=16 model.non_local=tsm", "model.non_local", "a crop of 17 pixels or more, got 16"),
+        ("checkpoint.keep=3", "evaluate.last_checkpoints", "must be at most checkpoint.keep, 3, got 5"),
     ],
-)
+)  # fmt: skip
 def test_impossible_combinations_are_refused(
-    refused: Callable[..., list[str]], overrides: list[str], key: str, part: str
+    refused: Callable[..., list[str]], overrides: str, key: str, part: str
 ) -> None:
-    (line,) = refused("", *overrides)
-    assert f": {key}: " in line
-    assert part in line
+    (line,) = refused("", *overrides.split())
+    assert f": {key}: " in line and part in line
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["data.crop=256"],
-        ["data.crop=300", "data.augment=multi_scale_crop"],  # it scales its crop to the video
-        ["schedule.warmup_epochs=100"],
-        ["schedule.warmup_epochs=0"],
-        ["schedule.warmup_epochs=101", "schedule.warmup_scaling=linear"],  # of a batch that may be smaller
-        ["schedule.decay=steps", "schedule.milestones=[0.5, 99.5]"],
-        ["model.arch=i3d_3x3x3", "data.num_frames=16", "model.backbone=resnet18"],
-        ["model.arch=i3d_3x1x1", "data.num_frames=8"],
-        ["model.arch=trn", "model.backbone=resnext101_32x4d", "data.num_frames=2"],
-        ["model.arch=eco_lite", "data.num_frames=4"],
-        ["model.arch=slowfast", "data.num_frames=8"],
-        ["model.arch=x3d_m", "data.num_frames=1", "model.backbone=null"],
-        ["data.num_frames=1"],
-        ["model.non_local=tsm", "data.crop=17"],
-        ["model.non_local=original", "model.arch=i3d_3x1x1", "data.num_frames=8"],
-        ["model.non_local=false", "model.backbone=mobilenet_v2"],
-        ["checkpoint.keep=5"],
-        ["data.short_side=[256, 256]"],
-        ["scale.gpus=null"],
-        ["evaluate.crops=full"],
-        ["optimizer.clip_norm=20"],
-        ["optimizer.trust_ratio={kind: bounded, lower: 1, upper: 1}", "optimizer.name=lamb"],
-        ["optimizer.trust_ratio={kind: lars, lower: 20}"],  # bounds are of the other kind
-        ["optimizer.trust_ratio=null", "optimizer.betas=[0, 0.99]"],
+        "data.crop=256",
+        "data.crop=300 data.augment=multi_scale_crop",  # it scales its crop to the video
+        "schedule.warmup_epochs=100",
+        "schedule.warmup_epochs=0",
+        "schedule.warmup_epochs=101 schedule.warmup_scaling=linear",  # of a batch that may be smaller
+        "schedule.decay=steps schedule.milestones=[0.5,99.5]",
+        "model.arch=i3d_3x3x3 data.num_frames=16 model.backbone=resnet18",
+        "model.arch=i3d_3x1x1 data.num_frames=8",
+        "model.arch=trn model.backbone=resnext101_32x4d data.num_frames=2",
+        "model.arch=eco_lite data.num_frames=4",
+        "model.arch=slowfast data.num_frames=8",
+        "model.arch=x3d_m data.num_frames=1 model.backbone=null",
+        "model.non_local=tsm data.crop=17",
+        "model.non_local=original model.arch=i3d_3x1x1 data.num_frames=8",
+        "model.non_local=false model.backbone=mobilenet_v2",
+        "checkpoint.keep=5",
+        "data.short_side=[256,256]",
+        "scale.gpus=null evaluate.crops=full optimizer.clip_norm=20",
     ],
-    ids=str,
 )
-def test_the_edge_of_the_possible_is_accepted(load: Callable[..., Spec], overrides: list[str]) -> None:
-    load("", *overrides)
+def test_the_edge_of_the_possible_is_accepted(load: Callable[..., Spec], overrides: str) -> None:
+    load("", *overrides.split())
+
+
+def test_trust_ratios_at_their_edges_are_accepted(load: Callable[..., Spec]) -> None:
+    load("", "optimizer.trust_ratio={kind: bounded, lower: 1, upper: 1}", "optimizer.name=lamb")
+    load("", "optimizer.trust_ratio={kind: lars, lower: 20}")  # bounds are of the other kind
+    load("", "optimizer.trust_ratio=null", "optimizer.betas=[0, 0.99]")
 
 
 def test_choices_and_limits_are_those_of_the_networks() -> None:
@@ -317,11 +256,7 @@ def test_paths_are_expanded(load: Callable[..., Spec], monkeypatch: pytest.Monke
     monkeypatch.setenv("SCRATCH", "/scratch")
     overrides = ["data.train=~/t.csv", "data.val=$SCRATCH/v.csv", "data.root=${SCRATCH}x", "run_dir='a~$ b'"]
     spec = load("", *overrides)
-    assert (spec.data.train, spec.data.val, spec.data.root) == (
-        "/home/of me/t.csv",
-        "/scratch/v.csv",
-        "/scratchx",
-    )
+    assert (spec.data.train, spec.data.val, spec.data.root) == ("/home/of me/t.csv", "/scratch/v.csv", "/scratchx")
     assert spec.run_dir == "a~$ b"
 
 
@@ -343,10 +278,7 @@ def test_a_hostile_name_is_a_name(tmp_path: Path, name: str) -> None:
 
 def _sections() -> list[BaseModel]:
     spec = spec_from_values(_values(), "here")
-    return [
-        spec,
-        *(getattr(spec, name) for name in Spec.model_fields if isinstance(getattr(spec, name), BaseModel)),
-    ]
+    return [spec, *(part for name in Spec.model_fields if isinstance(part := getattr(spec, name), BaseModel))]
 
 
 @pytest.mark.parametrize("section", _sections(), ids=lambda section: type(section).__name__)
@@ -360,23 +292,13 @@ def test_every_section_is_frozen_and_strict(section: BaseModel) -> None:
         type(section).model_validate({**section.model_dump(), "something_new": 1})
 
 
-@pytest.mark.parametrize(
-    ("wrong", "meant"),
-    [
-        ("model.arch=tms", "tsm"),
-        ("model.arch=stm", "tsm"),
-        ("model.arch=tns", "tsn"),
-        ("model.backbone=resnet110", "resnet101"),
-        ("optimizer.lr_scaling=sqtr", "sqrt"),
-        ("schedule.decay=noen", "none"),
-        ("precision=pf16", "fp16"),
-        ("precision=bf61", "bf16"),
-        ("optimizer.base_rl=1", "base_lr"),
-    ],
-)
-def test_a_swap_of_letters_is_the_nearest_slip(refused: Callable[..., list[str]], wrong: str, meant: str) -> None:
-    (message,) = refused("", wrong)
-    assert f"did you mean {meant}?" in message
+def test_a_swap_of_letters_is_the_nearest_slip(refused: Callable[..., list[str]]) -> None:
+    for wrong, meant in (
+        ("model.arch=tms", "tsm"), ("model.arch=stm", "tsm"), ("model.arch=tns", "tsn"),
+        ("model.backbone=resnet110", "resnet101"), ("optimizer.lr_scaling=sqtr", "sqrt"), ("precision=pf16", "fp16"),
+        ("schedule.decay=noen", "none"), ("precision=bf61", "bf16"), ("optimizer.base_rl=1", "base_lr"),
+    ):  # fmt: skip
+        assert f"did you mean {meant}?" in refused("", wrong)[0]
 
 
 def test_values_of_a_checkpoint_are_checked_too() -> None:

@@ -18,11 +18,11 @@ import yaml
 from summit_train.core.errors import UserError
 from summit_train.report.noise import Measured
 from summit_train.spec import dump_spec, spec_from_values
+from summit_train.sweep.figure import write_sweep
 from summit_train.sweep.grid import Reference, ReferencePoint, Sweep
 from summit_train.sweep.status import (
     JobState,
     SweepRow,
-    as_csv,
     as_values,
     has_seeds,
     read_rows,
@@ -179,8 +179,8 @@ def test_top5_is_in_the_table_of_more_than_five_classes_alone(sweep, begin):
 
 def test_csv_and_json_have_all_columns(sweep, begin):
     begin(0)
-    rows = read_rows(sweep)
-    read = list(csv.DictReader(io.StringIO(as_csv(rows))))
+    rows = write_sweep(sweep, {})
+    read = list(csv.DictReader(io.StringIO((sweep.folder / "table.csv").read_text())))
     assert [(line["name"], line["state"]) for line in read][:2] == [("gpus-1", "done"), ("gpus-2", "missing")]
     assert read[0]["top1"] == "96.875" and read[1]["top1"] == ""
     values = json.loads(json.dumps(as_values(sweep, rows)))

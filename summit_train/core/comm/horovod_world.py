@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from summit_train.core.comm.world import SAME_EVERY_TIME, World, flush_output, refuse_mixed
+from summit_train.core.comm.world import SAME_EVERY_TIME, World, refuse_mixed
 from summit_train.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,9 +38,7 @@ class HorovodWorld(World):
         os.environ.update(_FIXED)
         os.environ.setdefault(*SAME_EVERY_TIME)
         os.environ.setdefault("HOROVOD_STALL_CHECK_DISABLE", "1")  # the watchdog knows who may wait, and how long
-        os.environ.setdefault(
-            "UCX_ERROR_SIGNALS", ""
-        )  # a crash shows Python's stacks (faulthandler), not UCX's own frames
+        os.environ.setdefault("UCX_ERROR_SIGNALS", "")  # a crash shows Python's stacks (faulthandler), not UCX's
         # mpi4py first: it asks MPI for full thread support, as Horovod's background thread uses MPI too.
         import horovod.torch as hvd
         from mpi4py import MPI
@@ -47,7 +46,6 @@ class HorovodWorld(World):
         self._hvd, self._mpi, self._in_place = hvd, MPI.COMM_WORLD, MPI.IN_PLACE
         refuse_mixed(self._mpi.allgather((self.backend, socket.gethostname())))
         hvd.init()
-        self._node = self._mpi.Split_type(MPI.COMM_TYPE_SHARED, key=self._mpi.Get_rank())
         self.rank, self.size = int(hvd.rank()), int(hvd.size())
         self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
         super().__init__()
@@ -60,12 +58,10 @@ class HorovodWorld(World):
             self.warnings.append(f"{' '.join(overruled)}: ignored, as it would make equal runs differ in the last bits")
 
     def start_mean(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
-        """Begin a mean by Horovod."""
         handle = self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Average)
         return lambda: self._hvd.synchronize(handle)
 
     def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Sum by Horovod."""
         return cast("torch.Tensor", self._hvd.allreduce(tensor, name=name, op=self._hvd.Sum))
 
     def start_sum(self, numbers: Sequence[int]) -> Callable[[], list[int] | None]:
@@ -81,27 +77,19 @@ class HorovodWorld(World):
         self._mpi.Allreduce(self._in_place, values.numpy())
 
     def broadcast(self, value: T) -> T:
-        """Broadcast by MPI."""
         return cast(T, self._mpi.bcast(value, root=0))
 
     def gather(self, value: T) -> list[T] | None:
-        """Gather by MPI."""
         return cast("list[T] | None", self._mpi.gather(value, root=0))
 
-    def gather_node(self, value: T) -> list[T] | None:
-        """Gather by the node's own communicator."""
-        return cast("list[T] | None", self._node.gather(value, root=0))
-
     def barrier(self) -> None:
-        """Wait by MPI."""
         self._mpi.Barrier()
 
     def abort(self, status: int) -> None:
-        """Abort by MPI."""
-        flush_output()
+        sys.stdout.flush()
+        sys.stderr.flush()
         self._mpi.Abort(status)
 
     def close(self) -> None:
-        """Shut Horovod down."""
         self._mpi.Barrier()
         self._hvd.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -60,15 +61,14 @@ class World:
         """Return the objects of all ranks, in the order of ranks, on rank 0, None elsewhere."""
         return [value]
 
-    def gather_node(self, value: T) -> list[T] | None:
-        """Return the objects of the ranks that share this one's node on the first of them, None elsewhere."""
-        return [value]
-
     def barrier(self) -> None:
         """Wait for all ranks."""
 
     def abort(self, status: int) -> None:
         """End every rank now; called by a rank that failed while the others did not."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # a launcher ends the others, whose connection to this one breaks
 
     def close(self) -> None:
         """Leave the world in order."""
@@ -106,12 +106,6 @@ class World:
     def from_first(self, work: Callable[[], T]) -> T:
         """Return rank 0's `work()` on every rank. Errors are raised as `together` raises them."""
         return cast(T, self.broadcast(self.together(lambda: work() if self.rank == 0 else None)))
-
-
-def flush_output() -> None:
-    """Write out what this process has said, before it ends without its usual end."""
-    sys.stdout.flush()
-    sys.stderr.flush()
 
 
 def refuse_mixed(backends: Sequence[tuple[str, str]]) -> None:
