@@ -1,4 +1,4 @@
-"""Helper of tests that kill work in the middle: at every single file operation, one after the other."""
+"""Helpers of tests with a process that is killed: at every single file operation, or while it holds a lock."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from summit_train.core.files import locked
 from tests.worlds import PATIENCE_S
 
 _OPERATIONS = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime"})
@@ -61,3 +63,20 @@ def _work_and_die(number: int, below: str, work: Callable[[], object]) -> None:
         status = 0
     finally:
         os._exit(status)
+
+
+@contextmanager
+def another_holds(lock: Path) -> Iterator[None]:
+    """Within the block another process holds the lock on this file. SIGKILL ends it."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with locked(lock):
+            os.write(writer, b"1")
+            signal.pause()
+    try:
+        assert os.read(reader, 1) == b"1"
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -15,7 +15,6 @@ from pydantic_core import PydanticUndefined
 
 import summit_train
 from summit_train.__main__ import _COMMANDS, main
-from summit_train.bench import command as bench
 from summit_train.spec import load_spec
 from summit_train.sweep.grid import SweepFile, load_sweep
 
@@ -34,8 +33,6 @@ LINES = [
     for _, block in _FENCE.findall(text)
     for line in re.findall(r"^[^#\n]*?(summit-train .*)", block.replace("\\\n", ""), re.M)
 ]
-
-each_page = pytest.mark.parametrize("page", TEXTS)
 
 
 def _prose(page: str) -> str:
@@ -71,11 +68,11 @@ def test_the_reader_of_links_sees_them() -> None:
     assert "which-pytorch-supports-v100s" in _anchors("docs/install.md")
 
 
-@each_page
-def test_every_link_leads_somewhere(page: str) -> None:
-    for path, anchor in _links(page):
-        assert (ROOT / path).is_file(), path
-        assert not anchor or anchor in _anchors(path), f"{path}#{anchor}"
+def test_every_link_leads_somewhere() -> None:
+    for page in TEXTS:
+        for path, anchor in _links(page):
+            assert (ROOT / path).is_file(), f"{page}: {path}"
+            assert not anchor or anchor in _anchors(path), f"{page}: {path}#{anchor}"
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
@@ -87,16 +84,12 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert reached == set(TEXTS) - {"docs/index.md"}  # the site's own list of pages
 
 
-@each_page
-def test_every_file_that_is_named_exists(page: str) -> None:
-    named = re.findall(r"`((?:tests|configs|jobs|docs|bench|papers)/[\w./-]+)`", TEXTS[page])
-    assert [path for path in named if not (ROOT / path).exists()] == []
-
-
-@each_page
-def test_every_module_that_is_named_exists(page: str) -> None:
-    named = re.findall(r"`((?:\w+/)+\w+\.(?:py|sh))`", TEXTS[page])
-    assert [path for path in named if not any((top / path).is_file() for top in (ROOT, PACKAGE))] == []
+def test_every_file_and_every_module_that_is_named_exists() -> None:
+    files = set(re.findall(r"`((?:tests|configs|jobs|docs|bench|papers)/[\w./-]+)`", ALL))
+    assert [path for path in files if not (ROOT / path).exists()] == []
+    modules = set(re.findall(r"`((?:\w+/)+\w+\.(?:py|sh))`", ALL))
+    assert [path for path in modules if not any((top / path).is_file() for top in (ROOT, PACKAGE))] == []
+    assert len(re.findall(r"`tests/[\w./-]+`", TEXTS["docs/guarantees.md"])) >= 20
 
 
 def test_the_tree_of_the_house_is_the_packages() -> None:
@@ -117,18 +110,12 @@ def test_the_index_has_every_page() -> None:
     assert sorted([*named, "index"]) == sorted(pages)
 
 
-def test_files_are_named() -> None:
-    assert len(re.findall(r"`tests/[\w./-]+`", TEXTS["docs/guarantees.md"])) >= 20
-
-
-def test_the_readme_is_an_overview() -> None:
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
-
-
-def test_the_code_to_read_is_there() -> None:
-    rows = re.findall(r"^\| `([\w/.]+\.py)` \| \w", TEXTS["README.md"], re.M)
-    assert len(rows) == 6
-    assert [row for row in rows if not (PACKAGE / row).is_file()] == []
+def test_the_readme_is_an_overview_and_names_code_to_read_and_every_command() -> None:
+    text = TEXTS["README.md"]
+    assert len(text.splitlines()) <= 150
+    rows = re.findall(r"^\| `([\w/.]+\.py)` \| \w", text, re.M)
+    assert len(rows) == 6 and all((PACKAGE / row).is_file() for row in rows)
+    assert set(re.findall(r"`summit-train (\w+)`", "".join(re.findall(r"^\| .*", text, re.M)))) == set(_COMMANDS)
 
 
 def test_the_picture_is_small_and_draws_what_it_says() -> None:
@@ -143,43 +130,28 @@ def test_every_target_of_make_exists() -> None:
     assert {"demo", "test", "setup"} <= set(re.findall(r"(?:^|`)make ([a-z]+)", ALL, re.M)) <= targets
 
 
-@pytest.mark.parametrize("words", sorted(set(re.findall(r"summit-train (data [a-z]+|[a-z]+)", ALL))))
-def test_every_command_exists(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*words.split(), "--help"])
-    assert ended.value.code == 0
-
-
-def test_the_readme_has_every_command() -> None:
-    rows = "".join(re.findall(r"^\| .*", TEXTS["README.md"], re.M))
-    assert set(re.findall(r"`summit-train (\w+)`", rows)) == set(_COMMANDS)
-
-
-def test_there_are_lines_of_every_command() -> None:
+def test_every_command_that_is_named_exists_and_has_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in set(re.findall(r"summit-train (data [a-z]+|[a-z]+)", ALL)):
+        with pytest.raises(SystemExit) as ended:
+            main([*words.split(), "--help"])
+        assert ended.value.code == 0, words
     assert len(LINES) > 60 and len([page for page, _ in LINES if "clusters" in page]) > 20
     assert {line.split()[1] for _, line in LINES} == set(_COMMANDS)
 
 
-@pytest.mark.parametrize(("page", "line"), LINES)
-def test_every_line_is_taken(page: str, line: str) -> None:
-    words = shlex.split(line.split(" > ")[0].split(" && ")[0], comments=True)
-    words = ["1" if word in ("N", "X") else word for word in words]
+# Lines of blocks; those of `bench` also where they are quoted in a sentence, over the end of a line too.
+@pytest.mark.parametrize("command", sorted(_COMMANDS))
+def test_every_line_is_taken(command: str) -> None:
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"summit_train.{_COMMANDS[words[1]][0]}").add_arguments(parser)
-    _, left = parser.parse_known_args(words[2:])
-    assert all("=" in word and not word.startswith("-") for word in left)
-    for word in words:
-        if word.startswith("configs/"):
-            assert (ROOT / word).is_file()
-
-
-# Quoted in a sentence, over the end of a line too.
-@pytest.mark.parametrize("line", re.findall(r"`summit-train (bench [^`]*--[^`]*)`", ALL))
-def test_the_benches_options_are_taken(line: str) -> None:
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    _, left = parser.parse_known_args(shlex.split(line)[1:])
-    assert [word for word in left if word.startswith("-")] == []
+    importlib.import_module(f"summit_train.{_COMMANDS[command][0]}").add_arguments(parser)
+    quoted = [("a sentence", line) for line in re.findall(r"`(summit-train bench [^`]*--[^`]*)`", ALL)]
+    for page, line in [*LINES, *quoted]:
+        words = shlex.split(line.split(" > ")[0].split(" && ")[0], comments=True)
+        if words[1] != command:
+            continue
+        _, left = parser.parse_known_args(["1" if word in ("N", "X") else word for word in words[2:]])
+        assert all("=" in word and not word.startswith("-") for word in left), f"{page}: {line}"
+        assert all((ROOT / word).is_file() for word in words if word.startswith("configs/")), f"{page}: {line}"
 
 
 def _example(page: str) -> str:

@@ -61,48 +61,38 @@ def add_program(checkout: Path, name: str, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_the_shell_accepts_the_script(script: Path) -> None:
-    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_no_python(checkout: Path) -> None:
-    done = set_up(checkout)
-    assert done.returncode == 2
-    assert "no Python >= 3.10" in done.stderr
-    assert "apt-get install python3 " in done.stderr
-
-
-def test_a_python_that_is_too_old(checkout: Path) -> None:
-    add_program(checkout, "python3", "exit 1")  # what an old one says to the version question
-    assert set_up(checkout).returncode == 2
-
-
-def test_no_compiler(checkout: Path) -> None:
-    done = set_up(checkout, PYTHON=sys.executable)
-    assert done.returncode == 2
-    assert "no C++ compiler that knows C++20" in done.stderr
-    assert "apt-get install g++ make" in done.stderr
-    assert not (checkout / ".venv").exists()
-
-
-def test_a_compiler_that_is_too_old(checkout: Path) -> None:
-    add_program(checkout, "g++", "echo 'error: unrecognized command-line option -std=c++20' >&2; exit 1")
-    done = set_up(checkout, PYTHON=sys.executable)
-    assert done.returncode == 2
-    assert "g++ 11 or newer" in done.stderr
+def test_the_shell_accepts_every_script() -> None:
+    for script in SCRIPTS:
+        done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), script
 
 
 COMPILES = 'while [ "$1" != -o ]; do shift; done; echo > "$2"'
+OWN = {"PYTHON": sys.executable}
+# What is missing -> programs on PATH, environment, and what is said.
+MISSING: dict[str, tuple[dict[str, str], dict[str, str], tuple[str, ...]]] = {
+    "python": ({}, {}, ("no Python >= 3.10", "apt-get install python3 ")),
+    "new python": ({"python3": "exit 1"}, {}, ("no Python >= 3.10",)),  # an old one's answer to the version question
+    "compiler": ({}, OWN, ("no C++ compiler that knows C++20", "apt-get install g++ make")),
+    "new compiler": ({"g++": "echo 'error: unrecognized command-line option -std=c++20' >&2; exit 1"}, OWN,
+                     ("g++ 11 or newer",)),
+    "headers": ({"python3": 'case "$2" in *Python.h*) exit 1;; *) exit 0;; esac'}, {}, ("Python.h", "python3-dev")),
+    "make": ({"c++": COMPILES}, OWN, ("no make on PATH",)),
+    "ensurepip": ({"c++": COMPILES, "make": "exit 0",
+                   "python3": 'case "$2" in *"import venv"*) exit 1;; *) echo Python 3.12.0;; esac'}, {},
+                  ("apt-get install python3-venv",)),
+    "yes or no": ({}, OWN | {"HOROVOD": "off"}, ("HOROVOD must be yes or no, got 'off'",)),
+}  # fmt: skip
 
 
-def test_no_python_headers(checkout: Path) -> None:
-    add_program(checkout, "python3", 'case "$2" in *Python.h*) exit 1;; *) exit 0;; esac')
-    done = set_up(checkout)
-    assert done.returncode == 2
-    assert "Python.h" in done.stderr
-    assert "python3-dev" in done.stderr
+@pytest.mark.parametrize("missing", MISSING)
+def test_what_is_missing_is_named_with_2_before_anything_is_made(checkout: Path, missing: str) -> None:
+    programs, environment, said = MISSING[missing]
+    for name, text in programs.items():
+        add_program(checkout, name, text)
+    done = set_up(checkout, **environment)
+    assert done.returncode == 2 and all(part in done.stderr for part in said), done.stderr
+    assert not (checkout / ".venv").exists()
 
 
 def test_without_horovod_neither_compiler_nor_headers_nor_mpi_are_asked_for(checkout: Path) -> None:
@@ -111,28 +101,6 @@ def test_without_horovod_neither_compiler_nor_headers_nor_mpi_are_asked_for(chec
     done = set_up(checkout, HOROVOD="no")
     assert done.returncode == 2
     assert "cannot make virtual environments" in done.stderr and done.stderr.count("setup: ") == 1
-
-
-def test_horovod_is_yes_or_no(checkout: Path) -> None:
-    done = set_up(checkout, PYTHON=sys.executable, HOROVOD="off")
-    assert done.returncode == 2
-    assert "HOROVOD must be yes or no, got 'off'" in done.stderr
-
-
-def test_no_make(checkout: Path) -> None:
-    add_program(checkout, "c++", COMPILES)
-    done = set_up(checkout, PYTHON=sys.executable)
-    assert done.returncode == 2
-    assert "no make on PATH" in done.stderr
-
-
-def test_a_python_without_ensurepip_and_pip(checkout: Path) -> None:
-    add_program(checkout, "c++", COMPILES)
-    add_program(checkout, "make", "exit 0")
-    add_program(checkout, "python3", 'case "$2" in *"import venv"*) exit 1;; *) echo Python 3.12.0;; esac')
-    done = set_up(checkout)
-    assert done.returncode == 2
-    assert "apt-get install python3-venv" in done.stderr
 
 
 def test_a_folder_that_is_no_environment_is_left_alone(checkout: Path) -> None:

@@ -21,7 +21,7 @@ from summit_train.bench.steps import experiment_of, measure_steps
 from summit_train.cluster.estimate import estimate
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import UserError
-from summit_train.core.processes import num_cpus
+from summit_train.core.machine import num_cpus
 from summit_train.core.session import check_single
 from summit_train.core.text import counted, table
 from summit_train.data.batches.loader import MicroBatch, training_batches

@@ -95,8 +95,3 @@ def refuses_root(environment: Mapping[str, str], options: Sequence[str] = ()) ->
 def mpi_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a small multi-rank program: one thread a rank, root allowed."""
     return {**environment, "OMP_NUM_THREADS": "1", **(ROOT_ALLOWED if os.geteuid() == 0 else {})}
-
-
-def num_cpus() -> int:
-    """Return the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

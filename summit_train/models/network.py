@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from summit_train.core import processor
+from summit_train.core.machine import processor_digest
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.count import Count, count
 from summit_train.models.freeze import freeze_norms
@@ -54,7 +54,7 @@ def separate_compile_cache() -> None:
     a cache in a home folder load each other's code. Further calls, in this process or its children, change nothing.
     """
     isa = torch.backends.cpu.get_cpu_capability()
-    kind = f"{isa.lower()}-{processor.digest(isa, os.environ.get('ONEDNN_MAX_CPU_ISA', ''))}"
+    kind = f"{isa.lower()}-{processor_digest(isa, os.environ.get('ONEDNN_MAX_CPU_ISA', ''))}"
     parent = Path(os.environ.get(_COMPILE_CACHE) or Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
     if parent.name != kind:
         os.environ.update({_COMPILE_CACHE: str(parent / kind)})

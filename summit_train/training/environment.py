@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 import summit_train
-from summit_train.core import processor
 from summit_train.core.comm import World
+from summit_train.core.machine import processor_name
 from summit_train.models.network import cpu_kernels
 
 _PACKAGES = ("torch", "horovod", "mpi4py", "numpy", "av", "pydantic")
@@ -26,7 +26,7 @@ def environment(world: World, device: torch.device, hosts: Sequence[str]) -> dic
         "python": platform.python_version(),
         **{package: _version(package) for package in _PACKAGES},
         "platform": platform.platform(),
-        "processor": processor.name(),
+        "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
         "threads_per_rank": torch.get_num_threads(),
         "kernels": cpu_kernels(),

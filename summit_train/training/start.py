@@ -12,7 +12,7 @@ import torch
 
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
-from summit_train.core.memory import keep_freed_memory
+from summit_train.core.machine import keep_freed_memory
 from summit_train.data.dataset import Dataset
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, load_spec

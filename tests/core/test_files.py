@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from summit_train.core.errors import UserError, describe
 from summit_train.core.files import check_output, is_locked, locked, naming, replacing, write_json, write_text
+from tests.killing import another_holds, killed_at
 from tests.runs import full_disk
 
 
@@ -55,16 +53,13 @@ def test_another_error_keeps_its_own_name_or_none(tmp_path: Path) -> None:
     assert caught.value.filename is None
 
 
-def test_a_process_killed_while_it_writes_leaves_the_old_content(tmp_path: Path) -> None:
+def test_a_process_killed_while_it_writes_leaves_the_old_or_the_new_content(tmp_path: Path) -> None:
     write_text(tmp_path / "a", "old")
-    program = (
-        "import os, signal, sys\nfrom summit_train.core.files import replacing\n"
-        "with replacing(sys.argv[1]) as file:\n"
-        "    file.write(b'new'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, tmp_path / "a"], cwd=Path(__file__).parents[2], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert (tmp_path / "a").read_text() == "old"
+    number = 1
+    while killed_at(number, tmp_path, lambda: write_text(tmp_path / "a", "new")):
+        assert (tmp_path / "a").read_text() == "old"
+        number += 1
+    assert number > 2 and (tmp_path / "a").read_text() == "new"
 
 
 def test_a_name_that_is_no_utf8_is_written_as_its_bytes(tmp_path: Path) -> None:
@@ -74,17 +69,8 @@ def test_a_name_that_is_no_utf8_is_written_as_its_bytes(tmp_path: Path) -> None:
 
 def test_a_lock_is_seen_from_outside_and_ends_with_its_holder(tmp_path: Path) -> None:
     assert not is_locked(tmp_path / "lock")
-    program = (
-        "import sys, pathlib\nfrom summit_train.core.files import locked\n"
-        "with locked(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()\n"
-    )
-    root = Path(__file__).parents[2]
-    with subprocess.Popen(
-        [sys.executable, "-c", program, tmp_path / "lock"], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+    with another_holds(tmp_path / "lock"):
         assert is_locked(tmp_path / "lock")
-        holder.kill()
     assert not is_locked(tmp_path / "lock")
     with locked(tmp_path / "lock"):
         assert not is_locked(tmp_path / "lock")  # this process's own

@@ -21,24 +21,15 @@ def test_a_terminal_has_a_bar_with_the_time_left() -> None:
     assert status == 0 and "letters" in output and "3/3" in output and "0:00:00" in output, output
 
 
-@pytest.fixture
-def _every_item(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_have_lines_of_rank_0(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("summit_train.core.progress._PLAIN_EVERY_SECONDS", 0)
-
-
-@pytest.mark.usefixtures("_every_item")
-def test_logs_have_lines_of_rank_0(capsys: pytest.CaptureFixture[str]) -> None:
     world = World()
     for rank, size in ((0, 1), (0, 2), (1, 2)):
         world.rank, world.size = rank, size
         assert list(followed("ab", 2, "videos", world, in_logs=True)) == ["a", "b"]
     said = lines(capsys.readouterr().err)
-    assert [line.split(",")[0] for line in said] == [
-        "1/2 videos",
-        "2/2 videos",
-        "1/2 videos of rank 0 of 2",
-        "2/2 videos of rank 0 of 2",
-    ]
+    names = [f"{done}/2 videos{rank}" for rank in ("", " of rank 0 of 2") for done in (1, 2)]
+    assert [line.split(",")[0] for line in said] == names
     assert said[1].endswith(", 0 s left")
     assert list(followed("ab", 2, "videos")) == ["a", "b"] and capsys.readouterr().err == ""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from unittest import mock
 
 import pytest
 from matplotlib.axes import Axes
@@ -26,17 +27,14 @@ def _done(rows: list[SweepRow], *, drop: float = 1.0) -> list[SweepRow]:
     ]
 
 
+def _measured(rows: Sequence[SweepRow], squares: Sequence[float]) -> list[SweepRow]:
+    pairs = zip(rows, squares, strict=True)
+    return [dataclasses.replace(row, gradient_square=square, gradient_variance=80.0) for row, square in pairs]
+
+
 @pytest.fixture
 def sweep(make_sweep: Make) -> Sweep:
     return make_sweep("grid: {scale.gpus: [1, 2, 4]}\n", clips=8)
-
-
-def test_the_files_are_named_with_the_reason_for_no_figure(tmp_path):
-    sweep = Sweep("study", tmp_path, (), None, None, {})
-    (tmp_path / "table.txt").write_text("")
-    assert written(sweep) == "table.txt; no figure, which needs a finished run and batch sizes that differ"
-    (tmp_path / "accuracy.png").write_bytes(b"")
-    assert written(sweep) == "table.txt, accuracy.png"
 
 
 def test_it_is_drawn_as_png_and_svg_and_the_same_rows_give_the_same_bytes(sweep: Sweep) -> None:
@@ -61,11 +59,10 @@ def test_other_accuracies_curves_and_published_figures_change_it(sweep: Sweep, m
     assert len({picture["accuracy.png"] for picture in pictures}) == len(pictures)
 
 
-@pytest.mark.parametrize("axes", ["grid: {scale.gpus: [1, 2]}\n", "set: {scale.gpus: 2}\ngrid: {seed: [1, 2]}\n"])
-def test_without_two_batches_or_a_run_that_is_done_there_is_none(make_sweep: Make, axes: str) -> None:
-    sweep = make_sweep(axes)
-    rows = read_rows(sweep)
-    assert draw_accuracy(sweep, _done(rows) if "seed" in axes else rows) == {}
+def test_without_two_batches_or_a_run_that_is_done_there_is_none(sweep: Sweep, make_sweep: Make) -> None:
+    assert draw_accuracy(sweep, read_rows(sweep)) == {}
+    seeds = make_sweep("set: {scale.gpus: 2}\ngrid: {seed: [1, 2]}\n")
+    assert draw_accuracy(seeds, _done(read_rows(seeds))) == {}
 
 
 def test_all_is_written_into_the_sweeps_folder(sweep: Sweep, write_run) -> None:
@@ -77,32 +74,28 @@ def test_all_is_written_into_the_sweeps_folder(sweep: Sweep, write_run) -> None:
     assert [row.state for row in rows] == ["done", "done", "missing"]
     files = {path.name for path in sweep.folder.iterdir() if path.is_file()}
     assert files == {"table.txt", "table.csv", "table.json", "accuracy.png", "accuracy.svg", "lock"}
+    assert written(sweep) == "table.csv, table.json, table.txt, accuracy.png, accuracy.svg"
+    for name in ("accuracy.png", "accuracy.svg"):
+        (sweep.folder / name).unlink()
+    assert written(sweep).endswith("table.txt; no figure, which needs a finished run and batch sizes that differ")
     assert re.search(r"^gpus-2 +done ", (sweep.folder / "table.txt").read_text(), re.M)
     assert json.loads((sweep.folder / "table.json").read_text())["states"]["done"] == 2
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]]:
-    """What is drawn: the arguments of each call of the axes' methods, which draw as ever."""
-    seen: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
-
-    def record(name: str) -> None:
-        drawn = getattr(Axes, name)
-
-        def method(self: Axes, *args: Any, **kwargs: Any) -> Any:
-            seen.setdefault(name, []).append((args, kwargs))
-            return drawn(self, *args, **kwargs)
-
-        monkeypatch.setattr(Axes, name, method)
-
-    for name in ("errorbar", "axvline", "axvspan", "annotate"):
-        record(name)
-    return seen
+def calls() -> Iterator[dict[str, mock.Mock]]:
+    """What is drawn: the calls of the axes' methods, which draw as ever."""
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(mock.patch.object(Axes, name, autospec=True, side_effect=getattr(Axes, name)))
+            for name in ("errorbar", "axvline", "axvspan", "annotate")
+        }
 
 
-def _curves(calls: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]]) -> dict[str, list[list[float]]]:
+def _curves(calls: dict[str, mock.Mock]) -> dict[str, list[list[float]]]:
     """Label -> batches, accuracies and bars of every curve."""
-    return {kwargs["label"]: [list(values) for values in args] for args, kwargs in calls["errorbar"]}
+    drawn = calls["errorbar"].call_args_list
+    return {call.kwargs["label"]: [list(values) for values in call.args[1:]] for call in drawn}
 
 
 def test_a_curve_is_the_mean_over_the_seeds_with_their_deviation(make_sweep: Make, calls) -> None:
@@ -110,19 +103,16 @@ def test_a_curve_is_the_mean_over_the_seeds_with_their_deviation(make_sweep: Mak
     sweep = make_sweep(f"{presets}grid: {{scale.gpus: [4, 2], seed: [0, 1]}}\n", clips=8)
     rows = _done(read_rows(sweep))  # 90, 89, ...: each pair differs by 1
     squares = [2.0] * 4 + [2.0, 2.0, -9.0, 1.0]  # of the last curve the noise scale is unclear at 16 clips
-    rows = [
-        dataclasses.replace(row, gradient_square=square, gradient_variance=80.0)
-        for row, square in zip(rows, squares, strict=True)
-    ]
+    rows = _measured(rows, squares)
     draw_accuracy(sweep, [*rows[:-1], dataclasses.replace(rows[-1], state="failed")])
     half = pytest.approx(0.5**0.5)
     assert _curves(calls) == {
         "validation, a": [[16, 32], [87.5, 89.5], [half, half]],
         "validation, b": [[16, 32], [84, 85.5], [0, half]],
     }
-    lines = [(args[0], kwargs["label"]) for args, kwargs in calls["axvline"]]
+    lines = [(call.args[1], call.kwargs["label"]) for call in calls["axvline"].call_args_list]
     assert lines == [(40, "noise scale, a: 40 ± 0 clips"), (40, "noise scale, b: 40 ± 0 clips")]
-    caption = calls["annotate"][0][0][0].splitlines()
+    caption = calls["annotate"].call_args.args[1].splitlines()
     missing = "1 of 8 runs are not done and not shown."
     assert caption[0] == f"Mean and standard deviation (n - 1) over 1 to 2 seeds. {missing}"
     assert caption[1].startswith("Noise scale measured at 16, 32 clips: below it larger batches save steps")
@@ -134,21 +124,17 @@ def test_without_seeds_the_bars_are_of_checkpoints_and_training_is_drawn(sweep: 
         "validation": [[8, 16, 32], [90, 89, 88], [0.5, 0.5, 0.5]],
         "training, last epoch": [[8, 16, 32], [95, 94, 93]],
     }
-    assert "axvline" not in calls and "last checkpoints" in calls["annotate"][0][0][0]
+    assert not calls["axvline"].called and "last checkpoints" in calls["annotate"].call_args.args[1]
 
 
 def test_the_noise_scales_band_is_its_standard_error(make_sweep: Make, calls) -> None:
     seeds = make_sweep("grid: {scale.gpus: [2, 4], seed: [0, 1]}\n")
     rows = _done(read_rows(seeds))
     for squares in ((3.0, 5.0), (0.0, 8.0)):
-        rows[:2] = [
-            dataclasses.replace(row, gradient_square=square, gradient_variance=80.0)
-            for row, square in zip(rows, squares, strict=False)
-        ]
-        draw_accuracy(seeds, rows)
+        draw_accuracy(seeds, [*_measured(rows[:2], squares), *rows[2:]])
     # 20 clips. Residuals +-20: sqrt(2 * 20^2 / 1 / 2) / 4 = 5. With 0 and 8 they are +-80, the error 20.
-    assert [args for args, _ in calls["axvline"]] == [(20,)]
-    assert [args for args, _ in calls["axvspan"]] == [(15, 25)]
+    assert [call.args[1:] for call in calls["axvline"].call_args_list] == [(20,)]
+    assert [call.args[1:] for call in calls["axvspan"].call_args_list] == [(15, 25)]
 
 
 def test_where_the_noise_scale_is_unclear_the_next_batch_counts(make_sweep: Make) -> None:

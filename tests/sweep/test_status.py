@@ -6,8 +6,6 @@ import csv
 import dataclasses
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,12 +22,12 @@ from summit_train.sweep.status import (
     JobState,
     SweepRow,
     as_values,
-    has_seeds,
     read_rows,
     sweep_points,
     tables,
     to_start,
 )
+from tests.killing import another_holds
 
 Make = Callable[..., Sweep]
 
@@ -70,6 +68,7 @@ def test_a_run_is_done_when_the_final_evaluation_has_its_last_step(sweep, begin)
     result = json.loads((early / "eval.json").read_text())
     (early / "eval.json").write_text(json.dumps(result | {"checkpoints": result["checkpoints"][:1]}))
     assert states(sweep) == ["done", "failed", "failed", "missing"]
+    assert to_start(read_rows(sweep, {"gpus-8": JobState("9", "queued")})) == ["gpus-2", "gpus-4"]
     rows = read_rows(sweep)
     assert (rows[0].top1, rows[0].top1_std, rows[0].top5, rows[0].final) == (96.875, 0.5, 100.0, True)
     assert (rows[2].top1, rows[2].top1_std, rows[2].final) == (97.0, None, False)  # the last validation in training
@@ -102,26 +101,10 @@ def test_the_scheduler_is_believed_of_what_is_not_done(sweep, begin):
     assert states(sweep, **gone) == ["done", "failed", "failed", "failed"]
 
 
-def test_a_run_whose_directory_somebody_holds_is_running(sweep, begin):
-    path = begin(0, leave_out=("eval.json",))
-    program = (
-        "import sys, pathlib\nfrom summit_train.core.files import locked\n"
-        "with locked(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()\n"
-    )
-    root = Path(__file__).resolve().parents[2]
-    words = [sys.executable, "-c", program, str(path / "lock")]
-    with subprocess.Popen(words, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+def test_a_run_whose_directory_another_process_holds_is_running(sweep, begin):
+    with another_holds(begin(0, leave_out=("eval.json",)) / "lock"):
         assert states(sweep)[0] == "running"
-        holder.kill()
     assert states(sweep)[0] == "failed"
-
-
-def test_only_failed_and_missing_runs_are_started(sweep, begin):
-    begin(0)
-    begin(1, leave_out=("eval.json",))
-    rows = read_rows(sweep, {"gpus-8": JobState("9", "queued")})
-    assert to_start(rows) == ["gpus-2", "gpus-4"]
 
 
 def test_a_run_of_another_spec_is_neither_a_result_nor_started_again(sweep, begin):
@@ -149,31 +132,26 @@ def test_a_run_without_the_sweeps_growing_batch_is_changed(sweep, begin):
 
 def test_a_stop_on_request_is_told(sweep, begin):
     (begin(0, leave_out=("eval.json",)) / "stopped").write_text("")
-    assert (read_rows(sweep)[0].state, read_rows(sweep)[0].note) == ("failed", "stopped on request")
+    row = read_rows(sweep)[0]
+    assert (row.state, row.note) == ("failed", "stopped on request")
 
 
-def test_published_figures_stand_beside_the_batch_that_they_are_of(sweep):
+def test_published_figures_are_in_the_row_of_their_batch(sweep):
     points = (ReferencePoint(global_batch=16, top1=70.0, top1_std=0.5), ReferencePoint(global_batch=9, top1=1.0))
     with_points = dataclasses.replace(sweep, reference=Reference(label="X", points=points))
-    rows = read_rows(with_points)
-    assert [(row.reference_top1, row.reference_top1_std) for row in rows] == [
-        (None, None), (None, None), (70.0, 0.5), (None, None),
-    ]  # fmt: skip
+    published = [(row.reference_top1, row.reference_top1_std) for row in read_rows(with_points)]
+    assert published == [(None, None), (None, None), (70.0, 0.5), (None, None)]
 
 
-def test_the_table_leaves_out_columns_without_a_value(sweep, begin):
+def test_the_table_leaves_out_columns_without_a_value_and_top5_of_few_classes(sweep, begin):
     header = tables(sweep, read_rows(sweep)).splitlines()[0].split()
     assert header == ["run", "state", "nodes", "GPUs", "batch", "frames"]
     begin(2)
-    lines = tables(sweep, read_rows(sweep)).splitlines()
+    rows = read_rows(sweep)
+    lines = tables(sweep, rows).splitlines()
     assert lines[0].split("  ")[0] == "run" and "train top-1" in lines[0] and "published" not in lines[0]
     assert "40 of 40" in lines[3] and "96.88 ± 0.50 %" in lines[3]
-
-
-def test_top5_is_in_the_table_of_more_than_five_classes_alone(sweep, begin):
-    begin(2)
-    rows = read_rows(sweep)
-    assert "top-5" not in tables(sweep, rows) and rows[2].top5 == 100.0
+    assert "top-5" not in lines[0] and rows[2].top5 == 100.0
     assert "top-5" in tables(sweep, [dataclasses.replace(row, num_classes=6) for row in rows])
 
 
@@ -204,7 +182,7 @@ def test_runs_that_differ_in_their_seed_alone_are_a_point(make_sweep: Make) -> N
     assert [(point.curve, point.global_batch, point.runs, point.done) for point in points] == [
         ("a", 8, 3, 0), ("a", 16, 3, 0), ("b", 8, 3, 0), ("b", 16, 3, 0),
     ]  # fmt: skip
-    assert has_seeds(points) and points[0].top1 is points[0].top1_std is points[0].noise_scale is None
+    assert points[0].top1 is points[0].top1_std is points[0].noise_scale is None
 
 
 @pytest.mark.parametrize(
@@ -218,8 +196,8 @@ def test_runs_that_differ_in_their_seed_alone_are_a_point(make_sweep: Make) -> N
 )
 def test_runs_that_differ_in_anything_else_are_points_of_their_own(make_sweep: Make, axes: str) -> None:
     sweep = make_sweep(axes)
-    points = sweep_points(sweep, read_rows(sweep))
-    assert len(points) == len(sweep.runs) and not has_seeds(points)
+    rows = read_rows(sweep)
+    assert len(sweep_points(sweep, rows)) == len(sweep.runs) and "\n\n" not in tables(sweep, rows)
 
 
 def test_a_points_values_are_mean_and_deviation_over_the_runs_that_are_done(make_sweep: Make) -> None:
@@ -286,8 +264,3 @@ def test_the_points_have_a_table_below_that_of_the_runs_and_a_place_in_the_json(
     values = json.loads(json.dumps(as_values(sweep, rows)))
     assert [point["top1"] for point in values["points"]] == [93, 50, None, None]
     assert values["points"][0]["noise_scale"] == {"count": 3, "value": 40, "error": 0}
-
-
-def test_without_seeds_there_is_one_table(make_sweep: Make) -> None:
-    sweep = make_sweep("grid: {scale.gpus: [2, 4]}\n")
-    assert "\n\n" not in tables(sweep, read_rows(sweep))

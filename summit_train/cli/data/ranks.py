@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from summit_train.core.processes import num_cpus
+from summit_train.core.machine import num_cpus
 from summit_train.core.progress import followed
 from summit_train.data.check import Found, Journal, survey
 

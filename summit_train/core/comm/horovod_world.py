@@ -82,9 +82,6 @@ class HorovodWorld(World):
     def gather(self, value: T) -> list[T] | None:
         return cast("list[T] | None", self._mpi.gather(value, root=0))
 
-    def barrier(self) -> None:
-        self._mpi.Barrier()
-
     def abort(self, status: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()

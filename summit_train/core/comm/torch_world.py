@@ -119,11 +119,6 @@ class TorchWorld(World):
             self._dist.gather_object(value, values, dst=0)
         return values
 
-    def barrier(self) -> None:
-        import torch
-
-        self.sum(torch.zeros(1), "barrier")
-
     def close(self) -> None:
         self.barrier()
         self._dist.destroy_process_group()

@@ -63,6 +63,7 @@ class World:
 
     def barrier(self) -> None:
         """Wait for all ranks."""
+        self.broadcast(self.gather(None))
 
     def abort(self, status: int) -> None:
         """End every rank now; called by a rank that failed while the others did not."""

@@ -26,7 +26,7 @@ from typing import Any, cast
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256
-from summit_train.core.memory import keep_freed_frames
+from summit_train.core.machine import keep_freed_frames
 
 # The bytes of a larger video are not held in memory: it is decoded from its start, packet by packet.
 MAX_HELD_BYTES = 64 << 20

@@ -163,7 +163,7 @@ except UserError as error:
     print(error)
 os.environ["MASTER_ADDR"] = "127.0.0.1"
 world = open_world()
-print(world.size, "ranks")
+print(f"{world.size} ranks\\n", end="")
 world.close()
 """
 
@@ -171,7 +171,7 @@ world.close()
 @needs_ranks
 def test_under_mpirun_a_host_without_an_address_can_be_named() -> None:
     status, output = run(2, "-c", _UNKNOWN_HOST, env={"SUMMIT_TRAIN_COMM": "torch"})
-    assert status == 0 and output.count("set MASTER_ADDR to one that every rank") == output.count("2 ranks") == 2, (
+    assert status == 0 and output.count("set MASTER_ADDR to one that every rank") == output.count("2 ranks\n") == 2, (
         output
     )
 

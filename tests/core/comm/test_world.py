@@ -20,7 +20,13 @@ from tests.worlds import forked, lines, needs_ranks, run
 
 @pytest.mark.parametrize("kind", [HorovodWorld, TorchWorld])
 def test_every_world_has_the_same_functions(kind: type[World]) -> None:
-    shared = {"together", "from_first", "wait", *({"abort"} if kind is TorchWorld else ())}  # made of the others
+    shared = {
+        "together",
+        "from_first",
+        "wait",
+        "barrier",
+        *({"abort"} if kind is TorchWorld else ()),
+    }  # made of the others
     names = [name for name in vars(World) if not name.startswith("_") and callable(getattr(World, name))]
     assert len(names) >= 10 and shared < set(names)
     for name in names:

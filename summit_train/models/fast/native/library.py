@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from summit_train.core import processor
+from summit_train.core import machine
 from summit_train.core.errors import RunFailed
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -59,7 +59,7 @@ def targets() -> list[str]:
     """Return what to compile for, the best that this processor supports first."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return [platform.machine()]
-    known = processor.flags()
+    known = machine.instruction_sets()
     fits = [level for i, level in enumerate(_LEVELS) if all(known >= flags for flags in list(_LEVELS.values())[i:])]
     return [*fits, "x86-64"]
 
@@ -67,7 +67,7 @@ def targets() -> list[str]:
 def library_file(target: str) -> Path:
     """Where the library for a target is kept: a name that changes with all that it is made from."""
     sources = sorted([SOURCE, *SOURCE.parent.glob("*.hpp")])
-    words = " ".join([*_FLAGS, *platform.libc_ver(), *([] if target in _X86 else [processor.digest()])])
+    words = " ".join([*_FLAGS, *platform.libc_ver(), *([] if target in _X86 else [machine.processor_digest()])])
     made_from = [*(source.read_bytes() for source in sources), words.encode()]
     key = hashlib.sha256(b"\0".join(made_from)).hexdigest()[:16]
     cache_home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
