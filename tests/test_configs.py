@@ -84,7 +84,7 @@ def test_it_loads_and_plans_on_every_number_of_ranks(path: Path) -> None:
     assert plans[gpus].learning_rate(plans[gpus].total_steps - 1) < 0.01 * plans[gpus].peak_lr
 
 
-def test_every_data_set_that_is_imported_has_a_spec_and_labels_with_a_side_are_not_mirrored() -> None:
+def test_imported_data_sets_have_specs_and_labels_with_a_side_are_not_mirrored() -> None:
     flips: dict[str, set[bool]] = {}
     for path in SPECS:
         flips.setdefault(path.parent.name, set()).add(LOADED[path].data.flip)

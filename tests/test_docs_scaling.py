@@ -1,4 +1,4 @@
-"""docs/scaling.md against the commands that it quotes."""
+"""docs/scaling.md and docs/large_batches.md: their tables are what the program works out."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from summit_train.__main__ import main
+from summit_train.plan import make_plan
 from summit_train.scaling import published
 from summit_train.scaling.machines import load_machine
 from summit_train.spec import load_spec
+from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
 from tests.worlds import bench_script
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,6 +25,11 @@ SPECS = {
     "I3D31": [str(KINETICS / "i3d_3x1x1_r50_32f.yaml"), "scale.clips_per_gpu=8"],
 }
 ROWS = re.findall(r"^\| `((?:TSM|I3D\d+) [^`]*)` \| ([\d.]+) \| (\d+) \|$", PAGE, re.M)
+BATCHES = (ROOT / "docs/large_batches.md").read_text(encoding="utf-8")
+PRESETS = re.findall(
+    r"^\| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| (\w+) \| ([\d.]+) \| (\d+) \| ([\d.]+) \|$", BATCHES, re.M
+)
+SUFFIX = {"linear": "", "date": "_date", "lars": "_lars"}
 
 
 def test_all_rows_are_read() -> None:
@@ -47,3 +54,28 @@ def test_table_3_beside_the_prediction() -> None:
         seconds = (row.seconds or 0) * (1 + errors[row.nodes])
         found.append((str(row.nodes), f"{seconds:,.0f}", f"{100 * errors[row.nodes]:+.2f}"))
     assert shown == found
+
+
+def test_the_table_has_three_sizes_of_each_preset() -> None:
+    assert [(row[0], row[3]) for row in PRESETS] == [(n, p) for n in ("1,536", "3,072", "6,144") for p in SUFFIX]
+
+
+@pytest.mark.parametrize("row", PRESETS, ids=lambda row: f"{row[0]}-{row[3]}")
+def test_the_kinetics_run_under_each_preset(row: tuple[str, ...]) -> None:
+    gpus, batch, steps = (int(cell.replace(",", "")) for cell in row[:3])
+    spec = load_spec(ROOT / f"configs/kinetics/tsm_r50_8f_1536gpu{SUFFIX[row[3]]}.yaml", [f"scale.gpus={gpus}"])
+    plan = make_plan(spec, gpus, 240_000)
+    assert (plan.global_batch, plan.total_steps, plan.warmup_steps) == (batch, steps, int(row[5]))
+    assert f"{plan.peak_lr:.4g}" == row[4]
+    assert f"{plan.warmup_steps / plan.steps_per_epoch:.3g}" == row[6]
+
+
+def test_the_constants_are_the_defaults() -> None:
+    trust = TrustRatioSpec(kind="bounded")
+    assert f"within [{trust.lower:g}, {trust.upper:g}]" in BATCHES and f"times {trust.coefficient:g} norm(w)" in BATCHES
+    for name, cells in re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", BATCHES, re.M):
+        spec = OptimizerSpec.model_validate({"name": name})
+        for key, values in re.findall(r"`(\w+)` ([\d.e, -]*\d)", cells):
+            default = getattr(spec, key)
+            found = [float(value) for value in values.split(", ")]
+            assert found == (list(default) if isinstance(default, tuple) else [default]), (name, key)

@@ -6,12 +6,10 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "summit_train"
@@ -110,42 +108,36 @@ def test_the_reader_sees_the_imports() -> None:
     assert {module.layer for module in MODULES.values() if module.name} == set(FLOORS)
 
 
-def test_arrows_run_downward_only() -> None:
-    floor = {name: number for number, name in enumerate(FLOORS)}
-    wrong = [
+def _upward(floors: Sequence[str], within: str = "") -> list[str]:
+    """Imports of a higher floor, of the package's or of those within a folder; what has no floor is above all."""
+    floor = {f"{within}{name}": number for number, name in enumerate(floors)}
+
+    def of(name: str, otherwise: int) -> int:
+        return next((floor[top] for top in floor if f"{name}.".startswith(f"{top}.")), otherwise)
+
+    return [
         f"{module.at(node)}: {module.name} imports {name}"
         for module in MODULES.values()
-        if module.name
         for name, node in _ours(module)
-        if floor[name.split(".")[0]] > floor[module.layer]
+        if name.startswith(within) and of(name, len(floor)) > of(module.name, len(floor))
     ]
-    assert wrong == []
 
 
-@pytest.mark.parametrize("feature", FEATURES)
-def test_a_feature_can_be_removed_with_its_folder(feature: str) -> None:
-    users = {
-        module.name
-        for module in MODULES.values()
-        for name, _ in _ours(module)
-        if f"{name}.".startswith(f"{feature}.") and not f"{module.name}.".startswith(f"{feature}.")
-    }
-    assert users == set()
+def test_arrows_run_downward_only() -> None:
+    assert _upward(FLOORS) == []
 
 
 def test_arrows_within_data_run_downward_only() -> None:
-    floor = {room: number for number, room in enumerate(DATA_ROOMS)}
     rooms = {module.name.split(".")[1] for module in MODULES.values() if module.name.startswith("data.")}
     assert rooms == {*DATA_ROOMS, "motion"}
-    wrong = []
-    for module in MODULES.values():
-        if module.layer != "data" or module.name in ("data", "data.motion"):
-            continue
-        for name, node in _ours(module):
-            room = name.split(".")[1] if name.startswith("data.") else None
-            if room is not None and floor.get(room, len(floor)) > floor[module.name.split(".")[1]]:
-                wrong.append(f"{module.at(node)}: {module.name} imports {name}")
-    assert wrong == []
+    assert _upward(DATA_ROOMS, "data.") == []
+
+
+def test_a_feature_can_be_removed_with_its_folder() -> None:
+    for feature in FEATURES:
+        own = f"{feature}."
+        users = {m.name for m in MODULES.values() for name, _ in _ours(m) if f"{name}.".startswith(own)}
+        assert all(f"{user}.".startswith(own) for user in users), feature
 
 
 def test_no_two_modules_import_each_other() -> None:
@@ -164,17 +156,14 @@ def test_modules_are_imported_by_name_in_main_alone() -> None:
     assert found == {"__main__"}
 
 
-@pytest.mark.parametrize("library", OWNERS)
-def test_a_library_is_imported_in_one_place(library: str) -> None:
-    importers = {
-        module.name
-        for module in MODULES.values()
-        for name, _ in _imports(module)
-        if name == library or name.startswith(f"{library}.")
-    }
-    # An owner may be a package.
-    owned = {owner: {name for name in importers if f"{name}.".startswith(f"{owner}.")} for owner in OWNERS[library]}
-    assert all(owned.values()) and importers == set().union(*owned.values())
+def test_a_library_is_imported_in_one_place() -> None:
+    for library, owners in OWNERS.items():
+        importers = {
+            m.name for m in MODULES.values() for name, _ in _imports(m) if f"{name}.".startswith(f"{library}.")
+        }
+        # An owner may be a package.
+        owned = {owner: {name for name in importers if f"{name}.".startswith(f"{owner}.")} for owner in owners}
+        assert all(owned.values()) and importers == set().union(*owned.values()), library
 
 
 def test_what_needs_no_torch_imports_without_it() -> None:

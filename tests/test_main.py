@@ -52,10 +52,8 @@ def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 def _plan(say: Callable[..., Said], *arguments: str) -> dict[str, Any]:
     status, out, err = say("plan", *arguments)
-    assert (status, err) == (0, "")
-    assert out.count("\n") == 1
-    values = json.loads(out)
-    assert isinstance(values, dict)
+    assert (status, err, out.count("\n")) == (0, "", 1)
+    values: dict[str, Any] = json.loads(out)
     return values
 
 
@@ -143,8 +141,7 @@ def test_a_mistake_of_the_user_is_one_line_and_2(
 
 def test_every_mistake_of_a_spec_has_its_line(say: Callable[..., Said], spec: str) -> None:
     status, _, err = say("plan", spec, "sead=1", "model.arch=x", "--clips", "960")
-    assert status == 2
-    assert len(err.splitlines()) == 2
+    assert (status, len(err.splitlines())) == (2, 2)
 
 
 def _manifests(folder: Path, clips: int) -> None:

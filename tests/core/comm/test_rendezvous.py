@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,18 @@ from summit_train.core.errors import RunFailed, UserError
 from tests.worlds import forked, needs_ranks, run
 
 LAUNCH = Launch("srun", 1, 4)
+At = Callable[[str, object], None]
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> At:
+    """Says where rank 0 is."""
+
+    def at(address: str, port: object) -> None:
+        monkeypatch.setenv("MASTER_ADDR", address)
+        monkeypatch.setenv("MASTER_PORT", str(port))
+
+    return at
 
 
 @pytest.mark.parametrize(
@@ -59,9 +72,8 @@ def test_an_address_without_a_port_takes_that_of_the_jobs_number() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_host_without_an_address_is_named_at_once(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
-    monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")
-    monkeypatch.setenv("MASTER_PORT", "12345")
+def test_a_host_without_an_address_is_named_at_once(at: At, rank: int) -> None:
+    at("nowhere.invalid", 12345)
     with pytest.raises(UserError, match=f"rank {rank} on .*: rank 0's host nowhere.invalid has no address here; set"):
         meet(Launch("srun", rank, 4), "here")
 
@@ -81,30 +93,27 @@ def test_only_sruns_own_ranks_are_in_its_step() -> None:
 
 
 @pytest.mark.parametrize("port", ["many", "0", "65536", ""])
-def test_a_port_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.setenv("MASTER_PORT", port)
+def test_a_port_that_is_none_is_refused(at: At, port: str) -> None:
+    at("localhost", port)
     with pytest.raises(UserError, match=re.escape(f"MASTER_PORT must be a port's number, got {port!r}")):
         meet(LAUNCH, "here")
 
 
-def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_taken_is_named(at: At) -> None:
     with socket.socket(socket.AF_INET6) as taken:
         taken.bind(("::", 0))
         taken.listen()
-        monkeypatch.setenv("MASTER_ADDR", "localhost")
-        monkeypatch.setenv("MASTER_PORT", str(port := taken.getsockname()[1]))
+        at("localhost", port := taken.getsockname()[1])
         with pytest.raises(RunFailed, match=f"rank 0 on .*: cannot keep the rendezvous at port {port} .*address alr"):
             meet(Launch("srun", 0, 4), "here")
 
 
-def test_a_rank_0_that_does_not_come_is_named_with_host_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_0_that_does_not_come_is_named_with_host_and_seconds(at: At, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     monkeypatch.setattr("summit_train.core.comm.rendezvous.RENDEZVOUS_S", 1)
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.setenv("MASTER_PORT", str(port))
+    at("localhost", port)
     with pytest.raises(RunFailed, match=f"rank 1 on .*: no answer from localhost, port {port}, within 1 s"):
         meet(LAUNCH, "here")
 
