@@ -350,13 +350,12 @@ def test_the_module_runs_as_the_console_script_does(spec: str) -> None:
     assert "summit-train = summit_train.__main__:main" in (ROOT / "setup.cfg").read_text()
 
 
-@pytest.mark.parametrize("arguments", [["plan", "SPEC", "--clips", "960", "--json"], ["schema"], ["--help"]])
-def test_a_reader_that_left_is_no_error_of_ours(spec: str, arguments: list[str]) -> None:
+@pytest.mark.parametrize("word", ["schema", "--help"])
+def test_a_reader_that_left_is_no_error_of_ours(word: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        words = [spec if word == "SPEC" else word for word in arguments]
-        done = _started("-m", "summit_train", *words, stdout=writer)
+        done = _started("-m", "summit_train", word, stdout=writer)
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")

@@ -122,15 +122,13 @@ class Neighbour:
         self._socket.bind(("", 0))
         self._socket.setblocking(False)
         self._key = os.urandom(8)  # tells this run's datagrams from anybody else's
-        self._next: tuple[str, int] | None
         ring = world.broadcast(world.gather((world.who, world.host, self._socket.getsockname()[1], self._key)))
         assert ring is not None
         self.who, _, _, self._key_before = ring[world.rank - 1]
         _, host, port, _ = ring[(world.rank + 1) % world.size]
-        try:
+        self._next: tuple[str, int] | None = None
+        with suppress(OSError):  # a name without an address: the next rank then says that it heard nothing
             self._next = "127.0.0.1" if host == world.host else socket.gethostbyname(host), port
-        except OSError:  # a name without an address: the next rank then says that it heard nothing
-            self._next = None
         self.where = ""
         self._heard: float | None = None
 

@@ -309,15 +309,15 @@ def _names(drafts: Sequence[_Draft]) -> list[str]:
     taken: set[str] = set()
     for i, draft in enumerate(drafts):
         if not draft.name and count[names[i].casefold()] > 1:
-            names[i] = _cut(names[i], draft.parts)
+            names[i] = _joined(draft.parts, in_full, ends_in_digest=True)
         if names[i].casefold() in taken:
             raise UserError(f"{draft.place}: two runs have the name {names[i]}; give one another name under runs")
         taken.add(names[i].casefold())
     return names
 
 
-def _joined(parts: Sequence[tuple[str, Any]], in_full: Iterable[str] = ()) -> str:
-    """Return `date_gpus-48_base_lr-0.02`. A long name is cut and ends with a digest of all.
+def _joined(parts: Sequence[tuple[str, Any]], in_full: Iterable[str] = (), *, ends_in_digest: bool = False) -> str:
+    """Return `date_gpus-48_base_lr-0.02`. A long name is cut and ends in a digest of all.
 
     in_full: last words of keys that are ambiguous.
     """
@@ -326,7 +326,10 @@ def _joined(parts: Sequence[tuple[str, Any]], in_full: Iterable[str] = ()) -> st
         last = key.rpartition(".")[2]
         words.append(f"{key if last in in_full else last}-{_text(value)}" if key else _text(value))
     name = "_".join(words)
-    return name if len(name) <= _LONGEST_NAME else _cut(name, parts)
+    if len(name) <= _LONGEST_NAME and not ends_in_digest:
+        return name
+    digest = hashlib.blake2b(json.dumps(parts, default=str).encode(), digest_size=4).hexdigest()
+    return f"{name[: _LONGEST_NAME - len(digest) - 1]}-{digest}"
 
 
 def _text(value: Any) -> str:
@@ -334,8 +337,3 @@ def _text(value: Any) -> str:
     if isinstance(value, str):
         return re.sub(rf"[^{_SAFE}]+", "-", value)
     return "-".join(map(_text, value)) if isinstance(value, list) else json.dumps(value, default=str)
-
-
-def _cut(name: str, parts: Sequence[tuple[str, Any]]) -> str:
-    digest = hashlib.blake2b(json.dumps(parts, default=str).encode(), digest_size=4).hexdigest()
-    return f"{name[: _LONGEST_NAME - len(digest) - 1]}-{digest}"
