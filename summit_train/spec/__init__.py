@@ -7,12 +7,12 @@ from summit_train.spec.experiment import ExecutionSpec as ExecutionSpec
 from summit_train.spec.experiment import ModelSpec as ModelSpec
 from summit_train.spec.experiment import PathText as PathText
 from summit_train.spec.experiment import Spec as Spec
+from summit_train.spec.experiment import changes_scores as changes_scores
 from summit_train.spec.experiment import dump_spec as dump_spec
+from summit_train.spec.experiment import experiment_defaults as experiment_defaults
+from summit_train.spec.experiment import experiment_keys as experiment_keys
+from summit_train.spec.experiment import flat_keys as flat_keys
 from summit_train.spec.experiment import load_spec as load_spec
+from summit_train.spec.experiment import rank_keys as rank_keys
 from summit_train.spec.experiment import spec_from_tree as spec_from_tree
 from summit_train.spec.experiment import spec_from_values as spec_from_values
-from summit_train.spec.identity import changes_scores as changes_scores
-from summit_train.spec.identity import experiment_defaults as experiment_defaults
-from summit_train.spec.identity import experiment_keys as experiment_keys
-from summit_train.spec.identity import flat_keys as flat_keys
-from summit_train.spec.identity import rank_keys as rank_keys

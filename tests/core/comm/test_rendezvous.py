@@ -109,13 +109,12 @@ def test_a_port_that_is_taken_is_named(at: At) -> None:
 
 
 def test_a_rank_0_that_does_not_come_is_named_with_host_and_seconds(at: At, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
     monkeypatch.setattr("summit_train.core.comm.rendezvous.RENDEZVOUS_S", 1)
-    at("localhost", port)
-    with pytest.raises(RunFailed, match=f"rank 1 on .*: no answer from localhost, port {port}, within 1 s"):
-        meet(LAUNCH, "here")
+    with socket.socket() as silent:  # it keeps the port from others, and does not listen
+        silent.bind(("127.0.0.1", 0))
+        at("127.0.0.1", port := silent.getsockname()[1])
+        with pytest.raises(RunFailed, match=f"rank 1 on .*: no answer from 127.0.0.1, port {port}, within 1 s"):
+            meet(LAUNCH, "here")
 
 
 def test_gloo_uses_the_interface_that_leads_to_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
