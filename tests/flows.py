@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from summit_train.core.files import file_sha256
 from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.manifest.files import plain_manifest
-from summit_train.data.manifest.reading import PACKED_MANIFEST, write_packed_manifest
+from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, write_packed_manifest
 from summit_train.data.packed.format import (
     CLIP_ROW,
     CLIPS,
@@ -26,10 +26,10 @@ from summit_train.data.packed.format import (
     Facts,
     Pack,
     Packing,
+    StoredFile,
     encode_sample,
     picture_checksum,
     shard_name,
-    stored_file,
 )
 
 Fields = NDArray[np.uint8]  # of one video, as pictures hold them: (F, 2, H, W)
@@ -109,12 +109,13 @@ def write_packed(out: Path, videos: Sequence[Fields], labels: Sequence[int], mod
         pixels=packing.pixels,
     )
     fingerprint = write_packed_manifest(out, manifest)
-    files = sorted(path for name in (PACKED_MANIFEST, INDEX_FOLDER) for path in (out / name).iterdir())
-    stored = tuple(stored_file(out, f"{path.parent.name}/{path.name}") for path in files)
-    digest = hashlib.sha256(shard).hexdigest()
-    shards = (stored_file(out, shard_name(0)),)
-    assert shards[0].sha256 == digest
-    Pack(packing, len(videos), len(videos), fingerprint, shards, stored).write(out)
+    files = [
+        out / shard_name(0),
+        *sorted(path for name in (PACKED_MANIFEST, INDEX_FOLDER) for path in (out / name).iterdir()),
+    ]
+    stored = [StoredFile(str(path.relative_to(out)), path.stat().st_size, file_sha256(path)) for path in files]
+    pack = Pack(packing, len(videos), len(videos), fingerprint, tuple(stored[:1]), tuple(stored[1:]))
+    (out / PACK_FILE).write_text(pack.text())
     return out
 
 

@@ -25,7 +25,7 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, naming
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
 from summit_train.data.manifest.reading import read_rows
-from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, folder_tables, is_video
+from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, folder_table, is_video
 from summit_train.data.video.clips import probe_folder
 from summit_train.data.video.decode import probe
 from summit_train.data.video.source import MISSING, NO_HURRY, DecodeError, VideoInfo, load_video, worker_pool
@@ -190,11 +190,8 @@ def list_videos(source: str | Path, root: str | Path | None = None) -> Listing:
     entries = sorted(os.scandir(source), key=lambda entry: entry.name)
     beside = [ManifestRow(entry.name, 0) for entry in entries if entry.is_file() and is_video(entry.name)]
     has_folders = any(entry.is_dir() and not entry.name.startswith(".") for entry in entries)
-    rows = [
-        ManifestRow(path, int(label))
-        for table in (folder_tables(source) if has_folders else ())
-        for path, label in zip(table.cells["path"], table.cells["label"], strict=True)
-    ]
+    cells = folder_table(source).cells if has_folders else {"path": [], "label": []}
+    rows = [ManifestRow(path, int(label)) for path, label in zip(cells["path"], cells["label"], strict=True)]
     if rows and beside:
         path = source / beside[0].path
         raise UserError(f"{path}: is next to class folders; move it into the folder of its class")

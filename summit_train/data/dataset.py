@@ -51,7 +51,7 @@ class Dataset:
 
     def shard(self, rank: int, ranks: int) -> NDArray[np.int64]:
         """Return the clips that a rank scores: those in use at rank, rank + ranks, ..."""
-        return self.kept.videos_of(rank, ranks)
+        return self.kept.ids(np.arange(rank, len(self.kept), ranks))
 
     def training_batches(self, order: Order, rank: int, ranks: int, steps: range) -> Batches[MicroBatch]:
         """Return a rank's micro-batches of `steps`; see `loader.training_batches`. Close them after use."""

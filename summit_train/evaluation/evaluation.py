@@ -17,7 +17,7 @@ from summit_train.core.saved import CheckpointError, bound_of, digest_path, give
 from summit_train.core.text import has_top5
 from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
-from summit_train.data.manifest.clip import clip_of
+from summit_train.data.manifest.clip import Clip
 from summit_train.evaluation.precise_bn import recompute_from_training
 from summit_train.evaluation.scores import PREDICTIONS, Scores, prediction_names
 from summit_train.evaluation.scoring import PartialScores, Scorer, partial_path
@@ -94,7 +94,11 @@ class Evaluation:
 
         scores = scorer.score(model, progress, source=str(path), partial=known)
         if scores is not None:
-            clips = [clip_of(dataset.manifest, video) for video in scores.videos.tolist()]
+            names = dataset.manifest
+            clips = [
+                Clip(names.stored_path(video), names.span(video), names.is_reversed(video))
+                for video in scores.videos.tolist()
+            ]
             # A result other than the run's own has a folder of its own.
             folder = run_path / PREDICTIONS / ("" if self.name == OFFICIAL else self.name)
             scores.save(folder / f"{name}.npz", clips, dataset.manifest.classes or ())

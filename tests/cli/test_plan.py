@@ -83,7 +83,7 @@ def test_plan_and_simulate_count_the_same_clips(
 
 def _without(source: Manifest, label: int, path: Path) -> dict[str, str]:
     """Write the manifest without the clips of one class beside the videos' names; the data keys that read it."""
-    rows = [ManifestRow(source.path(i), source.label(i)) for i in range(len(source)) if source.label(i) != label]
+    rows = [ManifestRow(source.path(i), source.labels[i]) for i in range(len(source)) if source.labels[i] != label]
     path.parent.mkdir()
     write_manifest(path, rows)
     write_classes(path.parent, source.classes or ())

@@ -91,7 +91,7 @@ def test_a_set_is_whole_balanced_and_readable(tmp_path: Path) -> None:
     train, val = (read_manifest(tmp_path / "set" / f"{split}.csv") for split in ("train", "val"))
     assert (len(rows), len(train), len(val)) == (15, 10, 5)
     assert train.classes == ("right", "up", "left", "down")
-    assert sorted(Counter(train.label(index) for index in range(10)).values()) == [2, 2, 3, 3]
+    assert sorted(Counter(train.labels[index] for index in range(10)).values()) == [2, 2, 3, 3]
     assert all(train.num_frames(index) == 9 for index in range(10))
     paths = {manifest.path(index) for manifest in (train, val) for index in range(len(manifest))}
     assert paths == {f"videos/{path.name}" for path in (tmp_path / "set" / "videos").iterdir()}

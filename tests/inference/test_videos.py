@@ -51,7 +51,7 @@ def test_a_folder_is_searched_at_any_depth(folder: Path, spec: Spec) -> None:
     (listing,), (note,) = list_named([str(folder)], spec, CLASSES)
     assert paths(listing) == [f"{folder}/{name}" for name in ("a.AVI", "b.mp4", "clip", "in/deep/d.mkv")]
     assert note == f"{folder}: no videos by their names: 1 .jpg, 1 .pdf, 1 .txt, 1 without an extension"
-    assert not listing.has_labels and len(listing.kept) == 4 and listing.manifest.label(0) == -1
+    assert not listing.has_labels and len(listing.kept) == 4 and listing.manifest.labels[0] == -1
 
 
 def test_a_folder_of_pictures_is_one_clip(folder: Path, spec: Spec) -> None:

@@ -146,9 +146,9 @@ def _verify(args: argparse.Namespace) -> None:
     files = pack.every_file
     with session(this_launch()) as world:
         mine = files[world.rank :: world.size]
-        complaints = verify_files(args.out, pack, mine, num_workers(args.workers, world))
+        complaints = verify_files(args.out, mine, num_workers(args.workers, world))
         checked = followed(complaints, len(mine), "files", world, in_logs=True)
-        everyone = world.gather(list(chain.from_iterable(checked)))
+        everyone = world.gather([line for line in checked if line is not None])
         if everyone is not None:
             found = [*chain.from_iterable(everyone), *stray_files(args.out, pack)]
             if found:
@@ -162,7 +162,6 @@ def _stage_arguments(parser: argparse.ArgumentParser) -> None:
     add, dest = parser.add_argument, "folder on the node's disk; the copy gets one of its own in it"
     add("packed", metavar="OUT", type=Path, help="folder of a packed set")
     add("dest", metavar="DEST", type=Path, help=dest)
-    add("--limit", type=parse_size, metavar="SIZE", help="do not copy a set that is larger [what the disk has]")
 
 
 def _stage(args: argparse.Namespace) -> None:
@@ -172,7 +171,7 @@ def _stage(args: argparse.Namespace) -> None:
     """
     folder = staged_folder(args.dest, args.packed)
     with shown("files", in_logs=True) as show:
-        done = stage(args.packed, args.dest, show, args.limit)
+        done = stage(args.packed, args.dest, show)
     print(f"{folder}: {size_text(done.copied)} copied and checked, {size_text(done.present)} were there")
     if done.warning:
         print(f"warning: {done.warning}", file=sys.stderr)

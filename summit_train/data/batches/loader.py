@@ -198,7 +198,7 @@ class _TestVideos:
             chosen.append(in_direction(frames, num_frames, manifest.is_reversed(video)))
             return chosen[-1]
 
-        label = manifest.label(video)
+        label = int(manifest.labels[video])
         try:
             with reading(video, manifest.path(video)):
                 views = self.store.read_views(video, choose, self.views_of)

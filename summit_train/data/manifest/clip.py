@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from summit_train.core.text import printable
-from summit_train.data.manifest.reading import Manifest
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 
 
 @dataclass(frozen=True, order=True)
 class Clip:
-    """A video as its list names it: its path, the part of the file that it is, and its direction."""
+    """A video as its list names it: path, span and direction."""
 
     path: str
     span: Span = WHOLE
@@ -30,11 +29,6 @@ class Clip:
             end = None if self.span.end == TO_THE_END else self.span.end
             values |= {"start_frame": self.span.start, "end_frame": end}
         return values
-
-
-def clip_of(manifest: Manifest, number: int) -> Clip:
-    """Return the clip at this place of a manifest, under the path that the manifest stores."""
-    return Clip(manifest.stored_path(number), manifest.span(number), manifest.is_reversed(number))
 
 
 def clip_columns(clips: Sequence[Clip]) -> list[tuple[object, ...]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.reading import Manifest
-from summit_train.data.manifest.tables import DTYPES
+from summit_train.data.manifest.tables import Table, parse_table
 from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_flow_views, read_folder_views, read_views
 from summit_train.data.video.source import LIMITS, Limits, load_video
 
@@ -19,8 +21,7 @@ from summit_train.data.video.source import LIMITS, Limits, load_video
 class FileStore:
     """Each clip is a video file or a folder of pictures; relative paths start at `root` (see batches.stores.Store).
 
-    A file is read in one piece: parallel file systems prefer one large read to a decoder's many small ones. Where the
-    manifest has its SHA-256, it must match: a codec often decodes changed bytes without an error.
+    A file must match the manifest's SHA-256: a codec often decodes changed bytes without an error.
     is_flow: each clip is a folder of pictures of flow, read as `clips.read_flow_views` does.
     """
 
@@ -45,21 +46,9 @@ class FileStore:
 
 def plain_manifest(paths: Sequence[str]) -> Manifest:
     """Return a list of videos of which only the path is known. Their labels are -1."""
-    names = [path.encode("utf-8", "surrogateescape") for path in paths]
-    unknown = np.full(len(paths), -1, np.int32)
-    return Manifest(
-        source="",
-        folder="",
-        classes=None,
-        paths=np.frombuffer(b"".join(names), np.uint8),
-        offsets=np.cumsum([0, *map(len, names)]),
-        labels=unknown,
-        frame_counts=unknown,
-        reversed_flags=np.zeros(len(paths), np.bool_),
-        lines=np.zeros(len(paths), np.int32),
-        digests=np.zeros(0, DTYPES["digests"]),
-        spans=np.zeros(0, DTYPES["spans"]),
-    )
+    table = Table([0] * len(paths), {"path": paths, "label": ["0"] * len(paths)})
+    columns: dict[str, Any] = parse_table(Path(), table, None)
+    return replace(Manifest("", "", None, **columns), labels=np.full(len(paths), -1, np.int32))
 
 
 def located_root(root: str | None, manifest: Manifest) -> str:

@@ -20,14 +20,11 @@ from summit_train.data.manifest.reading import ManifestRow
 from summit_train.data.manifest.tables import (
     VIDEO_EXTENSIONS,
     class_folders,
-    file_tables,
     is_video,
     opened,
-    table_spans,
 )
 from summit_train.data.video.clips import list_clip
 from summit_train.data.video.source import MISSING, DecodeError
-from summit_train.data.video.span import WHOLE, Span, located_error, span_of
 
 HMDB51_PARTS = {"train": "1", "test": "2"}
 
@@ -45,16 +42,12 @@ class Request:
 
 
 class Listed(NamedTuple):
-    """A clip as a data set's own files list it. place: there. names: on the disk, the likeliest first.
-
-    span: its frames in the file, where the list has them.
-    """
+    """A clip as a data set's own files list it. place: there. names: on the disk, the likeliest first."""
 
     place: str
     names: tuple[str, ...]
     label: str
     group: str | None = None
-    span: Span = WHOLE
 
 
 @dataclass(frozen=True)
@@ -96,17 +89,14 @@ def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | Decode
         if not found:
             yield DecodeError(clip.names[0], MISSING)
         elif len(found) > 1:
-            yield DecodeError(clip.names[0], f"is there more than once: {', '.join(found[:5])}")
+            yield DecodeError(clip.names[0], f"found more than once: {', '.join(found[:5])}")
         else:
             full = os.path.join(root, found[0])
             try:
                 num_frames = list_clip(full)[1] if os.path.isdir(full) else None
-                if num_frames is not None:
-                    clip.span.frames(full, num_frames)
-                row = ManifestRow(found[0], labels[clip.label], num_frames, group=clip.group)
-                yield row.with_span(clip.span)
+                yield ManifestRow(found[0], labels[clip.label], num_frames, group=clip.group)
             except DecodeError as error:
-                yield located_error(found[0], error.reason, span_of(error))
+                yield DecodeError(found[0], error.reason)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -151,7 +141,7 @@ def _kinetics(ask: Request) -> Annotations:
 def _ucf101(ask: Request) -> Annotations:
     """Read a split of UCF101: trainlist01.txt (`Class/v_Class_g08_c01.avi 1`) or testlist01.txt (without the number).
 
-    labels: classInd.txt, by default beside the list, of lines `1 ApplyEyeMakeup` and so on, without a gap.
+    labels: classInd.txt, by default next to the list, with lines `1 ApplyEyeMakeup` and so on, without a gap.
     """
     classes: list[str] = []
     for place, text in _lines(ask.labels or ask.source.parent / "classInd.txt"):
@@ -258,38 +248,13 @@ def _folders(ask: Request) -> Annotations:
     return Annotations(tuple(clips), classes)
 
 
-def _list(ask: Request) -> Annotations:
-    """Read lines `path label` or `path num_frames label`; a label is a number, or a name of `classes`.
-
-    num_frames is ignored: `locate` counts the frames. Below a header such as path,label,start_frame,end_frame a clip
-    may be a span of its file.
-    """
-    found = [
-        (f"{ask.source}:{line}", path, label, span)
-        for table in file_tables(ask.source)
-        for line, path, label, span in zip(
-            table.lines, table.cells["path"], table.cells["label"], table_spans(ask.source, table), strict=True
-        )
-    ]
-    classes = ask.classes
-    if classes is None:
-        for place, _, label, _ in found:
-            if not label.isdecimal():
-                raise UserError(f"{place}: label {label!r} must be a number, as there is no classes.txt")
-        classes = tuple(map(str, range(1 + max((int(label) for _, _, label, _ in found), default=0))))
-    names = dict(zip(map(str, range(len(classes))), classes, strict=True))
-    clips = (Listed(place, (path,), names.get(label, label), None, span) for place, path, label, span in found)
-    return Annotations(tuple(clips), classes)
-
-
 # kind -> its reader, which raises UserError, and what its source is
 KINDS: dict[str, tuple[Callable[[Request], Annotations], str]] = {
     "kinetics": (_kinetics, "CSV of Kinetics-400, -600 or -700: label,youtube_id,time_start,time_end,split"),
-    "ucf101": (_ucf101, "trainlist01.txt or testlist01.txt; --labels classInd.txt [beside it]"),
+    "ucf101": (_ucf101, "trainlist01.txt or testlist01.txt; --labels classInd.txt [next to it]"),
     "hmdb51": (_hmdb51, "folder of CLASS_test_split1.txt; --split and --part"),
     "something_v1": (_something_v1, "CSV ID;label; --labels something-something-v1-labels.csv"),
     "something_v2": (_something_v2, "JSON; --labels something-something-v2-labels.json"),
     "jester": (_something_v1, "CSV ID;label; --labels jester-v1-labels.csv"),
     "folders": (_folders, "folder with a folder for each class, of videos or of folders of pictures"),
-    "list": (_list, "lines `path label` or `path num_frames label`, or a CSV with path,label,start_frame,end_frame"),
 }

@@ -1,4 +1,4 @@
-"""The clips of a manifest that are used: without those in the list of bad clips that `data scan` writes; by class."""
+"""The clips of a manifest that are used: those that `data scan` did not find bad, by class."""
 
 from __future__ import annotations
 
@@ -44,10 +44,6 @@ class Kept:
         kept_before = self.excluded - np.arange(len(self.excluded))
         found: NDArray[np.int64] = places + np.searchsorted(kept_before, places, side="right")
         return found
-
-    def videos_of(self, rank: int, ranks: int) -> NDArray[np.int64]:
-        """Return the manifest indices of the clips that a rank scores: the kept clips at rank, rank + ranks, ..."""
-        return self.ids(np.arange(rank, len(self), ranks))
 
     def fingerprint(self) -> str | None:
         """Return 32 hexadecimal digits of the excluded clips, None where there is none."""

@@ -6,14 +6,12 @@ lists: a million rows take about 3 s.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -23,21 +21,22 @@ from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import replacing, write_json, write_text
+from summit_train.core.text import csv_text
 from summit_train.data.manifest.tables import (
     CLASSES_FILE,
     DTYPES,
     class_folders,
-    file_tables,
-    folder_tables,
+    folder_table,
     opened,
     parse_table,
+    read_table,
 )
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 
 # A packed set: its record, the columns of its manifest, and the folder that exists until it is finished.
 PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER = "pack.json", "manifest", ".packing"
 # The columns of a list that `read_rows` parses; it copies the others.
-_KNOWN = {"path", "label", "num_frames", "group", "sha256", "reversed", "start_frame", "end_frame"}
+_KNOWN = {"path", "label", "num_frames", "sha256", "reversed", "start_frame", "end_frame"}
 _ABOUT = "columns.json"
 
 
@@ -47,7 +46,7 @@ class ManifestRow:
 
     num_frames: of the whole video. start_frame, end_frame: set if the clip is a span of it; the end is exclusive.
     duration, codec: for people; not read back, because other lists may use these names for other things.
-    others: names and cells of further columns; a field of the same name takes precedence.
+    others: names and cells of further columns; a field of the same name wins.
     """
 
     path: str
@@ -65,12 +64,6 @@ class ManifestRow:
     codec: str | None = None
     others: tuple[tuple[str, str], ...] = ()
 
-    def cells(self) -> dict[str, object]:
-        """Return the cells to write, by column, without empty ones."""
-        others = {name: cell for name, cell in self.others if cell}
-        own = {name: value for name, value in vars(self).items() if name != "others"}
-        return others | {name: value for name, value in own.items() if value is not None and value is not False}
-
     @property
     def span(self) -> Span:
         return Span(self.start_frame or 0, TO_THE_END if self.end_frame is None else self.end_frame)
@@ -81,15 +74,16 @@ class ManifestRow:
 
 def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
     """Write a manifest CSV, whole or not at all. Optional columns that no row fills are left out."""
-    rows = list(rows)
-    filled = dict.fromkeys(chain(("path", "label"), chain.from_iterable(row.cells() for row in rows)))
-    own = [field.name for field in fields(ManifestRow) if field.name in filled]
-    text = io.StringIO(newline="")
-    names = [*own, *(name for name in filled if name not in own)]
-    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(row.cells() | {"reversed": int(row.reversed)} for row in rows)
-    write_text(path, text.getvalue())
+    cells: list[dict[str, object]] = []
+    for row in rows:
+        own = vars(row) | {"reversed": int(row.reversed) or None, "others": None}
+        others = {name: cell for name, cell in row.others if cell}
+        cells.append(others | {name: value for name, value in own.items() if value is not None})
+    order = [field.name for field in fields(ManifestRow)]
+    filled = dict.fromkeys(chain(("path", "label"), *cells))
+    names = [*(name for name in order if name in filled), *(name for name in filled if name not in order)]
+    empty = {"reversed": 0}
+    write_text(path, csv_text([names, *([row.get(name, empty.get(name)) for name in names] for row in cells)]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +96,7 @@ class Manifest:
     -1 where unknown. reversed_flags: bool (N,), True for clips that are played backwards. lines: int32 (N,), in the
     source, 0 in class folders. digests: V32 (N,), the files' SHA-256, zeros where unknown, or (0,) where none is known.
     spans: (N,), each clip's `start` and `end` in its video, see Span, or (0,) where all are whole videos. is_packed:
-    the clips lie in shards, in the folder `source`. stored_fingerprint: a packed set's. pixels: what packing did to the
+    the clips are in shards, in the folder `source`. stored_fingerprint: a packed set's. pixels: what packing did to the
     pixels ("": nothing).
     """
 
@@ -133,9 +127,6 @@ class Manifest:
         content = self.paths[self.offsets[index] : self.offsets[index + 1]].tobytes()
         return content.decode("utf-8", "surrogateescape")
 
-    def label(self, index: int) -> int:
-        return int(self.labels[index])
-
     def num_frames(self, index: int) -> int | None:
         """Return the video's frame count, or None where unknown."""
         count = int(self.frame_counts[index])
@@ -159,19 +150,15 @@ class Manifest:
 
     def row(self, index: int) -> ManifestRow:
         """Return a clip's row without the columns that training does not read (see `read_rows`)."""
-        path, digest = self.path(index), self.sha256(index)
-        row = ManifestRow(path, self.label(index), self.num_frames(index), sha256=digest.hex() if digest else None)
-        return replace(row, reversed=self.is_reversed(index)).with_span(self.span(index))
-
-    @property
-    def num_classes(self) -> int:
-        """Return the number of named classes, or the largest label plus one where there are no names."""
-        return len(self.classes) if self.classes is not None else int(self.labels.max()) + 1
+        digest = self.sha256(index)
+        row = ManifestRow(self.path(index), int(self.labels[index]), self.num_frames(index))
+        row = replace(row, sha256=digest.hex() if digest else None, reversed=self.is_reversed(index))
+        return row.with_span(self.span(index))
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Return the names of the classes, label by label: numbers where there are no names."""
-        return self.classes or tuple(map(str, range(self.num_classes)))
+        """Return the names of the classes, label by label: numbers if they have none."""
+        return self.classes or tuple(map(str, range(int(self.labels.max()) + 1)))
 
     def place(self, index: int) -> str:
         """Return a clip's place as file:line (in class folders, its path)."""
@@ -190,9 +177,9 @@ class Manifest:
         bad = np.flatnonzero(self.labels >= num_classes)
         if len(bad):
             raise UserError(
-                f"{self.place(bad[0])}: label {self.label(bad[0])} is out of range: model.num_classes is "
+                f"{self.place(bad[0])}: label {self.labels[bad[0]]} is out of range: model.num_classes is "
                 f"{num_classes}, so labels go from 0 to {num_classes - 1}; this manifest needs "
-                f"{max(self.num_classes, int(self.labels.max()) + 1)}"
+                f"{max(len(self.class_names), int(self.labels.max()) + 1)}"
             )
         if self.classes is not None and len(self.classes) != num_classes:
             named = f"{self.source} has {len(self.classes)} classes by its {'folders' if self.folder else CLASSES_FILE}"
@@ -233,7 +220,7 @@ def read_manifest(path: str | Path) -> Manifest:
     """Read a CSV with a header, a header-less list of `path label`, a folder of class folders, or a packed set.
 
     CSV: the columns `path,label` and optionally those of `ManifestRow`; others are ignored. A label is an integer or a
-    name in `classes.txt` beside the file (one name a line, the first is label 0). An integer is always the label
+    name in `classes.txt` next to the file (one name a line, the first is label 0). An integer is always the label
     itself, also where a class has that name. List: the label follows the last blank; `path num_frames label` too, where
     path is a folder of pictures. Raises UserError, naming file and line.
     """
@@ -244,27 +231,23 @@ def read_manifest(path: str | Path) -> Manifest:
         raise UserError(f"{source}: its packing was not finished; run `data pack` again to continue it")
     is_folder = source.is_dir()
     classes = class_folders(source) if is_folder else read_classes(source.parent / CLASSES_FILE)
-    tables = folder_tables(source) if is_folder else file_tables(source)
-    parts = [parse_table(source, table, classes) for table in tables]
-    if not parts:
-        raise UserError(f"{source}: there is not one clip in it")
-    columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    columns["offsets"] = np.concatenate([[0], np.cumsum(columns.pop("lengths"))])
+    table = folder_table(source) if is_folder else read_table(source)
+    if not table.lines:
+        raise UserError(f"{source}: no clip found in it")
+    columns: dict[str, Any] = parse_table(source, table, classes)
     return Manifest(str(source), os.path.abspath(source) if is_folder else "", classes, **columns)
 
 
 def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
     """Yield every clip's row with all columns of its list. Raises UserError."""
-    if manifest.is_packed or manifest.folder:
-        yield from map(manifest.row, range(len(manifest)))
-        return
-    clips = count()
-    for table in file_tables(Path(manifest.source)):
-        groups = table.cells.get("group", [""] * len(table.lines))
-        others = {name: cells for name, cells in table.cells.items() if name not in _KNOWN}
-        for line, group in enumerate(groups):
-            cells = tuple((name, column[line]) for name, column in others.items())
-            yield replace(manifest.row(next(clips)), group=group or None, others=cells)
+    cells: dict[str, Sequence[str]] = {}
+    if not manifest.is_packed and not manifest.folder:
+        cells = dict(read_table(Path(manifest.source)).cells)
+    groups = cells.pop("group", [""] * len(manifest))
+    others = {name: column for name, column in cells.items() if name not in _KNOWN}
+    for clip, group in enumerate(groups):
+        more = tuple((name, column[clip]) for name, column in others.items())
+        yield replace(manifest.row(clip), group=group or None, others=more)
 
 
 def _read_packed_manifest(source: Path) -> Manifest:
@@ -300,21 +283,17 @@ def write_packed_manifest(folder: Path, manifest: Manifest) -> str:
     dtypes = DTYPES | {"paths": np.uint8, "offsets": np.int64 if wide else np.uint32}
     for name, dtype in dtypes.items():
         if name != "spans" or has_spans:  # sets of whole videos lack the file, as before there were spans
-            column = getattr(manifest, name)
-            save_column(folder / PACKED_MANIFEST / f"{name}.npy", dtype, len(column), [column])
+            save_column(folder / PACKED_MANIFEST / f"{name}.npy", getattr(manifest, name), dtype)
     fingerprint = manifest.fingerprint()
     about = {"classes": manifest.classes, "pixels": manifest.pixels, "fingerprint": fingerprint}
     write_json(folder / PACKED_MANIFEST / _ABOUT, about | ({"spans": True} if has_spans else {}))
     return fingerprint
 
 
-def save_column(path: Path, dtype: DTypeLike, length: int, parts: Iterable[NDArray[Any]]) -> None:
-    """Write a .npy file of `length` rows, whole or not at all, with one part of them at a time in memory."""
-    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (length,)}
+def save_column(path: Path, column: NDArray[Any], dtype: DTypeLike) -> None:
+    """Write a .npy file, whole or not at all."""
     with replacing(path) as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for part in parts:
-            file.write(np.asarray(part, dtype).tobytes())
+        np.save(file, column.astype(dtype, copy=False))
 
 
 def load_column(path: Path, *dtypes: DTypeLike) -> NDArray[Any]:
@@ -329,7 +308,7 @@ def load_column(path: Path, *dtypes: DTypeLike) -> NDArray[Any]:
 
 
 def read_classes(path: str | Path) -> tuple[str, ...] | None:
-    """Return the class names of a `classes.txt`, label 0 first, or None where there is none. Raises UserError."""
+    """Return the class names of a `classes.txt`, label 0 first, or None where it is missing. Raises UserError."""
     if not Path(path).exists():
         return None
     with opened(path) as file:

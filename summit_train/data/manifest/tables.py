@@ -6,11 +6,9 @@ import csv
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,10 +26,8 @@ COLUMNS = (
     "path", "label", "num_frames", "fps", "width", "height", "group", "sha256", "reversed", "start_frame", "end_frame"
 )  # fmt: skip
 CLASSES_FILE = "classes.txt"
-_ROWS_AT_ONCE = 65536
 _INT32_MAX = 2**31 - 1
 _INTEGER = re.compile(r"[+-]?\d+")
-_LIST_COLUMNS = ("path", "num_frames", "label")
 _FLAGS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -44,7 +40,7 @@ DTYPES: dict[str, DTypeLike] = {
 
 @dataclass(frozen=True)
 class Table:
-    """Some rows of a source: their line numbers (0 in class folders) and their cells, column by column."""
+    """The rows of a source: their line numbers (0 in class folders) and their cells, column by column."""
 
     lines: Sequence[int]
     cells: dict[str, Sequence[str]]
@@ -64,14 +60,13 @@ def opened(path: str | Path, what: str = "") -> Iterator[TextIO]:
         raise UserError(f"{path}: {what}cannot be read: {reason}") from error
 
 
-def file_tables(source: Path) -> Iterator[Table]:
-    """Yield a file's rows, of either form, some at a time. Raises UserError."""
+def read_table(source: Path) -> Table:
+    """Read a CSV with a header, or header-less lines `path label` or `path num_frames label`. Raises UserError."""
     with opened(source, "the manifest ") as file:
         header, line = _header(source, file)
-        rows = _csv_rows(source, file, len(header), line) if header else _list_rows(source, file)
-        while chunk := list(islice(rows, _ROWS_AT_ONCE)):
-            lines, *columns = zip(*chunk, strict=True)
-            yield Table(lines, dict(zip(header or _LIST_COLUMNS, columns, strict=True)))
+        rows = list(_csv_rows(source, file, len(header), line) if header else _list_rows(source, file))
+    lines, *columns = zip(*rows, strict=True) if rows else ((),)
+    return Table(lines, dict(zip(header or ("path", "num_frames", "label"), columns, strict=bool(rows))))
 
 
 def class_folders(source: Path) -> tuple[str, ...]:
@@ -83,17 +78,15 @@ def class_folders(source: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def folder_tables(source: Path) -> Iterator[Table]:
-    """Yield the videos below each class folder, at any depth, sorted; their paths are relative to `source`."""
+def folder_table(source: Path) -> Table:
+    """List the videos below each class folder, at any depth, sorted; their paths are relative to `source`."""
+    cells: dict[str, list[str]] = {"path": [], "label": []}
     for label, name in enumerate(class_folders(source)):
-        paths = sorted(
-            os.path.relpath(os.path.join(folder, file), source)
-            for folder, _, files in os.walk(source / name)
-            for file in files
-            if is_video(file)
-        )
-        if paths:
-            yield Table([0] * len(paths), {"path": paths, "label": [str(label)] * len(paths)})
+        files = (os.path.join(folder, file) for folder, _, files in os.walk(source / name) for file in files)
+        paths = sorted(os.path.relpath(file, source) for file in files if is_video(os.path.basename(file)))
+        cells["path"] += paths
+        cells["label"] += [str(label)] * len(paths)
+    return Table([0] * len(cells["path"]), dict(cells))
 
 
 def is_video(name: str) -> bool:
@@ -158,56 +151,51 @@ def _list_rows(source: Path, file: TextIO) -> Iterator[tuple[Any, ...]]:
 
 
 def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> dict[str, NDArray[Any]]:
-    """Return the columns of DTYPES, "paths" (all paths' bytes, concatenated) and their "lengths".
+    """Return the columns of DTYPES, and "paths" and "offsets" (see `reading.Manifest`).
 
-    Raises UserError at the first bad cell.
+    Raises UserError at the first bad cell of a column.
     """
     paths = [path.encode("utf-8", "surrogateescape") for path in table.cells["path"]]
     if b"" in paths:
         raise UserError(f"{source}:{table.lines[paths.index(b'')]}: the path is empty")
+    empty = [""] * len(paths)
 
-    def parsed(name: str, parse: Callable[[str], object], dtype: DTypeLike) -> NDArray[Any]:
+    numbers = {name: number for number, name in enumerate(classes or ())}
+
+    def parsed(name: str, dtype: DTypeLike) -> NDArray[Any]:
         """Parse a column, each different text once; a missing one has empty cells."""
-        texts = table.cells.get(name) or [""] * len(paths)
+        texts = table.cells.get(name, empty)
         values: dict[str, object] = {}
         for text in dict.fromkeys(texts):
             try:
-                values[text] = parse(text)
+                values[text] = _label(numbers, text) if name == "label" else _optional(name, text)
             except ValueError as error:
                 raise UserError(f"{source}:{table.lines[texts.index(text)]}: {error}") from None
         return np.array([values[text] for text in texts], dtype)
 
-    numbers = {name: number for number, name in enumerate(classes or ())}
-    frame_counts = parsed("num_frames", _frame_count, np.int32)
-    spans = table_spans(source, table) if table.cells.keys() & {"start_frame", "end_frame"} else []
-    for line, span, num_frames in zip(table.lines, spans, frame_counts.tolist(), strict=False):
-        if num_frames > 0:
+    frame_counts = parsed("num_frames", np.int32)
+    spans: list[Span] = []
+    if table.cells.keys() & {"start_frame", "end_frame"}:
+        cells = (table.cells.get(name, empty) for name in ("start_frame", "end_frame"))
+        for line, num_frames, start, end in zip(table.lines, frame_counts.tolist(), *cells, strict=True):
             try:
-                span.frames("a video", num_frames)
+                spans.append(parse_span(start, end))
+                if num_frames > 0:
+                    spans[-1].frames("a video", num_frames)
             except SpanError as error:
                 raise UserError(f"{source}:{line}: {error.path} {error.reason}") from None
+            except ValueError as error:
+                raise UserError(f"{source}:{line}: {error}") from None
     return {
         "paths": np.frombuffer(b"".join(paths), np.uint8),
-        "lengths": np.array([len(path) for path in paths]),
-        "labels": parsed("label", partial(_label, numbers), np.int32),
+        "offsets": np.cumsum([0, *map(len, paths)]),
+        "labels": parsed("label", np.int32),
         "frame_counts": frame_counts,
-        "reversed_flags": parsed("reversed", _flag, np.bool_),
+        "reversed_flags": parsed("reversed", np.bool_),
         "lines": np.array(table.lines, np.int32),
-        "digests": parsed("sha256", _digest, "V32") if "sha256" in table.cells else np.zeros(0, "V32"),
+        "digests": parsed("sha256", "V32") if "sha256" in table.cells else np.zeros(0, "V32"),
         "spans": np.array(spans, DTYPES["spans"]),
     }
-
-
-def table_spans(source: Path, table: Table) -> list[Span]:
-    """Parse the spans of a table, by default whole videos. Raises UserError."""
-    starts, ends = (table.cells.get(name, [""] * len(table.lines)) for name in ("start_frame", "end_frame"))
-    spans = []
-    for line, start, end in zip(table.lines, starts, ends, strict=True):
-        try:
-            spans.append(parse_span(start, end))
-        except ValueError as error:
-            raise UserError(f"{source}:{line}: {error}") from None
-    return spans
 
 
 def parse_span(start: str = "", end: str = "") -> Span:
@@ -238,7 +226,7 @@ def _label(numbers: dict[str, int], text: str) -> int:
         raise ValueError("the label is empty")
     if not numbers:
         raise ValueError(
-            f"label {name!r} is a name, but there is no {CLASSES_FILE} next to the manifest: "
+            f"label {name!r} is a name, but {CLASSES_FILE} is missing next to the manifest: "
             "write the class names into it, one a line, or use integers"
         )
     near = difflib.get_close_matches(name, numbers, n=1)
@@ -246,22 +234,18 @@ def _label(numbers: dict[str, int], text: str) -> int:
     raise ValueError(f"the class {name!r} is not in {CLASSES_FILE}{hint}")
 
 
-def _frame_count(text: str) -> int:
-    """Parse a frame count; an empty cell and -1 mean unknown."""
-    number = text.strip() or "-1"
-    count = int(number) if _INTEGER.fullmatch(number) else 0
-    if count != -1 and not 0 < count <= _INT32_MAX:
-        raise ValueError(f"num_frames must be a positive integer, or empty, got {text!r}")
-    return count
-
-
-def _flag(text: str) -> bool:
-    if text.strip().lower() not in _FLAGS:
-        raise ValueError(f"reversed must be 0 or 1, got {text!r}")
-    return _FLAGS[text.strip().lower()]
-
-
-def _digest(text: str) -> bytes:
+def _optional(name: str, text: str) -> object:
+    """Parse a cell of num_frames (-1: unknown), reversed or sha256 (zeros: unknown); it may be empty."""
+    word = text.strip()
+    if name == "num_frames":
+        count = int(word or -1) if _INTEGER.fullmatch(word or "-1") else 0
+        if count != -1 and not 0 < count <= _INT32_MAX:
+            raise ValueError(f"num_frames must be a positive integer, or empty, got {text!r}")
+        return count
+    if name == "reversed":
+        if word.lower() not in _FLAGS:
+            raise ValueError(f"reversed must be 0 or 1, got {text!r}")
+        return _FLAGS[word.lower()]
     if text and not _SHA256.fullmatch(text):
         raise ValueError(f"sha256 must be 64 hexadecimal digits, or empty, got {text!r}")
     return bytes.fromhex(text) if text else bytes(32)

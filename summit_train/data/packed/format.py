@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import file_sha256, write_text
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, Manifest
 from summit_train.data.video.span import WHOLE, Span
 
@@ -70,11 +69,6 @@ class Facts:
     height: int = 0
     span: Span = WHOLE
 
-    def entries(self) -> dict[str, Any]:
-        """Return the entries of KEY.json."""
-        values = {name: value for name, value in vars(self).items() if name != "span"}
-        return values if self.span == WHOLE else values | {"start_frame": self.span.start, "end_frame": self.span.end}
-
     def checksum(self) -> int:
         """Return the CRC-32 of the facts, with which those of the clip's bytes start.
 
@@ -82,14 +76,16 @@ class Facts:
         it in every read; a cryptographic hash would take several times as long.
         """
         fields = [self.label, self.num_frames, int(self.reversed), self.width, self.height]
-        fields += [] if self.span == WHOLE else self.span
+        if self.span != WHOLE:
+            fields += self.span
         return zlib.crc32(os.fsencode(self.path), zlib.crc32("".join(f"{field} " for field in fields).encode()))
 
 
 def facts_of(manifest: Manifest, clip: int, width: int = 0, height: int = 0) -> Facts:
     """Return the facts of a manifest's clip. width, height: see Facts."""
-    path, count, span = manifest.stored_path(clip), int(manifest.frame_counts[clip]), manifest.span(clip)
-    return Facts(path, manifest.label(clip), count, manifest.is_reversed(clip), width, height, span)
+    label, num_frames = int(manifest.labels[clip]), int(manifest.frame_counts[clip])
+    path, is_reversed = manifest.stored_path(clip), manifest.is_reversed(clip)
+    return Facts(path, label, num_frames, is_reversed, width, height, manifest.span(clip))
 
 
 def picture_checksum(facts_checksum: int, number: int, payload: bytes) -> int:
@@ -103,14 +99,17 @@ def shard_name(number: int) -> str:
 
 
 def encode_sample(clip: int, ending: str, payload: Sequence[bytes] | None, facts: Facts, more: dict[str, Any]) -> bytes:
-    """Return a clip's three members in its shard, the payload from CONTENT_AT on; two where there is no payload.
+    """Return a clip's three members in its shard, the payload from CONTENT_AT on; without a payload only two.
 
     more: further entries of KEY.json.
     """
-    about = json.dumps(facts.entries() | more, sort_keys=True).encode()
+    about = {name: value for name, value in vars(facts).items() if name != "span"} | more
+    if facts.span != WHOLE:
+        about |= {"start_frame": facts.span.start, "end_frame": facts.span.end}
+    members: list[tuple[str, Sequence[bytes]]] = [] if payload is None else [(ending, payload)]
+    members += [(".cls", [str(facts.label).encode()]), (".json", [json.dumps(about, sort_keys=True).encode()])]
     encoded = []
-    members = [(".cls", [str(facts.label).encode()]), (".json", [about])]
-    for name, parts in members if payload is None else [(ending, payload), *members]:
+    for name, parts in members:
         info = tarfile.TarInfo(f"{clip:09}{name}")
         info.size, info.mode = sum(map(len, parts)), 0o644
         encoded += [info.tobuf(tarfile.USTAR_FORMAT), *parts, bytes(-info.size % _BLOCK)]
@@ -129,10 +128,10 @@ class Packing:
     """How clips are packed. Raises UserError for a wrong value.
 
     kind: 'bytes' (the videos as they are) or 'jpeg' (every `every`-th frame as a JPEG of quality 1 to 95, scaled down
-    to `short_side` where it is larger). modality: 'rgb' or 'flow', two grey pictures for each field, x and y; then
-    bound: the flow in pixels that 255 stands for, method and preset: of video.flow, by which packing computes the flow
-    of the frames; without a method the clips are folders of such pictures, which are packed as they are.
-    colour: jpeg: 'full', or 'half' in older sets, whose frames lost colour resolution when they were scaled down.
+    to `short_side` where it is larger). modality: 'rgb' or 'flow', two grey pictures for each field, x and y. bound:
+    the flow in pixels that 255 stands for. method, preset: of video.flow, to compute the flow of the frames; without a
+    method the clips are folders of flow pictures, which are packed as they are. colour: of jpeg: 'full', or 'half' in
+    older sets, whose frames lost colour resolution when they were scaled down.
     """
 
     kind: str
@@ -168,16 +167,6 @@ class Packing:
             return made
         return f"{made}, flow {self.method}{f' {self.preset}' if self.preset else ''}, bound {self.bound:g}"
 
-    def num_packed(self, num_frames: int) -> int:
-        """Return how many pictures are packed of a video's frames 0, `every`, 2 * `every`, ..., or of its fields."""
-        return -(-num_frames // self.every) * (2 if self.modality == "flow" else 1)
-
-    def num_frames(self, name: str, facts: Facts) -> int:
-        """Return how many frames a clip has, or how many fields of flow. Raises SpanError, naming the clip `name`."""
-        if self.modality == "rgb":
-            return facts.span.num_frames(name, facts.num_frames)
-        return facts.span.num_frames(name, facts.num_frames + 1) - 1  # num_frames counts the video's fields
-
     def entries(self) -> dict[str, Any]:
         """Return the fields for pack.json: no flow fields for RGB, no colour for bytes and older sets."""
         left_out: tuple[str, ...] = () if self.modality == "flow" else ("modality", "bound", "method", "preset")
@@ -188,7 +177,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One file of a set: its name below the set's folder, its size in bytes and SHA-256."""
+    """One file of a set. name: below the set's folder. size: in bytes."""
 
     name: str
     size: int
@@ -221,42 +210,30 @@ class Pack:
         body = "{\n" + "".join(lines)
         return f'{body} "sha256": "{hashlib.sha256(body.encode()).hexdigest()}"\n}}\n'
 
-    def write(self, folder: Path) -> None:
-        write_text(folder / PACK_FILE, self.text())
-
 
 def read_pack(folder: str | Path) -> Pack:
-    """Read the record of a packed set. Raises UserError where there is none, or one byte of it is not as written."""
+    """Read the record of a packed set. Raises UserError where it is missing, or one byte of it is not as written."""
     path = Path(folder) / PACK_FILE
     try:
         text = path.read_bytes().decode()
-        pack = _from_values(json.loads(text))
+        values = json.loads(text)
+        if values["format"] != _FORMAT:
+            raise ValueError(f"format must be {_FORMAT}, got {values['format']!r}")
+        shards, files = (tuple(StoredFile(**item) for item in values[name]) for name in ("shards", "files"))
+        for number, shard in enumerate(shards):
+            if shard.name != shard_name(number):
+                raise ValueError(f"a shard is named {shard.name!r}")
+        for file in files:
+            if not _FILE_NAME.fullmatch(file.name):
+                raise ValueError(f"a file is named {file.name!r}")
+        packing = Packing(**({"colour": "half"} if values["packing"]["kind"] == "jpeg" else {}) | values["packing"])
+        pack = Pack(packing, int(values["clips"]), int(values["clips_per_shard"]), values["fingerprint"], shards, files)
+        if pack.text() != text:
+            raise ValueError("its content does not match its checksum")
     except FileNotFoundError as error:
         raise UserError(f"{folder}: must be a finished packed set, but lacks {PACK_FILE}") from error
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
         raise UserError(f"{path}: is damaged: {error}") from error
-    if pack.text() != text:
-        raise UserError(f"{path}: is damaged: its content does not match its checksum")
     return pack
-
-
-def _from_values(values: dict[str, Any]) -> Pack:
-    if values["format"] != _FORMAT:
-        raise ValueError(f"format must be {_FORMAT}, got {values['format']!r}")
-    shards, files = (tuple(StoredFile(**item) for item in values[name]) for name in ("shards", "files"))
-    for number, shard in enumerate(shards):
-        if shard.name != shard_name(number):
-            raise ValueError(f"a shard is named {shard.name!r}")
-    for file in files:
-        if not _FILE_NAME.fullmatch(file.name):
-            raise ValueError(f"a file is named {file.name!r}")
-    numbers = {name: int(values[name]) for name in ("clips", "clips_per_shard")}
-    packing = ({"colour": "half"} if values["packing"]["kind"] == "jpeg" else {}) | values["packing"]
-    return Pack(Packing(**packing), **numbers, fingerprint=values["fingerprint"], shards=shards, files=files)
-
-
-def stored_file(folder: Path, name: str) -> StoredFile:
-    """Return the record of a set's file. Raises OSError."""
-    return StoredFile(name, (folder / name).stat().st_size, file_sha256(folder / name))

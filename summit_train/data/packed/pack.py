@@ -14,15 +14,14 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, count, groupby, islice, starmap, takewhile
+from itertools import chain, groupby, islice, starmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import locked, replacing, write_json
+from summit_train.core.files import file_sha256, locked, replacing, write_json, write_text
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.manifest.reading import (
     PACK_FILE,
@@ -46,7 +45,6 @@ from summit_train.data.packed.format import (
     facts_of,
     read_pack,
     shard_name,
-    stored_file,
 )
 from summit_train.data.packed.payload import Sample, make_samples
 from summit_train.data.video.flow import PRESETS
@@ -66,24 +64,25 @@ class Job:
     packing: Packing
     clips_per_shard: int
 
-    @property
-    def num_shards(self) -> int:
-        return -(-len(self.store.manifest) // self.clips_per_shard)
-
     def clips(self, shard: int) -> range:
-        first = shard * self.clips_per_shard
-        return range(first, min(first + self.clips_per_shard, len(self.store.manifest)))
+        return range(len(self.store.manifest))[shard * self.clips_per_shard :][: self.clips_per_shard]
 
-    def part(self, shard: int) -> Path:
-        """Return the path of a finished shard's part of the index."""
-        return self.folder / PACKING_FOLDER / f"{shard:06}.npz"
+    def parts(self) -> list[Path]:
+        """Return where each shard's part of the index is stored when the shard is finished."""
+        num_shards = -(-len(self.store.manifest) // self.clips_per_shard)
+        return [self.folder / PACKING_FOLDER / f"{shard:06}.npz" for shard in range(num_shards)]
+
+    def source(self, clip: int) -> tuple[Any, ...]:
+        """Return what is equal for neighbouring clips that are made from one reading of a file: spans of one video."""
+        manifest = self.store.manifest
+        return manifest.stored_path(clip), manifest.sha256(clip), clip if manifest.span(clip) == WHOLE else None
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Keep other processes from packing into this folder within the block. Raises UserError if one already does.
 
-    A finished set needs no lock, and may lie where nothing can be written.
+    A finished set needs no lock, and may be on a disk where nothing can be written.
     """
     with ExitStack() as held:
         if not (folder / PACK_FILE).exists() or (folder / PACKING_FOLDER).exists():
@@ -91,9 +90,8 @@ def alone_in(folder: Path) -> Iterator[None]:
             try:
                 held.enter_context(locked(whole.parent / f".{whole.name}.lock", wait=False))
             except BlockingIOError as error:
-                raise UserError(
-                    f"{folder}: another process is packing into it; wait for it, or pack elsewhere"
-                ) from error
+                wait = "another process is packing into it; wait for it, or pack elsewhere"
+                raise UserError(f"{folder}: {wait}") from error
         yield
 
 
@@ -108,23 +106,25 @@ def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, wo
         raise UserError(f"{manifest.source}: is packed already; pack from the manifest that it was made from")
     if packing.modality == "flow" and (reason := manifest.no_flow()) is not None:
         raise UserError(reason)
-    asked = {"packing": packing.entries(), "fingerprint": manifest.fingerprint(), "shard_bytes": shard_bytes}
     if (folder / PACK_FILE).exists():
         pack = read_pack(folder)
         if (pack.packing, pack.fingerprint) != (packing, replace(manifest, pixels=packing.pixels).fingerprint()):
             raise UserError(f"{folder}: contains a different set; delete it, or pack elsewhere")
         shutil.rmtree(folder / PACKING_FOLDER, ignore_errors=True)  # where it was killed just before
         return None
+    plan: dict[str, Any] = {"packing": packing.entries(), "fingerprint": manifest.fingerprint()}
+    plan["shard_bytes"] = shard_bytes
     plan_path = folder / PACKING_FOLDER / "plan.json"
     if plan_path.exists():
-        plan = json.loads(plan_path.read_text(encoding="utf-8"))
-        if {name: plan[name] for name in asked} != asked:
+        old = json.loads(plan_path.read_text(encoding="utf-8"))
+        if old != plan | {"clips_per_shard": old["clips_per_shard"]}:
             raise UserError(f"{folder}: contains an unfinished, different set; delete it, or pack elsewhere")
+        plan = old
     else:
         if folder.is_dir() and {path.name for path in folder.iterdir()} - {PACKING_FOLDER}:
             raise UserError(f"{folder}: must be an empty or a new folder, but has files")
         mean = _mean_bytes(Job(store, folder, packing, 1), workers)
-        plan = asked | {"clips_per_shard": max(1, round(shard_bytes / mean))}
+        plan["clips_per_shard"] = max(1, round(shard_bytes / mean))
         write_json(plan_path, plan)
     for left in folder.rglob(".*.writing"):  # by a process that was killed
         left.unlink()
@@ -138,38 +138,26 @@ def _mean_bytes(job: Job, workers: int) -> float:
     # By the fastest method: the pictures of all have about the same size.
     quick = replace(job.packing, method="dis", preset=PRESETS[0]) if job.packing.method else job.packing
     samples = list(_samples(replace(job, packing=quick), chosen, workers if job.packing.kind == "jpeg" else 0))
-    sizes = [
-        # Spans of one video share its bytes.
-        len(sample.encoded) / (1 if sample.pictures else _run_length(job, clip))
-        for clip, sample in zip(chosen, samples, strict=True)
-        if isinstance(sample, Sample)
-    ]
+    sizes = []
+    for clip, sample in zip(chosen, samples, strict=True):
+        if isinstance(sample, Sample):
+            first, end = clip, clip + 1
+            if not sample.pictures:  # spans of one video share its bytes
+                while first > 0 and job.source(first - 1) == job.source(clip):
+                    first -= 1
+                while end < num_clips and job.source(end) == job.source(clip):
+                    end += 1
+            sizes.append(len(sample.encoded) / (end - first))
     if not sizes:
         source, tried = job.store.manifest.source, f"none of {len(chosen)} clips that were tried can be read"
         raise UserError(f"{source}: {tried} below {job.store.root}; the first: {samples[0]}")
     return sum(sizes) / len(sizes)
 
 
-def _source(job: Job, clip: int) -> tuple[Any, ...]:
-    """Return what is equal for neighbouring clips that are made from one reading of a file: spans of one video."""
-    manifest = job.store.manifest
-    return manifest.stored_path(clip), manifest.sha256(clip), clip if manifest.span(clip) == WHOLE else None
-
-
-def _run_length(job: Job, clip: int) -> int:
-    """Return how many clips around this one come from one reading, were they all in one shard."""
-    source, num_clips = _source(job, clip), len(job.store.manifest)
-    others = chain.from_iterable(
-        takewhile(lambda n: 0 <= n < num_clips and _source(job, n) == source, count(clip + step, step))
-        for step in (-1, 1)
-    )
-    return 1 + sum(1 for _ in others)
-
-
 def missing_shards(job: Job) -> list[int]:
     """Return the shards that are still to be packed."""
     names = {path.name for path in job.folder.iterdir()}
-    return [n for n in range(job.num_shards) if shard_name(n) not in names or not job.part(n).exists()]
+    return [n for n, part in enumerate(job.parts()) if shard_name(n) not in names or not part.exists()]
 
 
 def pack_shards(job: Job, shards: Iterable[int], workers: int) -> Iterator[DecodeError | None]:
@@ -210,7 +198,7 @@ def _pack_shard(job: Job, shard: int, samples: Iterable[Sample | DecodeError]) -
             raise _NotWholeError
         digest.update(SHARD_END)
         file.write(SHARD_END)
-        with replacing(job.part(shard)) as part:
+        with replacing(job.parts()[shard]) as part:
             np.savez(
                 part,
                 clips=np.array(clips, CLIP_ROW),
@@ -223,7 +211,7 @@ def _pack_shard(job: Job, shard: int, samples: Iterable[Sample | DecodeError]) -
 def _samples(job: Job, clips: Iterable[int], workers: int) -> Generator[Sample | DecodeError, None, None]:
     """Yield each clip's sample in order, or why it has none. Raises UserError where a worker dies."""
     manifest = job.store.manifest
-    runs = (list(run) for _, run in groupby(clips, lambda n: (n // job.clips_per_shard, _source(job, n))))
+    runs = (list(run) for _, run in groupby(clips, lambda n: (n // job.clips_per_shard, job.source(n))))
     asked = (
         (run, job.store.path(run[0]), [facts_of(manifest, n) for n in run], manifest.sha256(run[0]), job.packing)
         for run in runs
@@ -249,42 +237,36 @@ def _samples(job: Job, clips: Iterable[int], workers: int) -> Generator[Sample |
 
 def finish(job: Job) -> Pack:
     """Write the manifest, the index and the record of a set whose shards are complete."""
-    source = job.store.manifest
+    parts = []
+    for path in job.parts():
+        with np.load(path, allow_pickle=False) as arrays:
+            parts.append(dict(arrays))
+    clips, pictures, frame_counts = (
+        np.concatenate([part[name] for part in parts]) for name in ("clips", "pictures", "frame_counts")
+    )
+    # Each shard counts its own pictures from 0.
+    before = np.cumsum([0, *(len(part["pictures"]) for part in parts[:-1])])
+    clips["first"] += np.repeat(before, [len(part["clips"]) for part in parts])
     manifest = replace(
-        source,
-        frame_counts=np.concatenate(list(_parts(job, "frame_counts"))),  # as packing counted them
-        lines=np.zeros(len(source), np.int32),
+        job.store.manifest,
+        frame_counts=frame_counts,  # as packing counted them
+        lines=np.zeros(len(clips), np.int32),
         digests=np.zeros(0, DTYPES["digests"]),
         pixels=job.packing.pixels,
     )
     fingerprint = write_packed_manifest(job.folder, manifest)
-    # The rows of one shard at a time are in memory: a large set has a thousand million pictures.
-    counts = [len(pictures) for pictures in _parts(job, "pictures")]
-    save_column(job.folder / INDEX_FOLDER / CLIPS, CLIP_ROW, len(manifest), _clip_rows(job, counts))
-    save_column(job.folder / INDEX_FOLDER / PICTURES, PICTURE_ROW, sum(counts), _parts(job, "pictures"))
-    about = (part.tolist() for part in _parts(job, "about"))
-    shards = tuple(StoredFile(shard_name(int(shard)), int(size), digest) for shard, size, digest in about)
-    names = (PACKED_MANIFEST, INDEX_FOLDER)
-    paths = sorted(f"{name}/{file.name}" for name in names for file in (job.folder / name).iterdir())
-    files = tuple(stored_file(job.folder, path) for path in paths)
-    pack = Pack(job.packing, len(manifest), job.clips_per_shard, fingerprint, shards, files)
-    pack.write(job.folder)
+    save_column(job.folder / INDEX_FOLDER / CLIPS, clips, CLIP_ROW)
+    save_column(job.folder / INDEX_FOLDER / PICTURES, pictures, PICTURE_ROW)
+    shards = [
+        (shard_name(int(shard)), size, digest) for shard, size, digest in (part["about"].tolist() for part in parts)
+    ]
+    paths = sorted(path for name in (PACKED_MANIFEST, INDEX_FOLDER) for path in (job.folder / name).iterdir())
+    files = [(str(path.relative_to(job.folder)), path.stat().st_size, file_sha256(path)) for path in paths]
+    stored = (tuple(StoredFile(name, int(size), digest) for name, size, digest in some) for some in (shards, files))
+    pack = Pack(job.packing, len(clips), job.clips_per_shard, fingerprint, *stored)
+    write_text(job.folder / PACK_FILE, pack.text())
     shutil.rmtree(job.folder / PACKING_FOLDER)
     return pack
-
-
-def _clip_rows(job: Job, num_pictures: list[int]) -> Iterator[NDArray[Any]]:
-    """Yield each shard's rows of the index. num_pictures: of each shard, whose own rows count them from 0."""
-    for first, rows in zip(accumulate(num_pictures, initial=0), _parts(job, "clips"), strict=False):
-        rows["first"] += first
-        yield rows
-
-
-def _parts(job: Job, name: str) -> Iterator[NDArray[Any]]:
-    """Yield an array of each shard's saved part."""
-    for shard in range(job.num_shards):
-        with np.load(job.part(shard), allow_pickle=False) as arrays:
-            yield arrays[name]
 
 
 def pack_set(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, workers: int = 0) -> None:

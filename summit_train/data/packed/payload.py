@@ -33,7 +33,7 @@ from summit_train.data.video.pictures import PictureReader, probe_picture, resta
 from summit_train.data.video.render import Renderer
 from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, load_video, read_bytes
 
-# From a clip's facts to those that are packed and the bytes of its file or of its pictures. Raises DecodeError.
+# From a clip's facts to those that are packed, and to the bytes of its file or pictures. Raises DecodeError.
 Read = Callable[[Facts], tuple[Facts, list[bytes]]]
 
 
@@ -145,23 +145,24 @@ class _Converter:
 
     Each frame becomes a JPEG picture. Where flow is computed, each frame but the first becomes the flow from the one
     before it: two grey JPEG pictures, x and y. Between spans that are apart this also computes a field that no clip
-    takes. budget: that of one video; computing flow takes as long as it takes.
+    takes. budget: that of one video, without a limit of time for flow.
     """
 
     def __init__(self, path: str, packing: Packing) -> None:
-        has_flow = packing.method is not None
-        self.budget = Budget(path, replace(NO_HURRY, seconds=math.inf) if has_flow else NO_HURRY)
-        self._path, self._packing = path, packing
-        self._compute = flow_method(packing.method, packing.preset or "") if packing.method is not None else None
+        self._path, self._packing, self.budget, self._compute = path, packing, Budget(path, NO_HURRY), None
+        if packing.method is not None:
+            self.budget = Budget(path, replace(NO_HURRY, seconds=math.inf))
+            self._compute = flow_method(packing.method, packing.preset or "")
         self._before: NDArray[np.uint8] | None = None
         self._size: tuple[int, int] | None = None  # of an upright frame
-        self._renderer = Renderer(self._whole_frame)
 
-    def _whole_frame(self, width: int, height: int) -> list[View]:
-        """Return the upright frame scaled down to the short side of the packing; never up, as that adds nothing."""
-        self._size = (width, height)
-        scaled = scaled_size(width, height, min(self._packing.short_side, width, height))
-        return [View(*scaled, 0, 0, *scaled)]
+        def whole_frame(width: int, height: int) -> list[View]:
+            """Scale the upright frame down to the short side of the packing; never up, as that adds nothing."""
+            self._size = (width, height)
+            scaled = scaled_size(width, height, min(packing.short_side, width, height))
+            return [View(*scaled, 0, 0, *scaled)]
+
+        self._renderer = Renderer(whole_frame)
 
     def __call__(self, frame: Any) -> list[NDArray[np.uint8]]:
         (picture,) = self._renderer(frame)
@@ -180,25 +181,27 @@ class _Converter:
 
     def _encoded(self, picture: NDArray[np.uint8]) -> list[bytes]:
         """Return what is packed of the next frame, RGB (height, width, 3)."""
+        pictures, options = [picture], {}
         if self._compute is None:
-            # Restart markers let a reader decode a part.
-            return [self._jpeg(picture, restart_marker_blocks=restart_units(picture.shape[1]))]
-        before, self._before = self._before, grey(picture)
-        if before is None:
-            return []
-        try:
-            code = encode(self._compute(before, self._before), self._packing.bound or 0)
-        except UserError as error:
-            raise DecodeError(self._path, str(error)) from error
-        return [self._jpeg(code[..., component]) for component in range(2)]
-
-    def _jpeg(self, picture: NDArray[np.uint8], **options: Any) -> bytes:
-        stream = io.BytesIO()
-        Image.fromarray(picture).save(stream, "JPEG", quality=self._packing.quality, **options)
-        return stream.getvalue()
+            options = {"restart_marker_blocks": restart_units(picture.shape[1])}  # let a reader decode a part
+        else:
+            before, self._before = self._before, grey(picture)
+            if before is None:
+                return []
+            try:
+                code = encode(self._compute(before, self._before), self._packing.bound or 0)
+            except UserError as error:
+                raise DecodeError(self._path, str(error)) from error
+            pictures = [code[..., 0], code[..., 1]]
+        encoded = []
+        for one in pictures:
+            stream = io.BytesIO()
+            Image.fromarray(one).save(stream, "JPEG", quality=self._packing.quality, **options)
+            encoded.append(stream.getvalue())
+        return encoded
 
     def sized(self, facts: Facts, num_frames: int) -> Facts:
         """Return the facts with the size of the frames, and the number of frames or of fields."""
         assert self._size is not None, "a video without a frame is refused before"
-        count = num_frames if self._compute is None else num_frames - 1
-        return replace(facts, num_frames=count, width=self._size[0], height=self._size[1])
+        width, height = self._size
+        return replace(facts, num_frames=num_frames - (self._compute is not None), width=width, height=height)

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from summit_train.data.manifest import read_manifest
-from summit_train.data.manifest.clip import Clip, clip_of
-from summit_train.data.video.span import Span
+from summit_train.data.manifest.clip import Clip
+from summit_train.data.video.span import WHOLE, Span
 
 
 def test_a_clip_in_words() -> None:
@@ -27,5 +27,5 @@ def test_a_clip_of_class_folders_has_the_path_of_a_list(tmp_path: Path) -> None:
     (tmp_path / "set/hop/x.mp4").touch()
     (tmp_path / "list.csv").write_text("path,label,start_frame,end_frame,reversed\nhop/x.mp4,0,,,0\nhop/x.mp4,0,3,,1\n")
     folders, listed = read_manifest(tmp_path / "set"), read_manifest(tmp_path / "list.csv")
-    assert clip_of(folders, 0) == clip_of(listed, 0) == Clip("hop/x.mp4")
-    assert clip_of(listed, 1) == Clip("hop/x.mp4", Span(3), is_reversed=True)
+    assert folders.stored_path(0) == listed.stored_path(0) == "hop/x.mp4" and folders.span(0) == listed.span(0) == WHOLE
+    assert (listed.span(1), listed.is_reversed(0), listed.is_reversed(1)) == (Span(3), False, True)

@@ -21,6 +21,7 @@ from summit_train.data.manifest.reading import check_beside, write_classes
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec
 
+SPANS = "path,reason,start_frame,end_frame"
 NAMES = ["a.mp4", "b, c.mp4", "ä 視.mp4", os.fsdecode(b"n\xff.mp4"), "e.mp4", "a.mp4"]
 
 
@@ -36,18 +37,19 @@ def _data(**changes: Any) -> DataSpec:
 def test_kept_places_are_the_clips_between_the_excluded_ones() -> None:
     for excluded in ([], [0], [9], [0, 1, 2], [3, 4, 9], [1, 3, 5, 7], list(range(9))):
         kept = Kept(10, np.array(excluded, np.int64))
-        wanted = [clip for clip in range(10) if clip not in excluded]
-        assert len(kept) == len(wanted)
-        assert kept.ids(np.arange(len(kept))).tolist() == wanted
+        between = [clip for clip in range(10) if clip not in excluded]
+        assert len(kept) == len(between)
+        assert kept.ids(np.arange(len(kept))).tolist() == between
 
 
 def test_what_is_written_is_found_in_the_manifest(tmp_path: Path) -> None:
     manifest = _manifest(tmp_path)
+    assert (len(kept_clips(_data(), manifest)), kept_clips(_data(), manifest).fingerprint()) == (6, None)
     bad = [DecodeError(NAMES[n], f"reason, {n}") for n in (0, 1, 3)]
     write_quarantine(tmp_path / "bad.csv", bad)
     assert list(map(str, read_quarantine(tmp_path / "bad.csv"))) == list(map(str, bad))
     kept = kept_clips(_data(quarantine=str(tmp_path / "bad.csv")), manifest)
-    # The clip that stands there in both directions is out in both.
+    # The clip that is listed in both directions is left out in both.
     assert kept.ids(np.arange(len(kept))).tolist() == [2, 4]
     assert kept.fingerprint() != Kept(6, np.array([0, 1, 5])).fingerprint()
 
@@ -61,11 +63,6 @@ def test_class_folders_are_found_too(tmp_path: Path) -> None:
     assert kept_clips(_data(quarantine=str(tmp_path / "bad.csv")), manifest).excluded.tolist() == [1]
 
 
-def test_no_list_keeps_all(tmp_path: Path) -> None:
-    kept = kept_clips(_data(), _manifest(tmp_path))
-    assert (len(kept), kept.fingerprint()) == (6, None)
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -73,6 +70,8 @@ def test_no_list_keeps_all(tmp_path: Path) -> None:
         ("", "bad.csv:1: the header must be path,reason"),
         ("path,label\na,0\n", "bad.csv:1: the header must be"),
         ("path,reason\na,b,c\n", "bad.csv:2: must have a path and a reason, got 3 fields"),
+        (f"{SPANS}\na,b,4,2\n", "bad.csv:2: end_frame must be after start_frame, got 4 to 2"),
+        (f"{SPANS}\na,b\n", "bad.csv:2: must have a path and a reason, and start_frame and end_frame, got 2 fields"),
         ("path,reason\n" + "".join(f'"{name}",x\n' for name in NAMES), "names every clip"),
     ],
 )
@@ -97,14 +96,6 @@ def _of_labels(path: Path, labels: list[int], names: tuple[str, ...] | None = CL
     return read_manifest(path)
 
 
-def _folders(root: Path, **videos: int) -> Manifest:
-    for name, count in videos.items():
-        (root / name).mkdir(parents=True)
-        for number in range(count):
-            (root / name / f"{number}.mp4").touch()
-    return read_manifest(root)
-
-
 def test_clips_are_counted_by_class_without_those_in_quarantine(tmp_path: Path) -> None:
     manifest = _of_labels(tmp_path / "a.csv", [2, 0, 0, 2, 2])
     assert clips_per_class(manifest) == {"bend": 2, "run": 0, "walk": 3}
@@ -118,30 +109,26 @@ def test_classes_of_one_side_alone_are_named_in_a_line_each(tmp_path: Path) -> N
         "1 class (run) in data.val and not in data.train",
         "1 class (walk) in data.train and not in data.val",
     ]
+    # A name of classes.txt without a clip on either side is no mistake.
     assert class_warnings(train, train) == []
-
-
-def test_many_classes_are_counted_and_five_named(tmp_path: Path) -> None:
-    train = _of_labels(tmp_path / "train.csv", list(range(8)), None)
-    val = _of_labels(tmp_path / "val.csv", [0, 9], None)
-    assert class_warnings(train, val) == [
+    many = _of_labels(tmp_path / "many" / "train.csv", list(range(8)), None)
+    assert class_warnings(many, _of_labels(tmp_path / "many" / "val.csv", [0, 9], None)) == [
         "1 class (9) in data.val and not in data.train",
         "7 classes (1, 2, 3, 4, 5 and 2 more) in data.train and not in data.val",
     ]
 
 
 def test_empty_class_folders_are_named(tmp_path: Path) -> None:
-    train = _folders(tmp_path / "train", bend=1, run=0, walk=2)
-    val = _folders(tmp_path / "val", bend=1, run=0, walk=1)
+    for name in ("bend/0.mp4", "run/no_video.txt", "walk/0.mp4"):
+        for side in ("train", "val"):
+            path = tmp_path / side / name
+            path.parent.mkdir(parents=True)
+            path.touch()
+    train, val = read_manifest(tmp_path / "train"), read_manifest(tmp_path / "val")
     assert class_warnings(train, val) == [
         f"1 class (run) without a video in data.train: the class folders in {tmp_path}/train are empty",
         f"1 class (run) without a video in data.val: the class folders in {tmp_path}/val are empty",
     ]
-
-
-def test_names_of_classes_txt_without_a_clip_on_either_side_are_no_mistake(tmp_path: Path) -> None:
-    manifest = _of_labels(tmp_path / "a.csv", [0, 2])
-    assert class_warnings(manifest, manifest) == []
 
 
 def test_a_manifest_is_not_put_beside_the_names_of_other_classes(tmp_path: Path) -> None:

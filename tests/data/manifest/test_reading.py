@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,22 +12,19 @@ from hypothesis import strategies as st
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
-
-
-def _written(folder: Path, text: str, classes: str | None = None) -> Path:
-    path = folder / "list.csv"
-    path.write_text(text)
-    if classes is not None:
-        (folder / "classes.txt").write_text(classes)
-    return path
+from summit_train.data.manifest.reading import read_rows
+from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 
 
 def _read(folder: Path, text: str, classes: str | None = None) -> Manifest:
-    return read_manifest(_written(folder, text, classes))
+    (folder / "list.csv").write_text(text)
+    if classes is not None:
+        (folder / "classes.txt").write_text(classes)
+    return read_manifest(folder / "list.csv")
 
 
 def _clips(manifest: Manifest) -> list[tuple[str, int]]:
-    return [(manifest.path(index), manifest.label(index)) for index in range(len(manifest))]
+    return [(manifest.path(index), manifest.labels[index]) for index in range(len(manifest))]
 
 
 # The three forms.
@@ -42,7 +41,7 @@ def test_a_csv_with_all_columns(tmp_path: Path) -> None:
     assert _clips(manifest) == [("a/1.mp4", 2), ("a/2, b.mp4", 0), ("/abs/3.mp4", 1)]
     assert [manifest.num_frames(index) for index in range(3)] == [84, None, None]
     assert [manifest.is_reversed(index) for index in range(3)] == [False, True, False]
-    assert (len(manifest), manifest.classes, manifest.num_classes) == (3, None, 3)
+    assert (len(manifest), manifest.classes, manifest.class_names) == (3, None, ("0", "1", "2"))
     assert manifest.labels.dtype == np.int32
 
 
@@ -52,14 +51,8 @@ def test_a_csv_with_all_columns(tmp_path: Path) -> None:
         ("person, label ,path\ndaria,1,x.avi\n\nido,0,y z.avi\n", [("x.avi", 1, None), ("y z.avi", 0, None)]),
         ("\ufeffpath,label,num_frames\r\nx.avi,1,7\r\ny.avi,0,\r\n", [("x.avi", 1, 7), ("y.avi", 0, None)]),
         ('"path","label","num_frames"\n"a ""b"".mp4","1","7"\n', [('a "b".mp4', 1, 7)]),
-        (
-            "a b c.mp4 3\n\nfile\t0\nx, y  12\n",
-            [("a b c.mp4", 3, None), ("file", 0, None), ("x, y", 12, None)],
-        ),
-        (
-            "a b.mp4 300 5\nc 7.mp4 1\nd/e 48 2\n",
-            [("a b.mp4", 5, 300), ("c 7.mp4", 1, None), ("d/e", 2, 48)],
-        ),
+        ("a b c.mp4 3\n\nfile\t0\nx, y  12\n", [("a b c.mp4", 3, None), ("file", 0, None), ("x, y", 12, None)]),
+        ("a b.mp4 300 5\nc 7.mp4 1\nd/e 48 2\n", [("a b.mp4", 5, 300), ("c 7.mp4", 1, None), ("d/e", 2, 48)]),
     ],
 )
 def test_other_forms_of_lists(tmp_path: Path, text: str, clips: list[tuple[str, int, int | None]]) -> None:
@@ -71,36 +64,29 @@ def test_other_forms_of_lists(tmp_path: Path, text: str, clips: list[tuple[str, 
 def test_names_are_labels_by_their_place_in_classes_txt(tmp_path: Path) -> None:
     manifest = _read(tmp_path, "path,label\na,jump high\nb,run\nc,2\n", "run\njump high\nwalk\n")
     assert manifest.labels.tolist() == [1, 0, 2]
-    assert manifest.classes == ("run", "jump high", "walk")
-    assert manifest.num_classes == 3
+    assert manifest.classes == manifest.class_names == ("run", "jump high", "walk")
 
 
 def test_class_folders(tmp_path: Path) -> None:
-    for name in (
-        "walk/b.mp4",
-        "walk/a.AVI",
-        "run/deep/c.webm",
-        "run/notes.txt",
-        "jump/.hidden.mp4",
-        ".git/x.mp4",
-    ):
+    for name in ("walk/b.mp4", "walk/a.AVI", "run/deep/c.webm", "run/notes.txt", "jump/.hidden.mp4", ".git/x.mp4"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     manifest = read_manifest(tmp_path)
     assert manifest.classes == ("jump", "run", "walk")
-    root = str(tmp_path)
-    assert _clips(manifest) == [
-        (os.path.join(root, "run/deep/c.webm"), 1),
-        (os.path.join(root, "walk/a.AVI"), 2),
-        (os.path.join(root, "walk/b.mp4"), 2),
-    ]
-    assert len(manifest) == 3
+    listed = [("run/deep/c.webm", 1), ("walk/a.AVI", 2), ("walk/b.mp4", 2)]
+    assert _clips(manifest) == [(str(tmp_path / path), label) for path, label in listed]
 
 
 # Writing.
 
 _TEXT = st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"]), min_size=1, max_size=12)
-_ROWS = st.lists(
+_SPANS = st.just(WHOLE) | st.builds(
+    lambda start, length: Span(start, TO_THE_END if length is None else start + length),
+    st.integers(0, 10**6),
+    st.none() | st.integers(1, 10**6),
+)
+_ROWS = st.builds(
+    lambda row, span: replace(row.with_span(span), num_frames=row.num_frames if span == WHOLE else None),
     st.builds(
         ManifestRow,
         path=_TEXT,
@@ -109,21 +95,20 @@ _ROWS = st.lists(
         group=st.none() | _TEXT,
         reversed=st.booleans(),
     ),
-    min_size=1,
-    max_size=6,
+    _SPANS,
 )
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows=_ROWS)
+@given(rows=st.lists(_ROWS, min_size=1, max_size=6))
 def test_what_is_written_is_read(tmp_path: Path, rows: list[ManifestRow]) -> None:
     path = tmp_path / "m.csv"
     write_manifest(path, iter(rows))
-    manifest = read_manifest(path)
-    assert _clips(manifest) == [(row.path, row.label) for row in rows]
-    assert [manifest.num_frames(index) for index in range(len(rows))] == [row.num_frames for row in rows]
-    assert manifest.reversed_flags.tolist() == [row.reversed for row in rows]
-    assert len(manifest) == len(rows)
+    manifest, text = read_manifest(path), path.read_text()
+    assert list(read_rows(manifest)) == list(read_rows(pickle.loads(pickle.dumps(manifest)))) == rows
+    assert [manifest.span(clip) for clip in range(len(rows))] == [row.span for row in rows]
+    write_manifest(path, list(read_rows(manifest)))
+    assert path.read_text() == text
 
 
 def test_columns_that_no_row_fills_are_not_written(tmp_path: Path) -> None:
@@ -144,42 +129,31 @@ def test_a_path_of_any_bytes_survives(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "list.csv: there is not one clip in it"),
-        ("\n \n", "list.csv: there is not one clip in it"),
-        ("path,label\n", "list.csv: there is not one clip in it"),
-        ("path,label\n\n\n", "list.csv: there is not one clip in it"),
+        *((text, "list.csv: no clip found in it") for text in ("", "\n \n", "path,label\n", "path,label\n\n\n")),
         ("path,class\na,1\n", "list.csv:1: the header must have one column 'label', got path, class"),
         ("\nlabel,youtube_id\n", "list.csv:2: the header must have one column 'path'"),
         ("path,label,path\n", "list.csv:1: the header must have one column 'path'"),
-        (
-            "path,label,num_frame\na,0,1\n",
-            "list.csv:1: unknown column 'num_frame': did you mean 'num_frames'",
-        ),
-        ("path,label,reverse\na,0,1\n", "list.csv:1: unknown column 'reverse': did you mean 'reversed'"),
+        ("path,label,num_frame\na,0,1\n", "list.csv:1: unknown column 'num_frame': did you mean 'num_frames'"),
         ("path,label\na,0\n\nb,1,2\n", "list.csv:4: 3 fields where the header has 2"),
         ('path,label\na,0\n"b,1\nc,2\n', "list.csv:3: a double quote is not closed"),
         ("path,label\na,0\n,1\n", "list.csv:3: the path is empty"),
         ("path,label\na,0\nb,-1\n", "list.csv:3: label -1 is out of range: labels start from 0"),
-        ("path,label\na,99999999999999999999\n", "list.csv:2: label 99999999999999999999 is out of range"),
+        (f"path,label\na,{10**20}\n", f"list.csv:2: label {10**20} is out of range"),
         ("path,label\na,0\nb,\n", "list.csv:3: the label is empty"),
-        ("path,label\na,1.0\n", "list.csv:2: label '1.0' is a name, but there is no classes.txt"),
-        (
-            "path,label,num_frames\na,0,12\nb,0,12.5\n",
-            "list.csv:3: num_frames must be a positive integer, or empty, got '12.5'",
-        ),
-        ("path,label,num_frames\na,0,0\n", "list.csv:2: num_frames must be a positive integer, or empty, got '0'"),
-        (
-            "path,label,num_frames\na,0,many\n",
-            "list.csv:2: num_frames must be a positive integer, or empty, got 'many'",
-        ),
-        (
-            "path,label,num_frames\na,0,99999999999999999999\n",
-            "list.csv:2: num_frames must be a positive integer, or empty, got '9999999",
+        ("path,label\na,1.0\n", "list.csv:2: label '1.0' is a name, but classes.txt is missing next to the manifest"),
+        *(
+            (f"path,label,num_frames\na,0,12\nb,0,{count}\n", f"list.csv:3: num_frames {must}, got '{count}'")
+            for must in ("must be a positive integer, or empty",)
+            for count in ("12.5", "0", "many", "9" * 20)
         ),
         ("path,label,reversed\na,0,1\nb,0,maybe\n", "list.csv:3: reversed must be 0 or 1, got 'maybe'"),
         ("a.mp4,3\n", "list.csv:1: 'a.mp4,3' is neither `path label` nor below a header"),
         ("a.mp4 1\nb.mp4\n", "list.csv:2: 'b.mp4' is neither"),
-        ("a.mp4 jump\n", "list.csv:1: label 'jump' is a name, but there is no classes.txt"),
+        ("a.mp4 jump\n", "list.csv:1: label 'jump' is a name, but classes.txt is missing"),
+        *(
+            (f"path,label,sha256\na.mp4,0,\nb.mp4,0,{text}\n", "list.csv:3: sha256 must be 64 hexadecimal digits")
+            for text in ("ab", "z" * 64, "ab" * 31 + " a", "ab" * 31 + "  ")
+        ),
     ],
 )
 def test_mistakes_are_named_with_their_place(tmp_path: Path, text: str, message: str) -> None:
@@ -187,13 +161,6 @@ def test_mistakes_are_named_with_their_place(tmp_path: Path, text: str, message:
         _read(tmp_path, text)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_mistake_far_down_is_named_by_its_line(tmp_path: Path) -> None:
-    rows = [f"{index}.mp4,{index % 7}\n" for index in range(70_000)]
-    rows[68_000] = "68000.mp4,seven\n"
-    with pytest.raises(UserError, match=r"list.csv:68002: label 'seven'"):
-        _read(tmp_path, "path,label\n" + "".join(rows))
 
 
 @pytest.mark.parametrize(
@@ -204,22 +171,19 @@ def test_a_mistake_far_down_is_named_by_its_line(tmp_path: Path) -> None:
         ("2", "list.csv:3: label 2 is out of range: classes.txt has 2 classes"),
     ],
 )
-def test_labels_that_classes_txt_does_not_have(tmp_path: Path, label: str, message: str) -> None:
+def test_labels_that_classes_txt_lacks(tmp_path: Path, label: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         _read(tmp_path, f"path,label\na,run\nb,{label}\n", "jump\nrun\n")
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("classes", "message"),
-    [
+def test_bad_classes(tmp_path: Path) -> None:
+    for classes, message in (
         ("run\njump\nrun\n", "classes.txt:3: the class 'run' is listed twice"),
         ("run\n\njump\n", "classes.txt:2: an empty line among the classes"),
-    ],
-)
-def test_bad_classes(tmp_path: Path, classes: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        _read(tmp_path, "path,label\na,run\n", classes)
+    ):
+        with pytest.raises(UserError, match=message):
+            _read(tmp_path, "path,label\na,run\n", classes)
 
 
 def test_manifests_that_are_not_there(tmp_path: Path) -> None:
@@ -228,23 +192,19 @@ def test_manifests_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="must be a manifest, or have a sub-folder"):
         read_manifest(tmp_path)
     (tmp_path / "run").mkdir()
-    with pytest.raises(UserError, match="there is not one clip in it"):
+    with pytest.raises(UserError, match="no clip found in it"):
         read_manifest(tmp_path)
 
 
 # What a manifest can say of itself.
 
 
-def test_check_labels_names_the_first_that_is_too_large(tmp_path: Path) -> None:
+def test_check_labels(tmp_path: Path) -> None:
     manifest = _read(tmp_path, "path,label\na,0\n\nb,4\nc,7\n")
     manifest.check_labels(8)
-    with pytest.raises(UserError) as caught:
+    message = r"list\.csv:4: label 4 is out of range: model.num_classes is 4, .*this manifest needs 8"
+    with pytest.raises(UserError, match=message):
         manifest.check_labels(4)
-    assert "list.csv:4: label 4 is out of range: model.num_classes is 4" in str(caught.value)
-    assert "this manifest needs 8" in str(caught.value)
-
-
-def test_check_labels_refuses_another_number_of_classes_than_are_named(tmp_path: Path) -> None:
     manifest = _read(tmp_path, "path,label\na,run\nb,walk\n", "run\nwalk\nsit\nbend\n")
     manifest.check_labels(4)
     for number in (3, 10):
@@ -254,13 +214,7 @@ def test_check_labels_refuses_another_number_of_classes_than_are_named(tmp_path:
 
 def test_check_classes(tmp_path: Path) -> None:
     manifests = []
-    for name, classes in (
-        ("a", "run\nwalk\n"),
-        ("b", "run\nwalk\n"),
-        ("c", "walk\nrun\n"),
-        ("d", "run\n"),
-        ("e", None),
-    ):
+    for name, classes in zip("abcde", ("run\nwalk\n", "run\nwalk\n", "walk\nrun\n", "run\n", None), strict=True):
         (tmp_path / name).mkdir()
         manifests.append(_read(tmp_path / name, "path,label\nx,0\n", classes))
     first, same, swapped, fewer, nameless = manifests
@@ -276,15 +230,8 @@ def test_check_classes(tmp_path: Path) -> None:
 def test_the_fingerprint_is_of_paths_labels_and_directions(tmp_path: Path) -> None:
     header = "path,label,reversed,num_frames\n"
     same = [_read(tmp_path, header + "ab,0,0,5\nc,1,0,6\n"), _read(tmp_path, header + "ab,0,,\n\nc,1,0,9\n")]
-    others = [
-        _read(tmp_path, header + rows)
-        for rows in (
-            "a,0,0,5\nbc,1,0,6\n",
-            "ab,1,0,5\nc,1,0,6\n",
-            "ab,0,1,5\nc,1,0,6\n",
-            "c,1,0,6\nab,0,0,5\n",
-        )
-    ]
+    texts = ("a,0,0,5\nbc,1,0,6\n", "ab,1,0,5\nc,1,0,6\n", "ab,0,1,5\nc,1,0,6\n", "c,1,0,6\nab,0,0,5\n")
+    others = [_read(tmp_path, header + rows) for rows in texts]
     fingerprints = [manifest.fingerprint() for manifest in [*same, *others]]
     assert fingerprints[0] == fingerprints[1]
     assert len(set(fingerprints)) == 5
@@ -307,9 +254,3 @@ def test_a_clips_sha256_is_kept(tmp_path: Path) -> None:
     assert [manifest.sha256(clip) for clip in range(2)] == [bytes.fromhex("ab" * 31 + "00"), None]
     write_manifest(tmp_path / "list.csv", [ManifestRow("a.mp4", 0)])
     assert read_manifest(tmp_path / "list.csv").sha256(0) is None
-
-
-@pytest.mark.parametrize("text", ["ab", "z" * 64, "ab" * 31 + " a", "ab" * 31 + "  "])
-def test_a_malformed_sha256_is_named(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UserError, match=r"list\.csv:3: sha256 must be 64 hexadecimal digits"):
-        _read(tmp_path, f"path,label,sha256\na.mp4,0,\nb.mp4,0,{text}\n")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +15,12 @@ from summit_train.data.manifest import ManifestRow, read_manifest, write_manifes
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as packing_module
 from summit_train.data.packed.format import Packing, read_pack
+from summit_train.data.packed.read import ShardStore, stray_files, verify_files
+from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
+from summit_train.data.video.render import Frames
 
-NUM_VIDEOS, NUM_FRAMES = 11, 12
+NUM_VIDEOS, NUM_FRAMES, SHARD_BYTES = 7, 12, 16_000
 PackSet = Callable[..., Path]
 
 
@@ -39,22 +45,62 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def raw(videos: Path) -> FileStore:
-    return FileStore(read_manifest(videos / "list.csv"), str(videos))
+    return stored(videos)
 
 
-@pytest.fixture
-def pack_set(raw: FileStore, tmp_path: Path) -> PackSet:
-    """Packs the set in this process: pack_set(kind="jpeg", every=2)."""
-
-    def pack(name: str = "packed", kind: str = "bytes", shard_bytes: int = 16_000, **options: int) -> Path:
-        out = tmp_path / name
-        packing_module.pack_set(raw, out, Packing(kind, **options), shard_bytes)
+@pytest.fixture(scope="session")
+def _packed_once(raw: FileStore, tmp_path_factory: pytest.TempPathFactory) -> PackSet:
+    @cache
+    def pack(kind: str, **options: int) -> Path:
+        out = tmp_path_factory.mktemp("packed")
+        packing_module.pack_set(raw, out, Packing(kind, **options), SHARD_BYTES)
         assert len(read_pack(out).shards) >= 3
         return out
 
     return pack
+
+
+@pytest.fixture
+def pack_set(_packed_once: PackSet, tmp_path: Path) -> PackSet:
+    """Copies the packed set for the test: pack_set(kind="jpeg", every=2)."""
+    return lambda name="packed", kind="bytes", **options: Path(
+        shutil.copytree(_packed_once(kind, **options), tmp_path / name)
+    )
+
+
+def stored(folder: Path, rows: list[ManifestRow] | None = None, name: str = "list.csv") -> FileStore:
+    """The clips of a manifest in a folder, which is written if its rows are given."""
+    if rows is not None:
+        write_manifest(folder / name, rows)
+    return FileStore(read_manifest(folder / name), str(folder))
+
+
+def packed_store(store: FileStore, out: Path, packing: Packing, shard_bytes: int = 1 << 20) -> ShardStore:
+    packing_module.pack_set(store, out, packing, shard_bytes)
+    return ShardStore(read_manifest(out))
+
+
+def bad_clips(store: FileStore, out: Path, packing: Packing) -> list[str]:
+    """Messages for the clips that cannot be packed, each clip being a shard."""
+    job = packing_module.begin(store, out, packing, 1, workers=0)
+    assert job is not None
+    shards = packing_module.missing_shards(job)
+    return [str(bad) for bad in packing_module.pack_shards(job, shards, workers=0) if bad is not None]
+
+
+def all_frames(store: Any, clip: int) -> Frames:
+    """All frames of a clip in their own size: (T, H, W, 3)."""
+    frames: Frames = store.read_views(clip, lambda n: np.arange(n)[None], lambda w, h: [View(w, h, 0, 0, w, h)])[0]
+    return frames
+
+
+def complaints(folder: Path) -> list[str]:
+    """What `data verify` finds in a set."""
+    pack = read_pack(folder)
+    found = verify_files(folder, pack.every_file, 2)
+    return [line for line in found if line is not None] + stray_files(folder, pack)
 
 
 def content_of(folder: Path) -> dict[str, bytes]:

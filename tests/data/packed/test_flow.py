@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +15,16 @@ from PIL import Image
 
 from summit_train.__main__ import main
 from summit_train.core.errors import UserError
-from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed.format import Packing, read_pack
-from summit_train.data.packed.pack import begin, missing_shards, pack_set, pack_shards
-from summit_train.data.packed.read import ShardStore, stray_files, verify_files
+from summit_train.data.packed.pack import begin
+from summit_train.data.packed.read import ShardStore
 from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.flow import decode
-from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import WHOLE, Span
-from tests.data.packed.conftest import content_of
+from tests.data.packed.conftest import bad_clips, complaints, content_of, packed_store, stored
 from tests.data.video.test_flow import textured
 from tests.worlds import succeed
 
@@ -53,28 +54,10 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _store(folder: Path, rows: list[ManifestRow] | None = None, name: str = "list.csv") -> FileStore:
-    if rows is not None:
-        write_manifest(folder / name, rows)
-    return FileStore(read_manifest(folder / name), str(folder))
-
-
-def _packed(store: FileStore, out: Path, packing: Packing = DIS, shard_bytes: int = 1 << 20) -> ShardStore:
-    pack_set(store, out, packing, shard_bytes)
-    return ShardStore(read_manifest(out))
-
-
 def _pictures(store: ShardStore, clip: int) -> NDArray[np.uint8]:
     """All pictures of a clip, (F, H, W, 2)."""
     views = store.read_views(clip, lambda fields: np.arange(2 * fields)[None], lambda w, h: [View(w, h, 0, 0, w, h)])
     return views[0, ..., 0].reshape(-1, 2, *views.shape[2:4]).transpose(0, 2, 3, 1)
-
-
-def _bad(store: FileStore, out: Path, packing: Packing = DIS) -> list[str]:
-    """What cannot be packed."""
-    job = begin(store, out, packing, 1, workers=0)
-    assert job is not None
-    return [str(bad) for bad in pack_shards(job, missing_shards(job), workers=0) if isinstance(bad, DecodeError)]
 
 
 # What is packed.
@@ -83,7 +66,7 @@ def _bad(store: FileStore, out: Path, packing: Packing = DIS) -> list[str]:
 @pytest.mark.parametrize("method", ["tvl1", "dis"])
 def test_the_flow_is_the_motion(videos: Path, tmp_path: Path, method: str) -> None:
     packing = Packing("jpeg", quality=95, modality="flow", bound=20.0, method=method, preset=DIS.preset)
-    packed = _packed(_store(videos), tmp_path / "out", packing)
+    packed = packed_store(stored(videos), tmp_path / "out", packing)
     for clip, step in enumerate([*STEPS, STEPS[0]]):
         flow = decode(_pictures(packed, clip))
         assert flow.shape == (NUM_FRAMES - 1, HEIGHT, WIDTH, 2)
@@ -94,26 +77,21 @@ def test_the_flow_is_the_motion(videos: Path, tmp_path: Path, method: str) -> No
 
 def test_the_record_says_how(videos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    packed = _packed(_store(videos), out)
+    packed = packed_store(stored(videos), out, DIS)
     assert packed.manifest.frame_counts.tolist() == [NUM_FRAMES - 1] * 5
     assert packed.pack.packing.modality == "flow" and packed.pack.packing == DIS
     said = json.loads((out / "pack.json").read_text())["packing"]
-    assert {name: said[name] for name in ("modality", "bound", "method")} == {
-        "modality": "flow",
-        "bound": 20.0,
-        "method": "dis",
-    }
-    wanted = "jpeg short side 256, every 1, quality 95, full colour, flow dis medium, bound 20"
-    assert packed.manifest.pixels == wanted
+    assert [said[name] for name in ("modality", "bound", "method")] == ["flow", 20.0, "dis"]
+    pixels = "jpeg short side 256, every 1, quality 95, full colour, flow dis medium, bound 20"
+    assert packed.manifest.pixels == pixels
     assert np.load(out / "index" / "clips.npy")["width"].tolist() == [WIDTH] * 5
     assert len(np.load(out / "index" / "pictures.npy")) == 5 * 2 * (NUM_FRAMES - 1)
-    assert not any(verify_files(out, read_pack(out), read_pack(out).every_file, 1))
-    assert stray_files(out, read_pack(out)) == []
+    assert complaints(out) == []
 
 
 def test_frames_are_scaled_before_their_flow(videos: Path, tmp_path: Path) -> None:
     half = Packing(**{**DIS.entries(), "short_side": HEIGHT // 2})
-    packed = _packed(_store(videos), tmp_path / "out", half)
+    packed = packed_store(stored(videos), tmp_path / "out", half)
     views = packed.read_views(0, lambda fields: np.array([[0, 1]]), lambda w, h: [View(w, h, 0, 0, w, h)])
     assert views.shape[2:4] == (HEIGHT, WIDTH)  # views are chosen for the video's own size
     assert np.median(decode(views[0, ..., 0]), (1, 2)) == pytest.approx([1.5, -1], abs=0.2)
@@ -122,7 +100,7 @@ def test_frames_are_scaled_before_their_flow(videos: Path, tmp_path: Path) -> No
 def test_spans_have_the_flow_between_their_own_frames(videos: Path, tmp_path: Path) -> None:
     spans = [Span(0, 3), Span(1, 4), WHOLE, Span(4)]
     rows = [ManifestRow(name, 0).with_span(span) for name in ("0.mkv", "frames") for span in spans]
-    packed = _packed(_store(videos, rows, "spans.csv"), tmp_path / "out")
+    packed = packed_store(stored(videos, rows, "spans.csv"), tmp_path / "out", DIS)
     for first in (0, 4):
         whole = _pictures(packed, first + 2)
         assert [len(_pictures(packed, first + n)) for n in range(4)] == [2, 2, 5, 1]
@@ -131,22 +109,12 @@ def test_spans_have_the_flow_between_their_own_frames(videos: Path, tmp_path: Pa
     assert packed.manifest.span(1) == Span(1, 4)  # in frames of the video, as in the set of its frames
 
 
-# However it is made, the bytes are the same.
-
-
-@pytest.fixture(scope="module")
-def undisturbed(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The set in several shards, made at once by one process."""
-    out = tmp_path_factory.mktemp("flow") / "out"
-    assert len(_packed(_store(videos), out, shard_bytes=20_000).pack.shards) >= 2
-    return content_of(out)
-
-
-def test_ranks_change_nothing(videos: Path, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
+def test_ranks_change_nothing(videos: Path, tmp_path: Path) -> None:
+    assert len(packed_store(stored(videos), tmp_path / "alone", DIS, 20_000).pack.shards) >= 2
     words = [str(videos / "list.csv"), str(tmp_path / "out"), "--method", "dis", "--shard-size", "20000"]
     printed = succeed(2, "data", "flow", *words, "--workers", "0")
     assert "5 clips in" in printed and "data.modality=flow" in printed
-    assert content_of(tmp_path / "out") == undisturbed
+    assert content_of(tmp_path / "out") == content_of(tmp_path / "alone")
 
 
 # What cannot be packed.
@@ -160,19 +128,16 @@ def test_bad_clips_are_named(videos: Path, tmp_path: Path) -> None:
     shutil.copy(videos / "frames" / "00000.png", tmp_path / "frames")
     rows = [ManifestRow(name, 0) for name in ("one.mp4", "small.mp4", "good.mkv", "frames")]
     rows.append(ManifestRow("good.mkv", 0, start_frame=2, end_frame=3))
+    store = stored(videos, [ManifestRow("0.mkv", 0), ManifestRow("1.mkv", 0, reversed=True)], "backwards.csv")
+    with pytest.raises(UserError, match=r"backwards\.csv:3: this clip is played backwards"):
+        begin(store, tmp_path / "out", DIS, 1, workers=0)
     one = "has one frame: flow is the motion from a frame to the next"
-    assert _bad(_store(tmp_path, rows), tmp_path / "out") == [
+    assert bad_clips(stored(tmp_path, rows), tmp_path / "out", DIS) == [
         f"one.mp4: {one}",
         "small.mp4: a picture of 40 x 24 pixels is too small for flow: 32 are wanted",
         f"frames: {one}",
         f"good.mkv: {one}",
     ]
-
-
-def test_clips_that_are_played_backwards_are_refused(videos: Path, tmp_path: Path) -> None:
-    store = _store(videos, [ManifestRow("0.mkv", 0), ManifestRow("1.mkv", 0, reversed=True)], "backwards.csv")
-    with pytest.raises(UserError, match=r"backwards\.csv:3: this clip is played backwards"):
-        begin(store, tmp_path / "out", DIS, 1, workers=0)
 
 
 @pytest.mark.parametrize(
@@ -181,23 +146,22 @@ def test_clips_that_are_played_backwards_are_refused(videos: Path, tmp_path: Pat
         (["--method", "tvl1", "--preset", "fast"], "--preset: is for --method dis"),
         (["--bound", "0"], "bound must be more than 0 and at most 1024 pixels, got 0.0"),
         (["--quality", "100"], "quality must be 1 to 95, got 100"),
+        ([], "pip install 'summit_train[flow]'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+def test_what_cannot_be_computed_is_refused_before_the_work(
+    videos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
 ) -> None:
+    if not words:
+        monkeypatch.setitem(sys.modules, "cv2", None)
     assert main(["data", "flow", str(videos / "list.csv"), str(tmp_path / "out"), "--method", "dis", *words]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_without_opencv_nothing_is_begun(
-    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "cv2", None)
-    assert main(["data", "flow", str(videos / "list.csv"), str(tmp_path / "out"), "--method", "dis"]) == 2
-    assert "pip install 'summit_train[flow]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -208,38 +172,34 @@ def test_without_opencv_nothing_is_begun(
 def given(tmp_path: Path) -> FileStore:
     """Two folders of flow: five fields as JPEG beside the frames, and four as PNG, with other names."""
     generator = np.random.default_rng(0)
-    for name, x, y, kind, fields in (("a", "flow_x_", "flow_y_", "jpg", 5), ("b", "x_", "y_", "png", 4)):
+    for name, prefix, kind, fields in (("a", "flow_", "jpg", 5), ("b", "", "png", 4)):
         (tmp_path / name).mkdir()
-        for number in range(1, fields + 1):
-            for prefix in (x, y):
-                picture = generator.integers(0, 256, (20, 30), np.uint8)
-                Image.fromarray(picture).save(tmp_path / name / f"{prefix}{number:05}.{kind}")
+        for number, axis in product(range(1, fields + 1), "xy"):
+            picture = generator.integers(0, 256, (20, 30), np.uint8)
+            Image.fromarray(picture).save(tmp_path / name / f"{prefix}{axis}_{number:05}.{kind}")
     for number in range(1, 7):
         Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(tmp_path / "a" / f"img_{number:05}.jpg")
     rows = [ManifestRow("a", 0), ManifestRow("b", 1), ManifestRow("a", 0, start_frame=2, end_frame=4)]
-    return _store(tmp_path, rows)
+    return stored(tmp_path, rows)
 
 
 GIVEN = Packing("bytes", modality="flow", bound=32.0)
 
 
-def test_flow_folders_are_packed_as_they_are(given: FileStore, tmp_path: Path) -> None:
-    packed = _packed(given, tmp_path / "out", GIVEN)
+def test_flow_folders_are_packed_as_they_are(videos: Path, given: FileStore, tmp_path: Path) -> None:
+    shutil.copy(videos / "0.mkv", tmp_path / "v.mkv")
+    store = stored(tmp_path, [ManifestRow("a", 0), ManifestRow("v.mkv", 0)], "bad.csv")
+    (bad,) = bad_clips(store, tmp_path / "bad", GIVEN)
+    assert bad == "v.mkv: is a video: `data flow` computes its flow; --bound is for folders that hold flow"
+    packed = packed_store(given, tmp_path / "out", GIVEN)
     assert packed.pack.packing.bound == 32.0 and packed.pack.packing.method is None
     assert packed.manifest.frame_counts.tolist() == [5, 4, 5]
-    for clip, (name, kind, fields) in enumerate([("b", "png", range(1, 5)), ("a", "jpg", range(3, 4))], 1):
-        prefix = "flow_" if name == "a" else ""
+    for clip, (prefix, kind, fields) in enumerate([("b/", "png", range(1, 5)), ("a/flow_", "jpg", range(3, 4))], 1):
+        pictures = _pictures(packed, clip)
         for row, field in enumerate(fields):
             for component, axis in enumerate("xy"):
-                path = tmp_path / name / f"{prefix}{axis}_{field:05}.{kind}"
-                picture = np.asarray(Image.open(path)).astype(int)
-                assert np.abs(_pictures(packed, clip)[row, ..., component] - picture).max() <= (kind == "jpg") * 2
-
-
-def test_a_video_has_no_flow_to_be_packed(videos: Path, given: FileStore, tmp_path: Path) -> None:
-    shutil.copy(videos / "0.mkv", tmp_path / "v.mkv")
-    (bad,) = _bad(_store(tmp_path, [ManifestRow("a", 0), ManifestRow("v.mkv", 0)]), tmp_path / "out", GIVEN)
-    assert bad == "v.mkv: is a video: `data flow` computes its flow; --bound is for folders that hold flow"
+                own = np.asarray(Image.open(tmp_path / f"{prefix}{axis}_{field:05}.{kind}")).astype(int)
+                assert np.abs(pictures[row, ..., component] - own).max() <= (kind == "jpg") * 2
 
 
 def test_the_command_wants_the_bound(given: FileStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
