@@ -6,6 +6,7 @@ import math
 from typing import get_args
 
 import torch
+from torch import nn
 
 from summit_train.models.csn import IrCSN
 from summit_train.models.eco import ECOLite
@@ -80,7 +81,7 @@ def build_model(
     if zero_init_residual:
         for module in model.modules():
             if isinstance(module, ResidualBlock | InvertedResidual | X3DBlock):
-                module.zero_init_last()
+                nn.init.zeros_(module.get_parameter(f"{module.last_norm}.weight"))
     return model
 
 

@@ -57,12 +57,6 @@ class ECOLite(VideoNetwork):
         volume_NCTHW = frames.unflatten(0, (-1, self.num_frames)).transpose(1, 2)
         return self.resnet(volume_NCTHW)
 
-    def extract(self, x: torch.Tensor) -> torch.Tensor:
-        return self.avgpool(self.feature_maps(x)).flatten(1)
-
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        return self.fc(self.dropout(features))
-
 
 class Inception(nn.Module):
     """Four branches side by side: 1x1, 3x3, two 3x3, and a 1x1 after an average pool.

@@ -40,10 +40,7 @@ class InvertedResidual(nn.Module):
             nn.Conv2d(inner, channels, 1, bias=False),
             nn.BatchNorm2d(channels),
         )
-
-    def zero_init_last(self) -> None:
-        """Let the branch begin at 0."""
-        nn.init.zeros_(self.conv[-1].get_parameter("weight"))
+        self.last_norm = f"conv.{len(self.conv) - 1}"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.in_place_shift(x)

@@ -20,6 +20,7 @@ class ResidualBlock(nn.Module):
     """
 
     expansion: int  # output channels for each of `channels`
+    last_norm: str  # of the branch; zero_init_residual starts its weight at 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,15 +29,11 @@ class ResidualBlock(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.nl: nn.Module = nn.Identity()
 
-    def zero_init_last(self) -> None:
-        """Let the branch begin at 0."""
-        raise NotImplementedError
-
 
 class BasicBlock(ResidualBlock):
     """Two 3x3 convolutions."""
 
-    expansion = 1
+    expansion, last_norm = 1, "bn2"
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -45,9 +42,6 @@ class BasicBlock(ResidualBlock):
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
         self.downsample = projection(in_channels, channels, stride)
-
-    def zero_init_last(self) -> None:
-        nn.init.zeros_(self.bn2.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.in_place_shift(x)
@@ -64,7 +58,7 @@ class Bottleneck(ResidualBlock):
     ResNeXt: the 3x3 has `groups` groups of group_width / 64 * `channels` channels.
     """
 
-    expansion = 4
+    expansion, last_norm = 4, "bn3"
 
     def __init__(self, in_channels: int, channels: int, stride: int, groups: int = 1, group_width: int = 64) -> None:
         super().__init__()
@@ -77,9 +71,6 @@ class Bottleneck(ResidualBlock):
         self.bn3 = nn.BatchNorm2d(out_channels)
         self.downsample = projection(in_channels, out_channels, stride)
 
-    def zero_init_last(self) -> None:
-        nn.init.zeros_(self.bn3.weight)
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.in_place_shift(x)
         shortcut = self.downsample(x)
@@ -90,10 +81,13 @@ class Bottleneck(ResidualBlock):
         return self.nl(self.relu(x + shortcut))
 
 
-def projection(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    """Return the 1x1 convolution of a shortcut that changes shape, the identity where it does not."""
+def projection(in_channels: int, out_channels: int, stride: int, *, is_3d: bool = False) -> nn.Module:
+    """Return the 1x1 convolution of a shortcut that changes shape, the identity where it does not; T stays."""
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()
+    if is_3d:
+        conv = nn.Conv3d(in_channels, out_channels, 1, (1, stride, stride), bias=False)
+        return nn.Sequential(conv, nn.BatchNorm3d(out_channels))
     return nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels))
 
 
@@ -148,9 +142,3 @@ class ResNet(VideoNetwork):
         """Return the last stage's output of frames (M, C, H, W): (M, F, H / 32, W / 32)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         return self.layer4(self.layer3(self.layer2(self.layer1(x))))
-
-    def extract(self, x: torch.Tensor) -> torch.Tensor:
-        return self.avgpool(self.feature_maps(x)).flatten(1)
-
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        return self.fc(self.dropout(features))

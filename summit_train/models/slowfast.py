@@ -9,7 +9,7 @@ from torch import nn
 
 from summit_train.models.keyed import Dropout
 from summit_train.models.resnet import STAGES as RESNET_STAGES
-from summit_train.models.resnet import ResidualBlock, scaled_channels
+from summit_train.models.resnet import ResidualBlock, projection, scaled_channels
 from summit_train.models.video import VideoNetwork
 
 ALPHA = 8  # frames of the fast pathway for each frame of the slow one
@@ -28,7 +28,7 @@ FAST_KERNELS = (5, 3, 3, 3, 3)
 class Bottleneck3d(ResidualBlock):
     """Tx1x1, 1x3x3 and 1x1x1 convolutions, the stride in space alone, in the 1x3x3."""
 
-    expansion = 4
+    expansion, last_norm = 4, "bn3"
 
     def __init__(self, in_channels: int, channels: int, kernel: int, stride: int) -> None:
         super().__init__()
@@ -39,13 +39,7 @@ class Bottleneck3d(ResidualBlock):
         self.bn2 = nn.BatchNorm3d(channels)
         self.conv3 = nn.Conv3d(channels, out_channels, 1, bias=False)
         self.bn3 = nn.BatchNorm3d(out_channels)
-        self.downsample: nn.Module = nn.Identity()
-        if stride > 1 or in_channels != out_channels:
-            shortcut = nn.Conv3d(in_channels, out_channels, 1, strides, bias=False)
-            self.downsample = nn.Sequential(shortcut, nn.BatchNorm3d(out_channels))
-
-    def zero_init_last(self) -> None:
-        nn.init.zeros_(self.bn3.weight)
+        self.downsample = projection(in_channels, out_channels, stride, is_3d=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         shortcut = self.downsample(x)
@@ -146,6 +140,3 @@ class SlowFast(VideoNetwork):
         slow, fast = self.slow.layer3(self.lateral3(slow, fast)), self.fast.layer3(fast)
         slow, fast = self.slow.layer4(self.lateral4(slow, fast)), self.fast.layer4(fast)
         return torch.cat((self.avgpool(slow), self.avgpool(fast)), dim=1).flatten(1)
-
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        return self.fc(self.dropout(features))

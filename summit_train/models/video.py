@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class VideoNetwork(nn.Module):
     """A network on clips: float (N, T, C, H, W), in any memory format, to logits (N, num_classes).
 
-    A subclass has a backbone, `extract`, and a head, `classify`. It sees every frame as an image of the batch (TSN,
+    A subclass has a backbone, `extract`, and a head, `classify`. If these are not its own, they are `avgpool` of its
+    `feature_maps`, and `dropout` and the linear layer `fc`. It sees every frame as an image of the batch (TSN,
     TSM) or the clip as a volume (I3D). Logits are fp32, or wider where the input is.
 
     `memory_format`: channels_last for images, channels_last_3d for volumes: that of frames stored as (N, T, H, W, C).
@@ -35,6 +36,9 @@ class VideoNetwork(nn.Module):
     stem: tuple[str, ...] = ("conv1",)
     head = "fc"
     pool1_form: Pool1 | None = None
+    avgpool: nn.Module
+    dropout: nn.Module
+    fc: nn.Module
 
     def __init__(self, num_frames: int, stages: dict[str, str], in_channels: int) -> None:
         super().__init__()
@@ -58,17 +62,17 @@ class VideoNetwork(nn.Module):
         is_3d = self.memory_format == torch.channels_last_3d
         return clip_NTCHW.transpose(1, 2) if is_3d else clip_NTCHW.flatten(0, 1)
 
-    def extract(self, x: torch.Tensor) -> torch.Tensor:
-        """Return one feature vector for each image or volume of `x`, (len(x), F)."""
-        raise NotImplementedError
-
     def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
         """Return the last feature maps: (M, F, h, w) of images, (N, F, T', h, w) of volumes."""
         raise NotImplementedError
 
+    def extract(self, x: torch.Tensor) -> torch.Tensor:
+        """Return one feature vector for each image or volume of `x`, (len(x), F)."""
+        return self.avgpool(self.feature_maps(x)).flatten(1)
+
     def classify(self, features: torch.Tensor) -> torch.Tensor:
         """Return logits (len(features), num_classes)."""
-        raise NotImplementedError
+        return self.fc(self.dropout(features))
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all modules but frozen normalisations, which stay in evaluation mode."""

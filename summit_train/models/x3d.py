@@ -9,7 +9,7 @@ from torch import nn
 
 from summit_train.models.keyed import Dropout
 from summit_train.models.mobilenet import rounded_channels
-from summit_train.models.resnet import STAGES, scaled_channels
+from summit_train.models.resnet import STAGES, projection, scaled_channels
 from summit_train.models.video import VideoNetwork
 
 # Channels of conv1 and of res2 to res5: X2D's 12, 12, 24, 48, 96 (Table 1) times the width factor of 2.0.
@@ -38,6 +38,8 @@ class SqueezeExcitation(nn.Module):
 class X3DBlock(nn.Module):
     """relu(branch(x) + shortcut): 1x1x1, relu, depthwise 3x3x3, squeeze-excitation in some, swish, 1x1x1."""
 
+    last_norm = "bn3"
+
     def __init__(self, in_channels: int, channels: int, stride: int, has_se: bool) -> None:
         super().__init__()
         inner, strides = int(BOTTLENECK * channels), (1, stride, stride)
@@ -50,14 +52,7 @@ class X3DBlock(nn.Module):
         self.conv3 = nn.Conv3d(inner, channels, 1, bias=False)
         self.bn3 = nn.BatchNorm3d(channels)
         self.relu = nn.ReLU(inplace=True)
-        self.downsample: nn.Module = nn.Identity()
-        if stride > 1 or in_channels != channels:
-            shortcut = nn.Conv3d(in_channels, channels, 1, strides, bias=False)
-            self.downsample = nn.Sequential(shortcut, nn.BatchNorm3d(channels))
-
-    def zero_init_last(self) -> None:
-        """Let the branch begin at 0."""
-        nn.init.zeros_(self.bn3.weight)
+        self.downsample = projection(in_channels, channels, stride, is_3d=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         branch = self.relu(self.bn1(self.conv1(x)))
@@ -117,6 +112,3 @@ class X3D(VideoNetwork):
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         x = self.avgpool(self.relu(self.bn5(self.conv5(x))))
         return self.relu(self.fc1(x)).flatten(1)
-
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        return self.fc(self.dropout(features))

@@ -5,31 +5,53 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
+import torch
 from torch import nn
 
 from summit_train.core.errors import RunFailed
-from summit_train.models.fast.blocks import FusedBlock, fused_block, join_shift
 from summit_train.models.fast.native.library import Kernels, compile_for_cluster, kernels
 from summit_train.models.fast.norm import FusedNorm
 from summit_train.models.fast.shifted_conv import CopiedShift, ShiftedConv2d
 from summit_train.models.mobilenet import InvertedResidual
-from summit_train.models.resnet import ResidualBlock, ResNet
+from summit_train.models.resnet import BasicBlock, Bottleneck, ResidualBlock, ResNet
+from summit_train.models.shift import TemporalShift, num_shifted_channels
 
 __all__ = ["PARTS", "accelerate", "compile_for_cluster", "execution"]
 
 PARTS = ("shift", "norms")  # what can be left out, to measure each alone
 
 
+class FusedBlock:
+    """A residual block in which each normalisation does what follows it: relu, or the shortcut's sum and relu."""
+
+
+class FusedBasicBlock(FusedBlock, BasicBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.in_place_shift(x)
+        shortcut = self.downsample(x)
+        x = self.bn1(self.conv1(self.shift(x)))
+        return self.nl(self.bn2(self.conv2(x), shortcut))
+
+
+class FusedBottleneck(FusedBlock, Bottleneck):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.in_place_shift(x)
+        shortcut = self.downsample(x)
+        x = self.bn1(self.conv1(self.shift(x)))
+        x = self.bn2(self.conv2(x))
+        return self.nl(self.bn3(self.conv3(x), shortcut))
+
+
 def accelerate(model: nn.Module, parts: Collection[str] = PARTS) -> str:
     """Replace the modules of `model` that run faster in another form, in place; return what was replaced.
 
     Parameters and buffers keep their names and stay the same objects. Shifted convolutions keep no copy of their input.
-    On CPUs, where the C++ kernels can be had, normalisations take in the relu and the shortcut's sum that follow them.
+    On CPUs, if the C++ kernels are available, normalisations take in the relu and the shortcut's sum that follow them.
     Networks without any of these run plain.
     """
     for block in model.modules():
         if isinstance(block, ResidualBlock | InvertedResidual) and "shift" in parts:
-            join_shift(block)
+            _join_shift(block)
     devices = {parameter.device.type for parameter in model.parameters()}
     where = f"on {', '.join(sorted(devices))}"
     if devices == {"cpu"}:
@@ -48,12 +70,27 @@ def execution() -> str:
     return f"none: {found}" if isinstance(found, RunFailed) else found.target
 
 
+def _join_shift(block: ResidualBlock | InvertedResidual) -> None:
+    """Join the shift of a branch with its first convolution; copy once for a shift in place."""
+    if isinstance(block.in_place_shift, TemporalShift):
+        block.in_place_shift.__class__ = CopiedShift
+    if isinstance(shift := block.shift, TemporalShift):
+        name = "conv1" if isinstance(block, ResidualBlock) else "conv.0.0"
+        conv = block.get_submodule(name)
+        assert isinstance(conv, nn.Conv2d)
+        if num_shifted_channels(conv.in_channels, shift.fraction):
+            block.set_submodule(name, ShiftedConv2d(conv, shift))
+        block.shift = nn.Identity()
+
+
 def _fuse_norms(model: nn.Module) -> None:
-    for name, module in list(model.named_modules()):
-        if isinstance(module, ResidualBlock):
-            model.set_submodule(name, fused_block(module))
     if isinstance(model, ResNet) and isinstance(model.bn1, nn.BatchNorm2d | nn.BatchNorm3d):
         model.bn1, model.relu = FusedNorm(model.bn1, relu=True), nn.Identity()
     for name, module in list(model.named_modules()):
-        if isinstance(module, nn.BatchNorm2d | nn.BatchNorm3d):
-            model.set_submodule(name, FusedNorm(module, relu=False))
+        if isinstance(module, ResidualBlock):
+            # The same block, shortcut, shift and hooks included, with another forward pass.
+            module.__class__ = FusedBasicBlock if isinstance(module, BasicBlock) else FusedBottleneck
+        elif isinstance(module, nn.BatchNorm2d | nn.BatchNorm3d):
+            parent = model.get_submodule(name.rpartition(".")[0])
+            # A block's own norms have the relu behind them; those of its shortcut and non-local block do not.
+            model.set_submodule(name, FusedNorm(module, relu=isinstance(parent, FusedBlock)))

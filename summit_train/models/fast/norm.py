@@ -28,9 +28,10 @@ class _Normalise(torch.autograd.Function):
         # Mean and 1 / sqrt(variance + eps).
         mean, inverse = torch.empty(2, x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
         tensors = [x, shortcut, result, weight, bias, norm.running_mean, norm.running_var, mean, inverse]
-        ctx.flags = ctypes.c_int(norm.by_batch), ctypes.c_int(norm.relu)
+        shape = kernels.integers(x.numel() // x.shape[1], x.shape[1], torch.get_num_threads())
+        ctx.arguments = shape, ctypes.c_int(norm.by_batch), ctypes.c_int(norm.relu)
         numbers = ctypes.c_double(norm.count_batch()), ctypes.c_double(norm.eps)
-        kernels.call("forward", x.dtype, tensors, _shape(x), *ctx.flags, *numbers)
+        kernels.call("forward", x.dtype, tensors, *ctx.arguments, *numbers)
         ctx.save_for_backward(x, weight, bias, mean, inverse, None if shortcut is None else result)
         return result
 
@@ -44,13 +45,8 @@ class _Normalise(torch.autograd.Function):
         x_grad = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         weight_grad, bias_grad = torch.empty_like(mean), torch.empty_like(mean)
         tensors = [grad, result, x, shortcut_grad, x_grad, weight, bias, mean, inverse, weight_grad, bias_grad]
-        kernels.call("backward", x.dtype, tensors, _shape(x), *ctx.flags)
+        kernels.call("backward", x.dtype, tensors, *ctx.arguments)
         return x_grad, shortcut_grad, weight_grad, bias_grad, None
-
-
-def _shape(x: torch.Tensor) -> object:
-    """Return Shape of rows.hpp."""
-    return kernels.integers(x.numel() // x.shape[1], x.shape[1], torch.get_num_threads())
 
 
 # Function.apply carries no types of its own.

@@ -28,8 +28,8 @@ def call(name: str, dtype: torch.dtype, tensors: Sequence[torch.Tensor | None], 
     found = kernels()
     if not isinstance(found, Kernels):
         raise found
-    addresses = [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
-    getattr(found.library, f"{_NAMES[dtype]}_{name}")(*addresses, *arguments)
+    addresses = (ctypes.c_void_p * len(tensors))(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
+    getattr(found.library, f"{_NAMES[dtype]}_{name}")(addresses, *arguments)
 
 
 def integers(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
@@ -65,7 +65,7 @@ def _shift(
     x: torch.Tensor, ends: torch.Tensor | None, num_frames: int, groups: Sequence[Group], *, restore: bool
 ) -> None:
     frames, channels, height, width = x.shape
-    # Clips and Group of shift.hpp.
+    # Clips and Group of kernels.cpp.
     clips = integers(frames // num_frames, num_frames, height * width, channels, torch.get_num_threads())
     flat = integers(*(number for group in groups for number in group))
     call("shift", x.dtype, [x, ends], clips, flat, ctypes.c_int64(len(groups)), ctypes.c_int(restore))
