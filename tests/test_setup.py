@@ -138,7 +138,7 @@ def test_no_network(checkout: Path) -> None:
     assert not (checkout / ".venv" / ".setup").exists()
 
 
-@pytest.mark.parametrize("changed", ["setup.cfg", f"{KERNELS}/rows.hpp"])
+@pytest.mark.parametrize("changed", ["setup.cfg", f"{KERNELS}/kernels.cpp"])
 def test_nothing_to_do_once_it_is_done(checkout: Path, changed: str) -> None:
     python = add_program(checkout, "python", "exit 1")
     (checkout / ".venv" / "bin").mkdir(parents=True)

@@ -24,15 +24,6 @@ class Fitted(NamedTuple):
     made: str
 
 
-def inflate(kernel: torch.Tensor, length: int) -> torch.Tensor:
-    """Inflate a 2D kernel (O, I, h, w) to (O, I, length, h, w): repeat it over time and divide by `length`.
-
-    On an image repeated in time the inflated convolution then returns what the 2D one does (Carreira and
-    Zisserman, "Quo vadis", Section 2.4.1), away from the clip's ends where it sees its zero padding.
-    """
-    return kernel.unsqueeze(2).repeat(1, 1, length, 1, 1) / length
-
-
 def shift_taps(kernel: torch.Tensor, shift: Shift) -> torch.Tensor:
     """Return the 3x1x1 kernel (O, I, 3, 1, 1) that does what `shift` and the 1x1 `kernel` (O, I, 1, 1) do.
 
@@ -48,16 +39,8 @@ def shift_taps(kernel: torch.Tensor, shift: Shift) -> torch.Tensor:
     return taps
 
 
-def averaged(kernel: torch.Tensor, num_channels: int) -> torch.Tensor:
-    """Return a first kernel for `num_channels` input channels: its mean over the channels, for each of them.
-
-    Source: Wang et al., "Temporal segment networks", section 3.2, cross-modality initialisation.
-    """
-    return kernel.mean(1, keepdim=True).repeat_interleave(num_channels, 1)
-
-
-def fitted(found: torch.Tensor, shape: torch.Size, shift: Shift | None, *, sees_clip: bool = False) -> Fitted | None:
-    """Return `found` in the shape `shape`, or None where nothing published leads to it.
+def fitted(found: torch.Tensor, shape: torch.Size, shift: Shift | None, *, sees_clip: bool) -> Fitted | None:
+    """Return `found` in the shape `shape`, or None if no published method leads to it.
 
     shift: that of the file's network in front of this convolution; None where the file is of a network without shifts.
     sees_clip: the convolution's input is the clip, so that it may be averaged for one of other channels.
@@ -67,12 +50,15 @@ def fitted(found: torch.Tensor, shape: torch.Size, shift: Shift | None, *, sees_
         value = value.squeeze(2)  # 1x1x1 in published non-local blocks, 1x1 on frames
     if sees_clip and value.dim() >= 4 and value.shape[1] != shape[1]:
         made.append(f"averaged over {value.shape[1]} input channels")
-        value = averaged(value, shape[1])
+        # Wang et al., "Temporal segment networks", section 3.2, cross-modality initialisation.
+        value = value.mean(1, keepdim=True).repeat_interleave(shape[1], 1)
     if value.dim() == 4 and len(shape) == 5:
         if shift is not None and shape[2:] == (3, 1, 1) and value.shape[2:] == (1, 1):
             made.append("the shift as taps in time")
             value = shift_taps(value, shift)
         else:
             made += [f"inflated over {shape[2]} frames"] if shape[2] > 1 else []
-            value = inflate(value, shape[2])
+            # On an image repeated in time this does what the 2D convolution does, away from the clip's ends, where it
+            # sees its zero padding (Carreira and Zisserman, "Quo vadis", section 2.4.1).
+            value = value.unsqueeze(2).repeat(1, 1, shape[2], 1, 1) / shape[2]
     return Fitted(value, ", ".join(made)) if value.shape == shape else None

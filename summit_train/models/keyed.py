@@ -51,6 +51,3 @@ class Dropout(KeyedModule):
         # Drawn in fp32 whatever x is: under autocast the same elements fall as without it.
         draw = torch.rand(x.shape, generator=self.generator_on(x.device), device=x.device)
         return x * (draw >= self.p).to(x.dtype).div_(1.0 - self.p)
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}"

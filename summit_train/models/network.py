@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from summit_train.core.machine import processor_digest
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.count import Count, count
 from summit_train.models.freeze import freeze_norms
-from summit_train.models.online import cache_elements
+from summit_train.models.online import cache_shapes
 from summit_train.models.recompute import recompute_blocks
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.catalog import stream_problem
 from summit_train.spec.modality import RGB
 
+try:
+    from summit_train.models.fast import accelerate, execution
+except ModuleNotFoundError as error:
+    if error.name != "summit_train.models.fast":
+        raise
+
+    # Someone deleted that folder.
+    def accelerate(model: nn.Module, parts: Collection[str] = ()) -> str:
+        return "plain: models/fast is missing"
+
+    def execution() -> str:
+        return "none: models/fast is missing"
+
+
+cpu_kernels = execution  # what the C++ kernels are compiled for on this machine, or why there are none
 _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -38,7 +56,7 @@ def make_ready(network: VideoNetwork, spec: Spec) -> None:
     if spec.execution.recompute:
         recompute_blocks(network)
     if not spec.execution.compile:
-        network.execution = _accelerated(network)
+        network.execution = accelerate(network)
         return
     separate_compile_cache()
     # The features alone: a compiler cannot take the dropout's own generator. A function, not a module, so that the
@@ -75,7 +93,7 @@ def count_model(
     with torch.device("meta"):
         network = _built(model, num_frames, channels)
         if accelerated:
-            _accelerated(network)
+            accelerate(network)
     return count(network, crop)
 
 
@@ -85,7 +103,8 @@ def stream_elements(spec: Spec) -> int | None:
     if stream_problem(model.arch, model.shift_direction, model.non_local) is not None:
         return None
     with torch.device("meta"):
-        return cache_elements(_built(model, data.num_frames, data.input.channels), data.crop, data.crop)
+        network = _built(model, data.num_frames, data.input.channels)
+    return sum(map(math.prod, cache_shapes(network, data.crop, data.crop)))
 
 
 def _built(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None = None) -> VideoNetwork:
@@ -93,27 +112,3 @@ def _built(model: ModelSpec, num_frames: int, channels: int, generator: torch.Ge
     options = model.model_dump(exclude={"arch", "backbone", "num_classes", "freeze_bn", "pretrained"})
     sizes = (num_frames, model.num_classes)
     return build_model(model.arch, model.backbone, *sizes, in_channels=channels, generator=generator, **options)
-
-
-def _accelerated(network: VideoNetwork) -> str:
-    """Call the fast path's door. Without that folder the network runs plain."""
-    try:
-        from summit_train.models.fast import accelerate
-    except ModuleNotFoundError as error:
-        return f"plain: {_without_fast(error)}"
-    return accelerate(network)
-
-
-def cpu_kernels() -> str:
-    """Return what the C++ kernels for CPUs are compiled for on this machine, or why there are none."""
-    try:
-        from summit_train.models.fast import execution
-    except ModuleNotFoundError as error:
-        return f"none: {_without_fast(error)}"
-    return execution()
-
-
-def _without_fast(error: ModuleNotFoundError) -> str:
-    if error.name != "summit_train.models.fast":
-        raise error
-    return "models/fast is not there"

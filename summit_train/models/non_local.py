@@ -45,7 +45,11 @@ class NonLocal(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         pooled = self.pool(x)
-        theta, phi, g = (self._rows(y) for y in (self.theta(x), self.phi(pooled), self.g(pooled)))
+        # (clips, places, channels): views where channels are last in memory.
+        theta, phi, g = (
+            y.movedim(1, -1).reshape(y.shape[0] // self.frames_of_clip, -1, y.shape[1])
+            for y in (self.theta(x), self.phi(pooled), self.g(pooled))
+        )
         weights = torch.softmax((self.scale * theta) @ phi.transpose(1, 2), dim=-1)
         y = (weights @ g).reshape(x.shape[0], *x.shape[2:], -1).movedim(-1, 1)
         return x + self.W(y)
@@ -65,10 +69,6 @@ class NonLocal(nn.Module):
             elif isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.weight.zero_()
                 module.bias.zero_()
-
-    def _rows(self, y: torch.Tensor) -> torch.Tensor:
-        """Return features as (clips, places, channels); a view where channels are last in memory."""
-        return y.movedim(1, -1).reshape(y.shape[0] // self.frames_of_clip, -1, y.shape[1])
 
 
 def add_non_local(network: nn.Module, form: NonLocalForm, num_frames: int | None) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -13,15 +13,12 @@ from summit_train.models.shift import TemporalShift, num_shifted_channels
 from summit_train.models.video import VideoNetwork
 
 
+@dataclass
 class Caches:
-    """The slices that the shifts hand from frame to frame, in the order in which the shifts run.
+    """The slices that the shifts pass from frame to frame, in the order in which the shifts run."""
 
-    `before`: of the previous frame, empty at a stream's start. `after`: of this frame, those that there are so far.
-    """
-
-    def __init__(self) -> None:
-        self.before: Sequence[torch.Tensor] = ()
-        self.after: list[torch.Tensor] = []
+    before: Sequence[torch.Tensor] = ()  # of the previous frame, empty at a stream's start
+    after: list[torch.Tensor] = field(default_factory=list)  # of this frame, of the shifts that have run
 
 
 class CachedShift(nn.Module):
@@ -86,8 +83,3 @@ def cache_shapes(network: VideoNetwork, height: int, width: int) -> list[tuple[i
     with torch.device("meta"):
         frame = torch.empty(1, network.in_channels, height, width)
     return [tuple(cache.shape[1:]) for cache in StreamNetwork(network).to("meta").start(frame)]
-
-
-def cache_elements(network: VideoNetwork, height: int, width: int) -> int:
-    """Return the number of elements in the caches of one stream."""
-    return sum(map(math.prod, cache_shapes(network, height, width)))

@@ -49,9 +49,6 @@ class TemporalShift(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return temporal_shift(x, self.num_frames, self.fraction, self.direction)
 
-    def extra_repr(self) -> str:
-        return f"num_frames={self.num_frames}, fraction={self.fraction}, direction={self.direction}"
-
 
 def add_shifts(network: VideoNetwork, fraction: float, place: ShiftPlace, direction: ShiftDirection) -> None:
     """Give the residual blocks of `network` a shift, as the authors' code does.

@@ -12,7 +12,7 @@ import torch
 from summit_train.core.errors import UserError
 from summit_train.core.saved import bound_of, check_digest, find_checkpoints, load_newest, load_saved
 from summit_train.models.inflation import Fitted, Shift, fitted
-from summit_train.models.names import has_shift, is_mmactions_resnet, our_names
+from summit_train.models.names import is_mmactions_resnet, our_names
 from summit_train.models.non_local import NonLocal
 from summit_train.models.shift import shift_step
 from summit_train.models.video import VideoNetwork
@@ -92,8 +92,8 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
     directory (its newest whole checkpoint). A 2D kernel is inflated for a 3D convolution, or made of the shift where
     the file is a TSM's; the first one is averaged for clips of other channels (see models.inflation). A classifier for
     another number of classes, or for classes of other names, is left as initialised and reported. classes: the names of
-    the model's, where they are known. Raises UserError, with the path, and leaves the model unchanged when there is no
-    such file, it cannot be read, or it is of another network.
+    the model's, if they are known. Raises UserError, with the path, and leaves the model unchanged if the file is
+    missing, cannot be read, or is of another network.
     """
     file, content, passed_over = read_weights(Path(path), model)
     targets = model.state_dict()
@@ -107,19 +107,20 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
         if targets[name].is_floating_point() and not found[name].is_floating_point():
             raise UserError(f"{file}: {name} must be {targets[name].dtype}, got {found[name].dtype}")
     fitting, mismatched = _fitting(found, targets, model, _shifts(content, names, model))
-    layers = _class_layers(model, fitting)
+    # What of a fitting head has a row for each of the model's classes.
+    last = fitting.get(f"{_classifier(model, fitting)}.weight")
+    head = [name for name in fitting if name.startswith(f"{model.head}.")]
+    layers = tuple(name for name in head if last is not None and len(fitting[name].value) == len(last.value))
     same = classes is None or content.classes is None or tuple(classes) == content.classes
     fresh = () if same else layers
     fitting = {name: tensor for name, tensor in fitting.items() if name not in fresh}
-
-    def _without_counters(names: Iterable[str]) -> tuple[str, ...]:
-        return tuple(name for name in names if not name.endswith(_COUNTER))
-
+    known = [name for name in targets if not name.endswith(_COUNTER)]
+    unknown = (name for name, ours in names.items() if ours not in targets)
     report = LoadReport(
         path=str(file),
-        loaded=_without_counters(name for name in targets if name in fitting),
-        missing=_without_counters(name for name in targets if name not in found and name not in fitting),
-        unexpected=_without_counters(name for name, ours in names.items() if ours not in targets),
+        loaded=tuple(name for name in known if name in fitting),
+        missing=tuple(name for name in known if name not in found and name not in fitting),
+        unexpected=tuple(name for name in unknown if not name.endswith(_COUNTER)),
         mismatched=tuple(mismatched),
         made={name: tensor.made for name, tensor in fitting.items() if tensor.made},
         fresh=fresh,
@@ -162,7 +163,7 @@ def check_weights_exist(path: Path) -> None:
 
 
 def _content(file: Path, content: Any) -> Content:
-    """Remove the wrappers. Raises UserError if there are no tensors by name."""
+    """Remove the wrappers. Raises UserError without tensors by name."""
     spec: Any = {}
     classes: Any = None
     while isinstance(content, Mapping):
@@ -172,10 +173,10 @@ def _content(file: Path, content: Any) -> Content:
             break
         content = inner[0]
     if not isinstance(content, Mapping):
-        raise UserError(f"{file}: must hold tensors by name, got a {type(content).__name__}")
+        raise UserError(f"{file}: must contain tensors by name, got a {type(content).__name__}")
     tensors = {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
     if not tensors:
-        raise UserError(f"{file}: must hold tensors by name, got none")
+        raise UserError(f"{file}: must contain tensors by name, got none")
     section = spec.get("model") if isinstance(spec, Mapping) else None
     known = tuple(map(str, classes)) if isinstance(classes, list) else None
     return Content(tensors, section if isinstance(section, Mapping) else {}, known)
@@ -185,13 +186,6 @@ def _classifier(model: VideoNetwork, targets: Iterable[str]) -> str:
     """Return the name of the model's last layer: "fc", "classifier.1"."""
     weights = [name for name in targets if name.startswith(f"{model.head}.") and name.endswith(".weight")]
     return weights[-1].removesuffix(".weight") if weights else model.head
-
-
-def _class_layers(model: VideoNetwork, fitting: Mapping[str, Fitted]) -> tuple[str, ...]:
-    """Return the tensors of the head, of a file, that have a row for each of the model's classes."""
-    last = fitting.get(f"{_classifier(model, fitting)}.weight")
-    inside = [name for name in fitting if name.startswith(f"{model.head}.")]
-    return tuple(name for name in inside if last is not None and len(fitting[name].value) == len(last.value))
 
 
 def _compared(theirs: Sequence[str] | None, ours: Sequence[str] | None) -> str:
@@ -204,7 +198,7 @@ def _compared(theirs: Sequence[str] | None, ours: Sequence[str] | None) -> str:
 
 def _shifts(content: Content, names: Mapping[str, str], model: VideoNetwork) -> dict[str, Shift]:
     """Return the shifts in front of the file's convolutions, by our names; none where it is of no TSM."""
-    shifts = {ours: Shift() for name, ours in names.items() if has_shift(name)}
+    shifts = {ours: Shift() for name, ours in names.items() if name.endswith(".net.weight")}
     spec = content.spec
     if model.blocks and spec.get("arch") == "tsm" and spec.get("shift_place", "residual") == "residual":
         shift = Shift(spec.get("shift_fraction", 0.125), spec.get("shift_direction", "both"))
@@ -263,7 +257,9 @@ def _other_network(model: VideoNetwork, targets: Tensors, found: Tensors, mismat
     Non-local blocks may be on one side only: other networks start theirs from one without.
     """
     for stage in model.blocks:
-        ours, theirs = (_children(stage, names) for names in (targets, found))
+        depth = stage.count(".") + 1
+        inside_stage = ([name for name in names if name.startswith(f"{stage}.")] for names in (targets, found))
+        ours, theirs = ({name.split(".")[depth] for name in names} for names in inside_stage)
         if theirs and ours != theirs:
             return f"{stage} has {len(theirs)} blocks there and {len(ours)} in this model"
     inside = tuple(f"{stage}." for stage in model.blocks)
@@ -280,10 +276,6 @@ def _other_network(model: VideoNetwork, targets: Tensors, found: Tensors, mismat
         if name.startswith(inside) and name not in targets and ".nl." not in name and not name.endswith(_COUNTER):
             return f"it has {name}, which this model does not have"
     return None
-
-
-def _children(stage: str, names: Iterable[str]) -> set[str]:
-    return {name[len(stage) + 1 :].partition(".")[0] for name in names if name.startswith(f"{stage}.")}
 
 
 def _first_names(found: Mapping[str, Any], targets: Mapping[str, Any]) -> str:

@@ -64,7 +64,7 @@ class X3DBlock(nn.Module):
 class X3D(VideoNetwork):
     """X3D-M, on 16 frames of 224 pixels: a narrow 3D ResNet that keeps its frames (Table 3).
 
-    conv1 is 1x3x3 / (1, 2, 2) and then depthwise 5x1x1; there is no pool1, res2 to res5 halve H and W. A block's
+    conv1 is 1x3x3 / (1, 2, 2) and then depthwise 5x1x1; without pool1, res2 to res5 halve H and W. A block's
     inner channels are 2.25 times its output's. conv5 and fc1 follow res5, and the average stands between them.
     Blocks 0, 2, 4 ... of a stage have squeeze-excitation, with a 16th of the inner channels.
 

@@ -65,11 +65,6 @@ class ForeachSolver(torch.optim.Optimizer):
         return [self.state[weight][name] for weight in weights]
 
 
-def _decayed(gradients: Tensors, weights: Tensors, decay: torch.Tensor) -> Tensors:
-    """Return the gradients of the loss with an L2 penalty: g + decay * w."""
-    return list(torch._foreach_add(gradients, torch._foreach_mul(weights, decay)))
-
-
 class RMSprop(ForeachSolver):
     """RMSprop (Tieleman and Hinton, lecture 6.5) as torch's: s <- a s + (1 - a) g^2; w <- w - lr g / (sqrt(s) + eps).
 
@@ -77,7 +72,8 @@ class RMSprop(ForeachSolver):
     """
 
     def _advance(self, group: dict[str, Any], weights: Tensors, gradients: Tensors, keep: torch.Tensor) -> None:
-        gradients = _decayed(gradients, weights, keep * group["weight_decay"])
+        # The gradients of the loss with an L2 penalty: g + decay * w.
+        gradients = list(torch._foreach_add(gradients, torch._foreach_mul(weights, keep * group["weight_decay"])))
         squares = self._state("square_avg", weights)
         torch._foreach_mul_(squares, 1 - keep * (1 - group["alpha"]))
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["alpha"])
@@ -97,7 +93,7 @@ class Adagrad(ForeachSolver):
     """
 
     def _advance(self, group: dict[str, Any], weights: Tensors, gradients: Tensors, keep: torch.Tensor) -> None:
-        gradients = _decayed(gradients, weights, keep * group["weight_decay"])
+        gradients = list(torch._foreach_add(gradients, torch._foreach_mul(weights, keep * group["weight_decay"])))
         sums = self._state("sum", weights)
         torch._foreach_addcmul_(sums, gradients, gradients, 1.0)
         torch._foreach_add_(weights, _divided(gradients, sums, group["eps"]), alpha=-group["lr"])

@@ -41,26 +41,19 @@ class Schedule:
     factor: float = 0.1
 
     def learning_rate(self, step: float) -> float:
-        """Return the LR of update number `step`, counted from 0."""
-        return self._rising(step) if step + 1 <= self.warmup_steps else self._falling(step)
+        """Return the LR of update number `step`, counted from 0.
 
-    def _rising(self, step: float) -> float:
-        """Warm up as Goyal et al., section 2.2: the first update moves already, the warm-up's last one has the peak.
-
-        squared is the alternative in line 6 of DATE's Algorithm 1.
+        Warm-up as Goyal et al., section 2.2: the first update moves already, the warm-up's last one has the peak;
+        squared is the alternative in line 6 of DATE's Algorithm 1. Decay: cosine is half a cosine to 0 at total_steps;
+        linear is peak * (T - i) / (T - W), i counted from 1, at least 1e-6 (DATE, section 3.4 and line 8 of Algorithm
+        1, with E the epochs of the run and w the scaled warm-up); polynomial is peak * (1 - progress)^power (power 2:
+        LARS).
         """
-        if self.warmup == "linear":
-            return self.peak_lr * (step + 1) / self.warmup_steps
-        assert self.warmup == "squared"
-        return self.peak_lr * ((step + 1) / self.warmup_steps) ** 2
-
-    def _falling(self, step: float) -> float:
-        """Decay from the peak.
-
-        cosine: half a cosine to 0 at total_steps. linear: peak * (T - i) / (T - W), i counted from 1, at least 1e-6
-        (DATE, section 3.4 and line 8 of Algorithm 1, with E the epochs of the run and w the scaled warm-up).
-        polynomial: peak * (1 - progress)^power (power 2: LARS).
-        """
+        if step + 1 <= self.warmup_steps:
+            if self.warmup == "linear":
+                return self.peak_lr * (step + 1) / self.warmup_steps
+            assert self.warmup == "squared"
+            return self.peak_lr * ((step + 1) / self.warmup_steps) ** 2
         after_warmup = max(1, self.total_steps - self.warmup_steps)
         progress = (step - self.warmup_steps) / after_warmup
         if self.decay == "none":

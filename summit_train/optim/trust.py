@@ -48,7 +48,8 @@ class TrustRatio:
         """Make the optimizer's step so that each layer moves by its ratio; nothing moves where `skipped` is 1."""
         weights, parts = [], []
         for group in self._optimizer.param_groups:
-            layers = [parameter for parameter in group["params"] if self._has_ratio(parameter)]
+            params = [parameter for parameter in group["params"] if parameter.grad is not None]
+            layers = [parameter for parameter in params if self._spec.kind == "bounded" or parameter.ndim > 1]
             weights += layers
             parts += [self._ratios(layers, group["weight_decay"])] if layers else []
         ratios = torch.where(skipped > 0, 1, torch.cat(parts))
@@ -57,9 +58,6 @@ class TrustRatio:
         else:
             _step_scaled(self._optimizer, weights, list(ratios.unbind()))
         return Ratios([self._names[parameter] for parameter in weights], ratios)
-
-    def _has_ratio(self, parameter: torch.Tensor) -> bool:
-        return parameter.grad is not None and (self._spec.kind == "bounded" or parameter.ndim > 1)
 
     def _ratios(self, layers: list[torch.Tensor], weight_decay: float) -> torch.Tensor:
         spec, scale = self._spec, getattr(self._optimizer, "grad_scale", None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -54,39 +52,46 @@ def test_the_papers_tables(arch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "backbone", "parameters", "multiply_adds"),
+    ("arch", "backbone", "frames", "height", "options", "parameters", "multiply_adds"),
     [
-        ("tsm", "mobilenet_v2", 2_736_272, 2.400e9),
-        ("tsm", "resnet101", 43_319_760, 62.40e9),
-        ("tsm", "resnet152", 58_963_408, 92.10e9),
-        ("tsm", "resnext101_32x4d", 42_948_304, 63.75e9),
-        ("tsm", "resnext101_32x8d", 87_561_936, 131.30e9),
-        ("i3d_replace", "resnet50", 32_986_576, 47.71e9),
+        # Lin et al., journal version, Tables 3 and 6.
+        ("tsm", "mobilenet_v2", 8, 224, {}, 2_736_272, 2.400e9),
+        ("tsm", "resnet101", 8, 224, {}, 43_319_760, 62.40e9),
+        ("tsm", "resnet152", 8, 224, {}, 58_963_408, 92.10e9),
+        ("tsm", "resnext101_32x4d", 8, 224, {}, 42_948_304, 63.75e9),
+        ("tsm", "resnext101_32x8d", 8, 224, {}, 87_561_936, 131.30e9),
+        ("i3d_replace", "resnet50", 8, 224, {}, 32_986_576, 47.71e9),
+        # Worked out from the authors' code. Four ECO-lites, on 92 frames in all, give the 267 G and 150 M of Lin et al.
+        ("trn", "resnet50", 8, 224, {}, 27_047_728, 32.7e9),
+        ("trn", "resnet50", 8, 224, {"classes": 174}, 26_641_154, 32.7e9),
+        ("eco_lite", None, 16, 224, {}, 37_503_856, 46.49e9),
+        ("eco_lite", None, 8, 224, {}, 37_503_856, 23.24e9),
+        # Published for views of 256 pixels, but for X3D's 4.73 G: Feichtenhofer et al., Table 2: 36.1 G; Feichtenhofer,
+        # Table 3: 4.73 G, Table 4: 6.2 G, 3.8 M; Tran et al.: 96.7 G, 29.6 M.
+        ("slowfast", None, 32, 224, {}, 34_480_216, 27.64e9),
+        ("slowfast", None, 32, 256, {}, 34_480_216, 36.1e9),
+        ("x3d_m", None, 16, 224, {}, 3_794_322, 4.73e9),
+        ("x3d_m", None, 16, 256, {}, 3_794_322, 6.2e9),
+        ("ir_csn", None, 32, 256, {}, 29_703_568, 96.7e9),
+        # Lin et al. print 31.7 M. Pooling first saves multiply-adds: phi and g run on a quarter of the places.
+        ("tsm", "resnet50", 8, 224, {"non_local": "tsm"}, 31_686_096, 61.10e9),
+        ("tsm", "resnet50", 8, 224, {"non_local": "original"}, 31_686_096, 54.94e9),
+        ("i3d_3x1x1", "resnet50", 32, 224, {"non_local": "tsm"}, 35_401_936, 44.34e9),
+        ("i3d_3x1x1", "resnet50", 32, 224, {"non_local": "original"}, 35_401_936, 41.26e9),
+        # TSM of five flow fields; AAVG's two streams, ten fields and pictures.
+        ("tsm", "resnet50", 8, 224, {"in_channels": 10}, 24_349_584, 34.904e9),
+        ("tsn", "resnet152", 1, 224, {"in_channels": 20, "classes": 101}, 58_404_069, 12.18e9),
+        ("tsn", "resnet152", 1, 224, {"classes": 101}, 58_350_757, 11.51e9),
     ],
 )
-def test_the_tsm_papers_other_networks(arch: str, backbone: str, parameters: int, multiply_adds: float) -> None:
-    """Lin et al., journal version, Tables 3 and 6: 8 frames, 400 classes."""
-    found = counted(arch, backbone)
-    assert found.parameters == parameters
-    assert found.multiply_adds == pytest.approx(multiply_adds, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("arch", "backbone", "frames", "classes", "parameters", "multiply_adds"),
-    [
-        ("trn", "resnet50", 8, 400, 27_047_728, 32.7e9),
-        ("trn", "resnet50", 8, 174, 26_641_154, 32.7e9),
-        ("eco_lite", None, 16, 400, 37_503_856, 46.49e9),
-        ("eco_lite", None, 8, 400, 37_503_856, 23.24e9),
-    ],
-)
-def test_the_comparators(
-    arch: str, backbone: str | None, frames: int, classes: int, parameters: int, multiply_adds: float
+def test_published_counts(
+    arch: str, backbone: str | None, frames: int, height: int, options: dict, parameters: int, multiply_adds: float
 ) -> None:
-    """Worked out from the authors' code. Four ECO-lites, on 92 frames in all, give the 267 G and 150 M of Lin et al."""
-    found = counted(arch, backbone, frames, classes=classes)
+    """At 400 classes, unless `options` has another number."""
+    found = counted(arch, backbone, frames, height, **options)
     assert found.parameters == parameters
-    assert found.multiply_adds == pytest.approx(multiply_adds, rel=0.001)
+    assert found.multiply_adds == pytest.approx(multiply_adds, rel=0.005)
+    assert found.input_bytes == frames * options.get("in_channels", 3) * height**2
 
 
 def test_trns_head_by_hand() -> None:
@@ -104,24 +109,6 @@ def test_a_network_that_is_2d_and_then_3d_has_t_in_every_stage() -> None:
     assert list(counted("eco_lite", None, 16, 64).stages.items()) == list(expected.items())
 
 
-@pytest.mark.parametrize(
-    ("arch", "frames", "height", "parameters", "multiply_adds"),
-    [
-        ("slowfast", 32, 224, 34_480_216, 27.64e9),
-        ("slowfast", 32, 256, 34_480_216, 36.1e9),  # Feichtenhofer et al., Table 2: 36.1 G a view
-        ("x3d_m", 16, 224, 3_794_322, 4.73e9),  # Feichtenhofer, Table 3: 4.73 G
-        ("x3d_m", 16, 256, 3_794_322, 6.2e9),  # the same, Table 4: 6.2 G a view, 3.8 M
-        ("ir_csn", 32, 224, 29_703_568, 74.05e9),
-        ("ir_csn", 32, 256, 29_703_568, 96.7e9),  # Tran et al.: 96.7 G a view, 29.6 M
-    ],
-)
-def test_the_3d_comparators(arch: str, frames: int, height: int, parameters: int, multiply_adds: float) -> None:
-    """At 400 classes. The published multiply-adds of a view are those of 256 x 256 pixels but for X3D's 4.73 G."""
-    found = counted(arch, None, frames, height)
-    assert found.parameters == parameters
-    assert found.multiply_adds == pytest.approx(multiply_adds, rel=0.005)
-
-
 def test_the_comparators_frames() -> None:
     """SlowFast, Table 1; X3D, Table 3; CSN, Table 1."""
     both = {"fast conv1": 32, "fast pool1": 32, "slow conv1": 4, "slow pool1": 4}
@@ -135,24 +122,7 @@ def test_the_comparators_frames() -> None:
     assert counted("ir_csn", None, 32, 64).stages == csn
 
 
-@pytest.mark.parametrize(
-    ("arch", "frames", "form", "parameters", "multiply_adds"),
-    [
-        ("tsm", 8, "tsm", 31_686_096, 61.10e9),
-        ("tsm", 8, "original", 31_686_096, 54.94e9),
-        ("i3d_3x1x1", 32, "tsm", 35_401_936, 44.34e9),
-        ("i3d_3x1x1", 32, "original", 35_401_936, 41.26e9),
-    ],
-)
-def test_non_local_networks(arch: str, frames: int, form: str, parameters: int, multiply_adds: float) -> None:
-    """Lin et al. print 31.7 M. Pooling first saves multiply-adds, since phi and g run on a quarter of the places."""
-    found = counted(arch, frames=frames, non_local=form)
-    assert found.parameters == parameters
-    assert found.multiply_adds == pytest.approx(multiply_adds, rel=0.01)
-
-
-@pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
-@pytest.mark.parametrize("form", ["tsm", "original"])
+@pytest.mark.parametrize(("form", "fast"), [("tsm", True), ("original", False)])
 def test_attention_is_counted_and_is_no_layer(form: str, fast: bool) -> None:
     """Beside the layers are two products a block: places x pooled places x half the channels."""
     with torch.device("meta"):
@@ -193,13 +163,14 @@ def test_one_convolution_by_hand() -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
-def test_layers_are_the_whole_network(arch: str, fast: bool) -> None:
+def test_layers_are_the_whole_network(arch: str) -> None:
     known = ARCHITECTURES[arch]
-    for backbone in known.backbones or (None,):
+    # The lightest with each kind of block; plain and accelerated in turn.
+    backbones = [b for b in ("resnet18", "resnet50", "mobilenet_v2") if b in known.backbones] or known.backbones
+    for number, backbone in enumerate(backbones or (None,)):
         with torch.device("meta"):
             model = build_model(arch, backbone, known.minimum_frames + known.frames_step, 10, width=0.3)
-        if fast:
+        if number % 2 == 0:
             accelerate(model)
         found = count(model, 33, 47)
         convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Conv3d)]
@@ -208,7 +179,6 @@ def test_layers_are_the_whole_network(arch: str, fast: bool) -> None:
         assert found.layers[0].name == convolutions[0] and found.layers[-1].name == linear[-1]
         assert sum(layer.parameters for layer in found.layers) == found.parameters
         assert sum(layer.multiply_adds for layer in found.layers) == found.multiply_adds
-        assert all(math.prod(layer.product) == layer.multiply_adds for layer in found.layers)
 
 
 def kept_by_autograd(model: nn.Module, clip: torch.Tensor) -> tuple[int, int]:
@@ -232,35 +202,33 @@ def kept_by_autograd(model: nn.Module, clip: torch.Tensor) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("arch", "backbone", "t", "options"),
+    ("arch", "backbone", "t", "fast", "options"),
     [
-        ("tsn", "resnet18", 4, {}),
-        ("tsn", "resnet50", 4, {}),
-        ("tsm", "resnet18", 4, {}),
-        ("tsm", "resnet50", 4, {}),
-        ("tsm", "resnet50", 4, {"shift_direction": "past", "shift_fraction": 0.3}),
-        ("tsm", "resnet50", 4, {"shift_place": "in_place"}),
-        ("tsm", "resnet50", 4, {"shift_fraction": 0.0}),
-        ("tsm", "resnet101", 2, {}),
-        ("tsm", "resnet50", 2, {"non_local": "tsm"}),
-        ("tsn", "resnet50", 2, {"non_local": "original"}),
-        ("i3d_3x3x3", "resnet18", 16, {}),
-        ("i3d_3x1x1", "resnet50", 16, {}),
-        ("trn", "resnet18", 4, {}),
-        ("eco_lite", None, 4, {}),
-        ("slowfast", None, 16, {}),
-        ("x3d_m", None, 3, {}),
-        ("ir_csn", None, 8, {}),
-        ("i3d_replace", "resnet50", 16, {"non_local": "tsm"}),
-        ("i3d_3x1x1", "resnet50", 16, {"non_local": "original"}),
+        ("tsn", "resnet18", 4, True, {}),
+        ("tsn", "resnet50", 4, False, {}),
+        ("tsm", "resnet18", 4, False, {}),
+        ("tsm", "resnet50", 4, True, {}),
+        ("tsm", "resnet50", 4, True, {"shift_direction": "past", "shift_fraction": 0.3}),
+        ("tsm", "resnet50", 4, True, {"shift_place": "in_place"}),
+        ("tsm", "resnet18", 4, False, {"shift_place": "in_place"}),
+        ("tsm", "resnet18", 4, True, {"shift_fraction": 0.0}),
+        ("tsm", "resnet50", 2, True, {"non_local": "tsm"}),
+        ("tsn", "resnet50", 2, False, {"non_local": "original"}),
+        ("i3d_3x3x3", "resnet18", 16, True, {}),
+        ("i3d_3x1x1", "resnet50", 8, False, {"non_local": "original"}),
+        ("trn", "resnet18", 4, True, {}),
+        ("eco_lite", None, 4, False, {}),
+        ("slowfast", None, 8, True, {}),
+        ("x3d_m", None, 3, True, {}),
+        ("ir_csn", None, 8, False, {}),
+        ("i3d_replace", "resnet50", 4, True, {"non_local": "tsm"}),
     ],
 )
-@pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
 def test_activations_are_what_autograd_keeps(
-    arch: str, backbone: str | None, t: int, options: dict, fast: bool
+    arch: str, backbone: str | None, t: int, fast: bool, options: dict
 ) -> None:
     def built() -> VideoNetwork:
-        model = build_model(arch, backbone, t, 5, width=0.25, **options)
+        model = build_model(arch, backbone, t, 5, width=0.125, **options)
         if fast:
             accelerate(model)
         return model

@@ -169,11 +169,9 @@ def _with_nets(model: VideoNetwork) -> dict[str, torch.Tensor]:
     ("backbone", "options"),
     [
         ("resnet50", {}),
-        ("resnet50", {"shift_direction": "past"}),
         ("resnet50", {"shift_direction": "past", "shift_fraction": 0.3}),
         ("resnet50", {"shift_fraction": 0.25, "non_local": "tsm"}),
         ("resnet101", {}),  # every second block
-        ("resnext101_32x4d", {"shift_direction": "past"}),
     ],
     ids=str,
 )
@@ -192,11 +190,10 @@ def test_i3d_replace_from_our_tsm_gives_its_outputs(tmp_path: Path, backbone: st
     assert_near(inflated(clip), expected, 1e-10)
 
 
-@pytest.mark.parametrize("backbone", ["resnet50", "resnet101"])
-def test_i3d_replace_from_the_authors_tsm_gives_its_outputs(tmp_path: Path, backbone: str) -> None:
-    tsm = _random("tsm", backbone, 4, 1)
+def test_i3d_replace_from_the_authors_tsm_gives_its_outputs(tmp_path: Path) -> None:
+    tsm = _random("tsm", "resnet101", 4, 1)
     torch.save({"state_dict": _with_nets(tsm)}, tmp_path / "w.pth")
-    inflated = _random("i3d_replace", backbone, 4, 2)
+    inflated = _random("i3d_replace", "resnet101", 4, 2)
     report = load_pretrained(inflated, tmp_path / "w.pth")
     assert (report.missing, report.unexpected, report.mismatched) == ((), (), ())
     clip = torch.randn(2, 4, 3, 32, 32, dtype=torch.double)

@@ -16,8 +16,8 @@ from summit_train.models.weights import LoadReport, load_pretrained
 from tests.closeness import assert_near
 
 Pair = tuple[str, str]  # a module in their file, the same in ours
+Tensors = dict[str, torch.Tensor]
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-RESNET50 = (3, 4, 6, 3)
 NON_LOCAL = ("layer2.0", "layer2.2", "layer3.0", "layer3.2", "layer3.4")
 # Sandler et al., Table 2: blocks of each of the seven layers.
 MOBILENET = (1, 2, 3, 4, 3, 3, 1)
@@ -60,31 +60,50 @@ def assert_all_loaded(report: LoadReport, model: VideoNetwork, source: VideoNetw
         assert torch.equal(found, expected), name
 
 
-def authors_resnet(non_local: bool) -> tuple[list[Pair], list[Pair]]:
-    """ops/models.py: base_model and new_fc; TemporalShift.net in each block; NL3DWrapper.block and .nl."""
-    layers, norms = [("base_model.conv1", "conv1"), ("new_fc", "fc")], [("base_model.bn1", "bn1")]
-    for stage, num_blocks in enumerate(RESNET50, 1):
-        for number in range(num_blocks):
-            ours = f"layer{stage}.{number}"
-            wrapped = non_local and ours in NON_LOCAL
-            theirs = f"base_model.{ours}.block" if wrapped else f"base_model.{ours}"
-            layers += [(f"{theirs}.conv1.net", f"{ours}.conv1")]
-            layers += [(f"{theirs}.conv{i}", f"{ours}.conv{i}") for i in (2, 3)]
-            norms += [(f"{theirs}.bn{i}", f"{ours}.bn{i}") for i in (1, 2, 3)]
-            if number == 0:
-                layers += [(f"{theirs}.downsample.0", f"{ours}.downsample.0")]
-                norms += [(f"{theirs}.downsample.1", f"{ours}.downsample.1")]
-            if wrapped:
-                nl = f"base_model.{ours}.nl"
-                layers += [(f"{nl}.{name}", f"{ours}.nl.{name}") for name in ("theta", "phi.0", "g.0", "W.0")]
-                norms += [(f"{nl}.W.1", f"{ours}.nl.W.1")]
-    return layers, norms
+def torchvisions(state: Tensors) -> Tensors:
+    return dict(state)
+
+
+def authors(state: Tensors, shifted: bool = False) -> Tensors:
+    """ops/models.py: base_model and new_fc; TemporalShift.net; NL3DWrapper.block and .nl; consensus of TRN."""
+
+    def theirs(name: str) -> str:
+        if name.startswith(("consensus.", "fc.")):
+            return re.sub(r"^fc\.", "new_fc.", name)
+        block = ".".join(name.split(".")[:2])
+        if any(other.startswith(f"{block}.nl.") for other in state) and ".nl." not in name:
+            name = name.replace(block, f"{block}.block")
+        name = re.sub(r"(?<=\.)conv1(?=\.)", "conv1.net", name) if shifted else name
+        return f"base_model.{name}"
+
+    return {f"module.{theirs(name)}": value for name, value in state.items()}
+
+
+def mmactions(state: Tensors, shifted: bool = False) -> Tensors:
+    """backbones/resnet.py, resnet_tsm.py and resnet3d.py, heads/tsn_head.py, i3d_head.py and trn_head.py.
+
+    Each convolution and its norm are one module, conv and bn.
+    """
+    wrapped = "|".join(re.escape(name.partition(".nl.")[0]) for name in state if ".nl." in name and shifted) or "$"
+    rules = (
+        (rf"^({wrapped})\.(?!nl)", r"\1.block."),
+        (r"^(fc|consensus)\.", r"cls_head.\1."), (r"^cls_head\.fc\.", "cls_head.fc_cls."),
+        (r"^(?!cls_head)", "backbone."), (r"\.conv(\d)\.", r".conv\1.conv."), (r"\.bn(\d)\.", r".conv\1.bn."),
+        (r"(?<=\d\.)conv1\.conv\.|(?<=block\.)conv1\.conv\.", "conv1.conv.net." if shifted else "conv1.conv."),
+        (r"\.downsample\.0\.", ".downsample.conv."), (r"\.downsample\.1\.", ".downsample.bn."),
+        (r"\.nl\.W\.0\.", ".non_local_block.conv_out.conv."), (r"\.nl\.W\.1\.", ".non_local_block.conv_out.bn."),
+        (r"\.nl\.(theta|phi\.0|g\.0)\.", r".non_local_block.\1.conv."),
+    )  # fmt: skip
+    names = {name: name for name in state}
+    for pattern, replacement in rules:
+        names = {name: re.sub(pattern, replacement, new) for name, new in names.items()}
+    return {new: state[name] for name, new in names.items()}
 
 
 @pytest.mark.parametrize("non_local", [False, "tsm"])
 def test_the_authors_resnets(tmp_path: Path, non_local: object) -> None:
     source, model = (network("resnet50", seed, non_local=non_local) for seed in (1, 2))
-    file = {f"module.{name}": value for name, value in renamed(source, *authors_resnet(bool(non_local))).items()}
+    file = authors(source.state_dict(), shifted=True)
     for name, value in file.items():  # theirs are convolutions of volumes
         if ".nl." in name and value.dim() == 4:
             file[name] = value.unsqueeze(2)
@@ -140,33 +159,12 @@ def test_the_authors_offline_mobilenet(tmp_path: Path) -> None:
     assert_all_loaded(loaded(model, file, tmp_path / "w.pth"), model, source)
 
 
-def mmaction_resnet(shifted: bool, non_local: bool) -> tuple[list[Pair], list[Pair]]:
-    """backbones/resnet.py and resnet_tsm.py: each convolution and its norm are one module, conv and bn."""
-    layers, norms = [("backbone.conv1.conv", "conv1"), ("cls_head.fc_cls", "fc")], [("backbone.conv1.bn", "bn1")]
-    for stage, num_blocks in enumerate(RESNET50, 1):
-        for number in range(num_blocks):
-            ours = f"layer{stage}.{number}"
-            wrapped = non_local and ours in NON_LOCAL
-            theirs = f"backbone.{ours}.block" if wrapped else f"backbone.{ours}"
-            layers += [(f"{theirs}.conv1.conv{'.net' if shifted else ''}", f"{ours}.conv1")]
-            layers += [(f"{theirs}.conv{i}.conv", f"{ours}.conv{i}") for i in (2, 3)]
-            norms += [(f"{theirs}.conv{i}.bn", f"{ours}.bn{i}") for i in (1, 2, 3)]
-            if number == 0:
-                layers += [(f"{theirs}.downsample.conv", f"{ours}.downsample.0")]
-                norms += [(f"{theirs}.downsample.bn", f"{ours}.downsample.1")]
-            if wrapped:
-                nl = f"backbone.{ours}.non_local_block"
-                layers += [(f"{nl}.{name}.conv", f"{ours}.nl.{name}") for name in ("theta", "phi.0", "g.0")]
-                layers += [(f"{nl}.conv_out.conv", f"{ours}.nl.W.0")]
-                norms += [(f"{nl}.conv_out.bn", f"{ours}.nl.W.1")]
-    return layers, norms
-
-
 @pytest.mark.parametrize("shifted", [True, False], ids=["tsm", "tsn"])
 def test_mmactions_resnets(tmp_path: Path, shifted: bool) -> None:
     source, model = (network("resnet50", seed) for seed in (1, 2))
-    file = renamed(source, *mmaction_resnet(shifted, non_local=False))
+    file = mmactions(source.state_dict(), shifted)
     assert "backbone.layer1.0.downsample.bn.running_var" in file
+    assert ("backbone.layer1.0.conv1.conv.net.weight" in file) == shifted
     report = loaded(model, {"meta": {"epoch": 50}, "state_dict": file, "message_hub": {}}, tmp_path / "w.pth")
     assert_all_loaded(report, model, source)
 
@@ -174,7 +172,10 @@ def test_mmactions_resnets(tmp_path: Path, shifted: bool) -> None:
 def test_mmactions_non_local_blocks_have_no_bias_behind(tmp_path: Path) -> None:
     """mmcv's ConvModule leaves out the bias of a convolution in front of a norm; here it is there and 0."""
     source, model = (network("resnet50", seed, non_local="tsm") for seed in (1, 2))
-    file = renamed(source, *mmaction_resnet(shifted=True, non_local=True))
+    file = mmactions(source.state_dict(), shifted=True)
+    assert {f"backbone.layer2.0.{name}.weight" for name in ("block.conv1.conv.net", "non_local_block.g.0.conv")} < set(
+        file
+    )
     file = {name: value for name, value in file.items() if not name.endswith("conv_out.conv.bias")}
     report = loaded(model, {"state_dict": file}, tmp_path / "w.pth")
     assert (report.missing, report.unexpected, report.mismatched) == ((), (), ())
@@ -222,45 +223,26 @@ def test_an_imagenet_file_of_mmcls_within_mmaction(tmp_path: Path) -> None:
     assert_all_loaded(loaded(model, {"state_dict": file}, tmp_path / "w.pth"), model, source)
 
 
-def torchvisions(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return dict(state)
+Write = Callable[[Tensors], Tensors]
 
 
-def authors(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """ops/models.py without a shift, and TRN's models.py: consensus stands beside base_model."""
-
-    def theirs(name: str) -> str:
-        if name.startswith("consensus."):
-            return name
-        return re.sub(r"^fc\.", "new_fc.", name) if name.startswith("fc.") else f"base_model.{name}"
-
-    return {f"module.{theirs(name)}": value for name, value in state.items()}
-
-
-def mmactions(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """backbones/resnet.py and resnet3d.py, heads/tsn_head.py, i3d_head.py and trn_head.py."""
-    rules = (
-        (r"^(fc|consensus)\.", r"cls_head.\1."), (r"^cls_head\.fc\.", "cls_head.fc_cls."),
-        (r"^(?!cls_head)", "backbone."), (r"\.conv(\d)\.", r".conv\1.conv."), (r"\.bn(\d)\.", r".conv\1.bn."),
-        (r"\.downsample\.0\.", ".downsample.conv."), (r"\.downsample\.1\.", ".downsample.bn."),
-        (r"\.nl\.W\.0\.", ".non_local_block.conv_out.conv."), (r"\.nl\.W\.1\.", ".non_local_block.conv_out.bn."),
-        (r"\.nl\.(theta|phi\.0|g\.0)\.", r".non_local_block.\1.conv."),
-    )  # fmt: skip
-    names = {name: name for name in state}
-    for pattern, replacement in rules:
-        names = {name: re.sub(pattern, replacement, new) for name, new in names.items()}
-    return {new: state[name] for name, new in names.items()}
-
-
-CONVENTIONS = (torchvisions, authors, mmactions)
-Write = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
-
-
-@pytest.mark.parametrize("write", CONVENTIONS)
-@pytest.mark.parametrize("arch", ["tsn", "tsm", "i3d_3x3x3", "i3d_3x1x1", "i3d_replace", "trn"])
+@pytest.mark.parametrize(
+    ("arch", "write"),
+    [
+        ("tsn", authors),
+        ("tsm", torchvisions),
+        ("i3d_3x3x3", mmactions),
+        ("i3d_3x1x1", torchvisions),
+        ("i3d_replace", authors),
+        ("trn", mmactions),
+    ],
+)
 def test_a_2d_file_of_each_convention_is_loaded_whole(tmp_path: Path, arch: str, write: Write) -> None:
     """Kernels in time are inflated; TRN's linear layer of a frame has another size, and its relations are its own."""
-    source, model = network("resnet50", 1, arch="tsn"), network("resnet50", 2, arch=arch, frames=16)
+    source, model = (
+        network("resnet50", 1, arch="tsn"),
+        network("resnet50", 2, arch=arch, frames=16 if arch == "i3d_3x3x3" else 8),
+    )
     report = loaded(model, {"state_dict": write(source.state_dict())}, tmp_path / "w.pth")
     own = [name for name in model.state_dict() if name.startswith("consensus.")]
     assert (list(report.missing), report.unexpected) == (own, ())
@@ -315,10 +297,18 @@ def test_an_i3d_whose_pool1_the_file_does_not_say_is_reported(tmp_path: Path) ->
     assert loaded(model, mmactions(flat.state_dict()), tmp_path / "w.pth").pool1 is None
 
 
-@pytest.mark.parametrize("write", CONVENTIONS)
-@pytest.mark.parametrize("arch", ["eco_lite", "slowfast", "x3d_m", "ir_csn"])
+@pytest.mark.parametrize(
+    ("arch", "write"),
+    [
+        ("eco_lite", torchvisions),
+        ("slowfast", authors),
+        ("x3d_m", mmactions),
+        ("ir_csn", authors),
+        ("ir_csn", mmactions),
+    ],
+)
 def test_networks_without_a_convention_refuse_a_resnets_file(tmp_path: Path, arch: str, write: Write) -> None:
-    source, model = network("resnet152", 1, arch="tsn"), network(None, 2, arch=arch, frames=16)
+    source, model = network("resnet50", 1, arch="tsn"), network(None, 2, arch=arch, frames=8)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(UserError, match=r"^[^\n]*(no tensor fits this model|weights of another network)[^\n]*$"):
         loaded(model, {"state_dict": write(source.state_dict())}, tmp_path / "w.pth")
@@ -337,7 +327,7 @@ def test_two_tensors_under_one_name_are_refused(tmp_path: Path) -> None:
 def test_another_number_of_classes_and_keys_of_nobody_are_reported(tmp_path: Path) -> None:
     source, model = network("resnet50", 1, classes=7), network("resnet50", 2)
     fresh = model.fc.weight.clone()
-    file = {f"module.{name}": value for name, value in renamed(source, *authors_resnet(False)).items()}
+    file = authors(source.state_dict(), shifted=True)
     file["module.extra.weight"] = torch.ones(1)
     report = loaded(model, {"state_dict": file}, tmp_path / "w.pth")
     assert [mismatch.name for mismatch in report.mismatched] == ["fc.weight", "fc.bias"]

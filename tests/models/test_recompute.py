@@ -15,7 +15,6 @@ from summit_train.models.recompute import RecomputedBlocks, recompute_blocks
 NETWORKS = [
     ("tsm", "resnet18", 4),
     ("tsm", "resnet50", 4),
-    ("tsm", "resnet101", 2),
     ("tsn", "resnet18", 2),
     ("i3d_3x3x3", "resnet18", 16),
     ("trn", "resnet18", 3),
@@ -27,16 +26,16 @@ NETWORKS = [
 ]
 
 
-@pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
-@pytest.mark.parametrize(("arch", "backbone", "num_frames"), NETWORKS)
+@pytest.mark.parametrize(("number", "arch", "backbone", "num_frames"), [(i, *row) for i, row in enumerate(NETWORKS)])
 def test_gradients_and_statistics_are_the_same_bits(
-    arch: str, backbone: str | None, num_frames: int, fast: bool
+    number: int, arch: str, backbone: str | None, num_frames: int
 ) -> None:
+    """Every second network accelerated."""
     torch.manual_seed(0)
     kept = build_model(arch, backbone, num_frames, 3, width=0.125).train()
     recomputed = copy.deepcopy(kept)
     recompute_blocks(recomputed)
-    if fast:
+    if number % 2:
         accelerate(kept)
         accelerate(recomputed)
     assert all(isinstance(recomputed.get_submodule(name), RecomputedBlocks) for name in recomputed.blocks)
@@ -63,8 +62,8 @@ def test_the_weight_of_a_micro_batch_in_the_statistics_comes_back() -> None:
 
 @pytest.mark.parametrize(("arch", "backbone", "num_frames"), NETWORKS)
 def test_the_blocks_keep_their_inputs_only(arch: str, backbone: str | None, num_frames: int) -> None:
-    model = build_model(arch, backbone, num_frames, 3, width=0.25).train()
-    counted = count(model, 64)
+    model = build_model(arch, backbone, num_frames, 3, width=0.125).train()
+    counted = count(model, 32)
     recompute_blocks(model)
     kept: dict[int, int] = {}
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -79,7 +78,7 @@ def test_the_blocks_keep_their_inputs_only(arch: str, backbone: str | None, num_
         if name.rpartition(".")[0] in model.blocks:
             block.register_forward_pre_hook(lambda _, inputs: (note(inputs[0]), None)[1])
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        logits = model(torch.randn(1, num_frames, 3, 64, 64))
+        logits = model(torch.randn(1, num_frames, 3, 32, 32))
     assert sum(kept.values()) == counted.outside_elements
     assert logits.requires_grad
     assert counted.activation_bytes(recompute=True) < counted.activation_bytes()

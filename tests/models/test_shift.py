@@ -7,7 +7,6 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from summit_train.models.shift import TemporalShift, num_shifted_channels, temporal_shift
-from tests.closeness import assert_near
 
 # Two clips of T frames with C channels: odd channels, T = 1, no channel shifted, all of them shifted.
 SHAPES = [(1, 8, 0.125), (2, 5, 0.2), (3, 7, 0.25), (4, 9, 0.5), (4, 16, 0.125), (8, 3, 0.1), (5, 6, 0.5)]
@@ -125,13 +124,3 @@ def test_channels_are_counted_as_meant_in_decimals() -> None:
 
 def test_it_adds_no_key_to_a_state_dict() -> None:
     assert TemporalShift(8).state_dict() == {}
-
-
-@pytest.mark.slow
-def test_compiled_it_is_the_same() -> None:
-    layer = torch.nn.Sequential(TemporalShift(4), torch.nn.Conv2d(16, 4, 3, padding=1, bias=False))
-    x = torch.randn(8, 16, 6, 6).to(memory_format=torch.channels_last)
-    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    torch.compile(layer, fullgraph=True)(ours).square().sum().backward()
-    layer[1](plain(theirs, 4, 2, "both")).square().sum().backward()
-    assert_near(ours.grad, theirs.grad, 1e-5)

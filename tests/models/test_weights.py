@@ -19,7 +19,6 @@ from torch import nn
 
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork, build_model
-from summit_train.models.inflation import averaged, inflate
 from summit_train.models.weights import Mismatch, load_pretrained
 from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
 from tests.closeness import assert_near
@@ -112,11 +111,6 @@ def test_2d_kernels_are_inflated(tmp_path: Path, arch: str, backbone: str) -> No
             assert torch.equal(module.weight, module.weight[:, :, :1].expand_as(module.weight))
 
 
-def test_inflation_by_hand() -> None:
-    kernel = torch.tensor([[[[6.0]]], [[[3.0]]]])
-    assert inflate(kernel, 3).tolist() == [[[[[2.0]], [[2.0]], [[2.0]]]], [[[[1.0]], [[1.0]], [[1.0]]]]]
-
-
 def test_what_was_inflated_is_named(tmp_path: Path) -> None:
     torch.save(network("tsn", "resnet50", seed=1).state_dict(), tmp_path / "w.pth")
     report = load_pretrained(network("i3d_3x1x1", "resnet50"), tmp_path / "w.pth")
@@ -147,8 +141,6 @@ def test_weights_for_other_channels_are_averaged(tmp_path: Path, source: VideoNe
     assert (report.missing, report.unexpected, report.mismatched) == ((), (), ())
     assert_near(model.conv1.weight, source.conv1.weight.mean(1, keepdim=True).expand(8, 10, 7, 7), 1e-6)
     assert _same(model, source.state_dict(), but=("conv1.weight",))
-    kernel = torch.tensor([[[[1.0]], [[2.0]], [[6.0]]]])
-    assert averaged(kernel, 2).tolist() == [[[[3.0]], [[3.0]]]]
 
 
 def test_the_first_convolution_alone_is_averaged(tmp_path: Path) -> None:
@@ -331,8 +323,8 @@ def _bad_files(folder: Path, state: dict[str, torch.Tensor]) -> dict[Path, str]:
     (folder / "empty_run").mkdir()
     bad = {folder / name: "cannot be read as a file of torch's" for name in contents}
     return bad | {
-        folder / "list.pth": "must hold tensors by name, got a list",
-        folder / "numbers.pth": "must hold tensors by name, got none",
+        folder / "list.pth": "must contain tensors by name, got a list",
+        folder / "numbers.pth": "must contain tensors by name, got none",
         folder / "empty_run": "no checkpoints/step_",
         folder / "absent.pth": "no such file",
     }

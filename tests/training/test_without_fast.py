@@ -33,6 +33,6 @@ def test_a_tiny_training_without_the_fast_path(write_spec: WriteSpec, tmp_path: 
     spec = write_spec(precision="fp64")
     plain, said = losses(spec, tmp_path / "plain", blocked=True)
     fast, said_fast = losses(spec, tmp_path / "fast", blocked=False)
-    assert "network: plain: models/fast is not there" in said
+    assert "network: plain: models/fast is missing" in said
     assert "network: C++ kernels" in said_fast
     assert plain == pytest.approx(fast, rel=1e-9)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from summit_train.core.errors import RunFailed
-from summit_train.models.fast.native.library import Kernels, compile_for_cluster, kernels
+from summit_train.models.fast.native.kernels import Kernels, compile_for_cluster, kernels
 from summit_train.models.fast.norm import FusedNorm
 from summit_train.models.fast.shifted_conv import CopiedShift, ShiftedConv2d
 from summit_train.models.mobilenet import InvertedResidual

@@ -75,18 +75,19 @@ class ShiftedConv2d(nn.Conv2d):
         if not kernels.take(x):
             yield _shifted_copy(x, self.num_frames, self.moves)
             return
-        ends = kernels.shift(x, self.num_frames, self.moves, keep=True)
+        ends = x.new_empty(len(x) // self.num_frames, *x.shape[2:], sum(end - begin for begin, end, _ in self.moves))
+        kernels.shift(x, self.num_frames, self.moves, ends)
         try:
             yield x
         finally:
-            kernels.restore(x, cast(torch.Tensor, ends), self.num_frames, self.moves)
+            kernels.shift(x, self.num_frames, self.moves, ends, restore=True)
 
     def shifted_back(self, grad: torch.Tensor) -> torch.Tensor:
         """Return the transposed shift of a gradient that nothing else needs."""
         if not kernels.take(grad):
             return _shifted_copy(grad, self.num_frames, _transposed(self.moves))
         grad = kernels.channels_last(grad)
-        kernels.shift(grad, self.num_frames, _transposed(self.moves), keep=False)
+        kernels.shift(grad, self.num_frames, _transposed(self.moves))
         return grad
 
 

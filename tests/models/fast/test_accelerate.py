@@ -23,7 +23,6 @@ NETWORKS = [
     ("tsm", "resnet50", 3, {"shift_fraction": 0.3}),
     ("tsm", "resnet50", 4, {"shift_place": "in_place"}),
     ("tsm", "resnet50", 4, {"shift_direction": "past"}),
-    ("tsm", "resnet101", 2, {}),
     ("tsm", "resnet50", 2, {"non_local": "original"}),
     ("i3d_3x3x3", "resnet18", 16, {}),
     ("i3d_3x1x1", "resnet50", 8, {}),

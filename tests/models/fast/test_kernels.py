@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from summit_train.models.fast.native import kernels
-from summit_train.models.fast.native.kernels import Group
-from summit_train.models.fast.native.library import Kernels
+from summit_train.models.fast.native.kernels import Group, Kernels
 from tests.models.test_shift import plain
 
 pytestmark = pytest.mark.skipif(not isinstance(kernels.kernels(), Kernels), reason=f"no kernels: {kernels.kernels()}")
@@ -36,11 +35,12 @@ def test_any_shape(
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        ends = kernels.shift(x, num_frames, groups, keep=True)
+        ends = x.new_empty(clips, side, side + 1, 2 * fold)
+        kernels.shift(x, num_frames, groups, ends)
         assert torch.equal(x, plain(before, num_frames, fold, "both"))
-        kernels.restore(x, ends, num_frames, groups)
+        kernels.shift(x, num_frames, groups, ends, restore=True)
         assert torch.equal(x, bits)
-        assert kernels.shift(x, num_frames, groups, keep=False) is None
+        kernels.shift(x, num_frames, groups)
         assert torch.equal(x, plain(before, num_frames, fold, "both"))
     finally:
         torch.set_num_threads(threads_before)
@@ -50,7 +50,8 @@ def test_what_drops_out_by_hand() -> None:
     """One clip, 3 frames, 4 channels, 1x1: the value tells frame and channel."""
     x = torch.tensor([[10.0, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]]).view(3, 4, 1, 1)
     x = x.contiguous(memory_format=torch.channels_last)
-    ends = kernels.shift(x, 3, [Group(0, 1, 1), Group(1, 2, -1)], keep=True)
+    ends = x.new_empty(1, 1, 1, 2)
+    kernels.shift(x, 3, [Group(0, 1, 1), Group(1, 2, -1)], ends)
     assert x.view(3, 4).tolist() == [[20, 0, 12, 13], [30, 11, 22, 23], [0, 21, 32, 33]]
     assert ends.flatten().tolist() == [10, 31]
 
@@ -62,8 +63,9 @@ def test_nan_infinity_and_negative_zero_come_back(dtype: torch.dtype) -> None:
     integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
     bits = x.clone().view(integers)
     groups = [Group(0, 1, 1), Group(1, 2, -1)]
-    ends = kernels.shift(x, 4, groups, keep=True)
-    kernels.restore(x, ends, 4, groups)
+    ends = x.new_empty(1, 3, 3, 2)
+    kernels.shift(x, 4, groups, ends)
+    kernels.shift(x, 4, groups, ends, restore=True)
     assert torch.equal(x.view(integers), bits)
 
 

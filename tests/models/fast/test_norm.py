@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from summit_train.models.fast.native import kernels
-from summit_train.models.fast.native.library import Kernels
+from summit_train.models.fast.native.kernels import Kernels
 from summit_train.models.fast.norm import FusedNorm
 from tests.closeness import assert_near
 

@@ -62,7 +62,7 @@ template <class F> void in_parallel(int64_t workers, int64_t count, F each) {
     for (int64_t w = 0; w < workers; w++) each(w, count * w / workers, count * (w + 1) / workers);
 }
 
-// Prefetch the row that is read soon. The processor sees the stream by itself, and still it comes sooner when asked for.
+// Prefetch a row that is read soon. This is faster than the processor's own prefetcher alone.
 template <class T> inline void prefetch(const T* row, int64_t C) {
     constexpr int64_t LINE = 64 / sizeof(T);
     const int64_t rows = std::clamp<int64_t>(AHEAD_BYTES / int64_t(C * sizeof(T)), 2, 16);
@@ -154,7 +154,7 @@ template <class T> void moments_of_rows(const T* x, int64_t C, int64_t first, in
         const int64_t end = std::min(last, row + block);
         A<T>*const s = sum.data(), *const m = mean.data();
         std::fill(sum.begin(), sum.end(), A<T>(0));
-        // Differences from the first row: a mean that is large beside the deviations costs no digits.
+        // Differences from the first row: a mean much larger than the deviations costs no digits.
         for (int64_t c = 0; c < C; c++) m[c] = load(x[row * C + c]);
         add_rows<T>(x, C, row, end, s, [m](A<T> value, int64_t c) { return value - m[c]; });
         for (int64_t c = 0; c < C; c++) m[c] = A<T>(wide[c] = double(m[c]) + double(s[c]) / double(end - row));
