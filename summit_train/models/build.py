@@ -60,17 +60,21 @@ def build_model(
         ("shift_direction", shift_direction, ShiftDirection), ("pool1", pool1, Pool1),
     )  # fmt: skip
     for name, value, kind in choices:
-        valid = get_args(kind)
-        _check(value in valid, f"{name} must be one of {', '.join(map(str, valid))}, got {value!r}")
+        if value not in (valid := get_args(kind)):
+            raise ValueError(f"{name} must be one of {', '.join(map(str, valid))}, got {value!r}")
     most = 0.5 if shift_direction == "both" else 1.0
-    _check(0 <= shift_fraction <= most, f"shift_fraction must be 0 to {most} ({shift_direction}), got {shift_fraction}")
-    _check(num_classes >= 1, f"num_classes must be 1 or more, got {num_classes}")
-    _check(in_channels >= 1, f"in_channels must be 1 or more, got {in_channels}")
-    _check(0 < width < math.inf, f"width must be a positive number, got {width}")
-    _check(0 <= dropout < 1, f"dropout must be 0 or more and below 1, got {dropout}")
+    limits = (
+        (0 <= shift_fraction <= most, f"shift_fraction must be 0 to {most} ({shift_direction}), got {shift_fraction}"),
+        (num_classes >= 1, f"num_classes must be 1 or more, got {num_classes}"),
+        (in_channels >= 1, f"in_channels must be 1 or more, got {in_channels}"),
+        (0 < width < math.inf, f"width must be a positive number, got {width}"),
+        (0 <= dropout < 1, f"dropout must be 0 or more and below 1, got {dropout}"),
+    )
     backbone = backbone or ARCHITECTURES[arch].usual_backbone
-    for _, problem in network_problems(arch, backbone, num_frames, non_local, zero_init_residual, pool1):
-        raise ValueError(problem)
+    problems = [problem for is_kept, problem in limits if not is_kept]
+    problems += [text for _, text in network_problems(arch, backbone, num_frames, non_local, zero_init_residual, pool1)]
+    if problems:
+        raise ValueError(problems[0])
 
     model = _built(arch, backbone or "", (num_frames, num_classes, width, dropout, in_channels), pool1)
     if arch == "tsm":
@@ -83,11 +87,6 @@ def build_model(
             if isinstance(module, ResidualBlock | InvertedResidual | X3DBlock):
                 nn.init.zeros_(module.get_parameter(f"{module.last_norm}.weight"))
     return model
-
-
-def _check(is_right: bool, problem: str) -> None:
-    if not is_right:
-        raise ValueError(problem)
 
 
 def _built(arch: str, backbone: str, sizes: tuple[int, int, float, float, int], pool1: Pool1) -> VideoNetwork:

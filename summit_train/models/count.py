@@ -133,39 +133,30 @@ class _Watch:
         self.alive: list[torch.Tensor] = []
         self.block = ""
         self.parameters = {_storage(parameter) for parameter in network.parameters()}
+        self.titles = network.stages
+        self.sequences = network.blocks
         for name, module in network.named_modules():
-            if isinstance(module, nn.Conv2d | nn.Conv3d | nn.Linear):
-                module.register_forward_hook(partial(self.see_layer, name))
-            elif isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.register_forward_hook(self.see_norm)
-        for name, title in network.stages.items():
-            network.get_submodule(name).register_forward_hook(partial(self.see_stage, title))
-        for name in network.blocks:
-            for number, block in network.get_submodule(name).named_children():
-                block.register_forward_pre_hook(partial(self.enter, f"{name}.{number}"))
-                block.register_forward_hook(self.leave)
+            module.register_forward_hook(partial(self.leave, name))
+            if name.rpartition(".")[0] in self.sequences:
+                module.register_forward_pre_hook(partial(self.enter, name))
 
-    def see_layer(self, name: str, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        weight = module.get_parameter("weight")
-        product = (output.numel() // len(weight), weight[0].numel(), len(weight))
-        self.layers.append(Layer(name, sum(parameter.numel() for parameter in module.parameters()), product))
-
-    def see_norm(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        if self.layers:
-            own = sum(parameter.numel() for parameter in module.parameters())
-            self.layers[-1] = replace(self.layers[-1], parameters=self.layers[-1].parameters + own)
-
-    def see_stage(self, title: str, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        # One clip: frames are the batch of a 2D network, and the third dimension of (N, C, T, H, W).
-        self.stages[title] = output.shape[0] if output.dim() == 4 else output.shape[2]
-
-    def enter(self, name: str, module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    def enter(self, name: str, block: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         self.block = name
         self.alive.append(inputs[0])
         self.block_inputs[_storage(inputs[0])] = inputs[0].numel()
 
-    def leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        self.block = ""
+    def leave(self, name: str, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        if isinstance(module, nn.Conv2d | nn.Conv3d | nn.Linear):
+            product = (output.numel() // len(module.weight), module.weight[0].numel(), len(module.weight))
+            self.layers.append(Layer(name, own, product))
+        elif isinstance(module, nn.modules.batchnorm._BatchNorm) and self.layers:
+            self.layers[-1] = replace(self.layers[-1], parameters=self.layers[-1].parameters + own)
+        if name in self.titles:
+            # One clip: frames are the batch of a 2D network, and the third dimension of (N, C, T, H, W).
+            self.stages[self.titles[name]] = output.shape[0] if output.dim() == 4 else output.shape[2]
+        if name.rpartition(".")[0] in self.sequences:
+            self.block = ""
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note a tensor that autograd keeps for the backward pass."""

@@ -99,11 +99,11 @@ class Residuals(nn.Module):
         self.a_1: nn.Module = nn.Identity()
         self.a_down: nn.Module | None = None
         if stride > 1:
-            self.a_1 = _convolution3d(in_channels, channels, stride)
+            self.a_1 = _convolution(in_channels, channels, 3, stride, is_3d=True)
             self.a_down = nn.Conv3d(in_channels, channels, 3, stride, padding=1)
         self.a_2 = nn.Conv3d(in_channels if stride == 1 else channels, channels, 3, padding=1)
         self.a_bn = nn.BatchNorm3d(channels)
-        self.b_1 = _convolution3d(channels, channels, 1)
+        self.b_1 = _convolution(channels, channels, 3, is_3d=True)
         self.b_2 = nn.Conv3d(channels, channels, 3, padding=1)
         self.b_bn = nn.BatchNorm3d(channels)
 
@@ -115,15 +115,13 @@ class Residuals(nn.Module):
         return torch.relu(self.b_bn(b))
 
 
-def _convolution(in_channels: int, channels: int, kernel: int, stride: int = 1) -> nn.Sequential:
+def _convolution(
+    in_channels: int, channels: int, kernel: int, stride: int = 1, *, is_3d: bool = False
+) -> nn.Sequential:
     """Return convolution, normalisation, relu."""
-    conv = nn.Conv2d(in_channels, channels, kernel, stride, kernel // 2)
-    return _named(conv=conv, bn=nn.BatchNorm2d(channels), relu=nn.ReLU(inplace=True))
-
-
-def _convolution3d(in_channels: int, channels: int, stride: int) -> nn.Sequential:
-    conv = nn.Conv3d(in_channels, channels, 3, stride, padding=1)
-    return _named(conv=conv, bn=nn.BatchNorm3d(channels), relu=nn.ReLU(inplace=True))
+    conv, norm = (nn.Conv3d, nn.BatchNorm3d) if is_3d else (nn.Conv2d, nn.BatchNorm2d)
+    layer = conv(in_channels, channels, kernel, stride, kernel // 2)
+    return _named(conv=layer, bn=norm(channels), relu=nn.ReLU(inplace=True))
 
 
 def _named(**modules: nn.Module) -> nn.Sequential:

@@ -19,7 +19,7 @@ from torch import nn
 
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork, build_model
-from summit_train.models.weights import Mismatch, load_pretrained
+from summit_train.models.weights import LoadReport, Mismatch, load_pretrained
 from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
 from tests.closeness import assert_near
 
@@ -41,6 +41,12 @@ def source() -> VideoNetwork:
     return model
 
 
+def loaded(model: VideoNetwork, content: object, folder: Path, classes: list[str] | None = None) -> LoadReport:
+    """Load a file of torch.save's."""
+    torch.save(content, folder / "w.pth")
+    return load_pretrained(model, folder / "w.pth", classes)
+
+
 def _same(model: nn.Module, state: dict[str, torch.Tensor], but: tuple[str, ...] = ()) -> bool:
     ours = model.state_dict()
     return all(torch.equal(ours[name], value) for name, value in state.items() if name not in but)
@@ -56,9 +62,8 @@ WRAPPERS: list[Callable[[dict], object]] = [
 
 @pytest.mark.parametrize("wrap", WRAPPERS, ids=["plain", "our checkpoint", "state_dict, module.", "compiled"])
 def test_files_people_have(tmp_path: Path, source: VideoNetwork, wrap: Callable[[dict], object]) -> None:
-    torch.save(wrap(source.state_dict()), tmp_path / "weights.pth")
     model = network("tsm")
-    report = load_pretrained(model, tmp_path / "weights.pth")
+    report = loaded(model, wrap(source.state_dict()), tmp_path)
     assert _same(model, source.state_dict())
     assert (report.missing, report.unexpected, report.mismatched) == ((), (), ())
     # 20 convolutions, 20 norms of 4 tensors each, and the classifier's 2.
@@ -68,18 +73,15 @@ def test_files_people_have(tmp_path: Path, source: VideoNetwork, wrap: Callable[
 def test_norm_counters_are_nobodys_business(tmp_path: Path, source: VideoNetwork) -> None:
     """Files from before torch 0.4.1 have no num_batches_tracked: nothing is missing then."""
     state = {n: v for n, v in source.state_dict().items() if not n.endswith("num_batches_tracked")}
-    torch.save(state, tmp_path / "old.pth")
-    assert load_pretrained(network(), tmp_path / "old.pth").missing == ()
+    assert loaded(network(), state, tmp_path).missing == ()
     state["other.num_batches_tracked"] = torch.tensor(3)
-    torch.save(state, tmp_path / "odd.pth")
-    assert load_pretrained(network(), tmp_path / "odd.pth").unexpected == ()
+    assert loaded(network(), state, tmp_path).unexpected == ()
 
 
 def test_another_number_of_classes_keeps_the_new_classifier(tmp_path: Path, source: VideoNetwork) -> None:
-    torch.save(source.state_dict(), tmp_path / "w.pth")
     model = network(classes=3)
     fresh = model.fc.weight.clone()
-    report = load_pretrained(model, tmp_path / "w.pth")
+    report = loaded(model, source.state_dict(), tmp_path)
     assert report.mismatched == (Mismatch("fc.weight", (3, 64), (5, 64)), Mismatch("fc.bias", (3,), (5,)))
     assert torch.equal(model.fc.weight, fresh)
     assert _same(model, source.state_dict(), but=("fc.weight", "fc.bias"))
@@ -90,30 +92,14 @@ def test_every_key_that_did_not_fit_is_named(tmp_path: Path, source: VideoNetwor
     state = source.state_dict()
     state["head.weight"] = state.pop("fc.weight")
     state["note"] = torch.tensor(1.0)
-    torch.save({**state, "arch": "resnet18"}, tmp_path / "w.pth")
-    report = load_pretrained(network(), tmp_path / "w.pth")
+    report = loaded(network(), {**state, "arch": "resnet18"}, tmp_path)
     assert report.missing == ("fc.weight",)
     assert set(report.unexpected) == {"head.weight", "note"}
     assert all(word in str(report) for word in ("101 of the model's 102", "fc.weight", "head.weight", "note"))
 
 
-@pytest.mark.parametrize(("arch", "backbone"), [("i3d_3x3x3", "resnet18"), ("i3d_3x1x1", "resnet50")])
-def test_2d_kernels_are_inflated(tmp_path: Path, arch: str, backbone: str) -> None:
-    flat = network("tsn", backbone, seed=1)
-    torch.save(flat.state_dict(), tmp_path / "w.pth")
-    model = network(arch, backbone)
-    report = load_pretrained(model, tmp_path / "w.pth")
-    assert (report.missing, report.unexpected, report.mismatched) == ((), (), ())
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Conv3d):
-            kernel = flat.get_submodule(name).weight
-            assert_near(module.weight.sum(2), kernel, 1e-6)
-            assert torch.equal(module.weight, module.weight[:, :, :1].expand_as(module.weight))
-
-
 def test_what_was_inflated_is_named(tmp_path: Path) -> None:
-    torch.save(network("tsn", "resnet50", seed=1).state_dict(), tmp_path / "w.pth")
-    report = load_pretrained(network("i3d_3x1x1", "resnet50"), tmp_path / "w.pth")
+    report = loaded(network("i3d_3x1x1", "resnet50"), network("tsn", "resnet50", seed=1).state_dict(), tmp_path)
     made = {"conv1.weight": "inflated over 5 frames"}
     for stage, blocks in (("layer1", (0, 1, 2)), ("layer2", (0, 2)), ("layer3", (0, 2, 4)), ("layer4", (1,))):
         made |= {f"{stage}.{block}.conv1.weight": "inflated over 3 frames" for block in blocks}
@@ -133,10 +119,9 @@ def test_an_i3d_checkpoint_goes_into_an_i3d_only(tmp_path: Path) -> None:
 
 def test_weights_for_other_channels_are_averaged(tmp_path: Path, source: VideoNetwork) -> None:
     """Five flow fields of two channels in place of RGB (Wang et al., TSN, section 3.2)."""
-    torch.save(source.state_dict(), tmp_path / "w.pth")
     model = network()
     model.in_channels, model.conv1 = 10, nn.Conv2d(10, 8, 7, 2, padding=3, bias=False)
-    report = load_pretrained(model, tmp_path / "w.pth")
+    report = loaded(model, source.state_dict(), tmp_path)
     assert report.made == {"conv1.weight": "averaged over 3 input channels"}
     assert (report.missing, report.unexpected, report.mismatched) == ((), (), ())
     assert_near(model.conv1.weight, source.conv1.weight.mean(1, keepdim=True).expand(8, 10, 7, 7), 1e-6)
@@ -145,9 +130,8 @@ def test_weights_for_other_channels_are_averaged(tmp_path: Path, source: VideoNe
 
 def test_the_first_convolution_alone_is_averaged(tmp_path: Path) -> None:
     """Not each that ends in conv1.weight, as in the TSM authors' code."""
-    torch.save(network(seed=1).state_dict(), tmp_path / "w.pth")
     model = build_model("tsn", "resnet18", 2, 5, width=0.125, in_channels=8)
-    report = load_pretrained(model, tmp_path / "w.pth")
+    report = loaded(model, network(seed=1).state_dict(), tmp_path)
     assert report.made == {"conv1.weight": "averaged over 3 input channels"}
     assert _same(model, network(seed=1).state_dict(), but=("conv1.weight",))
 
@@ -174,10 +158,9 @@ def test_the_classifier_is_kept_for_the_same_classes(
     tmp_path: Path, theirs: list[str] | None, ours: list[str] | None, kept: bool, said: str
 ) -> None:
     rgb = network(seed=1)
-    torch.save({"model": rgb.state_dict(), "step": 1, "classes": theirs}, tmp_path / "w.pt")
     model = build_model("tsn", "resnet18", 2, 5, width=0.125, in_channels=10)
     before = model.fc.weight.detach().clone()
-    report = load_pretrained(model, tmp_path / "w.pt", ours)
+    report = loaded(model, {"model": rgb.state_dict(), "step": 1, "classes": theirs}, tmp_path, ours)
     assert torch.equal(model.fc.weight, rgb.fc.weight if kept else before)
     assert _same(model, rgb.state_dict(), but=("conv1.weight", "fc.weight", "fc.bias"))
     assert said in str(report)
@@ -186,18 +169,18 @@ def test_the_classifier_is_kept_for_the_same_classes(
 
 
 def test_nothing_is_said_of_a_classifier_that_does_not_fit(tmp_path: Path) -> None:
-    torch.save({"model": network(classes=7).state_dict(), "step": 1, "classes": list("abcdefg")}, tmp_path / "w.pt")
-    report = load_pretrained(network(), tmp_path / "w.pt", NAMES)
+    report = loaded(
+        network(), {"model": network(classes=7).state_dict(), "step": 1, "classes": list("abcdefg")}, tmp_path, NAMES
+    )
     assert (report.fresh, report.classes) == ((), "") and "classifier" not in str(report)
     assert [mismatch.name for mismatch in report.mismatched] == ["fc.weight", "fc.bias"]
 
 
 def test_channels_are_averaged_before_time_is_inflated(tmp_path: Path) -> None:
     flat = network("tsn", "resnet50", seed=1)
-    torch.save(flat.state_dict(), tmp_path / "w.pth")
     model = network("i3d_3x1x1", "resnet50")
     model.in_channels, model.conv1 = 2, nn.Conv3d(2, 8, (5, 7, 7), bias=False)
-    report = load_pretrained(model, tmp_path / "w.pth")
+    report = loaded(model, flat.state_dict(), tmp_path)
     assert report.made["conv1.weight"] == "averaged over 3 input channels, inflated over 5 frames"
     expected = flat.conv1.weight.mean(1, keepdim=True).unsqueeze(2).expand(8, 2, 5, 7, 7) / 5
     assert_near(model.conv1.weight, expected, 1e-6)
@@ -229,12 +212,10 @@ def test_weights_of_another_network_are_refused(tmp_path: Path, backbone: str, m
 
 
 def test_another_width_and_other_blocks_are_another_network(tmp_path: Path, source: VideoNetwork) -> None:
-    torch.save(source.state_dict(), tmp_path / "narrow.pth")
     with pytest.raises(UserError, match=r"another network: layer1\.0\.conv1\.weight \(the model has \(16, 16, 3, 3\)"):
-        load_pretrained(build_model("tsn", "resnet18", 2, 5, width=0.25), tmp_path / "narrow.pth")
-    torch.save({**source.state_dict(), "layer2.0.se.weight": torch.ones(8)}, tmp_path / "more.pth")
+        loaded(build_model("tsn", "resnet18", 2, 5, width=0.25), source.state_dict(), tmp_path)
     with pytest.raises(UserError, match=r"it has layer2\.0\.se\.weight, which this model does not have"):
-        load_pretrained(network(), tmp_path / "more.pth")
+        loaded(network(), {**source.state_dict(), "layer2.0.se.weight": torch.ones(8)}, tmp_path)
 
 
 def test_an_imagenet_backbone_without_its_classifier(tmp_path: Path) -> None:
@@ -243,18 +224,16 @@ def test_an_imagenet_backbone_without_its_classifier(tmp_path: Path) -> None:
     for value in backbone.values():
         if value.is_floating_point():
             value.uniform_(0.5, 1.5)
-    torch.save(backbone, tmp_path / "w.pth")
     model = build_model("tsm", "mobilenet_v2", 2, 10, width=0.125)
-    report = load_pretrained(model, tmp_path / "w.pth")
+    report = loaded(model, backbone, tmp_path)
     assert report.missing == ("classifier.1.weight", "classifier.1.bias")
     assert (report.unexpected, report.mismatched, report.made) == ((), (), {})
     assert _same(model, backbone) and len(report.loaded) == 52 * 5
 
 
 def test_half_precision_and_memory_format(tmp_path: Path, source: VideoNetwork) -> None:
-    torch.save(source.half().state_dict(), tmp_path / "w.pth")
     model = network().to(memory_format=torch.channels_last)
-    load_pretrained(model, tmp_path / "w.pth")
+    loaded(model, source.half().state_dict(), tmp_path)
     assert model.conv1.weight.dtype == torch.float32
     assert model.conv1.weight.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(model.conv1.weight, source.conv1.weight.float())
@@ -285,16 +264,14 @@ def test_a_checkpoint_that_is_damaged_is_refused(tmp_path: Path, source: VideoNe
 
 def test_whole_numbers_are_no_weights(tmp_path: Path, source: VideoNetwork) -> None:
     weights = source.state_dict()
-    torch.save({**weights, "fc.bias": weights["fc.bias"].long()}, tmp_path / "w.pth")
     with pytest.raises(UserError, match=r"w\.pth: fc\.bias must be torch\.float32, got torch\.int64"):
-        load_pretrained(network(), tmp_path / "w.pth")
+        loaded(network(), {**weights, "fc.bias": weights["fc.bias"].long()}, tmp_path)
 
 
 def test_a_norm_counter_of_another_type_is_taken(tmp_path: Path, source: VideoNetwork) -> None:
     weights = source.state_dict()
-    torch.save({**weights, "bn1.num_batches_tracked": torch.tensor(3.0)}, tmp_path / "w.pth")
     model = network()
-    load_pretrained(model, tmp_path / "w.pth")
+    loaded(model, {**weights, "bn1.num_batches_tracked": torch.tensor(3.0)}, tmp_path)
     assert model.state_dict()["bn1.num_batches_tracked"].tolist() == 3
     assert _same(model, weights, but=("bn1.num_batches_tracked",))
 
@@ -344,9 +321,8 @@ def test_what_is_no_weights_file_is_refused_by_name(tmp_path: Path, source: Vide
 
 def test_nothing_fitting_is_an_error(tmp_path: Path) -> None:
     state = {"encoder.weight": torch.ones(3), "bn1.num_batches_tracked": torch.tensor(1)}
-    torch.save(state, tmp_path / "w.pth")
     with pytest.raises(UserError, match=r"w\.pth: no tensor fits.*encoder\.weight.*conv1\.weight"):
-        load_pretrained(network(), tmp_path / "w.pth")
+        loaded(network(), state, tmp_path)
 
 
 def _legacy_tar(path: Path) -> None:
