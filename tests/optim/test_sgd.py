@@ -9,19 +9,9 @@ from torch import nn
 from summit_train.models import build_model
 from summit_train.optim.sgd import build_sgd, parameter_groups, set_learning_rate
 from tests.closeness import assert_all_near
+from tests.optim.shared import give_gradients, network
 
 MOMENTUM, DECAY = 0.9, 1e-2
-
-
-def _network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 16, 1), nn.Linear(16, 5))
-
-
-def _gradients(model: nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter)
 
 
 def _started(model: nn.Module, momentum: float = MOMENTUM) -> torch.optim.SGD:
@@ -53,7 +43,7 @@ def test_weights_decay_and_norms_and_biases_do_not(arch: str) -> None:
 
 @pytest.mark.parametrize("momentum", [MOMENTUM, 0.0])
 def test_ten_updates_are_those_of_a_loop_by_hand(momentum: float) -> None:
-    model = _network().double()
+    model = network().double()
     optimizer = _started(model, momentum)
     # Zeros before the first update, for every parameter; nothing without momentum.
     buffers = [state["momentum_buffer"] for state in optimizer.state.values()]
@@ -63,7 +53,7 @@ def test_ten_updates_are_those_of_a_loop_by_hand(momentum: float) -> None:
     velocity = [torch.zeros_like(weight) for weight in expected]
     for step in range(10):
         lr = 0.1 * (step + 1) if step < 5 else 0.7 / step  # up and down: the LR stays out of the momentum
-        _gradients(model, step)
+        give_gradients(model, step)
         for index, parameter in enumerate(model.parameters()):
             assert parameter.grad is not None
             decay = DECAY if parameter.ndim > 1 else 0.0
@@ -79,7 +69,7 @@ def test_the_learning_rate_is_zero_until_it_is_set() -> None:
     model = nn.Linear(3, 2)
     optimizer = _started(model)
     before = _weights(model)
-    _gradients(model, 0)
+    give_gradients(model, 0)
     optimizer.step()
     assert all(torch.equal(one, other) for one, other in zip(_weights(model), before, strict=True))
     set_learning_rate(optimizer, 0.25)

@@ -13,7 +13,7 @@ from summit_train.optim.sgd import parameter_groups, set_learning_rate
 from summit_train.optim.solvers import build_solver
 from summit_train.spec.optimizer import OptimizerSpec
 from tests.closeness import assert_all_near
-from tests.optim.timms import needs_timm, timm_module
+from tests.optim.shared import give_gradients, needs_timm, network, timm_module
 
 SOLVERS: dict[str, dict[str, Any]] = {
     "sgd": {},
@@ -32,11 +32,6 @@ def _spec(solver: str, **keys: Any) -> OptimizerSpec:
     return OptimizerSpec.model_validate({"name": solver, "weight_decay": DECAY} | SOLVERS[solver] | keys)
 
 
-def _network(dtype: torch.dtype = torch.float32) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 16, 1), nn.Linear(16, 5)).to(dtype)
-
-
 def _started(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
     optimizer = build_solver(spec, parameter_groups(model, spec.weight_decay))
     set_learning_rate(optimizer, 0.01)
@@ -45,9 +40,7 @@ def _started(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int, skipped: float = 0.0, by: float = 1.0) -> None:
     """Make one update with random gradients, times `by`."""
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter) * by
+    give_gradients(model, seed, by)
     if skipped or hasattr(optimizer, "found_inf"):
         optimizer.found_inf = torch.tensor(skipped)
     optimizer.step()
@@ -135,7 +128,7 @@ _TORCHS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("solver", _TORCHS)
 def test_ten_updates_are_those_of_torchs_with_its_defaults(solver: str) -> None:
-    model, twin = _network(torch.float64), _network(torch.float64)
+    model, twin = network(torch.float64), network(torch.float64)
     kind, options = _TORCHS[solver]
     ours, torchs = _started(_spec(solver), model), kind(parameter_groups(twin, DECAY), lr=0.01, **options)
     for step in range(10):
@@ -146,7 +139,7 @@ def test_ten_updates_are_those_of_torchs_with_its_defaults(solver: str) -> None:
 
 @needs_timm
 def test_ten_updates_of_lamb_are_timms() -> None:
-    model, twin = _network(torch.float64), _network(torch.float64)
+    model, twin = network(torch.float64), network(torch.float64)
     timms = timm_module("lamb").Lamb(parameter_groups(twin, DECAY), lr=0.01, max_grad_norm=None)
     ours = _started(_spec("lamb"), model)
     for step in range(10):
@@ -158,7 +151,7 @@ def test_ten_updates_of_lamb_are_timms() -> None:
 @each_solver
 @pytest.mark.parametrize(("good_steps", "bad"), [(0, float("nan")), (2, float("inf")), (2, 1.0), (0, 1.0)])
 def test_a_skipped_update_leaves_weights_and_state(solver: str, good_steps: int, bad: float) -> None:
-    model, twin = _network(), _network()
+    model, twin = network(), network()
     optimizer, twins = _started(_spec(solver), model), _started(_spec(solver), twin)
     for step in range(good_steps):
         _step(model, optimizer, step)
@@ -178,7 +171,7 @@ def test_a_skipped_update_leaves_weights_and_state(solver: str, good_steps: int,
 
 @each_solver
 def test_gradients_are_divided_by_the_scale_first(solver: str) -> None:
-    model, twin = _network(), _network()
+    model, twin = network(), network()
     optimizer, twins = _started(_spec(solver), model), _started(_spec(solver), twin)
     optimizer.grad_scale = torch.tensor(1024.0)  # type: ignore[attr-defined]
     for step in range(3):
@@ -189,7 +182,7 @@ def test_gradients_are_divided_by_the_scale_first(solver: str) -> None:
 
 @each_solver
 def test_a_solver_that_is_saved_and_loaded_goes_on_to_the_bit(solver: str) -> None:
-    model, twin = _network(), _network()
+    model, twin = network(), network()
     optimizer, fresh = _started(_spec(solver), model), _started(_spec(solver), twin)
     for step in range(3):
         _step(model, optimizer, step)

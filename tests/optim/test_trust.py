@@ -13,7 +13,7 @@ from summit_train.optim.solvers import build_solver
 from summit_train.optim.trust import Ratios, TrustRatio
 from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
 from tests.closeness import assert_all_near, assert_near
-from tests.optim.timms import needs_timm, timm_module
+from tests.optim.shared import give_gradients, needs_timm, network, timm_module
 
 LARS = TrustRatioSpec(kind="lars", coefficient=0.5)
 BOUNDED = TrustRatioSpec(kind="bounded")
@@ -56,17 +56,6 @@ def _give(model: _Layers, kernel: list[float], empty: list[float], bias: float) 
 
 def _values(model: _Layers) -> list[float]:
     return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
-
-
-def _random_gradients(model: nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter)
-
-
-def _network(dtype: torch.dtype = torch.float64) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 16, 1), nn.Linear(16, 5)).to(dtype)
 
 
 @pytest.mark.parametrize(
@@ -131,12 +120,12 @@ def test_two_steps_of_lars_by_hand() -> None:
 @needs_timm
 def test_ten_steps_of_lars_are_timms() -> None:
     """timm's LR is outside the momentum, which is the same while the LR stays."""
-    model, twin = _network(), _network()
+    model, twin = network(torch.float64), network(torch.float64)
     solver = _Solver(model, TrustRatioSpec(kind="lars"), decay=0.01, name="sgd")
     timms = timm_module("lars").Lars(parameter_groups(twin, 0.01), lr=2.0, momentum=0.9, eps=0.0)
     for step in range(10):
-        for network in (model, twin):
-            _random_gradients(network, step)
+        for each in (model, twin):
+            give_gradients(each, step)
         solver.step(2.0)
         timms.step()
     assert_all_near(model.parameters(), twin.parameters(), 1e-12)
@@ -145,11 +134,11 @@ def test_ten_steps_of_lars_are_timms() -> None:
 @pytest.mark.parametrize("trust", [LARS, BOUNDED], ids=lambda trust: trust.kind)
 @pytest.mark.parametrize("name", ["rmsprop", "adagrad", "adam"])
 def test_over_an_adaptive_solver_each_move_is_times_its_ratio(name: str, trust: TrustRatioSpec) -> None:
-    model, twin = _network(), _network()
+    model, twin = network(torch.float64), network(torch.float64)
     solver, plain = _Solver(model, trust, decay=0.01, name=name), _Solver(twin, None, decay=0.01, name=name)
     before = {key: value.detach().clone() for key, value in model.named_parameters()}
-    for network in (model, twin):
-        _random_gradients(network, 0)
+    for each in (model, twin):
+        give_gradients(each, 0)
     found = solver.step(0.01)
     plain.step(0.01)
     assert found is not None
@@ -176,32 +165,32 @@ each_trusted = pytest.mark.parametrize("trusted", TRUSTED)
 
 @each_trusted
 def test_a_skipped_step_moves_nothing(trusted: str) -> None:
-    model, twin = _network(torch.float32), _network(torch.float32)
+    model, twin = network(torch.float32), network(torch.float32)
     solver, other = _Solver(model, decay=0.01, **TRUSTED[trusted]), _Solver(twin, decay=0.01, **TRUSTED[trusted])
-    for either, network in ((solver, model), (other, twin)):
-        _random_gradients(network, 0)
+    for either, each in ((solver, model), (other, twin)):
+        give_gradients(each, 0)
         either.step(0.01)
-    _random_gradients(model, 1)
+    give_gradients(model, 1)
     for parameter in model.parameters():
         assert parameter.grad is not None
         parameter.grad *= float("nan")
     found = solver.step(0.01, skipped=1.0)
     assert found is not None and set(found.read().values()) == {1.0}
     assert all(torch.equal(one, two) for one, two in zip(model.parameters(), twin.parameters(), strict=True))
-    for either, network in ((solver, model), (other, twin)):
-        _random_gradients(network, 2)
+    for either, each in ((solver, model), (other, twin)):
+        give_gradients(each, 2)
         either.step(0.01)
     assert all(torch.equal(one, two) for one, two in zip(model.parameters(), twin.parameters(), strict=True))
 
 
 @each_trusted
 def test_the_ratio_is_that_of_the_unscaled_gradient(trusted: str) -> None:
-    model, twin = _network(torch.float32), _network(torch.float32)
+    model, twin = network(torch.float32), network(torch.float32)
     solver, other = _Solver(model, decay=0.01, **TRUSTED[trusted]), _Solver(twin, decay=0.01, **TRUSTED[trusted])
     for step in range(2):
-        for either, network, scale in ((solver, model, 1024.0), (other, twin, None)):
-            _random_gradients(network, step)
-            for parameter in network.parameters():
+        for either, each, scale in ((solver, model, 1024.0), (other, twin, None)):
+            give_gradients(each, step)
+            for parameter in each.parameters():
                 assert parameter.grad is not None
                 parameter.grad *= scale or 1.0
             either.step(0.01, scale=scale)

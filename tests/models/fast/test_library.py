@@ -40,7 +40,10 @@ def test_the_best_level_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert targets() == ["ppc64le"]
 
 
-def test_it_is_compiled_once_and_kept(empty_cache: Path) -> None:
+def test_it_is_compiled_once_and_kept(tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "kernels.cpp"  # small, as the real one takes seconds
+    source.write_text('extern "C" int answer() { return 42; }')
+    monkeypatch.setattr(library, "SOURCE", source)
     target = targets()[-1]
     path = compiled(target)
     assert path.parent == empty_cache and [entry.name for entry in empty_cache.iterdir()] == [path.name]
@@ -48,6 +51,7 @@ def test_it_is_compiled_once_and_kept(empty_cache: Path) -> None:
     assert compiled(target).stat().st_mtime_ns == made
     found = asked_again()
     assert isinstance(found, Kernels) and found.target == target  # the best would have to be compiled first
+    assert found.library.answer() == 42
 
 
 def test_another_source_is_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
