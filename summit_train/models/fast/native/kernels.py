@@ -1,9 +1,9 @@
 """The C++ kernels for CPUs, called with tensors: channels last, in fp32, fp64 or bf16.
 
 They are compiled when first needed, kept in the user's cache, and loaded from there. Set-up compiles them, so that jobs
-need no compiler. Nodes of one cluster may differ, so there is one library for each
-level of x86-64 (System V ABI, section 3.1.1); a processor takes the best available one that it supports. On other
-architectures there is one for each kind of processor.
+need no compiler. Nodes of one cluster may differ, so there is one library for each level of x86-64 (System V ABI,
+section 3.1.1); a processor takes the best available one that it supports. On other architectures there is one for each
+kind of processor.
 """
 
 from __future__ import annotations
