@@ -106,7 +106,7 @@ def test_trns_head_by_hand() -> None:
 def test_a_network_that_is_2d_and_then_3d_has_t_in_every_stage() -> None:
     expected = {"data": 16, "conv1": 16, "pool1": 16, "conv2": 16, "pool2": 16, "inception3": 16}
     expected |= {"res3": 16, "res4": 8, "res5": 4, "global_pool": 1}
-    assert list(counted("eco_lite", None, 16, 64).stages.items()) == list(expected.items())
+    assert list(counted("eco_lite", None, 16, 64, width=0.125).stages.items()) == list(expected.items())
 
 
 def test_the_comparators_frames() -> None:
@@ -115,11 +115,11 @@ def test_the_comparators_frames() -> None:
     stages = [f"res{number}" for number in (2, 3, 4, 5)]
     for stage in stages:
         both |= {f"slow {stage}": 4, f"fast {stage}": 32}
-    assert counted("slowfast", None, 32, 64).stages == {"data": 32, **both, "global_pool": 1}
+    assert counted("slowfast", None, 32, 64, width=0.125).stages == {"data": 32, **both, "global_pool": 1}
     names = ["data", "conv1", *stages, "conv5"]
-    assert counted("x3d_m", None, 16, 64).stages == {**dict.fromkeys(names, 16), "global_pool": 1}
+    assert counted("x3d_m", None, 16, 64, width=0.125).stages == {**dict.fromkeys(names, 16), "global_pool": 1}
     csn = dict(zip(["data", "conv1", "pool1", *stages, "global_pool"], [32, 32, 32, 32, 16, 8, 4, 1], strict=True))
-    assert counted("ir_csn", None, 32, 64).stages == csn
+    assert counted("ir_csn", None, 32, 64, width=0.125).stages == csn
 
 
 @pytest.mark.parametrize(("form", "fast"), [("tsm", True), ("original", False)])
@@ -140,7 +140,8 @@ def test_attention_is_counted_and_is_no_layer(form: str, fast: bool) -> None:
 
 def test_torchvisions_published_parameters() -> None:
     with torch.device("meta"):
-        found = {backbone: count(build_model("tsn", backbone, 1, 1000), 32).parameters for backbone in BACKBONES}
+        networks = {backbone: build_model("tsn", backbone, 1, 1000) for backbone in BACKBONES}
+    found = {name: sum(p.numel() for p in network.parameters()) for name, network in networks.items()}
     assert found == {
         "resnet18": 11_689_512,
         "resnet34": 21_797_672,
@@ -249,7 +250,7 @@ def test_the_shift_is_free() -> None:
 def test_minimum_frames_leave_one_frame_for_every_stride() -> None:
     stages = {"i3d_3x3x3": "res5", "i3d_3x1x1": "res5", "eco_lite": "res5", "ir_csn": "res5", "slowfast": "slow res5"}
     for arch, stage in stages.items():
-        assert counted(arch, None, ARCHITECTURES[arch].minimum_frames, height=32).stages[stage] == 1
+        assert counted(arch, None, ARCHITECTURES[arch].minimum_frames, height=32, width=0.125).stages[stage] == 1
 
 
 def test_the_network_is_left_alone() -> None:

@@ -63,7 +63,7 @@ def test_the_weight_of_a_micro_batch_in_the_statistics_comes_back() -> None:
 @pytest.mark.parametrize(("arch", "backbone", "num_frames"), NETWORKS)
 def test_the_blocks_keep_their_inputs_only(arch: str, backbone: str | None, num_frames: int) -> None:
     model = build_model(arch, backbone, num_frames, 3, width=0.125).train()
-    counted = count(model, 32)
+    counted = count(model, 64)
     recompute_blocks(model)
     kept: dict[int, int] = {}
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -78,7 +78,7 @@ def test_the_blocks_keep_their_inputs_only(arch: str, backbone: str | None, num_
         if name.rpartition(".")[0] in model.blocks:
             block.register_forward_pre_hook(lambda _, inputs: (note(inputs[0]), None)[1])
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        logits = model(torch.randn(1, num_frames, 3, 32, 32))
+        logits = model(torch.randn(1, num_frames, 3, 64, 64))
     assert sum(kept.values()) == counted.outside_elements
     assert logits.requires_grad
     assert counted.activation_bytes(recompute=True) < counted.activation_bytes()

@@ -24,7 +24,7 @@ def frames_that_reach(model: VideoNetwork, name: str, channels: slice = slice(No
     seen: list[torch.Tensor] = []
     # A copy, since the relu behind a stem's norm works in place.
     hook = model.get_submodule(name).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
-    clip = torch.randn(1, model.num_frames, 3, 32, 32, dtype=torch.double)
+    clip = torch.randn(1, model.num_frames, 3, 16, 16, dtype=torch.double)
     clips = [clip.clone() for _ in range(model.num_frames)]
     with torch.no_grad():
         model(clip)
