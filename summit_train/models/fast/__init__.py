@@ -26,6 +26,8 @@ class FusedBlock:
 
 
 class FusedBasicBlock(FusedBlock, BasicBlock):
+    """Two convolutions."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.in_place_shift(x)
         shortcut = self.downsample(x)
@@ -34,6 +36,8 @@ class FusedBasicBlock(FusedBlock, BasicBlock):
 
 
 class FusedBottleneck(FusedBlock, Bottleneck):
+    """Three convolutions."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.in_place_shift(x)
         shortcut = self.downsample(x)
