@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -49,12 +47,18 @@ def test_recompute_reaches_the_network_and_changes_no_loss(write_spec: WriteSpec
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
-def test_compiled_the_losses_and_the_names_are_the_same(write_spec: WriteSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(VARIANTS, "resnet18", (BasicBlock, (1, 1, 0, 0)))  # compiles in a third of the time
+def test_compiled_the_losses_and_the_names_are_the_same(
+    write_spec: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VARIANTS, "resnet18", (BasicBlock, (1, 0, 0, 0)))  # compiling eight blocks takes a minute
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     path = write_spec(model={"dropout": 0.0, "width": 0.125, "backbone": "resnet18"}, data={"num_frames": 2})
     plain, compiled = (load_spec(path, [f"execution.compile={value}"]) for value in ("false", "true"))
     assert list(fresh_model(compiled, CPU).state_dict()) == list(fresh_model(plain, CPU).state_dict())
     assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
+    # All compiled code is in the folder for this kind of processor.
+    (folder,) = (tmp_path / "cache").iterdir()
+    assert str(folder) == os.environ[CACHE] and any(folder.rglob("*.main.so"))
 
 
 def test_compiled_code_is_kept_for_each_kind_of_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,34 +84,3 @@ def test_compiled_code_is_kept_for_each_kind_of_processor(tmp_path: Path, monkey
     assert len(set(folders)) == 4 and {each.parent for each in folders} == {tmp_path}
     assert folders[1].name.startswith("avx2-")
     assert folder("AVX2", "", None) == tmp_path / f"temporary/torchinductor_{os.getuid()}" / folders[1].name
-
-
-_COMPILED = """
-import torch
-from summit_train.models.shift import temporal_shift
-from summit_train.models.network import separate_compile_cache
-separate_compile_cache()
-torch.set_num_threads(1)
-def network(x):
-    return temporal_shift(x, 4).sigmoid()
-x = torch.randn(8, 16, 6, 6).to(memory_format=torch.channels_last)
-with torch.no_grad():
-    expected = network(x)
-    print(float((torch.compile(network, fullgraph=True)(x) - expected).norm() / expected.norm()))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
-def test_code_compiled_for_one_capability_is_not_run_by_another(tmp_path: Path) -> None:
-    """One home folder for two kinds of processor, as ATEN_CPU_CAPABILITY makes them of one."""
-    own = torch.backends.cpu.get_cpu_capability()
-    other = "default" if own == "AVX2" else "avx2"
-    for settings in ({"ATEN_CPU_CAPABILITY": other, "ONEDNN_MAX_CPU_ISA": "AVX2"}, {}):
-        environment = {**os.environ, CACHE: str(tmp_path), **settings}
-        done = subprocess.run([sys.executable, "-c", _COMPILED], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert float(done.stdout) < 1e-5
-    kinds = [{file.name for file in folder.rglob("*.main.so")} for folder in tmp_path.iterdir()]
-    assert len(kinds) == 2 and all(kinds)
