@@ -14,17 +14,16 @@ from summit_train.core.session import session
 from summit_train.core.text import counted, share, table
 from summit_train.core.watch import Watchdog
 from summit_train.evaluation.evaluation import show_accuracy
-from summit_train.inference.arguments import add_network, add_videos, list_videos, open_named, tell_bad
+from summit_train.inference.arguments import add_network, open_named, tell, tell_bad
 from summit_train.inference.predict import PredictedVideo, Predictions, predict_videos
 from summit_train.inference.trained import Trained
-from summit_train.inference.videos import Listing
+from summit_train.inference.videos import Listing, list_videos
 from summit_train.training.start import choose_device, tell_overrides
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_network(parser)
-    add_videos(parser)
+    add_network(parser, videos=True)
     parser.add_argument("--top", type=int, default=5, metavar="K", help="classes of each video [%(default)s]")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--csv", metavar="FILE", help="also write a row for each video")
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if num_bad else 0
 
 
-def _prepared(args: argparse.Namespace) -> tuple[Trained, tuple[Listing, ...]]:
+def _prepared(args: argparse.Namespace) -> tuple[Trained, list[Listing]]:
     """Check all that can be checked before the work starts, and print warnings. Raises UserError."""
     words, overrides = tell_overrides([*args.videos, *args.overrides])
     if args.top < 1:
@@ -55,8 +54,7 @@ def _prepared(args: argparse.Namespace) -> tuple[Trained, tuple[Listing, ...]]:
     if args.csv is not None:
         check_output("--csv", args.csv, args.csv)
     trained = open_named(args.run, overrides, args.classes)
-    listings = list_videos(words, trained, use_labels=True)
-    return trained, listings
+    return trained, list_videos(words, trained, tell)
 
 
 def _report(predictions: Predictions, args: argparse.Namespace, num_classes: int) -> None:

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
 from summit_train.core.errors import UserError
+from summit_train.data.manifest import read_classes
 from summit_train.data.manifest.clip import Clip
-from summit_train.inference.trained import Trained, named, open_trained
-from summit_train.inference.videos import Listing, list_named
+from summit_train.inference.trained import Trained, open_trained
 
 _MOST_BAD = 20  # unreadable videos on the screen; the files that are written name all
 Value = TypeVar("Value")
 
 
-def add_network(parser: argparse.ArgumentParser) -> None:
-    """Add the network and the names of its classes."""
+def add_network(parser: argparse.ArgumentParser, *, videos: bool = False) -> None:
+    """Add the network, the names of its classes and, for commands that take any number of them, the videos."""
     parser.add_argument("run", metavar="RUN|CHECKPOINT", help="run directory (its newest checkpoint), or a checkpoint")
     parser.add_argument("--classes", metavar="FILE", help="names of the classes, one a line, label 0 first")
-
-
-def add_videos(parser: argparse.ArgumentParser) -> None:
-    """Add the videos."""
-    what = "video, folder (searched for videos), folder of pictures, manifest, or packed set"
-    parser.add_argument("videos", nargs="+", metavar="VIDEO", help=what)
+    if videos:
+        what = "video, folder (searched for videos), folder of pictures, manifest, or packed set"
+        parser.add_argument("videos", nargs="+", metavar="VIDEO", help=what)
 
 
 def checked(parse: Callable[[str], Value], is_right: Callable[[Value], bool], expected: str) -> Callable[[str], Value]:
@@ -42,33 +41,36 @@ def checked(parse: Callable[[str], Value], is_right: Callable[[Value], bool], ex
     return convert
 
 
+def tell(line: str) -> None:
+    """Print a note to stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def open_named(path: str, overrides: Sequence[str], names_file: str | None) -> Trained:
-    """Open a network with the names of its classes, and note newer checkpoints that cannot be read, missing names."""
-    trained = named(open_trained(path, overrides), names_file)
+    """Open a network with the names in a file, if given, for its classes.
+
+    Notes on stderr: newer checkpoints that cannot be read, and missing names. Raises UserError.
+    """
+    trained = open_trained(path, overrides)
     for complaint in trained.passed_over:
-        print(f"passed over: {complaint}", file=sys.stderr)
+        tell(f"passed over: {complaint}")
+    if names_file is not None:
+        names, num_classes = read_classes(names_file), trained.spec.model.num_classes
+        if names is None or len(names) != num_classes:
+            found = f"has {len(names or ())} names" if os.path.exists(names_file) else "no such file"
+            what = f"it must name the {num_classes} classes of {trained.path}, one a line"
+            raise UserError(f"{names_file}: {found}; {what}")
+        return replace(trained, classes=names, has_names=True)
     if not trained.has_names:
-        text = "has no names of its classes: they are shown as numbers; --classes FILE gives them names"
-        print(f"{trained.path}: {text}", file=sys.stderr)
+        tell(f"{trained.path}: lacks the names of its classes: numbers are shown; --classes FILE gives them names")
     return trained
-
-
-def list_videos(words: Sequence[str], trained: Trained, *, use_labels: bool) -> tuple[Listing, ...]:
-    """Return the videos that words name, and note what is left out. Raises UserError."""
-    if not words:
-        raise UserError("there is no VIDEO: name files, folders, manifests or packed sets")
-    classes = trained.classes if trained.has_names else None
-    listings, notes = list_named(words, trained.spec, classes, use_labels=use_labels)
-    for note in notes:
-        print(note, file=sys.stderr)
-    return listings
 
 
 def tell_bad(bad: Sequence[tuple[Clip, str]], num_videos: int, elsewhere: str) -> None:
     """Print to stderr which videos could not be read and why. elsewhere: what names all of them."""
     for clip, reason in bad[:_MOST_BAD]:
-        print(f"{clip}: {reason}", file=sys.stderr)
+        tell(f"{clip}: {reason}")
     if len(bad) > _MOST_BAD:
-        print(f"... and {len(bad) - _MOST_BAD:,} more; {elsewhere}", file=sys.stderr)
+        tell(f"... and {len(bad) - _MOST_BAD:,} more; {elsewhere}")
     if bad:
-        print(f"summit-train: {len(bad):,} of {num_videos:,} videos could not be read", file=sys.stderr)
+        tell(f"summit-train: {len(bad):,} of {num_videos:,} videos could not be read")

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from summit_train.core.comm import World
 from summit_train.core.text import csv_text
-from summit_train.data.batches.loader import BadClip
-from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.clip import Clip, clip_columns
 from summit_train.evaluation.scores import Scores
 from summit_train.evaluation.scoring import PartialScores, Progress, Scorer
@@ -32,7 +30,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class PredictedVideo:
-    """A video and its most probable classes, the first one first; or why there are none."""
+    """A video and its most probable classes, in order; or why it has none."""
 
     clip: Clip
     predictions: tuple[Prediction, ...]
@@ -47,7 +45,7 @@ class PredictedVideo:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The videos in their order, and the scores of those whose labels are known, None where there is none."""
+    """The videos in their order, and the scores of those with known labels, None without any."""
 
     videos: tuple[PredictedVideo, ...]
     labelled: Scores | None
@@ -95,39 +93,29 @@ def predict_videos(
     """
     data = trained.spec.data.model_copy(update={"on_bad_clip": "skip"})
     spec, network = trained.spec.model_copy(update={"data": data}), trained.network(device)
-    # Opened before the long work: a packed set that is damaged is refused here.
-    datasets = [Dataset(data, listing.manifest, listing.kept, listing.store(data)) for listing in listings]
-    counts = [len(dataset.shard(world.rank, world.size)) for dataset in datasets]
-    parts = list[tuple[Scores, list[BadClip]]]()
-    for number, dataset in enumerate(datasets):
-        before = sum(counts[:number])
+    counts = [len(listing.shard(world.rank, world.size)) for listing in listings]
+    videos, labels, logits, is_read = list[PredictedVideo](), list[int](), list[NDArray[Any]](), list[bool]()
+    for number, listing in enumerate(listings):
+        before, found = sum(counts[:number]), PartialScores()
         follow = lambda done, _, before=before: progress(before + done, sum(counts))  # noqa: E731
-        found = PartialScores()
-        scorer = Scorer(spec, dataset, world, device, keeps_records=False)
+        scorer = Scorer(spec, listing, world, device, keeps_records=False)
         scores = scorer.score(network, follow, source=None, partial=found)
-        if scores is not None:
-            parts.append((scores, found.bad))
-    return None if world.rank != 0 else _predictions(trained, listings, parts, top)
-
-
-def _predictions(
-    trained: Trained, listings: Sequence[Listing], parts: Sequence[tuple[Scores, list[BadClip]]], top: int
-) -> Predictions:
-    videos, labels, scores, is_read = list[PredictedVideo](), list[int](), list[NDArray[Any]](), list[bool]()
-    for listing, (part, bad) in zip(listings, parts, strict=True):
-        reasons = {one.clip: listing.reason(one) for one in bad}
-        for clip, logits in zip(listing.numbers, part.scores, strict=True):
-            error = reasons.get(clip) or (None if np.isfinite(logits).all() else "its scores are not finite")
-            found = most_probable(logits, trained.classes, top) if error is None else ()
-            videos.append(PredictedVideo(listing.clip(clip), found, error))
+        if scores is None:  # not rank 0
+            continue
+        reasons = {one.clip: listing.reason(one) for one in found.bad}
+        for clip, own in zip(listing.clips.tolist(), scores.scores, strict=True):
+            error = reasons.get(clip) or (None if np.isfinite(own).all() else "its scores are not finite")
+            best = most_probable(own, trained.classes, top) if error is None else ()
+            videos.append(PredictedVideo(listing.clip(clip), best, error))
             if listing.has_labels:
-                labels.append(int(listing.manifest.labels[clip]))
-                scores.append(logits)
+                labels.append(listing.manifest.label(clip))
+                logits.append(own)
                 is_read.append(error is None)
-    if not labels:
-        return Predictions(tuple(videos), None)
+    if world.rank != 0:
+        return None
     known = np.array(labels, np.int64)
-    return Predictions(tuple(videos), Scores(np.arange(len(known)), known, np.stack(scores), np.array(is_read)))
+    labelled = Scores(np.arange(len(known)), known, np.stack(logits), np.array(is_read)) if labels else None
+    return Predictions(tuple(videos), labelled)
 
 
 def most_probable(logits: NDArray[np.floating[Any]], classes: Sequence[str], top: int) -> tuple[Prediction, ...]:

@@ -120,7 +120,7 @@ def test_without_names_the_numbers_are_shown_and_it_is_said_once(
     status, out, err = say(video, video, "--json", run=alone)
     assert status == 0
     assert all(one["name"] == str(one["label"]) for one in json.loads(out)["videos"][0]["predictions"])
-    assert err == f"{alone}: has no names of its classes: they are shown as numbers; --classes FILE gives them names\n"
+    assert err == f"{alone}: lacks the names of its classes: numbers are shown; --classes FILE gives them names\n"
     status, out, err = say(video, "--json", "--classes", motion_set / "classes.txt", run=alone)
     assert (status, err) == (0, "")
     assert json.loads(out) == json.loads(say(video, "--json")[1])
@@ -140,7 +140,7 @@ def test_what_is_wrong_is_one_line_and_2(
 
     monkeypatch.setattr("summit_train.cli.predict.predict_videos", work)
     for run_path, words, reason in (
-        (without, [good], "there is no checkpoint in it"),
+        (without, [good], "no checkpoint in this folder"),
         (tmp_path / "nowhere", [good], "no such run directory or checkpoint"),
         (trained_run, [tmp_path / "empty"], "no video in this folder"),
         (trained_run, ["gone.mp4"], "gone.mp4: No such file or directory"),
@@ -151,7 +151,7 @@ def test_what_is_wrong_is_one_line_and_2(
         (trained_run, [good, "--csv", good / "a.csv"], "cannot be written: Not a directory"),
         (trained_run, [good, "--csv", "/proc/a.csv"], "cannot be written: No such file"),
         (trained_run, [good, "evaluate.clips=0"], "evaluate.clips"),
-        (trained_run, ["evaluate.clips=1"], "there is no VIDEO"),
+        (trained_run, ["evaluate.clips=1"], "VIDEO is missing"),
     ):
         status, out, err = say(*words, run=run_path)
         assert (status, out) == (2, ""), words

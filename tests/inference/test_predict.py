@@ -24,20 +24,20 @@ from summit_train.evaluation.scores import Scores
 from summit_train.evaluation.scoring import Scorer
 from summit_train.inference.predict import PredictedVideo, Prediction, Predictions, most_probable, predict_videos
 from summit_train.inference.trained import Trained, open_trained
-from summit_train.inference.videos import list_named
+from summit_train.inference.videos import list_videos
 from tests.closeness import assert_near
 
 CPU = torch.device("cpu")
 NAMES = ("a", "b", "c", "d")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def trained(trained_run: Path) -> Trained:
     return open_trained(trained_run)
 
 
 def predicted(trained: Trained, *words: Path, top: int = 4) -> Predictions:
-    listings, _ = list_named([str(word) for word in words], trained.spec, trained.classes)
+    listings = list_videos([str(word) for word in words], trained, print)
     predictions = predict_videos(trained, listings, World(), CPU, top)
     assert predictions is not None
     return predictions
@@ -96,19 +96,17 @@ def test_json_and_csv_by_hand() -> None:
 
 def test_the_scores_are_those_of_the_evaluation(trained: Trained, motion_set: Path) -> None:
     manifest = read_manifest(motion_set / "val.csv")
-    for clips in (1, 3):
-        again = open_trained(trained.path, [f"evaluate.clips={clips}", f"data.val={motion_set / 'val.csv'}"])
-        wanted = Scorer(again.spec, Dataset.open(again.spec, "val"), World(), CPU).score(trained.network(CPU))
-        found = predicted(again, motion_set / "val.csv")
-        assert wanted is not None and found.labelled is not None
-        assert np.array_equal(found.labelled.scores, wanted.scores)
-        assert np.array_equal(found.labelled.labels, wanted.labels)
-        assert found.values()["top1"] == wanted.top(1)
-        assert [video.clip.path for video in found.videos] == [manifest.path(clip) for clip in range(41)]
-        for video, logits in zip(found.videos, wanted.scores, strict=True):
-            assert video.predictions[0].label == int(np.argmax(logits))
-            softmax = torch.softmax(torch.from_numpy(logits).double(), 0)
-            assert_near(scores(video), softmax.numpy(), 1e-12)
+    again = open_trained(trained.path, ["evaluate.clips=3", f"data.val={motion_set / 'val.csv'}"])
+    wanted = Scorer(again.spec, Dataset.open(again.spec, "val"), World(), CPU).score(trained.network(CPU))
+    found = predicted(again, motion_set / "val.csv")
+    assert wanted is not None and found.labelled is not None
+    assert np.array_equal(found.labelled.scores, wanted.scores)
+    assert np.array_equal(found.labelled.labels, wanted.labels)
+    assert found.values()["top1"] == wanted.top(1)
+    assert [video.clip.path for video in found.videos] == [manifest.path(clip) for clip in range(41)]
+    for video, logits in zip(found.videos, wanted.scores, strict=True):
+        assert video.predictions[0].label == int(np.argmax(logits))
+        assert_near(scores(video), torch.softmax(torch.from_numpy(logits).double(), 0).numpy(), 1e-12)
 
 
 def test_a_file_a_folder_a_manifest_and_a_packed_set_give_the_same(
@@ -140,25 +138,18 @@ def test_a_video_of_two_frames_repeats_them(trained: Trained, tmp_path: Path) ->
     assert two == four != other
 
 
-def test_spans_are_clips_of_their_own(trained: Trained, tmp_path: Path) -> None:
+def test_spans_and_directions_are_clips_of_their_own(trained: Trained, tmp_path: Path) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), np.uint8)
-    for name, part in (("whole", frames), ("first", frames[:4]), ("last", frames[4:])):
+    for name, part in (("whole", frames), ("first", frames[:4]), ("last", frames[4:]), ("turned", frames[3::-1])):
         write_pictures(tmp_path / name, part)
-    (tmp_path / "spans.csv").write_text("path,label,start_frame,end_frame\nwhole,0,,4\nwhole,1,4,\n")
-    spans = predicted(trained, tmp_path / "spans.csv")
-    whole = predicted(trained, tmp_path / "first", tmp_path / "last")
-    assert [scores(video) for video in spans.videos] == [scores(video) for video in whole.videos]
-    assert [video.clip.span for video in spans.videos] == [Span(0, 4), Span(4, TO_THE_END)]
-
-
-def test_a_clip_is_played_in_its_direction(trained: Trained, tmp_path: Path) -> None:
-    frames = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
-    write_pictures(tmp_path / "clip", frames)
-    write_pictures(tmp_path / "turned", frames[::-1])
-    (tmp_path / "list.csv").write_text("path,label,reversed\nclip,0,0\nclip,0,1\nturned,0,0\n")
-    forwards, backwards, turned = predicted(trained, tmp_path / "list.csv").videos
-    assert scores(backwards) == scores(turned) != scores(forwards)
-    assert [video.clip.is_reversed for video in (forwards, backwards, turned)] == [False, True, False]
+    rows = "whole,0,,4,0\nwhole,1,4,,0\nwhole,0,,4,1\n"
+    (tmp_path / "list.csv").write_text(f"path,label,start_frame,end_frame,reversed\n{rows}")
+    listed = predicted(trained, tmp_path / "list.csv").videos
+    alone = predicted(trained, *(tmp_path / name for name in ("first", "last", "turned"))).videos
+    assert [scores(video) for video in listed] == [scores(video) for video in alone]
+    assert len({tuple(scores(video)) for video in listed}) == 3
+    spans = [(video.clip.span, video.clip.is_reversed) for video in listed]
+    assert spans == [(Span(0, 4), False), (Span(4, TO_THE_END), False), (Span(0, 4), True)]
 
 
 def test_a_bad_file_is_named_and_the_rest_goes_on(trained: Trained, motion_set: Path, tmp_path: Path) -> None:
@@ -194,7 +185,7 @@ def test_scores_that_are_not_finite_are_no_prediction(trained: Trained, motion_s
 def test_progress_counts_over_all_lists_of_this_rank(trained: Trained, motion_set: Path) -> None:
     rows = (motion_set / "val.csv").read_text().splitlines()[1:4]
     file = str(motion_set / rows[0].split(",")[0])
-    listings, _ = list_named([file, str(motion_set / "val.csv"), file, file], trained.spec, None)
+    listings = list_videos([file, str(motion_set / "val.csv"), file, file], trained, print)
     world = World()
     world.rank, world.size = 1, 2
     world.gather = lambda value: None  # type: ignore[method-assign, assignment, misc]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.inference.cam.maps import class_maps, classifier_of
+from summit_train.inference.cam.maps import class_maps
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
 from summit_train.spec.catalog import ARCHITECTURES, maps_problem
@@ -24,6 +24,11 @@ NETWORKS = [
 ]
 
 
+def classifier(network: VideoNetwork) -> nn.Linear:
+    (linear,) = (module for module in network.get_submodule(network.head).modules() if isinstance(module, nn.Linear))
+    return linear
+
+
 def built(arch: str, backbone: str | None, frames: int) -> tuple[VideoNetwork, torch.Tensor]:
     """A narrow network in double precision whose features and classifier say something, and two 64 x 96 clips."""
     generator = torch.Generator().manual_seed(0)
@@ -34,7 +39,7 @@ def built(arch: str, backbone: str | None, frames: int) -> tuple[VideoNetwork, t
             module.momentum = 1.0
     with torch.no_grad():
         network.train()(clips)  # with the statistics of fresh norms the features of deep networks vanish
-    linear = classifier_of(network)
+    linear = classifier(network)
     nn.init.normal_(linear.weight, generator=generator)
     nn.init.normal_(linear.bias, generator=generator)
     return network.eval(), clips
@@ -50,7 +55,7 @@ def test_the_mean_of_a_map_and_the_bias_once_is_the_logit(
     maps, own_logits = class_maps(network, network.feature_maps(network.to_input(clips)), len(clips))
     assert maps.shape == (2, 5, *shape)
     assert maps.std() > 0.1  # the maps are no constants
-    expected = maps.mean((2, 3, 4)) + classifier_of(network).bias
+    expected = maps.mean((2, 3, 4)) + classifier(network).bias
     assert_near(expected, logits, 1e-12)
     assert_near(own_logits, logits, 1e-12)
     accelerate(network)
@@ -60,7 +65,7 @@ def test_the_mean_of_a_map_and_the_bias_once_is_the_logit(
 @torch.inference_mode()
 def test_a_place_of_a_map_by_hand() -> None:
     network, _ = built("tsn", "resnet18", 2)
-    linear = classifier_of(network)
+    linear = classifier(network)
     # Two clips of two frames, all features zero but one of the second clip's first frame.
     features = torch.zeros(4, linear.in_features, 2, 3, dtype=torch.double)
     features[2, 7, 1, 2] = 3.0

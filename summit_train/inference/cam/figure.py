@@ -2,75 +2,48 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import NDArray
 
 from summit_train.core.files import replacing
-from summit_train.report.figures import GREY, drawable, house_style
+from summit_train.report.figures import drawable, house_style
 
 ACROSS = 8  # pictures side by side, as in the paper; more go below
 _DARKENED = 0.25  # of the background's brightness is left
-# Pixels. A picture is drawn as high as it is within these limits.
-_LEAST_HEIGHT, _MOST_HEIGHT, _LEAST_WIDTH = 128, 256, 480
-_GAP, _MARGIN, _LINE, _SMALL_LINE = 4, 10, 26, 20
-_DPI = 100
-_MOST_LETTERS = 120
+_DPI, _LEAST_HEIGHT, _MOST_HEIGHT, _LEAST_WIDTH = 100, 128, 256, 480  # pixels; a picture keeps its height within them
+_LETTERS_PER_INCH, _MOST_LETTERS = 12, 120
 
 
-@dataclass(frozen=True)
-class Row:
-    """The pictures of one network: title, frame numbers (n,), uint8 RGB (n, H, W, 3), and the foreground (n, H, W)."""
-
-    title: str
-    frames: Sequence[int]
-    pictures: NDArray[np.uint8]
-    foreground: NDArray[np.bool_]
-
-
-def draw_strip(path: Path, title: str, rows: Sequence[Row]) -> None:
-    """Draw the rows below each other, each with its title, and write the PNG at once."""
-    heights = [min(max(row.pictures.shape[1], _LEAST_HEIGHT), _MOST_HEIGHT) for row in rows]
-    widths = [round(h * row.pictures.shape[2] / row.pictures.shape[1]) for row, h in zip(rows, heights, strict=True)]
-    across = [min(len(row.frames), ACROSS) * (w + _GAP) - _GAP for row, w in zip(rows, widths, strict=True)]
-    down = [-(-len(row.frames) // ACROSS) * (h + _SMALL_LINE) for row, h in zip(rows, heights, strict=True)]
-    total_width = max(_LEAST_WIDTH, *across) + 2 * _MARGIN
-    total_height = _LINE * (1 + len(rows)) + sum(down) + 2 * _MARGIN
-    with house_style():
-        figure = Figure(figsize=(total_width / _DPI, total_height / _DPI), dpi=_DPI)
-        top = _MARGIN + _LINE
-        _write(figure, title, _MARGIN, top - _LINE / 2, 11, color=GREY)
-        for row, width, height, lines in zip(rows, widths, heights, down, strict=True):
-            _write(figure, row.title, _MARGIN, top + _LINE / 2, 11, fontweight="bold")
-            shown = np.where(row.foreground[..., None], row.pictures, (row.pictures * _DARKENED).astype(np.uint8))
-            for number, (frame, picture) in enumerate(zip(row.frames, shown, strict=True)):
-                line, column = divmod(number, ACROSS)
-                left = _MARGIN + column * (width + _GAP)
-                bottom = top + _LINE + line * (height + _SMALL_LINE) + height
-                box = (left / total_width, 1 - bottom / total_height, width / total_width, height / total_height)
-                axes = figure.add_axes(box)
-                axes.imshow(picture, aspect="auto")
-                axes.set_axis_off()
-                _write(figure, f"frame {frame}", left + width / 2, bottom + _SMALL_LINE / 2, 8, ha="center", most=width)
-            top += _LINE + lines
-        with replacing(path) as file:
-            figure.savefig(file, format="png", dpi=_DPI)
-
-
-def _write(
-    figure: Figure, text: str, x: float, y: float, size: float, *, most: float | None = None, **style: Any
+def draw_strip(
+    path: Path, titles: Sequence[str], frames: Sequence[int], pictures: NDArray[np.uint8], foreground: NDArray[np.bool_]
 ) -> None:
-    """Write a line centred on `y` pixels from the top, in letters small enough for `most` pixels or the figure."""
-    width, height = figure.get_size_inches() * _DPI
-    written = figure.text(x / width, 1 - y / height, "", va="center", fontsize=size, **style)
-    written.set_parse_math(False)
-    written.set_text(drawable(text, _MOST_LETTERS))
-    room = most or width - 2 * _MARGIN
-    while size > 1 and (is_wide := written.get_window_extent().width) > room:
-        size = min(0.97 * size, size * room / is_wide)  # letters have whole pixels, so the ratio alone is not enough
-        written.set_fontsize(size)
+    """Write a PNG of the pictures, uint8 RGB (n, H, W, 3), with their frame numbers and their foreground (n, H, W).
+
+    Each title is cut to 120 characters and wrapped.
+    """
+    height = min(max(pictures.shape[1], _LEAST_HEIGHT), _MOST_HEIGHT) / _DPI
+    width = height * pictures.shape[2] / pictures.shape[1]
+    across = min(len(frames), ACROSS)
+    down = -(-len(frames) // across)
+    inches = max(_LEAST_WIDTH / _DPI, across * (width + 0.05))
+    text = "\n".join(textwrap.fill(drawable(one, _MOST_LETTERS), int(_LETTERS_PER_INCH * inches)) for one in titles)
+    shown = np.where(foreground[..., None], pictures, (pictures * _DARKENED).astype(np.uint8))
+    with house_style():
+        size = (inches, down * (height + 0.25) + 0.2 * (1 + text.count("\n")) + 0.1)
+        layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
+        figure = Figure(figsize=size, dpi=_DPI, layout=layout)
+        figure.suptitle(text, fontsize=10, parse_math=False)
+        all_axes = figure.subplots(down, across, squeeze=False).ravel()
+        for axes in all_axes:
+            axes.set_axis_off()
+        for axes, frame, picture in zip(all_axes, frames, shown, strict=False):
+            axes.imshow(picture)
+            axes.set_title(f"frame {frame}", fontsize=8, pad=2)
+        with replacing(path) as file:
+            figure.savefig(file, format="png")

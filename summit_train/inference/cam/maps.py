@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,10 +22,8 @@ from summit_train.core.files import file_sha256, write_json
 from summit_train.core.progress import followed
 from summit_train.core.text import listed
 from summit_train.data.batches.loader import BadClip, TestBatch, test_batches
-from summit_train.data.batches.stores import Store, open_store
-from summit_train.data.manifest import Manifest, read_manifest
-from summit_train.data.manifest.quarantine import Kept, kept_clips
-from summit_train.inference.trained import Trained, flow_problem
+from summit_train.data.dataset import Dataset
+from summit_train.inference.trained import Trained
 from summit_train.models.precision import Normalise, mixed_precision, parameter_type
 from summit_train.models.video import VideoNetwork
 from summit_train.spec.catalog import maps_problem
@@ -39,19 +38,13 @@ def class_maps(network: VideoNetwork, features: torch.Tensor, num_clips: int) ->
     The classifier becomes a 1x1x1 convolution with the same weights. It comes after the global average in the network;
     both are linear, so their order does not matter. Dropout is left out. Frames of a 2D network become the maps' T'.
     """
-    linear = classifier_of(network)
+    (linear,) = (module for module in network.get_submodule(network.head).modules() if isinstance(module, nn.Linear))
     wide = features.to(linear.weight.dtype)  # under autocast the features are narrower
     # A linear layer over the channels of each place is the 1x1x1 convolution, for images and for volumes.
     maps = functional.linear(wide.movedim(1, -1), linear.weight).movedim(-1, 1)
     if maps.dim() == 4:
         maps = maps.reshape(num_clips, -1, *maps.shape[1:]).transpose(1, 2)
     return maps, maps.mean((2, 3, 4)) + linear.bias
-
-
-def classifier_of(network: VideoNetwork) -> nn.Linear:
-    """Return the linear layer of the network's head."""
-    (linear,) = (module for module in network.get_submodule(network.head).modules() if isinstance(module, nn.Linear))
-    return linear
 
 
 @dataclass(frozen=True)
@@ -74,12 +67,6 @@ class Heatmap:
     slices: NDArray[np.int64]
     pictures: NDArray[np.uint8]
 
-    @property
-    def peak_frame(self) -> int:
-        """Return the number of the frame at the map's greatest value; of the frames of one slice, the middle one."""
-        frames = self.frames[self.slices == self.map.max((1, 2)).argmax()]
-        return int(frames[len(frames) // 2])
-
     def foreground(self, places: Sequence[int], threshold: float) -> NDArray[np.bool_]:
         """Return which pixels of the frames at these places of the clip are at or above a threshold, (n, H, W).
 
@@ -92,36 +79,31 @@ class Heatmap:
         return above
 
     def record(self, threshold: float) -> dict[str, Any]:
-        """Return the row of tables. foreground: the share of the map at or above the threshold."""
+        """Return the row of tables.
+
+        foreground: the share of the map at or above the threshold. peak_frame: at the map's greatest value; the middle
+        one of the frames of that slice.
+        """
+        at_peak = self.frames[self.slices == self.map.max((1, 2)).argmax()]
         return {
             "label": self.label, "class": self.name, "score": self.score, "logit": self.logit,
-            "mean": float(self.map.mean()), "peak_frame": self.peak_frame,
+            "mean": float(self.map.mean()), "peak_frame": int(at_peak[len(at_peak) // 2]),
             "foreground": float((self.map >= threshold).mean()), "threshold": threshold,
-        }  # fmt: skip
-
-    def arrays(self, threshold: float) -> dict[str, Any]:
-        """Return the content of npz files."""
-        return {
-            "map": self.map, "frames": self.frames, "slices": self.slices, "path": self.path, "label": self.label,
-            "class": self.name, "score": self.score, "logit": self.logit, "threshold": threshold,
         }  # fmt: skip
 
 
 class Mapper:
     """Maps videos with a trained network on a device: one clip of each, whole frames or the centre square.
 
-    wanted: name or number of the class to map; None for the predicted one of each clip. Raises UserError for a network
-    that has no such maps, and for a class that it does not have.
+    wanted: name or number of the class to map (`label`); None for the predicted one of each clip. Raises UserError for
+    a network without such maps, and for a class that it does not know.
     """
 
     def __init__(self, trained: Trained, device: torch.device, wanted: str | None = None) -> None:
         spec = trained.spec
-        problem = maps_problem(spec.model.arch) or flow_problem(spec, "maps are drawn on pictures")
-        if problem is not None:
-            raise UserError(f"{trained.path}: {problem}")
+        trained.check_pictures(maps_problem(spec.model.arch))
         self.trained = trained
-        self.title = f"{spec.model.title} ({spec.name})"
-        self.label = None if wanted is None else label_of(trained, wanted)
+        self.label = None if wanted is None else _label_of(trained, wanted)
         crops = "full" if spec.evaluate.crops == "full" else 1
         self.views = {  # as plain values
             "num_frames": spec.data.num_frames,
@@ -136,15 +118,15 @@ class Mapper:
         self._normalise = Normalise(parameter_type(spec.precision), device, spec.data.input)
 
     def heatmaps(
-        self, store: Store, videos: Sequence[int], on_bad_clip: Literal["fail", "skip"], label: int | None = None
+        self, dataset: Dataset, on_bad_clip: Literal["fail", "skip"], label: int | None = None
     ) -> Iterator[Heatmap | BadClip]:
-        """Yield the map of each of these videos of a store, or why there is none. label: None for the predicted one.
+        """Yield the map of each video of a data set, or why it has none. label: None for the predicted one.
 
         With on_bad_clip "fail" a bad video raises DecodeError. Raises RunFailed for NaN or infinity.
         """
         data = self.trained.spec.data.model_copy(update={"on_bad_clip": on_bad_clip})
-        for batch in test_batches(data, self._evaluate, store, videos):
-            yield batch.bad or self._heatmap(batch, store.manifest.path(batch.video), label)
+        for batch in test_batches(data, self._evaluate, dataset.store, dataset.clips.tolist()):
+            yield batch.bad or self._heatmap(batch, dataset.manifest.path(batch.video), label)
 
     @torch.inference_mode()
     def _heatmap(self, batch: TestBatch, path: str, label: int | None) -> Heatmap:
@@ -169,8 +151,7 @@ class Mapper:
         )
 
 
-def label_of(trained: Trained, wanted: str) -> int:
-    """Return the label of a class, given its number or its name. Raises UserError where there is none."""
+def _label_of(trained: Trained, wanted: str) -> int:
     classes = trained.classes
     if wanted.isdecimal() and int(wanted) < len(classes):
         return int(wanted)
@@ -178,63 +159,57 @@ def label_of(trained: Trained, wanted: str) -> int:
         return classes.index(wanted)
     near = difflib.get_close_matches(wanted, classes, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"its classes are {listed(classes)}"
-    raise UserError(f"{trained.path}: there is no class {wanted!r}; {hint}")
+    raise UserError(f"{trained.path}: class {wanted!r} not found; {hint}")
 
 
 def threshold_for(mapper: Mapper, beside: Path) -> tuple[dict[str, Any], Path, bool]:
-    """Return the content of a network's cam.json, the path of the file, and whether it was there before.
+    """Return the content of a network's cam.json, the path of the file, and whether it existed before.
 
     The file is in the run's folder, or `beside` for a lone checkpoint and where the run's folder is read-only. It is
     used if it is of the same checkpoint, views and validation set; of a set that is not here, the name must be the
-    same. Otherwise the threshold is measured and saved. Raises UserError where the validation set is missing for that.
+    same. Otherwise the threshold is measured and saved. Raises UserError if the validation set is missing for that.
     """
     trained, data = mapper.trained, mapper.trained.spec.data
     same: dict[str, Any] = {"fraction": FRACTION, "sha256": file_sha256(trained.path), "views": mapper.views}
-    manifest = read_manifest(data.val) if Path(data.val).exists() else None
-    kept = None if manifest is None else kept_clips(data, manifest)
-    if manifest is None or kept is None:
+    dataset = Dataset.open(trained.spec, "val") if Path(data.val).exists() else None
+    if dataset is None:
         same["val"] = data.val
     else:
-        without = kept.fingerprint()
-        same["manifest"] = manifest.fingerprint() + (f" without {without}" if without else "")
+        without = dataset.kept.fingerprint()
+        same["manifest"] = dataset.manifest.fingerprint() + (f" without {without}" if without else "")
     places = [beside] if trained.run_path is None else [trained.run_path / THRESHOLD_FILE, beside]
     for place in places:
-        try:
+        with suppress(OSError, ValueError):
             saved = json.loads(place.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(saved, dict) and all(saved.get(key) == value for key, value in same.items()):
-            return saved, place, True
-    if manifest is None or kept is None:
+            if isinstance(saved, dict) and saved == saved | same:
+                return saved, place, True
+    if dataset is None:
         raise UserError(
-            f"{trained.path}: its threshold is measured on the validation set, and there is no {data.val} "
+            f"{trained.path}: its threshold is measured on the validation set, and {data.val} does not exist "
             f"(relative paths start at {Path.cwd()}); add data.val=MANIFEST data.root=DIR, or --threshold VALUE"
         )
     place = next(place for place in places if place == beside or os.access(place.parent, os.W_OK))
     network = {"checkpoint": str(trained.path), "step": trained.step, "val": data.val}
-    record = {**_measured(mapper, manifest, kept), **network, **same}
+    record = {**_measured(mapper, dataset), **network, **same}
     write_json(place, record)
     return record, place, False
 
 
-def _measured(mapper: Mapper, manifest: Manifest, kept: Kept) -> dict[str, Any]:
+def _measured(mapper: Mapper, dataset: Dataset) -> dict[str, Any]:
     """Measure the quantile of the predicted classes' maps of all validation videos, at their own low resolution.
 
     A bad video raises DecodeError or, with data.on_bad_clip "skip", is left out and named; more than
     data.max_bad_fraction of them raise RunFailed.
     """
-    data = mapper.trained.spec.data
-    videos = kept.ids(np.arange(len(kept))).tolist()
-    maps, bad = list[NDArray[Any]](), list[BadClip]()
-    heatmaps = mapper.heatmaps(open_store(data, manifest), videos, data.on_bad_clip)
-    for found in followed(heatmaps, len(videos), "validation videos"):
+    data, maps, bad = dataset.data, list[NDArray[Any]](), list[BadClip]()
+    for found in followed(mapper.heatmaps(dataset, data.on_bad_clip), len(dataset), "validation videos"):
         if isinstance(found, Heatmap):
             maps.append(found.map.ravel())
         else:
             bad.append(found)
-    if len(bad) > data.max_bad_fraction * len(videos) or not maps:
+    if len(bad) > data.max_bad_fraction * len(dataset) or not maps:
         raise RunFailed(
-            f"{data.val}: {len(bad)} of {len(videos)} videos could not be read, more than data.max_bad_fraction "
+            f"{data.val}: {len(bad)} of {len(dataset)} videos could not be read, more than data.max_bad_fraction "
             f"({data.max_bad_fraction:g}): {bad[0].path}: {bad[0].reason}, ..."
         )
     pixels = np.concatenate(maps)

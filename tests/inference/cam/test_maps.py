@@ -14,12 +14,11 @@ import pytest
 import torch
 
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.data.batches.stores import open_store
-from summit_train.data.manifest import read_manifest
-from summit_train.data.manifest.files import FileStore, plain_manifest
+from summit_train.data.dataset import Dataset
 from summit_train.data.video.encode import write_video
-from summit_train.inference.cam.maps import Heatmap, Mapper, label_of, threshold_for
+from summit_train.inference.cam.maps import Heatmap, Mapper, threshold_for
 from summit_train.inference.trained import Trained, open_trained
+from summit_train.inference.videos import list_videos
 from summit_train.models.network import build_network
 from summit_train.models.precision import Normalise
 from summit_train.spec import spec_from_values
@@ -38,7 +37,8 @@ def trained(trained_run: Path) -> Trained:
 
 def _heatmap(trained: Trained, video: Path, wanted: str | None = None) -> Heatmap:
     mapper = Mapper(trained, CPU, wanted)
-    (found,) = mapper.heatmaps(FileStore(plain_manifest([str(video)]), ""), [0], "fail", mapper.label)
+    (listing,) = list_videos([str(video)], trained, print)
+    (found,) = mapper.heatmaps(listing, "fail", mapper.label)
     assert isinstance(found, Heatmap)
     return found
 
@@ -75,7 +75,7 @@ def test_the_view_is_the_whole_frame_or_the_centre(trained: Trained, trained_run
         assert Mapper(square, CPU).views["crop"] == "centre square"
     assert Mapper(trained, CPU).views["crop"] == "whole frame"
     short = _heatmap(trained, _video(tmp_path / "short.mp4", 2))
-    assert short.frames.tolist() == [0, 1, 0, 1] and short.peak_frame in (0, 1)
+    assert short.frames.tolist() == [0, 1, 0, 1] and short.record(0)["peak_frame"] in (0, 1)
 
 
 def test_a_slice_of_a_3d_network_has_several_frames(trained: Trained, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_slice_of_a_3d_network_has_several_frames(trained: Trained, tmp_path: 
     found = _heatmap(replace(trained, spec=spec, weights=network.state_dict()), _video(tmp_path / "a.mp4", 12))
     assert found.map.shape == (2, 2, 3) and found.pictures.shape == (8, 64, 85, 3)
     assert found.frames.tolist() == list(range(2, 10)) and found.slices.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert found.foreground([0, 7], -1e9).shape == (2, 64, 85) and found.peak_frame in (4, 8)
+    assert found.foreground([0, 7], -1e9).shape == (2, 64, 85) and found.record(0)["peak_frame"] in (4, 8)
 
 
 def test_a_named_class(trained: Trained, motion_set: Path) -> None:
@@ -106,8 +106,8 @@ def test_a_named_class(trained: Trained, motion_set: Path) -> None:
     [("rigth", "did you mean 'right'"), ("zzz", "its classes are right, up"), ("4", "its classes are right, up")],
 )
 def test_an_unknown_class_is_one_clear_line(trained: Trained, wanted: str, hint: str) -> None:
-    with pytest.raises(UserError, match=rf"\.pt: there is no class '{wanted}'; {hint}") as error:
-        label_of(trained, wanted)
+    with pytest.raises(UserError, match=rf"\.pt: class '{wanted}' not found; {hint}") as error:
+        Mapper(trained, CPU, wanted)
     assert "\n" not in str(error.value)
 
 
@@ -150,7 +150,7 @@ def test_the_row_of_the_table_by_hand() -> None:
         "label": 1, "class": "jump", "score": 0.5, "logit": 2.0, "mean": 0.5, "peak_frame": 16, "foreground": 0.125,
         "threshold": 4.0,
     }  # fmt: skip
-    assert _by_hand(4).peak_frame == 16 and _by_hand(1).peak_frame == 14
+    assert _by_hand(4).record(0)["peak_frame"] == 16 and _by_hand(1).record(0)["peak_frame"] == 14
     assert _by_hand().record(4.5)["foreground"] == 0
 
 
@@ -180,8 +180,7 @@ def test_the_threshold_keeps_a_fifth_of_the_validation_set(run: Path, val: list[
     found, file, was_saved = _found(run, tmp_path / "cam.json", *val)
     assert file == run / "cam.json" and not was_saved and not (tmp_path / "cam.json").exists()
     mapper = Mapper(open_trained(run, val), CPU)
-    store = open_store(mapper.trained.spec.data, read_manifest(tmp_path / "val.csv"))
-    heatmaps = list(mapper.heatmaps(store, range(10), "fail"))
+    heatmaps = list(mapper.heatmaps(Dataset.open(mapper.trained.spec, "val"), "fail"))
     pixels = np.sort(np.concatenate([one.map.ravel() for one in heatmaps if isinstance(one, Heatmap)]))[::-1]
     assert found["pixels"] == pixels.size == 10 * 4 and found["videos"] == 10
     assert pixels[8] < found["threshold"] <= pixels[7]  # the eighth of forty is foreground, the ninth is not
@@ -228,7 +227,7 @@ def test_a_lone_checkpoint_saves_beside_and_needs_the_validation_set(
     found, file, was_saved = _found(alone, tmp_path / "out/cam.json", *val)
     assert file == tmp_path / "out/cam.json" and not was_saved
     gone = "data.val=nowhere/val.csv"
-    expected = r"there is no nowhere/val\.csv .*data\.val=MANIFEST.*--threshold VALUE"
+    expected = r"nowhere/val\.csv does not exist .*data\.val=MANIFEST.*--threshold VALUE"
     with pytest.raises(UserError, match=expected) as error:
         _found(alone, tmp_path / "out/cam.json", gone)
     assert "\n" not in str(error.value)
