@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 from summit_train.core.errors import UserError
 from summit_train.core.session import check_single
 from summit_train.core.text import counted, table, with_unit
-from summit_train.inference.arguments import add_network, checked, open_named
+from summit_train.inference.arguments import add_network, checked, open_named, tell
 
 _SIDES = range(32, 4097)  # of a picture, in pixels
 _COUNTS = range(1, 10**9)
@@ -20,29 +19,24 @@ _COUNTS = range(1, 10**9)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    expected = f"HEIGHTxWIDTH or one number, {_SIDES[0]} to {_SIDES[-1]:,} pixels, e.g. 256x320 or 224"
-    size = checked(_size, lambda size: all(side in _SIDES for side in size), expected)
+    size = checked(
+        lambda text: tuple(map(int, text.split("x"))) if "x" in text else (int(text), int(text)),
+        lambda size: len(size) == 2 and all(side in _SIDES for side in size),
+        f"HEIGHTxWIDTH or one number, {_SIDES[0]} to {_SIDES[-1]:,} pixels, e.g. 256x320 or 224",
+    )
     any_or = checked(
         lambda text: None if text == "any" else int(text), lambda n: n is None or n in _COUNTS, "1 or more, or any"
     )
-    count = checked(int, _COUNTS.__contains__, "1 or more")
     add_network(parser)
-    parser.add_argument("--out", required=True, type=Path, metavar="MODEL.onnx", help="MODEL.json is put beside it")
+    parser.add_argument("--out", required=True, type=Path, metavar="MODEL.onnx", help="MODEL.json is written, too")
     parser.add_argument("--stream", action="store_true", help="the frame-by-frame form of a past-only TSM")
     parser.add_argument("--size", type=size, metavar="HxW|N", help="pixels of a picture [the square that eval scores]")
     parser.add_argument(
         "--batch", type=any_or, default=1, metavar="N|any", help="clips or streams in a call; any: not fixed [1]"
     )
-    parser.add_argument("--precision", choices=("fp32", "fp16", "int8"), default="fp32", help="[fp32]")
     parser.add_argument("--video", metavar="FILE", help="the video to check on [the first of the validation set]")
-    parser.add_argument("--videos", type=count, metavar="N", help="fp16, int8: measure the accuracy on N videos [all]")
     parser.add_argument("--json", action="store_true", help="print MODEL.json and nothing else")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. data.val=videos.csv")
-
-
-def _size(text: str) -> tuple[int, int]:
-    height, _, width = text.partition("x")
-    return int(height), int(width if "x" in text else height)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,22 +50,19 @@ def run(args: argparse.Namespace) -> int:
         packages = "pip install onnx onnxruntime onnxscript"
         raise UserError(f"export needs the package {error.name}, which is not installed: {packages}") from error
     trained = open_named(args.run, args.overrides, args.classes)
-    tell = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
-    options = (args.stream, args.size, args.batch, args.precision, args.video, args.videos)
-    description = Export(trained, args.out, *options, tell).run()
+    description = Export(trained, args.out, args.stream, args.size, args.batch, args.video, tell).run()
     print(json.dumps(description) if args.json else _summary(description, args.out))
     return 0
 
 
 def _summary(description: dict[str, Any], out: Path) -> str:
-    usage, speed, precision = description["preprocessing"], description["speed"], description["precision"]
+    usage, speed = description["preprocessing"], description["speed"]
     first, *caches = description["inputs"]
-    graph = f"{description['kind']}, {precision}, {first['name']} {' x '.join(map(str, first['shape']))}"
+    graph = f"{description['kind']}, {first['name']} {' x '.join(map(str, first['shape']))}"
     if caches:
         elements = sum(math.prod(length for length in cache["shape"] if length != "batch") for cache in caches)
-        size = elements * (2 if precision == "fp16" else 4)
-        graph += f", {counted(len(caches), 'cache')} of {elements:,} elements, {size:,} bytes"
-    checks, cost = description["verification"], description["conversion"]
+        graph += f", {counted(len(caches), 'cache')} of {elements:,} elements, {4 * elements:,} bytes"
+    checks = description["verification"]
     rows = {
         "network": f"{description['network']}, {len(description['classes']):,} classes",
         "from": f"{description['checkpoint']}, step {description['step']:,}",
@@ -83,15 +74,10 @@ def _summary(description: dict[str, Any], out: Path) -> str:
         "": f"{_difference(checks['video'])}, {checks['video']['path']}"
         if checks["video"]
         else f"no video: {checks['note']}",
+        "speed": f"{speed['frames_per_second']:,.1f} frames/s in onnxruntime on this machine, "
+        f"{counted(speed['threads'], 'thread')} ({speed['ms_a_call']:.2f} ms a call)",
+        "written": f"{out} ({with_unit(description['bytes'], 'B')}), {out.with_suffix('.json')}",
     }
-    if cost is not None:
-        largest = max(part["largest_difference"] for part in (cost["random"], cost["video"]) if part)
-        rows |= {precision: f"logits differ from fp32 by up to {largest:.2g}", "accuracy": _accuracy(cost)}
-    rows["speed"] = (
-        f"{speed['frames_per_second']:,.1f} frames/s in onnxruntime on this machine, "
-        f"{counted(speed['threads'], 'thread')} ({speed['ms_a_call']:.2f} ms a call)"
-    )
-    rows["written"] = f"{out} ({with_unit(description['bytes'], 'B')}), {out.with_suffix('.json')}"
     return table(list(rows.items()), indent="", left=2)
 
 
@@ -99,16 +85,4 @@ def _difference(found: dict[str, Any]) -> str:
     return (
         f"{counted(found['clips'], 'clip')} of {counted(found['frames'], 'frame')}: logits up to "
         f"{found['largest_logit']:.3g} differ from the network's by up to {found['largest_difference']:.2g}"
-    )
-
-
-def _accuracy(cost: dict[str, Any]) -> str:
-    """Return what a conversion costs in accuracy."""
-    found = cost["accuracy"]
-    if not found or found["top1"] is None:
-        return f"not measured: {cost['note'] or 'no video can be read'}"
-    unread = f", {counted(found['unreadable'], 'video')} could not be read" if found["unreadable"] else ""
-    return (
-        f"top-1 {found['top1']:.2f} %, in fp32 {found['top1_fp32']:.2f} %; the same class in "
-        f"{found['agreement']:.1f} % of {counted(found['videos'], 'video')}{unread}"
     )

@@ -1,17 +1,15 @@
-"""Everything that touches ONNX: a network as a file, its conversion to smaller numbers, and the runtime."""
+"""Everything that touches ONNX: a network as a file, and the runtime."""
 
 from __future__ import annotations
 
 import copy
 import json
 import logging
-import tempfile
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,6 @@ import onnxruntime
 import onnxscript
 import torch
 from numpy.typing import NDArray
-from onnxruntime.quantization import QuantType, quantize_dynamic
-from onnxruntime.transformers.float16 import convert_float_to_float16
 from torch import nn
 
 from summit_train.models import VideoNetwork
@@ -32,7 +28,6 @@ Arrays = dict[str, NDArray[Any]]
 
 BATCH = "batch"  # the name of a first length that is not fixed
 _EXAMPLE = 2  # the example's batch where any is allowed: exporters take 0 and 1 for constants
-_TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 # A runtime's speed: the median of this many calls, or of as many as fit into the seconds, but three.
 _TIMED_CALLS = 20
 _TIMED_SECONDS = 3.0
@@ -65,7 +60,7 @@ class ConcatenatedShift(nn.Module):
 class _StreamGraph(nn.Module):
     """A stream as a function of tensors alone: a frame and the caches in, logits and the caches out.
 
-    A shift of no channel hands nothing on. Its cache is neither an input nor an output.
+    The empty cache of a shift of no channel is neither an input nor an output.
     """
 
     def __init__(self, network: VideoNetwork, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -119,7 +114,9 @@ def exported(network: VideoNetwork, batch: int | None, height: int, width: int, 
     # The exporter notes where in the source each node comes from, with this machine's paths.
     for part in (model, model.graph, *model.graph.node, *model.graph.value_info):
         part.ClearField("metadata_props")
-    return _checked(model)
+    onnx.checker.check_model(model)
+    content: bytes = model.SerializeToString()
+    return content
 
 
 def state_of(inputs: Iterable[str]) -> dict[str, str]:
@@ -127,51 +124,23 @@ def state_of(inputs: Iterable[str]) -> dict[str, str]:
     return {name: name.replace("_in_", "_out_") for name in inputs if name.startswith("cache_in_")}
 
 
-def to_half(model: bytes) -> bytes:
-    """Return an fp32 graph in fp16: weights, activations, inputs and outputs (onnxruntime's own converter).
-
-    Normalisations are part of the convolutions by then, so that their small variances do not become zeros.
-    """
-    with _quiet():
-        return _checked(convert_float_to_float16(onnx.load_from_string(model)))
-
-
-def to_int8(model: bytes) -> bytes:
-    """Return an fp32 graph with weights of 8 bits, unsigned, one scale a tensor (onnxruntime's dynamic quantisation).
-
-    Activations are quantised while the graph runs, each by its own range. Inputs and outputs stay fp32, and so do
-    depthwise convolutions: they have few weights, and one scale for filters of very different sizes costs accuracy.
-    """
-    source = onnx.load_from_string(model)
-    # The quantiser transposes a weight, and would meet the shape that is noted for it.
-    source.graph.ClearField("value_info")
-    channels = {weight.name: weight.dims[1] for weight in source.graph.initializer if len(weight.dims) > 2}
-    depthwise = [n.name for n in source.graph.node if n.op_type == "Conv" and channels.get(n.input[1]) == 1]
-    with tempfile.TemporaryDirectory() as folder, _quiet():
-        path = Path(folder, "int8.onnx")
-        quantize_dynamic(source, path, weight_type=QuantType.QUInt8, nodes_to_exclude=depthwise)
-        return _checked(onnx.load(path))
-
-
 def with_metadata(model: bytes, values: Mapping[str, Any]) -> bytes:
     """Return the ONNX file with `values` as custom metadata, each as JSON."""
     loaded = onnx.load_from_string(model)
     onnx.helper.set_model_props(loaded, {name: json.dumps(value) for name, value in values.items()})
-    return _checked(loaded)
+    content: bytes = loaded.SerializeToString()
+    return content
 
 
-def facts(model: bytes) -> dict[str, Any]:
+def facts(model: bytes) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the versions that made a file, and the number of its nodes by operator."""
     loaded = onnx.load_from_string(model)
     versions: dict[str, Any] = {
-        "torch": torch.__version__,
-        "onnx": onnx.__version__,
-        "onnxscript": onnxscript.__version__,
-        "onnxruntime": onnxruntime.__version__,
-        "opset": next(entry.version for entry in loaded.opset_import if entry.domain == ""),
-        "ir": loaded.ir_version,
+        library.__name__: library.__version__ for library in (torch, onnx, onnxscript, onnxruntime)
     }
-    return {"versions": versions, "operators": dict(Counter(node.op_type for node in loaded.graph.node).most_common())}
+    versions["opset"] = next(entry.version for entry in loaded.opset_import if entry.domain == "")
+    versions["ir"] = loaded.ir_version
+    return versions, dict(Counter(node.op_type for node in loaded.graph.node).most_common())
 
 
 class Runtime:
@@ -186,7 +155,7 @@ class Runtime:
         options.log_severity_level = 3
         self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self.inputs, self.outputs = (
-            [{"name": value.name, "shape": value.shape, "dtype": _TYPES[value.type]} for value in values]
+            [{"name": value.name, "shape": value.shape, "dtype": "float32"} for value in values]
             for values in (self._session.get_inputs(), self._session.get_outputs())
         )
         for tensor in (*self.inputs, *self.outputs):
@@ -206,33 +175,32 @@ class Runtime:
             # The last batch is padded with copies of its last clip; the copies' logits are dropped.
             padded = np.pad(clips, [(0, -len(clips) % batch), *[(0, 0)] * 4], mode="edge")
             groups = [*padded.reshape(-1, batch, *clips.shape[1:])]
-        run = self._streamed if self.inputs[0]["name"] == "frame" else self._at_once
-        return np.concatenate([run(group) for group in groups])[: len(clips)].astype(np.float64)
+        found = list[NDArray[Any]]()
+        for group in groups:
+            first, *caches = self._zeros(len(group))
+            is_stream, logits = first == "frame", list[NDArray[Any]]()
+            values = self._zeros(len(group))
+            for frame in group.swapaxes(0, 1) if is_stream else [group]:
+                out = self._run({**values, first: np.ascontiguousarray(frame)})
+                values = {name: out[after] for name, after in state_of(caches).items()}
+                logits.append(out["logits"])
+            found.append(np.stack(logits, axis=1))
+        return np.concatenate(found)[: len(clips)].astype(np.float64)
 
-    def _at_once(self, clips: NDArray[Any]) -> NDArray[Any]:
-        return self._run({"clip": clips})["logits"][:, None]
-
-    def _streamed(self, clips: NDArray[Any]) -> NDArray[Any]:
-        caches, logits = self._zeros(self.inputs[1:], len(clips)), list[NDArray[Any]]()
-        state = state_of(caches)
-        for frame in clips.swapaxes(0, 1):
-            out = self._run({"frame": frame, **caches})
-            caches = {name: out[after] for name, after in state.items()}
-            logits.append(out["logits"])
-        return np.stack(logits, axis=1)
-
-    def _run(self, values: Mapping[str, NDArray[Any]]) -> Arrays:
-        feed = {one["name"]: np.ascontiguousarray(values[one["name"]], one["dtype"]) for one in self.inputs}
+    def _run(self, feed: Arrays) -> Arrays:
         names = [one["name"] for one in self.outputs]
         return dict(zip(names, self._session.run(names, feed), strict=True))
 
-    def _zeros(self, tensors: Sequence[Mapping[str, Any]], batch: int) -> Arrays:
-        shapes = {one["name"]: [batch if length == BATCH else length for length in one["shape"]] for one in tensors}
-        return {one["name"]: np.zeros(shapes[one["name"]], one["dtype"]) for one in tensors}
+    def _zeros(self, batch: int) -> Arrays:
+        """Return inputs of zeros; batch: where the length may be any."""
+        return {
+            one["name"]: np.zeros([batch if length == BATCH else length for length in one["shape"]], np.float32)
+            for one in self.inputs
+        }
 
     def seconds_a_call(self) -> float:
         """Return the median time of a call on zeros; the first call is not counted."""
-        feed = self._zeros(self.inputs, 1)
+        feed = self._zeros(1)
         self._run(feed)
         times = list[float]()
         while len(times) < 3 or (len(times) < _TIMED_CALLS and sum(times) < _TIMED_SECONDS):
@@ -242,15 +210,9 @@ class Runtime:
         return float(np.median(times))
 
 
-def _checked(model: onnx.ModelProto) -> bytes:
-    onnx.checker.check_model(model)
-    content: bytes = model.SerializeToString()
-    return content
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back what the libraries tell their developers: of torchvision, of their own deprecations, of set-ups."""
+    """Silence what the libraries tell their developers: about torchvision, their own deprecations, set-ups."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
