@@ -28,7 +28,11 @@ _INTERRUPTED = 130
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    size = checked(_size, lambda size: min(size) > 0, "WIDTHxHEIGHT in pixels, such as 640x480")
+    size = checked(
+        lambda text: tuple(map(int, text.split("x"))),
+        lambda size: len(size) == 2 and min(size) > 0,
+        "WIDTHxHEIGHT in pixels, such as 640x480",
+    )
     rate = checked(Fraction, lambda rate: rate > 0, "frames a second, such as 25 or 30000/1001")
     stride = checked(int, range(1, 10**9).__contains__, "1 or more")
     window = checked(int, range(10**9).__contains__, "0 or more")
@@ -49,11 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
-def _size(text: str) -> tuple[int, int]:
-    width, height = text.split("x")
-    return int(width), int(height)
-
-
 def run(args: argparse.Namespace) -> int:
     """Follow the video; return 0, or 130 after an interrupt. Raises RunFailed at the end of a damaged stream."""
     check_single("stream")
@@ -64,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     stream = open_stream(trained, choose_device(World()), args.window, args.reset_on_cut)
     if args.stride is None and spec.data.sampling == "uniform":
         raise UserError(
-            "the network was trained on frames spread over each video (data.sampling uniform), which is no distance "
-            "between frames: give one with --stride N"
+            "the network was trained on frames spread over each video (data.sampling uniform), without a fixed "
+            "distance between frames: give one with --stride N"
         )
     stride = args.stride or spec.data.frame_stride
     follower = Follower(stream, renderer(spec.evaluate), trained.classes, reading, stride)
@@ -86,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _frames(args: argparse.Namespace, reading: Reading) -> Iterator[StreamFrame]:
-    """Return the source that is meant. Raises UserError where the arguments do not fit together."""
+    """Return the frames of the source. Raises UserError for arguments that contradict each other."""
     if args.fps is not None and args.raw is None:
         raise UserError("--fps is for --raw: a video has the times of its frames")
     if args.video != "-":
@@ -103,7 +102,7 @@ def _frames(args: argparse.Namespace, reading: Reading) -> Iterator[StreamFrame]
 
 
 def _print(results: Iterator[dict[str, Any]], args: argparse.Namespace, trained: Trained, stride: int) -> None:
-    """Print all labels as JSON, or for people those that differ from the one before; first to stderr what streams."""
+    """Print a note on stderr, then all labels as JSON, or those that differ from the one before as text."""
     last, dropped = None, 0
     for result in results:
         if last is None:

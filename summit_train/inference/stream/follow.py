@@ -1,4 +1,4 @@
-"""A stream followed to its end: the label of each frame that is due, the counts, a copy of the video with labels."""
+"""Follow a stream to its end: the label of each frame that is due, the counts, a copy of the video with labels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Show = Callable[[StreamFrame, str], None]  # (frame, caption)
 
 @dataclass
 class Follower:
-    """Follows a stream once, seeing the frames 0, stride, 2 * stride, ... of its source, and counts all of them.
+    """Follows a stream once: labels the frames 0, stride, 2 * stride, ... of its source, and counts all of them.
 
     names: of the classes. reading: what the source counts.
     """
@@ -61,28 +61,26 @@ class Follower:
 
         live: drop frames as `newest` does. show: takes all frames, or of a live source those that are seen.
         """
-        strided = self._strided(frames, keep_skipped=show is not None and not live)
-        caption = ""
-        for frame, dropped in newest(strided) if live else ((frame, 0) for frame in strided):
+
+        def strided() -> Iterator[StreamFrame]:
+            for frame in frames:
+                is_due = frame.number % self.stride == 0
+                self.num_skipped += not is_due
+                if is_due or (show is not None and not live):
+                    yield frame
+
+        caption, result = "", None
+        for frame, dropped in newest(strided()) if live else ((frame, 0) for frame in strided()):
             self.num_dropped += dropped
-            is_due = self._is_due(frame)
-            if is_due:
+            if frame.number % self.stride == 0:
                 result = self._label(frame, dropped)
                 caption = f"{result['name']} {result['score']:.2f}"
             # Before its label is yielded, as the reader of the label may end the stream.
             if show is not None:
                 show(frame, caption)
-            if is_due:
+            if result is not None:
                 yield result
-
-    def _is_due(self, frame: StreamFrame) -> bool:
-        return frame.number % self.stride == 0
-
-    def _strided(self, frames: Iterable[StreamFrame], *, keep_skipped: bool) -> Iterator[StreamFrame]:
-        for frame in frames:
-            self.num_skipped += not self._is_due(frame)
-            if keep_skipped or self._is_due(frame):
-                yield frame
+            result = None
 
     def _label(self, frame: StreamFrame, dropped: int) -> dict[str, Any]:
         logits, is_reset = self.stream.see(self.render(frame.decoded)[0])
@@ -97,7 +95,7 @@ class Follower:
         return values | ({"reset": True} if is_reset else {}) | ({"dropped": dropped} if dropped else {})
 
     def summary(self) -> str:
-        """Return in one line what became of the frames, and the latencies."""
+        """Return the counts and the latencies in one line."""
         parts = (
             f"{self.num_seen:,} seen, {self.num_skipped:,} skipped by the stride, {self.num_dropped:,} dropped, "
             f"{self.reading.num_damaged:,} damaged"
@@ -110,10 +108,10 @@ class Follower:
 
 
 def newest(frames: Iterable[StreamFrame], max_waiting: int = MAX_WAITING) -> Iterator[tuple[StreamFrame, int]]:
-    """Read on in a thread; where more than `max_waiting` frames wait, drop the oldest.
+    """Read frames in a thread, and drop the oldest if more than `max_waiting` wait.
 
-    Yield each frame and the number of frames dropped just before it. Raises UserError as the frames do, after those
-    before it, and RunFailed where the thread fails otherwise.
+    Yield each frame and the number of frames dropped just before it. Raises the UserError of `frames`, after the frames
+    before it, and RunFailed if the thread fails otherwise.
     """
     waiting = queue.Queue[tuple[int, StreamFrame] | Exception | None](max_waiting)
 
@@ -146,10 +144,10 @@ def newest(frames: Iterable[StreamFrame], max_waiting: int = MAX_WAITING) -> Ite
 
 @contextmanager
 def shown_in(path: str, source: str, reading: Reading) -> Iterator[Show]:
-    """Yield what adds a frame with a caption to a copy of the video: upright, at its time, in the first one's size.
+    """Yield a function that adds a frame with a caption to a copy of the video: upright, at its time.
 
-    The file appears when the block ends; after an error nothing is left of it. Raises UserError at once where no video
-    can be written to `path`, or it is the source.
+    All frames get the size of the first. The file appears when the block ends; after an error nothing is left of it.
+    Raises UserError at once if no video can be written to `path`, or it is the source.
     """
     if Path(path).suffix.lower() not in _ENDINGS:
         raise UserError(f"--show must be a name that ends in {', '.join(_ENDINGS)}, got {path}")

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import adaptive_avg_pool2d
 
-from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.errors import RunFailed
 from summit_train.data.video.augment import test_views
 from summit_train.data.video.render import Frames, Renderer
-from summit_train.inference.trained import Trained, flow_problem
+from summit_train.inference.trained import Trained
 from summit_train.models import VideoNetwork
 from summit_train.models.online import StreamNetwork
 from summit_train.models.precision import Normalise
@@ -34,22 +34,16 @@ _THUMBNAIL = 16
 class Stream:
     """A network that sees the frames of one video in turn, with its caches and the running average.
 
-    window: frames that the average spans; 0: all since the start or the last reset. cut: a frame whose thumbnail
-    differs by more than this from the one before (mean over 16 x 16 x 3 values of the absolute difference, in levels
-    of 0 to 255) resets the stream; None: none does. Raises ValueError for a network that cannot stream.
+    window: frames that the average spans; 0: all since the start or the last reset. cut: a frame resets the stream if
+    its thumbnail differs by more than this from the one before (mean over 16 x 16 x 3 values of the absolute
+    difference, in levels of 0 to 255); None: no frame does. Raises ValueError for a network that cannot stream.
     """
 
     def __init__(self, network: VideoNetwork, device: torch.device, window: int, cut: float | None = None) -> None:
         self._network = StreamNetwork(network)
         self._normalise = Normalise(next(network.parameters()).dtype, device)
         self._window, self._cut, self._thumbnail = window, cut, torch.empty(0)
-        self._wants_reset = False
-        self._start()
-
-    def _start(self) -> None:
-        self._caches: Sequence[torch.Tensor] = ()
-        self._last = deque[NDArray[np.float64]](maxlen=self._window)
-        self._mean, self._count = np.zeros(1), 0  # of all frames, where the window is 0
+        self._wants_reset, self._count = True, 0
 
     def reset(self) -> None:
         """Forget all frames before the next one goes in. Signal handlers may call it."""
@@ -60,10 +54,16 @@ class Stream:
 
         And whether this frame is the first after a reset. Raises RunFailed for NaN or infinity.
         """
-        is_reset = (self._is_cut(picture) or self._wants_reset) and self._count > 0
-        self._wants_reset = False
-        if is_reset:
-            self._start()
+        starts = self._wants_reset
+        if self._cut is not None:
+            pixels = torch.from_numpy(picture).permute(2, 0, 1).to(torch.float32)
+            before, self._thumbnail = self._thumbnail, adaptive_avg_pool2d(pixels, _THUMBNAIL)
+            starts |= bool(len(before)) and float((self._thumbnail - before).abs().mean()) > self._cut
+        is_reset, self._wants_reset = starts and self._count > 0, False
+        if starts:
+            self._caches: Sequence[torch.Tensor] = ()
+            self._last = deque[NDArray[np.float64]](maxlen=self._window)
+            self._mean, self._count = np.zeros(1), 0  # of all frames, if the window is 0
         with torch.inference_mode():
             frames = self._normalise(torch.from_numpy(picture)[None, None])[0]
             logits, self._caches = self._network(frames, self._caches)
@@ -75,28 +75,15 @@ class Stream:
         self._mean = self._mean + (own - self._mean) / self._count
         return np.stack(self._last).mean(0) if self._window else self._mean, is_reset
 
-    def _is_cut(self, picture: Frames) -> bool:
-        if self._cut is None:
-            return False
-        pixels = torch.from_numpy(picture).permute(2, 0, 1).to(torch.float32)
-        before, self._thumbnail = self._thumbnail, adaptive_avg_pool2d(pixels, _THUMBNAIL)
-        return bool(len(before)) and float((self._thumbnail - before).abs().mean()) > self._cut
-
 
 def open_stream(trained: Trained, device: torch.device, window: int | None = None, cut: float | None = None) -> Stream:
-    """Return the stream of a trained network. window: None for the frames of a training clip.
-
-    Raises UserError where the network cannot stream.
-    """
+    """Return the stream of a trained network. window: None for the frames of a training clip. Raises UserError."""
     spec = trained.spec
-    problem = stream_problem(spec.model.arch, spec.model.shift_direction, spec.model.non_local)
-    problem = problem or flow_problem(spec, "a stream has pictures")
-    if problem is not None:
-        raise UserError(f"{trained.path}: {problem}")
+    trained.check_pictures(stream_problem(spec.model.arch, spec.model.shift_direction, spec.model.non_local))
     return Stream(trained.network(device, ready=False), device, spec.data.num_frames if window is None else window, cut)
 
 
 def renderer(evaluate: EvaluateSpec) -> Renderer:
-    """Return what makes a frame the picture that evaluation would see: the centre square, or the whole frame."""
+    """Return what renders a frame as in evaluation: the centre square, or the whole frame."""
     crops = "full" if evaluate.crops == "full" else 1
     return Renderer(lambda width, height: test_views(evaluate.short_side, crops, width, height))

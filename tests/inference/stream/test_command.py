@@ -80,20 +80,20 @@ def test_stride_and_window(say: Say, video: Path) -> None:
     every, strided = (lines(say(video, "--json", "--window", "1", *more)) for more in ([], ["--stride", "3"]))
     assert [line["frame"] for line in strided] == [0, 3, 6]
     assert strided[0]["score"] == every[0]["score"] and strided[1]["score"] != every[3]["score"]
-    said = say(video, "--json", "data.frame_stride=3", "--window", "0")
+    said = say(video, "--json", "data.frame_stride=3", "--window", "0", "evaluate.crops=3")
     assert [line["frame"] for line in lines(said)] == [0, 3, 6]
+    assert "evaluate.crops is 3: a stream sees the centre crop alone" in said[2]
     assert "1 frame in 3, the average of all since the start" in said[2]
     assert "8 frames (3 seen, 5 skipped by the stride, 0 dropped, 0 damaged)" in said[2]
 
 
-def test_a_video_of_two_frames(say: Say, tmp_path: Path) -> None:
-    write_video(tmp_path / "two.mp4", noise(2, 32, 32))
-    assert [line["frame"] for line in lines(say(tmp_path / "two.mp4", "--json"))] == [0, 1]
-
-
-def test_for_people_a_line_where_the_label_changes(say: Say, video: Path) -> None:
+def test_without_json_a_line_where_the_label_changes(
+    say: Say, video: Path, trained_run: Path, motion_set: Path, tmp_path: Path
+) -> None:
     labels = [line["name"] for line in lines(say(video, "--json"))]
-    status, out, _ = say(video)
+    alone = changed_copy(trained_run, tmp_path / "alone.pt", classes=None)
+    status, out, err = say(video, "--classes", motion_set / "classes.txt", run=alone)
+    assert "lacks the names" not in err
     changes = [name for n, name in enumerate(labels) if n == 0 or labels[n - 1] != name]
     assert status == 0 and [line.split()[3] for line in out.splitlines()] == changes
 
@@ -199,25 +199,10 @@ def test_the_shown_video_has_every_frame(say: Say, video: Path, tmp_path: Path) 
     assert live[0] == 0 and len(list(file_frames(str(tmp_path / "live.mp4"), Reading()))) == 3
 
 
-def test_what_differs_from_evaluation_is_said(say: Say, video: Path) -> None:
-    assert "evaluate.crops is 3: a stream sees the centre crop alone" in say(video, "evaluate.crops=3")[2]
-
-
-def test_names_of_the_classes(say: Say, video: Path, trained_run: Path, motion_set: Path, tmp_path: Path) -> None:
-    alone = changed_copy(trained_run, tmp_path / "alone.pt", classes=None)
-    said = say(video, "--json", run=alone)
-    assert said[2].count(f"{alone}: has no names of its classes: they are shown as numbers; --classes FILE") == 1
-    assert all(line["name"] == str(line["label"]) for line in lines(said))
-    said = say(video, "--json", "--classes", motion_set / "classes.txt", run=alone)
-    assert "has no names" not in said[2] and _without_times(said) == _without_times(say(video, "--json"))
-
-
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (["VIDEO", "model.shift_direction=both"], "its shift needs the next frame"),
-        (["VIDEO", "model.backbone=resnet50", "model.non_local=tsm"], "non-local blocks attend to all frames"),
-        (["VIDEO", "model.arch=i3d_3x1x1", "model.backbone=resnet50", "data.num_frames=8"], "sees whole clips"),
         (["VIDEO", "data.sampling=uniform"], "give one with --stride N"),
         (["VIDEO", "--show", "/dev/null/a.mp4"], "--show /dev/null/a.mp4: cannot be written: Not a directory"),
         (["VIDEO", "--show", "a.gif"], "--show must be a name that ends in .mp4, .mkv, .mov, got a.gif"),
@@ -229,44 +214,29 @@ def test_names_of_the_classes(say: Say, video: Path, trained_run: Path, motion_s
         (["/nowhere/a.mp4"], "/nowhere/a.mp4: No such file or directory"),
         (["/"], "/: is a directory, not a video file"),
         (["VIDEO", "evaluate.clips=0"], "evaluate.clips"),
+        (["-"], "standard input: is no video of a kind that is read here, or its header is damaged\n"),
+        (["-", "--live"], "standard input: is no video of a kind that is read here, or its header is damaged\n"),
     ],
 )
 def test_a_mistake_is_one_line_and_2(say: Say, video: Path, words: list[str], reason: str) -> None:
-    status, out, err = say(*(str(video) if word == "VIDEO" else word for word in words), content=b"")
+    content = b"a line of text\n" * 99 if "no video" in reason else b""
+    status, out, err = say(*(str(video) if word == "VIDEO" else word for word in words), content=content)
     assert (status, out) == (2, "")
     assert err.startswith("summit-train: ") and err.count("\n") == 1 and reason in err
 
 
-@pytest.mark.parametrize("live", [(), ("--live",)])
-def test_standard_input_that_is_no_video(say: Say, live: tuple[str, ...]) -> None:
-    status, out, err = say("-", *live, content=b"a line of text\n" * 99)
-    assert (status, out) == (2, "")
-    assert err == "summit-train: standard input: is no video of a kind that is read here, or its header is damaged\n"
-
-
-def test_a_run_without_a_checkpoint(say: Say, video: Path, tmp_path: Path) -> None:
-    status, _, err = say(video, run=tmp_path)
-    assert (status, err.count("\n")) == (2, 1) and "there is no checkpoint in it" in err
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--raw", "0x5"),
-        ("--raw", "640"),
-        ("--raw", "-4x4"),
-        ("--fps", "0"),
-        ("--fps", "1/0"),
-        ("--stride", "0"),
-        ("--window", "-1"),
-        ("--reset-on-cut", "256"),
-        ("--reset-on-cut", "nan"),
-    ],
-)
-def test_values_that_cannot_be(say: Say, option: str, value: str) -> None:
-    status, out, err = say("-", f"{option}={value}")
-    assert (status, out) == (2, "")
-    assert f"argument {option}: must be " in err.splitlines()[-1] and err.endswith(f", got '{value}'\n")
+def test_values_that_cannot_be(say: Say) -> None:
+    for option, values in (
+        ("--raw", ("0x5", "640", "-4x4")),
+        ("--fps", ("0", "1/0")),
+        ("--stride", ("0",)),
+        ("--window", ("-1",)),
+        ("--reset-on-cut", ("256", "nan")),
+    ):
+        for value in values:
+            status, out, err = say("-", f"{option}={value}")
+            assert (status, out) == (2, "")
+            assert f"argument {option}: must be " in err.splitlines()[-1] and err.endswith(f", got '{value}'\n")
 
 
 @pytest.mark.skipif(not CLIPS.is_dir(), reason="the real clips in ../shared/clips are not here")
