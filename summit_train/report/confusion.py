@@ -59,27 +59,25 @@ class Confusion:
         """Draw the matrix, each row in percent of its class, with the counts. None for more than 30 classes."""
         if len(self.names) > MOST_CLASSES:
             return None
+        caption, inches = self._layout()
         with house_style():
-            figure = Figure(figsize=self._inches, layout="constrained")
+            figure = Figure(figsize=inches, layout="constrained")
             self._draw_on(figure)
-            svg = image(figure)
-        alt = "Confusion matrix: true class by predicted class"
-        return Picture("Confusion", self._caption, alt, svg, third=False)
+            alt = "Confusion matrix: true class by predicted class"
+            return Picture("Confusion", caption, alt, image(figure), third=False)
 
     def draw(self, path: Path) -> None:
         """Write the matrix as PNG. With more than 30 classes it has neither names nor counts."""
-        with drawn(path, textwrap.fill(self._caption, round(13 * self._inches[0])), self._inches) as figure:
+        caption, inches = self._layout()
+        with drawn(path, textwrap.fill(caption, round(13 * inches[0])), inches) as figure:
             self._draw_on(figure)
 
-    @property
-    def _caption(self) -> str:
+    def _layout(self) -> tuple[str, tuple[float, float]]:
+        """Return the caption, and the width and height in inches."""
         unread = f" Left out, as they could not be read: {counted(self.unread, 'video')}." if self.unread else ""
-        return f"Videos of {self.checkpoint}. Rows: true class, shaded by its share.{unread}"
-
-    @property
-    def _inches(self) -> tuple[float, float]:
+        caption = f"Videos of {self.checkpoint}. Rows: true class, shaded by its share.{unread}"
         side = 0.42 * min(len(self.names), MOST_CLASSES)
-        return 2.2 + side, 1.8 + side
+        return caption, (2.2 + side, 1.8 + side)
 
     def _draw_on(self, figure: Figure) -> None:
         share = self.counts / np.maximum(1, self.counts.sum(1, keepdims=True))
@@ -107,12 +105,13 @@ def read_confusion(run: Run) -> Confusion | None:
         return None
     checkpoint = Path(run.final.checkpoints[-1].path).stem
     path = run.path / "predictions" / f"{checkpoint}.npz"
+    names = tuple(run.clips_per_class.train) if run.clips_per_class else ()  # label 0 first
     if not path.is_file():
         return None
     try:
         with np.load(path, allow_pickle=False) as file:
             labels, scores = file["label"].astype(np.int64), file["scores"].astype(np.float64)
-            # Older files lack this column: in them a video that could not be read has no score at all.
+            # Files of version 0.1 lack this column: their unreadable videos have no score at all.
             is_read = file["is_read"] if "is_read" in file.files else ~np.isnan(scores).all(axis=1)
             videos: list[str] = []
             if "path" in file.files:  # with the frames of those that are spans
@@ -120,7 +119,7 @@ def read_confusion(run: Run) -> Confusion | None:
                 videos = [f"{path}, frames {i} to {j}" if (i, j) != (0, -1) else path for path, i, j in spans]
         if not np.isfinite(scores[is_read]).all():
             raise ValueError("scores are not finite")
-        return confusion_of(checkpoint, labels, scores, is_read, run.class_names, videos)
+        return confusion_of(checkpoint, labels, scores, is_read, names, videos)
     except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
         run.notes.append(f"predictions/{path.name}: unreadable, left out ({error})")
         return None

@@ -81,45 +81,53 @@ def image(figure: Figure, kind: str = "svg") -> bytes:
     return content.getvalue()
 
 
+def add_legend(figure: Figure, entries: Sequence[tuple[Line2D, str]], place: Any) -> None:
+    """Add a legend whose labels are drawn as they are."""
+    # Placeholders first: matplotlib omits a label that begins with "_" and reads one with "$" as a formula.
+    legend = figure.legend([line for line, _ in entries], ["entry"] * len(entries), loc=place) if entries else None
+    for text, (_, label) in zip(legend.get_texts() if legend else (), entries, strict=True):
+        text.set_parse_math(False)
+        text.set_text(drawable(label))
+
+
 class Canvas:
-    """A figure being drawn: its axes, the runs on it, and the entries of its legend, which names several runs."""
+    """A figure being drawn: its axes, the runs on it, and the entries of its legend, which names several runs.
+
+    axis: 'epoch' if the steps per epoch of every run are known, else 'step'. lines: the line style of each run.
+    """
 
     def __init__(self, runs: Sequence[Run], y_label: str, third: bool = False) -> None:
         self.runs, self.third = runs, third
-        self.axis = axis_name(runs)
+        self.axis = "step" if any(run.steps_per_epoch is None for run in runs) else "epoch"
         self.width = THIRD if third else WIDTH  # inches
-        self.entries = [(self.legend_line(i), run.label) for i, run in enumerate(runs) if len(runs) > 1]
+        self.lines = [LINES[i // len(PALETTE) % len(LINES)] for i in range(len(runs))]
+        self.entries = [
+            (Line2D([], [], color=self.colour(i), linestyle=self.lines[i], linewidth=2.5), run.label)
+            for i, run in enumerate(runs)
+            if len(runs) > 1
+        ]
         self.figure = Figure(figsize=(self.width, HEIGHT), layout="constrained")
         self.axes: Axes = self.figure.subplots()
         self.axes.set_xlabel(self.axis)
         self.axes.set_ylabel(y_label)
         for i, run in enumerate(runs):
-            for x in positions(run, (start.step for start in run.starts[1:]), self.axis):
+            for x in self.positions(run, (start.step for start in run.starts[1:])):
                 self.axes.axvline(x, color=self.colour(i), linewidth=0.9, linestyle=(0, (2, 3)))
 
     def colour(self, i: int, kind: int = 0) -> str:
         """Return the colour of run i. A single run has a colour for each kind of line."""
         return PALETTE[kind if len(self.runs) == 1 else i % len(PALETTE)]
 
-    def line(self, i: int) -> Literal["-", "--", ":"]:
-        """Return the line style of run i."""
-        return LINES[i // len(PALETTE) % len(LINES)]
-
-    def legend_line(self, i: int) -> Line2D:
-        """Return the legend's line of run i."""
-        return Line2D([], [], color=self.colour(i), linestyle=self.line(i), linewidth=2.5)
+    def positions(self, run: Run, steps: Iterable[int]) -> Floats:
+        """Return the positions of these updates (counted from 1) on the axis, (N,)."""
+        per_epoch = (run.steps_per_epoch if self.axis == "epoch" else None) or 1.0
+        return np.array(list(steps), dtype=np.float64) / per_epoch
 
     def picture(self, title: str, caption: str) -> Picture:
         """Write the legend and the SVG."""
         self.axes.set_xlim(left=0)
-        if self.entries:
-            # Placeholders first: matplotlib omits a label that begins with "_" and reads one with "$" as a formula.
-            lines = [line for line, _ in self.entries]
-            legend = self.figure.legend(lines, ["entry"] * len(lines), loc="outside lower left")
-            for text, (_, label) in zip(legend.get_texts(), self.entries, strict=True):
-                text.set_parse_math(False)
-                text.set_text(drawable(label))
-            self.figure.set_size_inches(self.width, HEIGHT + LEGEND_LINE * len(lines))
+        add_legend(self.figure, self.entries, "outside lower left")
+        self.figure.set_size_inches(self.width, HEIGHT + LEGEND_LINE * len(self.entries))
         machines = dict.fromkeys(machine for run in self.runs if (machine := machine_of(run.environment)))
         dotted = " Dotted vertical: resumed there." if any(run.starts[1:] for run in self.runs) else ""
         made_on = f" Machine: {'; '.join(machines)}." if machines else ""
@@ -129,10 +137,7 @@ class Canvas:
 
 def pictures(runs: Sequence[Run]) -> list[Picture]:
     """Draw what these runs have data for: loss, accuracy, LR, throughput, data wait, noise scale, trust ratios."""
-
-    def wait_share(step: StepRecord) -> float:
-        return 100 * step.data_wait_s / step.step_s if step.step_s > 0 else float("nan")
-
+    wait_share = lambda s: 100 * s.data_wait_s / s.step_s if s.step_s > 0 else np.nan  # noqa: E731
     with house_style():
         drawn = (
             _steps(runs, "Loss", "training loss (nats)", lambda s: s.loss),
@@ -183,16 +188,16 @@ def _steps(
     is_loss, known = title == "Loss", False
     canvas = Canvas(runs, y_label, third=not is_loss)
     for i, run in enumerate(runs):
-        x, y = positions(run, (s.step for s in run.steps), canvas.axis), finite(map(value, run.steps))
+        x, y = canvas.positions(run, (s.step for s in run.steps)), finite(map(value, run.steps))
         known |= bool(np.isfinite(y).any())
         if smooth:
             canvas.axes.plot(*thinned(x, y), color=canvas.colour(i), linewidth=0.7, alpha=0.35)
         # Curves without noise may coincide: earlier ones are wider and show under later ones.
         width = 1.6 if smooth else 1.6 + 1.2 * min(len(runs) - 1 - i, 3)
         curve = smoothed(x, y) if smooth else thinned(x, y)
-        canvas.axes.plot(*curve, canvas.line(i), color=canvas.colour(i), linewidth=width)
+        canvas.axes.plot(*curve, canvas.lines[i], color=canvas.colour(i), linewidth=width)
         if is_loss:
-            crosses, floor = positions(run, run.skipped_steps, canvas.axis), canvas.axes.get_xaxis_transform()
+            crosses, floor = canvas.positions(run, run.skipped_steps), canvas.axes.get_xaxis_transform()
             canvas.axes.plot(crosses, np.full_like(crosses, 0.03), "x", color=canvas.colour(i, 1), transform=floor)
     if not known:
         return None
@@ -209,8 +214,8 @@ def _noise_scale(runs: Sequence[Run]) -> Picture | None:
         steps = [step for step in run.steps if step.gradient_square is not None]
         y = finite(step.noise_scale or None for step in steps)  # 0 has no place on the axis
         known |= bool(np.isfinite(y).any())
-        x = positions(run, (step.step for step in steps), canvas.axis)
-        canvas.axes.plot(*thinned(x, y), canvas.line(i), color=canvas.colour(i), linewidth=1.6)
+        x = canvas.positions(run, (step.step for step in steps))
+        canvas.axes.plot(*thinned(x, y), canvas.lines[i], color=canvas.colour(i), linewidth=1.6)
         if (batch := number(run.plan.get("global_batch"))) is not None:
             canvas.axes.axhline(batch, color=canvas.colour(i, 1), linestyle="--", linewidth=1.0)
     if not known:
@@ -227,11 +232,11 @@ def _trust_ratios(runs: Sequence[Run]) -> Picture | None:
     canvas.axes.set_yscale("log")
     for i, run in enumerate(runs):
         if run.trust_ratios:
-            x = positions(run, (record.step for record in run.trust_ratios), canvas.axis)
+            x = canvas.positions(run, (record.step for record in run.trust_ratios))
             names = run.trust_ratios[-1].ratios
             layers = np.array([[r.ratios.get(name, np.nan) for name in names] for r in run.trust_ratios])
             canvas.axes.plot(x, layers, color=canvas.colour(i), linewidth=0.5, alpha=0.35)
-            canvas.axes.plot(x, np.median(layers, axis=1), canvas.line(i), color=canvas.colour(i, 1), linewidth=1.8)
+            canvas.axes.plot(x, np.median(layers, axis=1), canvas.lines[i], color=canvas.colour(i, 1), linewidth=1.8)
     return canvas.picture("Trust ratio", "Thin: each layer. Thick: the median of the layers.")
 
 
@@ -248,16 +253,15 @@ def _accuracy(runs: Sequence[Run]) -> Picture | None:
     """Draw top-1 of training batches (moving mean), validation in training, and final evaluation with one std."""
     canvas = Canvas(runs, "top-1 (%)")
     kinds: dict[str, int] = {}
+    names = list(canvas.entries)
     for i, run in enumerate(runs):
         kinds |= _accuracy_curves(canvas, i, run)
     if not kinds:
         return None
     canvas.axes.set_ylim(0, min(103.0, max(10.0, canvas.axes.get_ylim()[1])))
     if len(runs) > 1:
-        canvas.entries = []
-        for i, run in enumerate(runs):
-            final = f": {mean_std(run.final.top1_mean, run.final.top1_std)}" if run.final else ""
-            canvas.entries.append((canvas.legend_line(i), run.label + final))
+        finals = [f": {mean_std(run.final.top1_mean, run.final.top1_std)}" if run.final else "" for run in runs]
+        canvas.entries = [(line, label + final) for (line, label), final in zip(names, finals, strict=True)]
         canvas.entries += [(Line2D([], [], color=GREY, **KINDS[kind]), label) for label, kind in kinds.items()]
     has_band = any(run.final is not None and run.final.top1_std for run in runs)
     band = " Band: one standard deviation over the last checkpoints." if has_band else ""
@@ -270,11 +274,11 @@ def _accuracy_curves(canvas: Canvas, i: int, run: Run) -> dict[str, int]:
     axes, colours = canvas.axes, [canvas.colour(i, kind) for kind in range(len(KINDS))]
     top1 = finite(step.top1 for step in run.steps)
     if np.isfinite(top1).any():
-        curve = smoothed(positions(run, (step.step for step in run.steps), canvas.axis), top1)
+        curve = smoothed(canvas.positions(run, (step.step for step in run.steps)), top1)
         canvas.entries.append((axes.plot(*curve, color=colours[0], **KINDS[0])[0], "training"))
         kinds["training"] = 0
     if run.evals:
-        x = positions(run, (validation.step for validation in run.evals), canvas.axis)
+        x = canvas.positions(run, (validation.step for validation in run.evals))
         y = finite(validation.top1 for validation in run.evals)
         canvas.entries.append((axes.plot(x, y, color=colours[1], **KINDS[1])[0], "validation"))
         kinds["validation"] = 1
@@ -288,18 +292,7 @@ def _accuracy_curves(canvas: Canvas, i: int, run: Run) -> dict[str, int]:
     return kinds
 
 
-# A curve is prepared for drawing: positions on the axis, thinning, moving mean.
-
-
-def axis_name(runs: Sequence[Run]) -> str:
-    """Return 'epoch' if the steps per epoch of every run are known, else 'step'."""
-    return "step" if any(run.steps_per_epoch is None for run in runs) else "epoch"
-
-
-def positions(run: Run, steps: Iterable[int], axis: str) -> Floats:
-    """Return the positions of these updates (counted from 1) on the axis, (N,)."""
-    per_epoch = (run.steps_per_epoch if axis == "epoch" else None) or 1.0
-    return np.array(list(steps), dtype=np.float64) / per_epoch
+# A curve is prepared for drawing: gaps, thinning, moving mean.
 
 
 def finite(values: Iterable[float | None]) -> Floats:
@@ -326,17 +319,18 @@ def smoothed(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Flo
     """Return the centred moving mean of a curve at up to `most` points, without the values that are not finite."""
     if len(x) > most:
         # Means of stretches first: a moving mean over all points of a long run takes minutes.
-        stretches = np.array_split(np.arange(len(y)), most)
-        x, y = (np.array([_mean(array[stretch]) for stretch in stretches]) for array in (x, y))
-    return x, moving_mean(y, max(1, round(len(y) * SMOOTH_SHARE)) | 1)
+        starts = np.arange(most) * len(x) // most
+        x, y = (_means(lambda values: np.add.reduceat(values, starts), array) for array in (x, y))
+    return x, moving_mean(y, max(1, round(len(y) * SMOOTH_SHARE)) | 1) if len(y) else y
 
 
 def moving_mean(values: Floats, window: int) -> Floats:
-    """Return the mean of the finite values in a centred odd window, shorter at both ends; NaN if there are none."""
-    half = window // 2
-    return np.array([_mean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))])
+    """Return the mean of the finite values in a centred odd window, shorter at both ends; NaN without any."""
+    return _means(lambda array: np.convolve(array, np.ones(window), "same"), values)
 
 
-def _mean(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else float("nan")
+def _means(sums: Callable[[Floats], Floats], values: Floats) -> Floats:
+    """Return the sums of the finite values / the sums of their numbers; NaN for 0 / 0."""
+    known = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        return sums(np.where(known, values, 0.0)) / sums(known.astype(np.float64))

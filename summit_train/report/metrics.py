@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -21,6 +21,7 @@ from summit_train.report.records import (
     EvalRecord,
     FinalEval,
     Observed,
+    Record,
     RecordType,
     StartRecord,
     StepRecord,
@@ -30,7 +31,17 @@ from summit_train.report.records import (
 from summit_train.spec.source import parse_mapping
 
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
-OBSERVED_FILE = "observed.json"  # of `eval --observed`, which need not be there
+OBSERVED_FILE = "observed.json"  # of `eval --observed`; optional
+_KINDS: dict[str, type[Record]] = {
+    "step": StepRecord,
+    "eval": EvalRecord,
+    "trust_ratio": TrustRatioRecord,
+    "average": AverageRecord,
+    "batch": BatchRecord,
+    "checkpoint": CheckpointRecord,
+    "start": StartRecord,
+}
+_SECONDS = {"step": "step_s", "eval": "seconds", "checkpoint": "seconds"}
 
 
 class Run:
@@ -38,6 +49,10 @@ class Run:
 
     label: the run's name. plan: plan.json without clips_per_class. seconds: recorded time of all steps (repeated ones
     count again), checkpoints and timed validations. missing: names of absent files. notes: what could not be read.
+    last_step: the number of finished updates. steps_per_epoch: the plan's value, else that of the records: epoch e
+    begins with step e * steps_per_epoch + 1. skipped_steps: updates not applied as a gradient was not finite.
+    clips_per_second: the median over the steps, which start-up and restarts do not change. data_wait_share: the wait
+    for data, in percent of the time of the steps. shows_top5: the run has more than five classes.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -64,66 +79,36 @@ class Run:
         self.clips_per_class = self._parsed(ClipsPerClass, counts, "plan.json: clips_per_class")
         self.final = self._parsed(FinalEval, self._json("eval.json"), "eval.json")
         self.observed = self._parsed(Observed, self._json(OBSERVED_FILE), OBSERVED_FILE)
-        self.starts: list[StartRecord] = []
-        self.checkpoints: list[CheckpointRecord] = []
-        self.seconds = 0.0
-        self._steps: dict[int, StepRecord] = {}
-        self._evals: dict[int, EvalRecord] = {}
-        self._ratios: dict[int, TrustRatioRecord] = {}
-        self._averages: dict[int, AverageRecord] = {}
-        self._batches: dict[int, BatchRecord] = {}
+        self.starts, self.checkpoints, self.seconds = list[StartRecord](), list[CheckpointRecord](), 0.0
+        self._records: dict[type[Record], dict[int, Any]] = {kind: {} for kind in _KINDS.values()}  # by step or epoch
         self._read_log()
-        self.steps = [self._steps[step] for step in sorted(self._steps)]
-        self.evals = [self._evals[step] for step in sorted(self._evals)]
-        self.trust_ratios = [self._ratios[step] for step in sorted(self._ratios)]
-        self.averages, self.batches = list(self._averages.values()), list(self._batches.values())
+        self.steps, self.evals = self._sorted(StepRecord), self._sorted(EvalRecord)
+        self.trust_ratios, self.averages = self._sorted(TrustRatioRecord), self._sorted(AverageRecord)
+        self.batches = self._sorted(BatchRecord)
+        self._summarise()
 
     def setting(self, section: str, key: str) -> Any:
-        """Return a value of the spec, None where it has none."""
+        """Return a value of the spec, or None."""
         values = self.spec.get(section)
         return values.get(key) if isinstance(values, dict) else None
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Return the names of the classes, label 0 first, as far as the plan has them."""
-        return tuple(self.clips_per_class.train) if self.clips_per_class else ()
+    def _sorted(self, kind: type[RecordType]) -> list[RecordType]:
+        return [cast(RecordType, one) for _, one in sorted(self._records[kind].items())]
 
-    @property
-    def shows_top5(self) -> bool:
-        """Return whether top-5 is shown: the run has more than five classes."""
-        return has_top5(number(self.setting("model", "num_classes")))
-
-    @property
-    def last_step(self) -> int:
-        """Return the number of finished updates."""
-        records: Sequence[StepRecord | StartRecord] = self.steps or self.starts
-        return records[-1].step if records else 0
-
-    @property
-    def steps_per_epoch(self) -> float | None:
-        """Return the plan's value, else that of the records: epoch e begins with step e * steps_per_epoch + 1."""
-        planned = number(self.plan.get("steps_per_epoch"))
-        if planned is not None and planned > 0:
-            return planned
-        return next(((s.step - 1) / s.epoch for s in self.steps if s.epoch > 0 and s.step > 1), None)
-
-    @property
-    def skipped_steps(self) -> list[int]:
-        """Return the updates that were not applied because a gradient was not finite."""
-        return [step.step for step in self.steps if step.skipped]
-
-    @property
-    def clips_per_second(self) -> float | None:
-        """Return the median over the steps, which start-up and restarts do not change."""
-        rates = [s.clips_per_second for s in self.steps if math.isfinite(s.clips_per_second)]
-        return median(rates) if rates else None
-
-    @property
-    def data_wait_share(self) -> float | None:
-        """Return the time spent waiting for data / the time of the steps, in percent."""
-        timed = [s for s in self.steps if math.isfinite(s.step_s) and math.isfinite(s.data_wait_s)]
-        total = sum(s.step_s for s in timed)
-        return 100 * sum(s.data_wait_s for s in timed) / total if total > 0 else None
+    def _summarise(self) -> None:
+        steps = self.steps
+        records: Sequence[StepRecord | StartRecord] = steps or self.starts
+        self.last_step = records[-1].step if records else 0
+        self.skipped_steps = [step.step for step in steps if step.skipped]
+        self.shows_top5 = has_top5(number(self.setting("model", "num_classes")))
+        planned = number(self.plan.get("steps_per_epoch")) or 0
+        recorded = next(((s.step - 1) / s.epoch for s in steps if s.epoch > 0 and s.step > 1), None)
+        self.steps_per_epoch = planned if planned > 0 else recorded
+        rates = [s.clips_per_second for s in steps if math.isfinite(s.clips_per_second)]
+        self.clips_per_second = median(rates) if rates else None
+        timed = [s for s in steps if math.isfinite(s.step_s) and math.isfinite(s.data_wait_s)]
+        total, waits = sum(s.step_s for s in timed), sum(s.data_wait_s for s in timed)
+        self.data_wait_share = 100 * waits / total if total > 0 else None
 
     def _read_log(self) -> None:
         """Read metrics.jsonl; note each line that cannot be read. A missing file is in `missing`."""
@@ -140,8 +125,16 @@ class Run:
             self.notes.append(f"{name}: cannot be read to its end ({error.strerror})")
 
     def _add_line(self, text: str, where: str) -> None:
+        """Add the record of a line; a later one of a step replaces the earlier. Unknown kinds are ignored."""
         try:
-            self._add(_object(text))
+            record = _object(text)
+            if "kind" not in record:
+                raise ValueError("no 'kind'")
+            kind = _KINDS.get(record["kind"])
+            if kind is not None:
+                # JSON has no NaN: a null becomes the default, NaN.
+                self._add(kind.model_validate({key: v for key, v in record.items() if v is not None}))
+                self.seconds += number(record.get(_SECONDS.get(record["kind"], ""))) or 0.0
             return
         except ValueError as error:
             reason = _reason(error)
@@ -153,50 +146,27 @@ class Run:
         if tail > 0:
             self._add_line(text[tail:], where)
 
-    def _add(self, record: dict[str, Any]) -> None:
-        """Add one record; a later one of a step replaces the earlier. Unknown kinds are ignored.
-
-        Raises ValueError for a record with missing or wrong values.
-        """
-        seconds = 0.0
-        match record.get("kind"):
-            case None:
-                raise ValueError("no 'kind'")
-            case "step":
-                # JSON has no NaN: a null becomes the default, NaN.
-                step = StepRecord.model_validate({key: value for key, value in record.items() if value is not None})
-                self._steps[step.step], seconds = step, step.step_s
-            case "eval":
-                validation = EvalRecord.model_validate(record)
-                self._evals[validation.step], seconds = validation, validation.seconds or 0.0
-            case "trust_ratio":
-                ratios = TrustRatioRecord.model_validate(record)
-                self._ratios[ratios.step] = ratios
-            case "average":
-                average = AverageRecord.model_validate(record)
-                self._averages[average.step] = average
-            case "batch":
-                batch = BatchRecord.model_validate(record)
-                self._batches[batch.epoch] = batch
-            case "checkpoint":
-                self.checkpoints.append(CheckpointRecord.model_validate(record))
-                seconds = self.checkpoints[-1].seconds
-            case "start":
-                start = StartRecord.model_validate(record)
+    def _add(self, record: Record) -> None:
+        match record:
+            case BatchRecord():
+                self._records[BatchRecord][record.epoch] = record
+            case CheckpointRecord():
+                self.checkpoints.append(record)
+            case StartRecord():
                 # Updates of the process before that lie beyond this checkpoint are not in the weights.
-                again = sum(step > start.step for step in self._steps)
-                by_step: tuple[dict[int, Any], ...] = (self._steps, self._evals, self._ratios, self._averages)
-                for records in by_step:
-                    for step_beyond in [step for step in records if step > start.step]:
-                        del records[step_beyond]
-                self.starts.append(start.model_copy(update={"steps_again": again}))
-        self.seconds += seconds if math.isfinite(seconds) else 0.0
+                again = sum(step > record.step for step in self._records[StepRecord])
+                for kind in (StepRecord, EvalRecord, TrustRatioRecord, AverageRecord):
+                    kept = {step: one for step, one in self._records[kind].items() if step <= record.step}
+                    self._records[kind] = kept
+                self.starts.append(record.model_copy(update={"steps_again": again}))
+            case StepRecord() | EvalRecord() | TrustRatioRecord() | AverageRecord():
+                self._records[type(record)][record.step] = record
 
     def _parsed(self, kind: type[RecordType], values: object, name: str) -> RecordType | None:
         try:
             return kind.model_validate(values) if values else None
         except ValidationError as error:
-            self.notes.append(f"{name}: not as it should be, left out ({_reason(error)})")
+            self.notes.append(f"{name}: has wrong values, left out ({_reason(error)})")
             return None
 
     def _text(self, name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,15 +13,23 @@ from pydantic import ValidationError
 
 from summit_train.core.errors import UserError
 from summit_train.report.caption import drawn, wrapped
-from summit_train.report.figures import GREY, HEIGHT, LEGEND_LINE, WIDTH, Picture, drawable, house_style, series
+from summit_train.report.figures import (
+    GREY,
+    HEIGHT,
+    LEGEND_LINE,
+    WIDTH,
+    Picture,
+    add_legend,
+    house_style,
+    image,
+    series,
+)
 from summit_train.report.metrics import OBSERVED_FILE, Run
 from summit_train.report.records import Observed
 
 _X, _Y = "observed part of each video (%)", "top-1 (%)"
 _CLIP: dict[str, Any] = {"linestyle": "-", "markersize": 5}
 _STREAM: dict[str, Any] = {"linestyle": "--", "markersize": 5, "markerfacecolor": "white"}
-
-Entry = tuple[Line2D, str]  # of a legend
 
 
 def read_observed(run_path: Path) -> Observed:
@@ -41,8 +48,7 @@ def draw_observed(path: Path, runs: Sequence[Observed]) -> None:
     """Draw the curves of several runs."""
     curves = dict(zip(labels(runs), runs, strict=True))
     with drawn(path, wrapped(_caption(runs)), (10.0, 5.0)) as figure:
-        _draw(figure, curves)
-        _legend(figure, [*_names(curves), *_kinds(runs)], "outside right upper")
+        add_legend(figure, [*_draw(figure, curves), *_kinds(runs)], "outside right upper")
 
 
 def observed_pictures(runs: Sequence[Run]) -> list[Picture]:
@@ -51,15 +57,14 @@ def observed_pictures(runs: Sequence[Run]) -> list[Picture]:
     curves = [curve for curve in found.values() if curve is not None]
     if not curves:
         return []
-    entries = [*(_names(found) if len(runs) > 1 else []), *_kinds(curves)]
     with house_style():
-        figure = Figure(figsize=(WIDTH, HEIGHT + LEGEND_LINE * len(entries)), layout="constrained")
-        _draw(figure, found)
-        _legend(figure, entries, "outside lower left")
-        svg = io.BytesIO()
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-    alt = f"Early recognition, {_Y} by {_X}: {', '.join(label for label in found if found[label])}"
-    return [Picture("Early recognition", _caption(curves), alt, svg.getvalue(), third=False)]
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        names = _draw(figure, found)
+        entries = [*(names if len(runs) > 1 else []), *_kinds(curves)]
+        figure.set_size_inches(WIDTH, HEIGHT + LEGEND_LINE * len(entries))
+        add_legend(figure, entries, "outside lower left")
+        alt = f"Early recognition, {_Y} by {_X}: {', '.join(label for label in found if found[label])}"
+        return [Picture("Early recognition", _caption(curves), alt, image(figure), third=False)]
 
 
 def labels(runs: Sequence[Observed]) -> list[str]:
@@ -71,12 +76,13 @@ def labels(runs: Sequence[Observed]) -> list[str]:
     ]
 
 
-def _draw(figure: Figure, runs: Mapping[str, Observed | None]) -> None:
-    """Draw the runs that have curves; run i has its colour also where those before it have none."""
-    axes = figure.subplots()
-    for i, run in enumerate(runs.values()):
+def _draw(figure: Figure, runs: Mapping[str, Observed | None]) -> list[tuple[Line2D, str]]:
+    """Draw the runs that have curves; return their names. Run i has its colour also if those before it have none."""
+    axes, names = figure.subplots(), list[tuple[Line2D, str]]()
+    for i, (label, run) in enumerate(runs.items()):
         if run is None:
             continue
+        names.append((Line2D([], [], markersize=5, **series(i)), label))
         for curve, style in ((run.observed, _CLIP), (run.anytime, _STREAM)):
             percents = [100 * point.fraction for point in curve]
             axes.plot(percents, [point.top1 for point in curve], **style, **series(i))
@@ -85,29 +91,15 @@ def _draw(figure: Figure, runs: Mapping[str, Observed | None]) -> None:
     axes.set_xlim(0, 103)
     low, high = axes.get_ylim()
     axes.set_ylim(max(0.0, low), min(103.0, high))
+    return names
 
 
-def _names(runs: Mapping[str, Observed | None]) -> list[Entry]:
-    known = [(i, label) for i, (label, run) in enumerate(runs.items()) if run is not None]
-    return [(Line2D([], [], markersize=5, **series(i)), label) for i, label in known]
-
-
-def _kinds(runs: Sequence[Observed]) -> list[Entry]:
-    """Return the legend's entries for the two kinds of curves, where there are both."""
+def _kinds(runs: Sequence[Observed]) -> list[tuple[Line2D, str]]:
+    """Return the legend's entries for the two kinds of curves, if there are both."""
     if not any(run.anytime for run in runs):
         return []
     clip = Line2D([], [], color=GREY, marker="o", markersize=5)
     return [(clip, "a clip of the part"), (Line2D([], [], color=GREY, marker="o", **_STREAM), "the stream so far")]
-
-
-def _legend(figure: Figure, entries: Sequence[Entry], place: Any) -> None:
-    if not entries:
-        return
-    # Placeholders first: matplotlib omits a label that begins with "_" and reads one with "$" as a formula.
-    legend = figure.legend([line for line, _ in entries], ["entry"] * len(entries), loc=place)
-    for text, (_, label) in zip(legend.get_texts(), entries, strict=True):
-        text.set_parse_math(False)
-        text.set_text(drawable(label))
 
 
 def _caption(runs: Sequence[Observed]) -> str:

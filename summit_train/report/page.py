@@ -1,6 +1,6 @@
 """The report: one self-contained HTML page, of one run or of several compared.
 
-Its texts come from files that anybody may have written. All are escaped, and the page's Content-Security-Policy forbids
+Its texts come from files of any origin. All are escaped, and the page's Content-Security-Policy forbids
 scripts and requests.
 """
 
@@ -38,22 +38,22 @@ def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
 
 
 def render(runs: Sequence[Run]) -> str:
-    """Return the page as text. The same runs give the same text."""
+    """Return the page as HTML; the same text for the same runs."""
+
+    def drawn(runs: Sequence[Run]) -> list[Picture]:
+        return [*pictures(runs), *observed_pictures(runs)]
+
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(percent=percent, show=show, duration=duration, views=views_of, notes=notes_of, rows=rows)
     environment.filters.update(class_rows=class_rows, start_rows=start_rows, noise=noise_section)
-    environment.globals.update(mean_std=mean_std, pictures=_every_picture, read_confusion=read_confusion)
+    environment.globals.update(mean_std=mean_std, pictures=drawn, read_confusion=read_confusion)
     template = resources.files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
         summary=[summary_row(run) for run in runs],
         shows_top5=any(run.shows_top5 for run in runs),
-        overlay=_every_picture(runs) if len(runs) > 1 else [],
+        overlay=drawn(runs) if len(runs) > 1 else [],
         runs=runs,
     )
-
-
-def _every_picture(runs: Sequence[Run]) -> list[Picture]:
-    return [*pictures(runs), *observed_pictures(runs)]

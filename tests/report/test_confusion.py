@@ -23,7 +23,10 @@ IS_READ = np.array([True] * 5 + [False])
 
 @pytest.fixture
 def run_with_scores(write_run) -> Path:
-    path = write_run("run", num_classes=3, clips_per_class={"train": {"a": 5, "b": 5, "<c>": 5}, "val": {"a": 3}})
+    none = ("metrics.jsonl",)
+    path = write_run(
+        "run", leave_out=none, num_classes=3, clips_per_class={"train": {"a": 5, "b": 5, "<c>": 5}, "val": {"a": 3}}
+    )
     (path / "predictions").mkdir()
     np.savez(path / "predictions/step_00000040.npz", video=np.arange(6), label=LABELS, scores=SCORES)
     return path
@@ -53,28 +56,20 @@ def test_a_mistake_has_the_video_where_the_wrong_class_leads_most() -> None:
     assert confusion.pairs() == [("0", "1", "3", "75.0 %", "v1")]
 
 
-def test_the_page_names_a_mistake_and_shows_each_classs_accuracy(run_with_scores: Path) -> None:
-    path = run_with_scores / "predictions/step_00000040.npz"
-    clips = [Clip(f"{number}.mp4", Span(2, 7) if number == 1 else WHOLE) for number in range(6)]
-    Scores(np.arange(6), LABELS, SCORES, IS_READ).save(path, clips, ("a", "b", "<c>"))
-    page = render(read_runs([run_with_scores]))
-    assert "<td>1.mp4, frames 2 to 7</td>" in page and "<td>3.mp4</td>" in page
-    assert '<td>a</td><td class="n">3</td><td class="n">66.7 %</td>' in page
-
-
-def test_a_small_matrix_is_drawn_at_its_own_size(run_with_scores: Path) -> None:
-    """The page shows it by its width in points; 3 classes are half as wide as a curve."""
-    page = render(read_runs([run_with_scores]))
-    assert '<figure class="natural">' in page and "figure.natural img { width: auto; max-width: 100%; }" in page
-
-
-def test_the_page_shows_it(run_with_scores: Path) -> None:
+def test_the_page_shows_it_at_its_own_size(run_with_scores: Path) -> None:
+    """The page shows a matrix by its width in points; 3 classes are half as wide as a curve."""
     confusion = read_confusion(Run(run_with_scores))
     assert confusion is not None and confusion.names == ("a", "b", "<c>") and confusion.checkpoint == "step_00000040"
     picture = confusion.picture()
     assert picture is not None and picture.svg.startswith(b"<?xml") and "not be read: 1 video." in picture.caption
+    clips = [Clip(f"{number}.mp4", Span(2, 7) if number == 1 else WHOLE) for number in range(6)]
+    scores = Scores(np.arange(6), LABELS, SCORES, IS_READ)
+    scores.save(run_with_scores / "predictions/step_00000040.npz", clips, ("a", "b", "<c>"))
     page = render(read_runs([run_with_scores]))
     assert "taken for" in page and "&lt;c&gt;" in page and "<c>" not in page
+    assert "<td>1.mp4, frames 2 to 7</td>" in page and "<td>3.mp4</td>" in page
+    assert '<td>a</td><td class="n">3</td><td class="n">66.7 %</td>' in page
+    assert '<figure class="natural">' in page and "figure.natural img { width: auto; max-width: 100%; }" in page
 
 
 def test_many_classes_have_a_table_alone() -> None:

@@ -3,29 +3,26 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import matplotlib
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from summit_train.report.figures import _log_axis, drawable, pictures
+from summit_train.report.figures import Canvas, _log_axis, drawable, finite, moving_mean, pictures, smoothed, thinned
 from summit_train.report.metrics import Run, read_runs
 
 TITLES = ["Loss", "Accuracy", "Learning rate", "Throughput", "Data wait"]
 HOSTILE = "_$\\frac{$ <script>alert(1)</script> --> \x07 \u6771\u4eac"
 
 
-def test_every_figure_is_drawn_and_is_valid_svg(write_run):
-    drawn = pictures([Run(write_run())])
+def test_every_figure_is_valid_svg_whatever_the_users_style(write_run):
+    run = Run(write_run())
+    drawn = pictures([run])
     assert [picture.title for picture in drawn] == TITLES
     for picture in drawn:
         assert ElementTree.fromstring(picture.svg).tag == "{http://www.w3.org/2000/svg}svg"
         assert "Machine: node1, Fast CPU, 2 cores." in picture.caption and "epoch" in picture.alt
-
-
-def test_the_same_run_gives_the_same_bytes_whatever_the_users_style(write_run):
-    run = Run(write_run())
-    before = [picture.svg for picture in pictures([run])]
     with matplotlib.rc_context({"lines.linewidth": 9, "axes.facecolor": "black"}):
-        assert [picture.svg for picture in pictures([run])] == before
+        assert [picture.svg for picture in pictures([run])] == [picture.svg for picture in drawn]
         assert matplotlib.rcParams["lines.linewidth"] == 9
 
 
@@ -36,13 +33,6 @@ def test_only_what_there_is_data_for_is_drawn(write_run, run_records):
     assert pictures([Run(nothing)]) == []
     assert [picture.title for picture in pictures([Run(only_final)])] == ["Accuracy"]
     assert [picture.title for picture in pictures([Run(no_loss)])] == TITLES[1:]
-
-
-def test_runs_are_laid_over_each_other_with_their_names_in_the_legend(write_run):
-    runs = read_runs([write_run("tsm_run"), write_run("tsn_run", arch="tsn", leave_out=("metrics.jsonl",))])
-    for picture in pictures(runs):
-        # The letters are drawn as outlines; matplotlib leaves the text beside them in a comment.
-        assert b"<!-- tsm_run" in picture.svg and b"<!-- tsn_run" in picture.svg
 
 
 def test_restarts_and_skipped_steps_are_explained(write_run, run_records):
@@ -69,11 +59,12 @@ def test_trust_ratios_are_drawn_where_a_run_has_them(write_run, run_records):
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_hostile_name_is_drawn_as_text(write_run):
-    runs = read_runs([write_run("a", name=HOSTILE), write_run("b", name=HOSTILE * 20)])
+def test_runs_share_a_figure_and_a_hostile_name_is_drawn_as_text(write_run):
+    runs = read_runs([write_run("tsm_run"), write_run("b", name=HOSTILE * 20, leave_out=("metrics.jsonl",))])
     for picture in pictures(runs):
-        svg = ElementTree.fromstring(picture.svg)
-        assert not [element for element in svg.iter() if element.tag.endswith("script")]
+        # The letters are drawn as outlines; matplotlib leaves the text beside them in a comment.
+        assert b"<!-- tsm_run" in picture.svg and b"<!-- _$" in picture.svg
+        assert not [one for one in ElementTree.fromstring(picture.svg).iter() if one.tag.endswith("script")]
 
 
 def test_names_are_cut_and_letters_the_font_lacks_replaced():
@@ -95,3 +86,52 @@ def test_a_logarithmic_axis_has_few_ticks_in_plain_numbers(low: float, high: flo
     ]
     shown = [text for text in shown if text]
     assert 2 <= len(shown) <= 6 and not any("$" in text for text in shown)
+
+
+@pytest.mark.parametrize(
+    ("values", "means"),
+    [
+        ([0.0, 3.0, 6.0, 0.0], [1.5, 3.0, 3.0, 3.0]),
+        ([1.0, np.nan, 3.0, np.nan, np.nan, np.nan], [1.0, 2.0, 3.0, 3.0, np.nan, np.nan]),
+    ],
+)
+def test_the_moving_mean_is_shorter_at_the_ends_and_passes_over_gaps(values, means):
+    np.testing.assert_allclose(moving_mean(np.array(values), 3), means)
+
+
+def test_thinned_keeps_both_spikes_of_a_long_curve():
+    y = np.zeros(100_000)
+    y[12_345], y[54_321], y[777] = 9.0, -9.0, np.nan
+    x, thin = thinned(np.arange(100_000.0), y, most=1000)
+    assert len(x) <= 1000 and (np.diff(x) > 0).all()
+    assert thin[x == 12_345] == [9.0] and thin[x == 54_321] == [-9.0]
+
+
+def test_short_curves_are_not_thinned():
+    x, y = np.arange(5.0), np.array([1.0, np.nan, 2.0, 3.0, 4.0])
+    assert thinned(x, y)[1] is y
+
+
+def test_smoothed_keeps_the_mean_of_a_long_curve():
+    x, y = smoothed(np.arange(60_000.0), np.tile([1.0, 2.0, 3.0], 20_000), most=1000)
+    assert len(x) == len(y) == 1000
+    np.testing.assert_allclose(y, 2.0, atol=0.02)
+
+
+def test_finite_turns_the_rest_into_gaps():
+    np.testing.assert_array_equal(finite([1.0, None, float("inf")]), [1.0, np.nan, np.nan])
+
+
+def test_the_axis_is_epochs_unless_a_run_does_not_know_them(write_run, run_records):
+    run = Run(write_run("a"))
+    young = Run(write_run("b", lines=run_records()[:5], leave_out=("plan.json",)))
+    for runs, axis, expected in (([run], "epoch", [0.5, 4.0]), ([run, young], "step", [5, 40])):
+        canvas = Canvas(runs, "loss")
+        assert canvas.axis == axis
+        np.testing.assert_allclose(canvas.positions(run, [5, 40]), expected)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_curves_of_hardly_any_points(length):
+    y = np.ones(length)
+    assert smoothed(y, y)[1].shape == thinned(y, y)[1].shape == (length,)

@@ -51,7 +51,7 @@ def test_of_many_classes_both_ends(tmp_path: Path) -> None:
     assert "Left out in the middle: 71 of 101 classes." in " ".join(drawn)
 
 
-@pytest.mark.parametrize("num_classes", [2, 30, 31, 101])
+@pytest.mark.parametrize("num_classes", [2, 31])
 def test_the_confusion_matrix_as_a_file(tmp_path: Path, num_classes: int) -> None:
     labels = np.arange(num_classes)
     confusion = confusion_of("x", labels, np.eye(num_classes), labels >= 0, ())

@@ -31,9 +31,12 @@ def test_median_throughput_ignores_a_slow_start(write_run, run_records):
 
 
 def test_missing_files_are_named(write_run):
-    run = Run(write_run(leave_out=("eval.json", "plan.json", "environment.json")))
+    run = Run(write_run("one", leave_out=("eval.json", "plan.json", "environment.json")))
     assert run.missing == ["plan.json", "eval.json", "environment.json"]
     assert run.final is None and run.plan == {} and len(run.steps) == 40
+    run = Run(write_run("spec alone", leave_out=("metrics.jsonl", "eval.json")))
+    assert run.steps == [] and run.last_step == 0
+    assert run.clips_per_second is None and run.data_wait_share is None and run.seconds == 0
 
 
 def test_without_a_plan_steps_per_epoch_come_from_the_records(write_run, run_records):
@@ -42,37 +45,28 @@ def test_without_a_plan_steps_per_epoch_come_from_the_records(write_run, run_rec
     assert Run(write_run("one", lines=first_epoch, leave_out=("plan.json",))).steps_per_epoch is None
 
 
-def test_a_spec_alone_is_a_run_that_has_not_begun(write_run):
-    run = Run(write_run(leave_out=("metrics.jsonl", "eval.json")))
-    assert run.steps == [] and run.last_step == 0
-    assert run.clips_per_second is None and run.data_wait_share is None and run.seconds == 0
+AGAIN = {"kind": "start", "step": 4, "ranks": 1, "time": None}
 
 
-def test_a_torn_last_line_is_left_out_and_named(write_run, run_records):
+@pytest.mark.parametrize(
+    ("last", "steps", "starts"),
+    [
+        ('{"kind": "step", "step": 6, "epo', [1, 2, 3, 4, 5], [0]),
+        (
+            '{"kind": "step", "step": 6, "epo' + json.dumps(AGAIN) + "\n",
+            [1, 2, 3, 4],
+            [0, 4],
+        ),  # of the next start
+        (json.dumps(AGAIN), [1, 2, 3, 4], [0, 4]),  # lacks only its end of line
+    ],
+)
+def test_a_torn_last_line_is_left_out_and_named(write_run, run_records, last, steps, starts):
     path = write_run(lines=run_records()[:6])
     with (path / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "step", "step": 6, "epo')
+        file.write(last)
     run = Run(path)
-    assert [step.step for step in run.steps] == [1, 2, 3, 4, 5]
-    assert len(run.notes) == 1 and "line 7 is left out: torn" in run.notes[0]
-
-
-def test_a_last_line_that_only_lacks_its_end_of_line_counts(write_run, run_records):
-    path = write_run(lines=run_records())
-    log = path / "metrics.jsonl"
-    log.write_text(log.read_text().rstrip("\n"))
-    run = Run(path)
-    assert len(run.checkpoints) == 4 and run.notes == []
-
-
-def test_the_record_appended_to_a_torn_line_is_kept(write_run, run_records):
-    path = write_run(lines=run_records()[:6])
-    again = {"kind": "start", "step": 4, "ranks": 1, "time": None}
-    with (path / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "step", "step": 6, "epo' + json.dumps(again) + "\n")
-    run = Run(path)
-    assert [start.step for start in run.starts] == [0, 4] and run.starts[1].ranks == 1
-    assert len(run.notes) == 1 and "line 7 is left out: torn" in run.notes[0]
+    assert [step.step for step in run.steps] == steps and [start.step for start in run.starts] == starts
+    assert ["line 7 is left out: torn" in note for note in run.notes] == [True] * ("epo" in last)
 
 
 def test_lines_that_are_no_records_are_named_and_the_rest_is_read(tmp_path):
@@ -110,12 +104,9 @@ def test_a_resume_replaces_what_it_does_again(write_run, run_records):
     assert run.last_step == 23 and [step.loss for step in run.steps[20:]] == [7.0] * 3
     assert [start.steps_again for start in run.starts] == [0, 5]
     assert [validation.step for validation in run.evals] == [10, 20]
+    assert Run(write_run("fresh", lines=[{"kind": "start", "step": 20, "ranks": 1, "time": 0}])).last_step == 20
     spent = [line["step_s"] for line in lines if line["kind"] == "step"]
     assert run.seconds == pytest.approx(sum(spent) + 2 * 0.25)
-
-
-def test_a_resume_before_its_first_step_stands_where_its_checkpoint_does(write_run):
-    assert Run(write_run(lines=[{"kind": "start", "step": 20, "ranks": 1, "time": 0}])).last_step == 20
 
 
 def test_skipped_steps_and_losses_that_are_no_numbers(write_run, run_records):
@@ -127,26 +118,23 @@ def test_skipped_steps_and_losses_that_are_no_numbers(write_run, run_records):
     assert 0 < run.seconds < 60
 
 
-@pytest.mark.parametrize("file", ["plan.json", "eval.json", "environment.json", "spec.yaml"])
-def test_a_broken_file_is_named_and_the_rest_is_read(write_run, file):
+COUNTS = ({"train": {"a": 1}}, {"train": {"a": "x"}, "val": {}}, [1], "x")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "note"),
+    [
+        *((name, "{'a: [\x00", name) for name in ("plan.json", "eval.json", "environment.json", "spec.yaml")),
+        ("eval.json", '{"videos": 3, "checkpoints": []}', "eval.json: has wrong values, left out (no 'top1_mean')"),
+        ("observed.json", '{"name": "run"}', "observed.json: has wrong values"),
+        *(("plan.json", json.dumps({"clips_per_class": n}), "plan.json: clips_per_class: has wrong") for n in COUNTS),
+    ],
+)
+def test_a_broken_file_is_named_and_the_rest_is_read(write_run, file, content, note):
     path = write_run()
-    (path / file).write_text("{'a: [\x00")
+    (path / file).write_text(content)
     run = Run(path)
-    assert len(run.steps) == 40 and any(note.startswith(file) for note in run.notes)
-
-
-def test_an_eval_json_without_its_accuracy_is_named(write_run):
-    path = write_run()
-    (path / "eval.json").write_text('{"videos": 3, "checkpoints": []}')
-    run = Run(path)
-    assert run.final is None and "eval.json" in run.notes[0] and "top1_mean" in run.notes[0]
-
-
-@pytest.mark.parametrize("counts", [{"train": {"a": 1}}, {"train": {"a": "x"}, "val": {}}, [1], "x"])
-def test_clips_per_class_of_another_form_are_named_and_left_out(write_run, counts):
-    run = Run(write_run(clips_per_class=counts))
-    assert run.clips_per_class is None and run.plan["ranks"] == 2
-    assert len(run.notes) == 1 and run.notes[0].startswith("plan.json: clips_per_class: not as it should be")
+    assert len(run.steps) == 40 and run.clips_per_class is None and run.notes[0].startswith(note)
 
 
 def test_labels_differ_and_a_run_given_twice_counts_once(write_run):

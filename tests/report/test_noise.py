@@ -54,18 +54,10 @@ def test_the_standard_error_is_the_scatter_of_repeated_measurements() -> None:
     assert statistics.stdev(values) == pytest.approx(statistics.fmean(errors), rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("clips", "text"),
-    [
-        (3.14159, "3.14 clips"),
-        (999.4, "999 clips"),
-        (12345.0, "12,300 clips"),
-        (float("inf"), "unclear"),
-        (None, "unclear"),
-    ],
-)
-def test_a_noise_scale_for_people(clips: float | None, text: str) -> None:
-    assert noise_text(clips) == text
+def test_a_noise_scale_for_people() -> None:
+    for clips, text in ((3.14159, "3.14 clips"), (999.4, "999 clips"), (12345.0, "12,300 clips"), (None, "unclear")):
+        assert noise_text(clips) == text
+    assert noise_text(float("inf")) == "unclear"
 
 
 def _noisy(lines: list[dict[str, Any]], every: int = 2) -> list[dict[str, Any]]:
@@ -106,7 +98,7 @@ def test_a_scale_that_is_nowhere_clear_is_said_to_be(
 
 
 def test_one_virtual_gpu_is_noted_and_a_run_without_measurements_shows_nothing(write_run: Callable[..., Path]) -> None:
-    path = write_run("one")
+    path = write_run("one", leave_out=("metrics.jsonl",))
     assert "oise scale" not in render([Run(path)])
     plan = json.loads((path / "plan.json").read_text()) | {"virtual_gpus": 1}
     (path / "plan.json").write_text(json.dumps(plan))
@@ -116,10 +108,10 @@ def test_one_virtual_gpu_is_noted_and_a_run_without_measurements_shows_nothing(w
 
 
 def test_the_average_of_the_weights_stands_below_the_weights(write_run: Callable[..., Path]) -> None:
-    path = write_run("averaged")
+    path = write_run("averaged", leave_out=("metrics.jsonl",))
     final = json.loads((path / "eval.json").read_text())
     final["ema"] = {"top1_mean": 97.5, "top1_std": 0.25, "top5_mean": 100.0, "top5_std": 0.0, "checkpoints": []}
     (path / "eval.json").write_text(json.dumps(final))
     page = render([Run(path)])
     assert "average of the weights" in page and "97.50 ± 0.25 %" in page
-    assert "average of the weights" not in render([Run(write_run("plain"))])
+    assert "average of the weights" not in render([Run(write_run("plain", leave_out=("metrics.jsonl",)))])

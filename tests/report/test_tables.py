@@ -66,11 +66,6 @@ def test_the_machine_for_the_captions():
     assert rows(summit)[0] == ("hosts", show([f"node{i} 6" for i in range(256)]))
 
 
-def test_top5_of_five_classes_or_fewer_is_not_shown(write_run):
-    shown = {n: summary_row(Run(write_run(f"of_{n}", num_classes=n)))["top5"] for n in (2, 5, 6)}
-    assert shown == {2: "—", 5: "—", 6: "100.00 ± 0.00 %"}
-
-
 def test_clips_of_few_classes_are_a_row_each(write_run):
     counts = {"train": {"jump": 1200, "run": 3}, "val": {"run": 2, "swim": 4}}
     run = Run(write_run(clips_per_class=counts))
