@@ -14,7 +14,7 @@ from summit_train.core.session import session
 from summit_train.core.text import counted, share, table
 from summit_train.core.watch import Watchdog
 from summit_train.evaluation.evaluation import show_accuracy
-from summit_train.inference.arguments import add_network, open_named, tell, tell_bad
+from summit_train.inference.arguments import add_network, open_named, report_bad, tell
 from summit_train.inference.predict import PredictedVideo, Predictions, predict_videos
 from summit_train.inference.trained import Trained
 from summit_train.inference.videos import Listing, list_videos
@@ -73,7 +73,7 @@ def _report(predictions: Predictions, args: argparse.Namespace, num_classes: int
             write_text(args.csv, predictions.csv_text())
         except OSError as error:
             raise RunFailed(f"{args.csv}: cannot be written: {error.strerror}") from error
-    tell_bad(predictions.bad, len(predictions.videos), "--json and --csv name all")
+    report_bad(predictions.bad, len(predictions.videos), "--json and --csv name all")
 
 
 def _table(videos: Sequence[PredictedVideo]) -> str:

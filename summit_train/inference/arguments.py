@@ -66,7 +66,7 @@ def open_named(path: str, overrides: Sequence[str], names_file: str | None) -> T
     return trained
 
 
-def tell_bad(bad: Sequence[tuple[Clip, str]], num_videos: int, elsewhere: str) -> None:
+def report_bad(bad: Sequence[tuple[Clip, str]], num_videos: int, elsewhere: str) -> None:
     """Print to stderr which videos could not be read and why. elsewhere: what names all of them."""
     for clip, reason in bad[:_MOST_BAD]:
         tell(f"{clip}: {reason}")

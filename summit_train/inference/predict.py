@@ -108,7 +108,7 @@ def predict_videos(
             best = most_probable(own, trained.classes, top) if error is None else ()
             videos.append(PredictedVideo(listing.clip(clip), best, error))
             if listing.has_labels:
-                labels.append(listing.manifest.label(clip))
+                labels.append(int(listing.manifest.labels[clip]))
                 logits.append(own)
                 is_read.append(error is None)
     if world.rank != 0:

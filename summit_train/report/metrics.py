@@ -32,6 +32,7 @@ from summit_train.spec.source import parse_mapping
 
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
 OBSERVED_FILE = "observed.json"  # of `eval --observed`; optional
+_MARKS = ("spec.yaml", "metrics.jsonl")  # of a run directory
 _KINDS: dict[str, type[Record]] = {
     "step": StepRecord,
     "eval": EvalRecord,
@@ -61,8 +62,9 @@ class Run:
         if not path.is_dir():
             what = "not a directory" if path.exists() else "no such directory"
             raise UserError(f"{path}: {what}; give the directory of a run, run_dir/name of its spec")
-        if not _is_run(path):
-            inside = [str(child) for child in sorted(path.iterdir()) if _is_run(child)][:8]
+        runs = [one for one in (path, *sorted(path.iterdir())) if any((one / name).is_file() for name in _MARKS)]
+        if path not in runs:
+            inside = [str(child) for child in runs][:8]
             hint = f"give the runs within it: {' '.join(inside)}" if inside else "give run_dir/name of a spec"
             raise UserError(f"{path}: not a run, it has neither spec.yaml nor metrics.jsonl; {hint}")
         self.notes: list[str] = []
@@ -88,7 +90,6 @@ class Run:
         self._summarise()
 
     def setting(self, section: str, key: str) -> Any:
-        """Return a value of the spec, or None."""
         values = self.spec.get(section)
         return values.get(key) if isinstance(values, dict) else None
 
@@ -213,7 +214,3 @@ def _reason(error: ValueError) -> str:
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     return f"no {key!r}" if first["type"] == "missing" else f"{key}: {first['msg']}"
-
-
-def _is_run(path: Path) -> bool:
-    return (path / "spec.yaml").is_file() or (path / "metrics.jsonl").is_file()

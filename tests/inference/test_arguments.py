@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from summit_train.core.errors import UserError
-from summit_train.core.files import check_output
-from summit_train.data.manifest.clip import Clip
-from summit_train.inference.arguments import tell_bad
 from tests.worlds import main_said
 
 
@@ -23,23 +18,3 @@ def test_several_ranks_are_refused_where_the_work_is_for_one(
     reason = "is one process and shares no work among ranks; start it without mpirun, srun, jsrun or torchrun"
     said = main_said(capsys, *words, tmp_path / "out")
     assert said == (2, "", f"summit-train: {words[0]} {reason}\n") and list(tmp_path.iterdir()) == []
-
-
-def test_bad_videos_are_named_up_to_twenty_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_bad([], 3, "")
-    assert capsys.readouterr().err == ""
-    odd = Clip(os.fsdecode(b"\xff.mp4"), is_reversed=True)
-    tell_bad([(odd, "is empty")] * 21, 1_021, "all.csv names all")
-    said = capsys.readouterr().err.splitlines()
-    assert said[:20] == ["\\udcff.mp4 backwards: is empty"] * 20
-    assert said[20:] == [
-        "... and 1 more; all.csv names all",
-        "summit-train: 21 of 1,021 videos could not be read",
-    ]
-
-
-def test_a_file_that_cannot_be_written_is_found_before_the_work(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    check_output("--out", tmp_path, tmp_path / "a.csv")
-    with pytest.raises(UserError, match=r"^--out x: cannot be written: Not a directory$"):
-        check_output("--out", "x", tmp_path / "file/a.csv")

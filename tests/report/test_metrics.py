@@ -45,19 +45,15 @@ def test_without_a_plan_steps_per_epoch_come_from_the_records(write_run, run_rec
     assert Run(write_run("one", lines=first_epoch, leave_out=("plan.json",))).steps_per_epoch is None
 
 
-AGAIN = {"kind": "start", "step": 4, "ranks": 1, "time": None}
+TORN, AGAIN = '{"kind": "step", "step": 6, "epo', json.dumps({"kind": "start", "step": 4, "ranks": 1, "time": None})
 
 
 @pytest.mark.parametrize(
     ("last", "steps", "starts"),
     [
-        ('{"kind": "step", "step": 6, "epo', [1, 2, 3, 4, 5], [0]),
-        (
-            '{"kind": "step", "step": 6, "epo' + json.dumps(AGAIN) + "\n",
-            [1, 2, 3, 4],
-            [0, 4],
-        ),  # of the next start
-        (json.dumps(AGAIN), [1, 2, 3, 4], [0, 4]),  # lacks only its end of line
+        (TORN, [1, 2, 3, 4, 5], [0]),
+        (f"{TORN}{AGAIN}\n", [1, 2, 3, 4], [0, 4]),  # the next start appended its record
+        (AGAIN, [1, 2, 3, 4], [0, 4]),  # lacks only its end of line
     ],
 )
 def test_a_torn_last_line_is_left_out_and_named(write_run, run_records, last, steps, starts):

@@ -15,14 +15,11 @@ def test_the_summary_of_a_whole_run(write_run):
     assert notes_of(Run(write_run("again"))) == []
 
 
-def test_without_a_final_evaluation_the_last_validation_stands_with_its_epoch(write_run):
+def test_the_summary_without_a_final_evaluation_and_before_the_start(write_run):
     run = Run(write_run(leave_out=("eval.json",)))
     assert summary_row(run)["top1"] == "97.00 % (epoch 4)"
     assert notes_of(run) == ["eval.json is missing: there was no final evaluation"]
-
-
-def test_the_summary_of_a_run_that_has_not_begun(write_run):
-    row = summary_row(Run(write_run(leave_out=("metrics.jsonl", "eval.json", "plan.json"))))
+    row = summary_row(Run(write_run("new", leave_out=("metrics.jsonl", "eval.json", "plan.json"))))
     assert {row["scale"], row["global_batch"], row["top1"], row["top5"], row["clips_per_second"], row["seconds"]} == {
         "—"
     }

@@ -20,7 +20,7 @@ from summit_train.core.session import check_single
 from summit_train.core.text import csv_text, share, text_table
 from summit_train.data.batches.loader import BadClip
 from summit_train.data.manifest.clip import Clip, clip_columns
-from summit_train.inference.arguments import add_network, checked, open_named, tell, tell_bad
+from summit_train.inference.arguments import add_network, checked, open_named, report_bad, tell
 from summit_train.inference.cam.figure import ACROSS, draw_strip
 from summit_train.inference.cam.maps import THRESHOLD_FILE, Heatmap, Mapper, threshold_for
 from summit_train.inference.trained import Trained
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         "bad": [clip.values() | {"reason": reason} for clip, reason in bad],
     }
     print(json.dumps(result) if args.json else _text(done, network, table))
-    tell_bad(bad, len(clips), "--json names all")
+    report_bad(bad, len(clips), "--json names all")
     return 1 if bad else 0
 
 

@@ -8,8 +8,7 @@ import logging
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,17 +97,24 @@ def exported(network: VideoNetwork, batch: int | None, height: int, width: int, 
     example = tuple(torch.zeros(batch or _EXAMPLE, *shape) for shape in shapes.values())
     # In the structure of the module's arguments: a clip, or a frame and *caches.
     first, *others = [{0: BATCH} for _ in shapes]
-    with _quiet(), torch.inference_mode():
-        program = torch.onnx.export(
-            module.eval(),
-            example,
-            input_names=list(shapes),
-            output_names=["logits", *state_of(shapes).values()],
-            dynamic_shapes=None if batch else (first, tuple(others)) if others else (first,),
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
+    # Silence what the libraries tell their developers: about torchvision, their own deprecations, set-ups.
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), torch.inference_mode():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module.eval(),
+                example,
+                input_names=list(shapes),
+                output_names=["logits", *state_of(shapes).values()],
+                dynamic_shapes=None if batch else (first, tuple(others)) if others else (first,),
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+    finally:
+        logging.disable(disabled)
     assert program is not None
     model = program.model_proto
     # The exporter notes where in the source each node comes from, with this machine's paths.
@@ -208,16 +214,3 @@ class Runtime:
             self._run(feed)
             times.append(time.perf_counter() - began)
         return float(np.median(times))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence what the libraries tell their developers: about torchvision, their own deprecations, set-ups."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

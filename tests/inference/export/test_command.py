@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from summit_train.__main__ import main
 from tests.runs import changed_copy
-from tests.worlds import ROOT, environment, main_said
+from tests.worlds import main_said
 
 
 @pytest.mark.usefixtures("without_exporter")
@@ -41,16 +40,15 @@ def test_nothing_but_json_on_stdout(trained_run: Path, tmp_path: Path, capfd: py
 
 
 @pytest.mark.parametrize("package", ["onnxruntime", "onnxscript"])
-def test_without_a_package(package: str, tmp_path: Path) -> None:
-    program = (
-        f"import sys; sys.modules[{package!r}] = None\n"
-        "from summit_train.__main__ import main\n"
-        f"sys.exit(main(['export', 'run', '--out', {str(tmp_path / 'a.onnx')!r}]))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], env=environment(), cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
+def test_without_a_package(
+    package: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("export", "onnx_file"):
+        monkeypatch.delitem(sys.modules, f"summit_train.inference.export.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
     fix = "pip install onnx onnxruntime onnxscript"
-    assert done.stderr == f"summit-train: export needs the package {package}, which is not installed: {fix}\n"
+    message = f"summit-train: export needs the package {package}, which is not installed: {fix}\n"
+    assert main_said(capsys, "export", "run", "--out", tmp_path / "a.onnx") == (2, "", message)
 
 
 def test_mistakes_are_one_line_and_2(trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

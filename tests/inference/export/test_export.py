@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,23 +110,6 @@ def scaled(model: bytes, factor: float) -> bytes:
     return loaded.SerializeToString()
 
 
-def test_large_logits_pass_and_those_of_a_wrong_graph_do_not(
-    trained_run: Path, stream_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At logits of 1e3 rounding is above 1e-4. A graph whose classifier is off by 1e-3 is wrong."""
-    trained, out = open_trained(trained_run), tmp_path / "a.onnx"
-    large = {name: trained.weights[name] * 1e3 for name in ("fc.weight", "fc.bias")}
-    trained = replace(trained, weights=trained.weights | large)
-    factors = iter((1e3, 1.001e3, np.nan))
-    monkeypatch.setattr(module, "exported", lambda *_, stream: scaled(stream_file.read_bytes(), next(factors)))
-    assert Export(trained, out, stream=True).run()["verification"]["random"]["largest_logit"] > 100
-    before = out.read_bytes()
-    for _ in range(2):
-        with pytest.raises(RunFailed, match="the exported graph is wrong: its logits differ"):
-            Export(trained, out, stream=True).run()
-    assert out.read_bytes() == before
-
-
 def frozen(model: bytes) -> bytes:
     """The graph as an exporter leaves it that takes a cache for a constant: zeros."""
     loaded = onnx.load_from_string(model)
@@ -139,20 +121,25 @@ def frozen(model: bytes) -> bytes:
     return loaded.SerializeToString()
 
 
-def test_a_broken_graph_is_refused_and_leaves_nothing(
+def test_a_wrong_graph_is_refused_and_leaves_what_was_there(
     trained_run: Path, stream_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "exported", lambda *_, stream: frozen(stream_file.read_bytes()))
+    """At logits of 1e3 rounding is above 1e-4. A classifier that is off by 1e-3 is wrong, and so is a frozen cache."""
+    trained, good = open_trained(trained_run), stream_file.read_bytes()
+    large = {name: trained.weights[name] * 1e3 for name in ("fc.weight", "fc.bias")}
+    graphs = [scaled(good, factor) for factor in (1.001e3, np.nan, 1e3)] + [frozen(scaled(good, 1e3))]
+    monkeypatch.setattr(module, "exported", lambda *_, stream: graphs.pop())
+    export = Export(replace(trained, weights=trained.weights | large), tmp_path / "new/stream.onnx", stream=True)
     wrong = r"not written: the exported graph is wrong: its logits differ .* is allowed, 0.0001 of the largest"
     with pytest.raises(RunFailed, match=wrong) as refused:
-        run_export(trained_run, tmp_path / "new/stream.onnx", stream=True)
+        export.run()
     assert "\n" not in str(refused.value) and list(tmp_path.rglob("*.*")) == []
-    # An earlier file stays.
-    (tmp_path / "stream.onnx").write_bytes(b"before")
-    with pytest.raises(RunFailed, match=wrong):
-        run_export(trained_run, tmp_path / "stream.onnx", stream=True)
-    assert [path.name for path in tmp_path.glob("*.*")] == ["stream.onnx"]
-    assert (tmp_path / "stream.onnx").read_bytes() == b"before"
+    assert export.run()["verification"]["random"]["largest_logit"] > 100
+    before = export.out.read_bytes()
+    for _ in graphs[:]:
+        with pytest.raises(RunFailed, match="the exported graph is wrong: its logits differ"):
+            export.run()
+    assert export.out.read_bytes() == before and len(list(export.out.parent.iterdir())) == 2
 
 
 @pytest.mark.usefixtures("without_exporter")
@@ -164,24 +151,23 @@ def test_a_video_of_ones_own_and_a_checkpoint_alone(trained_run: Path, motion_se
 
 
 @pytest.mark.usefixtures("without_exporter")
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("torn.mp4,0\n", "none of the first 1 videos of .*/val.csv can be read"),
+def test_the_check_takes_the_first_video_that_can_be_read(trained_run: Path, motion_set: Path, tmp_path: Path) -> None:
+    torn, val, good = tmp_path / "torn.mp4", tmp_path / "val.csv", motion_set / "videos/val_000001.mp4"
+    torn.write_bytes(b"no video")
+    for rows, reason in (
+        (f"torn.mp4,0\n{good},1\n", ""),
+        ("torn.mp4,0\n", f"none of the first 1 videos of {val} can be read"),
         ("a.mp4,9\n", "9"),
-        (None, "the validation set .*/val.csv does not exist"),
-    ],
-)
-def test_a_validation_set_that_cannot_be_used(
-    content: str | None, reason: str, trained_run: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "torn.mp4").write_bytes(b"no video")
-    if content is not None:
-        (tmp_path / "val.csv").write_text(f"path,label\n{content}")
-    words, said = [f"data.val={tmp_path}/val.csv", "data.root=null"], list[str]()
-    found = run_export(trained_run, tmp_path / "a.onnx", *words, said=said, stream=True)["verification"]
-    assert found["video"] is None and re.search(reason, found["note"])
-    assert len(said) == 2 or said[0].startswith(f"left out: {tmp_path}/torn.mp4: is no video")
+        (None, f"the validation set {val} does not exist"),
+    ):
+        val.unlink(missing_ok=True)
+        if rows is not None:
+            val.write_text(f"path,label\n{rows}")
+        words, said = [f"data.val={val}", "data.root=null"], list[str]()
+        found = run_export(trained_run, tmp_path / "a.onnx", *words, said=said, stream=True)["verification"]
+        assert (found["video"] or {}).get("path") == (None if reason else str(good)) and reason in (found["note"] or "")
+        left_out = [line for line in said if line.startswith(f"left out: {torn}: is ")]
+        assert len(left_out) == ("torn" in (rows or "")) and len(said) == len(left_out) + 2
 
 
 @pytest.mark.parametrize(
@@ -204,12 +190,9 @@ def test_a_wrong_request_is_refused_before_the_work(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("size", [(340, 256), (256, 340), (161, 121), (64, 64)])
-def test_the_square_of_eval(size: tuple[int, int]) -> None:
-    assert centre_view(112, (112, 112), *size) == augment.test_views(112, 1, *size)
-
-
-def test_the_centre_of_a_frame() -> None:
+def test_the_centre_of_a_frame_is_by_default_the_square_of_eval() -> None:
+    for size in ((340, 256), (256, 340), (161, 121), (64, 64)):
+        assert centre_view(112, (112, 112), *size) == augment.test_views(112, 1, *size)
     assert centre_view(256, (224, 224), 340, 256) == [View(340, 256, 58, 16, 224, 224)]
     # 320 pixels across of a frame that is higher than wide: scaled until they are there.
     assert centre_view(256, (256, 320), 240, 320) == [View(320, 426, 0, 85, 320, 256)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from summit_train.__main__ import main
 from summit_train.core.comm import World
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import ManifestRow, write_manifest
@@ -25,9 +25,10 @@ from summit_train.inference.export.export import centre_view
 from summit_train.inference.trained import open_trained
 from summit_train.models.precision import Normalise
 from tests.closeness import assert_near
+from tests.inference.export.conftest import run_export
 from tests.streamed import CPU
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/export.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/export.md"
 BEGIN, STREAM, CLIP = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
 # Frames, width, height, rotation. 64 x 48 is scaled to 42 x 32 by rounding down, 45 x 37 is yuv444p, 30 x 20 grows.
 VIDEOS = [
@@ -53,23 +54,17 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def exported(run: Path, folder: Path, *options: str) -> dict[str, Any]:
-    assert main(["export", str(run), "--out", str(folder / "model.onnx"), *options]) == 0
-    found: dict[str, Any] = json.loads((folder / "model.json").read_text())
-    return found
-
-
 @pytest.fixture(scope="module")
 def clip_model(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with model.onnx and model.json of the clip network."""
     folder = tmp_path_factory.mktemp("clip")
-    exported(trained_run, folder)
+    run_export(trained_run, folder / "model.onnx")
     return folder
 
 
 def described(folder: Path, part: str, **values: Any) -> None:
     """Change a part of model.json to what an export with other settings writes; the graph would be the same."""
-    description = json.loads((folder / "model.json").read_text())
+    description = json.loads((folder / "model.json").read_text()) | {"model": "model.onnx"}
     description[part] |= values
     (folder / "model.json").write_text(json.dumps(description))
 
@@ -92,23 +87,16 @@ def evaluated(run: Path, manifest: Path, *overrides: str) -> tuple[NDArray[np.fl
     return found.scores, [trained.classes[int(label)] for label in found.scores.argmax(1)]
 
 
-@pytest.mark.parametrize("crop", [(32, 32), (32, 48), (56, 40)])
-def test_a_frame_is_what_the_evaluation_sees(
-    clip_model: Path, videos: Path, monkeypatch: pytest.MonkeyPatch, crop: tuple[int, int]
-) -> None:
+def test_a_frame_is_what_the_evaluation_sees(clip_model: Path, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(clip_model)
-    described(clip_model, "preprocessing", crop=list(crop))
-    seen = ran(BEGIN)["seen"]
-    for number in range(len(VIDEOS)):
-        picture = next(av.open(str(videos / f"{number}.mp4")).decode(video=0))
-        (ours,) = Renderer(partial(centre_view, 32, crop))(picture)
-        assert_near(
-            seen(picture),
-            Normalise(torch.float32, CPU)(torch.from_numpy(ours)[None, None])[0, 0].numpy(),
-            1e-6,
-            str(number),
-        )
-    described(clip_model, "preprocessing", crop=[32, 32])
+    for crop in ((32, 48), (56, 40), (32, 32)):  # the last one is that of the export
+        described(clip_model, "preprocessing", crop=list(crop))
+        seen = ran(BEGIN)["seen"]
+        for number in range(len(VIDEOS)):
+            picture = next(av.open(str(videos / f"{number}.mp4")).decode(video=0))
+            (ours,) = Renderer(partial(centre_view, 32, crop))(picture)
+            expected = Normalise(torch.float32, CPU)(torch.from_numpy(ours)[None, None])[0, 0].numpy()
+            assert_near(seen(picture), expected, 1e-6, str(number))
 
 
 @pytest.mark.parametrize(("kind", "stride", "clips"), [("dense", 1, 1), ("dense", 3, 3), ("uniform", None, 3)])
@@ -126,12 +114,14 @@ def test_the_program_of_clips(
 
 
 def test_the_program_of_a_stream(
-    videos: Path, trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    videos: Path, trained_run: Path, stream_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """An evaluation in mode stream averages the logits of all frames; here each frame's are told."""
     monkeypatch.chdir(tmp_path)
-    exported(trained_run, tmp_path, "--stream", "data.frame_stride=2")
+    for suffix in (".onnx", ".json"):
+        shutil.copy(stream_file.with_suffix(suffix), tmp_path / f"model{suffix}")
+    described(tmp_path, "sampling", frame_stride=2)
     logits, _ = evaluated(trained_run, videos / "videos.csv", "evaluate.mode=stream", "data.frame_stride=2")
     told = STREAM.replace("    print(", "    everything.append(out['logits'][0])\n    print(")
     capsys.readouterr()
