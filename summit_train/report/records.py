@@ -66,6 +66,8 @@ class EvalRecord(Record):
 
 
 class TrustRatioRecord(Record):
+    """The trust ratio of each parameter in one update."""
+
     step: int
     ratios: dict[str, float]
 
@@ -98,11 +100,15 @@ class StartRecord(Record):
 
 
 class CheckpointRecord(Record):
+    """A checkpoint after `step` updates, written in `seconds`."""
+
     step: int
     seconds: float
 
 
 class CheckpointScore(Record):
+    """The accuracy of one checkpoint in the final evaluation."""
+
     path: str
     step: int | None = None
     top1: float
@@ -110,6 +116,8 @@ class CheckpointScore(Record):
 
 
 class CheckpointScores(Record):
+    """The accuracies of the last checkpoints, with mean and standard deviation."""
+
     top1_mean: float
     top1_std: Known = None
     top5_mean: Known = None
@@ -128,6 +136,8 @@ class FinalEval(CheckpointScores):
 
 
 class ObservedPoint(Record):
+    """Accuracies when this fraction of each video is seen."""
+
     fraction: float
     top1: float
     top5: Known = None
