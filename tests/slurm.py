@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from tests.worlds import PATIENCE_S, ROOT, environment, mpirun
+from summit_train.__main__ import main
+from tests.worlds import PATIENCE_S, ROOT, environment, forked, mpirun
 
 NODES = ("n1", "n2")
 _DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -189,18 +190,14 @@ class Slurm:
             raise SlurmError(f"{' '.join(words)} exited with {done.returncode}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def program(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """`summit-train ...` on the cluster's login node."""
-        return subprocess.run(
-            [sys.executable, "-m", "summit_train", *words],
-            env=self.environ,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+    def program(self, *words: str) -> tuple[int, str]:
+        """`summit-train ...` on the cluster's login node: its exit status and its output."""
+
+        def work() -> int:
+            os.environ.update(self.environ)
+            return main(words)
+
+        return forked(0, work)
 
     def submit(self, script: str, *options: str) -> str:
         """Submit the text of a script; the job's id. What it prints goes to `output(id)`."""

@@ -165,13 +165,9 @@ def table_1_text(values: Values) -> str:
 def draw_table_1(path: Path, values: Values) -> None:
     """Draw the paper's Figure 3a: throughput and utilisation of each network's forward pass."""
     rows, settings = values["rows"], values["settings"]
-    precision = "; ".join(
-        f"Peak in {peak['precision']}: {peak['multiply_adds_per_second'] / 1e9:,.1f} G multiply-adds/s, "
-        + ("given" if peak["shape"] is None else "the best matrix product measured in the same run")
-        for peak in values["peaks"]
-    )
     caption = (
-        f"Forward pass of {settings['batch']} random clips on {machine_text(values['environment'])}. {precision}.\n"
+        f"Forward pass of {settings['batch']} random clips on {machine_text(values['environment'])}. "
+        f"Utilisation: of the {'; '.join(map(peak_text, values['peaks']))}.\n"
         f"Bars: median of {settings['repeats']} turns, least and most. x: in multiples of {rows[0]['relative_to']}"
         "; paper: Table 1 and section 3 a, one Tesla P100, 16 clips."
     )
