@@ -17,11 +17,11 @@ out=$(realpath -m "$1") python=${PYTHON:-python3} rehearse=${REHEARSE:-}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
-if ! "$python" -c 'import torch' 2>/dev/null; then
+cuda=$("$python" -c 'import torch; print(torch.cuda.is_available())' 2>/dev/null) || {
     echo "bench/gpu.sh: $python cannot import torch; name a Python that can: PYTHON=... bench/gpu.sh OUT" >&2
     exit 2
-fi
-if [[ -z $rehearse ]] && ! "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'; then
+}
+if [[ -z $rehearse && $cuda != True ]]; then
     echo "skipped: torch sees no NVIDIA GPU; REHEARSE=1 runs the same code on the CPU"
     exit 0
 fi

@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> Values:
         "settings": asdict(passes) | {"clips": "random"},
         "timed": not args.published,
         "table": paper and {"number": paper.number, "title": paper.title, "setting": paper.setting},
-        "data_sets": list(paper.data_sets) if paper else [],
+        "data_sets": [name for name in _SHORT if paper and any(name in row.top1 for row in paper.rows)],
         "relative_to": next((entry.label for entry in entries if entry.specs), None),
         "rows": rows,
         "overrides": overrides,

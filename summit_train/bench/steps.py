@@ -119,7 +119,7 @@ class StepBench:
     def turn(self, turns: measure.Turns, alone: bool) -> dict[str, float]:
         """Warm up, measure, and end the loader before another bench's turn.
 
-        alone: there is no other bench, so only the first turn warms up, and the loader stays.
+        alone: without another bench only the first turn warms up, and the loader stays.
         """
         if self._last is None or not alone:
             self.warm_up(turns.warm_up)

@@ -63,7 +63,7 @@ class Job:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step by part. hidden_communication_s runs under the backward pass and is no part of the sum."""
+    """Seconds of a step by part. hidden_communication_s runs under the backward pass and is not in the sum."""
 
     compute_s: float
     communication_s: float
@@ -201,7 +201,7 @@ def frame_rate(job: Job) -> float:
 def evaluation_seconds(job: Job) -> float:
     """Return the seconds of the validations in training and of the final evaluation. A rank takes whole videos.
 
-    The average of the weights is evaluated in the final one, beside the weights.
+    The final one also evaluates the average of the weights.
     """
     evaluate, epochs = job.spec.evaluate, job.spec.schedule.epochs
     area = (evaluate.short_side / job.spec.data.crop) ** 2

@@ -6,7 +6,7 @@ Nothing here is measured or counted. A row names the network of this package tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -56,12 +56,7 @@ class Table:
     number: int
     title: str
     setting: str
-    rows: tuple[Row, ...] = field(repr=False)
-
-    @property
-    def data_sets(self) -> tuple[str, ...]:
-        """Return the data sets of its accuracies."""
-        return tuple(name for name in (SOMETHING, KINETICS) if any(name in row.top1 for row in self.rows))
+    rows: tuple[Row, ...]
 
 
 _tsn, _tsm = partial(Network, "tsn"), partial(Network, "tsm")

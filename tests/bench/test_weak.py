@@ -47,8 +47,9 @@ def test_ranks_are_numbers_and_two_at_least() -> None:
             parse_ranks(text)
 
 
-def test_a_start_that_fails_says_why() -> None:
-    with pytest.raises(RunFailed, match=r"bench step on 1 ranks: summit-train: .*missing.yaml"):
+def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(RunFailed, match=r"bench step on 1 ranks: exit status 1"):
         measure_ranks(["missing.yaml"], 1, 1)
 
 
