@@ -152,24 +152,18 @@ def fits_of(rows: Sequence[Values]) -> dict[str, dict[str, float] | None]:
 
 
 def write_machine(path: str, values: Values) -> None:
-    """Write the machine's file. Raises NoFit where the times give no machine."""
-    machine = machine_of(Path(path).stem, values)
-    write_text(path, _MACHINE_HEADER + to_yaml(machine.model_dump(mode="json", exclude_defaults=True)))
-
-
-def machine_of(name: str, values: Values) -> Machine:
-    """Return the machine with the measured network and no rates of computing. Raises NoFit where a fit is missing.
+    """Write the file of the machine with the measured network and no rates of computing.
 
     Where gradients go over Horovod, a hop has MPI's latency (Horovod's where that is less, because it includes MPI's)
     and Horovod's bandwidth, which includes its copies. The overhead is what else Horovod adds to a message
     (negotiation), without the half cycle that a gradient waits on average: `overlap` simulates cycles. torch's latency
-    is all a hop's.
+    is all a hop's. Raises NoFit where a fit is missing.
     """
     ranks, per_host, fits = values["ranks"], values["ranks_per_host"], values["fits"]
     carrier, mpi = next(iter(fits.values())), fits.get("mpi4py")
     if carrier is None or ("mpi4py" in fits and mpi is None):
         raise NoFit(
-            f"{name}: no machine can be written, as the times do not grow with the message size; measure longer "
+            f"{path}: no machine can be written, as the times do not grow with the message size; measure longer "
             "(--seconds), with larger messages (--max-bytes), or while nothing else runs"
         )
     latency_s = min(carrier["latency_s"], math.inf if mpi is None else mpi["latency_s"])
@@ -190,7 +184,9 @@ def machine_of(name: str, values: Values) -> Machine:
     else:
         overhead_s = max(0.0, carrier["latency_s"] - latency_s - network.cycle_s / 2)
         network = network.model_copy(update={"overhead_s": overhead_s})
-    return Machine(name=name, about=setting_text(values).replace("\n", " "), gpus_per_node=per_host, network=network)
+    about = setting_text(values).replace("\n", " ")
+    machine = Machine(name=Path(path).stem, about=about, gpus_per_node=per_host, network=network)
+    write_text(path, _MACHINE_HEADER + to_yaml(machine.model_dump(mode="json", exclude_defaults=True)))
 
 
 def as_text(values: Values) -> str:

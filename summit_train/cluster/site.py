@@ -124,7 +124,6 @@ class Site(Section):
 
     @property
     def ranks(self) -> int:
-        """Return the number of ranks of one node."""
         return self.ranks_per_node or self.gpus_per_node
 
     @property

@@ -47,7 +47,6 @@ class Job:
 
     @property
     def gpus(self) -> int:
-        """Return the number of ranks, one a GPU."""
         return self.nodes * self.machine.gpus_per_node
 
     @property
@@ -57,7 +56,6 @@ class Job:
 
     @property
     def global_batch(self) -> int:
-        """Return the clips of a step."""
         return (self.virtual_gpus or self.gpus) * self.spec.scale.clips_per_gpu
 
 
@@ -73,7 +71,6 @@ class StepTime:
 
     @property
     def step_s(self) -> float:
-        """Return the seconds of the step."""
         return self.compute_s + self.communication_s + self.stragglers_s + self.data_s
 
 
