@@ -85,8 +85,12 @@ def entries_of_table(table: Table, words: Sequence[str]) -> list[Entry]:
     """Return an entry for each row of a table, its networks with the overrides `words`. Raises UserError for these."""
     base, entries = shipped("configs/kinetics") / "tsm_r50_8f.yaml", []
     for row in table.rows:
-        networks = [] if row.network is None else row.network.words()
-        entries.append(Entry(row.label, tuple(load_spec(base, [*network, *words]) for network in networks), row))
+        specs = []
+        if (network := row.network) is not None:
+            keys = [f"model.arch={network.arch}", f"model.backbone={network.backbone or 'null'}"]
+            keys += [] if network.non_local is None else [f"model.non_local={network.non_local}"]
+            specs = [load_spec(base, [*keys, f"data.num_frames={frames}", *words]) for frames in network.frames]
+        entries.append(Entry(row.label, tuple(specs), row))
     return entries
 
 

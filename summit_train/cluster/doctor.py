@@ -76,15 +76,11 @@ def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
     yield check_torch_allreduce(timeout)
 
 
-def _as_printed(facts: Facts) -> Finding:
-    return facts["status"], facts["found"], facts["fix"]
-
-
 class Probe(NamedTuple):
     """A program in Python that prints facts as JSON, what they mean, and how to fix a program that fails."""
 
     program: str
-    judge: Callable[[Facts], Finding] = _as_printed
+    judge: Callable[[Facts], Finding] = lambda facts: (facts["status"], facts["found"], facts["fix"])
     fix: str = SET_UP
 
 
