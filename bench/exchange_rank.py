@@ -46,7 +46,7 @@ class NoExchange:
 
 def main(kind: str, spec_path: str, steps: int, warm_up: int, overrides: Sequence[str]) -> None:
     """Print the slowest rank's seconds and the largest one's memory."""
-    is_old = importlib.util.find_spec("summit_train.core") is None
+    is_old = importlib.util.find_spec("summit_train.commands") is not None  # the installed package may lend it a core
     comm: Any = importlib.import_module("summit_train.comm" if is_old else "summit_train.core.comm")
     world = comm.open_world() if kind in ("torch", "ddp") else comm.HorovodWorld()
     start: Any = importlib.import_module(f"summit_train.{'commands' if is_old else 'training'}.start")

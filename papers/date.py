@@ -337,8 +337,13 @@ def write_figure(path: Path, task: Task, results: Sequence[Result]) -> None:
     with drawn(path, wrapped(caption), (12.0 if grid else 10.0, 4.8)) as figure:
         figure.suptitle(task.title, fontsize=12)
         left, *right = figure.subplots(1, 2 if grid else 1, squeeze=False)[0]
+
+        def draw(axes: Axes, points: Sequence[Result], x: str, **style: Any) -> None:
+            means, deviations = [height(task, row["mean"]) for row in points], [row["std"] or 0.0 for row in points]
+            axes.errorbar([row[x] for row in points], means, deviations, capsize=3, **style)
+
         for name, points in curves_of(task, rows).items():
-            draw_curve(left, task, points, "batch", label=name, **styles[name])
+            draw(left, points, "batch", label=name, **styles[name])
         for i, ((method, batch), value) in enumerate(task.published.items()):
             left.plot(batch, height(task, value), "x", color=GREY, label=None if i else "published")
             left.annotate(METHODS[method], (batch, height(task, value)), fontsize=8, color=GREY)
@@ -346,7 +351,7 @@ def write_figure(path: Path, task: Task, results: Sequence[Result]) -> None:
         for axes in right:
             batch = max(row["batch"] for row in grid)
             points = [row for row in grid if row["batch"] == batch]
-            draw_curve(axes, task, points, "lr", **styles[METHODS["grid"]])
+            draw(axes, points, "lr", **styles[METHODS["grid"]])
             for row in rows:
                 if row["batch"] == batch and row["method"] in ("date", "legw"):
                     axes.axhline(height(task, row["mean"]), linestyle="--", color=styles[row["name"]]["color"])
@@ -365,12 +370,6 @@ def curves_of(task: Task, rows: Sequence[Result]) -> dict[str, list[Result]]:
     for row in sorted(rows, key=lambda row: height(task, row["mean"])):
         best[row["name"]].setdefault(row["batch"], row)
     return {name: [points[batch] for batch in sorted(points)] for name, points in best.items()}
-
-
-def draw_curve(axes: Axes, task: Task, rows: Sequence[Result], x: str, **style: Any) -> None:
-    """Draw the means of rows against one of their keys, with the deviations."""
-    means = [height(task, row["mean"]) for row in rows]
-    axes.errorbar([row[x] for row in rows], means, [row["std"] or 0.0 for row in rows], capsize=3, **style)
 
 
 def log_axes(axes: Axes, task: Task, ticks: Sequence[float], label: str) -> None:

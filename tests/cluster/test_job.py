@@ -119,7 +119,6 @@ def test_variables_of_a_nodes_path_are_the_shells_to_expand() -> None:
 @pytest.mark.parametrize(
     ("site", "job", "message"),
     [
-        ("summit", replace(ONE, runs=()), "a job must have runs"),
         ("local", STAGED, "local has no disk to stage to; set node_local in the profile, or data.stage=null"),
         ("local", ARRAY, "local: has no job arrays"),
     ],
