@@ -174,8 +174,8 @@ def draw_table_1(path: Path, values: Values) -> None:
     """Draw the paper's Figure 3a: throughput and utilisation of each network's forward pass."""
     rows, settings = values["rows"], values["settings"]
     caption = (
-        f"Forward pass of {settings['batch']} random clips on {machine_text(values['environment'])}. "
-        f"Utilisation: of the {'; '.join(map(peak_text, values['peaks']))}.\n"
+        f"Forward pass of {settings['batch']} random clips on {machine_text(values['environment'])}."
+        f"{''.join(f' Utilisation: of the {peak_text(peak)}.' for peak in values['peaks'])}\n"
         f"Bars: median of {settings['repeats']} turns, least and most. x: in multiples of {rows[0]['relative_to']}"
         "; paper: Table 1 and section 3 a, one Tesla P100, 16 clips."
     )

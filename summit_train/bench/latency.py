@@ -284,8 +284,8 @@ def draw(path: Path, values: Values) -> None:
     left_out = [row["label"] for row in values["rows"] if row["label"] not in numbers]
     caption = (
         "Lin, Gan, Wang and Han, TSM (journal version): accuracies and, where printed, multiply-adds and parameters as "
-        f"published ({values['table']['setting']}); nothing was trained here. Hollow: multiply-adds of one clip "
-        "counted here, as the table prints none. Small dot: parameters not printed. "
+        f"published ({values['table']['setting']}); nothing was trained here. Hollow: multiply-adds of one clip, "
+        "counted here where none are printed. Small dot: parameters not printed. "
     )
     caption += f"With {' '.join(values['overrides'])}. " if values["overrides"] else ""
     caption += f"Left out, without a cost: {'; '.join(left_out)}." if left_out else ""
