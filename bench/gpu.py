@@ -66,34 +66,33 @@ def commands(out: Path, work: Path, *, small: bool) -> dict[str, str]:
     for name, (base, keys) in own.items():
         (work / f"{name}.yaml").write_text(f"name: {name}\nextends: {KINETICS}/{base}.yaml\n{keys}\n", encoding="utf-8")
     to, made = shlex.quote(str(out)), shlex.quote(str(work))
-    net = "model.width=0.125 data.crop=32 data.short_side=[32,40]" if small else ""
-    clips = 2 if small else 16
-    turns = "--repeats 1 --steps 1 --warm-up 1" if small else "--repeats 5 --steps 5"
-    passes = "--repeats 1 --warm-up 1 --batch 2" if small else "--seconds 1"
+    clips, net, peak = 16, "", ""
+    turns, passes, workers = "--repeats 5 --steps 5", "--seconds 1", max(1, len(os.sched_getaffinity(0)) - 1)
+    shift, loader, videos = "", "--repeats 2", "--train 64 --size 256"
+    if small:
+        clips, net, peak = 2, "model.width=0.125 data.crop=32 data.short_side=[32,40]", " --peak 0"
+        turns, passes, workers = "--repeats 1 --steps 1 --warm-up 1", "--repeats 1 --warm-up 1 --batch 2", 1
+        shift, loader = "--size 32 --width 0.125 --repeats 1", "--clips 2 --repeats 1 --workers 1"
+        videos = "--train 8 --size 48"
     fed = f"{net} scale.gpus=1 scale.clips_per_gpu={clips}"
-    step = f"{fed} {turns} --synthetic --json" + (" --peak 0" if small else "")
+    step = f"{fed} {turns} --synthetic --json{peak}"
+    images = step.replace(f"clips_per_gpu={clips}", f"clips_per_gpu={8 * clips}")
     data = f"precision=bf16 model.num_classes=4 data.root=null data.val={made}/videos/val.csv {fed}"
-    workers = 1 if small else max(1, len(os.sched_getaffinity(0)) - 1)
+    read = f"data.workers={workers} {turns} --peak 0 --json"
+    h264, jpeg = f"{made}/videos/train.csv", f"{made}/jpeg"
     found = {
         "training, bf16": f"bench step {tsm} precision=bf16 {step} --compare {tsn}",
         "training, compiled, bf16": f"bench step {made}/compiled.yaml precision=bf16 {step}",
-        "training, images, bf16": f"bench step {made}/images.yaml precision=bf16 {step}".replace(
-            f"clips_per_gpu={clips}", f"clips_per_gpu={8 * clips}"
-        ),
+        "training, images, bf16": f"bench step {made}/images.yaml precision=bf16 {images}",
         "training, fp32": f"bench step {tsm} precision=fp32 {step} --compare {tsn}",
-        "the shift, bf16": f"bench/shift.py --precision bf16 --batch {clips} --json"
-        + (" --size 32 --width 0.125 --repeats 1" if small else ""),
+        "the shift, bf16": f"bench/shift.py --precision bf16 --batch {clips} --json {shift}",
         "kernels, bf16": f"bench/operators.py {tsm} precision=bf16 {fed} --out {to}/kernels.png --json",
         "inference, bf16": f"bench latency {tsm} {tsn} {i3d} {i3d_factorised} {net} precision=bf16 {passes} --json",
-        "videos": f"data motion {made}/videos --val 4 --frames 64 "
-        + ("--train 8 --size 48" if small else "--train 64 --size 256"),
-        "packed videos": f"data pack {made}/videos/train.csv {made}/jpeg --root {made}/videos --kind jpeg",
-        "cores for the loader": f"bench loader {tsm} {data} data.train={made}/videos/train.csv --measure --json "
-        + ("--clips 2 --repeats 1 --workers 1" if small else "--repeats 2"),
-        "training from H.264, bf16": f"bench step {tsm} {data} data.train={made}/videos/train.csv "
-        f"data.workers={workers} {turns} --peak 0 --json",
-        "training from JPEG, bf16": f"bench step {tsm} {data} data.train={made}/jpeg "
-        f"data.workers={workers} {turns} --peak 0 --json",
+        "videos": f"data motion {made}/videos --val 4 --frames 64 {videos}",
+        "packed videos": f"data pack {h264} {jpeg} --root {made}/videos --kind jpeg",
+        "cores for the loader": f"bench loader {tsm} {data} data.train={h264} --measure --json {loader}",
+        "training from H.264, bf16": f"bench step {tsm} {data} data.train={h264} {read}",
+        "training from JPEG, bf16": f"bench step {tsm} {data} data.train={jpeg} {read}",
         "training, fp16": f"bench step {tsm} precision=fp16 {step} --compare {tsn}",
         "training, fp32 without TF32": f"NVIDIA_TF32_OVERRIDE=0 bench step {tsm} precision=fp32 {step}",
         "training I3D, bf16": f"bench step {i3d} precision=bf16 {step} --compare {i3d_factorised}",
