@@ -127,30 +127,29 @@ def test_a_job_that_is_warned_then_killed_then_resubmitted_ends_bit_equal(
     assert_bit_equal(final_state(whole), final_state(run))
 
 
-def test_a_walltime_that_is_always_too_short_still_gets_on(
-    slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path
-) -> None:
-    """Slurm's own warning, some seconds after each start: it may come while the ranks still load torch."""
-    spec = write_spec("short", schedule={"epochs": 1000}, checkpoint={"every_epochs": 1000})
-    words = ("--walltime", "0:01", "--set", "warning_seconds=58", "--max-requeues", "1")
-    status, said = slurm.program("submit", str(spec), "--site", str(site), "--nodes", "2", *words)
-    assert status == 0, said
-    job = json.loads((tmp_path / "runs/short/job/submitted.jsonl").read_text())["id"]
-    shown, output = slurm.wait(job, "FAILED"), slurm.output(job)
-    assert shown["Restarts"] == "1" and output.count("stopped by SIGUSR2; goes on from") == 2, output
-    assert "after 1 requeues, no more are allowed" in output
-    newest = checkpoints(tmp_path / "runs/short")[-1]
-    assert newest >= 4 and steps_of(tmp_path / "runs/short") == list(range(1, newest + 1))
-
-
-def submit_stand_in(slurm: Slurm, site: Path, spec: Path, folder: Path, program: str) -> str:
+def submit_stand_in(slurm: Slurm, site: Path, spec: Path, folder: Path, program: str, **more: int) -> str:
     """Submit a job with a shell's program in the place of Python; its id."""
     python, run = folder / "python", folder / "runs" / spec.stem
-    python.write_text(f"#!/bin/sh\n{program}\n")
+    python.write_text(f"#!/bin/sh\ncd '{run}'\n{program}\n")
     python.chmod(0o755)
-    job = Job(spec.stem, (run,), nodes=2, walltime_minutes=30, workdir=folder, python=str(python))
-    script = write_job(load_site(str(site)), job, [load_spec(spec, [])])
+    job = Job(spec.stem, (run,), 2, **({"walltime_minutes": 30} | more), workdir=folder, python=str(python))
+    script = write_job(load_site(str(site), ["warning_seconds=58"]), job, [load_spec(spec, [])])
     return slurm.run("sbatch", "--parsable", f"--chdir={run}/job", str(script)).strip()
+
+
+def test_slurms_own_warning_requeues_a_job_as_often_as_it_may(
+    slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path
+) -> None:
+    """Two seconds after each start. In place of the program one that then leaves with a new checkpoint."""
+    step = "$(($(wc -l < job/requeues || echo 0) + 1))"
+    program = f"trap 'touch checkpoints/step_0000000{step}.pt stopped; exit 85' USR2\nwhile :; do sleep 0.1; done"
+    folder = tmp_path / "runs/short/checkpoints"
+    folder.mkdir(parents=True)
+    spec = write_spec("short")
+    job = submit_stand_in(slurm, site, spec, tmp_path, program, walltime_minutes=1, max_requeues=1)
+    shown, output = slurm.wait(job, "FAILED"), slurm.output(job)
+    assert shown["Restarts"] == "1" and "after 1 requeues, no more are allowed" in output, output
+    assert sorted(path.name for path in folder.iterdir()) == ["step_00000001.pt", "step_00000002.pt"]
 
 
 def test_a_job_that_made_no_step_is_not_requeued(
@@ -160,14 +159,14 @@ def test_a_job_that_made_no_step_is_not_requeued(
     folder = tmp_path / "runs/stuck"
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "checkpoints/step_00000004.pt").touch()
-    job = submit_stand_in(slurm, site, write_spec("stuck"), tmp_path, f"touch '{folder}/stopped'\nexit 85")
+    job = submit_stand_in(slurm, site, write_spec("stuck"), tmp_path, "touch stopped\nexit 85")
     assert slurm.wait(job, "FAILED")["Restarts"] == "0"
     assert "stopped at step 4 without a new step or score since its start; not started again" in slurm.output(job)
 
 
 def test_a_cancelled_job_stays_cancelled(slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path) -> None:
     job = submit_stand_in(slurm, site, write_spec("cancelled"), tmp_path, "touch here\nexec sleep 600")
-    slurm.wait_until((tmp_path / "here").exists, "the program")
+    slurm.wait_until((tmp_path / "runs/cancelled/here").exists, "the program")
     slurm.run("scancel", job)
     slurm.wait(job, "CANCELLED")
     slurm.wait_until(lambda: not slurm.processes(SLURM_JOB_ID=job), "its processes to end")
