@@ -283,7 +283,8 @@ def test_a_warm_up_as_long_as_the_run_and_a_file_as_out_are_refused(
     folder, out = _write_mnist(tmp_path / "data"), tmp_path / "out"
     out.write_text("a file")
     words = [*DATE, "64", "--data", str(folder), "--out", str(out)]
-    assert date.main(words) == 1 and f"{out}: Not a directory" in capsys.readouterr().err
+    assert date.main(words) == 2
+    assert f"--out {out}: cannot be written: Not a directory" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         date.main([*words, "--seeds", "one"])
     assert "argument --seeds: invalid comma-separated value: 'one'" in capsys.readouterr().err
