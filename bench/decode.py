@@ -45,7 +45,6 @@ SPEC = Path(__file__).resolve().parents[1] / "configs" / "kinetics" / "tsm_r50_8
 
 
 def main() -> int:
-    """Make the videos, read them in turn, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=7, metavar="N", help="rounds for each GOP (default 7)")
     parser.add_argument("--draws", type=int, default=2, metavar="N", help="clips of each video in a round (default 2)")
@@ -56,9 +55,14 @@ def main() -> int:
     contents = [content(path) for path in (sorted(args.clips.iterdir()) if args.clips is not None else [None])]
     with tempfile.TemporaryDirectory() as folder:
         results = [measured(Path(folder), contents, gop, args) for gop in GOPS]
-    load = os.getloadavg()[0]
-    text = "\n".join(f"\nkey frame every {result['gop']} frames\n{as_text(result)}" for result in results)
-    print(json.dumps({"load": load, "goals": GOALS, "gops": results}) if args.json else f"load: {load:.1f}\n{text}")
+    lines = [f"load: {os.getloadavg()[0]:.1f}"]
+    for result in results:
+        rows = [("", "clips/s, median (min .. max)")]
+        rows += [(name, spread_text(values, ".1f")) for name, values in result["clips_per_second"].items()]
+        rows += [(name, spread_text(values, ".2f")) for name, values in result["ratios"].items()]
+        lines.append(f"\nkey frame every {result['gop']} frames\n{table(rows)}")
+    values = {"load": os.getloadavg()[0], "goals": GOALS, "gops": results}
+    print(json.dumps(values) if args.json else "\n".join(lines))
     return int(any(results[0]["ratios"][name]["median"] < goal for name, goal in GOALS.items()))
 
 
@@ -123,13 +127,6 @@ def by_decord(paths: Sequence[Path], draw: int) -> None:
         numbers = augment.train_frames(DATA.sampling, len(reader), DATA.num_frames, DATA.frame_stride, generator)
         frames = reader.get_batch(numbers).asnumpy()[:, cut.y : cut.y + cut.crop_height, cut.x : cut.x + cut.crop_width]
         np.ascontiguousarray(frames[:, :, ::-1] if cut.flip else frames)
-
-
-def as_text(result: dict[str, Any]) -> str:
-    """Format the results for one distance of key frames."""
-    rows = [("", "clips/s, median (min .. max)")]
-    rows += [(name, spread_text(values, ".1f")) for name, values in result["clips_per_second"].items()]
-    return table([*rows, *((name, spread_text(values, ".2f")) for name, values in result["ratios"].items())])
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ the ranks of each exchange, which warm up and time some steps. All have the same
 horovod, torch   our step; its exchange over Horovod, over torch.distributed (gloo)
 before           our step as OLD has it
 ddp              our step, with DistributedDataParallel in place of the exchange
-ddp loop         the plain loop that DistributedDataParallel is made for: no vote, no gradient norm, and rank 0's BN
-                 statistics in place of their mean
 """
 
 from __future__ import annotations
@@ -35,24 +33,14 @@ from summit_train.report.tables import machine_text
 from summit_train.training.environment import environment
 
 ROOT = Path(__file__).resolve().parents[1]
-KINDS = ("horovod", "before", "torch", "ddp", "ddp loop")
-PAIRS = (
-    ("horovod", "before"),
-    ("torch", "before"),
-    ("torch", "ddp"),
-    ("torch", "ddp loop"),
-    ("horovod", "ddp"),
-    ("horovod", "ddp loop"),
-    ("torch", "horovod"),
-)
+KINDS = ("horovod", "before", "torch", "ddp")
+PAIRS = (("horovod", "before"), ("torch", "before"), ("torch", "ddp"), ("horovod", "ddp"), ("torch", "horovod"))
 PARTS = {"step": ".3f", "waits": ".3f", "cpu": ".3f", "peak_bytes": ".4g"}  # as they are printed
 RATIOS = ("step", "cpu", "peak_bytes")
-PATIENCE_S = 600.0
 Measured = dict[str, Any]
 
 
 def main() -> int:
-    """Measure and print."""
     args = arguments()
     # The environment is read after the ranks have left: torch's threads would take their cores.
     results = {precision: measure(precision, args) for precision in args.precision}
@@ -63,7 +51,6 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the spec")
     parser.add_argument("--spec", default=str(ROOT / "configs" / "kinetics" / "tsm_r50_8f.yaml"))
@@ -81,14 +68,19 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(precision: str, args: argparse.Namespace) -> Measured:
-    """Measure every exchange once a round; return each one's measurements, their spreads, and the ratios of PAIRS."""
+    """Measure every exchange once a round; return each one's measurements, their spreads, and the ratios of PAIRS.
+
+    Ends unless all exchanges leave the same gradient: what is faster must not be other work.
+    """
     kinds = [kind for kind in KINDS if kind in args.kinds and (kind != "before" or args.before is not None)]
     found: dict[str, list[Measured]] = {kind: [] for kind in kinds}
     for kind, measured in in_turn({kind: partial(on_ranks, kind, precision, args) for kind in kinds}, args.rounds):
         found[kind].append(measured)
         values = ", ".join(f"{part} {measured[part]:{form}}" for part, form in PARTS.items())
         print(f"{precision} {kind}: {values}; load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
-    check_same(found)
+    norms = {kind: rounds[0]["gradient_norm"] for kind, rounds in found.items()}
+    if not all(math.isclose(norm, norms[kinds[0]], rel_tol=1e-3) for norm in norms.values()):
+        sys.exit(f"the exchanges must leave the same gradient, got norms of {norms}")
     parts = {kind: {part: [one[part] for one in rounds] for part in PARTS} for kind, rounds in found.items()}
     return {
         "exchanges": {
@@ -105,29 +97,20 @@ def measure(precision: str, args: argparse.Namespace) -> Measured:
     }
 
 
-def check_same(found: dict[str, list[Measured]]) -> None:
-    """End unless all exchanges left the same gradient: what is faster must not be other work."""
-    norms = {kind: rounds[0]["gradient_norm"] for kind, rounds in found.items()}
-    first = next(iter(norms.values()))
-    if not all(math.isclose(norm, first, rel_tol=1e-3) for norm in norms.values()):
-        sys.exit(f"the exchanges must leave the same gradient, got norms of {norms}")
-
-
 def on_ranks(kind: str, precision: str, args: argparse.Namespace) -> Measured:
     """Start the ranks of one exchange; return what rank 0 prints."""
     mpirun = find_mpirun()
     if mpirun is None:
         sys.exit("mpirun must be installed; `make setup` installs it")
-    own = {"SUMMIT_TRAIN_COMM": "horovod" if kind in ("horovod", "before") else "torch"}
+    own = {"SUMMIT_TRAIN_COMM": "torch" if kind in ("torch", "ddp") else "horovod"}
     own["PYTHONPATH"] = str(Path(args.before).resolve() if kind == "before" else ROOT)
     program = [sys.executable, str(ROOT / "bench" / "exchange_rank.py"), kind, args.spec]
     keys = ["scale.gpus=null", f"scale.clips_per_gpu={args.batch}", f"data.crop={args.size}", f"precision={precision}"]
     words = [*program, str(args.steps), str(args.warm_up), *keys, *args.overrides]
-    return answer([*mpirun_command(mpirun, args.ranks), *words], PATIENCE_S, mpi_environment(os.environ) | own)
+    return answer([*mpirun_command(mpirun, args.ranks), *words], 600, mpi_environment(os.environ) | own)
 
 
 def as_text(values: dict[str, Any]) -> str:
-    """Write seconds, messages, memory and ratios for people."""
     settings = values["settings"]
     clips = f"{settings['ranks']} ranks of {settings['batch']} clips, {settings['size']}^2"
     rounds = f"median (min .. max) of {settings['rounds']} rounds of {settings['steps']} steps"

@@ -46,7 +46,6 @@ class Pair:
 
 
 def main() -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of middlebury/ and kitti/")
     parser.add_argument("--bound", type=float, default=BOUND, help="of the code, pixels [%(default)g]")
@@ -70,7 +69,10 @@ def main() -> int:
 def read_pairs(folder: Path) -> Iterator[Pair]:
     """Yield the pairs of Middlebury and KITTI that are below a folder."""
     for path in sorted(folder.glob("middlebury/*/flow10.flo")):
-        truth = read_flo(path)
+        # "PIEH", width and height as int32, then x and y of each pixel as float32
+        content = path.read_bytes()
+        width, height = np.frombuffer(content, "<i4", 2, 4)
+        truth = np.frombuffer(content, "<f4", 2 * width * height, 12).reshape(height, width, 2)
         before, after = (cv2.imread(str(path.parent / f"frame{n}.png"), cv2.IMREAD_GRAYSCALE) for n in (10, 11))
         yield Pair(path.parent.name, before, after, truth, (np.abs(truth) < UNKNOWN).all(-1))
     for path in sorted(folder.glob("kitti/flow_gt.png")):
@@ -78,13 +80,6 @@ def read_pairs(folder: Path) -> Iterator[Pair]:
         coded = cv2.imread(str(path), cv2.IMREAD_UNCHANGED).astype(np.float32)
         before, after = (cv2.imread(str(path.parent / f"frame{n}.png"), cv2.IMREAD_GRAYSCALE) for n in (1, 2))
         yield Pair("KITTI", before, after, (coded[..., :0:-1] - 32768) / 64, coded[..., 0] > 0)
-
-
-def read_flo(path: Path) -> NDArray[np.float32]:
-    """Return the flow (H, W, 2) of a .flo file: "PIEH", width and height as int32, then float32 x, y."""
-    content = path.read_bytes()
-    width, height = np.frombuffer(content, "<i4", 2, 4)
-    return np.frombuffer(content, "<f4", 2 * width * height, 12).reshape(height, width, 2)
 
 
 def describe(pair: Pair, bound: float) -> dict[str, Any]:
@@ -99,6 +94,10 @@ def describe(pair: Pair, bound: float) -> dict[str, Any]:
 
 def measure(method: Method, pair: Pair, bound: float, repeats: int) -> dict[str, Any]:
     """Return the errors and the speed of a method on a pair."""
+
+    def error(flow: NDArray[np.float32]) -> float:
+        return float(np.linalg.norm(flow - pair.truth, axis=-1)[pair.known].mean())
+
     flow, seconds = timed(method, pair.before, pair.after, repeats)
     code = encode(flow, bound)
     pictures = [io.BytesIO(), io.BytesIO()]  # as `data flow` compresses them
@@ -108,19 +107,14 @@ def measure(method: Method, pair: Pair, bound: float, repeats: int) -> dict[str,
     small = [cv2.resize(picture, USUAL_SIZE, interpolation=cv2.INTER_AREA) for picture in (pair.before, pair.after)]
     _, small_seconds = timed(method, small[0], small[1], repeats)
     return {
-        "error": error(flow, pair),
-        "error_coded": error(decode(code, bound), pair),
-        "error_jpeg": error(decode(stored, bound), pair),
+        "error": error(flow),
+        "error_coded": error(decode(code, bound)),
+        "error_jpeg": error(decode(stored, bound)),
         "cut": float((np.abs(flow) > bound).any(-1).mean()),
         "jpeg_bytes": sum(len(picture.getvalue()) for picture in pictures) / 2,
         "pairs_per_second": 1 / seconds,
         "pairs_per_second_340x256": 1 / small_seconds,
     }
-
-
-def error(flow: NDArray[np.float32], pair: Pair) -> float:
-    """Return the mean end-point error in pixels, where the truth is known."""
-    return float(np.linalg.norm(flow - pair.truth, axis=-1)[pair.known].mean())
 
 
 def timed(
@@ -136,7 +130,6 @@ def timed(
 
 
 def as_text(values: dict[str, Any]) -> str:
-    """Format the tables."""
     truth = [
         {
             "pair": about["pair"],

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check and measure one NVIDIA GPU in less than nine minutes:
 #
-#     bench/gpu.sh OUT                 python3, or PYTHON=...; OUT gets gpu.md, gpu.json, two pictures and the logs
+#     bench/gpu.sh OUT                 python3, or PYTHON=...; OUT gets gpu.md, gpu.json, pictures and the log
 #     REHEARSE=1 bench/gpu.sh OUT      the same code on the CPU with tiny networks: its figures mean nothing
 #
 # It needs a Python with torch 2.7 to 2.13 and the packages that docs/gpu.md lists; no network, no root, no Horovod, no
@@ -17,11 +17,11 @@ out=$(realpath -m "$1") python=${PYTHON:-python3} rehearse=${REHEARSE:-}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
-if ! "$python" -c 'import torch' 2>/dev/null; then
+cuda=$("$python" -c 'import torch; print(torch.cuda.is_available())' 2>/dev/null) || {
     echo "bench/gpu.sh: $python cannot import torch; name a Python that can: PYTHON=... bench/gpu.sh OUT" >&2
     exit 2
-fi
-if [[ -z $rehearse ]] && ! "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'; then
+}
+if [[ -z $rehearse && $cuda != True ]]; then
     echo "skipped: torch sees no NVIDIA GPU; REHEARSE=1 runs the same code on the CPU"
     exit 0
 fi
@@ -42,7 +42,10 @@ fi
 mapfile -t files < <(printf '%s\n' tests/gpu/test_*.py && grep -rl 'mark\.gpu' tests --include='test_*.py')
 # SIGINT lets pytest write down what it has found so far. --strict-config would ask for pytest-timeout.
 timeout --signal=INT --kill-after=15 270 "$python" -m pytest "${choice[@]}" -q -rs -p no:cacheprovider \
-    -o addopts='--import-mode=importlib --strict-markers' --junitxml="$out/tests.xml" "${files[@]}" \
-    >"$out/tests.log" 2>&1 || { echo "pytest ended with status $?; see $out/tests.log" >&2 && status=1; }
+    -o addopts='--import-mode=importlib --strict-markers' "${files[@]}" >"$out/tests.log" 2>&1 || status=1
+tests=$(grep -E ' in [0-9.]+s' "$out/tests.log" | tail -n 1) || true
+[[ $tests == *passed* && $tests != *skipped* ]] || status=1
 "$python" bench/gpu.py "$out" --seconds 230 ${rehearse:+--small} || status=$?
+((status == 0)) || tests="FAILED, see $out/tests.log: $tests"
+echo "tests: $tests" | tee -a "$out/gpu.md"
 exit "$status"

@@ -16,9 +16,8 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -54,18 +53,16 @@ GROUPS: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Something that ran on the device from `begin` to `end`, in seconds."""
 
-    name: str
-    kind: str  # kernel, gpu_memcpy, gpu_memset
     begin: float
     end: float
+    name: str
+    kind: str  # kernel, gpu_memcpy, gpu_memset
 
 
 def main() -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("spec", metavar="SPEC")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
@@ -116,7 +113,7 @@ def spans_of(events: Iterable[Mapping[str, Any]]) -> list[Span]:
     """Return what ran on the GPU, from a trace in Chrome's format."""
     kinds = ("kernel", "gpu_memcpy", "gpu_memset")
     found = (event for event in events if event.get("ph") == "X" and event.get("cat") in kinds)
-    return [Span(e["name"], e["cat"], 1e-6 * e["ts"], 1e-6 * (e["ts"] + e["dur"])) for e in found]
+    return [Span(1e-6 * e["ts"], 1e-6 * (e["ts"] + e["dur"]), e["name"], e["cat"]) for e in found]
 
 
 def of_kernels(spans: Sequence[Span], steps: int) -> Values:
@@ -150,7 +147,7 @@ def group_of(name: str) -> str:
 def covered(spans: Iterable[Span]) -> float:
     """Return the length of the union of some spans."""
     length, reached = 0.0, float("-inf")
-    for span in sorted(spans, key=lambda span: span.begin):
+    for span in sorted(spans):
         length += max(0.0, span.end - max(span.begin, reached))
         reached = max(reached, span.end)
     return length
@@ -166,8 +163,14 @@ def with_utilisation(values: Values, bench: Mapping[str, Any]) -> Values:
     return about | values | {"peak_multiply_adds_per_second": rate} | use
 
 
+def title(values: Values) -> str:
+    """Return what was measured, and where."""
+    spec = values["spec"]
+    clips = f"{spec['clips_per_gpu']} clips of {spec['frames']} x {spec['crop']}^2, {spec['precision']}"
+    return f"{spec['name']}, {clips}: {1e3 * values['step_s']:.4g} ms a step on {machine_text(values['environment'])}"
+
+
 def as_text(values: Values) -> str:
-    """Return the shares for people."""
     total, alone = sum(values["groups"].values()), values["utilisation_of_convolutions_alone"]
     rows = [(name, f"{own:.4f} s", share(own / total)) for name, own in (values["groups"] | {"all": total}).items()]
     limit = "" if alone is None else f"; if all but {CONVOLUTIONS} took no time: {share(alone)}"
@@ -176,13 +179,6 @@ def as_text(values: Values) -> str:
         busy, bare = (share(values[name] / values["step_s"]) for name in ("busy_s", "bare_copies_s"))
         lines.append(f"the GPU is busy in {busy} of a step; copies from the host that no kernel hides: {bare}")
     return "\n".join([*lines, f"utilisation: {share(values['utilisation'])}{limit}"])
-
-
-def title(values: Values) -> str:
-    """Return what was measured, and where."""
-    spec = values["spec"]
-    clips = f"{spec['clips_per_gpu']} clips of {spec['frames']} x {spec['crop']}^2, {spec['precision']}"
-    return f"{spec['name']}, {clips}: {1e3 * values['step_s']:.4g} ms a step on {machine_text(values['environment'])}"
 
 
 def draw(path: Path, values: Values) -> None:

@@ -73,7 +73,6 @@ class OfficialShift(nn.Module):
 
 
 def main() -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=4, help="clips [4]")
     parser.add_argument("--frames", type=int, default=8, help="of a clip [8]")
@@ -150,7 +149,6 @@ def measure(networks: dict[str, VideoNetwork], batch: Batch, precision: str, rep
 
 
 def as_text(values: dict[str, Any]) -> str:
-    """Write the ratios for people."""
     settings = values["settings"]
     clip = f"{settings['batch']} clips of {settings['frames']} x {settings['size']}^2"
     lines = [

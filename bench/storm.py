@@ -41,7 +41,6 @@ Launcher = Sequence[Sequence[str]]  # a command line, or one for each rank
 
 
 def main() -> int:
-    """Run the storm; the status is 1 if a run ends in other bits."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=3, metavar="N")
     parser.add_argument("--kills", type=int, default=20, metavar="N")
@@ -63,7 +62,6 @@ def main() -> int:
 
 
 def storm(args: argparse.Namespace, folder: Path, launcher: Launcher) -> dict[str, object]:
-    """Train, kill, resume; return what was seen."""
     list(write_motion_set(folder / "data", args.ranks * 2 * STEPS_AN_EPOCH, 4, MotionSet(size=32, num_frames=8)))
     chance, steps, equal, runs = random.Random(args.seed), list[int](), 0, 0
     calm, spec = (write_spec(folder, name, args.ranks) for name in ("calm", "storm"))
@@ -72,7 +70,7 @@ def storm(args: argparse.Namespace, folder: Path, launcher: Launcher) -> dict[st
     while len(steps) < args.kills:
         runs += 1
         while run(launcher, args, spec, chance if len(steps) < args.kills else None) != 0:
-            steps.append(max((record["step"] for record in records(spec) if record["kind"] == "step"), default=0))
+            steps.append(progress(spec)[2])
             print(f"killed {len(steps)} of {args.kills}: at step {steps[-1]}", file=sys.stderr)
         equal += is_equal(folder / "runs" / "calm", folder / "runs" / "storm")
         shutil.rmtree(folder / "runs" / "storm")
@@ -81,7 +79,6 @@ def storm(args: argparse.Namespace, folder: Path, launcher: Launcher) -> dict[st
 
 
 def write_spec(folder: Path, name: str, ranks: int) -> Path:
-    """Write the spec of a run; return its path."""
     data = {"train": str(folder / "data/train.csv"), "val": str(folder / "data/val.csv"), "num_frames": 4}
     spec = {
         "name": name,
@@ -125,13 +122,13 @@ def run(launcher: Launcher, args: argparse.Namespace, spec: Path, chance: random
     if len(launcher) > 1:
         port = str(random.SystemRandom().randrange(10_000, 30_000))
         environment |= {"WORLD_SIZE": str(args.ranks), "MASTER_ADDR": veth.HOSTS[0], "MASTER_PORT": port}
-    before = starts(spec)
+    starts = progress(spec)[0]
     with tempfile.TemporaryFile("w+") as output:
         processes = [
             subprocess.Popen([*words, str(spec)], env=environment, stdout=output, stderr=output, start_new_session=True)
             for words in launcher
         ]
-        killed = chance is not None and strike(chance, args.ranks, spec, before, processes)
+        killed = chance is not None and strike(chance, args.ranks, spec, starts, processes)
         try:
             statuses = [process.wait(PATIENCE_S) for process in processes]
         finally:
@@ -145,12 +142,13 @@ def run(launcher: Launcher, args: argparse.Namespace, spec: Path, chance: random
 
 
 def strike(
-    chance: random.Random, ranks: int, spec: Path, before: int, processes: Sequence[subprocess.Popen[bytes]]
+    chance: random.Random, ranks: int, spec: Path, starts: int, processes: Sequence[subprocess.Popen[bytes]]
 ) -> bool:
     """Kill a rank at a random moment after this start's first step; return whether it still ran."""
     victim, steps = chance.randrange(ranks), chance.randrange(STEPS_AN_EPOCH * 3)
     while all(process.poll() is None for process in processes):
-        if starts(spec) > before and steps_since_start(spec) >= steps:
+        now, since, _ = progress(spec)
+        if now > starts and since >= steps:
             time.sleep(chance.random() / 5)
             pids = [pid for pid, rank in ranks_of(spec) if rank == victim]
             for pid in pids:
@@ -175,22 +173,15 @@ def ranks_of(spec: Path) -> Iterator[tuple[int, int]]:
                 yield int(process.name), int(rank)
 
 
-def records(spec: Path) -> list[dict[str, int | str]]:
-    """Return what the run has recorded so far."""
+def progress(spec: Path) -> tuple[int, int, int]:
+    """Return how often the run has begun to train, the steps since it last did, and the highest step."""
     path = spec.parent / "runs" / spec.stem / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
-def starts(spec: Path) -> int:
-    """Return how often the run has begun to train."""
-    return sum(record["kind"] == "start" for record in records(spec))
-
-
-def steps_since_start(spec: Path) -> int:
-    """Return the number of steps that the run has recorded since its last start."""
-    kinds = [record["kind"] for record in records(spec)][::-1]
-    return kinds[: kinds.index("start")].count("step")
+    records = [json.loads(line) for line in lines if line.endswith("}")]
+    starts = [i for i, record in enumerate(records) if record["kind"] == "start"]
+    steps = [record["step"] for record in records if record["kind"] == "step"]
+    since = sum(record["kind"] == "step" for record in records[starts[-1] if starts else 0 :])
+    return len(starts), since, max(steps, default=0)
 
 
 def is_equal(one: Path, other: Path) -> bool:

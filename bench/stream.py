@@ -1,17 +1,18 @@
 """Memory and latency of `stream` over a long video, piped in from an encoder.
 
-    python bench/stream.py [--frames 100000] [--size 64] [--json] [key=value ...]
+    python bench/stream.py [--frames 100000] [--size 64] [key=value ...]
 
 An encoder process sends H.264 in Matroska to `summit-train stream RUN - --json --stride 1`, which is another process.
 The network is a past-only TSM on a ResNet-18 of an eighth of its width, with random weights; keys of the spec choose
 another one. The resident memory is read a hundred times: first after 1 % of the frames, last at the end.
-Exit status 1 where it grows by more than 2 % from the start to the end, or a frame is missing.
+Prints one JSON object. Exit status 1 where the memory grows by more than 2 % from start to end, or a frame is missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,6 @@ import torch
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from summit_train.core.text import table
 from summit_train.models.network import build_network
 from summit_train.spec import load_spec
 from summit_train.training.checkpoint import save_checkpoint
@@ -43,11 +43,9 @@ ENCODER = {"preset": "ultrafast", "tune": "zerolatency", "crf": "28"}
 
 
 def main() -> int:
-    """Stream and print; or, with --encode, be the encoder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, default=100_000)
     parser.add_argument("--size", type=int, default=64, help="side of a frame, pixels [%(default)s]")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--encode", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     args = parser.parse_args()
@@ -56,7 +54,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         values = measure(args.frames, args.size, write_network(Path(folder), args.size, args.overrides))
-    print(json.dumps(values) if args.json else as_text(values))
+    print(json.dumps(values, indent=1))
     return 0 if values["lines"] == args.frames and values["growth"] <= MAX_GROWTH else 1
 
 
@@ -101,7 +99,9 @@ def measure(num_frames: int, size: int, checkpoint: Path) -> dict[str, Any]:
         began = began or time.monotonic()
         latencies.append(json.loads(line)["latency_ms"])
         if len(latencies) % max(1, num_frames // 100) == 0:
-            memory += resident_bytes(program.pid)
+            status = Path(f"/proc/{program.pid}/status").read_text()
+            # A program that has just ended has no such line.
+            memory += [1024 * int(size) for size in re.findall(r"^VmRSS:\s+(\d+) kB", status, re.M)]
     seconds = time.monotonic() - began
     said = program.stderr.read().splitlines()
     if program.wait() or encoder.wait():
@@ -110,33 +110,12 @@ def measure(num_frames: int, size: int, checkpoint: Path) -> dict[str, Any]:
         "frames": num_frames,
         "lines": len(latencies),
         "size": size,
-        "resident_bytes": {
-            "start": memory[0],
-            "middle": memory[len(memory) // 2],
-            "end": memory[-1],
-            "max": max(memory),
-        },
+        "resident_bytes": {"start": memory[0], "middle": memory[len(memory) // 2], "end": memory[-1]},
         "growth": memory[-1] / memory[0] - 1,
         "latency_ms": dict(zip(("median", "p99", "max"), np.percentile(latencies, (50, 99, 100)), strict=True)),
         "frames_per_second": (len(latencies) - 1) / seconds,
         "summary": said[-1],
     }
-
-
-def resident_bytes(process: int) -> list[int]:
-    """Return the resident memory of a process; nothing of one that has just ended."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:")]
-
-
-def as_text(values: dict[str, Any]) -> str:
-    """Return the figures for people."""
-    memory = {f"memory, {when}": f"{size / 2**20:.1f} MiB" for when, size in values["resident_bytes"].items()}
-    latency = {f"latency, {name}": f"{ms:.2f} ms" for name, ms in values["latency_ms"].items()}
-    frames = f"{values['lines']:,} of {values['frames']:,}, {values['size']} x {values['size']} pixels"
-    rows = {"frames": frames, **memory, "growth": f"{100 * values['growth']:+.2f} %", **latency}
-    rows |= {"rate": f"{values['frames_per_second']:.0f} frames/s", "the command's summary": values["summary"]}
-    return table(list(rows.items()), left=2)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from date_tasks import TASKS, Data, Share, Task
 from matplotlib.axes import Axes
@@ -41,9 +42,8 @@ from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError, exit_status
 from summit_train.core.files import check_output, write_json
-from summit_train.core.progress import shown
 from summit_train.core.session import report_failure, session
-from summit_train.core.text import NONE, duration, text_table
+from summit_train.core.text import NONE, text_table
 from summit_train.models.precision import parameter_type
 from summit_train.optim.schedule import Schedule
 from summit_train.plan import plan_schedule
@@ -109,40 +109,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         train_missing(runs, data, args, world)
         if world.rank == 0:
             results = read_results(args.out, args.task)
-            write_figure(args.out / f"{args.task}.png", task, results)
-            print(json.dumps({"task": args.task, "results": results}) if args.json else table_text(task, results))
+            if results:
+                write_figure(args.out / f"{args.task}.png", task, results)
+            print(table_text(task, results))
     return 0
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=list(TASKS))
     parser.add_argument("--data", type=Path, required=True, help="folder of MNIST's IDX files or of ptb.*.txt (.gz)")
     parser.add_argument("--out", type=Path, default=Path("date"), help="folder of the results [date]")
     parser.add_argument("--methods", type=listed(str), default=tuple(METHODS), help=f"of {', '.join(METHODS)} [all]")
-    parser.add_argument("--batches", type=listed(positive(int)), help="[the paper's; grid: the largest]")
+    parser.add_argument("--batches", type=listed(int), help="[the paper's; grid: the largest]")
     parser.add_argument("--seeds", type=listed(int), default=(0,), help="[0]")
-    parser.add_argument("--lrs", type=listed(positive(float)), help="LRs of adam and grid; baselines of the others")
-    parser.add_argument("--epochs", type=positive(int), help="[the paper's]")
-    parser.add_argument("--bounds", type=positive(float), nargs=2, metavar=("LOWER", "UPPER"), help="of date's ratio")
+    parser.add_argument("--lrs", type=listed(float), help="LRs of adam and grid; baselines of the others")
+    parser.add_argument("--epochs", type=int, help="[the paper's]")
+    parser.add_argument("--bounds", type=float, nargs=2, metavar=("LOWER", "UPPER"), help="of date's ratio")
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp64"), default="fp32")
-    parser.add_argument("--samples", type=positive(int), help="of a virtual GPU, at most [the task's]")
-    parser.add_argument("--json", action="store_true", help="one JSON object of all results on stdout")
+    parser.add_argument("--samples", type=int, help="of a virtual GPU, at most [the task's]")
     return parser.parse_args(argv)
-
-
-def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
-    """Return an argument's type that takes finite numbers above 0."""
-
-    def read(text: str) -> float:
-        value = kind(text)
-        if not 0 < value < math.inf:
-            raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-        return value
-
-    read.__name__ = kind.__name__  # argparse: "invalid int value"
-    return read
 
 
 def listed(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
@@ -156,9 +142,13 @@ def listed(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
 
 
 def runs_of(task: Task, args: argparse.Namespace) -> Iterator[Run]:
-    """Yield the runs that the arguments ask for."""
+    """Yield the runs that the arguments ask for. Raises UserError for a wrong one."""
     if unknown := [method for method in args.methods if method not in METHODS]:
-        raise UserError(f"--methods: there is no {unknown[0]!r}; there are {', '.join(METHODS)}")
+        raise UserError(f"--methods: must be of {', '.join(METHODS)}, got {unknown[0]}")
+    for name in ("batches", "lrs", "epochs", "bounds", "samples"):
+        value = getattr(args, name)
+        if value is not None and not 0 < np.min(value) <= np.max(value) < np.inf:
+            raise UserError(f"--{name}: must be above 0, got {value}")
     if args.bounds and args.bounds[0] > args.bounds[1]:
         raise UserError("--bounds: LOWER must be at most UPPER, got {:g} {:g}".format(*args.bounds))
     for method, seed in itertools.product(args.methods, args.seeds):
@@ -179,31 +169,27 @@ def recipe(task: Task, run: Run, num_samples: int) -> tuple[OptimizerSpec, Sched
     LR |w| / |g| g, so where a trust ratio holds, its bounds are f times as large and the LR is the paper's. Adam's
     update does not depend on f.
     """
-    base, factor = task.optimizer, task.loss_factor
-    lr = base.base_lr if run.lr is None else run.lr
-    common = {"base_batch": base.base_batch, "weight_decay": base.weight_decay}
+    base, factor, bounds = task.optimizer, task.loss_factor, run.bounds or (BOUNDED.lower, BOUNDED.upper)
+    adam, by_date = run.method == "adam", run.method in ("legw", "lars", "date")
+    trust = {
+        "lars": TrustRatioSpec(kind="lars"),
+        "date": TrustRatioSpec(kind="bounded", lower=bounds[0] * factor, upper=bounds[1] * factor),
+    }.get(run.method)
+    keys: dict[str, Any] = {} if adam else {"momentum": base.momentum, "trust_ratio": trust}
     if base.clip_norm is not None:
-        common["clip_norm"] = base.clip_norm / factor
-    if run.method == "adam":
-        solver = OptimizerSpec(name="adam", base_lr=lr, lr_scaling="none", **common)
-        schedule = ScheduleSpec(epochs=run.epochs, warmup_epochs=0, decay="none")
-        return solver, plan_schedule(solver, schedule, run.batch, num_samples)
-    trust = None
-    if run.method == "lars":
-        trust = TrustRatioSpec(kind="lars")
-    if run.method == "date":
-        lower, upper = run.bounds or (BOUNDED.lower, BOUNDED.upper)
-        trust = TrustRatioSpec(kind="bounded", lower=lower * factor, upper=upper * factor)
+        keys["clip_norm"] = base.clip_norm / factor
     solver = OptimizerSpec(
-        name=base.name,
-        momentum=base.momentum,
-        base_lr=lr * (factor if trust is None else 1.0),
-        lr_scaling={"baseline": "none", "grid": "none", "linear": "linear"}.get(run.method, "sqrt"),
-        trust_ratio=trust,
-        **common,
+        name="adam" if adam else base.name,
+        base_lr=(base.base_lr if run.lr is None else run.lr) * (1.0 if adam or trust else factor),
+        base_batch=base.base_batch,
+        lr_scaling="sqrt" if by_date else "linear" if run.method == "linear" else "none",
+        weight_decay=base.weight_decay,
+        **keys,
     )
     schedule = task.schedule.model_copy(update={"epochs": run.epochs})
-    if run.method in ("legw", "lars", "date"):
+    if adam:
+        schedule = ScheduleSpec(epochs=run.epochs, warmup_epochs=0, decay="none")
+    elif by_date:
         warmup = {"warmup_epochs": task.warmup_epochs, "warmup_scaling": "linear"}
         schedule = ScheduleSpec(epochs=run.epochs, decay="linear", **warmup)
     return solver, plan_schedule(solver, schedule, run.batch, num_samples)
@@ -229,27 +215,14 @@ def train_missing(runs: list[Run], data: Data, args: argparse.Namespace, world: 
     if world.rank == 0 and len(missing) < len(runs):
         print(f"{len(runs) - len(missing)} of {len(runs)} runs are in {args.out} already", file=sys.stderr)
     hosts = world.gather(world.host)
-    shares = {run: share_of(run, data.num_samples, samples, world.rank, world.size) for run in missing}
-    done, total = 0, sum(run.epochs * shares[run].steps * run.batch for run in missing)
-    with shown("samples", world, in_logs=True) as show:
-
-        def tell(trained: int) -> None:
-            nonlocal done
-            done += trained
-            show(done, total)
-
-        for run in missing:
-            result = train(run, data, shares[run], world, device, tell)
-            if world.rank == 0:
-                result["environment"] = environment(world, device, hosts or [])
-                write_json(args.out / f"{run.name}.json", result)
-                figure = f"{TASKS[run.task].metric} {show_figure(result['test'])}"
-                print(f"{run.name}: {figure}, {duration(result['seconds'])}", file=sys.stderr)
+    for run in missing:
+        share = share_of(run, data.num_samples, samples, world.rank, world.size)
+        result = train(run, data, share, world, device)
+        if world.rank == 0:
+            write_json(args.out / f"{run.name}.json", result | {"environment": environment(world, device, hosts or [])})
 
 
-def train(
-    run: Run, data: Data, share: Share, world: World, device: torch.device, tell: Callable[[int], None]
-) -> dict[str, Any]:
+def train(run: Run, data: Data, share: Share, world: World, device: torch.device) -> dict[str, Any]:
     """Train and score epoch by epoch; return the result as one JSON object. Collective.
 
     A run ends early, as diverged, after an epoch in which no update was finite.
@@ -270,49 +243,41 @@ def train(
             vote = step(batches, schedule.learning_rate(number)).read(run.batch, share.virtual_gpus, world.size)
             losses.append(vote.loss)
             skipped += vote.skipped
-            tell(run.batch)
         scores = world.broadcast(data.score(network, device) if world.rank == 0 else {})
-        curve.append({"epoch": epoch + 1, "loss": statistics.fmean(losses), "skipped": skipped, **scores})
+        found = {"loss": statistics.fmean(losses), **scores}
+        # JSON has no infinity.
+        found = {name: value if math.isfinite(value) else None for name, value in found.items()}
+        curve.append({"epoch": epoch + 1, "skipped": skipped, **found})
+        if world.rank == 0:
+            print(f"{run.name}: {json.dumps(curve[-1])}", file=sys.stderr, flush=True)
         if skipped == share.steps:
             break
-    return without_infinity(
-        asdict(run)
-        | {
-            "peak_lr": schedule.peak_lr,
-            "warmup_steps": int(schedule.warmup_steps),
-            "total_steps": schedule.total_steps,
-            "virtual_gpus": share.virtual_gpus,
-            "solver": solver.model_dump(mode="json"),
-            "diverged": skipped == share.steps,
-            "test": curve[-1]["test"],
-            "curve": curve,
-            "seconds": time.perf_counter() - began,
-        }
-    )
-
-
-def without_infinity(value: Any) -> Any:
-    """Return a JSON value with null for each number that is not finite, which JSON lacks."""
-    if isinstance(value, dict):
-        return {key: without_infinity(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_infinity(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return asdict(run) | {
+        "peak_lr": schedule.peak_lr,
+        "warmup_steps": int(schedule.warmup_steps),
+        "total_steps": schedule.total_steps,
+        "virtual_gpus": share.virtual_gpus,
+        "solver": solver.model_dump(mode="json"),
+        "diverged": skipped == share.steps,
+        "test": curve[-1]["test"],
+        "curve": curve,
+        "seconds": time.perf_counter() - began,
+    }
 
 
 # --- the results of all runs
-
-
-def read_results(folder: Path, task: str) -> list[Result]:
-    """Return the results of a task, in the order of methods, batches, LRs and seeds."""
-    results = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{task}_*_seed*.json"))]
-    return sorted((result for result in results if result["task"] == task), key=lambda r: (*place(r), r["seed"]))
 
 
 def place(result: Result) -> tuple[Any, ...]:
     """Return what runs that differ in the seed alone have in common."""
     order = list(METHODS).index(result["method"])
     return (order, result["bounds"] or [], result["epochs"], result["precision"], result["batch"], result["lr"] or 0.0)
+
+
+def read_results(folder: Path, task: str) -> list[Result]:
+    """Return the results of a task, in the order of methods, batches, LRs and seeds."""
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{task}_*_seed*.json"))]
+    return sorted((result for result in results if result["task"] == task), key=lambda r: (*place(r), r["seed"]))
 
 
 def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -326,19 +291,11 @@ def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
         first, tests = runs[0], [run["test"] for run in runs]
         bounds = first["bounds"] or (BOUNDED.lower, BOUNDED.upper)
         name = METHODS[first["method"]] + (" [{:g}, {:g}]".format(*bounds) if first["method"] == "date" else "")
-        whole = not any(run["diverged"] for run in runs)
-        mean, std = (
-            (statistics.fmean(tests), statistics.stdev(tests) if len(runs) > 1 else None) if whole else (None,) * 2
-        )
+        whole = None not in tests and not any(run["diverged"] for run in runs)
+        mean = statistics.fmean(tests) if whole else None
+        std = statistics.stdev(tests) if whole and len(runs) > 1 else None
         rows.append({**first, "name": name, "seeds": len(runs), "mean": mean, "std": std})
     return rows
-
-
-def show_figure(value: float | None, std: float | None = None) -> str:
-    """Return a test figure with its deviation for people."""
-    if value is None:
-        return "diverged"
-    return f"{value:.2f}" if std is None else f"{value:.2f} \N{PLUS-MINUS SIGN} {std:.2f}"
 
 
 def table_text(task: Task, results: Sequence[Result]) -> str:
@@ -346,13 +303,14 @@ def table_text(task: Task, results: Sequence[Result]) -> str:
     cells = []
     for row in rows_of(results):
         published = task.published.get((row["method"], row["batch"])) if row["bounds"] is None else None
+        test = "diverged" if row["mean"] is None else f"{row['mean']:.2f}"
         cells.append(
             {
                 "method": row["name"],
                 "batch": f"{row['batch']:,}",
                 "peak LR": f"{row['peak_lr']:.4g}",
                 **{key: str(row[key]) for key in ("epochs", "precision", "seeds")},
-                f"test {task.metric}": show_figure(row["mean"], row["std"]),
+                f"test {task.metric}": test + ("" if row["std"] is None else f" \N{PLUS-MINUS SIGN} {row['std']:.2f}"),
                 "published": NONE if published is None else f"{published:g}",
             }
         )
@@ -364,8 +322,6 @@ def write_figure(path: Path, task: Task, results: Sequence[Result]) -> None:
 
     Runs that are shorter than the longest are left out, and of several LRs all but the best in the first panel.
     """
-    if not results:
-        return
     longest = max(result["epochs"] for result in results)
     rows = [row for row in rows_of(results) if row["epochs"] == longest]
     lost = [f"{row['name']} at {row['batch']:,}, LR {row['peak_lr']:.3g}" for row in rows if row["mean"] is None]
@@ -381,8 +337,13 @@ def write_figure(path: Path, task: Task, results: Sequence[Result]) -> None:
     with drawn(path, wrapped(caption), (12.0 if grid else 10.0, 4.8)) as figure:
         figure.suptitle(task.title, fontsize=12)
         left, *right = figure.subplots(1, 2 if grid else 1, squeeze=False)[0]
+
+        def draw(axes: Axes, points: Sequence[Result], x: str, **style: Any) -> None:
+            means, deviations = [height(task, row["mean"]) for row in points], [row["std"] or 0.0 for row in points]
+            axes.errorbar([row[x] for row in points], means, deviations, capsize=3, **style)
+
         for name, points in curves_of(task, rows).items():
-            draw_curve(left, task, points, "batch", label=name, **styles[name])
+            draw(left, points, "batch", label=name, **styles[name])
         for i, ((method, batch), value) in enumerate(task.published.items()):
             left.plot(batch, height(task, value), "x", color=GREY, label=None if i else "published")
             left.annotate(METHODS[method], (batch, height(task, value)), fontsize=8, color=GREY)
@@ -390,7 +351,7 @@ def write_figure(path: Path, task: Task, results: Sequence[Result]) -> None:
         for axes in right:
             batch = max(row["batch"] for row in grid)
             points = [row for row in grid if row["batch"] == batch]
-            draw_curve(axes, task, points, "lr", **styles[METHODS["grid"]])
+            draw(axes, points, "lr", **styles[METHODS["grid"]])
             for row in rows:
                 if row["batch"] == batch and row["method"] in ("date", "legw"):
                     axes.axhline(height(task, row["mean"]), linestyle="--", color=styles[row["name"]]["color"])
@@ -409,12 +370,6 @@ def curves_of(task: Task, rows: Sequence[Result]) -> dict[str, list[Result]]:
     for row in sorted(rows, key=lambda row: height(task, row["mean"])):
         best[row["name"]].setdefault(row["batch"], row)
     return {name: [points[batch] for batch in sorted(points)] for name, points in best.items()}
-
-
-def draw_curve(axes: Axes, task: Task, rows: Sequence[Result], x: str, **style: Any) -> None:
-    """Draw the means of rows against one of their keys, with the deviations."""
-    means = [height(task, row["mean"]) for row in rows]
-    axes.errorbar([row[x] for row in rows], means, [row["std"] or 0.0 for row in rows], capsize=3, **style)
 
 
 def log_axes(axes: Axes, task: Task, ticks: Sequence[float], label: str) -> None:

@@ -43,7 +43,7 @@ class Network(nn.Module):
     """A network without dropout, as TrainStep drives it."""
 
     def reseed(self, seed: int) -> None:
-        """Do nothing: there is no noise to draw."""
+        """Do nothing: no layer draws random numbers."""
 
     def begin_epoch(self, virtual_gpus: int) -> None:
         """Prepare for an epoch in which this rank runs that many virtual GPUs in turn."""
@@ -104,7 +104,6 @@ class WordLSTM(Network):
             nn.init.uniform_(weight, -0.1, 0.1)
 
     def begin_epoch(self, virtual_gpus: int) -> None:
-        """Forget the states: the text begins again."""
         self._states = deque([None] * virtual_gpus)
 
     def forward(self, words_NT: torch.Tensor) -> torch.Tensor:
@@ -249,10 +248,9 @@ def read_idx(folder: Path, name: str) -> NDArray[np.uint8]:
     if content[:3] != b"\0\0\x08" or len(content) < header:
         raise UserError(f"{path}: not an IDX file of bytes (it begins with {content[:4].hex(' ') or 'nothing'})")
     shape = np.frombuffer(content, ">i4", dims, 4).tolist()
-    if len(content) != header + math.prod(shape):
-        raise UserError(
-            f"{path}: must have {header + math.prod(shape):,} bytes for its sizes {shape}, got {len(content):,}"
-        )
+    size = header + math.prod(shape)
+    if len(content) != size:
+        raise UserError(f"{path}: must have {size:,} bytes for its sizes {shape}, got {len(content):,}")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()
 
 
@@ -261,38 +259,39 @@ def read_ptb(folder: Path) -> Text:
 
     Words are numbered by how often the training text has them.
     """
-    texts = {part: read_words(folder, f"ptb.{part}.txt") for part in ("train", "valid", "test")}
-    counts = Counter(texts["train"])
-    number = {word: i for i, word in enumerate(sorted(counts, key=lambda word: (-counts[word], word)))}
-    if len(number) > MOST_WORDS:
-        raise UserError(f"{folder}: the training text has {len(number):,} different words; PTB has {MOST_WORDS:,}")
-    for part, words in texts.items():
-        unknown = next((word for word in words if word not in number), None)
-        if unknown is not None:
-            raise UserError(f"{folder}: the word {unknown!r} of ptb.{part}.txt is not in the training text")
-    return Text(*(torch.tensor([number[word] for word in words]) for words in texts.values()))
-
-
-def read_words(folder: Path, name: str) -> list[str]:
-    path, content = read_bytes(folder, name)
-    try:
-        words = content.decode().replace("\n", " <eos> ").split()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a text ({error.reason} at byte {error.start:,})") from error
-    if len(words) <= SCORED_ROWS * SEQUENCE:
-        raise UserError(f"{path}: must have more than {SCORED_ROWS * SEQUENCE} words, got {len(words):,}")
-    return words
+    number: dict[str, int] = {}
+    texts = []
+    for part in ("train", "valid", "test"):
+        path, content = read_bytes(folder, f"ptb.{part}.txt")
+        try:
+            words = content.decode().replace("\n", " <eos> ").split()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: not a text ({error.reason} at byte {error.start:,})") from error
+        if len(words) <= SCORED_ROWS * SEQUENCE:
+            raise UserError(f"{path}: must have more than {SCORED_ROWS * SEQUENCE} words, got {len(words):,}")
+        if part == "train":
+            counts = Counter(words)
+            number = {word: i for i, word in enumerate(sorted(counts, key=lambda word: (-counts[word], word)))}
+        if len(number) > MOST_WORDS:
+            raise UserError(f"{path}: must have at most {MOST_WORDS:,} different words, got {len(number):,}")
+        if unknown := next((word for word in words if word not in number), None):
+            raise UserError(f"{path}: the word {unknown!r} is not in the training text")
+        texts.append(torch.tensor([number[word] for word in words]))
+    return Text(*texts)
 
 
 def read_bytes(folder: Path, name: str) -> tuple[Path, bytes]:
     """Return the path and the content of a file, or of its gzipped copy."""
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            try:
-                return path, gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-            except (OSError, EOFError) as error:
-                raise UserError(f"{path}: not a whole gzip file ({error})") from error
-    raise UserError(f"--data: there is no {folder / name}, nor {name}.gz")
+    path = folder / name
+    if path.is_file():
+        return path, path.read_bytes()
+    path = folder / f"{name}.gz"
+    try:
+        return path, gzip.decompress(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"--data: {folder / name} not found, nor {name}.gz") from None
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path}: not a whole gzip file ({error})") from error
 
 
 # --- tasks

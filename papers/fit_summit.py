@@ -29,7 +29,10 @@ from summit_train.spec.source import to_yaml
 
 Vector = NDArray[np.float64]
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-SPECS = {"tsm": "tsm_r50_8f_1536gpu", "i3d_3x3x3": "i3d_3x3x3_r50_16f", "i3d_3x1x1": "i3d_3x1x1_r50_32f"}
+FILES = {"tsm": "tsm_r50_8f_1536gpu", "i3d_3x3x3": "i3d_3x3x3_r50_16f", "i3d_3x1x1": "i3d_3x1x1_r50_32f"}
+SPECS = {
+    arch: load_spec(CONFIGS / "kinetics" / f"{name}.yaml", ["scale.clips_per_gpu=8"]) for arch, name in FILES.items()
+}
 ROWS = (1, 8, 384)
 RATIO_ROW = next(row for row in published.TABLE_3 if row.nodes == published.RATIO_NODES)
 ROUNDS = 6  # of communication and constants in turn
@@ -53,27 +56,20 @@ class Fit:
 
 
 def main() -> int:
-    """Print, and write if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write configs/machines/summit.yaml")
     args = parser.parse_args()
-    specs, base = paper_specs(), load_machine(CONFIGS / "machines" / "summit_published.yaml")
-    fit = fit_table_3(base, specs["tsm"])
-    machine = fitted(base, specs, fit)
-    print_fit(machine, specs, fit)
+    base = load_machine(CONFIGS / "machines" / "summit_published.yaml")
+    fit = fit_table_3(base)
+    machine = fitted(base, fit)
+    print_fit(machine, fit)
     if args.write:
-        write_text(CONFIGS / "machines" / "summit.yaml", machine_text(machine, specs, fit))
+        write_text(CONFIGS / "machines" / "summit.yaml", machine_text(machine, fit))
         print("\nwritten: configs/machines/summit.yaml")
     return 0
 
 
-def paper_specs() -> dict[str, Spec]:
-    """Return the paper's three networks with 8 clips a GPU."""
-    folder = CONFIGS / "kinetics"
-    return {arch: load_spec(folder / f"{name}.yaml", ["scale.clips_per_gpu=8"]) for arch, name in SPECS.items()}
-
-
-def fit_table_3(machine: Machine, spec: Spec, nodes: tuple[int, ...] = ROWS) -> Fit:
+def fit_table_3(machine: Machine, nodes: tuple[int, ...] = ROWS) -> Fit:
     """Fit the constants with the least squared relative errors on the rows of `nodes` nodes, by Gauss-Newton.
 
     Raises RunFailed where the rows leave the constants open: all with one batch a GPU, or fewer than three.
@@ -90,7 +86,7 @@ def fit_table_3(machine: Machine, spec: Spec, nodes: tuple[int, ...] = ROWS) -> 
         # Communication is worked out with the constants so far: it jumps by up to a cycle where a gradient just misses
         # one, and nothing that jumps can be fitted by slopes. So the last round is not always the best either.
         tried = with_constants(machine, Fit(nodes, *point.tolist()))
-        exposed = np.array([step_time(job_of(tried, spec, row)).communication_s for row in rows])
+        exposed = np.array([step_time(job_of(tried, SPECS["tsm"], row)).communication_s for row in rows])
 
         def errors(constants: Vector, exposed: Vector = exposed) -> Vector:
             clip_s, overhead_s, cv = constants
@@ -135,15 +131,15 @@ def job_of(machine: Machine, spec: Spec, row: published.Row) -> Job:
     return Job(spec, machine, row.nodes, published.TRAINING_VIDEOS, published.VALIDATION_VIDEOS)
 
 
-def errors_of(machine: Machine, spec: Spec) -> dict[int, float]:
+def errors_of(machine: Machine) -> dict[int, float]:
     """Return the relative errors of the predicted times of Table 3, by the rows' nodes: 0.01 is 1 % too long."""
     rows = published.timed_rows()
-    return {row.nodes: forecast(job_of(machine, spec, row)).run_s / (row.seconds or 0) - 1 for row in rows}
+    return {row.nodes: forecast(job_of(machine, SPECS["tsm"], row)).run_s / (row.seconds or 0) - 1 for row in rows}
 
 
-def speed_ratios(machine: Machine, specs: dict[str, Spec]) -> dict[str, float]:
+def speed_ratios(machine: Machine) -> dict[str, float]:
     """Return TSM's clips a second over those of each I3D on the nodes that the paper compares them on."""
-    speed = {arch: forecast(job_of(machine, spec, RATIO_ROW)).clips_per_second for arch, spec in specs.items()}
+    speed = {arch: forecast(job_of(machine, spec, RATIO_ROW)).clips_per_second for arch, spec in SPECS.items()}
     return {arch: speed["tsm"] / speed[arch] for arch in published.SPEED_RATIO}
 
 
@@ -163,10 +159,10 @@ def with_constants(machine: Machine, fit: Fit) -> Machine:
     return machine.model_copy(update={"compute": compute, "last_batch": "keep"})
 
 
-def fitted(base: Machine, specs: dict[str, Spec], fit: Fit) -> Machine:
+def fitted(base: Machine, fit: Fit) -> Machine:
     """Return the machine with all fitted constants, to the four digits that its file has.
 
-    Its file system gives I3D 3x1x1 the frames of a node's step in so many times TSM's step as section 4.2 says.
+    Its file system is so slow that I3D 3x1x1 takes 2.9 times as long as TSM, as section 4.2 says.
     """
 
     def four_digits(value: float) -> float:  # which the published times resolve
@@ -175,8 +171,8 @@ def fitted(base: Machine, specs: dict[str, Spec], fit: Fit) -> Machine:
     rounded = Fit(fit.rows, *map(four_digits, (fit.seconds_per_clip, fit.step_overhead_s, fit.straggler_cv)))
     machine = with_constants(base, rounded)
     arch, nodes = "i3d_3x1x1", RATIO_ROW.nodes
-    spec, ratio = specs[arch], published.SPEED_RATIO[arch]
-    step_s = ratio * step_time(job_of(machine, specs["tsm"], RATIO_ROW)).step_s
+    spec, ratio = SPECS[arch], published.SPEED_RATIO[arch]
+    step_s = ratio * step_time(job_of(machine, SPECS["tsm"], RATIO_ROW)).step_s
     frames = machine.gpus_per_node * spec.scale.clips_per_gpu * spec.data.num_frames
     source = f"fitted: {arch} is {ratio} times as slow as TSM at {nodes} nodes (section 4.2)"
     shared = Storage(frames_per_second_per_node=four_digits(frames / step_s), source=source)
@@ -186,33 +182,33 @@ def fitted(base: Machine, specs: dict[str, Spec], fit: Fit) -> Machine:
     return machine.model_copy(update={"shared": shared, "compute": compute})
 
 
-def machine_text(machine: Machine, specs: dict[str, Spec], fit: Fit) -> str:
+def machine_text(machine: Machine, fit: Fit) -> str:
     """Return summit.yaml: the fitted sections, over the published ones."""
     values = machine.model_dump(mode="json", include={"compute", "shared", "last_batch"}, exclude_defaults=True)
-    errors = errors_of(machine, specs["tsm"])
+    errors = errors_of(machine)
     worst = max(abs(error) for nodes, error in errors.items() if nodes not in fit.rows)
     header = HEADER.format(rows=", ".join(map(str, fit.rows)), worst=100 * worst)
     return header + to_yaml({"extends": "summit_published.yaml", **values})
 
 
-def print_fit(machine: Machine, specs: dict[str, Spec], fit: Fit) -> None:
+def print_fit(machine: Machine, fit: Fit) -> None:
     """Print the constants, Table 3 predicted and published, and the speed ratios."""
     assert machine.shared is not None
     print(f"fitted to the rows of {', '.join(map(str, fit.rows))} nodes of Table 3 (3 constants, 3 times):")
     print(f"  {fit.seconds_per_clip * 1e3:.2f} ms a clip and GPU, {fit.step_overhead_s * 1e3:.1f} ms a pass besides,")
     print(f"  a rank's pass deviates by {100 * fit.straggler_cv:.2f} % of its time")
     print("\nnodes  published s  predicted s   error  step s, published times / (100 x ceil(240000 / batch))")
-    errors = errors_of(machine, specs["tsm"])
+    errors = errors_of(machine)
     for row in published.timed_rows():
         seconds, error = row.seconds or 0, errors[row.nodes]
         note = "fitted" if row.nodes in fit.rows else f"(printed to {row.resolution_s} s)"
         times = f"{seconds:11,}  {seconds * (1 + error):11,.0f}  {100 * error:+5.2f} %"
         print(f"{row.nodes:5}  {times}  {published_step_seconds(row):.4f}  {note}")
     print(f"\nTSM's speed over the I3Ds' at {RATIO_ROW.nodes} nodes, predicted (published):")
-    for arch, ratio in speed_ratios(machine, specs).items():
+    for arch, ratio in speed_ratios(machine).items():
         print(f"  {arch}: {ratio:.2f} ({published.SPEED_RATIO[arch]})")
     print(f"  fitted to the second: {machine.shared.frames_per_second_per_node:,.0f} frames a second and node")
-    alone = speed_ratios(machine.model_copy(update={"shared": None}), specs)
+    alone = speed_ratios(machine.model_copy(update={"shared": None}))
     print("  without a file system to wait for: " + ", ".join(f"{arch} {ratio:.2f}" for arch, ratio in alone.items()))
 
 

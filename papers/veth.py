@@ -53,7 +53,6 @@ Row = dict[str, Any]
 
 
 def main() -> int:
-    """Make the namespaces, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", choices=("model", "averaging"))
     parser.add_argument("--rates", type=int, nargs="+", metavar="MBIT", help="0: unlimited")
@@ -84,7 +83,7 @@ def model_row(names: Names, mbit: int, repeats: int, folder: Path) -> Row:
     """Measure and predict the step of two ranks at that rate."""
     limit(names, mbit)
     machine = folder / f"cable_{mbit}.yaml"
-    plan = json.loads(command("plan", SPEC, "scale.gpus=1", "--clips", "1000", "--json"))
+    plan = json.loads(finished(started("plan", SPEC, "scale.gpus=1", "--clips", "1000", "--json")))
     sizes = ("--max-bytes", str(plan["gradient_bytes"]), "--seconds", "6")
     fits = json.loads(on_both(names, "bench", "allreduce", SPEC, *sizes, "--write", str(machine), "--json"))["fits"]
     turns = ("--synthetic", "--peak", "0", "--steps", "1", "--repeats", str(repeats), "--json")
@@ -94,7 +93,8 @@ def model_row(names: Names, mbit: int, repeats: int, folder: Path) -> Row:
     rate = fmean(json.loads(finished(one))["specs"][0]["clips_per_second"]["median"] for one in alone)
     share = () if len(os.sched_getaffinity(0)) > 3 else ("--set", "network.core_share=0.5")
     job = ("--nodes", "2", "--clips", "1000000", "--videos", "1", "--clips-per-second", f"{rate}", "--json")
-    predicted = json.loads(command("simulate", SPEC, "--site", str(machine), *share, *job))["rows"][0]["step_s"]
+    simulated = json.loads(finished(started("simulate", SPEC, "--site", str(machine), *share, *job)))
+    predicted = simulated["rows"][0]["step_s"]
     step = together["step_s"]
     return {
         "mbit": mbit or "unlimited",
@@ -128,15 +128,9 @@ def trained(names: Names, method: str, mbit: int, epochs: int, folder: Path) -> 
     before = sent(names)
     run = f"{method.replace(', ', '_').replace(' ', '_')}_{mbit}_{epochs}"
     print(f"{run} ...", file=sys.stderr, flush=True)
-    words = [
-        f"name={run}",
-        f"run_dir={folder}",
-        "scale.gpus=2",
-        f"schedule.epochs={epochs}",
-        "schedule.warmup_epochs=0",
-    ]
-    words += [f"data.{part}={folder}/{part}.csv" for part in ("train", "val")]
-    words += ["data.workers=0", f"evaluate.every_epochs={epochs}"]
+    words = [f"name={run}", f"run_dir={folder}", f"data.train={folder}/train.csv", f"data.val={folder}/val.csv"]
+    words += ["scale.gpus=2", "data.workers=0", "schedule.warmup_epochs=0"]
+    words += [f"schedule.epochs={epochs}", f"evaluate.every_epochs={epochs}"]
     on_both(names, "train", SPEC, *METHODS[method], *words)
     return seconds_of_epochs(folder / run)[epochs > 1 :], sent(names) - before
 
@@ -160,7 +154,7 @@ def why_not() -> str | None:
         return "network namespaces need root"
     for program in ("ip", "tc", "unshare"):
         if shutil.which(program) is None:
-            return f"there is no {program} on PATH; apt-get install iproute2 util-linux"
+            return f"{program} is not on PATH; apt-get install iproute2 util-linux"
     tried = subprocess.run(["unshare", "--net", "--uts", "true"], capture_output=True, text=True)
     return None if tried.returncode == 0 else f"network namespaces are not allowed here: {tried.stderr.strip()}"
 
@@ -251,11 +245,6 @@ def finished(process: subprocess.Popen[str]) -> str:
     if process.returncode != 0:
         sys.exit(f"{process.args}:\n{out}{errors}")
     return out
-
-
-def command(*words: str) -> str:
-    """Run `summit-train WORDS` alone; return what it prints."""
-    return finished(started(*words))
 
 
 def call(line: str) -> str:

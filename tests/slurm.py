@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from tests.worlds import PATIENCE_S, ROOT, environment, mpirun
+from summit_train.__main__ import main
+from tests.worlds import PATIENCE_S, ROOT, environment, forked, mpirun
 
 NODES = ("n1", "n2")
 _DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -57,8 +58,6 @@ KillWait=5
 MessageTimeout=30
 MaxArraySize=100
 ReturnToService=2
-NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{second}] CPUs={cpus} RealMemory={memory}
-PartitionName=test Nodes=ALL Default=YES MaxTime=60 State=UP
 """
 
 
@@ -95,51 +94,32 @@ class Slurm:
         """Start the daemons and wait until both nodes are idle. Raises SlurmError when they do not come up."""
         for name in ("state", *(f"{kind}.{node}" for kind in ("spool", "tmp") for node in NODES)):
             (self.folder / name).mkdir(parents=True)
-        self._write_config()
-        self._start_munge()
-        self._daemon("slurmctld", "-D")
+        host, memory = socket.gethostname().split(".")[0], 1024 * self._cpus
+        text = _CONFIG.format(folder=self.folder, controller=_free_port())
         for node in NODES:
-            self._daemon("slurmd", "-D", "-N", node)
-        self.wait_until(lambda: self.run("sinfo", "-h", "-o", "%D %t", check=False).strip() == "2 idle", "nodes idle")
-
-    def _write_config(self) -> None:
-        controller, first = _free_ports(1)[0], _free_ports(2)[0]
-        text = _CONFIG.format(
-            folder=self.folder,
-            host=socket.gethostname().split(".")[0],
-            controller=controller,
-            first=first,
-            second=first + 1,
-            cpus=self._cpus,
-            memory=1024 * self._cpus,
-        )
-        (self.folder / "slurm.conf").write_text(text)
-
-    def _start_munge(self) -> None:
-        """A key of its own, so that a munged of the machine is neither needed nor touched."""
+            text += f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={_free_port()} "
+            text += f"CPUs={self._cpus} RealMemory={memory}\n"
+        (self.folder / "slurm.conf").write_text(f"{text}PartitionName=test Nodes=ALL Default=YES MaxTime=60 State=UP\n")
+        # A key of its own, so that a munged of the machine is neither needed nor touched.
         key, munge = self.folder / "munge.key", self.folder / "munge"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(128))
         files = [f"--{name}-file={munge}.{name}" for name in ("log", "pid", "seed")]
         self._daemon("munged", "--foreground", "--force", f"--socket={munge}.socket", f"--key-file={key}", *files)
         self.wait_until((self.folder / "munge.socket").exists, "munged's socket")
+        self._daemon("slurmctld", "-D")
+        for node in NODES:
+            self._daemon("slurmd", "-D", "-N", node)
+        self.wait_until(lambda: self.run("sinfo", "-h", "-o", "%D %t", check=False).strip() == "2 idle", "nodes idle")
 
     def _daemon(self, name: str, *options: str) -> None:
         """Start a daemon that ends with this process, however that ends."""
         program = _program(name)
         assert program is not None
         with open(self.folder / f"{name}.{len(self._daemons)}.out", "wb") as output:
-            command = ["setpriv", "--pdeathsig", "KILL", program, *options]
-            self._daemons.append(
-                subprocess.Popen(
-                    command,
-                    env=self.environ,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            )
+            words, environ = ["setpriv", "--pdeathsig", "KILL", program, *options], self.environ
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+            self._daemons.append(subprocess.Popen(words, env=environ, start_new_session=True, **streams))
 
     def stop(self) -> None:
         """End every process of the cluster at once: daemons, scripts, ranks. Its folder is of no use any more."""
@@ -189,18 +169,14 @@ class Slurm:
             raise SlurmError(f"{' '.join(words)} exited with {done.returncode}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def program(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """`summit-train ...` on the cluster's login node."""
-        return subprocess.run(
-            [sys.executable, "-m", "summit_train", *words],
-            env=self.environ,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+    def program(self, *words: str) -> tuple[int, str]:
+        """`summit-train ...` on the cluster's login node: its exit status and its output."""
+
+        def work() -> int:
+            os.environ.update(self.environ)
+            return main(words)
+
+        return forked(0, work)
 
     def submit(self, script: str, *options: str) -> str:
         """Submit the text of a script; the job's id. What it prints goes to `output(id)`."""
@@ -262,16 +238,7 @@ def _environments() -> Iterator[tuple[int, dict[str, str]]]:
         yield int(folder.name), dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def _free_ports(count: int) -> list[int]:
-    """`count` free ports in a row."""
-    while True:
-        with ExitStack() as stack:
-            first = stack.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            ports = [first.getsockname()[1] + i for i in range(count)]
-            try:
-                for port in ports[1:]:
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return ports
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

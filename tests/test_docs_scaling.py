@@ -48,7 +48,7 @@ def test_a_row_is_what_its_command_prints(
 
 def test_table_3_beside_the_prediction() -> None:
     shown = re.findall(r"^\| (\d+)[^|]* \| [^|]* \| ([\d,]+) s \| ([+-][\d.]+) % \|", PAGE, re.M)
-    errors = bench_script("fit_summit").errors_of(load_machine("summit"), load_spec(SPECS["TSM"][0]))
+    errors = bench_script("fit_summit").errors_of(load_machine("summit"))
     found = []
     for row in published.timed_rows():
         seconds = (row.seconds or 0) * (1 + errors[row.nodes])

@@ -58,32 +58,27 @@ def run(args: argparse.Namespace) -> Values | None:
     if launch.size == 1:
         raise UserError("bench allreduce needs two or more ranks; try mpirun -np 2 summit-train bench allreduce SPEC")
     num_bytes = gradient_element_bytes(spec) * count_network(spec).parameters
+    # 4 B, the powers of 4 from 256 B up to the largest message, that message, and all gradients in one
+    powers = (4**i for i in range(4, 20) if 4**i < args.max_bytes)
+    sizes = sorted({4, *powers, args.max_bytes // 4 * 4, num_bytes})
     with open_place() as place:
-        about = setting_of(place.world, place.device, spec.name, num_bytes)
-        rows = measure(place.world, place.device, message_sizes(args.max_bytes, num_bytes), args.seconds)
-    return about | {"rows": rows, "fits": fits_of(rows)} if launch.rank == 0 else None
-
-
-def setting_of(world: World, device: torch.device, spec: str, gradient_bytes: int) -> Values:
-    """Return where and when allreduces are measured. load: of the machine when the measurement begins.
-
-    oversubscribed: there are more ranks than cores, so that ranks also wait for a core.
-    """
-    cores, load = len(os.sched_getaffinity(0)), round(os.getloadavg()[0], 2)
-    return {
+        world, load, cores = place.world, round(os.getloadavg()[0], 2), len(os.sched_getaffinity(0))
+        rows = measure(world, place.device, sizes, args.seconds)
+    about = {
         "ranks": world.size,
         "ranks_per_host": world.local_size,
         "hosts": world.size // world.local_size,
         "cores": cores,
-        "oversubscribed": device.type == "cpu" and world.local_size > cores,
-        "load": load,
+        "oversubscribed": place.device.type == "cpu" and world.local_size > cores,  # ranks also wait for a core
+        "load": load,  # of the machine when the measurement begins
         "busy": load > 0.5,
-        "device": device.type,
-        "spec": spec,
-        "gradient_bytes": gradient_bytes,
+        "device": place.device.type,
+        "spec": spec.name,
+        "gradient_bytes": num_bytes,
         "processor": platform.machine(),
         "platform": platform.platform(),
     }
+    return about | {"rows": rows, "fits": fits_of(rows)} if launch.rank == 0 else None
 
 
 def setting_text(values: Values) -> str:
@@ -97,11 +92,6 @@ def setting_text(values: Values) -> str:
     if values["busy"]:
         text += f"\nOther work ran (load {values['load']}): the times are upper bounds."
     return text
-
-
-def message_sizes(largest: int, *more: int) -> list[int]:
-    """Return 4 B, the powers of 4 from 256 B up to `largest` bytes, `largest`, and `more`."""
-    return sorted({4, largest // 4 * 4, *more, *(4**i for i in range(4, 20) if 4**i < largest)})
 
 
 def measure(world: World, device: torch.device, sizes: Sequence[int], seconds: float) -> list[Values]:
@@ -162,24 +152,18 @@ def fits_of(rows: Sequence[Values]) -> dict[str, dict[str, float] | None]:
 
 
 def write_machine(path: str, values: Values) -> None:
-    """Write the machine's file. Raises NoFit where the times give no machine."""
-    machine = machine_of(Path(path).stem, values)
-    write_text(path, _MACHINE_HEADER + to_yaml(machine.model_dump(mode="json", exclude_defaults=True)))
-
-
-def machine_of(name: str, values: Values) -> Machine:
-    """Return the machine with the measured network and no rates of computing. Raises NoFit where a fit is missing.
+    """Write the file of the machine with the measured network and no rates of computing.
 
     Where gradients go over Horovod, a hop has MPI's latency (Horovod's where that is less, because it includes MPI's)
     and Horovod's bandwidth, which includes its copies. The overhead is what else Horovod adds to a message
     (negotiation), without the half cycle that a gradient waits on average: `overlap` simulates cycles. torch's latency
-    is all a hop's.
+    is all a hop's. Raises NoFit where a fit is missing.
     """
     ranks, per_host, fits = values["ranks"], values["ranks_per_host"], values["fits"]
     carrier, mpi = next(iter(fits.values())), fits.get("mpi4py")
     if carrier is None or ("mpi4py" in fits and mpi is None):
         raise NoFit(
-            f"{name}: no machine can be written, as the times do not grow with the message size; measure longer "
+            f"{path}: no machine can be written, as the times do not grow with the message size; measure longer "
             "(--seconds), with larger messages (--max-bytes), or while nothing else runs"
         )
     latency_s = min(carrier["latency_s"], math.inf if mpi is None else mpi["latency_s"])
@@ -200,16 +184,22 @@ def machine_of(name: str, values: Values) -> Machine:
     else:
         overhead_s = max(0.0, carrier["latency_s"] - latency_s - network.cycle_s / 2)
         network = network.model_copy(update={"overhead_s": overhead_s})
-    return Machine(name=name, about=setting_text(values).replace("\n", " "), gpus_per_node=per_host, network=network)
+    about = setting_text(values).replace("\n", " ")
+    machine = Machine(name=Path(path).stem, about=about, gpus_per_node=per_host, network=network)
+    write_text(path, _MACHINE_HEADER + to_yaml(machine.model_dump(mode="json", exclude_defaults=True)))
 
 
 def as_text(values: Values) -> str:
-    """Return the samples and the fits for people."""
+    """Return what was measured, for people."""
     rows = [("size", "by", "median ms", "least", "most", "repeats", "bus GB/s")]
     for row in values["rows"]:
         median, low, high = (f"{1e3 * row[name]:.3f}" for name in ("median_s", "low_s", "high_s"))
         bandwidth = f"{row['bus_bandwidth'] / 1e9:.3f}"
-        rows.append((_size(row["num_bytes"]), row["library"], median, low, high, str(row["repeats"]), bandwidth))
+        num_bytes = row["num_bytes"]  # powers of 1024, as messages are sized
+        size, unit = (2**20, "MB") if num_bytes >= 2**20 else (2**10, "KB") if num_bytes >= 2**10 else (1, "B")
+        rows.append(
+            (f"{num_bytes / size:.4g} {unit}", row["library"], median, low, high, str(row["repeats"]), bandwidth)
+        )
     lines = [setting_text(values), table(rows, "", left=0)]
     for library, fit in values["fits"].items():
         text = "no latency and bandwidth: the times do not grow with the size"
@@ -218,9 +208,3 @@ def as_text(values: Values) -> str:
             text += f" (furthest point {100 * fit['worst_error']:.0f} % off)"
         lines.append(f"{library}: {text}")
     return "\n".join(lines)
-
-
-def _size(num_bytes: int) -> str:
-    """Write 4 B, 16 KB, 64 MB: powers of 1024, as messages are sized."""
-    size, unit = (2**20, "MB") if num_bytes >= 2**20 else (2**10, "KB") if num_bytes >= 2**10 else (1, "B")
-    return f"{num_bytes / size:.4g} {unit}"

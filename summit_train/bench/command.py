@@ -42,7 +42,7 @@ BENCHES = {
     "scaling": Bench(
         "weak scaling here: percent of ideal, exposed allreduce", weak.add_arguments, weak.run, weak.as_text, weak.draw
     ),
-    "loader": Bench("the loader: clips/s raw and packed, by stage; cores a rank needs", *_LOADER),
+    "loader": Bench("the loader: clips/s raw and packed; cores a rank needs", *_LOADER),
     "allreduce": Bench("an allreduce by size; a machine's file for simulate", *_ALLREDUCE),
     "latency": Bench("latency and throughput of networks; tables of the TSM paper", *_LATENCY),
     "table1": Bench("the paper's Table 1: three networks, measured here", *_TABLE_1),

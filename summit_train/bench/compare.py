@@ -9,6 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
@@ -33,6 +34,13 @@ from summit_train.training.run import fresh_model
 from summit_train.training.stopwatch import Mark
 
 PAPERS = ("i3d_3x3x3_r50_16f", "i3d_3x1x1_r50_32f", "tsm_r50_8f")  # configs/kinetics, in the order of Table 1
+_ABOVE: dict[str, Any] = {
+    "xytext": (0, 4),
+    "textcoords": "offset points",
+    "ha": "center",
+    "va": "bottom",
+    "fontsize": 9,
+}
 
 
 def add_networks(parser: argparse.ArgumentParser, batch: int = 4, batch_help: str = "clips of a training step") -> None:
@@ -165,13 +173,9 @@ def table_1_text(values: Values) -> str:
 def draw_table_1(path: Path, values: Values) -> None:
     """Draw the paper's Figure 3a: throughput and utilisation of each network's forward pass."""
     rows, settings = values["rows"], values["settings"]
-    precision = "; ".join(
-        f"Peak in {peak['precision']}: {peak['multiply_adds_per_second'] / 1e9:,.1f} G multiply-adds/s, "
-        + ("given" if peak["shape"] is None else "the best matrix product measured in the same run")
-        for peak in values["peaks"]
-    )
     caption = (
-        f"Forward pass of {settings['batch']} random clips on {machine_text(values['environment'])}. {precision}.\n"
+        f"Forward pass of {settings['batch']} random clips on {machine_text(values['environment'])}."
+        f"{''.join(f' Utilisation: of the {peak_text(peak)}.' for peak in values['peaks'])}\n"
         f"Bars: median of {settings['repeats']} turns, least and most. x: in multiples of {rows[0]['relative_to']}"
         "; paper: Table 1 and section 3 a, one Tesla P100, 16 clips."
     )
@@ -182,7 +186,8 @@ def draw_table_1(path: Path, values: Values) -> None:
             colour = PALETTE[i % len(PALETTE)]
             axes.bar(i, bar["median"], 0.6, color=colour, yerr=measure.error_bars([bar]), capsize=4, ecolor=GREY)
             note = f"{form.format(bar['median'])}, {row[relative]['median']:.2f} x"
-            _above(axes, i, bar["max"], note if paper is None else f"{note}\npaper {published.format(**paper)}")
+            note += "" if paper is None else f"\npaper {published.format(**paper)}"
+            axes.annotate(note, (i, bar["max"]), **_ABOVE)
 
     with drawn(path, wrapped(caption)) as figure:
         panels = figure.subplots(1, 1 + bool(values["peaks"]), squeeze=False)[0]
@@ -194,10 +199,6 @@ def draw_table_1(path: Path, values: Values) -> None:
             bars(panels[1], "utilisation", 100, "{:.1f} %", "relative_utilisation", "{utilisation:.1f} x")
             panels[1].set_title("Hardware utilisation")
             _name_bars(panels[1], rows, "% of peak multiply-adds/s")
-
-
-def _above(axes: Axes, x: float, y: float, note: str) -> None:
-    axes.annotate(note, (x, y), xytext=(0, 4), textcoords="offset points", ha="center", va="bottom", fontsize=9)
 
 
 def _name_bars(axes: Axes, rows: Sequence[Mapping[str, str]], y_label: str) -> None:
@@ -270,6 +271,6 @@ def draw_waits(path: Path, values: Values) -> None:
         axes.bar(range(len(rows)), waits, 0.6, bottom=busy, color=PALETTE[1], label="wait for data")
         for i, row in enumerate(rows):
             note = f"{row['step_s']:.3g} s\nwait {share(row['data_wait_s'] / row['step_s'])}"
-            _above(axes, i, row["step_s"], note)
+            axes.annotate(note, (i, row["step_s"]), **_ABOVE)
         _name_bars(axes, rows, "seconds of a training step")
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -82,14 +82,15 @@ class Entry:
 
 
 def entries_of_table(table: Table, words: Sequence[str]) -> list[Entry]:
-    """Return an entry for each row of a table, its networks with the overrides `words`.
-
-    Raises UserError for a wrong override.
-    """
+    """Return an entry for each row of a table, its networks with the overrides `words`. Raises UserError for these."""
     base, entries = shipped("configs/kinetics") / "tsm_r50_8f.yaml", []
     for row in table.rows:
-        networks = [] if row.network is None else row.network.words()
-        entries.append(Entry(row.label, tuple(load_spec(base, [*network, *words]) for network in networks), row))
+        specs = []
+        if (network := row.network) is not None:
+            keys = [f"model.arch={network.arch}", f"model.backbone={network.backbone or 'null'}"]
+            keys += [] if network.non_local is None else [f"model.non_local={network.non_local}"]
+            specs = [load_spec(base, [*keys, f"data.num_frames={frames}", *words]) for frames in network.frames]
+        entries.append(Entry(row.label, tuple(specs), row))
     return entries
 
 
@@ -180,10 +181,9 @@ def run(args: argparse.Namespace) -> Values:
     words = [*overrides, "scale.gpus=null", f"scale.clips_per_gpu={args.batch}"]
     words += [] if args.precision is None else [f"precision={args.precision}"]
     paper = None if args.table is None else TABLES[args.table]
+    entries = [Entry(spec.name, (spec,)) for spec in (load_spec(path, words) for path in paths)]
     if paper is not None:
         entries = entries_of_table(paper, words)
-    else:
-        entries = [Entry(spec.name, (spec,)) for spec in (load_spec(path, words) for path in paths)]
     check_single("bench latency")
     passes = Passes(args.batch, args.warm_up, args.repeats, args.seconds)
     with open_place() as place:
@@ -194,7 +194,7 @@ def run(args: argparse.Namespace) -> Values:
         "settings": asdict(passes) | {"clips": "random"},
         "timed": not args.published,
         "table": paper and {"number": paper.number, "title": paper.title, "setting": paper.setting},
-        "data_sets": list(paper.data_sets) if paper else [],
+        "data_sets": [name for name in _SHORT if paper and any(name in row.top1 for row in paper.rows)],
         "relative_to": next((entry.label for entry in entries if entry.specs), None),
         "rows": rows,
         "overrides": overrides,
@@ -260,23 +260,16 @@ class Point(NamedTuple):
     parameters: float | None
     counted: bool
 
-    @property
-    def area(self) -> float:
-        """Return the bubble's area in square points."""
-        return 30.0 if self.parameters is None else _AREA * self.parameters
-
 
 def points_of(rows: Sequence[Values], data_set: str) -> list[Point]:
     """Return the rows of a table with an accuracy on `data_set` and a cost: the published one, else the counted."""
     points = []
     for row in rows:
         paper = row["published"]
-        cost = paper["multiply_adds"] or row["multiply_adds"]
+        cost, counted_here = paper["multiply_adds"] or row["multiply_adds"], paper["multiply_adds"] is None
         if data_set in paper["top1"] and cost is not None:
-            parameters = paper["parameters"] or row["parameters"]
-            cost, counted_here = cost * paper["clips"] / 1e9, paper["multiply_adds"] is None
-            point = Point(row["label"], paper["family"], cost, paper["top1"][data_set], parameters, counted_here)
-            points.append(point)
+            size, top1 = paper["parameters"] or row["parameters"], paper["top1"][data_set]
+            points.append(Point(row["label"], paper["family"], cost * paper["clips"] / 1e9, top1, size, counted_here))
     return points
 
 
@@ -286,47 +279,46 @@ def draw(path: Path, values: Values) -> None:
     Bubbles have numbers; the legend names them.
     """
     panels = {name: points for name in values["data_sets"] if (points := points_of(values["rows"], name))}
-    every = [point for points in panels.values() for point in points]
-    numbers = {label: str(i) for i, label in enumerate(dict.fromkeys(point.label for point in every), 1)}
+    labels = dict.fromkeys(point.label for points in panels.values() for point in points)
+    numbers = {label: str(i) for i, label in enumerate(labels, 1)}
     left_out = [row["label"] for row in values["rows"] if row["label"] not in numbers]
-    notes = {
+    caption = (
         "Lin, Gan, Wang and Han, TSM (journal version): accuracies and, where printed, multiply-adds and parameters as "
-        f"published ({values['table']['setting']}); nothing was trained here.": True,
-        "Hollow: multiply-adds of one clip counted here, as the table prints none.": any(p.counted for p in every),
-        "Small dot: parameters not printed.": any(point.parameters is None for point in every),
-        f"With {' '.join(values['overrides'])}.": values["overrides"],
-        f"Left out, without a cost: {'; '.join(left_out)}.": left_out,
-    }
-    caption = " ".join(note for note, holds in notes.items() if holds)
+        f"published ({values['table']['setting']}); nothing was trained here. Hollow: multiply-adds of one clip, "
+        "counted here where none are printed. Small dot: parameters not printed. "
+    )
+    caption += f"With {' '.join(values['overrides'])}. " if values["overrides"] else ""
+    caption += f"Left out, without a cost: {'; '.join(left_out)}." if left_out else ""
     with drawn(path, wrapped(caption), (12.0, 5.8)) as figure:
         figure.suptitle(f"TSM paper, Table {values['table']['number']}: accuracy against cost", fontsize=12)
         subplots = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
         for axes, (name, points) in zip(subplots, panels.items(), strict=False):
             _draw_bubbles(axes, points, numbers)
             axes.set_ylabel(f"top-1 on {name} (%), published")
-
-        def circle(label: str, area: float, **style: Any) -> Line2D:
-            return Line2D([], [], linestyle="", marker="o", markersize=area**0.5, label=drawable(label), **style)
-
-        colours = {point.label: _COLOURS[point.family] for point in every}
-        handles = [circle(f"{numbers[label]}  {label}", 60.0, color=colour) for label, colour in colours.items()]
-        sizes = (25e6, 100e6)
-        handles += [circle(f"{n / 1e6:.0f} M parameters", _AREA * n, color=GREY, fillstyle="none") for n in sizes]
+        colours = {point.label: _COLOURS[point.family] for points in panels.values() for point in points}
+        circle = partial(Line2D, [], [], linestyle="", marker="o")
+        handles = [
+            circle(markersize=60**0.5, label=drawable(f"{numbers[label]}  {label}"), color=colour)
+            for label, colour in colours.items()
+        ]
+        for millions in (25, 100):
+            size, label = (_AREA * millions * 1e6) ** 0.5, f"{millions} M parameters"
+            handles.append(circle(markersize=size, label=label, color=GREY, fillstyle="none"))
         figure.legend(handles=handles, loc="outside right upper", fontsize=9, labelspacing=0.9, handletextpad=1.3)
 
 
 def _draw_bubbles(axes: Axes, points: Sequence[Point], numbers: dict[str, str]) -> None:
-    for point in sorted(points, key=lambda point: -point.area):
+    areas = [30.0 if point.parameters is None else _AREA * point.parameters for point in points]
+    for area, point in sorted(zip(areas, points, strict=True), key=lambda pair: -pair[0]):
         colour = _COLOURS[point.family]
         face = "white" if point.counted else colour
-        axes.scatter(point.cost, point.top1, s=point.area, facecolor=face, edgecolor=colour, linewidth=1.5, alpha=0.75)
-        at, right_of_it = (point.cost, point.top1), (point.area**0.5 / 2 + 2, 0)
+        axes.scatter(point.cost, point.top1, s=area, facecolor=face, edgecolor=colour, linewidth=1.5, alpha=0.75)
+        at, right_of_it = (point.cost, point.top1), (area**0.5 / 2 + 2, 0)
         axes.annotate(numbers[point.label], at, right_of_it, textcoords="offset points", fontsize=9, va="center")
-    costs, accuracies = [point.cost for point in points], [point.top1 for point in points]
+    costs = [point.cost for point in points]
     axes.set_xscale("log")
     axes.set_xlim(min(costs) / 1.8, max(costs) * 1.8)
-    margin = max(1.0, 0.12 * (max(accuracies) - min(accuracies)))
-    axes.set_ylim(min(accuracies) - margin, max(accuracies) + margin)
+    axes.margins(y=0.12)
     axes.xaxis.set_major_locator(FixedLocator([step * 10**power for power in range(-1, 5) for step in (1, 2, 5)]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda cost, _: f"{cost:g}"))

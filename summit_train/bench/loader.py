@@ -1,15 +1,13 @@
-"""`summit-train bench loader SPEC`: clips a second of the loader, the time of a clip by stage, the cores of a rank."""
+"""`summit-train bench loader SPEC`: clips a second of the loader, raw and packed, and the cores that a rank needs."""
 
 from __future__ import annotations
 
 import argparse
-import cProfile
 import math
 import os
-import pstats
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +22,9 @@ from summit_train.core.errors import UserError
 from summit_train.core.machine import num_cpus
 from summit_train.core.session import check_single
 from summit_train.core.text import counted, table
-from summit_train.data.batches.loader import MicroBatch, training_batches
+from summit_train.data.batches.loader import training_batches
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import FlowStore, Store, open_store
-from summit_train.data.batches.workers import Batches
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
@@ -37,22 +34,12 @@ from summit_train.data.packed.read import ShardStore
 from summit_train.plan import make_plan
 from summit_train.spec import DataSpec, Spec, load_spec
 
-# A stage -> parts of the file and function names, as the profiler writes them, whose own time it is. The first match.
-STAGES: Mapping[str, tuple[str, ...]] = {
-    "read": ("posix.", "_io.", "zlib.crc32", "sha256", "data/packed/", "genericpath"),
-    "open": ("av.container", "av.codec.context.create", "context.py"),
-    "seek": ("decode.py:demuxed", "_held", "decode.py:__init__", "decode.py:spans", "flush_buffers", "video/source.py"),
-    "decode": ("'decode' of 'av.", "video/decode.py", "video/pictures.py"),
-    "resize": ("'reformat' of 'av.", "render.py", "to_ndarray"),
-    "augment": ("augment.py", "rng.py"),
-}
-OTHER, TRANSFER = "other", "transfer"
 _WARM_UP = 3  # batches of each worker before the clock starts
 
 
 @dataclass
 class Subject:
-    """Clips to measure: raw, packed bytes or packed JPEG. `step` counts the clips taken by `next_batches`."""
+    """Clips to measure: raw, packed bytes or packed JPEG. step: the next clip in the order of training."""
 
     name: str
     data: DataSpec
@@ -60,18 +47,20 @@ class Subject:
     seed: int
     step: int = 0
 
-    @property
-    def clips(self) -> int:
-        """Return the number of clips."""
-        return len(self.store.manifest)
-
-    def next_batches(self, count: int, workers: int) -> Batches[MicroBatch]:
-        """Return the next `count` training batches of one clip each, in the order of training, with their own draws."""
+    def seconds(self, count: int, workers: int = 0) -> float:
+        """Return the seconds of the next `count` clips of a training, in this process or by workers that are warm."""
+        num_clips, warm_up = len(self.store.manifest), _WARM_UP * workers
         data = self.data.model_copy(update={"workers": workers, "on_bad_clip": "fail"})
-        order = Order(self.clips, self.seed, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=self.clips)
-        self.step += count
-        steps = range(self.step - count, self.step)
-        return training_batches(data, self.store, order, rank=0, ranks=1, steps=steps)
+        order = Order(num_clips, self.seed, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=num_clips)
+        steps = range(self.step, self.step + warm_up + count)
+        self.step = steps.stop
+        with training_batches(data, self.store, order, rank=0, ranks=1, steps=steps) as batches:
+            for _ in range(warm_up):
+                next(batches)
+            began = time.perf_counter()
+            for _ in batches:
+                pass
+            return time.perf_counter() - began
 
 
 def subject_of(data: DataSpec, manifest: Manifest, seed: int) -> Subject:
@@ -89,86 +78,40 @@ def sampled(subject: Subject, clips: int, folder: Path) -> Iterator[Subject]:
     """
     store, manifest = subject.store, subject.store.manifest
     assert isinstance(store, FileStore)
-    num_clips, rows = min(clips, subject.clips), []
-    for clip in (place * subject.clips // num_clips for place in range(num_clips)):
-        rows.append(replace(manifest.row(clip), path=os.path.abspath(store.path(clip))))
+    num_clips = min(clips, len(manifest))
+    ids = [place * len(manifest) // num_clips for place in range(num_clips)]
+    rows = [replace(manifest.row(clip), path=os.path.abspath(store.path(clip))) for clip in ids]
     write_manifest(folder / "sample.csv", rows)
     sample = FileStore(read_manifest(folder / "sample.csv"), "/", store.limits)
-    yield Subject("raw", subject.data, sample, subject.seed)
+    yield replace(subject, store=sample)
     for kind in ("bytes", "jpeg"):
         pack_set(sample, folder / kind, Packing(kind), 1 << 30)
         yield subject_of(subject.data, read_manifest(folder / kind), subject.seed)
 
 
 def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int) -> list[Values]:
-    """Measure all subjects in turn, `clips` clips a turn. Raises DecodeError for a bad clip.
+    """Measure all subjects in turn, `clips` clips a turn, at least 4 a worker. Raises DecodeError for a bad clip.
 
-    Each gets clips_per_second of one core (this process) and of `workers` processes, as spreads, and stages_ms of a
-    clip, whose sum is profiled_ms: own times under a profiler, which itself takes a few percent. The transfer from a
-    worker, and to the GPU where there is one, is timed apart.
+    Each gets clips_per_second of one core (this process) and of `workers` processes, as spreads.
     """
-
-    def one_core(subject: Subject) -> float:
-        return clips / _read(subject.next_batches(clips, 0))
-
-    def all_workers(subject: Subject) -> float:
-        warm_up, count = _WARM_UP * workers, max(clips, 4 * workers)
-        with subject.next_batches(warm_up + count, workers) as batches:
-            for _ in range(warm_up):
-                next(batches)
-            return count / _read(batches)
-
     for subject in subjects:
-        _read(subject.next_batches(min(2, clips), 0))
-    kinds: list[Values] = [{"kind": subject.name, "clips": subject.clips} for subject in subjects]
-    for way, take in {"core": one_core, "all": all_workers}.items():
+        subject.seconds(min(2, clips))
+    kinds: list[Values] = [{"kind": subject.name, "clips": len(subject.store.manifest)} for subject in subjects]
+    for way, count, own in (("core", clips, 0), ("all", max(clips, 4 * workers), workers)):
         rates: list[list[float]] = [[] for _ in subjects]
-        for i, rate in in_turn({i: partial(take, subject) for i, subject in enumerate(subjects)}, repeats):
-            rates[i].append(rate)
-        kinds = [kind | {f"clips_per_second_{way}": spread(rate)} for kind, rate in zip(kinds, rates, strict=True)]
-    return [kind | _stages(subject, clips) for kind, subject in zip(kinds, subjects, strict=True)]
-
-
-def _read(batches: Batches[MicroBatch]) -> float:
-    """Return the seconds that the rest of the batches takes."""
-    began = time.perf_counter()
-    for _ in batches:
-        pass
-    return time.perf_counter() - began
-
-
-def _stages(subject: Subject, clips: int) -> Values:
-    """Return the milliseconds of a clip by stage."""
-    batches = subject.next_batches(clips, 0)
-    with cProfile.Profile() as profile:
-        taken = list(batches)
-    found = dict.fromkeys((*STAGES, OTHER, TRANSFER), 0.0)
-    # pstats knows the functions; each value begins with (calls, calls not from itself, own seconds).
-    for (file, _, function), values in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
-        found[stage_of(file, function)] += values[2]
-    for batch in taken:  # into shared memory, as a worker puts it, and from there onto the GPU
-        pixels, began = batch.clips.clone(), time.perf_counter()
-        pixels.share_memory_()  # type: ignore[no-untyped-call]
-        if torch.cuda.is_available():
-            pixels.to("cuda")
-            torch.cuda.synchronize()
-        found[TRANSFER] += time.perf_counter() - began
-    stages = {stage: 1000 * seconds / clips for stage, seconds in found.items()}
-    return {"stages_ms": stages, "profiled_ms": sum(stages.values())}
-
-
-def stage_of(file: str, function: str) -> str:
-    """Return the stage of a function's own time; `file` and `function` as the profiler names them."""
-    name = f"{file}:{function}"
-    return next((stage for stage, parts in STAGES.items() if any(part in name for part in parts)), OTHER)
+        turns = {i: partial(subject.seconds, count, own) for i, subject in enumerate(subjects)}
+        for i, seconds in in_turn(turns, repeats):
+            rates[i].append(count / seconds)
+        for kind, rate in zip(kinds, rates, strict=True):
+            kind[f"clips_per_second_{way}"] = spread(rate)
+    return kinds
 
 
 def verdict(core_clips_per_second: float, gpu_clips_per_second: float, cores_per_rank: int | None) -> Values:
-    """Return how many cores a rank needs so that its network never waits; whether the site has them, None without one.
+    """Return how many cores a rank needs so that its network never waits, and whether the site has them.
 
-    cores_per_rank: of the site, its training process included. gpu_clips_per_second: what a rank trains on.
-    In the values `cores_per_gpu` are the loader's, as many as data.workers; `cores_per_rank` are these and one for the
-    training process.
+    cores_per_rank: of the site, its training process included; None without a site. gpu_clips_per_second: what a rank
+    trains on. In the values `cores_per_gpu` are the loader's (data.workers); `cores_per_rank` has one more, to train.
     """
     needed = math.ceil(gpu_clips_per_second / core_clips_per_second)
     there = None if cores_per_rank is None else cores_per_rank - 1
@@ -190,8 +133,6 @@ def gpu_speed(spec: Spec, site: Site | None, args: argparse.Namespace) -> tuple[
             values = measure_steps([experiment_of(alone, 1, synthetic=True)], Turns(args.repeats, 2, 2), {}, place)
         assert values is not None, "one rank"
         return values["specs"][0]["clips_per_second"]["max"], f"measured here, {place.device.type}"
-    if args.step_ms is not None:
-        return 1000 * spec.scale.clips_per_gpu / args.step_ms, "--step-ms"
     if args.rate is not None:
         return args.rate, "--rate"
     if site is None:
@@ -213,7 +154,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     demand.add_argument("--measure", action="store_true", help="measure the spec's network here, on one rank")
     rate_help = "a rank trains on X clips/s [the site's figure]"
     demand.add_argument("--rate", "--speed", type=float, metavar="X", help=rate_help)
-    demand.add_argument("--step-ms", type=float, metavar="X", help="a rank's step of clips_per_gpu clips takes X ms")
     parser.add_argument("--site", metavar="NAME", help="site (name or YAML file): its cores, its GPUs' speed")
 
 
@@ -252,14 +192,12 @@ def as_text(values: Values) -> str:
     settings, kinds, gpu = values["settings"], values["kinds"], values["gpu"]
     rows = [("clips/s", "one core", f"{settings['workers']} workers")]
     rows += [(k["kind"], *(spread_text(k[f"clips_per_second_{of}"], ".1f") for of in ("core", "all"))) for k in kinds]
-    stages = [("ms of a clip", *kinds[0]["stages_ms"], "sum")]
-    stages += [(k["kind"], *(f"{ms:.2f}" for ms in (*k["stages_ms"].values(), k["profiled_ms"]))) for k in kinds]
     turns = f"{settings['clips']} clips a turn, {settings['repeats']} turns, median (min .. max)"
-    lines = [f"{turns}; cores here: {settings['cores']}", f"{table(rows)}\n\n{table(stages)}\n"]
+    lines = [f"{turns}; cores here: {settings['cores']}", f"{table(rows)}\n"]
     if gpu["clips_per_second"] is None:
         per_core = "{kind}: a core for each {clips_per_second_per_core:.4g} clips/s of a rank"
         lines += [per_core.format(**kind) for kind in kinds]
-        return "\n".join([*lines, "--measure, --rate, --step-ms or --site says how many clips/s a rank trains on"])
+        return "\n".join([*lines, "--measure, --rate or --site says how many clips/s a rank trains on"])
     lines.append(f"a rank trains {values['network']} on {gpu['clips_per_second']:.4g} clips/s ({gpu['source']})")
     for kind in kinds:
         found = kind["verdict"]

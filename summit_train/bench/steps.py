@@ -48,7 +48,6 @@ class Experiment:
     dataset: Dataset | None
 
     def values(self) -> Values:
-        """Return what is measured."""
         sizes = ("ranks", "accumulation", "clips_per_gpu", "global_batch", "gradient_bytes")
         synthetic, data = self.dataset is None, self.spec.data
         clips = {"clips": None, "workers": 0} if synthetic else {"clips": data.train, "workers": data.workers}
@@ -74,13 +73,6 @@ def network_values(spec: Spec) -> Values:
     return network | {"frames": data.num_frames, "crop": data.crop, "precision": spec.precision}
 
 
-def peak_memory(device: torch.device) -> int:
-    """Return the peak in bytes: of the device's tensors on a GPU, of the whole process elsewhere."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kilobytes on Linux
-
-
 class StepBench:
     """An experiment's network, optimizer and batches on this rank. Random clips are the same in every step."""
 
@@ -94,11 +86,6 @@ class StepBench:
         self._next_step = 0
         self._batches: Batches[MicroBatch] | None = None
         self._random = [] if experiment.dataset is not None else random_batches(self._spec, self._plan, world)
-
-    def warm_up(self, at_least: int) -> None:
-        """Run steps without timing them, until the loader has used up what it read ahead when it opened."""
-        ahead = 0 if self._experiment.dataset is None else PREFETCHED_PER_WORKER * self._spec.data.workers
-        self.repeat(max(at_least, -(-ahead // self._plan.accumulation)))
 
     def repeat(self, steps: int) -> dict[str, float]:
         """Return the seconds of each phase, the mean over `steps` steps. They begin when all ranks are here."""
@@ -119,10 +106,12 @@ class StepBench:
     def turn(self, turns: measure.Turns, alone: bool) -> dict[str, float]:
         """Warm up, measure, and end the loader before another bench's turn.
 
-        alone: there is no other bench, so only the first turn warms up, and the loader stays.
+        alone: without another bench only the first turn warms up, and the loader stays.
         """
         if self._last is None or not alone:
-            self.warm_up(turns.warm_up)
+            # Until the loader has used up what it read ahead when it opened.
+            ahead = 0 if self._experiment.dataset is None else PREFETCHED_PER_WORKER * self._spec.data.workers
+            self.repeat(max(turns.warm_up, -(-ahead // self._plan.accumulation)))
         seconds = self.repeat(turns.steps)
         if not alone:
             self.close()
@@ -227,7 +216,10 @@ def measure_steps(
             place.tell(f"{experiments[i].spec.name}, {turn}: {sum(seconds.values()):.3f} s a step")
         for bench in benches:
             bench.close()
-        ranks = world.gather((repeats, peak_memory(device), world.host))
+        memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kilobytes on Linux
+        if device.type == "cuda":
+            memory = torch.cuda.max_memory_allocated(device)
+        ranks = world.gather((repeats, memory, world.host))
     if ranks is None:
         return None
     specs = []

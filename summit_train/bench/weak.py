@@ -33,7 +33,7 @@ _BOUNDS = " and ".join(f"{'TSM' if arch == 'tsm' else 'I3D 3x3x3'} {bound}" for 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `scaling`."""
+    """Add the command's arguments."""
     measure.add_spec(parser)
     add_ranks(parser)
 
@@ -130,7 +130,7 @@ def scaling_rows(found: Mapping[int, Sequence[Values]]) -> list[Values]:
 
 
 def as_text(values: Values) -> str:
-    """Return the rows for people."""
+    """Return what was measured, for people."""
     settings = values["settings"]
     batch = f"{settings['clips_per_rank']} clips a rank and step, {settings['clips']}"
     lines = [f"machine: {machine_text(values['environment'])}", f"{batch}; median (min .. max) of the rounds"]

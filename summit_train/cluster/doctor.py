@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from summit_train.core.comm import choose_backend
 from summit_train.core.comm.launch import Launch
@@ -38,9 +38,6 @@ Finding = tuple[Status, str, str]  # the last three fields of a Check
 GIB = 1024**3
 SET_UP = "run `make setup`"
 NOT_INSTALLED = "not installed; ranks are joined by torch.distributed (torchrun)"
-# Data sets have videos of these codecs. The motion set is written by the first encoder that is there.
-DECODERS = ("h264", "mpeg4", "vp9", "hevc")
-ENCODERS = ("libx264", "mpeg4")
 # Matches an MPI's own library among those of a process, and none of its C++ and Fortran libraries.
 MPI_LIBRARY = r"/libmpi(?!\w*(cxx|fort|mpifh|usempi))\w*\.so"
 
@@ -79,6 +76,14 @@ def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
     yield check_torch_allreduce(timeout)
 
 
+class Probe(NamedTuple):
+    """A program in Python that prints facts as JSON, what they mean, and how to fix a program that fails."""
+
+    program: str
+    judge: Callable[[Facts], Finding] = lambda facts: (facts["status"], facts["found"], facts["fix"])
+    fix: str = SET_UP
+
+
 def check(
     name: str, timeout: float = 120.0, launcher: Sequence[str] = (), more: Mapping[str, str] | None = None
 ) -> Check:
@@ -86,12 +91,12 @@ def check(
 
     timeout: in seconds. more: environment variables for the ranks.
     """
-    program, judge, fix = PROBES[name]
+    environment = mpi_environment({**os.environ, **(more or {})}) if launcher else None
     try:
-        facts = probe(program, timeout, launcher, mpi_environment({**os.environ, **(more or {})}) if launcher else None)
+        facts = probe(PROBES[name].program, timeout, launcher, environment)
     except RunFailed as error:
-        return Check(name, "fail", str(error), fix)
-    return Check(name, *judge(facts))
+        return Check(name, "fail", str(error), PROBES[name].fix)
+    return Check(name, *PROBES[name].judge(facts))
 
 
 def check_ranks() -> Check:
@@ -127,27 +132,65 @@ def check_mpi() -> Check:
     return Check("mpi", "ok", found)
 
 
-_TORCH = """
-import torch
-print(json.dumps(dict(version=torch.__version__, cuda=torch.version.cuda, threads=torch.get_num_threads(),
-    simd=torch.backends.cpu.get_cpu_capability(), onednn=torch.backends.mkldnn.is_available())))
-"""
+def check_allreduce(timeout: float = 120.0) -> Check:
+    """Start two ranks with mpirun, which sum 1 and 2 through Horovod and gather through mpi4py."""
+    mpirun = find_mpirun()
+    if mpirun is None:
+        return Check(_RANKS, "fail", "not tried: no mpirun", SET_UP)
+    return check(_RANKS, timeout, mpirun_command(mpirun, 2))
 
 
-def _judge_torch(facts: Facts) -> Finding:
-    build = f"CUDA {facts['cuda']}" if facts["cuda"] else "CPU only"
-    onednn = "with oneDNN" if facts["onednn"] else "without oneDNN"
-    return "ok", f"{facts['version']}, {build}, {facts['simd']}, {onednn}, {facts['threads']} threads", ""
+def check_torch_allreduce(timeout: float = 120.0) -> Check:
+    """Start two ranks with torchrun, which sum 1 and 2 on the CPU. A failure is a warning where Horovod joins ranks."""
+    done = check(_TORCH_RANKS, timeout, torchrun_command(2), {"SUMMIT_TRAIN_COMM": "torch"})
+    needed = os.environ.get("SUMMIT_TRAIN_COMM") == "torch" or _is_left_out("horovod")
+    return replace(done, status="warn") if done.status == "fail" and not needed else done
 
 
-# Horovod's build leaves the version of its torch in metadata.json.
-_HOROVOD = """
-import pathlib, torch, horovod, horovod.torch as hvd
-build = pathlib.Path(horovod.__file__).with_name("metadata.json")
-built_for = json.loads(build.read_text()).get("pytorch", "unknown") if build.is_file() else "unknown"
-print(json.dumps(dict(version=horovod.__version__, mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built()),
-    gpus=torch.cuda.device_count(), torch=torch.__version__, built_for=built_for)))
-"""
+def check_cpus() -> Check:
+    """Check the CPUs that this process may use: at least one for each rank (one rank a GPU, else two ranks)."""
+    cpus, ranks = available_cpus(), max(len(listed_gpus()), 2)
+    found = f"{cpus:g} for this process: {cpus / ranks:g} a rank with {ranks} ranks"
+    if cpus >= ranks:
+        return Check("cpus", "ok", found)
+    fix = "ranks will share a CPU (mpirun --oversubscribe): ask the scheduler for more, or run fewer ranks"
+    return Check("cpus", "warn", found, fix)
+
+
+def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
+    """Count CPUs by affinity, limited by a container's quota (cgroup v2's cpu.max, v1's cfs quota)."""
+    files = [cgroup / name for name in ("cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")]
+    quota = " ".join(path.read_text() for path in files if path.is_file()).split()
+    cpus = float(len(os.sched_getaffinity(0)))
+    if len(quota) >= 2 and quota[0].isdigit():
+        cpus = min(cpus, int(quota[0]) / int(quota[1]))
+    return cpus
+
+
+def listed_gpus() -> list[str]:
+    """Return the driver's own list of GPUs, a line each; empty without a driver."""
+    return [line for line in output(["nvidia-smi", "--list-gpus"]).splitlines() if line.startswith("GPU ")]
+
+
+def check_shared_memory(folder: Path = Path("/dev/shm")) -> Check:
+    """Check the room in shared memory, which loader workers and the ranks of a host exchange data through."""
+    if not folder.is_dir():
+        return Check("shared memory", "warn", f"no {folder}", "run with data.workers=0")
+    free = shutil.disk_usage(folder).free / GIB
+    fix = "give the container more (docker run --shm-size=8g)" if free < 1 else ""
+    return Check("shared memory", "warn" if fix else "ok", f"{free:.1f} GiB free in {folder}", fix)
+
+
+def check_disk(name: str, folder: Path) -> Check:
+    """Check the free space where `folder` is or will be made, and that it can be written."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free / GIB
+    found = f"{free:.1f} GiB free at {folder}"
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return Check(name, "fail", f"{found}; {there} cannot be written", "choose another place or change its owner")
+    if free < 1:
+        return Check(name, "fail", found, "free some space: a ResNet-50 checkpoint takes 0.2 GiB")
+    return Check(name, "warn" if free < 5 else "ok", found, "little for a long run" if free < 5 else "")
 
 
 def _judge_horovod(facts: Facts) -> Finding:
@@ -164,35 +207,6 @@ def _judge_horovod(facts: Facts) -> Finding:
     return "ok", found, ""
 
 
-_KERNELS = """
-from summit_train.models.network import cpu_kernels
-print(json.dumps({"kernels": cpu_kernels()}))
-"""
-
-
-def _judge_kernels(facts: Facts) -> Finding:
-    if facts["kernels"].startswith("none"):
-        return "warn", f"{facts['kernels']}; steps on CPUs take longer", f"install g++ and {SET_UP}"
-    return "ok", f"compiled for {facts['kernels']}", ""
-
-
-# The libraries that a process has mapped show which MPI each package uses.
-_MPI4PY = f"""
-import re, mpi4py
-mpi4py.rc.initialize = False
-from mpi4py import MPI
-def libraries():
-    paths = {{line.split(maxsplit=5)[-1].strip() for line in open("/proc/self/maps")}}
-    return sorted(path for path in paths if re.search({MPI_LIBRARY!r}, path))
-own = libraries()
-try:
-    import horovod.torch
-except ImportError:
-    pass
-print(json.dumps(dict(version=mpi4py.__version__, library=MPI.Get_library_version(), own=own, both=libraries())))
-"""
-
-
 def _judge_mpi4py(facts: Facts) -> Finding:
     library = facts["library"].split(",")[0].strip().rstrip("\0")
     found = f"{facts['version']} on {library}" + (f" at {facts['own'][0]}" if facts["own"] else "")
@@ -202,60 +216,12 @@ def _judge_mpi4py(facts: Facts) -> Finding:
     return "fail", found, f"remove .venv with that MPI loaded and {SET_UP}"
 
 
-_VIDEO = f"""
-import av
-def has(name, mode):
-    try:
-        av.Codec(name, mode)
-    except ValueError:
-        return False
-    return True
-print(json.dumps(dict(version=av.__version__, libavcodec=av.library_versions["libavcodec"],
-    decoders=[name for name in {DECODERS} if has(name, "r")],
-    encoders=[name for name in {ENCODERS} if has(name, "w")])))
-"""
-
-
-def _judge_video(facts: Facts) -> Finding:
-    libavcodec = ".".join(map(str, facts["libavcodec"]))
-    found = (
-        f"PyAV {facts['version']}, libavcodec {libavcodec}, decodes {', '.join(facts['decoders'])}, "
-        f"encodes {', '.join(facts['encoders']) or 'nothing'}"
-    )
-    lost = [name for name in DECODERS if name not in facts["decoders"]]
-    if lost or not facts["encoders"]:
-        lacks = ", ".join(lost) or "an encoder for the motion set"
-        return "warn", found, f"missing: {lacks}; pip install --force-reinstall av"
-    return "ok", found, ""
-
-
-_EXPORT = """
-import importlib
-versions = {}
-for name in ("onnx", "onnxruntime", "onnxscript"):
-    try:
-        versions[name] = importlib.import_module(name).__version__
-    except ImportError:
-        versions[name] = None
-print(json.dumps(versions))
-"""
-
-
 def _judge_export(facts: Facts) -> Finding:
     found = ", ".join(f"{name} {version}" for name, version in facts.items() if version)
     missing = [name for name, version in facts.items() if not version]
     if missing:
         return "warn", f"no {', '.join(missing)}", f"to export trained networks: pip install {' '.join(facts)}"
     return "ok", found, ""
-
-
-_GPUS = """
-import torch
-devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-nccl = torch.cuda.nccl.version() if devices and torch.distributed.is_nccl_available() else None
-print(json.dumps(dict(cuda=torch.version.cuda, archs=torch.cuda.get_arch_list(), nccl=nccl,
-    devices=[dict(name=d.name, memory=d.total_memory, capability=[d.major, d.minor]) for d in devices])))
-"""
 
 
 def _judge_gpus(facts: Facts) -> Finding:
@@ -282,31 +248,6 @@ def _judge_gpus(facts: Facts) -> Finding:
     return "ok", found, ""
 
 
-_RANKS = "allreduce, 2 ranks"
-_ALLREDUCE = """
-from mpi4py import MPI
-import torch, horovod.torch as hvd
-hvd.init()
-world = MPI.COMM_WORLD
-total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum, name="doctor").item()
-gathered = world.gather(hvd.rank(), root=0)
-if world.rank == 0:
-    print(json.dumps(dict(by="Horovod and mpi4py", size=hvd.size(), total=total, gathered=gathered)))
-hvd.shutdown()
-"""
-_TORCH_RANKS = "allreduce, 2 ranks by torch"
-_TORCH_ALLREDUCE = """
-import torch
-from summit_train.core.comm import open_world
-world = open_world()
-total = world.sum(torch.tensor([world.rank + 1.0]), "doctor").item()
-gathered = world.gather(world.rank)
-if world.rank == 0:
-    print(json.dumps(dict(by=world.backend, size=world.size, total=total, gathered=gathered)), flush=True)
-world.close()
-"""
-
-
 def _judge_allreduce(facts: Facts) -> Finding:
     by = facts.pop("by")
     right = {"size": 2, "total": 3.0, "gathered": [0, 1]}
@@ -316,79 +257,130 @@ def _judge_allreduce(facts: Facts) -> Finding:
     return "fail", f"the ranks answered {facts}, not {right}", fix
 
 
-def check_allreduce(timeout: float = 120.0) -> Check:
-    """Start two ranks with mpirun, which sum 1 and 2 through Horovod and gather through mpi4py."""
-    mpirun = find_mpirun()
-    if mpirun is None:
-        return Check(_RANKS, "fail", "not tried: no mpirun", SET_UP)
-    return check(_RANKS, timeout, mpirun_command(mpirun, 2))
-
-
-def check_torch_allreduce(timeout: float = 120.0) -> Check:
-    """Start two ranks with torchrun, which sum 1 and 2 on the CPU. A failure is a warning where Horovod joins ranks."""
-    done = check(_TORCH_RANKS, timeout, torchrun_command(2), {"SUMMIT_TRAIN_COMM": "torch"})
-    needed = os.environ.get("SUMMIT_TRAIN_COMM") == "torch" or _is_left_out("horovod")
-    return replace(done, status="warn") if done.status == "fail" and not needed else done
-
-
-# name -> (Python program, which prints facts as JSON; what they mean; how to fix a program that fails)
-PROBES: dict[str, tuple[str, Callable[[Facts], Finding], str]] = {
-    "torch": (_TORCH, _judge_torch, SET_UP),
-    "horovod": (_HOROVOD, _judge_horovod, f"{SET_UP}; one process alone trains without Horovod"),
-    "kernels": (_KERNELS, _judge_kernels, SET_UP),
-    "mpi4py": (_MPI4PY, _judge_mpi4py, SET_UP),
-    "video": (_VIDEO, _judge_video, SET_UP),
-    "export": (_EXPORT, _judge_export, SET_UP),
-    "gpus": (_GPUS, _judge_gpus, SET_UP),
-    _RANKS: (_ALLREDUCE, _judge_allreduce, f"fix what fails above; else remove .venv and {SET_UP}"),
-    _TORCH_RANKS: (_TORCH_ALLREDUCE, _judge_allreduce, "set GLOO_SOCKET_IFNAME to an interface of this host"),
+_RANKS, _TORCH_RANKS = "allreduce, 2 ranks", "allreduce, 2 ranks by torch"
+PROBES = {
+    "torch": Probe(
+        """
+import torch
+cuda, onednn = torch.version.cuda, torch.backends.mkldnn.is_available()
+found = [torch.__version__, f"CUDA {cuda}" if cuda else "CPU only", torch.backends.cpu.get_cpu_capability(),
+    "with oneDNN" if onednn else "without oneDNN", f"{torch.get_num_threads()} threads"]
+print(json.dumps(dict(status="ok", found=", ".join(found), fix="")))
+"""
+    ),
+    # Horovod's build leaves the version of its torch in metadata.json.
+    "horovod": Probe(
+        """
+import pathlib, torch, horovod, horovod.torch as hvd
+build = pathlib.Path(horovod.__file__).with_name("metadata.json")
+built_for = json.loads(build.read_text()).get("pytorch", "unknown") if build.is_file() else "unknown"
+print(json.dumps(dict(version=horovod.__version__, mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built()),
+    gpus=torch.cuda.device_count(), torch=torch.__version__, built_for=built_for)))
+""",
+        _judge_horovod,
+        f"{SET_UP}; one process alone trains without Horovod",
+    ),
+    "kernels": Probe(
+        f"""
+from summit_train.models.network import cpu_kernels
+kernels = cpu_kernels()
+finding = ("ok", f"compiled for {{kernels}}", "")
+if kernels.startswith("none"):
+    finding = ("warn", f"{{kernels}}; steps on CPUs take longer", "install g++ and {SET_UP}")
+print(json.dumps(dict(zip(("status", "found", "fix"), finding))))
+"""
+    ),
+    # The libraries that a process has mapped show which MPI each package uses.
+    "mpi4py": Probe(
+        f"""
+import re, mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+def libraries():
+    paths = {{line.split(maxsplit=5)[-1].strip() for line in open("/proc/self/maps")}}
+    return sorted(path for path in paths if re.search({MPI_LIBRARY!r}, path))
+own = libraries()
+try:
+    import horovod.torch
+except ImportError:
+    pass
+print(json.dumps(dict(version=mpi4py.__version__, library=MPI.Get_library_version(), own=own, both=libraries())))
+""",
+        _judge_mpi4py,
+    ),
+    # Data sets have videos of these codecs. The motion set is written by the first encoder that is there.
+    "video": Probe(
+        """
+import av
+def there(mode, *names):
+    found = []
+    for name in names:
+        try:
+            av.Codec(name, mode)
+            found.append(name)
+        except ValueError:
+            pass
+    return found
+wanted = ("h264", "mpeg4", "vp9", "hevc")
+decoders, encoders = there("r", *wanted), there("w", "libx264", "mpeg4")
+libavcodec = ".".join(map(str, av.library_versions["libavcodec"]))
+missing = [name for name in wanted if name not in decoders] + ([] if encoders else ["an encoder for the motion set"])
+print(json.dumps(dict(status="warn" if missing else "ok",
+    found=f"PyAV {av.__version__}, libavcodec {libavcodec}, decodes {', '.join(decoders)}, "
+        f"encodes {', '.join(encoders) or 'nothing'}",
+    fix=f"missing: {', '.join(missing)}; pip install --force-reinstall av" if missing else "")))
+"""
+    ),
+    "export": Probe(
+        """
+import importlib
+versions = {}
+for name in ("onnx", "onnxruntime", "onnxscript"):
+    try:
+        versions[name] = importlib.import_module(name).__version__
+    except ImportError:
+        versions[name] = None
+print(json.dumps(versions))
+""",
+        _judge_export,
+    ),
+    "gpus": Probe(
+        """
+import torch
+devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+nccl = torch.cuda.nccl.version() if devices and torch.distributed.is_nccl_available() else None
+print(json.dumps(dict(cuda=torch.version.cuda, archs=torch.cuda.get_arch_list(), nccl=nccl,
+    devices=[dict(name=d.name, memory=d.total_memory, capability=[d.major, d.minor]) for d in devices])))
+""",
+        _judge_gpus,
+    ),
+    _RANKS: Probe(
+        """
+from mpi4py import MPI
+import torch, horovod.torch as hvd
+hvd.init()
+world = MPI.COMM_WORLD
+total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum, name="doctor").item()
+gathered = world.gather(hvd.rank(), root=0)
+if world.rank == 0:
+    print(json.dumps(dict(by="Horovod and mpi4py", size=hvd.size(), total=total, gathered=gathered)))
+hvd.shutdown()
+""",
+        _judge_allreduce,
+        f"fix what fails above; else remove .venv and {SET_UP}",
+    ),
+    _TORCH_RANKS: Probe(
+        """
+import torch
+from summit_train.core.comm import open_world
+world = open_world()
+total = world.sum(torch.tensor([world.rank + 1.0]), "doctor").item()
+gathered = world.gather(world.rank)
+if world.rank == 0:
+    print(json.dumps(dict(by=world.backend, size=world.size, total=total, gathered=gathered)), flush=True)
+world.close()
+""",
+        _judge_allreduce,
+        "set GLOO_SOCKET_IFNAME to an interface of this host",
+    ),
 }
-
-
-def listed_gpus() -> list[str]:
-    """Return the driver's own list of GPUs, a line each; empty without a driver."""
-    return [line for line in output(["nvidia-smi", "--list-gpus"]).splitlines() if line.startswith("GPU ")]
-
-
-def check_cpus() -> Check:
-    """Check the CPUs that this process may use: at least one for each rank (one rank a GPU, else two ranks)."""
-    cpus, ranks = available_cpus(), max(len(listed_gpus()), 2)
-    found = f"{cpus:g} for this process: {cpus / ranks:g} a rank with {ranks} ranks"
-    if cpus >= ranks:
-        return Check("cpus", "ok", found)
-    fix = "ranks will share a CPU (mpirun --oversubscribe): ask the scheduler for more, or run fewer ranks"
-    return Check("cpus", "warn", found, fix)
-
-
-def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
-    """Count CPUs by affinity, limited by a container's quota (cgroup v2's cpu.max, v1's cfs quota)."""
-
-    def words(*names: str) -> list[str]:
-        return [word for name in names if (cgroup / name).is_file() for word in (cgroup / name).read_text().split()]
-
-    cpus = float(len(os.sched_getaffinity(0)))
-    quota = words("cpu.max") or words("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
-    if len(quota) == 2 and quota[0].isdigit():
-        cpus = min(cpus, int(quota[0]) / int(quota[1]))
-    return cpus
-
-
-def check_shared_memory(folder: Path = Path("/dev/shm")) -> Check:
-    """Check the room in shared memory, which loader workers and the ranks of a host exchange data through."""
-    if not folder.is_dir():
-        return Check("shared memory", "warn", f"no {folder}", "run with data.workers=0")
-    free = shutil.disk_usage(folder).free / GIB
-    fix = "give the container more (docker run --shm-size=8g)" if free < 1 else ""
-    return Check("shared memory", "warn" if fix else "ok", f"{free:.1f} GiB free in {folder}", fix)
-
-
-def check_disk(name: str, folder: Path) -> Check:
-    """Check the free space where `folder` is or will be made, and that it can be written."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free / GIB
-    found = f"{free:.1f} GiB free at {folder}"
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return Check(name, "fail", f"{found}; {there} cannot be written", "choose another place or change its owner")
-    if free < 1:
-        return Check(name, "fail", found, "free some space: a ResNet-50 checkpoint takes 0.2 GiB")
-    return Check(name, "warn" if free < 5 else "ok", found, "little for a long run" if free < 5 else "")

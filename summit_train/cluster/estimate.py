@@ -39,11 +39,9 @@ class Estimate:
     scheduler: str
 
     def values(self) -> dict[str, Any]:
-        """Return the estimate as one JSON object."""
         return asdict(self)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return (name, value) rows for people."""
         rows = [("training", "unknown: no measurement of this network; give --speed, clips a second of one rank")]
         if self.hours is not None:
             speed = f"{self.clips_per_second:g} clips/s a rank ({self.source})"

@@ -76,11 +76,8 @@ def job_name(name: str) -> str:
 def render(site: Site, job: Job) -> str:
     """Return the job script, which ends with a newline.
 
-    Raises UserError for a job without runs, an array on this machine, staging on a site without node-local disks, and a
-    negative number of requeues.
+    Raises UserError for an array on this machine, staging without node-local disks, and negative requeues.
     """
-    if not job.runs:
-        raise UserError("a job must have runs")
     if job.max_requeues < 0:
         raise UserError(f"--max-requeues {job.max_requeues}: must be 0 or more")
     if job.is_array and site.scheduler == "local":

@@ -124,7 +124,6 @@ class Site(Section):
 
     @property
     def ranks(self) -> int:
-        """Return the number of ranks of one node."""
         return self.ranks_per_node or self.gpus_per_node
 
     @property
@@ -154,11 +153,8 @@ def load_site(
     warn: called with a line for each list of an extended profile that is replaced, as its options may be needed.
     Raises UserError with one line for each mistake: `file:line: key: what is wrong and what would be right`.
     """
-    try:
-        tree = read_tree(file_of("site", str(name_or_path)), overrides)
-        site = validated(Site, tree)
-    except UserError as error:
-        raise UserError(str(error)) from error
+    tree = read_tree(file_of("site", str(name_or_path)), overrides)
+    site = validated(Site, tree)
     if site.launcher not in LAUNCHERS[site.scheduler]:
         choices = " or ".join(LAUNCHERS[site.scheduler])
         raise UserError(f"{site.name}: launcher: must be {choices} with {site.scheduler}, got {site.launcher}")

@@ -165,32 +165,25 @@ def job_states(site: Site, ids: Sequence[str]) -> dict[str, str]:
     if not ids or site.scheduler == "local":
         return dict.fromkeys(ids, "gone")
     check_scheduler(site)
+    states: dict[str, str] = {}
     if site.scheduler == "slurm":
         # All jobs of this user: asking for a job that is gone would be an error.
         answer = _ask(["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %T"])
         states = dict(line.split(maxsplit=1) for line in answer.splitlines() if line.strip())
     else:
-        states = _bjobs()
+        try:
+            answer = _ask(["bjobs", "-noheader", "-o", "jobid jobindex stat"])
+        except RunFailed as error:
+            if "No unfinished job found" not in str(error):
+                raise
+            answer = ""
+        for job_id, index, state in (words for words in map(str.split, answer.splitlines()) if len(words) == 3):
+            states[job_id if index == "0" else f"{job_id}[{index}]"] = state
     found = {}
     for job_id in ids:
         own = {state for name, state in states.items() if job_id in (name, re.split(r"[_\[]", name)[0])}
         found[job_id] = "gone" if not own else "running" if _RUNNING & own else "queued"
     return found
-
-
-def _bjobs() -> dict[str, str]:
-    try:
-        answer = _ask(["bjobs", "-noheader", "-o", "jobid jobindex stat"])
-    except RunFailed as error:
-        if "No unfinished job found" in str(error):
-            return {}
-        raise
-    states = {}
-    for words in map(str.split, answer.splitlines()):
-        if len(words) == 3:
-            job_id, index, state = words
-            states[job_id if index == "0" else f"{job_id}[{index}]"] = state
-    return states
 
 
 def check_root(site: Site) -> None:

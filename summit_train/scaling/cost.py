@@ -47,7 +47,6 @@ class Job:
 
     @property
     def gpus(self) -> int:
-        """Return the number of ranks, one a GPU."""
         return self.nodes * self.machine.gpus_per_node
 
     @property
@@ -57,13 +56,12 @@ class Job:
 
     @property
     def global_batch(self) -> int:
-        """Return the clips of a step."""
         return (self.virtual_gpus or self.gpus) * self.spec.scale.clips_per_gpu
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step by part. hidden_communication_s runs under the backward pass and is no part of the sum."""
+    """Seconds of a step by part. hidden_communication_s runs under the backward pass and is not in the sum."""
 
     compute_s: float
     communication_s: float
@@ -73,7 +71,6 @@ class StepTime:
 
     @property
     def step_s(self) -> float:
-        """Return the seconds of the step."""
         return self.compute_s + self.communication_s + self.stragglers_s + self.data_s
 
 
@@ -201,7 +198,7 @@ def frame_rate(job: Job) -> float:
 def evaluation_seconds(job: Job) -> float:
     """Return the seconds of the validations in training and of the final evaluation. A rank takes whole videos.
 
-    The average of the weights is evaluated in the final one, beside the weights.
+    The final one also evaluates the average of the weights.
     """
     evaluate, epochs = job.spec.evaluate, job.spec.schedule.epochs
     area = (evaluate.short_side / job.spec.data.crop) ** 2

@@ -61,12 +61,10 @@ class Row:
 
     @property
     def gpus(self) -> int:
-        """Return the number of GPUs, six a node."""
         return 6 * self.nodes
 
     @property
     def global_batch(self) -> int:
-        """Return the clips of a step."""
         return self.gpus * self.clips_per_gpu
 
 

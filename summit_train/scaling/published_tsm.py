@@ -6,7 +6,7 @@ Nothing here is measured or counted. A row names the network of this package tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -21,12 +21,6 @@ class Network:
     backbone: str | None
     frames: tuple[int, ...] = (8,)
     non_local: Literal["tsm", "original"] | None = None
-
-    def words(self) -> list[list[str]]:
-        """Return the overrides that turn a spec into each of the networks."""
-        words = [f"model.arch={self.arch}", f"model.backbone={self.backbone or 'null'}"]
-        words += [] if self.non_local is None else [f"model.non_local={self.non_local}"]
-        return [[*words, f"data.num_frames={frames}"] for frames in self.frames]
 
 
 @dataclass(frozen=True)
@@ -56,71 +50,70 @@ class Table:
     number: int
     title: str
     setting: str
-    rows: tuple[Row, ...] = field(repr=False)
-
-    @property
-    def data_sets(self) -> tuple[str, ...]:
-        """Return the data sets of its accuracies."""
-        return tuple(name for name in (SOMETHING, KINETICS) if any(name in row.top1 for row in self.rows))
+    rows: tuple[Row, ...]
 
 
 _tsn, _tsm = partial(Network, "tsn"), partial(Network, "tsm")
-
-
-def _sth(top1: float) -> dict[str, float]:
-    return {SOMETHING: top1}
-
-
-def _k400(top1: float) -> dict[str, float]:
-    return {KINETICS: top1}
 
 
 # Without the two-stream rows, which have no multiply-adds. Parameters are printed as with 400 classes: TSM's 24.3 M
 # would be 23.9 M with the data set's 174. TRN's 31.8 M is printed; the public code has 27.0 M (26.6 M with 174).
 # The footnotes: non-local I3D keeps more frames than the original; GCN includes its region proposal network.
 _TABLE_2 = (
-    Row("TSN, BN-Inception", "TSN", _sth(19.5), "8", 16e9, 10.7e6),
-    Row("TSN, ResNet-50", "TSN", _sth(19.7), "8", 33e9, 24.3e6, network=_tsn("resnet50")),
-    Row("TRN multi-scale, BN-Inception", "TRN", _sth(34.4), "8", 16e9, 18.3e6),
-    Row("TRN multi-scale, ResNet-50", "TRN", _sth(38.9), "8", 33e9, 31.8e6, network=Network("trn", "resnet50")),
-    Row("ECO, 8 frames", "ECO", _sth(39.6), "8", 32e9, 47.5e6),
-    Row("ECO, 16 frames", "ECO", _sth(41.4), "16", 64e9, 47.5e6),
+    Row("TSN, BN-Inception", "TSN", {SOMETHING: 19.5}, "8", 16e9, 10.7e6),
+    Row("TSN, ResNet-50", "TSN", {SOMETHING: 19.7}, "8", 33e9, 24.3e6, network=_tsn("resnet50")),
+    Row("TRN multi-scale, BN-Inception", "TRN", {SOMETHING: 34.4}, "8", 16e9, 18.3e6),
+    Row("TRN multi-scale, ResNet-50", "TRN", {SOMETHING: 38.9}, "8", 33e9, 31.8e6, network=Network("trn", "resnet50")),
+    Row("ECO, 8 frames", "ECO", {SOMETHING: 39.6}, "8", 32e9, 47.5e6),
+    Row("ECO, 16 frames", "ECO", {SOMETHING: 41.4}, "16", 64e9, 47.5e6),
     Row(
-        "ECO-lite ensemble", "ECO", _sth(46.4), "92", 267e9, 150e6, network=Network("eco_lite", None, (16, 20, 24, 32))
+        "ECO-lite ensemble",
+        "ECO",
+        {SOMETHING: 46.4},
+        "92",
+        267e9,
+        150e6,
+        network=Network("eco_lite", None, (16, 20, 24, 32)),
     ),
-    Row("I3D of [60]", "I3D", _sth(41.6), "32", 153e9, 28.0e6, clips=2),
-    Row("Non-local I3D of [60]", "I3D", _sth(44.4), "32", 168e9, 35.3e6, clips=2),
-    Row("Non-local I3D + GCN", "I3D", _sth(46.1), "32", 303e9, 62.2e6, clips=2),
-    Row("CorrNet-50", "other 3D", _sth(49.3), "32", 115e9, None, clips=10),
-    Row("ip-CSN-152", "other 3D", _sth(53.3), "32", 83.3e9, 33.0e6, clips=10),
-    Row("TSM, 8 frames", "TSM", _sth(45.6), "8", 33e9, 24.3e6, network=_tsm("resnet50")),
-    Row("TSM, 16 frames", "TSM", _sth(47.2), "16", 65e9, 24.3e6, network=_tsm("resnet50", (16,))),
-    Row("TSM ensemble", "TSM", _sth(49.7), "24", 98e9, 48.6e6, network=_tsm("resnet50", (8, 16))),
+    Row("I3D of [60]", "I3D", {SOMETHING: 41.6}, "32", 153e9, 28.0e6, clips=2),
+    Row("Non-local I3D of [60]", "I3D", {SOMETHING: 44.4}, "32", 168e9, 35.3e6, clips=2),
+    Row("Non-local I3D + GCN", "I3D", {SOMETHING: 46.1}, "32", 303e9, 62.2e6, clips=2),
+    Row("CorrNet-50", "other 3D", {SOMETHING: 49.3}, "32", 115e9, None, clips=10),
+    Row("ip-CSN-152", "other 3D", {SOMETHING: 53.3}, "32", 83.3e9, 33.0e6, clips=10),
+    Row("TSM, 8 frames", "TSM", {SOMETHING: 45.6}, "8", 33e9, 24.3e6, network=_tsm("resnet50")),
+    Row("TSM, 16 frames", "TSM", {SOMETHING: 47.2}, "16", 65e9, 24.3e6, network=_tsm("resnet50", (16,))),
+    Row("TSM ensemble", "TSM", {SOMETHING: 49.7}, "24", 98e9, 48.6e6, network=_tsm("resnet50", (8, 16))),
 )
 
 # "RX-101" is ResNeXt-101; which one is not printed. 32x8d is our reading.
 _TABLE_3 = (
-    Row("TSN, MobileNetV2", "TSN", _k400(66.5), network=_tsn("mobilenet_v2")),
-    Row("TSM, MobileNetV2", "TSM", _k400(69.5), network=_tsm("mobilenet_v2")),
-    Row("TSN, ResNet-50", "TSN", _k400(70.7), network=_tsn("resnet50")),
-    Row("TSM, ResNet-50", "TSM", _k400(74.1), network=_tsm("resnet50")),
-    Row("TSN, ResNeXt-101", "TSN", _k400(72.4), network=_tsn("resnext101_32x8d")),
-    Row("TSM, ResNeXt-101", "TSM", _k400(76.3), network=_tsm("resnext101_32x8d")),
-    Row("TSN, non-local ResNet-50", "TSN", _k400(74.6), network=_tsn("resnet50", non_local="tsm")),
-    Row("TSM, non-local ResNet-50", "TSM", _k400(75.7), network=_tsm("resnet50", non_local="tsm")),
+    Row("TSN, MobileNetV2", "TSN", {KINETICS: 66.5}, network=_tsn("mobilenet_v2")),
+    Row("TSM, MobileNetV2", "TSM", {KINETICS: 69.5}, network=_tsm("mobilenet_v2")),
+    Row("TSN, ResNet-50", "TSN", {KINETICS: 70.7}, network=_tsn("resnet50")),
+    Row("TSM, ResNet-50", "TSM", {KINETICS: 74.1}, network=_tsm("resnet50")),
+    Row("TSN, ResNeXt-101", "TSN", {KINETICS: 72.4}, network=_tsn("resnext101_32x8d")),
+    Row("TSM, ResNeXt-101", "TSM", {KINETICS: 76.3}, network=_tsm("resnext101_32x8d")),
+    Row("TSN, non-local ResNet-50", "TSN", {KINETICS: 74.6}, network=_tsn("resnet50", non_local="tsm")),
+    Row("TSM, non-local ResNet-50", "TSM", {KINETICS: 75.7}, network=_tsm("resnet50", non_local="tsm")),
 )
 
 # Frames are not printed: those of each network's own paper, and 8 for TSM.
 _NL_I3D = Network("i3d_3x1x1", "resnet50", (32,), "original")
 _TABLE_5 = (
-    Row("I3D, non-local ResNet-50", "I3D", _k400(74.9), latency_ms=30.7, network=_NL_I3D),
+    Row("I3D, non-local ResNet-50", "I3D", {KINETICS: 74.9}, latency_ms=30.7, network=_NL_I3D),
     Row(
-        "SlowFast, ResNet-50", "other 3D", _k400(75.6), latency_ms=33.3, network=Network("slowfast", "resnet50", (32,))
+        "SlowFast, ResNet-50",
+        "other 3D",
+        {KINETICS: 75.6},
+        latency_ms=33.3,
+        network=Network("slowfast", "resnet50", (32,)),
     ),
-    Row("TSM, non-local ResNet-50", "TSM", _k400(75.7), latency_ms=25.6, network=_tsm("resnet50", non_local="tsm")),
-    Row("X3D-M", "other 3D", _k400(76.0), latency_ms=73.5, network=Network("x3d_m", None, (16,))),
-    Row("ir-CSN-152", "other 3D", _k400(76.8), latency_ms=138.6, network=Network("ir_csn", "resnet152", (32,))),
-    Row("TSM, ResNeXt-101", "TSM", _k400(76.3), latency_ms=40.7, network=_tsm("resnext101_32x8d")),
+    Row(
+        "TSM, non-local ResNet-50", "TSM", {KINETICS: 75.7}, latency_ms=25.6, network=_tsm("resnet50", non_local="tsm")
+    ),
+    Row("X3D-M", "other 3D", {KINETICS: 76.0}, latency_ms=73.5, network=Network("x3d_m", None, (16,))),
+    Row("ir-CSN-152", "other 3D", {KINETICS: 76.8}, latency_ms=138.6, network=Network("ir_csn", "resnet152", (32,))),
+    Row("TSM, ResNeXt-101", "TSM", {KINETICS: 76.3}, latency_ms=40.7, network=_tsm("resnext101_32x8d")),
 )
 
 # The first row is printed with 306 G and 41.6 %, which Table 2 gives to I3D, and with 35.3 M, which is its NL I3D's.
@@ -128,10 +121,10 @@ _TABLE_5 = (
 _I3D, _REPLACE = Network("i3d_3x1x1", "resnet50", (32,)), Network("i3d_replace", "resnet50")
 _BOTH_8, _BOTH_16 = {SOMETHING: 45.6, KINETICS: 74.1}, {SOMETHING: 47.2, KINETICS: 74.7}
 _TABLE_6 = (
-    Row("I3D of [60]", "I3D", _sth(41.6), None, 306e9, 35.3e6, 1, 165.3),
-    Row("ECO, 16 frames", "ECO", _sth(41.4), "16", 64e9, 47.5e6, 1, 30.6),
-    Row("I3D 3x1x1", "I3D", _k400(73.3), None, 33e9, 29.3e6, 1, 25.8, 42.4, _I3D),
-    Row("I3D replace", "I3D", _sth(44.9), None, 48e9, 33.0e6, 1, 28.0, 37.9, _REPLACE),
+    Row("I3D of [60]", "I3D", {SOMETHING: 41.6}, None, 306e9, 35.3e6, 1, 165.3),
+    Row("ECO, 16 frames", "ECO", {SOMETHING: 41.4}, "16", 64e9, 47.5e6, 1, 30.6),
+    Row("I3D 3x1x1", "I3D", {KINETICS: 73.3}, None, 33e9, 29.3e6, 1, 25.8, 42.4, _I3D),
+    Row("I3D replace", "I3D", {SOMETHING: 44.9}, None, 48e9, 33.0e6, 1, 28.0, 37.9, _REPLACE),
     Row("TSM, 8 frames", "TSM", _BOTH_8, "8", 33e9, 24.3e6, 1, 17.4, 77.4, _tsm("resnet50")),
     Row("TSM, 16 frames", "TSM", _BOTH_16, "16", 65e9, 24.3e6, 1, 29.0, 39.5, _tsm("resnet50", (16,))),
 )

@@ -19,7 +19,6 @@ from summit_train.__main__ import _COMMANDS
 from tests.worlds import ROOT, bench_script
 
 gpu = bench_script("gpu")
-PASSED = '<testsuites><testsuite><testcase name="a"/></testsuite></testsuites>'
 
 
 def _script(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -58,31 +57,15 @@ def test_every_command_is_one_that_the_product_takes(small: bool, tmp_path: Path
 
 
 def test_a_rehearsal_measures_and_says_that_it_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the training of TSM next to the 2D network, and the shift's forms: their goals are worked out."""
-    (tmp_path / "tests.xml").write_text(PASSED)
-    assert gpu.main([str(tmp_path), "--small", "--seconds", "500", "--only", "training, bf16", "the shift, bf16"]) == 0
+    """With the training of TSM next to the 2D network, whose goal is worked out."""
+    assert gpu.main([str(tmp_path), "--small", "--seconds", "500", "--only", "training, bf16"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("REHEARSAL on a CPU with tiny networks") and "1 tests, 0 failed, 0 skipped" in printed
+    assert printed.startswith("REHEARSAL on a CPU with tiny networks")
     assert (tmp_path / "gpu.md").read_text() == printed
-    values = json.loads((tmp_path / "gpu.json").read_text())
-    assert all(result["error"] is None for result in values["commands"].values()), printed
-    assert [row["network"] for row in gpu.rows_of(values["commands"])] == ["tsm_r50_8f", "tsn_r50_8f"]
-    assert [goal[0] for goal in gpu.goals_of(values["commands"])] == [
-        "training, bf16: step of TSM / step of TSN",
-        "the published shift's step / ours",
-    ]
-    assert (tmp_path / "speed.png").stat().st_size > 10_000
-
-
-def test_tests_that_fail_or_are_skipped_or_missing_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [str(tmp_path), "--small", "--only"]
-    assert gpu.main([*words, "nothing"]) == 1 and "FAILED: the tests left no result" in capsys.readouterr().out
-    xml = PASSED.replace('<testcase name="a"/>', '<testcase name="b"><{} message="1 != 2"/></testcase>')
-    for kind, said in (("failure", "FAILED: b: 1 != 2"), ("error", "FAILED: b"), ("skipped", "skipped: b: 1 != 2")):
-        (tmp_path / "tests.xml").write_text(xml.format(kind))
-        assert gpu.main([*words, "nothing"]) == 1 and said in capsys.readouterr().out
-    (tmp_path / "tests.xml").write_text(PASSED)
-    assert gpu.main([*words, "nothing"]) == 0
+    results = json.loads((tmp_path / "gpu.json").read_text())["commands"]
+    assert all(result["error"] is None for result in results.values()), printed
+    assert [row["network"] for row in gpu.rows_of(results)] == ["tsm_r50_8f", "tsn_r50_8f"]
+    assert [goal[0] for goal in gpu.goals_of(results)] == ["training, bf16: step of TSM / step of TSN"]
 
 
 @pytest.mark.parametrize(
@@ -90,8 +73,8 @@ def test_tests_that_fail_or_are_skipped_or_missing_fail(tmp_path: Path, capsys: 
     [
         ("print('{\"a\": 1}')", 60.0, None),
         ("raise SystemExit('no such spec')", 60.0, "exit status 1: no such spec"),
-        ("import time; time.sleep(100)", 5.0, "stopped after 5 s, its limit"),
-        ("", 4.0, "no time was left"),
+        ("import time; time.sleep(100)", 1.0, "stopped after 1 s, its limit"),
+        ("", 0.5, "no time was left"),
     ],
 )
 def test_how_a_command_ends(program: str, limit: float, said: str | None, tmp_path: Path) -> None:
@@ -126,7 +109,7 @@ def test_advice_wants_more_than_5_percent_and_its_time_back() -> None:
 def test_goals_that_are_missed_are_named() -> None:
     results = {"training, bf16": _trained(100), "training, images, bf16": _trained(900)}
     results |= {"training from JPEG, bf16": _trained(90)}
-    text = gpu.as_text({"rehearsal": False, "tests": None, "commands": results})
+    text = gpu.as_text(results, rehearsal=False)
     assert "MISSED: training, bf16: step of TSM / step of TSN: 1.040, goal <= 1.03" in text
     assert "MISSED: training, bf16: TSM's frames/s / images/s of a plain ResNet-50: 0.889, goal >= 0.97" in text
     assert "MISSED: training from JPEG, bf16: share that waits for data: 0.030, goal <= 0.02" in text

@@ -45,12 +45,8 @@ def test_every_network_has_its_passes_in_turns() -> None:
     assert {taken for _, _, taken in log[2::2]} == {1}
 
 
-def test_few_passes_are_as_many_turns() -> None:
-    found, _ = _measured(seconds=1000, repeats=2)
-    assert [[len(turn) for turn in rounds] for rounds in found] == [[1, 1]] * 2
-
-
-def test_a_slow_machine_ends_with_the_same_turns_of_all() -> None:
+def test_few_passes_and_a_slow_machine_end_with_the_same_turns_of_all() -> None:
+    assert [[len(turn) for turn in rounds] for rounds in _measured(seconds=1000, repeats=2)[0]] == [[1, 1]] * 2
     found, log = _measured(seconds=0.5, repeats=1000)
     assert found == [[[1.0]], [[2.0]]] and log[:2] == [(1.0, 4, 1), (2.0, 4, 1)]
 
@@ -63,13 +59,15 @@ def test_what_is_made_of_the_times() -> None:
     assert values["clips_per_second"] == 3 and values["clips_per_second_spread"]["max"] == 4
 
 
-def test_networks_are_measured_side_by_side(write_spec: WriteSpec, bench: Bench) -> None:
+def test_networks_are_measured_side_by_side(
+    write_spec: WriteSpec, bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
     specs = [str(write_spec("one")), str(write_spec("other", model={"arch": "tsn"}))]
+    assert main(["bench", "latency", *specs, *SHORT]) == 0
+    text = capsys.readouterr().out
+    assert "RANDOM CLIPS" in text and "machine: " in text and "tsm resnet18" in text
     values = bench("latency", *SHORT, *specs, "--precision", "bf16", "data.num_frames=4")
-    assert [(row["label"], row["arch"], row["backbone"]) for row in values["rows"]] == [
-        ("one", "tsm", "resnet18"),
-        ("other", "tsn", "resnet18"),
-    ]
+    assert [(row["label"], row["arch"]) for row in values["rows"]] == [("one", "tsm"), ("other", "tsn")]
     for row in values["rows"]:
         assert 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] and row["clips_per_second"] > 0
         assert (row["parameters"], row["multiply_adds"]) == (TINY.parameters, TINY.multiply_adds)
@@ -77,12 +75,6 @@ def test_networks_are_measured_side_by_side(write_spec: WriteSpec, bench: Bench)
     assert values["relative_to"] == "one" and values["rows"][0]["relative_latency"]["max"] == 1
     assert values["settings"] == {"batch": 2, "warm_up": 1, "repeats": 2, "seconds": 0.1, "clips": "random"}
     assert values["environment"]["torch"] and values["overrides"] == ["data.num_frames=4"]
-
-
-def test_it_says_what_was_measured(write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "latency", str(write_spec()), *SHORT]) == 0
-    text = capsys.readouterr().out
-    assert "RANDOM CLIPS" in text and "machine: " in text and "tsm resnet18" in text
 
 
 def test_table_6_on_small_networks_with_its_figure(bench: Bench, tmp_path: Path) -> None:
@@ -163,11 +155,5 @@ def test_the_figure_names_what_it_leaves_out_and_is_the_same_every_time(tmp_path
     assert one.read_bytes() == other.read_bytes()
     # Text is drawn as paths; matplotlib writes a comment beside each line.
     drawn = " ".join(re.findall(r"<!-- (.*?) -->", one.read_text()))
-    for words in (
-        "Left out, without a cost: no cost; another set.",
-        "Hollow: ",
-        "Small dot: ",
-        "nothing was trained here",
-        "2  counted",
-    ):
+    for words in ("Left out, without a cost: no cost; another set.", "nothing was trained here", "2  counted"):
         assert words in drawn

@@ -34,28 +34,25 @@ TRACE = [
 ]
 
 
+NORMALISATION, CONVOLUTIONS = "normalisation, with sum and relu", operators.CONVOLUTIONS
+
+
 @pytest.mark.parametrize(
     ("name", "group"),
     [
-        (CONV, "convolutions and products"),
+        (CONV, CONVOLUTIONS),
         (SHIFT, "copies, fills and the shift"),
-        (
-            "cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816dgrad_optimized_nhwc_align8>",
-            "convolutions and products",
-        ),
-        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", "convolutions and products"),
-        (
-            "void at::native::batch_norm_collect_statistics_channels_last_kernel<...>",
-            "normalisation, with sum and relu",
-        ),
-        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>", "normalisation, with sum and relu"),
-        ("void at::native::vectorized_elementwise_kernel<4, launch_clamp_scalar>", "normalisation, with sum and relu"),
+        ("cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816dgrad_optimized_nhwc_align8>", CONVOLUTIONS),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", CONVOLUTIONS),
+        ("void at::native::batch_norm_collect_statistics_channels_last_kernel<...>", NORMALISATION),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>", NORMALISATION),
+        ("void at::native::vectorized_elementwise_kernel<4, launch_clamp_scalar>", NORMALISATION),
         ("void at::native::unrolled_elementwise_kernel<bfloat16_copy_kernel_cuda(at::TensorIterator)>", "casts"),
         ("void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>", "elementwise and sums"),
         ("void at::native::multi_tensor_apply_kernel<FusedSgdMathFunctor>", "optimizer and gradient norm"),
         ("void at::native::max_pool_forward_nhwc<BFloat16>", "pooling"),
         ("void (anonymous)::nll_loss_forward_reduce_cuda_kernel_2d<float>", "loss"),
-        ("mkldnn_convolution_backward", "convolutions and products"),
+        ("mkldnn_convolution_backward", CONVOLUTIONS),
         ("somebody_elses_kernel", "other"),
     ],
 )
@@ -67,7 +64,7 @@ def test_shares_busy_time_and_copies_are_those_of_the_trace() -> None:
     spans = operators.spans_of(TRACE)
     assert len(spans) == 5  # neither annotations nor the host's operators
     values = operators.of_kernels(spans, steps=2)
-    assert values["groups"] == pytest.approx({"convolutions and products": 40e-6, "copies, fills and the shift": 20e-6})
+    assert values["groups"] == pytest.approx({CONVOLUTIONS: 40e-6, "copies, fills and the shift": 20e-6})
     assert next(iter(values["top"])) == CONV and set(values["top"]) == {CONV, SHIFT, CLIPS} and values["pinned"]
     assert values["busy_s"] == pytest.approx(57e-6)
     assert values["copies_s"] == pytest.approx(10e-6) and values["bare_copies_s"] == pytest.approx(7e-6)
@@ -78,7 +75,7 @@ def test_shares_busy_time_and_copies_are_those_of_the_trace() -> None:
 def test_a_step_on_a_cpu_is_profiled_and_drawn(tmp_path: Path) -> None:
     spec = str(shipped("configs/motion") / "tsm.yaml")
     values = operators.profiled([spec, "scale.gpus=1", "scale.clips_per_gpu=2", "model.width=0.125", "data.crop=32"], 1)
-    assert {"convolutions and products", "optimizer and gradient norm", "pooling"} <= set(values["groups"])
+    assert {CONVOLUTIONS, "optimizer and gradient norm", "pooling"} <= set(values["groups"])
     seconds = sum(values["groups"].values())
     rate = {"median": 0.5, "min": 0.4, "max": 0.6}
     step = {"step_s": {"median": seconds}, "multiply_adds_per_step": 10**9, "mfu": rate, "name": "x", "frames": 8}
@@ -86,9 +83,7 @@ def test_a_step_on_a_cpu_is_profiled_and_drawn(tmp_path: Path) -> None:
     machine = {"hosts": {"h": 1}, "ranks": 1, "processor": "p", "cores": 2, "device": "cpu", "threads_per_rank": 1}
     bench = {"environment": machine | {"torch": "2"}, "specs": [step], "peaks": [{"multiply_adds_per_second": 1e9}]}
     values = operators.with_utilisation(values, bench)
-    assert values["utilisation_of_convolutions_alone"] == pytest.approx(
-        1 / values["groups"]["convolutions and products"]
-    )
+    assert values["utilisation_of_convolutions_alone"] == pytest.approx(1 / values["groups"][CONVOLUTIONS])
     assert "utilisation: 50.0 %; if all but" in operators.as_text(values)
     operators.draw(tmp_path / "x.png", values)
     assert (tmp_path / "x.png").stat().st_size > 10_000

@@ -4,15 +4,16 @@ import json
 
 import pytest
 
-from tests.worlds import run
+from tests.worlds import bench_script
 
 
-def test_the_shift_bench_measures_networks_that_agree() -> None:
-    words = ["--backbone", "resnet18", "--width", "0.25", "--batch", "1", "--frames", "4", "--size", "32"]
-    status, output = run(0, "bench/shift.py", *words, "--repeats", "1", "--precision", "fp32", "bf16", "--json")
-    assert status == 0, output
-    values = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
-    for result in values["results"].values():
+def test_the_shift_bench_measures_networks_that_agree(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "shift.py --backbone resnet18 --width 0.25 --batch 1 --frames 4 --size 32 --repeats 1 --json"
+    monkeypatch.setattr("sys.argv", words.split())
+    assert bench_script("shift").main() == 0
+    for result in json.loads(capsys.readouterr().out)["results"].values():
         assert result["logits_differ"] < 1e-5
         for part in ("forward", "step"):
             seconds = {name: times["median"] for name, times in result[part]["seconds"].items()}

@@ -11,7 +11,7 @@ import torch
 
 from summit_train.__main__ import main
 from summit_train.bench.measure import training_multiply_adds
-from summit_train.bench.steps import mean_phases, peak_memory, step_ratios, step_seconds, step_values
+from summit_train.bench.steps import mean_phases, step_ratios, step_seconds, step_values
 from summit_train.models import build_model
 from summit_train.models.fast import accelerate
 from summit_train.plan import make_plan
@@ -28,12 +28,9 @@ def _phases(wait: float, forward: float, backward: float, allreduce: float = 0.0
     return {"data_wait": wait, "forward": forward, "backward": backward, "allreduce": allreduce}
 
 
-def test_a_repeat_is_the_mean_of_its_steps() -> None:
+def test_a_step_is_as_long_as_on_the_slowest_rank_and_its_parts_sum_to_1(write_spec: WriteSpec) -> None:
     # A loader that gives two batches at once: every second step waits, and half of the wait is each one's.
     assert mean_phases([_phases(3.0, 1.0, 2.0), _phases(0.0, 1.0, 2.0)]) == _phases(1.5, 1.0, 2.0)
-
-
-def test_a_step_is_as_long_as_on_the_slowest_rank_and_its_parts_sum_to_1(write_spec: WriteSpec) -> None:
     fast = (_phases(0.0, 1.0, 2.0, 1.0), _phases(0.0, 1.0, 2.0, 2.0))
     slow = (_phases(0.5, 1.5, 2.0, 0.0), _phases(1.0, 2.0, 2.0, 0.0))
     found = step_seconds((fast, slow))
@@ -76,11 +73,6 @@ def test_a_network_holds_what_the_plan_says(arch: str) -> None:
     assert max(held) == pytest.approx(planned, rel=0.01)  # besides, the norms' statistics per channel
 
 
-def test_the_process_has_held_more_than_it_was_given() -> None:
-    before = torch.ones(2**22)
-    assert peak_memory(torch.device("cpu")) > before.nbytes
-
-
 def _check_step(spec: dict[str, Any], peak: float | None) -> None:
     assert set(spec["phases_s"]) == set(PHASES)
     assert sum(spec["shares"].values()) == pytest.approx(1)
@@ -104,7 +96,7 @@ def test_step_on_real_clips_leaves_the_run_directory_alone(write_spec: WriteSpec
     assert (values["bench"], spec["ranks"], spec["accumulation"], spec["global_batch"]) == ("step", 1, 4, 8)
     assert not spec["synthetic"] and spec["workers"] == 1 and spec["phases_s"]["data_wait"]["min"] > 0
     assert values["peaks"][0]["shape"] is None and values["ratios"] is None
-    assert values["peak_memory_bytes"] > 0
+    assert values["peak_memory_bytes"] > 2**26
     assert values["environment"]["torch"] and not (tmp_path / "runs").exists()
 
 

@@ -11,7 +11,7 @@ from summit_train.cluster.estimate import Estimate, check_ranks, estimate, score
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import UserError
 from summit_train.plan import make_plan
-from summit_train.spec import Spec, load_spec
+from summit_train.spec import load_spec
 
 KINETICS = Path(__file__).resolve().parents[2] / "configs/kinetics"
 # Table 3 of "Training Kinetics in 15 Minutes": nodes -> hours. 16 clips a GPU on one node, 8 on the others.
@@ -74,19 +74,12 @@ def test_the_other_networks_are_slower_as_in_figure_6(name: str, factor: float) 
     assert tsm and other and other / tsm == pytest.approx(factor, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "model.arch=tsn",
-        "model.backbone=resnet101",
-        "model.non_local=tsm",
-        "model.width=0.5",
-        "data.num_frames=16",
-        "data.crop=112",
-    ],
-)
-def test_a_network_that_was_not_measured_has_no_estimate(override: str) -> None:
-    cost = _cost("tsm_r50_8f", 1, override)
+NOT_MEASURED = ("arch=tsn", "backbone=resnet101", "non_local=tsm", "width=0.5")
+
+
+@pytest.mark.parametrize("key", [*(f"model.{key}" for key in NOT_MEASURED), "data.num_frames=16", "data.crop=112"])
+def test_a_network_that_was_not_measured_has_no_estimate(key: str) -> None:
+    cost = _cost("tsm_r50_8f", 1, key)
     assert (cost.clips_per_second, cost.source, cost.hours, cost.node_hours) == (None, None, None, None)
     assert (cost.jobs, cost.walltime_minutes) == (1, 120)  # the site's own
     assert "no measurement of this network; give --speed" in dict(cost.rows())["training"]
@@ -100,43 +93,26 @@ def test_a_speed_of_ones_own_goes_before_the_sites() -> None:
 
 
 def test_accumulation_costs_its_time() -> None:
-    once, twice = (_cost("tsm_r50_8f_1536gpu", 128, site=_site(gpus)).hours for gpus in (6, 3))
+    sites = (load_site("summit", [f"gpus_per_node={gpus}"]) for gpus in (6, 3))
+    once, twice = (_cost("tsm_r50_8f_1536gpu", 128, site=site).hours for site in sites)
     assert once and twice == pytest.approx(2 * once)
 
 
-def _site(gpus_per_node: int) -> Site:
-    return load_site("summit", [f"gpus_per_node={gpus_per_node}"])
-
-
-def test_a_site_without_caps_takes_what_is_asked() -> None:
-    cost = _cost("tsm_r50_8f", 1, "scale.gpus=4", site=load_site("slurm_generic"), walltime=10_000)
-    assert (cost.jobs, cost.walltime_minutes) == (1, 10_000)
-
-
 @pytest.mark.parametrize(
-    ("nodes", "message"),
+    ("gpus", "nodes", "message"),
     [
-        (0, "--nodes 0: must be at least 1"),
-        (-1, "--nodes -1: must be at least 1"),
-        (5, "5 nodes of summit have 30 ranks, which do not divide scale.gpus 1536: .*; try --nodes 1, 2, 4, 8"),
-        (512, "512 nodes of summit have 3072 ranks, .*; try --nodes 32, 64, 128, 256"),
+        (1536, 0, "--nodes 0: must be at least 1"),
+        (1536, -1, "--nodes -1: must be at least 1"),
+        (1536, 5, "5 nodes of summit have 30 ranks, which do not divide scale.gpus 1536: .*; try --nodes 1, 2, 4, 8"),
+        (1536, 512, "512 nodes of summit have 3072 ranks, .*; try --nodes 32, 64, 128, 256"),
+        (8, 1, r"have 6 ranks, .*; change scale.gpus or ranks_per_node"),
     ],
 )
-def test_ranks_that_do_not_divide_the_virtual_gpus(nodes: int, message: str) -> None:
-    spec = load_spec(KINETICS / "tsm_r50_8f_1536gpu.yaml")
+def test_ranks_that_do_not_divide_the_virtual_gpus(gpus: int, nodes: int, message: str) -> None:
+    site, spec = load_site("summit"), load_spec(KINETICS / "tsm_r50_8f.yaml", [f"scale.gpus={gpus}"])
     with pytest.raises(UserError, match=message):
-        check_ranks(load_site("summit"), spec, nodes)
-
-
-def test_where_no_number_of_nodes_fits() -> None:
-    spec = load_spec(KINETICS / "tsm_r50_8f.yaml", ["scale.gpus=8"])
-    with pytest.raises(UserError, match=r"have 6 ranks, .*; change scale.gpus or ranks_per_node"):
-        check_ranks(load_site("summit"), spec, 1)
-
-
-def test_a_spec_without_virtual_gpus_takes_any_number_of_nodes() -> None:
-    spec: Spec = load_spec(KINETICS / "tsm_r50_8f.yaml", ["scale.gpus=null"])
-    assert check_ranks(load_site("summit"), spec, 5) == 30
+        check_ranks(site, spec, nodes)
+    assert check_ranks(site, load_spec(KINETICS / "tsm_r50_8f.yaml", ["scale.gpus=null"]), 5) == 30
 
 
 @pytest.mark.parametrize("asked", [{"speed": 0.0}, {"speed": float("nan")}, {"speed": float("inf")}, {"walltime": 0}])
@@ -145,22 +121,18 @@ def test_a_speed_or_walltime_that_is_none(asked: dict[str, float]) -> None:
         _cost("tsm_r50_8f", 1, **asked)
 
 
-def test_more_nodes_than_the_site_has() -> None:
-    with pytest.raises(UserError, match="at most 4608 nodes"):
-        _cost("tsm_r50_8f", 4609, "scale.gpus=null", "scale.clips_per_gpu=1")
-
-
 def test_the_rows_for_people() -> None:
     rows = dict(_cost("tsm_r50_8f", 8, "scale.gpus=48", "scale.clips_per_gpu=8").rows())
     assert rows["training"].startswith("7:08, 57.0 node-hours at 19.5 clips/s a rank (Training Kinetics")
     assert rows["walltime"] == "5 jobs of 2:00, one after the other; at most 80.0 node-hours"
     one = replace(_cost("tsm_r50_8f", 8, "scale.gpus=48"), jobs=1)
     assert dict(one.rows())["walltime"].startswith("2:00, one job; at most")
-
-
-def test_a_run_on_this_machine_has_no_walltime() -> None:
-    cost = _cost("tsm_r50_8f", 1, site=load_site("local"), speed=2.0)
-    assert [name for name, _ in cost.rows()] == ["training", "evaluation"]
+    here = _cost("tsm_r50_8f", 1, site=load_site("local"), speed=2.0)  # this machine has no walltime
+    assert [name for name, _ in here.rows()] == ["training", "evaluation"]
+    uncapped = _cost("tsm_r50_8f", 1, "scale.gpus=4", site=load_site("slurm_generic"), walltime=10_000)
+    assert (uncapped.jobs, uncapped.walltime_minutes) == (1, 10_000)
+    with pytest.raises(UserError, match="at most 4608 nodes"):
+        _cost("tsm_r50_8f", 4609, "scale.gpus=null", "scale.clips_per_gpu=1")
 
 
 def test_the_walltime_counts_the_validations_and_the_final_evaluation() -> None:
@@ -191,7 +163,6 @@ def test_the_walltime_counts_the_validations_and_the_final_evaluation() -> None:
     ],
 )
 def test_the_clips_that_evaluations_read(changes: tuple[str, ...], clips: int) -> None:
-    spec = load_spec(
-        KINETICS / "tsm_r50_8f.yaml", ["schedule.epochs=10", "scale.gpus=8", "scale.clips_per_gpu=8", *changes]
-    )
+    keys = ["schedule.epochs=10", "scale.gpus=8", "scale.clips_per_gpu=8", *changes]
+    spec = load_spec(KINETICS / "tsm_r50_8f.yaml", keys)
     assert scored_clips(spec, make_plan(spec, 8, 1_000), 7) == clips

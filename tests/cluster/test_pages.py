@@ -43,15 +43,8 @@ def test_the_whole_profile_on_the_page_renders(tmp_path: Path) -> None:
     path.write_text(profile)
     job = Job("t", (tmp_path / "runs/t",), 2, 60)
     script = render(load_site(path), job)
-    for line in (
-        "--gpus-per-node=4",
-        "--cpus-per-task=16",
-        "--account=abc123",
-        "--partition=gpu",
-        "--exclusive",
-        "--mem=0",
-    ):
-        assert f"\n#SBATCH {line}\n" in script
+    for option in ("gpus-per-node=4", "cpus-per-task=16", "account=abc123", "partition=gpu", "exclusive", "mem=0"):
+        assert f"\n#SBATCH --{option}\n" in script
     assert "\n    --mpi=pmix # " in script and "\nexport OMP_NUM_THREADS=1 # " in script
     gres = "directives=[{option: --gres=gpu:4, why: how this Slurm counts GPUs}]"
     script = render(load_site(path, ["gpus_per_node=0", "ranks_per_node=4", gres]), job)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -58,15 +58,6 @@ ONE_A_NODE = {
 SCHEDULERS = {"SLURM_JOB_ID": "7", "LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "/hosts"}
 
 
-@dataclass
-class Done:
-    """A script that ended: what it left and said."""
-
-    status: int
-    output: str
-    run: Path
-
-
 @pytest.fixture
 def standins(tmp_path: Path) -> Standins:
     return Standins(tmp_path / "stand ins")
@@ -102,35 +93,50 @@ def _start(standins: Standins, script: str, **environ: str) -> subprocess.Popen[
     )
 
 
-def _finish(process: subprocess.Popen[str], run: Path) -> Done:
+def _run(standins: Standins, script: str, **environ: str) -> tuple[int, str]:
+    """The script's exit status and output."""
+    process = _start(standins, script, **environ)
     output, _ = process.communicate(timeout=PATIENCE_S)
-    return Done(process.returncode, output, run)
+    return process.returncode, output
 
 
-def _wait_for_trainer(standins: Standins) -> None:
-    """Until the trainer is there to be signalled."""
+def _stopped(
+    standins: Standins, script: str, *numbers: int, does: str = "stop", state: str = "RUNNING"
+) -> tuple[int, str]:
+    """The script's end after signals to the script alone, in a job that squeue then calls `state`."""
+    before = len(standins.calls("trainer"))
+    process = _start(standins, script, TRAINER=does)
     deadline = time.monotonic() + PATIENCE_S
-    while not standins.calls("trainer"):
-        assert time.monotonic() < deadline, "the trainer was not started"
+    while len(standins.calls("trainer")) == before:
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.02)
+    (standins.folder / "squeue").write_text(f"{state}\n")
+    for number in numbers or (signal.SIGUSR2,):
+        process.send_signal(number)
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, output
 
 
 @pytest.mark.parametrize("site", SITES)
 def test_the_launcher_gets_what_the_site_says(standins: Standins, tmp_path: Path, site: str) -> None:
-    done = _finish(_start(standins, *_job(standins, site, tmp_path / "run")[:1]), tmp_path / "run")
-    assert (done.status, done.output.count("\n")) == (0, 2), done.output
-    assert done.output.endswith(f": done, {done.run}\n")
-    assert (done.run / "job/done").exists()
-    launched = standins.calls(LAUNCHERS[site])
-    assert [call["options"] for call in launched] == [OPTIONS[site]]
+    script, run = _job(standins, site, tmp_path / "run")
+    status, output = _run(standins, script)
+    assert (status, output.count("\n")) == (0, 2) and output.endswith(f": done, {run}\n"), output
+    assert (run / "job/done").exists()
+    assert [call["options"] for call in standins.calls(LAUNCHERS[site])] == [OPTIONS[site]]
+    # A run that is done is not run again.
+    status, output = _run(standins, script)
+    assert (status, len(standins.calls("trainer"))) == (0, 1)
+    assert output.endswith(f"{run} is done already, there is nothing to do\n")
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("site", ["summit", "srun", "local"])
+@pytest.mark.parametrize(
+    ("site", "name"), [*itertools.product(("summit", "srun"), HOSTILE), *(("local", name) for name in HOSTILE[:2])]
+)
 def test_hostile_names_break_and_run_nothing(standins: Standins, tmp_path: Path, site: str, name: str) -> None:
     script, run = _job(standins, site, tmp_path / "runs" / name)
-    done = _finish(_start(standins, script), run)
-    assert done.status == 0, done.output
+    status, output = _run(standins, script)
+    assert status == 0, output
     (call,) = standins.calls("trainer")
     assert call["words"] == ["-m", "summit_train", "train", f"{run}/job/spec.yaml"]
     assert call["folder"] == str(standins.folder / f"work {name}")
@@ -150,8 +156,8 @@ def _directives(script: str) -> list[str]:
 def test_staging_is_once_a_node_then_training_reads_there(standins: Standins, tmp_path: Path, site: str) -> None:
     packed = (Path("/packed/$(touch x) train"), Path("/packed/val"))
     script, run = _job(standins, site, tmp_path / "run", stage=packed)
-    done = _finish(_start(standins, script, USER="me"), run)
-    assert done.status == 0, done.output
+    status, output = _run(standins, script, USER="me")
+    assert status == 0, output
     staged = {"summit": "/mnt/bb/me"}.get(site, "/tmp") + "/summit_train_7"
     assert [call["words"][2:] for call in standins.calls("trainer")] == [
         *(["data", "stage", str(path), staged] for path in packed),
@@ -163,116 +169,82 @@ def test_staging_is_once_a_node_then_training_reads_there(standins: Standins, tm
     assert standins.calls(LAUNCHERS[site])[-1]["command"] == ["rm", "-rf", "--", staged]
 
 
-def test_staging_that_fails_starts_no_training(standins: Standins, tmp_path: Path) -> None:
-    script, run = _job(standins, "srun", tmp_path / "run", stage=(Path("/packed"),))
-    done = _finish(_start(standins, script, STAGING_ENDS="4"), run)
-    assert done.status == 4
-    assert done.output.endswith("staging ended with exit status 4; not started again\n")
-    assert len(standins.calls("trainer")) == 1
-
-
-def _stopped(standins: Standins, script: str, run: Path, number: int = signal.SIGUSR2, does: str = "stop") -> Done:
-    """The script's end after a signal to the script alone."""
-    before = len(standins.calls("trainer"))
-    (standins.folder / "squeue").write_text("RUNNING\n")
-    process = _start(standins, script, TRAINER=does)
-    while len(standins.calls("trainer")) == before:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    process.send_signal(number)
-    return _finish(process, run)
+@pytest.mark.parametrize(
+    ("site", "stage", "environ", "status", "said"),
+    [
+        ("srun", (Path("/packed"),), {"STAGING_ENDS": "4"}, 4, "staging ended with exit status 4; not started again\n"),
+        ("summit", (), {"TRAINER": "fail"}, 3, "failed with exit status 3; not started again\n"),
+    ],
+)
+def test_staging_or_training_that_fails_ends_the_job(
+    standins: Standins, tmp_path: Path, site: str, stage: tuple[Path, ...], environ: dict[str, str], status: int,
+    said: str,
+) -> None:  # fmt: skip
+    script, run = _job(standins, site, tmp_path / "run", stage=stage)
+    ended, output = _run(standins, script, **environ)
+    assert ended == status and output.endswith(said)
+    assert len(standins.calls("trainer")) == 1 and not (run / "job/done").exists()
 
 
 # mpirun, srun and jsrun each pass the signal on in their own way, which tests with the real ones show; here the
 # stand-ins of mpirun and srun become the trainer, so that the script's signal reaches it.
 @pytest.mark.parametrize("site", ["lsf", "srun", "mpirun"])
 def test_the_warning_reaches_the_ranks_and_the_job_is_requeued(standins: Standins, tmp_path: Path, site: str) -> None:
+    """However often the signal comes."""
     script, run = _job(standins, site, tmp_path / "run")
-    done = _stopped(standins, script, run)
-    assert done.status == 85, done.output
-    assert "SIGUSR2, the ranks are asked for a checkpoint" in done.output
-    assert "stopped at step 8" in done.output and "1 of 20" in done.output
+    status, output = _stopped(standins, script, *[signal.SIGUSR2] * 5)
+    assert status == 85, output
+    assert "SIGUSR2, the ranks are asked for a checkpoint" in output
+    assert "stopped at step 8" in output and "1 of 20" in output
     assert (run / "job/requeues").read_text() == "7 step 8\n"
     if site != "lsf":
         assert [call["words"] for call in standins.calls("scontrol")] == [["requeue", "7"]]
 
 
-def test_a_launcher_that_hides_the_status_hides_no_stop(standins: Standins, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("does", "number", "state", "status", "said"),
+    [
+        ("stop as another", signal.SIGUSR2, "RUNNING", 85, "stopped at step 8"),  # the launcher hides the exit status
+        ("stop without a step", signal.SIGUSR2, "RUNNING", 1,
+         "stopped at step 0 without a new step or score since its start; not started again"),
+        ("stop", signal.SIGTERM, "RUNNING", 143, "at step 8; submit it again to go on"),  # cancelled
+        ("stop", signal.SIGINT, "RUNNING", 143, "at step 8; submit it again to go on"),
+        ("stop", signal.SIGUSR2, "COMPLETING", 1, "Slurm calls it COMPLETING, so it is not requeued here"),
+    ],
+)  # fmt: skip
+def test_a_job_is_requeued_only_if_it_was_warned_and_got_on(
+    standins: Standins, tmp_path: Path, does: str, number: int, state: str, status: int, said: str
+) -> None:
     script, run = _job(standins, "srun", tmp_path / "run")
-    assert _stopped(standins, script, run, does="stop as another").status == 85
-
-
-def test_a_job_without_a_new_step_is_not_requeued(standins: Standins, tmp_path: Path) -> None:
-    script, run = _job(standins, "srun", tmp_path / "run")
-    done = _stopped(standins, script, run, does="stop without a step")
-    assert done.status == 1
-    assert "stopped at step 0 without a new step or score since its start; not started again" in done.output
-    assert standins.calls("scontrol") == []
+    ended, output = _stopped(standins, script, number, does=does, state=state)
+    assert ended == status and said in output
+    assert bool(standins.calls("scontrol")) == (status == 85)
+    assert (run / "job/requeues").exists() == (number == signal.SIGUSR2 and "without a step" not in does)
 
 
 def test_a_job_that_scored_videos_is_requeued_as_one_that_made_steps(standins: Standins, tmp_path: Path) -> None:
     """Twice: the second one finds scores of the first."""
-    script, run = _job(standins, "srun", tmp_path / "run")
-    for _ in range(2):
-        assert _stopped(standins, script, run, does="stop in the evaluation").status == 85
-    assert _stopped(standins, script, run, does="stop without a step").status == 1
+    script, _ = _job(standins, "srun", tmp_path / "run")
+    for does, status in (("stop in the evaluation", 85),) * 2 + (("stop without a step", 1),):
+        assert _stopped(standins, script, does=does)[0] == status
 
 
 def test_requeues_are_bounded(standins: Standins, tmp_path: Path) -> None:
     script, run = _job(standins, "lsf", tmp_path / "run", max_requeues=2)
-    assert [_stopped(standins, script, run).status for _ in range(3)] == [85, 85, 1]
+    ends = [_stopped(standins, script) for _ in range(3)]
+    assert [status for status, _ in ends] == [85, 85, 1]
     assert (run / "job/requeues").read_text().splitlines() == ["7 step 8", "7 step 9"]
-    assert _stopped(standins, script, run).output.endswith(
-        "stopped at step 11 after 2 requeues, no more are allowed; submit it again to go on\n"
-    )
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_who_cancels_gets_a_checkpoint_and_no_requeue(standins: Standins, tmp_path: Path, number: int) -> None:
-    script, run = _job(standins, "srun", tmp_path / "run")
-    done = _stopped(standins, script, run, number)
-    assert done.status == 143
-    assert "at step 8; submit it again to go on" in done.output
-    assert standins.calls("scontrol") == [] and not (run / "job/requeues").exists()
-
-
-def test_a_job_that_slurm_is_ending_is_not_requeued(standins: Standins, tmp_path: Path) -> None:
-    script, run = _job(standins, "srun", tmp_path / "run")
-    process = _start(standins, script, TRAINER="stop")
-    _wait_for_trainer(standins)
-    (standins.folder / "squeue").write_text("COMPLETING\n")
-    process.send_signal(signal.SIGUSR2)
-    done = _finish(process, run)
-    assert (done.status, standins.calls("scontrol")) == (1, [])
-    assert "Slurm calls it COMPLETING, so it is not requeued here" in done.output
+    assert ends[2][1].endswith("stopped at step 10 after 2 requeues, no more are allowed; submit it again to go on\n")
 
 
 def test_a_requeue_that_slurm_refuses_is_said(
     standins: Standins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script, run = _job(standins, "srun", tmp_path / "run")
+    script, _ = _job(standins, "srun", tmp_path / "run")
     monkeypatch.setenv("STANDIN_REFUSES", "Requested operation is presently disabled")
-    done = _stopped(standins, script, run)
-    assert done.status == 1
-    assert done.output.endswith("Slurm did not take it back; submit it again to go on\n")
+    status, output = _stopped(standins, script)
+    assert status == 1 and output.endswith("Slurm did not take it back; submit it again to go on\n")
     assert len(standins.calls("scontrol")) == 1  # though squeue did not answer
-
-
-def test_two_signals_are_one_wish(standins: Standins, tmp_path: Path) -> None:
-    script, run = _job(standins, "lsf", tmp_path / "run")
-    process = _start(standins, script, TRAINER="stop")
-    _wait_for_trainer(standins)
-    for _ in range(5):
-        process.send_signal(signal.SIGUSR2)
-    assert _finish(process, run).status == 85
-
-
-def test_a_failure_is_left_alone(standins: Standins, tmp_path: Path) -> None:
-    script, run = _job(standins, "summit", tmp_path / "run")
-    done = _finish(_start(standins, script, TRAINER="fail"), run)
-    assert done.status == 3
-    assert done.output.endswith("failed with exit status 3; not started again\n")
-    assert not (run / "job/done").exists()
 
 
 @pytest.mark.parametrize(
@@ -281,29 +253,20 @@ def test_a_failure_is_left_alone(standins: Standins, tmp_path: Path) -> None:
 def test_one_crash_before_the_first_checkpoint_is_forgiven(
     standins: Standins, tmp_path: Path, trainer: str, starts: int, status: int
 ) -> None:
-    script, run = _job(standins, "srun", tmp_path / "run")
-    done = _finish(_start(standins, script, TRAINER=trainer), run)
-    assert done.status == status
-    assert len(standins.calls("trainer")) == starts
-    assert done.output.count("crashed at their start (exit status 139); started once more") == starts - 1
-
-
-def test_a_run_that_is_done_is_not_run_again(standins: Standins, tmp_path: Path) -> None:
-    script, run = _job(standins, "summit", tmp_path / "run")
-    assert _finish(_start(standins, script), run).status == 0
-    again = _finish(_start(standins, script), run)
-    assert (again.status, len(standins.calls("trainer"))) == (0, 1)
-    assert again.output.endswith(f"{run} is done already, there is nothing to do\n")
+    script, _ = _job(standins, "srun", tmp_path / "run")
+    ended, output = _run(standins, script, TRAINER=trainer)
+    assert ended == status and len(standins.calls("trainer")) == starts
+    assert output.count("crashed at their start (exit status 139); started once more") == starts - 1
 
 
 def test_only_the_last_job_of_a_chain_requeues_itself(standins: Standins, tmp_path: Path) -> None:
     script, run = _job(standins, "lsf", tmp_path / "run")
     (run / "job/last_job").write_text("8\n")
-    done = _stopped(standins, script, run)
-    assert (done.status, (run / "job/requeues").exists()) == (0, False)
-    assert "stopped at step 8; the next job of the chain goes on" in done.output
+    status, output = _stopped(standins, script)
+    assert (status, (run / "job/requeues").exists()) == (0, False)
+    assert "stopped at step 8; the next job of the chain goes on" in output
     (run / "job/last_job").write_text("7\n")
-    assert _stopped(standins, script, run).status == 85
+    assert _stopped(standins, script)[0] == 85
 
 
 @pytest.mark.parametrize("site", ["summit", "srun"])
@@ -315,8 +278,7 @@ def test_an_arrays_index_chooses_the_run(standins: Standins, tmp_path: Path, sit
     script = render(load_site(SITES[site][0]), Job("array", runs, 2, 60, tmp_path, str(python)))
     for index, run in enumerate(runs, 1):
         ids = {"LSB_JOBINDEX": str(index), "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(index)}
-        done = _finish(_start(standins, script, **ids), run)
-        assert (done.status, done.output) == (0, "")
+        assert _run(standins, script, **ids) == (0, "")
         assert standins.calls("trainer")[-1]["words"][3] == f"{run}/job/spec.yaml"
         assert (run / f"job/7_{index}.out").read_text().endswith(f": done, {run}\n")
 

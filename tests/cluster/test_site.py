@@ -41,19 +41,30 @@ def test_summit_is_as_its_guide_says() -> None:
         site.walltime_cap(4609)
 
 
-def test_a_profile_of_ones_own_is_a_file_anywhere(tmp_path: Path) -> None:
-    site = load_site(_mine(tmp_path))
-    assert (site.name, site.ranks, site.cores_per_rank) == ("mine", 8, 7)
+def test_a_profile_of_ones_own_may_extend_a_shipped_one(tmp_path: Path) -> None:
+    # YAML 1.1 reads 2:30 as the number 150, which is what 2 h 30 min are in minutes.
+    site = load_site(_mine(tmp_path, "default_walltime: 2:30\n"))
+    assert (site.name, site.ranks, site.cores_per_rank, site.default_walltime) == ("mine", 8, 7, 150)
     assert site.walltime_cap(10_000) is None
-
-
-def test_a_profile_extends_a_shipped_one(tmp_path: Path) -> None:
     path = tmp_path / "ours.yaml"
     path.write_text(f"name: ours\nextends: {shipped('configs/sites')}/slurm_generic.yaml\nqueue: gpu\n")
     site = load_site(path, ["account=abc123", "environment.NCCL_DEBUG.value=INFO"])
     assert (site.queue, site.account, site.launcher) == ("gpu", "abc123", "srun")
-    assert site.environment["NCCL_DEBUG"].value == "INFO"
-    assert site.environment["OMP_NUM_THREADS"].value == "1"
+    values = [site.environment[name].value for name in ("NCCL_DEBUG", "OMP_NUM_THREADS")]
+    assert values == ["INFO", "1"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("launcher=jsrun", "mine: launcher: must be srun or mpirun with slurm, got jsrun"),
+        ("gpus_per_node=0", "mine: ranks_per_node: must be given where gpus_per_node is 0"),
+    ],
+)
+def test_keys_that_do_not_fit_each_other(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_site(_mine(tmp_path), [override])
+    assert load_site(_mine(tmp_path), ["gpus_per_node=0", "ranks_per_node=2"]).ranks == 2
 
 
 def test_a_list_that_is_replaced_is_said_with_what_is_lost(tmp_path: Path) -> None:
@@ -75,10 +86,6 @@ def test_a_list_that_is_replaced_is_said_with_what_is_lost(tmp_path: Path) -> No
     assert len(said) == 1 and said[0].endswith(" and leaves out --exclusive, --mem=0")
 
 
-def test_mpirun_within_slurm_is_two_overrides() -> None:
-    assert load_site("slurm_v100", ["launcher=mpirun", "launcher_options=[]"]).launcher == "mpirun"
-
-
 @pytest.mark.parametrize(
     ("text", "minutes"), [("0:30", 30), ("2:00", 120), ("24:00", 1440), ("100:59", 6059), ("0000:01", 1)]
 )
@@ -91,11 +98,6 @@ def test_walltimes_are_hours_and_minutes(text: str, minutes: int) -> None:
 def test_other_walltimes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be hours and minutes, such as 2:00"):
         parse_walltime(text)
-
-
-def test_a_walltime_without_quotes_is_the_same(tmp_path: Path) -> None:
-    # YAML 1.1 reads 2:30 as the number 150, which is what 2 h 30 min are in minutes.
-    assert load_site(_mine(tmp_path, "default_walltime: 2:30\n")).default_walltime == 150
 
 
 @pytest.mark.parametrize(
@@ -135,17 +137,6 @@ def test_mistakes_have_their_line_and_what_would_be_right(tmp_path: Path, more: 
         load_site(_mine(tmp_path, more))
     assert message in str(error.value)
     assert "mine" in str(error.value)
-
-
-def test_a_launcher_belongs_to_a_scheduler(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="mine: launcher: must be srun or mpirun with slurm, got jsrun"):
-        load_site(_mine(tmp_path), ["launcher=jsrun"])
-
-
-def test_a_site_without_gpus_says_its_ranks(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="mine: ranks_per_node: must be given where gpus_per_node is 0"):
-        load_site(_mine(tmp_path), ["gpus_per_node=0"])
-    assert load_site(_mine(tmp_path), ["gpus_per_node=0", "ranks_per_node=2"]).ranks == 2
 
 
 def test_a_back_end_that_is_named_becomes_a_variable_of_the_ranks(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.slurm import Slurm, SlurmError, running_slurm
-from tests.worlds import BACKENDS
 
 WORLD = """
 import os
@@ -21,24 +20,23 @@ for words in world.gather(mine) or ():
     print(*words, flush=True)
 world.close()
 """
-LAUNCHERS = {
-    "srun": ("srun --mpi=pmix", "srun"),
-    "mpirun": ("mpirun --bind-to none", "mpirun (Open MPI)"),
-}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_ranks_on_two_nodes_are_local_rank_0_of_1_on_both(
-    slurm: Slurm, tmp_path: Path, launcher: str, backend: str
-) -> None:
-    command, name = LAUNCHERS[launcher]
-    if backend == "torch":
+@pytest.mark.parametrize(
+    ("launcher", "name", "backend"),
+    [
+        ("srun --mpi=pmix", "srun", "horovod"),
         # srun's ranks find each other by the job's number. This machine does not know its nodes' names.
-        command = f"export MASTER_ADDR=127.0.0.1\n{command.replace(' --mpi=pmix', '')}"
+        ("export MASTER_ADDR=127.0.0.1\nsrun", "srun", "torch"),
+        ("mpirun --bind-to none", "mpirun (Open MPI)", "horovod"),
+    ],
+)
+def test_ranks_on_two_nodes_are_local_rank_0_of_1_on_both(
+    slurm: Slurm, tmp_path: Path, launcher: str, name: str, backend: str
+) -> None:
     (tmp_path / "world.py").write_text(WORLD)
     job = slurm.submit(
-        f"#!/bin/bash\nexport SUMMIT_TRAIN_COMM={backend}\n{command} '{sys.executable}' '{tmp_path}/world.py'\n",
+        f"#!/bin/bash\nexport SUMMIT_TRAIN_COMM={backend}\n{launcher} '{sys.executable}' '{tmp_path}/world.py'\n",
         "--nodes=2",
         "--ntasks-per-node=1",
     )

@@ -13,6 +13,7 @@ from tests.cluster.test_slurm_submit import SITE
 from tests.conftest import WriteSpec
 from tests.runs import steps_of
 from tests.slurm import Slurm
+from tests.worlds import lines
 
 pytestmark = [pytest.mark.slow]
 
@@ -36,13 +37,13 @@ def files(write_spec: WriteSpec, tmp_path: Path) -> tuple[str, str]:
 
 
 def _sweep(slurm: Slurm, *words: str) -> str:
-    done = slurm.program("sweep", *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    status, said = slurm.program("sweep", *words)
+    assert status == 0, said
+    return said
 
 
 def _states(slurm: Slurm, sweep: str) -> dict[str, str]:
-    values = json.loads(_sweep(slurm, sweep, "--status", "--json"))
+    values = json.loads(lines(_sweep(slurm, sweep, "--status", "--json"))[-1])
     return {run["name"]: run["state"] for run in values["runs"]}
 
 

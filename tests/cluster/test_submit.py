@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,13 +58,27 @@ def test_an_array_has_its_script_apart_from_its_runs(spec: Spec, tmp_path: Path)
 def test_sbatch_is_called_in_the_scripts_folder(standins: Standins, spec: Spec) -> None:
     """So the relative --output of the script is there, whatever characters the path has."""
     _, script = _written(spec, SLURM)
-    (standins.folder / "sbatch").write_text("4711;cluster\n")
-    assert submit(SLURM, script) == "4711"
-    assert submit(SLURM, script, after="4711") == "4711"
-    first, second = standins.calls("sbatch")
-    assert first["words"] == ["--parsable", "job.sh"]
-    assert second["words"] == ["--parsable", "--dependency=afterany:4711", "job.sh"]
-    assert first["folder"] == str(spec.run_path / "job")
+    for answer, after, words in (
+        ("4711;cluster\n", None, ["--parsable", "job.sh"]),
+        ("charged to abc123\n88\n", "4711", ["--parsable", "--dependency=afterany:4711", "job.sh"]),
+    ):
+        (standins.folder / "sbatch").write_text(answer)
+        assert submit(SLURM, script, after=after) == ("88" if after else "4711")
+        call = standins.calls("sbatch")[-1]
+        assert (call["words"], call["folder"]) == (words, str(spec.run_path / "job"))
+
+
+def test_a_refusal_and_an_answer_without_a_job_are_passed_on(
+    standins: Standins, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, script = _written(spec, SLURM)
+    (standins.folder / "sbatch").write_text("welcome to the cluster\n")
+    with pytest.raises(RunFailed, match="sbatch answered 'welcome to the cluster', which names no job"):
+        submit(SLURM, script)
+    monkeypatch.setenv("STANDIN_REFUSES", "error: Batch job submission failed:\nInvalid account")
+    refused = r"sbatch refused \(exit status 97\): error: Batch job submission failed: Invalid account$"
+    with pytest.raises(RunFailed, match=refused):
+        submit(SLURM, script)
 
 
 @pytest.mark.parametrize(("site", "named"), [(SUMMIT, True), (LSF, False)])
@@ -80,12 +93,15 @@ def test_bsub_is_named_the_script_or_reads_it(standins: Standins, spec: Spec, si
 
 def test_a_chain_is_recorded_job_by_job(standins: Standins, spec: Spec) -> None:
     job, script = _written(spec, LSF)
-    assert chain(LSF, job, script, 3) == ["101", "102", "103"]
-    assert [each["options"].get("-w") for each in standins.jobs()] == [None, "ended(101)", "ended(102)"]
+    assert chain(LSF, job, script, 1) == ["101"] and not (spec.run_path / "job/last_job").exists()
+    assert chain(LSF, job, script, 2) == ["102", "103"]
+    assert [each["options"].get("-w") for each in standins.jobs()] == [None, None, "ended(102)"]
     assert (spec.run_path / "job/last_job").read_text() == "103\n"
+    text = (spec.run_path / "job/submitted.jsonl").read_text()
     lines = submissions(spec.run_path)
-    assert [line["id"] for line in lines] == ["101", "102", "103"]
-    assert {key: lines[0][key] for key in lines[0] if key != "time"} == {
+    assert [line["id"] for line in lines] == ["101", "102", "103"] and text.count("\n") == 3
+    assert lines[0].pop("time") <= lines[1]["time"]
+    assert lines[0] == {
         "id": "101",
         "site": "lsf_generic",
         "scheduler": "lsf",
@@ -94,13 +110,6 @@ def test_a_chain_is_recorded_job_by_job(standins: Standins, spec: Spec) -> None:
         "nodes": 2,
         "walltime_minutes": 60,
     }
-    assert lines[0]["time"] <= lines[1]["time"]
-
-
-def test_one_job_is_no_chain(standins: Standins, spec: Spec) -> None:
-    job, script = _written(spec, LSF)
-    chain(LSF, job, script, 1)
-    assert not (spec.run_path / "job/last_job").exists()
 
 
 def test_a_scheduler_that_is_not_there(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,27 +121,6 @@ def test_a_scheduler_that_is_not_there(spec: Spec, monkeypatch: pytest.MonkeyPat
             submit(site, script)
         with pytest.raises(UserError, match=message):
             job_states(site, ["1"])
-
-
-def test_a_refusal_is_passed_on_in_one_line(standins: Standins, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, script = _written(spec, SLURM)
-    monkeypatch.setenv("STANDIN_REFUSES", "error: Batch job submission failed:\nInvalid account")
-    with pytest.raises(RunFailed) as error:
-        submit(SLURM, script)
-    assert str(error.value) == ("sbatch refused (exit status 97): error: Batch job submission failed: Invalid account")
-
-
-def test_an_answer_without_a_job_is_an_error(standins: Standins, spec: Spec) -> None:
-    _, script = _written(spec, SLURM)
-    (standins.folder / "sbatch").write_text("welcome to the cluster\n")
-    with pytest.raises(RunFailed, match="sbatch answered 'welcome to the cluster', which names no job"):
-        submit(SLURM, script)
-
-
-def test_words_before_the_answer_are_passed_over(standins: Standins, spec: Spec) -> None:
-    _, script = _written(spec, SLURM)
-    (standins.folder / "sbatch").write_text("charged to abc123\n88\n")
-    assert submit(SLURM, script) == "88"
 
 
 def test_states_of_slurm_jobs(standins: Standins) -> None:
@@ -178,10 +166,3 @@ def test_a_job_of_this_run_that_is_waiting(standins: Standins, spec: Spec) -> No
     # Another scheduler's number says nothing here.
     (standins.folder / "bjobs").write_text("8 0 RUN\n")
     assert prepare_job(LSF, job, spec) == script
-
-
-def test_what_was_submitted_is_one_object_a_line(spec: Spec) -> None:
-    job, script = _written(spec, SLURM)
-    record(SLURM, job, script, "7")
-    (line,) = (spec.run_path / "job/submitted.jsonl").read_text().splitlines()
-    assert json.loads(line)["id"] == "7"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -32,11 +31,3 @@ def start(program: str, spec: Path, device: torch.device, log: Path) -> subproce
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-
-
-def steps_of(run: Path) -> list[int]:
-    """The steps that a run has recorded, in the order of its file."""
-    path = run / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    records = [json.loads(line) for line in lines if line.endswith("}")]
-    return [record["step"] for record in records if record["kind"] == "step"]

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from tests.conftest import WriteSpec
-from tests.gpu.processes import start, steps_of
+from tests.gpu.processes import start
+from tests.runs import steps_of
 from tests.worlds import PATIENCE_S
 
 # Four virtual GPUs: the ninth pass is the first of the third step. The plan counts on the meta device.

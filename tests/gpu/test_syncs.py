@@ -25,29 +25,27 @@ SMALL = "model.width=0.125 data.crop=32 data.short_side=[32,32] precision=fp32" 
 SYNCHRONOUS = "noise_scale.every_steps=1 ema.decay=0.9 optimizer.clip_norm=1.0"
 AVERAGING = "parallel.method=averaging parallel.period=1"
 OTHER_SOLVER = "optimizer.momentum=null optimizer.name"
+FP16 = "precision=fp16"
 # name -> spec below configs/kinetics, overrides
 CASES = {
-    "tsm, sgd, fp16": ("tsm_r50_8f", f"{SYNCHRONOUS} precision=fp16"),
-    "tsm, sgd, bf16": ("tsm_r50_8f", f"{SYNCHRONOUS} precision=bf16"),
-    "tsm, sgd, fp32": ("tsm_r50_8f", f"{SYNCHRONOUS} precision=fp32"),
-    "tsm, lars, fp16": ("tsm_r50_8f", f"{SYNCHRONOUS} optimizer.trust_ratio.kind=lars precision=fp16"),
-    "tsm, bounded ratio, fp16": ("tsm_r50_8f", f"{SYNCHRONOUS} optimizer.trust_ratio.kind=bounded precision=fp16"),
+    **{f"tsm, sgd, {p}": ("tsm_r50_8f", f"{SYNCHRONOUS} precision={p}") for p in ("fp16", "bf16", "fp32")},
     **{
-        f"tsm, {solver}, fp16": ("tsm_r50_8f", f"{SYNCHRONOUS} {OTHER_SOLVER}={solver} precision=fp16")
+        f"tsm, {solver}, fp16": ("tsm_r50_8f", f"{SYNCHRONOUS} {OTHER_SOLVER}={solver} {FP16}")
         for solver in ("rmsprop", "adagrad", "adam", "lamb")
     },
-    "tsm, dropout, recomputed blocks": (
-        "tsm_r50_8f",
-        f"{SYNCHRONOUS} precision=fp16 model.dropout=0.5 execution.recompute=true",
-    ),
-    "averaging, sgd, fp16": ("tsm_r50_8f", f"{AVERAGING} precision=fp16"),
+    **{
+        f"tsm, {kind}, fp16": ("tsm_r50_8f", f"{SYNCHRONOUS} optimizer.trust_ratio.kind={kind} {FP16}")
+        for kind in ("lars", "bounded")
+    },
+    "tsm, recomputed": ("tsm_r50_8f", f"{SYNCHRONOUS} {FP16} model.dropout=0.5 execution.recompute=true"),
+    "averaging, sgd, fp16": ("tsm_r50_8f", f"{AVERAGING} {FP16}"),
     "averaging, adam, bf16": ("tsm_r50_8f", f"{AVERAGING} {OTHER_SOLVER}=adam precision=bf16"),
-    "averaging, lamb, fp16": ("tsm_r50_8f", f"{AVERAGING} {OTHER_SOLVER}=lamb precision=fp16"),
-    "tsn, sgd, fp16": ("tsn_r50_8f", f"{SYNCHRONOUS} precision=fp16"),
-    "tsm non-local, sgd, bf16": ("tsm_nl_r50_8f", f"{SYNCHRONOUS} precision=bf16"),
-    "tsm mobilenet_v2, sgd, fp16": ("tsm_mobilenet_v2_8f", f"{SYNCHRONOUS} precision=fp16"),
-    "i3d_3x3x3, sgd, fp16": ("i3d_3x3x3_r50_16f", f"{SYNCHRONOUS} precision=fp16"),
-    "slowfast, sgd, bf16": ("slowfast_r50_4x16", f"{SYNCHRONOUS} precision=bf16"),
+    "averaging, lamb, fp16": ("tsm_r50_8f", f"{AVERAGING} {OTHER_SOLVER}=lamb {FP16}"),
+    "tsn": ("tsn_r50_8f", f"{SYNCHRONOUS} {FP16}"),
+    "tsm non-local": ("tsm_nl_r50_8f", f"{SYNCHRONOUS} precision=bf16"),
+    "tsm mobilenet_v2": ("tsm_mobilenet_v2_8f", f"{SYNCHRONOUS} {FP16}"),
+    "i3d_3x3x3": ("i3d_3x3x3_r50_16f", f"{SYNCHRONOUS} {FP16}"),
+    "slowfast": ("slowfast_r50_4x16", f"{SYNCHRONOUS} precision=bf16"),
 }
 
 

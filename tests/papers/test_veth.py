@@ -26,7 +26,7 @@ def test_without_root_it_says_so_and_is_no_failure(
 def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert VETH.why_not() == "there is no ip on PATH; apt-get install iproute2 util-linux"
+    assert VETH.why_not() == "ip is not on PATH; apt-get install iproute2 util-linux"
 
 
 @pytest.mark.skipif(VETH.why_not() is not None, reason=str(VETH.why_not()))

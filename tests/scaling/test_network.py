@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from summit_train.core.errors import UserError
 from summit_train.scaling.machines import Link, Network
 from summit_train.scaling.network import (
     Gradient,
@@ -69,11 +68,6 @@ def test_one_rank_talks_to_nobody(algorithm: str) -> None:
     network = Network.model_validate({**NETWORK.model_dump(), "algorithm": algorithm, "overhead_s": 1e-3})
     assert allreduce_seconds(network, 1, 1, 1e9) == 0
     assert allreduce_seconds(network, 1, 2, 4) > 1e-3
-
-
-def test_several_nodes_need_a_link_between_them() -> None:
-    with pytest.raises(UserError, match=r"network\.inter"):
-        allreduce_seconds(Network(intra=INTRA), 2, 1, 4)
 
 
 @given(nodes, per_node, sizes)
@@ -145,10 +139,6 @@ def test_the_hop_of_a_fit_gives_the_fit_back(ranks: int) -> None:
 MS = 1e-3
 
 
-def rounded(seconds: float) -> float:
-    return round(seconds, 9)
-
-
 gradient_lists = st.lists(st.tuples(st.floats(0, 0.2), st.integers(4, 10**8)), min_size=1, max_size=40).map(
     lambda pairs: [Gradient(ready, size) for ready, size in sorted(pairs)]
 )
@@ -159,17 +149,10 @@ def test_gradients_by_layer_sum_up_to_the_network() -> None:
     gradients = layer_gradients(network, 3.0, 4)
     assert sum(gradient.num_bytes for gradient in gradients) == network.gradient_bytes
     assert [g.ready_s for g in gradients] == sorted(g.ready_s for g in gradients)
-    assert rounded(gradients[-1].ready_s) == 3.0
+    assert gradients[-1].ready_s == pytest.approx(3)
     # The classifier is the last layer: first, and quick. conv1 and its norm come last.
     assert gradients[0].num_bytes == 4 * 2049 * 400 and gradients[0].ready_s < 0.01
     assert gradients[-1].num_bytes == 4 * (3 * 64 * 49 + 2 * 64)
-
-
-def test_half_of_the_bytes_are_ready_after_a_quarter_of_the_backward_pass() -> None:
-    # Why communication hides: ResNet's last stage has most parameters and is the first to be done.
-    gradients = layer_gradients(counted("tsm"), 1.0, 4)
-    early = sum(g.num_bytes for g in gradients if g.ready_s <= 0.25)
-    assert early > 0.5 * sum(g.num_bytes for g in gradients)
 
 
 def _cycles(*, fusion_bytes: int = 1000, cycle_s: float = MS, **more: Any) -> Network:
@@ -179,7 +162,7 @@ def _cycles(*, fusion_bytes: int = 1000, cycle_s: float = MS, **more: Any) -> Ne
 def _overlapped(gradients: list[Gradient], backward_s: float, seconds: float, network: Network) -> tuple[float, float]:
     """Communication and its exposed part, where every allreduce takes `seconds`."""
     communication_s, exposed_s = overlap(gradients, backward_s, lambda size: seconds, network)
-    return rounded(communication_s), rounded(exposed_s)
+    return round(communication_s, 9), round(exposed_s, 9)
 
 
 def test_two_buffers_by_hand() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from summit_train.scaling import published
 
@@ -27,18 +25,7 @@ def test_accuracy_at_the_papers_batches_and_halfway() -> None:
     between = published.accuracy(34_755)
     assert between is not None and between["interpolated"]
     assert between["top1"] == pytest.approx((69.80 + 62.22) / 2, abs=0.01)
-
-
-@pytest.mark.parametrize("batch", [1, 95, 49_153])
-def test_nothing_is_said_of_batches_the_paper_did_not_try(batch: int) -> None:
-    assert published.accuracy(batch) is None
-
-
-@given(st.integers(96, 49_152))
-def test_between_its_neighbours(batch: int) -> None:
-    seen = published.accuracy(batch)
-    assert seen is not None
-    assert 62.22 <= seen["top1"] <= 74.18 and 0.04 <= seen["std"] <= 0.17
+    assert [published.accuracy(batch) for batch in (1, 95, 49_153)] == [None] * 3  # not tried by the paper
 
 
 def test_a_row_is_found_by_batch_and_gpus() -> None:

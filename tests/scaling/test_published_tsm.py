@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from summit_train.bench.latency import entries_of_table
-from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES, Network, Row
+from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES, Row
 
 
 def _row(table: int, label: str) -> Row:
@@ -57,9 +57,3 @@ def test_our_networks_cost_what_is_printed(number: int) -> None:
             assert values["multiply_adds"] == pytest.approx(row.multiply_adds, rel=0.02)
             if entry.label not in ("TRN multi-scale, ResNet-50", "I3D 3x1x1"):
                 assert values["parameters"] == pytest.approx(row.parameters, rel=0.005)
-
-
-def test_an_ensemble_is_a_network_for_each_number_of_frames() -> None:
-    assert Network("tsm", "resnet50", (8, 16)).words() == [
-        ["model.arch=tsm", "model.backbone=resnet50", f"data.num_frames={frames}"] for frames in (8, 16)
-    ]
