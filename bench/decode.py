@@ -32,7 +32,7 @@ from av.video.frame import VideoFrame
 from summit_train.bench.measure import pair_ratios, spread, spread_text
 from summit_train.core import rng
 from summit_train.core.processes import answer
-from summit_train.core.text import table
+from summit_train.core.result import TextTable
 from summit_train.data.motion import MotionSet
 from summit_train.data.video import augment
 from summit_train.spec import DataSpec
@@ -129,7 +129,8 @@ def as_text(result: dict[str, Any]) -> str:
     """Format the results for one distance of key frames."""
     rows = [("", "clips/s, median (min .. max)")]
     rows += [(name, spread_text(values, ".1f")) for name, values in result["clips_per_second"].items()]
-    return table([*rows, *((name, spread_text(values, ".2f")) for name, values in result["ratios"].items())])
+    ratios = [(name, spread_text(values, ".2f")) for name, values in result["ratios"].items()]
+    return str(TextTable([*rows, *ratios], indent="  "))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from summit_train.core.text import text_table
+from summit_train.core.result import TextTable
 from summit_train.report.caption import drawn, wrapped
 from summit_train.report.figures import GREY, PALETTE
 from summit_train.report.tables import machine_text
@@ -238,7 +238,7 @@ def as_text(values: Values) -> str:
         }
         for row in rows_of(results)
     ]
-    lines += ["", text_table(cells), ""] if cells else []
+    lines += ["", str(TextTable.of_records(cells)), ""] if cells else []
     for name, value, sign, bound in goals_of(results):
         met = value <= bound if sign == "<=" else value >= bound
         lines.append(f"{'met' if met else 'MISSED'}: {name}: {value:.3f}, goal {sign} {bound}")

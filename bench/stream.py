@@ -26,7 +26,7 @@ import torch
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from summit_train.core.text import table
+from summit_train.core.result import TextTable
 from summit_train.models.network import build_network
 from summit_train.spec import load_spec
 from summit_train.training.checkpoint import save_checkpoint
@@ -136,7 +136,7 @@ def as_text(values: dict[str, Any]) -> str:
     frames = f"{values['lines']:,} of {values['frames']:,}, {values['size']} x {values['size']} pixels"
     rows = {"frames": frames, **memory, "growth": f"{100 * values['growth']:+.2f} %", **latency}
     rows |= {"rate": f"{values['frames_per_second']:.0f} frames/s", "the command's summary": values["summary"]}
-    return table(list(rows.items()), left=2)
+    return str(TextTable(list(rows.items()), left=2, indent="  "))
 
 
 if __name__ == "__main__":

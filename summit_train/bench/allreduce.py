@@ -25,7 +25,7 @@ from summit_train.core.comm.horovod_world import HorovodWorld
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
 from summit_train.core.files import write_text
-from summit_train.core.text import table
+from summit_train.core.result import TextTable
 from summit_train.models.network import count_network
 from summit_train.scaling.cost import gradient_element_bytes
 from summit_train.scaling.machines import Machine, Network
@@ -210,7 +210,7 @@ def as_text(values: Values) -> str:
         median, low, high = (f"{1e3 * row[name]:.3f}" for name in ("median_s", "low_s", "high_s"))
         bandwidth = f"{row['bus_bandwidth'] / 1e9:.3f}"
         rows.append((_size(row["num_bytes"]), row["library"], median, low, high, str(row["repeats"]), bandwidth))
-    lines = [setting_text(values), table(rows, "", left=0)]
+    lines = [setting_text(values), str(TextTable(rows, left=0))]
     for library, fit in values["fits"].items():
         text = "no latency and bandwidth: the times do not grow with the size"
         if fit is not None:

@@ -22,8 +22,9 @@ from summit_train.cluster.estimate import estimate
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import UserError
 from summit_train.core.machine import num_cpus
+from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
-from summit_train.core.text import counted, table
+from summit_train.core.text import counted
 from summit_train.data.batches.loader import MicroBatch, training_batches
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import FlowStore, Store, open_store
@@ -255,7 +256,10 @@ def as_text(values: Values) -> str:
     stages = [("ms of a clip", *kinds[0]["stages_ms"], "sum")]
     stages += [(k["kind"], *(f"{ms:.2f}" for ms in (*k["stages_ms"].values(), k["profiled_ms"]))) for k in kinds]
     turns = f"{settings['clips']} clips a turn, {settings['repeats']} turns, median (min .. max)"
-    lines = [f"{turns}; cores here: {settings['cores']}", f"{table(rows)}\n\n{table(stages)}\n"]
+    lines = [
+        f"{turns}; cores here: {settings['cores']}",
+        f"{TextTable(rows, indent='  ')}\n\n{TextTable(stages, indent='  ')}\n",
+    ]
     if gpu["clips_per_second"] is None:
         per_core = "{kind}: a core for each {clips_per_second_per_core:.4g} clips/s of a rank"
         lines += [per_core.format(**kind) for kind in kinds]

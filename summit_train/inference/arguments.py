@@ -64,7 +64,7 @@ def list_videos(words: Sequence[str], trained: Trained, *, use_labels: bool) -> 
     return listings
 
 
-def tell_bad(bad: Sequence[tuple[Clip, str]], num_videos: int, elsewhere: str) -> None:
+def report_bad(bad: Sequence[tuple[Clip, str]], num_videos: int, elsewhere: str) -> None:
     """Print to stderr which videos could not be read and why. elsewhere: what names all of them."""
     for clip, reason in bad[:_MOST_BAD]:
         print(f"{clip}: {reason}", file=sys.stderr)

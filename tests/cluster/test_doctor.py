@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from summit_train.__main__ import main
 from summit_train.cli import doctor as command
 from summit_train.cluster import doctor
 from summit_train.cluster.doctor import Check, Status, available_cpus, check_disk
@@ -324,23 +324,17 @@ def test_a_folder_below_a_file_fails(tmp_path: Path) -> None:
     assert check_disk("disk", tmp_path / "file" / "runs").status == "fail"
 
 
-def arguments(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return parser.parse_args(words)
-
-
 @pytest.mark.parametrize(("status", "exit_status"), [("ok", 0), ("warn", 0), ("fail", 1)])
 def test_the_exit_status_and_the_two_forms(
     status: Status, exit_status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checks = [Check("python", "ok", "3.12.1"), Check("mpi", status, "no mpirun", "load a module")]
     monkeypatch.setattr(command, "examine", lambda *_: iter(checks))
-    assert command.run(arguments()) == exit_status
+    assert main(["doctor"]) == exit_status
     text = capsys.readouterr().out.splitlines()
     assert text[1].split() == [status, "mpi", "no", "mpirun"]
     assert text[2].strip() == "-> load a module"
-    assert command.run(arguments("--json")) == exit_status
+    assert main(["doctor", "--json"]) == exit_status
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"] == (status != "fail")
     assert answer["checks"][1] == {"name": "mpi", "status": status, "found": "no mpirun", "mend": "load a module"}

@@ -10,7 +10,7 @@ import pytest
 from summit_train.core.errors import UserError
 from summit_train.core.files import check_output
 from summit_train.data.manifest.clip import Clip
-from summit_train.inference.arguments import tell_bad
+from summit_train.inference.arguments import report_bad
 from tests.worlds import main_said
 
 
@@ -26,10 +26,10 @@ def test_several_ranks_are_refused_where_the_work_is_for_one(
 
 
 def test_bad_videos_are_named_up_to_twenty_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_bad([], 3, "")
+    report_bad([], 3, "")
     assert capsys.readouterr().err == ""
     odd = Clip(os.fsdecode(b"\xff.mp4"), is_reversed=True)
-    tell_bad([(odd, "is empty")] * 21, 1_021, "all.csv names all")
+    report_bad([(odd, "is empty")] * 21, 1_021, "all.csv names all")
     said = capsys.readouterr().err.splitlines()
     assert said[:20] == ["\\udcff.mp4 backwards: is empty"] * 20
     assert said[20:] == [

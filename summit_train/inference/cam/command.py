@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,15 +15,16 @@ from summit_train.core.comm import World
 from summit_train.core.errors import UserError
 from summit_train.core.files import check_output, replacing, write_text
 from summit_train.core.progress import followed
+from summit_train.core.result import Result, TextTable
 from summit_train.core.session import check_single
-from summit_train.core.text import csv_text, share, text_table
+from summit_train.core.text import csv_text, share
 from summit_train.data.batches.loader import BadClip
 from summit_train.data.manifest.clip import Clip, clip_columns
-from summit_train.inference.arguments import add_network, add_videos, checked, list_videos, open_named, tell_bad
+from summit_train.inference.arguments import add_network, add_videos, checked, list_videos, open_named, report_bad
 from summit_train.inference.cam.figure import ACROSS, Row, draw_strip
 from summit_train.inference.cam.maps import THRESHOLD_FILE, Heatmap, Mapper, threshold_for
 from summit_train.inference.videos import Listing
-from summit_train.training.start import choose_device, tell_overrides
+from summit_train.training.start import choose_device, split_overrides
 
 _COLUMNS = ("network", "label", "class", "score", "logit", "mean", "peak_frame", "foreground", "threshold")
 _MOST_BYTES = 180  # of a name; file systems take 255, and endings are added
@@ -40,7 +40,6 @@ class MapNetwork:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     frames = checked(
         lambda text: None if text == "all" else int(text), lambda n: n is None or n > 0, "1 or more, or all"
     )
@@ -61,14 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threshold", type=threshold, action="append", default=[], metavar="VALUE",
         help="of the foreground, once for each network [what keeps 20 %% of the pixels of the validation set]",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override, of both networks")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Map the videos; return 1 where one could not be read."""
+def run(args: argparse.Namespace) -> Result:
+    """Map the videos. The status is 1 where one could not be read."""
     check_single("cam")
-    words, overrides = tell_overrides([*args.videos, *args.overrides])
+    words, overrides = split_overrides([*args.videos, *args.overrides])
     table = args.out / "cam.csv"
     check_output("--out", args.out, table)
     paths = [args.run, args.beside] if args.beside else [args.run]
@@ -91,15 +89,14 @@ def run(args: argparse.Namespace) -> int:
             done.append((clip, _write(clip, args.out / name, networks, found, args.frames)))
 
     write_text(table, maps_csv(done))
-    result = {
+    values = {
         "csv": str(table),
         "networks": [network.values for network in networks],
         "videos": [video for _, video in done],
         "bad": [clip.values() | {"reason": reason} for clip, reason in bad],
     }
-    print(json.dumps(result) if args.json else _text(done, networks, table))
-    tell_bad(bad, len(clips), "--json names all")
-    return 1 if bad else 0
+    report_bad(bad, len(clips), "--json names all")
+    return Result(_text(done, networks, table), values=values, status=1 if bad else 0)
 
 
 def _with_thresholds(mappers: Sequence[Mapper], given: Sequence[float], out: Path) -> list[MapNetwork]:
@@ -175,7 +172,9 @@ def maps_csv(videos: Sequence[tuple[Clip, Mapping[str, Any]]]) -> str:
     return csv_text([*place, *row] for place, row in zip(places, [[*_COLUMNS, "strip", "maps"], *rows], strict=True))
 
 
-def _text(done: Sequence[tuple[Clip, dict[str, Any]]], networks: Sequence[MapNetwork], table: Path) -> str:
+def _text(
+    done: Sequence[tuple[Clip, dict[str, Any]]], networks: Sequence[MapNetwork], table: Path
+) -> list[str | TextTable]:
     rows = [
         {
             "video": str(clip),
@@ -190,7 +189,7 @@ def _text(done: Sequence[tuple[Clip, dict[str, Any]]], networks: Sequence[MapNet
         for clip, video in done
         for row in video["networks"]
     ]
-    lines = [text_table(rows)] if rows else []
+    lines: list[str | TextTable] = [TextTable.of_records(rows)] if rows else []
     for network in networks:
         values, views = network.values, network.mapper.views
         stride = f", every {views['frame_stride']}" if views["frame_stride"] else ""
@@ -204,4 +203,4 @@ def _text(done: Sequence[tuple[Clip, dict[str, Any]]], networks: Sequence[MapNet
         left_out = f" ({len(values['bad_videos'])} bad ones left out)" if values["bad_videos"] else ""
         kept = f"keeps {share(values['kept'])} of the pixels of {values['videos']:,} validation videos{left_out}"
         lines.append(f"{text} {kept}, {'from' if values['was_saved'] else 'saved in'} {values['file']}")
-    return "\n".join([*lines, f"all of it: {table}"])
+    return [*lines, f"all of it: {table}"]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from summit_train.core.errors import UserError
+from summit_train.core.result import Result, TextTable
 from summit_train.core.session import check_single
-from summit_train.core.text import counted, table, with_unit
+from summit_train.core.text import counted, with_unit
 from summit_train.inference.arguments import add_network, checked, open_named
 
 _SIDES = range(32, 4097)  # of a picture, in pixels
@@ -19,7 +20,6 @@ _COUNTS = range(1, 10**9)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     expected = f"HEIGHTxWIDTH or one number, {_SIDES[0]} to {_SIDES[-1]:,} pixels, e.g. 256x320 or 224"
     size = checked(_size, lambda size: all(side in _SIDES for side in size), expected)
     any_or = checked(
@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=("fp32", "fp16", "int8"), default="fp32", help="[fp32]")
     parser.add_argument("--video", metavar="FILE", help="the video to check on [the first of the validation set]")
     parser.add_argument("--videos", type=count, metavar="N", help="fp16, int8: measure the accuracy on N videos [all]")
-    parser.add_argument("--json", action="store_true", help="print MODEL.json and nothing else")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. data.val=videos.csv")
 
 
@@ -45,8 +44,7 @@ def _size(text: str) -> tuple[int, int]:
     return int(height), int(width if "x" in text else height)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Export, check, write; print what the check found."""
+def run(args: argparse.Namespace) -> Result:
     check_single("export")
     try:
         from summit_train.inference.export.export import Export
@@ -56,14 +54,13 @@ def run(args: argparse.Namespace) -> int:
         packages = "pip install onnx onnxruntime onnxscript"
         raise UserError(f"export needs the package {error.name}, which is not installed: {packages}") from error
     trained = open_named(args.run, args.overrides, args.classes)
-    tell = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
     options = (args.stream, args.size, args.batch, args.precision, args.video, args.videos)
-    description = Export(trained, args.out, *options, tell).run()
-    print(json.dumps(description) if args.json else _summary(description, args.out))
-    return 0
+    report = partial(print, file=sys.stderr, flush=True)
+    description = Export(trained, args.out, *options, report).run()
+    return Result([_summary(description, args.out)], values=description)
 
 
-def _summary(description: dict[str, Any], out: Path) -> str:
+def _summary(description: dict[str, Any], out: Path) -> TextTable:
     usage, speed, precision = description["preprocessing"], description["speed"], description["precision"]
     first, *caches = description["inputs"]
     graph = f"{description['kind']}, {precision}, {first['name']} {' x '.join(map(str, first['shape']))}"
@@ -92,7 +89,7 @@ def _summary(description: dict[str, Any], out: Path) -> str:
         f"{counted(speed['threads'], 'thread')} ({speed['ms_a_call']:.2f} ms a call)"
     )
     rows["written"] = f"{out} ({with_unit(description['bytes'], 'B')}), {out.with_suffix('.json')}"
-    return table(list(rows.items()), indent="", left=2)
+    return TextTable(list(rows.items()), left=2)
 
 
 def _difference(found: dict[str, Any]) -> str:
