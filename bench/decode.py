@@ -32,7 +32,7 @@ from av.video.frame import VideoFrame
 from summit_train.bench.measure import pair_ratios, spread, spread_text
 from summit_train.core import rng
 from summit_train.core.processes import answer
-from summit_train.core.text import table
+from summit_train.core.result import TextTable
 from summit_train.data.motion import MotionSet
 from summit_train.data.video import augment
 from summit_train.spec import DataSpec
@@ -60,7 +60,7 @@ def main() -> int:
         rows = [("", "clips/s, median (min .. max)")]
         rows += [(name, spread_text(values, ".1f")) for name, values in result["clips_per_second"].items()]
         rows += [(name, spread_text(values, ".2f")) for name, values in result["ratios"].items()]
-        lines.append(f"\nkey frame every {result['gop']} frames\n{table(rows)}")
+        lines.append(f"\nkey frame every {result['gop']} frames\n{TextTable(rows, indent='  ')}")
     values = {"load": os.getloadavg()[0], "goals": GOALS, "gops": results}
     print(json.dumps(values) if args.json else "\n".join(lines))
     return int(any(results[0]["ratios"][name]["median"] < goal for name, goal in GOALS.items()))

@@ -28,7 +28,7 @@ import torch
 from summit_train.bench.measure import in_turn, pair_ratios, spread, spread_text
 from summit_train.core.comm import World
 from summit_train.core.processes import answer, find_mpirun, mpi_environment, mpirun_command
-from summit_train.core.text import table
+from summit_train.core.result import TextTable
 from summit_train.report.tables import machine_text
 from summit_train.training.environment import environment
 
@@ -122,7 +122,7 @@ def as_text(values: dict[str, Any]) -> str:
             rows.append((kind, *spreads, f"{found['messages']}", f"{found['bytes'] / 1e6:.1f}"))
         ratios = [("", "step", "of a core", "peak memory")]
         ratios += [(pair, *(spread_text(found[part]) for part in RATIOS)) for pair, found in result["ratios"].items()]
-        lines.append(f"\n{precision}:\n{table(rows)}\n\n{table(ratios)}")
+        lines.append(f"\n{precision}:\n{TextTable(rows, indent='  ')}\n\n{TextTable(ratios, indent='  ')}")
     return "\n".join(lines)
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from summit_train.core.text import text_table
+from summit_train.core.result import TextTable
 from summit_train.data.video.flow import BOUND, PRESETS, Method, decode, encode, flow_method
 
 UNKNOWN = 1e9  # in a .flo file: larger values
@@ -149,7 +149,7 @@ def as_text(values: dict[str, Any]) -> str:
         {"pair": row["pair"], "method": row["method"]} | {c: f"{{{form}}}".format(**row) for c, form in columns.items()}
         for row in values["rows"]
     ]
-    return f"{text_table(truth)}\n\n{text_table(rows)}"
+    return f"{TextTable.of_records(truth)}\n\n{TextTable.of_records(rows)}"
 
 
 if __name__ == "__main__":

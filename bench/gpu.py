@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from summit_train.core.text import text_table
+from summit_train.core.result import TextTable
 from summit_train.report.tables import machine_text
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -208,7 +208,7 @@ def as_text(results: Mapping[str, Values], *, rehearsal: bool) -> str:
         }
         for row in rows_of(results)
     ]
-    lines += ["", text_table(cells), ""] if cells else []
+    lines += ["", str(TextTable.of_records(cells)), ""] if cells else []
     for name, value, sign, bound in goals_of(results):
         met = value <= bound if sign == "<=" else value >= bound
         lines.append(f"{'met' if met else 'MISSED'}: {name}: {value:.3f}, goal {sign} {bound}")

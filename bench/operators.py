@@ -24,7 +24,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from summit_train.core.comm import World
 from summit_train.core.processes import answer
-from summit_train.core.text import share, table
+from summit_train.core.result import TextTable
+from summit_train.core.text import share
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.plan import make_plan
 from summit_train.report.caption import drawn, wrapped
@@ -174,7 +175,7 @@ def as_text(values: Values) -> str:
     total, alone = sum(values["groups"].values()), values["utilisation_of_convolutions_alone"]
     rows = [(name, f"{own:.4f} s", share(own / total)) for name, own in (values["groups"] | {"all": total}).items()]
     limit = "" if alone is None else f"; if all but {CONVOLUTIONS} took no time: {share(alone)}"
-    lines = [title(values), "a step as the profiler sees it:", table(rows)]
+    lines = [title(values), "a step as the profiler sees it:", str(TextTable(rows, indent="  "))]
     if "busy_s" in values:
         busy, bare = (share(values[name] / values["step_s"]) for name in ("busy_s", "bare_copies_s"))
         lines.append(f"the GPU is busy in {busy} of a step; copies from the host that no kernel hides: {bare}")

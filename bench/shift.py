@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from summit_train.bench.measure import in_turn, pair_ratios, spread, spread_text
 from summit_train.core.comm import World
-from summit_train.core.text import table
+from summit_train.core.result import TextTable
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import PARTS, accelerate
 from summit_train.models.resnet import ResidualBlock
@@ -159,7 +159,7 @@ def as_text(values: dict[str, Any]) -> str:
         for part in ("forward", "step"):
             seconds = [(name, spread_text(times) + " s") for name, times in result[part]["seconds"].items()]
             ratios = [(name, spread_text(ratio) + " x") for name, ratio in result[part]["ratios"].items()]
-            lines.append(f"\n{precision}, {part}:\n{table(seconds + ratios)}")
+            lines.append(f"\n{precision}, {part}:\n{TextTable(seconds + ratios, indent='  ')}")
     return "\n".join(lines)
 
 

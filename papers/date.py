@@ -42,8 +42,9 @@ from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError, exit_status
 from summit_train.core.files import check_output, write_json
+from summit_train.core.result import TextTable
 from summit_train.core.session import report_failure, session
-from summit_train.core.text import NONE, text_table
+from summit_train.core.text import NONE
 from summit_train.models.precision import parameter_type
 from summit_train.optim.schedule import Schedule
 from summit_train.plan import plan_schedule
@@ -314,7 +315,7 @@ def table_text(task: Task, results: Sequence[Result]) -> str:
                 "published": NONE if published is None else f"{published:g}",
             }
         )
-    return f"{task.title}\n{text_table(cells)}" if cells else "no results"
+    return f"{task.title}\n{TextTable.of_records(cells)}" if cells else "no results"
 
 
 def write_figure(path: Path, task: Task, results: Sequence[Result]) -> None:

@@ -29,7 +29,8 @@ from statistics import fmean
 from typing import Any
 
 from summit_train.core.processes import mpi_environment
-from summit_train.core.text import show, text_table
+from summit_train.core.result import TextTable
+from summit_train.core.text import show
 from summit_train.data.motion import MotionSet, write_motion_set
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,7 +73,8 @@ def main() -> int:
             rates = args.rates or (100,)
             rows = [averaging_row(names, rate, method, Path(folder)) for rate in rates for method in METHODS]
     cells = [{name: show(value) for name, value in row.items()} for row in rows]
-    print(json.dumps({"rows": rows, "load": load}) if args.json else f"load before: {load:.2f}\n{text_table(cells)}")
+    text = f"load before: {load:.2f}\n{TextTable.of_records(cells)}"
+    print(json.dumps({"rows": rows, "load": load}) if args.json else text)
     return int(any(abs(row.get("error", 0.0)) > TOLERANCE for row in rows))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import summit_train
 from summit_train.core.comm.launch import Launch, this_launch
 from summit_train.core.errors import UserError, exit_status, is_bug
+from summit_train.core.result import Result, show
 from summit_train.core.session import report_failure
 
 # command -> (module, what it does)
@@ -36,9 +37,9 @@ _COMMANDS = {
     "doctor": ("cli.doctor", "what works on this machine, and how to fix what does not"),
     "schema": ("cli.schema", "the spec's JSON schema, for editors"),
 }
+_WITH_JSON = ("plan", "eval", "predict", "stream", "cam", "export", "fuse", "model", "simulate", "sweep", "doctor")
 
-
-Run = Callable[[argparse.Namespace], int]
+Run = Callable[[argparse.Namespace], Result]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +60,9 @@ def _run(arguments: Sequence[str]) -> int:
     parser, command = _parser(arguments)
     args = _parse(parser, arguments)
     try:
-        return command(args)
+        result = command(args)
+        show(result, as_json=getattr(args, "json", False))
+        return result.status
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
@@ -80,12 +83,14 @@ def _parser(arguments: Sequence[str]) -> tuple[argparse.ArgumentParser, Run]:
     parser.add_argument("--version", action="version", version=f"summit-train {summit_train.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
-    run: Run = lambda args: 2  # noqa: E731  (argparse refuses a command that is none)
+    run: Run = lambda args: Result(status=2)  # noqa: E731  (argparse refuses an unknown command)
     for name, (module_name, help_text) in _COMMANDS.items():
         command = commands.add_parser(name, help=help_text, description=help_text)
         if name == chosen:
             module = importlib.import_module(f"summit_train.{module_name}")
             module.add_arguments(command)
+            if name in _WITH_JSON:
+                command.add_argument("--json", action="store_true", help="print JSON instead of text")
             run = module.run
     return parser, run
 

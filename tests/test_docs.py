@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import re
 import shlex
 from pathlib import Path
@@ -14,7 +12,7 @@ import yaml
 from pydantic_core import PydanticUndefined
 
 import summit_train
-from summit_train.__main__ import _COMMANDS, main
+from summit_train.__main__ import _COMMANDS, _parser, main
 from summit_train.spec import load_spec
 from summit_train.sweep.grid import SweepFile, load_sweep
 
@@ -142,14 +140,13 @@ def test_every_command_that_is_named_exists_and_has_lines(capsys: pytest.Capture
 # Lines of blocks; those of `bench` also where they are quoted in a sentence, over the end of a line too.
 @pytest.mark.parametrize("command", sorted(_COMMANDS))
 def test_every_line_is_taken(command: str) -> None:
-    parser = argparse.ArgumentParser()
-    importlib.import_module(f"summit_train.{_COMMANDS[command][0]}").add_arguments(parser)
+    parser, _ = _parser([command])
     quoted = [("a sentence", line) for line in re.findall(r"`(summit-train bench [^`]*--[^`]*)`", ALL)]
     for page, line in [*LINES, *quoted]:
         words = shlex.split(line.split(" > ")[0].split(" && ")[0], comments=True)
         if words[1] != command:
             continue
-        _, left = parser.parse_known_args(["1" if word in ("N", "X") else word for word in words[2:]])
+        _, left = parser.parse_known_args(["1" if word in ("N", "X") else word for word in words[1:]])
         assert all("=" in word and not word.startswith("-") for word in left), f"{page}: {line}"
         assert all((ROOT / word).is_file() for word in words if word.startswith("configs/")), f"{page}: {line}"
 

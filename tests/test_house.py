@@ -43,12 +43,12 @@ NEEDS_TORCH = re.compile(
     r"core\.(comm|saved|session|watch).*|models.*|plan|evaluation\.(?!fuse|scores).*|training\..*|"
     r"inference\..*|optim\.(?!schedule).*|data\.(bad_clips|dataset|batches\.(loader|whole|workers))|bench\..*|"
     r"scaling\..*|cluster\.(estimate|doctor.*)|sweep\.start|"
-    r"cli\.(whole_run|train|evaluate|observed|predict|plan|model|simulate|submit|sweep|data.*)"
+    r"cli\.(pipeline|train|evaluate|observed|predict|plan|model|simulate|submit|sweep|data.*)"
 )
 
 # Who may print: the commands, and what fails or speaks for them.
 MAY_PRINT = re.compile(
-    r"cli\..*|bench\.(command|measure)|inference\.(.*\.command|arguments)|__main__|core\.(session|watch|progress)"
+    r"cli\..*|bench\.measure|inference\.(.*\.command|arguments)|__main__|core\.(result|session|watch|progress)"
 )
 
 

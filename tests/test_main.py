@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from summit_train.core.errors import AgreedError, RunFailed
-from summit_train.training.start import tell_overrides
+from summit_train.core.result import Result
+from summit_train.training.start import split_overrides
 from tests.conftest import WriteSpec
 from tests.worlds import Said, main_said
 
@@ -113,7 +114,7 @@ def test_wrong_arguments_end_with_2_and_the_usage(say: Callable[..., Said], argu
     ("arguments", "part"),
     [
         (["plan", "NO.yaml"], "NO.yaml: cannot be read: No such file or directory"),
-        (["plan", "SPEC"], "train.csv; give the number of its clips with --clips N"),
+        (["plan", "SPEC"], "train.csv not found; give the number of its clips with --clips N"),
         (["plan", "SPEC", "--clips", "95"], "data.train has 95 clips, less than one global batch of 96"),
         (["plan", "SPEC", "--clips", "-5"], "data.train has -5 clips"),
         (["plan", "SPEC", "--clips", "960", "--ranks", "4"], "which 4 ranks do not divide"),
@@ -154,10 +155,10 @@ def test_evaluating_a_run_that_has_no_checkpoint(say: Callable[..., Said], spec:
     _manifests(tmp_path, 100)
     status, out, err = say("eval", spec, "--json")
     assert (status, out) == (2, "")
-    assert "there is no checkpoint of a whole epoch to evaluate" in err
+    assert "no checkpoint of a whole epoch to evaluate" in err
     status, _, err = say("eval", spec, "--checkpoints", "none.pt", "last:0", "seed=1")
     assert status == 2
-    assert "there is no checkpoint none.pt, last:0" in err
+    assert "checkpoint none.pt, last:0 not found" in err
 
 
 def _raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -205,7 +206,7 @@ def test_under_several_ranks_a_bug_has_its_traceback_with_rank_and_host(
 
 
 def test_stopped_on_request_is_85(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("summit_train.cli.schema.run", lambda args: 85)
+    monkeypatch.setattr("summit_train.cli.schema.run", lambda args: Result(status=85))
     assert say("schema") == (85, "", "")
 
 
@@ -310,7 +311,7 @@ def test_files_and_overrides_in_one_list_are_told_apart(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "seed=1").touch()
     words = ["last:5", "evaluate.clips=1", "runs/lr=0.1/step_00000001.pt", "seed=1", "seed=2"]
-    assert tell_overrides(words) == (
+    assert split_overrides(words) == (
         ["last:5", "runs/lr=0.1/step_00000001.pt", "seed=1"],
         ["evaluate.clips=1", "seed=2"],
     )

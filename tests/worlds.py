@@ -190,7 +190,7 @@ def forked(ranks: int, work: Callable[[], int]) -> tuple[int, str]:
 
     The exit status is that of the first rank that failed; the others then have a minute to end by themselves.
     """
-    for module in ("summit_train.cli.whole_run", "torch._dynamo", "torch.distributed.nn.functional"):
+    for module in ("summit_train.cli.pipeline", "torch._dynamo", "torch.distributed.nn.functional"):
         importlib.import_module(module)  # what every training run imports
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False) if ranks else None
     status = 0

@@ -25,7 +25,7 @@ from summit_train.core.comm.horovod_world import HorovodWorld
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
 from summit_train.core.files import write_text
-from summit_train.core.text import table
+from summit_train.core.result import TextTable
 from summit_train.models.network import count_network
 from summit_train.scaling.cost import gradient_element_bytes
 from summit_train.scaling.machines import Machine, Network
@@ -200,7 +200,7 @@ def as_text(values: Values) -> str:
         rows.append(
             (f"{num_bytes / size:.4g} {unit}", row["library"], median, low, high, str(row["repeats"]), bandwidth)
         )
-    lines = [setting_text(values), table(rows, "", left=0)]
+    lines = [setting_text(values), str(TextTable(rows, left=0))]
     for library, fit in values["fits"].items():
         text = "no latency and bandwidth: the times do not grow with the size"
         if fit is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from summit_train.bench import allreduce, compare, latency, loader, steps, weak
 from summit_train.bench.measure import Values
 from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path, write_json
+from summit_train.core.result import Result, show
 
 
 @dataclass(frozen=True)
@@ -70,28 +70,27 @@ def _add(commands: argparse._SubParsersAction[argparse.ArgumentParser], benches:
         bench.add_arguments(command)
         if bench.draw is not None:
             command.add_argument("--out", metavar="FILE", help="draw it; the values go to FILE.json")
-        command.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+        command.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> Result:
     """Run the chosen bench. Raises UserError for an option that makes no sense."""
     for name, value in vars(args).items():
         if type(value) in (int, float) and not 0 < value < math.inf and (name, value) != ("peak", 0):
             raise UserError(f"--{name.replace('_', '-')} must be above 0 and finite, got {value:g}")
     out = None if getattr(args, "out", None) is None else figure_path(args.out)
     values = args.chosen.measure(args)
-    if values is not None:
-        show(args, args.chosen, {"bench": args.bench} | values, out)
-    return 0
+    return Result() if values is None else finish(args, args.chosen, {"bench": args.bench} | values, out)
 
 
-def show(args: argparse.Namespace, bench: Bench, values: Values, out: Path | None) -> None:
-    """Draw if asked to, with the values in FILE.json; print; write the machine of `allreduce`."""
+def finish(args: argparse.Namespace, bench: Bench, values: Values, out: Path | None) -> Result:
+    """Draw if asked to, with the values in FILE.json; write the machine of `allreduce`."""
     if bench.draw is not None and out is not None:
         bench.draw(out, values)
         write_json(out.with_suffix(".json"), values)
-    print(json.dumps(values) if args.json else bench.as_text(values))
-    if getattr(args, "write", None) is not None:  # last, as it can be refused: what was measured is shown all the same
-        allreduce.write_machine(args.write, values)
-        if not args.json:
-            print(f"written: {args.write}")
+    result = Result([bench.as_text(values)], values=values)
+    if getattr(args, "write", None) is None:
+        return result
+    show(result, as_json=args.json)  # the file may be refused: what was measured is shown all the same
+    allreduce.write_machine(args.write, values)
+    return Result([f"written: {args.write}"])

@@ -18,8 +18,9 @@ from summit_train.bench import measure
 from summit_train.bench.measure import Values
 from summit_train.bench.peak import Peaks, add_peak, measure_peaks, peak_text
 from summit_train.bench.steps import experiment_of, measure_steps, network_values
+from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
-from summit_train.core.text import counted, share, table
+from summit_train.core.text import counted, share
 from summit_train.models import VideoNetwork
 from summit_train.models.network import count_network
 from summit_train.models.precision import mixed_precision, parameter_type
@@ -163,7 +164,7 @@ def table_1_text(values: Values) -> str:
         f"machine: {machine_text(values['environment'])}",
         f"forward pass of {settings['batch']} random clips; median of {settings['repeats']} turns",
         "the paper's Table 1: one Tesla P100, 16 clips; utilisation in multiples of the slowest network's\n",
-        table(rows, ""),
+        str(TextTable(rows)),
         f"\nspread (min .. max) of clips/s: {'; '.join(spreads)}",
         *map(peak_text, values["peaks"]),
     ]
@@ -252,7 +253,7 @@ def waits_text(values: Values) -> str:
         seconds = (f"{row[name]:.3f}" for name in ("step_s", "busy_s", "data_wait_s"))
         waits = share(row["data_wait_s"] / row["step_s"])
         rows.append([row["label"], *counts, *seconds, waits, f"{row['clips_per_second']:.3g}"])
-    return f"machine: {machine_text(values['environment'])}\n{values['source']}\n\n{table(rows, '')}"
+    return f"machine: {machine_text(values['environment'])}\n{values['source']}\n\n{TextTable(rows)}"
 
 
 def draw_waits(path: Path, values: Values) -> None:

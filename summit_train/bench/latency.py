@@ -21,8 +21,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from summit_train.bench.compare import ForwardBench
 from summit_train.bench.measure import Place, Values, in_turn, open_place, pair_ratios, spread
 from summit_train.core.errors import UserError
+from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
-from summit_train.core.text import NONE, counted, table
+from summit_train.core.text import NONE, counted
 from summit_train.models.network import count_network
 from summit_train.report.caption import drawn, wrapped
 from summit_train.report.figures import GREY, PALETTE, drawable
@@ -222,7 +223,7 @@ def as_text(values: Values) -> str:
     head = ["", "network", "frames", "parameters", "multiply-adds", *latency, *accuracy]
     rows = [head, *(_cells(row, values["data_sets"]) for row in values["rows"])]
     filled = [i for i in range(len(head)) if any(row[i] != NONE for row in rows[1:])]
-    return "\n".join([*lines, "", table([[row[i] for i in filled] for row in rows], "", left=2)])
+    return "\n".join([*lines, "", str(TextTable([[row[i] for i in filled] for row in rows], left=2))])
 
 
 def _cells(row: Values, data_sets: Sequence[str]) -> list[str]:

@@ -20,8 +20,9 @@ from summit_train.cluster.estimate import estimate
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import UserError
 from summit_train.core.machine import num_cpus
+from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
-from summit_train.core.text import counted, table
+from summit_train.core.text import counted
 from summit_train.data.batches.loader import training_batches
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import FlowStore, Store, open_store
@@ -193,7 +194,7 @@ def as_text(values: Values) -> str:
     rows = [("clips/s", "one core", f"{settings['workers']} workers")]
     rows += [(k["kind"], *(spread_text(k[f"clips_per_second_{of}"], ".1f") for of in ("core", "all"))) for k in kinds]
     turns = f"{settings['clips']} clips a turn, {settings['repeats']} turns, median (min .. max)"
-    lines = [f"{turns}; cores here: {settings['cores']}", f"{table(rows)}\n"]
+    lines = [f"{turns}; cores here: {settings['cores']}", f"{TextTable(rows, indent='  ')}\n"]
     if gpu["clips_per_second"] is None:
         per_core = "{kind}: a core for each {clips_per_second_per_core:.4g} clips/s of a rank"
         lines += [per_core.format(**kind) for kind in kinds]

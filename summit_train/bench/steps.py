@@ -20,7 +20,8 @@ from summit_train.bench.measure import Values
 from summit_train.bench.peak import Peaks, add_peak, measure_peaks, peak_text
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
-from summit_train.core.text import share, table, with_unit
+from summit_train.core.result import TextTable
+from summit_train.core.text import share, with_unit
 from summit_train.core.watch import Watchdog
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import virtual_gpus_of
@@ -275,12 +276,14 @@ def as_text(values: Values) -> str:
         titles = {"mfu": "utilisation (MFU)", "forward_mfu": "  forward alone", "backward_mfu": "  backward alone"}
         rates += [(title, measure.spread_text(spec[of], ".1f", 100) + " %") for of, title in titles.items() if spec[of]]
         lines.append(f"\n{spec['name']}: {network}, {spec['frames']} x {spec['crop']}^2, {spec['precision']}")
-        lines += [f"{batch}; {clips}", table(parts), table(rates)]
+        lines += [f"{batch}; {clips}", *(str(TextTable(rows, indent="  ")) for rows in (parts, rates))]
     lines += ["", *map(peak_text, values["peaks"])]
     lines.append(f"peak memory: {with_unit(values['peak_memory_bytes'], 'B')}, {values['peak_memory_of']}")
     if values["ratios"] is not None:
         first, second = (spec["name"] for spec in values["specs"])
         rows = [(_NAMES.get(name, name), measure.spread_text(ratio)) for name, ratio in values["ratios"].items()]
         pairs = values["settings"]["repeats"]
-        lines.append(f"\nseconds of {first} over {second}, median (min .. max) of {pairs} pairs:\n{table(rows)}")
+        lines.append(
+            f"\nseconds of {first} over {second}, median (min .. max) of {pairs} pairs:\n{TextTable(rows, indent='  ')}"
+        )
     return "\n".join(lines)

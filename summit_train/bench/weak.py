@@ -20,8 +20,9 @@ from summit_train.bench.measure import Values
 from summit_train.bench.steps import experiment_of
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.processes import Facts, answer, find_mpirun, mpi_environment, mpirun_command
+from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
-from summit_train.core.text import share, table
+from summit_train.core.text import share
 from summit_train.report.caption import drawn, wrapped
 from summit_train.report.figures import GREY, drawable, series
 from summit_train.report.tables import machine_text
@@ -148,7 +149,7 @@ def as_text(values: Values) -> str:
             )
             for row in network["rows"]
         ]
-        lines.append(f"\n{network['label']}:\n{table([head, *cells])}")
+        lines.append(f"\n{network['label']}:\n{TextTable([head, *cells], indent='  ')}")
     lines.append(
         "\n% of ideal: speed over the first row's times the ranks. exposed allreduce: ranks wait for the sum, or for\n"
         "each other. compute: forward and backward pass over the first row's; above 1 ranks share memory or cores.\n"

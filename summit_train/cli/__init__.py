@@ -1,1 +1,1 @@
-"""One module for each command: `add_arguments(parser)` and `run(args)`, which returns the exit status."""
+"""One module for each command: `add_arguments(parser)`, and `run(args)`, which returns the `Result` to print."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
+from summit_train.core.result import Result
 from summit_train.core.saved import CheckpointError
 from summit_train.core.session import session
 from summit_train.core.text import counted
@@ -24,16 +25,14 @@ from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import OFFICIAL, Evaluation, show_accuracy
 from summit_train.evaluation.scoring import Scorer
-from summit_train.models import VideoNetwork
 from summit_train.spec import Spec, changes_scores, flat_keys, load_spec
 from summit_train.training.agreement import check_agreement
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints, steps_per_epoch
 from summit_train.training.run import fresh_model
-from summit_train.training.start import choose_device, read_inputs, run_spec, tell_overrides
+from summit_train.training.start import choose_device, read_inputs, run_spec, split_overrides
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("spec", metavar="SPEC|RUN", help="experiment spec (YAML), or the directory of a run")
     parser.add_argument(
         "--checkpoints",
@@ -51,18 +50,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="FILE", help="with --observed: draw the curves")
     parser.add_argument("--beside", nargs="+", metavar="RUN", help="with --out: and those of other runs' directories")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Evaluate; rank 0 writes predictions and eval.json into the run directory and prints the accuracy.
+def run(args: argparse.Namespace) -> Result:
+    """Evaluate; rank 0 writes predictions and eval.json into the run directory.
 
     If an override changes scores, eval.json stays as it is and the result goes to a file of its own.
     """
     launch = this_launch()
-    chosen, more = tell_overrides(args.checkpoints or [])
-    args.beside, words = (None, []) if args.beside is None else tell_overrides(args.beside)
+    chosen, more = split_overrides(args.checkpoints or [])
+    args.beside, words = (None, []) if args.beside is None else split_overrides(args.beside)
     overrides = [*args.overrides, *more, *words]
     if "=" in (args.observed or ""):  # --observed alone, before an override
         args.observed, overrides = "", [*overrides, args.observed]
@@ -86,36 +84,30 @@ def run(args: argparse.Namespace) -> int:
         watchdog = held.enter_context(Watchdog(world, world.broadcast(spec.watch.stall_seconds)))
         check_agreement(world, spec, datasets, command="eval", checkpoints=list(map(str, paths)))
         device = choose_device(world)
-        model = fresh_model(spec, device)
         scorer = Scorer(spec, datasets["val"], world, device)
         training = None if inputs is None else (inputs.plan, inputs.train)
         evaluation = Evaluation(scorer, watchdog, training, changed, _result_name(spec, changed))
         if world.rank == 0:
-            tell_left_out(left_out)
-        result = evaluate_paths(model, evaluation, paths, quiet=args.json)
-    if result is not None and args.json:
-        print(json.dumps(result))
-    return 0
+            warn_left_out(left_out)
+        return accuracy_result(evaluation, evaluation.score_checkpoints(fresh_model(spec, device), paths))
 
 
-def evaluate_paths(
-    model: VideoNetwork, evaluation: Evaluation, paths: Sequence[Path], *, quiet: bool
-) -> dict[str, Any] | None:
-    """Evaluate checkpoints on all ranks. Rank 0 prints the accuracy and returns the content of eval.json."""
-    result = evaluation.score_checkpoints(model, paths)
-    if result is not None and not quiet:
-        spec = evaluation.scorer.spec
-        print(_sentence(result, spec.model.num_classes))
-        if "ema" in result:
-            print(f"average of the weights: {_sentence(result['ema'], spec.model.num_classes)}")
-        if evaluation.name != OFFICIAL:
-            changed = ", ".join(f"{key}={value}" for key, value in evaluation.overrides.items())
-            print(f"not by the run's own spec ({changed}): in {spec.run_path / f'{evaluation.name}.json'}")
-    return result
+def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Result:
+    """Return eval.json as the command's result, on rank 0."""
+    if values is None:
+        return Result()
+    spec = evaluation.scorer.spec
+    text = [_sentence(values, spec.model.num_classes)]
+    if "ema" in values:
+        text.append(f"average of the weights: {_sentence(values['ema'], spec.model.num_classes)}")
+    if evaluation.name != OFFICIAL:
+        changed = ", ".join(f"{key}={value}" for key, value in evaluation.overrides.items())
+        text.append(f"not by the run's own spec ({changed}): in {spec.run_path / f'{evaluation.name}.json'}")
+    return Result(text, values=values)
 
 
-def tell_left_out(lines: Sequence[str]) -> None:
-    """Print on stderr which checkpoints the mean leaves out, and why."""
+def warn_left_out(lines: Sequence[str]) -> None:
+    """Name the checkpoints that the mean leaves out, and why."""
     for line in lines:
         print(f"left out of the mean: {line}", file=sys.stderr)
 
@@ -171,11 +163,11 @@ def _paths(spec: Spec, chosen: Sequence[str]) -> tuple[list[Path], list[str]]:
             continue
         found = epoch_checkpoints(spec.run_path, steps_per_epoch(spec.run_path)) if spec.run_path.exists() else []
         if not found:
-            raise CheckpointError(f"{spec.run_path}: there is no checkpoint of a whole epoch to evaluate")
+            raise CheckpointError(f"{spec.run_path}: no checkpoint of a whole epoch to evaluate")
         kept, others = current_experiment(found[-int(last.group(1)) :])
         paths += kept
         left_out += others
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
-        raise CheckpointError(f"there is no checkpoint {', '.join(missing)}; must be a file or last:N")
+        raise CheckpointError(f"checkpoint {', '.join(missing)} not found; must be a file or last:N")
     return paths, left_out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from summit_train.core.files import check_output, write_json
+from summit_train.core.result import Result, TextTable
 from summit_train.core.session import check_single
-from summit_train.core.text import counted, has_top5, table
+from summit_train.core.text import counted, has_top5
 from summit_train.evaluation.fuse import fuse, fused_values, known_classes, parse_weights, read_runs
 from summit_train.report.confusion import confusion_of
 from summit_train.report.fusion import draw_gains
@@ -23,7 +23,6 @@ _NPZ, _JSON, _CONFUSION, _GAINS = "fused.npz", "fuse.json", "confusion.png", "ga
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="directory of a run: its newest checkpoint's scores; or an npz of scores"
     )
@@ -32,11 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind.add_argument("--softmax", action="store_true", default=True, help="add probabilities [the default]")
     kind.add_argument("--logits", dest="softmax", action="store_false", help="add logits")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write fused scores, JSON and two figures there")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Fuse the runs and print the accuracies."""
+def run(args: argparse.Namespace) -> Result:
     check_single("fuse")
     weights = parse_weights(args.weights, len(args.runs))
     out: Path | None = args.out
@@ -50,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         "scores": "softmax" if args.softmax else "logits",
         "confusion": {"names": list(confusion.names), "counts": confusion.counts.tolist()},
     }
-    print(json.dumps(values) if args.json else _text(values))
+    text = _text(values)
     if out is not None:
         if args.softmax:  # the logarithms of probabilities, whose softmax they are
             with np.errstate(divide="ignore"):
@@ -59,12 +56,11 @@ def run(args: argparse.Namespace) -> int:
         write_json(out / _JSON, values)
         draw_gains(out / _GAINS, values)
         confusion.draw(out / _CONFUSION)
-        if not args.json:
-            print(f"in {out}: {_NPZ}, {_JSON}, {_GAINS}, {_CONFUSION}")
-    return 0
+        text.append(f"in {out}: {_NPZ}, {_JSON}, {_GAINS}, {_CONFUSION}")
+    return Result(text, values=values)
 
 
-def _text(values: Mapping[str, Any]) -> str:
+def _text(values: Mapping[str, Any]) -> list[str | TextTable]:
     """Return the table of the runs, what was added, and the classes of the largest gains and losses."""
     names = {"top1": "top-1"} | ({"top5": "top-5"} if has_top5(len(values["confusion"]["names"])) else {})
     best = next(run["top1"] for run in values["runs"] if run["name"] == values["best"])
@@ -80,10 +76,10 @@ def _text(values: Mapping[str, Any]) -> str:
     notes = [f"{counted(values['videos'], 'video')}, matched by {values['matched_by']}; fused: weighted mean of {what}"]
     if values["bad_videos"]:
         notes.append(f"{counted(values['bad_videos'], 'video')} could not be read by a run and count as wrong")
-    return "\n".join([table(rows, indent="", left=2), *notes, *_changes(values)])
+    return [TextTable(rows, left=2), *notes, *_changes(values)]
 
 
-def _changes(values: Mapping[str, Any]) -> list[str]:
+def _changes(values: Mapping[str, Any]) -> list[str | TextTable]:
     """Return a table of the classes with the largest gains and losses, or one line."""
     gains = sorted(values["classes"], key=lambda row: (-row["gain"], row["label"]))
     ups, downs = [row for row in gains if row["gain"] > 0], [row for row in gains if row["gain"] < 0]
@@ -95,4 +91,4 @@ def _changes(values: Mapping[str, Any]) -> list[str]:
         before, after = (f"{row[name]:.2f} %" for name in ("best_top1", "top1"))
         rows.append([row["name"], f"{row['videos']:,}", before, after, f"{row['gain']:+.2f}"])
     count = f"classes that gain: {len(ups):,}, that lose: {len(downs):,}, of {len(gains):,}"
-    return ["", table(rows, indent=""), count]
+    return ["", TextTable(rows), count]

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import json
 
+from summit_train.core.result import Result, TextTable
 from summit_train.models.count import Count
 from summit_train.models.network import count_network, stream_elements
 from summit_train.spec import Spec, load_spec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. model.backbone=resnet18")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the cost of the spec's network on one training clip; ValueError for a wrong spec."""
+def run(args: argparse.Namespace) -> Result:
+    """Count the spec's network on one training clip."""
     spec = load_spec(args.spec, args.overrides)
     count = count_network(spec)
     cached = stream_elements(spec)
     values = count.values() | ({} if cached is None else {"cache_elements": cached})
-    print(json.dumps(values) if args.json else _table(spec, count, cached))
-    return 0
+    return Result([_table(spec, count, cached)], values=values)
 
 
-def _table(spec: Spec, count: Count, cached: int | None) -> str:
+def _table(spec: Spec, count: Count, cached: int | None) -> TextTable:
     frames, height, width = count.clip
     channels = count.input_bytes // (frames * height * width)
     rows = {
@@ -42,4 +39,4 @@ def _table(spec: Spec, count: Count, cached: int | None) -> str:
     if cached:
         size = f"{4 * cached:,} bytes ({4 * cached / 2**20:.2f} MiB) in fp32"
         rows["stream cache"] = f"{cached:,} elements, of the input of each shift: {size}"
-    return "\n".join(f"{name:<15}{text}" for name, text in rows.items())
+    return TextTable(list(rows.items()), left=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.files import figure_path, write_json
 from summit_train.core.progress import watched
+from summit_train.core.result import Result, TextTable
 from summit_train.core.saved import CheckpointError, find_checkpoints
 from summit_train.core.session import session
-from summit_train.core.text import has_top5, table
+from summit_train.core.text import has_top5
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.observed import TENTHS, check_observable, no_stream, parse_fractions, score_observed
@@ -28,8 +28,8 @@ from summit_train.training.run import fresh_model
 from summit_train.training.start import choose_device, run_spec
 
 
-def run_observed(args: argparse.Namespace, checkpoints: Sequence[str], overrides: Sequence[str]) -> int:
-    """Score one checkpoint after parts of the videos; rank 0 writes observed.json, draws, and prints."""
+def run_observed(args: argparse.Namespace, checkpoints: Sequence[str], overrides: Sequence[str]) -> Result:
+    """Score one checkpoint after parts of the videos; rank 0 writes observed.json and draws."""
     fractions = parse_fractions(args.observed) if args.observed else TENTHS
     out = None if args.out is None else figure_path(args.out)
     beside = [read_observed(Path(run)) for run in args.beside or []]
@@ -50,9 +50,7 @@ def run_observed(args: argparse.Namespace, checkpoints: Sequence[str], overrides
             write_json(spec.run_path / OBSERVED_FILE, result)
             if out is not None:
                 draw_observed(out, [Observed.model_validate(result), *beside])
-    if result is not None:
-        print(json.dumps(result) if args.json else _as_text(result, spec))
-    return 0
+    return Result() if result is None else Result(_text(result, spec), values=result)
 
 
 def _checkpoint(run_path: Path, chosen: Sequence[str]) -> Path:
@@ -61,15 +59,15 @@ def _checkpoint(run_path: Path, chosen: Sequence[str]) -> Path:
         raise CheckpointError(f"--observed takes one checkpoint, not {' '.join(chosen)}; by default the newest")
     if chosen and chosen[0] != "last:1":
         if not Path(chosen[0]).is_file():
-            raise CheckpointError(f"there is no checkpoint {chosen[0]}; must be a file")
+            raise CheckpointError(f"checkpoint {chosen[0]} not found; must be a file")
         return Path(chosen[0])
     found = find_checkpoints(run_path)
     if not found:
-        raise CheckpointError(f"{run_path}: there is no checkpoint to evaluate")
+        raise CheckpointError(f"{run_path}: no checkpoint to evaluate")
     return found[-1]
 
 
-def _as_text(result: dict[str, Any], spec: Spec) -> str:
+def _text(result: dict[str, Any], spec: Spec) -> list[str | TextTable]:
     """Return the curves as a table, and what cannot be seen in it."""
     top5 = ["top5"] if has_top5(spec.model.num_classes) else []
     names = {"top1": "top-1", "top5": "top-5"}
@@ -80,13 +78,12 @@ def _as_text(result: dict[str, Any], spec: Spec) -> str:
     for place, point in enumerate(result["observed"]):
         cells = [f"{curve[place][key]:.2f} %" for curve in known.values() for key in keys]
         rows.append([f"{100 * point['fraction']:g} %", *cells])
-    lines = [table(rows, indent=""), f"{result['videos']} videos, step {result['step']}"]
-    if result["bad_videos"]:
-        lines[-1] += f"; {result['bad_videos']} could not be read and count as wrong"
+    unread = f"; {result['bad_videos']} could not be read and count as wrong" if result["bad_videos"] else ""
+    lines: list[str | TextTable] = [TextTable(rows), f"{result['videos']} videos, step {result['step']}{unread}"]
     if (why := no_stream(spec)) is not None:
         lines.append(f"no stream: {why}")
     undecided = {100 * row["fraction"]: row["undecided"] for row in curves["stream"] or [] if row["undecided"]}
     if undecided:
         parts = ", ".join(f"{number} at {part:g} %" for part, number in undecided.items())
         lines.append(f"videos of which the stream has no frame yet, which count as wrong: {parts}")
-    return "\n".join(lines)
+    return lines

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from summit_train.cluster.estimate import Estimate, check_ranks, estimate, scored_clips
 from summit_train.cluster.site import Site, load_site, parse_walltime
 from summit_train.core.errors import UserError
+from summit_train.core.result import Result, TextTable
 from summit_train.core.text import NONE, counted
 from summit_train.plan import Plan, averages_per_epoch, make_plan, sample_learning_rates
 from summit_train.spec import Spec, load_spec
@@ -23,7 +21,6 @@ from summit_train.spec.optimizer import describe_decay, describe_solver
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks (default: one a virtual GPU)")
     parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
@@ -33,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_site_arguments(parser, required=False)
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes of the site (default: one GPU a virtual GPU)")
     parser.add_argument("--compare", metavar="SPEC2", help="print this spec's plan alongside; overrides hold for both")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
@@ -53,39 +49,27 @@ def _walltime(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the plan."""
+def run(args: argparse.Namespace) -> Result:
     spec = load_spec(args.spec, args.overrides)
     site = None if args.site is None else load_site(args.site, args.set, warn)
-    nodes = 0 if site is None else _nodes(args, site, spec)
-    ranks = _ranks(args, spec) if site is None else check_ranks(site, spec, nodes)
+    nodes, ranks = _nodes_and_ranks(args, site, spec)
     files = check_files(spec, args.clips)
     plan = make_plan(spec, ranks, files.clips)
     for line in files.warnings:
         warn(line)
-    hours = None if args.speed is None else _hours(plan, args.speed)
+    hours = {} if args.speed is None else _hours(spec, plan, args.speed, files.videos)
     cost = None if site is None else estimate(site, spec, plan, nodes, args.walltime, args.speed, files.videos)
-    more = None
-    if hours is not None and files.videos is not None:
-        more = hours * scored_clips(spec, plan, files.videos) / _trained_clips(plan)
-    other = None if args.compare is None else _other(args)
-    if args.json:
-        values = _values(plan) | {"quarantined_clips": files.left_out}
-        values |= {"warnings": files.warnings, "not_checked": files.not_checked}
-        if hours is not None:
-            values |= {"training_hours": hours, "rank_hours": hours * plan.ranks, "evaluation_hours": more}
-        if site is not None and cost is not None:
-            values["site"] = {"name": args.site, "comm": site.comm, **cost.values()}
-        if other is not None:
-            values["compare"] = {"name": other[0].name, **_values(other[1])}
-        print(json.dumps(values))
-        return 0
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    if other is not None:
-        _print_beside(console, [(spec, plan), other])
-    else:
-        _print_tables(console, spec, plan, _more_rows(spec, plan, files, hours, more, cost, site))
-    return 0
+    values = _values(plan) | {"quarantined_clips": files.left_out}
+    values |= {"warnings": files.warnings, "not_checked": files.not_checked, **hours}
+    if site is not None and cost is not None:
+        values["site"] = {"name": args.site, "comm": site.comm, **cost.values()}
+    if args.compare is None:
+        return Result(_text(spec, plan, _more_rows(spec, plan, files, hours, cost, site)), values=values)
+    other = load_spec(args.compare, args.overrides)
+    other_ranks = args.ranks or other.scale.gpus or 1
+    compared = make_plan(other, other_ranks, check_files(other, args.clips).clips)
+    values["compare"] = {"name": other.name, **_values(compared)}
+    return Result(_columns([(spec, plan), (other, compared)]), values=values)
 
 
 def warn(line: str) -> None:
@@ -93,35 +77,26 @@ def warn(line: str) -> None:
     print(f"warning: {line}", file=sys.stderr)
 
 
-def _other(args: argparse.Namespace) -> tuple[Spec, Plan]:
-    """Return the spec of --compare and its plan, on one rank a virtual GPU where --ranks is not given."""
-    spec = load_spec(args.compare, args.overrides)
-    return spec, make_plan(spec, args.ranks or spec.scale.gpus or 1, check_files(spec, args.clips).clips)
-
-
 def _values(plan: Plan) -> dict[str, Any]:
-    rates = [{"step": step, "lr": lr} for step, lr in sample_learning_rates(plan)]
-    return plan.values() | {"learning_rates": rates}
+    return plan.values() | {"learning_rates": [{"step": step, "lr": lr} for step, lr in sample_learning_rates(plan)]}
 
 
-def _ranks(args: argparse.Namespace, spec: Spec) -> int:
-    for name in ("nodes", "walltime"):
-        if getattr(args, name) is not None:
-            raise UserError(f"--{name} is of a site: name it with --site")
-    ranks = args.ranks if args.ranks is not None else spec.scale.gpus or 1
-    if ranks < 1:
-        raise UserError(f"--ranks {ranks}: must be 1 or more")
-    return int(ranks)
-
-
-def _nodes(args: argparse.Namespace, site: Site, spec: Spec) -> int:
-    """Return --nodes, or as many as --ranks or the virtual GPUs fill."""
+def _nodes_and_ranks(args: argparse.Namespace, site: Site | None, spec: Spec) -> tuple[int, int]:
+    """Return --nodes and --ranks; by default as many as the virtual GPUs fill."""
+    if site is None:
+        for name in ("nodes", "walltime"):
+            if getattr(args, name) is not None:
+                raise UserError(f"--{name} is of a site: name it with --site")
+        ranks = args.ranks if args.ranks is not None else spec.scale.gpus or 1
+        if ranks < 1:
+            raise UserError(f"--ranks {ranks}: must be 1 or more")
+        return 0, ranks
     ranks = args.ranks if args.ranks is not None else spec.scale.gpus or site.ranks
-    nodes = int(args.nodes if args.nodes is not None else max(1, ranks // site.ranks))
+    nodes = args.nodes if args.nodes is not None else max(1, ranks // site.ranks)
     if args.ranks is not None and args.ranks != nodes * site.ranks:
         have = f"{nodes} nodes of {site.name} have {nodes * site.ranks}"
         raise UserError(f"--ranks {args.ranks}: {have}; give --nodes alone")
-    return nodes
+    return nodes, check_ranks(site, spec, nodes)
 
 
 @dataclass(frozen=True)
@@ -159,7 +134,7 @@ def read_files(spec: Spec, clips: int | None) -> Files:
     for key, path in (("train", spec.data.train), ("val", spec.data.val)):
         if not Path(path).exists():
             number = "the number of its clips" if key == "train" else "the number of training clips"
-            raise UserError(f"data.{key}: there is no {path}; give {number} with --clips N")
+            raise UserError(f"data.{key}: {path} not found; give {number} with --clips N")
     train, val = open_datasets(spec)
     warnings = class_warnings(train.manifest, val.manifest)
     return Files(len(train), len(val), len(train.kept.excluded), warnings, [])
@@ -187,37 +162,37 @@ def check_weights(spec: Spec, to_come: Path | None = None, *, may_be_missing: bo
     return []
 
 
-def _hours(plan: Plan, speed: float) -> float:
+def _hours(spec: Spec, plan: Plan, speed: float, videos: int | None) -> dict[str, float | None]:
+    """Return the run's hours at `speed` clips a second of a rank. evaluation_hours: None if `videos` is unknown."""
     if not 0 < speed < math.inf:
         raise UserError(f"--speed {speed:g}: must be a number above 0")
-    return _trained_clips(plan) / plan.ranks / speed / 3600
-
-
-def _trained_clips(plan: Plan) -> int:
-    return plan.total_steps * plan.global_batch
+    hours_a_clip = 1 / plan.ranks / speed / 3600
+    training = plan.total_steps * plan.global_batch * hours_a_clip
+    evaluation = None if videos is None else scored_clips(spec, plan, videos) * hours_a_clip
+    return {"training_hours": training, "rank_hours": training * plan.ranks, "evaluation_hours": evaluation}
 
 
 def _more_rows(
     spec: Spec,
     plan: Plan,
     files: Files,
-    hours: float | None,
-    more: float | None,
+    hours: dict[str, float | None],
     cost: Estimate | None,
     site: Site | None,
 ) -> list[tuple[str, str]]:
-    """Return the rows below those that every plan has. more: hours of the evaluation, None if unknown."""
+    """Return the rows below those that every plan has."""
     rows = [("left out", f"{files.left_out:,} clips, by {spec.data.quarantine}")] if files.left_out else []
     rows += [("not checked", ", ".join(files.not_checked))] if files.not_checked else []
     if site is not None and cost is not None:
         joined = "auto: Horovod where it is installed and MPI starts the ranks, else torch.distributed"
         comm = joined if site.comm == "auto" else f"{site.comm}, by the site profile"
         rows += [("nodes", f"{cost.nodes:,}"), ("comm", comm), *cost.rows()]
-    elif hours is not None:
-        evaluation = (
-            "without evaluation (how many videos is unknown)" if more is None else f"and {more:,.2f} h of evaluation"
-        )
-        rows.append(("training time", f"{hours:,.2f} h, {hours * plan.ranks:,.1f} rank-hours, {evaluation}"))
+    elif hours:
+        more = "without evaluation (how many videos is unknown)"
+        if hours["evaluation_hours"] is not None:
+            more = f"and {hours['evaluation_hours']:,.2f} h of evaluation"
+        text = f"{hours['training_hours']:,.2f} h, {hours['rank_hours']:,.1f} rank-hours, {more}"
+        rows.append(("training time", text))
     return rows
 
 
@@ -261,37 +236,36 @@ def _communication_rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     return rows
 
 
-def _print_tables(console: Console, spec: Spec, plan: Plan, more: list[tuple[str, str]]) -> None:
+def _text(spec: Spec, plan: Plan, more: list[tuple[str, str]]) -> list[str | TextTable]:
     stacked = f" of {spec.data.flow_length} flow fields" if spec.data.modality == "flow" else ""
-    console.print(f"{spec.name}: {spec.model.title}, {spec.data.num_frames} frames{stacked}")
-    for name, value in [*_rows(spec, plan), *more]:
-        console.print(f"  {name:<15} {value}")
-    table = Table("step", "epoch", "learning rate", "", title="learning rate", title_justify="left")
+    rates = [("step", "epoch", "learning rate", "")]
     for step, lr in sample_learning_rates(plan):
-        table.add_row(f"{step:,}", f"{step / plan.steps_per_epoch:.1f}", f"{lr:.6g}", _bar(lr, plan.peak_lr))
-    console.print(table)
+        rates.append((f"{step:,}", f"{step / plan.steps_per_epoch:.1f}", f"{lr:.6g}", _bar(lr, plan.peak_lr, 24)))
+    return [
+        f"{spec.name}: {spec.model.title}, {spec.data.num_frames} frames{stacked}",
+        TextTable([*_rows(spec, plan), *more], left=2, indent="  "),
+        "",
+        TextTable(rates, left=0, indent="  "),
+    ]
 
 
-def _bar(lr: float, largest: float, characters: int = 24) -> str:
-    return "#" * round(characters * lr / largest)
+def _bar(lr: float, largest: float, width: int) -> str:
+    return f"{'#' * round(width * lr / largest):<{width}}"
 
 
-def _print_beside(console: Console, planned: list[tuple[Spec, Plan]]) -> None:
-    """Print two plans in columns, and their LRs at the same epochs, drawn to one scale."""
-    names = [spec.name for spec, _ in planned]
-    table = Table("", *names, title="plan", title_justify="left")
+def _columns(planned: Sequence[tuple[Spec, Plan]]) -> list[str | TextTable]:
+    """Return two plans in columns, and their LRs at the same epochs, drawn to one scale."""
+    names, plans = zip(*((spec.name, plan) for spec, plan in planned), strict=True)
     one, other = (dict(_rows(spec, plan)) for spec, plan in planned)
-    for name in dict.fromkeys((*one, *other)):
-        table.add_row(name, one.get(name, NONE), other.get(name, NONE))
-    console.print(table)
-    columns = [column for name in names for column in (name, "")]
-    table = Table("epoch", *columns, title="learning rate", title_justify="left")
-    largest = max(plan.peak_lr for _, plan in planned)
-    plans = [plan for _, plan in planned]
+    rows = [("", *names)]
+    rows += [(name, one.get(name, NONE), other.get(name, NONE)) for name in dict.fromkeys((*one, *other))]
+    rates = [("epoch", *(cell for name in names for cell in (name, "")))]
+    largest = max(plan.peak_lr for plan in plans)
     for epoch in sorted({step / plan.steps_per_epoch for plan in plans for step, _ in sample_learning_rates(plan)}):
-        steps = [round(epoch * plan.steps_per_epoch) for plan in plans]
-        pairs = zip(steps, plans, strict=True)
-        rates = [plan.learning_rate(step) if step < plan.total_steps else 0.0 for step, plan in pairs]
-        cells = [cell for lr in rates for cell in (f"{lr:.6g}" if lr else NONE, _bar(lr, largest, 12))]
-        table.add_row(f"{epoch:.2f}", *cells)
-    console.print(table)
+        cells = []
+        for plan in plans:
+            step = round(epoch * plan.steps_per_epoch)
+            lr = plan.learning_rate(step) if step < plan.total_steps else 0.0
+            cells += [f"{lr:.6g}" if lr else NONE, _bar(lr, largest, 12)]
+        rates.append((f"{epoch:.2f}", *cells))
+    return [TextTable(rows, left=3), "", TextTable(rates, left=0)]

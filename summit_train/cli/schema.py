@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from summit_train.core.result import Result
 from summit_train.spec import Spec
 
 _PREFACE = """\
@@ -25,23 +26,13 @@ other relative paths start at the current directory. `~` and `$NAME` are expande
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
     parser.add_argument("--markdown", action="store_true", help="print docs/reference.md instead")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the schema or the page."""
-    print(reference() if args.markdown else json.dumps(_editor_schema(), indent=1))
-    return 0
-
-
-def _schema() -> dict[str, Any]:
+def run(args: argparse.Namespace) -> Result:
     schema: dict[str, Any] = json.loads(json.dumps(Spec.model_json_schema()).replace("\\n", " "))
-    return schema
-
-
-def _editor_schema() -> dict[str, Any]:
-    schema = _schema()
+    if args.markdown:
+        return Result([_reference(schema)])
     # A file may leave to the one it extends what a whole spec must have; `extends` itself is gone by then.
     schema["properties"]["extends"] = {
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
@@ -49,40 +40,31 @@ def _editor_schema() -> dict[str, Any]:
     }
     for section in (schema, *schema["$defs"].values()):
         section["required"] = []
-    return schema
+    return Result([json.dumps(schema, indent=1)])
 
 
-def reference() -> str:
+def _reference(schema: dict[str, Any]) -> str:
     """Return docs/reference.md without its last newline: for each section a table of its keys."""
-    schema = _schema()
+    sections = {f"#/$defs/{name}": section for name, section in schema["$defs"].items()}
+    head = ["| Key | Value | Default | Meaning |", "|---|---|---|---|"]
     keys = {name: value for name, value in schema["properties"].items() if "$ref" not in value}
-    tables = [_table("", {**schema, "properties": keys}, {})]
+    page = [_PREFACE, *head, *_rows("", keys, sections)]
     for name, value in schema["properties"].items():
         if "$ref" in value:
-            tables.append(_table(f"{name}.", _section(value, schema["$defs"]), schema["$defs"]))
-    return "\n".join([_PREFACE, *tables]).rstrip("\n")
+            section = sections[value["$ref"]]
+            page += [f"\n## {name}\n\n{section['description']}\n", *head]
+            page += _rows(f"{name}.", section["properties"], sections)
+    return "\n".join(page)
 
 
-def _section(value: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema that a value refers to."""
-    section: dict[str, Any] = sections[value["$ref"].removeprefix("#/$defs/")]
-    return section
-
-
-def _table(prefix: str, section: dict[str, Any], sections: dict[str, Any]) -> str:
-    heading = f"## {prefix.rstrip('.')}\n\n{section['description']}\n\n" if prefix else ""
-    head = ["| Key | Value | Default | Meaning |", "|---|---|---|---|"]
-    return heading + "\n".join([*head, *_rows(prefix, section, sections)]) + "\n"
-
-
-def _rows(prefix: str, section: dict[str, Any], sections: dict[str, Any]) -> Iterator[str]:
+def _rows(prefix: str, keys: dict[str, Any], sections: dict[str, Any]) -> Iterator[str]:
     """Yield a row of each key, and below a section that may be null those of its keys."""
-    for name, value in section["properties"].items():
+    for name, value in keys.items():
         default = "`{}`".format(json.dumps(value["default"]).strip('"')) if "default" in value else ""
         yield f"| `{prefix}{name}` | {_value(value)} | {default} | {value['description']} |"
         for choice in value.get("anyOf", []):
             if "$ref" in choice:
-                yield from _rows(f"{prefix}{name}.", _section(choice, sections), sections)
+                yield from _rows(f"{prefix}{name}.", sections[choice["$ref"]]["properties"], sections)
 
 
 def _value(schema: dict[str, Any]) -> str:
@@ -98,13 +80,12 @@ def _value(schema: dict[str, Any]) -> str:
         return "a section of keys"
     if "items" in schema:
         return f"list of {_value(schema['items'])}"
-    kind = {"string": "text", "boolean": "`true`, `false`", "null": "`null`"}.get(schema["type"], schema["type"])
-    return ", ".join([kind, *_limits(schema)])
-
-
-def _limits(schema: dict[str, Any]) -> Iterator[str]:
-    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    for keyword, word in words.items():
+    words = [{"string": "text", "boolean": "`true`, `false`", "null": "`null`"}.get(schema["type"], schema["type"])]
+    bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    for keyword, word in bounds.items():
         if keyword in schema:
             limit = schema[keyword]
-            yield f"{word} " + ("2^63" if limit == 2**63 else f"{limit:,}" if isinstance(limit, int) else f"{limit:g}")
+            words.append(
+                f"{word} " + ("2^63" if limit == 2**63 else f"{limit:,}" if isinstance(limit, int) else f"{limit:g}")
+            )
+    return ", ".join(words)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path
-from summit_train.core.text import NONE, duration, noise_text, table
-from summit_train.report.noise import clips_factor
+from summit_train.core.result import Result, TextTable
+from summit_train.core.text import NONE, duration
 from summit_train.scaling import published
 from summit_train.scaling.cost import Job, forecast
 from summit_train.scaling.machines import Machine, load_machine, machine_names, with_rate
@@ -26,28 +24,23 @@ ROUND_TIMES = (1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10800, 36000, 108000, 360
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     shipped = ", ".join(machine_names())
     parser.add_argument("--site", required=True, metavar="NAME", help=f"machine: {shipped}, or a file")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the machine's file")
     parser.add_argument("--nodes", default=NODES, metavar="N,...", help=f"default {NODES}; a,...,b doubles from a to b")
     parser.add_argument("--fixed-batch", action="store_true", help="keep scale.gpus: fewer GPUs accumulate")
-    parser.add_argument("--clips", type=int, metavar="N", help="training clips, where there is no manifest")
+    parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     parser.add_argument("--videos", type=int, metavar="N", help="validation videos, likewise")
     parser.add_argument("--clips-per-second", type=float, metavar="X", help="of one GPU, measured with this spec")
     parser.add_argument("--storage", choices=("shared", "local"), default="shared", help="where the frames lie")
     last_batch = "an epoch's partial batch (default: the machine's)"
     parser.add_argument("--last-batch", choices=("drop", "keep"), help=last_batch)
-    noise = "measured noise scale, or the ends of a band: adds epochs and time to the loss of the spec's own batch"
-    parser.add_argument("--noise-scale", metavar="CLIPS[,CLIPS]", help=noise)
     parser.add_argument("--out", metavar="FILE", help="draw Figure 6 and the times of Table 3: .png, .svg or .pdf")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the rows. Raises UserError for a wrong spec, machine or number."""
+def run(args: argparse.Namespace) -> Result:
     for name in ("clips", "videos", "clips_per_second"):
         value = getattr(args, name)
         if value is not None and not 0 < value < math.inf:
@@ -56,19 +49,14 @@ def run(args: argparse.Namespace) -> int:
     out = None if args.out is None else figure_path(args.out)
     jobs = [replace(job, nodes=nodes) for nodes in parse_nodes(args.nodes)]
     rows = [_row(job) for job in jobs]
-    if args.noise_scale is not None:
-        rows = [row | {"same_loss": same_loss(job.spec, row, parse_noise(args.noise_scale))} for row in rows]
     if out is not None:
         _draw(out, jobs, rows)
-    if args.json:
-        counted = args.clips is None and Path(job.spec.data.train).exists()
-        about: dict[str, Any] = {"site": job.machine.name, "about": job.machine.about, "spec": job.spec.name}
-        about |= {"clips": job.clips, "videos": job.videos, "manifest_counted": counted, "storage": job.storage}
-        about |= {"last_batch": job.machine.last_batch, "compute_source": job.machine.compute.source}
-        print(json.dumps(about | {"figure": None if out is None else str(out), "rows": rows}))
-    else:
-        _print(job, rows, out)
-    return 0
+    is_counted = args.clips is None and Path(job.spec.data.train).exists()
+    values: dict[str, Any] = {"site": job.machine.name, "about": job.machine.about, "spec": job.spec.name}
+    values |= {"clips": job.clips, "videos": job.videos, "manifest_counted": is_counted, "storage": job.storage}
+    values |= {"last_batch": job.machine.last_batch, "compute_source": job.machine.compute.source}
+    values |= {"figure": None if out is None else str(out), "rows": rows}
+    return Result(_text(values, job.spec.schedule.epochs), values=values)
 
 
 def parse_nodes(text: str) -> list[int]:
@@ -89,30 +77,6 @@ def parse_nodes(text: str) -> list[int]:
     return nodes
 
 
-def parse_noise(text: str) -> list[float]:
-    """Read '800' or '800,1200', clips above 0. Raises UserError for anything else."""
-    words = text.split(",")
-    if len(words) > 2 or not all(re.fullmatch(r"\d+(\.\d+)?", word) and float(word) > 0 for word in words):
-        raise UserError(f"--noise-scale must be one or two numbers of clips above 0, got {text}; try 800,1200")
-    return [float(word) for word in words]
-
-
-def same_loss(spec: Spec, row: dict[str, Any], noise_scales: Sequence[float]) -> list[dict[str, float]]:
-    """Return what `row` needs, by each noise scale, for the loss that the spec's epochs reach at the spec's own batch.
-
-    The clips to a loss are 1 + batch / noise scale times the fewest (McCandlish et al., section 2.3). Raises UserError
-    where the spec has no batch of its own.
-    """
-    if spec.scale.gpus is None:
-        raise UserError("--noise-scale: scale.gpus is null, so the spec has no batch of its own; set scale.gpus")
-    own, needs = spec.scale.gpus * spec.scale.clips_per_gpu, []
-    for noise in noise_scales:
-        factor = clips_factor(row["global_batch"], noise) / clips_factor(own, noise)
-        scaled = {name: factor * row[name] for name in ("run_s", "node_hours")}
-        needs.append({"noise_scale": noise, "epochs": factor * spec.schedule.epochs, **scaled})
-    return needs
-
-
 def _job(args: argparse.Namespace) -> Job:
     """Return the job on one node."""
     spec = load_spec(args.spec, args.overrides)
@@ -122,7 +86,7 @@ def _job(args: argparse.Namespace) -> Job:
         machine = with_rate(machine, spec, args.clips_per_second)
     gpus = spec.scale.gpus if args.fixed_batch else None
     if args.fixed_batch and gpus is None:
-        raise UserError("--fixed-batch: scale.gpus is null, so there is no batch to keep; set scale.gpus")
+        raise UserError("--fixed-batch: scale.gpus is null, so the spec has no batch to keep; set scale.gpus")
     clips = args.clips or _count("--clips", spec, spec.data.train, published.TRAINING_VIDEOS)
     videos = args.videos or _count("--videos", spec, spec.data.val, published.VALIDATION_VIDEOS)
     return Job(spec, machine, 1, clips, videos, gpus, args.storage)
@@ -138,7 +102,7 @@ def _count(option: str, spec: Spec, path: str, kinetics: int) -> int:
         return len(kept_clips(spec.data, read_manifest(path)))
     if spec.model.num_classes == 400:
         return kinetics
-    raise UserError(f"there is no {path} to count; give the number with {option} N")
+    raise UserError(f"{path} not found; give the number of its clips with {option} N")
 
 
 def _row(job: Job) -> dict[str, Any]:
@@ -152,16 +116,12 @@ def _row(job: Job) -> dict[str, Any]:
     return asdict(found) | {"published_run_s": seconds, "projection": seconds is None, "accuracy": accuracy}
 
 
-def _print(job: Job, rows: Sequence[dict[str, Any]], out: Path | None) -> None:
-    spec, machine = job.spec, job.machine
-    print(f"{spec.name} on {machine.name}: {machine.about}")
-    print(f"  {job.clips:,} clips, {spec.schedule.epochs} epochs; an epoch's last, partial batch: {machine.last_batch}")
-    print(f"  rates: {machine.compute.source}\n")
+def _text(values: Mapping[str, Any], epochs: int) -> list[str | TextTable]:
     parts = ("step s", "= compute", "+ allreduce", "+ stragglers", "+ data")
-    times = ("training", "node-hours", "+ evaluation", "published", "paper's top-1")
     steps: list[Sequence[str]] = [("nodes", "GPUs", "batch", "steps/epoch", *parts)]
+    times = ("training", "node-hours", "+ evaluation", "published", "paper's top-1")
     runs: list[Sequence[str]] = [("nodes", "clips/s", "efficiency", *times)]
-    for row in rows:
+    for row in values["rows"]:
         counts = (f"{row[name]:,}" for name in ("nodes", "gpus", "global_batch", "steps_per_epoch"))
         seconds = (row["parts"][name] for name in ("compute_s", "communication_s", "stragglers_s", "data_s"))
         steps.append((*counts, *(f"{part_s:.4f}" for part_s in (row["step_s"], *seconds))))
@@ -171,23 +131,18 @@ def _print(job: Job, rows: Sequence[dict[str, Any]], out: Path | None) -> None:
             top1 = f"{about}{accuracy['top1']:.2f} \N{PLUS-MINUS SIGN} {accuracy['std']:.2f}"
         speeds = (f"{row['nodes']:,}", f"{row['clips_per_second']:,.0f}", f"{100 * row['efficiency']:.1f} %")
         run = (duration(row["run_s"]), f"{row['node_hours']:,.1f}", duration(row["evaluation_s"]))
-        published_run = NONE if row["projection"] else duration(row["published_run_s"])
-        runs.append((*speeds, *run, published_run, top1))
-    print(table(steps, "", left=0) + "\n\n" + table(runs, "", left=0))
-    if "same_loss" in rows[0]:
-        heads = (f"at {noise_text(need['noise_scale'])}: epochs" for need in rows[0]["same_loss"])
-        cells = [["nodes", "batch", *(cell for head in heads for cell in (head, "training"))]]
-        for row in rows:
-            needs = ((f"{need['epochs']:,.0f}", duration(need["run_s"])) for need in row["same_loss"])
-            cells.append([f"{row['nodes']:,}", f"{row['global_batch']:,}", *(cell for need in needs for cell in need)])
-        own = (spec.scale.gpus or 0) * spec.scale.clips_per_gpu
-        print(f"\n{table(cells, '', left=0)}\n")
-        print(f"to the loss of {spec.schedule.epochs} epochs at a batch of {own:,}, each batch at its best LR")
-        print("(McCandlish et al., 2018). The noise scale grows during a run; give a band of it to see what changes.")
-    print("\npublished: training time in Table 3; a row without one is a projection. top-1: what the paper saw at that")
-    print("batch, ~ interpolated. Efficiency: against one node's speed times the nodes. Evaluation comes on top.")
-    if out is not None:
-        print(f"drawn: {out}")
+        runs.append((*speeds, *run, NONE if row["projection"] else duration(row["published_run_s"]), top1))
+    return [
+        f"{values['spec']} on {values['site']}: {values['about']}",
+        f"  {values['clips']:,} clips, {epochs} epochs; an epoch's last, partial batch: {values['last_batch']}",
+        f"  rates: {values['compute_source']}\n",
+        TextTable(steps, left=0),
+        "",
+        TextTable(runs, left=0),
+        "\npublished: training time in Table 3; a row without one is a projection. top-1: what the paper saw at that",
+        "batch, ~ interpolated. Efficiency: against one node's speed times the nodes. Evaluation comes on top.",
+        *([f"drawn: {values['figure']}"] if values["figure"] else []),
+    ]
 
 
 def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> None:

@@ -11,12 +11,12 @@ from summit_train.cluster.estimate import check_ranks, estimate
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site
 from summit_train.cluster.submit import chain, check_root, folders_to_stage, prepare_job, staging_row
+from summit_train.core.result import Result, TextTable
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     parser.add_argument("--nodes", type=int, required=True, metavar="N", help="number of nodes")
     add_site_arguments(parser, required=True)
@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Submit the job, or with --dry-run print its script."""
+def run(args: argparse.Namespace) -> Result:
+    """Submit the job, or with --dry-run show its script."""
     spec, site = load_spec(args.spec, args.overrides), load_site(args.site, args.set, warn)
     files = check_files(spec, args.clips)
     plan = make_plan(spec, check_ranks(site, spec, args.nodes), files.clips)
@@ -48,11 +48,10 @@ def run(args: argparse.Namespace) -> int:
         warn(line)
     print(f"{spec.name}: {args.nodes} nodes of {site.name}, {plan.ranks} ranks", file=sys.stderr)
     not_checked = [("unchecked", ", ".join(files.not_checked))] if files.not_checked else []
-    for name, value in (*cost.rows(), *staging_row(site, spec, job.stage), *not_checked):
-        print(f"  {name:<10} {value}", file=sys.stderr)
+    rows = [*cost.rows(), *staging_row(site, spec, job.stage), *not_checked]
+    print(TextTable(rows, left=2, indent="  "), file=sys.stderr)
     if args.dry_run:
-        print(text, end="")
-        return 0
+        return Result([text.removesuffix("\n")])
     if site.scheduler == "local":
         check_root(site)
     script = prepare_job(site, job, spec)
@@ -61,5 +60,4 @@ def run(args: argparse.Namespace) -> int:
         os.execvp("bash", ["bash", str(script)])  # replaces this process, so that signals reach the script
     ids = chain(site, job, script, cost.jobs)
     submitted = f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs, one after the other, {ids[0]} to {ids[-1]},"
-    print(f"{spec.name}: {submitted} submitted; the script is {script}, its output goes to {script.parent}")
-    return 0
+    return Result([f"{spec.name}: {submitted} submitted; the script is {script}, its output goes to {script.parent}"])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-from functools import partial
 
 from summit_train.cli.plan import Files, add_site_arguments, check_weights, read_files, warn
 from summit_train.cluster.site import Site, load_site
 from summit_train.cluster.submit import check_root
 from summit_train.core.errors import UserError
+from summit_train.core.result import Result, TextTable, show
 from summit_train.spec import DataSpec, ModelSpec, Spec
 from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, load_sweep
@@ -18,7 +17,6 @@ from summit_train.sweep.status import as_values, read_jobs, read_rows, tables, t
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("sweep", metavar="SWEEP", help="sweep (YAML), or the folder of one that was started")
     add_site_arguments(parser, required=False)
     what = parser.add_mutually_exclusive_group()
@@ -28,18 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--status", action="store_true", help="state of the runs; writes table and, over batch sizes, figure"
     )
     parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
-    parser.add_argument("--json", action="store_true", help="with --dry-run or --status: one JSON object on stdout")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override in every run")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Plan, start or show the runs; return 1 if a run started here failed."""
+def run(args: argparse.Namespace) -> Result:
+    """Plan, start or show the runs. The status is 1 if a run started here failed."""
     _check(args)
     sweep = load_sweep(args.sweep, args.overrides)
     name = "local" if args.local else args.site
     site = None if name is None else load_site(name, args.set, warn)
     if args.status:
-        return _show_status(sweep, site, as_json=args.json)
+        return _status(sweep, site)
 
     read: dict[tuple[DataSpec, ModelSpec], Files] = {}  # once for all runs of the same data and network
 
@@ -55,21 +52,22 @@ def run(args: argparse.Namespace) -> int:
     planned = plan_runs(sweep, site, count, args.walltime)
     if args.dry_run or site is None:
         values = planned_values(sweep, planned)
-        if args.json:
-            print(json.dumps(values))
-            return 0
-        print(f"{sweep.name}: {len(planned)} runs, to {sweep.folder}\n{planned_table(planned)}")
+        text: list[str | TextTable] = [f"{sweep.name}: {len(planned)} runs, to {sweep.folder}", planned_table(planned)]
         if values["node_hours"] is not None:
-            print(f"{values['node_hours']:,.1f} node-hours of training in all")
-        return 0
-    jobs, say = read_jobs(sweep, site, warn), partial(print, flush=True)
+            text.append(f"{values['node_hours']:,.1f} node-hours of training in all")
+        return Result(text, values=values)
+    jobs = read_jobs(sweep, site, warn)
+
+    def say(line: str) -> None:
+        show(Result([line]))
+
     if site.scheduler == "local":
         names = to_start(read_rows(sweep, jobs))
         if any(run.plan.ranks > 1 and run.name in names for run in planned):
             check_root(site)
-        return run_here(sweep, site, planned, jobs, say)
+        return Result(status=run_here(sweep, site, planned, jobs, say))
     submit_runs(sweep, site, planned, jobs, say)
-    return 0
+    return Result()
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -83,15 +81,10 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("choose one of --dry-run, --local, --site NAME and --status")
 
 
-def _show_status(sweep: Sweep, site: Site | None, *, as_json: bool) -> int:
+def _status(sweep: Sweep, site: Site | None) -> Result:
     was_started = sweep.folder.is_dir()
     rows = write_sweep(sweep, read_jobs(sweep, site, warn)) if was_started else read_rows(sweep)
     values = as_values(sweep, rows)
-    if as_json:
-        print(json.dumps(values))
-        return 0
-    print(tables(sweep, rows))
-    print(f"{sweep.name}: " + ", ".join(f"{count} {state}" for state, count in values["states"].items() if count))
-    if was_started:
-        print(f"in {sweep.folder}: {written(sweep)}")
-    return 0
+    states = ", ".join(f"{count} {state}" for state, count in values["states"].items() if count)
+    place = [f"in {sweep.folder}: {written(sweep)}"] if was_started else []
+    return Result([tables(sweep, rows), f"{sweep.name}: {states}", *place], values=values)

@@ -6,22 +6,21 @@ import argparse
 import faulthandler
 import sys
 
+from summit_train.core.result import Result
 from summit_train.core.watch import StopRequest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
-    parser.add_argument("--force-resume", action="store_true", help="go on from a checkpoint of another experiment")
+    parser.add_argument("--force-resume", action="store_true", help="resume from a checkpoint of another experiment")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train; return 0 at the end, 85 if stopped on request with a checkpoint."""
+def run(args: argparse.Namespace) -> Result:
     faulthandler.enable(sys.__stderr__ or 2)  # a crash in a library shows where every thread stood
     with StopRequest().listening() as stop:
         # Importing torch takes minutes where thousands of ranks read it from one file system. A signal that comes
         # meanwhile must not end the rank, so it is caught by now.
-        from summit_train.cli.whole_run import whole_run
+        from summit_train.cli.pipeline import run_pipeline
 
-        return whole_run(args.spec, args.overrides, stop, force=args.force_resume)
+        return run_pipeline(args.spec, args.overrides, stop, force=args.force_resume)

@@ -85,29 +85,6 @@ def with_unit(value: float, unit: str) -> str:
     return f"{value:.4g} {unit}"
 
 
-def table(rows: Sequence[Sequence[str]], indent: str = "  ", left: int = 1) -> str:
-    """Align cells in columns: the first `left` columns flush left, the others flush right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [*map(str.ljust, row[:left], widths), *map(str.rjust, row[left:], widths[left:])]
-        lines.append(indent + "  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def text_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return rows of equal keys as aligned columns under a header.
-
-    Columns of numbers are aligned to the right. Columns in which every cell is empty or a dash are left out.
-    """
-    columns = [(name, *(row[name] for row in rows)) for name in rows[0]]
-    columns = [column for column in columns if any(cell not in ("", NONE) for cell in column[1:])]
-    for i, column in enumerate(columns):
-        if all(cell in ("", NONE) or cell[0].isdigit() for cell in column[1:]):
-            columns[i] = tuple(cell.rjust(max(map(len, column))) for cell in column)
-    return table(list(zip(*columns, strict=True)), indent="", left=len(columns))
-
-
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
     """Return rows as CSV, a line each."""
     text = io.StringIO(newline="")

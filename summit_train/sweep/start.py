@@ -17,7 +17,8 @@ from summit_train.cluster.site import Site, walltime_text
 from summit_train.cluster.submit import chain, check_scheduler, folders_to_stage, write_job
 from summit_train.core.errors import UserError
 from summit_train.core.files import locked, write_text
-from summit_train.core.text import NONE, duration, mean_std, show, text_table
+from summit_train.core.result import TextTable
+from summit_train.core.text import NONE, duration, mean_std, show
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec
 from summit_train.spec.source import to_yaml
@@ -76,7 +77,7 @@ def plan_runs(
     return planned
 
 
-def planned_table(planned: Sequence[PlannedRun]) -> str:
+def planned_table(planned: Sequence[PlannedRun]) -> TextTable:
     """Return the plans as a table for people."""
     rows = []
     for run in planned:
@@ -99,7 +100,7 @@ def planned_table(planned: Sequence[PlannedRun]) -> str:
             jobs = f"{cost.jobs} x " if cost.jobs > 1 else ""
             row["walltime"] = jobs + walltime_text(cost.walltime_minutes)
         rows.append(row)
-    return text_table(rows)
+    return TextTable.of_records(rows)
 
 
 def planned_values(sweep: Sweep, planned: Sequence[PlannedRun]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from summit_train.cluster.site import Site, load_site
 from summit_train.cluster.submit import job_states, submissions
 from summit_train.core.errors import UserError
 from summit_train.core.files import is_locked
-from summit_train.core.text import NONE, duration, has_top5, mean_std, percent, show, text_table
+from summit_train.core.result import TextTable
+from summit_train.core.text import NONE, duration, has_top5, mean_std, percent, show
 from summit_train.report.metrics import Run
 from summit_train.report.noise import Measured, measured, measured_steps, pooled
 from summit_train.report.records import number
@@ -295,8 +296,10 @@ def tables(sweep: Sweep, rows: Sequence[SweepRow]) -> str:
 
     Columns in which nothing is known are left out.
     """
-    of_runs, points = text_table([_row_cells(row) for row in rows]), sweep_points(sweep, rows)
-    return f"{of_runs}\n\n{text_table([_point_cells(point) for point in points])}" if has_seeds(points) else of_runs
+    of_runs, points = str(TextTable.of_records([_row_cells(row) for row in rows])), sweep_points(sweep, rows)
+    if not has_seeds(points):
+        return of_runs
+    return f"{of_runs}\n\n{TextTable.of_records([_point_cells(point) for point in points])}"
 
 
 def _row_cells(row: SweepRow) -> dict[str, str]:

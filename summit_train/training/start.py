@@ -18,8 +18,8 @@ from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, load_spec
 
 
-def tell_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Tell files from overrides, where an option takes both as one list: (files, overrides)."""
+def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the words of an option that takes files and overrides: (files, overrides)."""
     overrides = [word for word in words if re.match(r"[a-z_.0-9]+=", word) and not Path(word).exists()]
     return [word for word in words if word not in overrides], overrides
 

@@ -12,7 +12,7 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.bench.allreduce import fits_of, row_of
-from summit_train.bench.command import BENCHES, show
+from summit_train.bench.command import BENCHES, finish
 from summit_train.scaling.machines import load_machine
 from summit_train.scaling.network import NoFit
 from tests.worlds import ROOT, lines, needs_ranks, succeed
@@ -47,7 +47,7 @@ def measured(seconds_of: Callable[[int], float]) -> dict[str, Any]:
 def test_a_machine_is_written_that_simulate_reads(tmp_path: Path) -> None:
     machine = tmp_path / "mine.yaml"
     args = argparse.Namespace(write=str(machine), json=False)
-    show(args, BENCHES["allreduce"], measured(lambda size: 1e-4 + size / 2e9), None)
+    finish(args, BENCHES["allreduce"], measured(lambda size: 1e-4 + size / 2e9), None)
     written = load_machine(machine)
     assert (written.name, written.gpus_per_node, written.network.inter) == ("mine", 2, None)
     assert written.network.intra.bytes_per_second == pytest.approx(2e9)
@@ -62,7 +62,7 @@ def test_times_that_do_not_grow_are_shown_and_no_machine_is_made_of_them(
     # Noise: the largest message took the least time.
     values, machine = measured(lambda size: 1e-3 / (1 + size)), tmp_path / "mine.yaml"
     with pytest.raises(NoFit, match="no machine can be written"):
-        show(argparse.Namespace(write=str(machine), json=False), BENCHES["allreduce"], values, None)
+        finish(argparse.Namespace(write=str(machine), json=False), BENCHES["allreduce"], values, None)
     shown = capsys.readouterr().out
     assert "horovod: no latency and bandwidth: the times do not grow" in shown and "16 MB" in shown
     assert not machine.exists()

@@ -10,7 +10,7 @@ from summit_train.__main__ import main
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.quarantine import read_quarantine
 from summit_train.data.video.encode import write_video
-from tests.worlds import PATIENCE_S, needs_ranks, start
+from tests.worlds import PATIENCE_S, Say, start, succeed
 
 
 @pytest.fixture
@@ -23,61 +23,69 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def test_motion_writes_a_set_and_says_how_to_use_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_motion_writes_a_set_and_says_how_to_use_it(tmp_path: Path, say: Say) -> None:
     out = tmp_path / "m"
-    arguments = ["--train", "4", "--val", "2", "--size", "16", "--frames", "4"]
-    arguments += ["--classes", "2", "--kind", "order", "--seed", "5"]
-    assert main(["data", "motion", str(out), *arguments]) == 0
+    words = [
+        "--train",
+        "4",
+        "--val",
+        "2",
+        "--size",
+        "16",
+        "--frames",
+        "4",
+        "--classes",
+        "2",
+        "--kind",
+        "order",
+        "--seed",
+        "5",
+    ]
+    status, printed, _ = say("data", "motion", out, *words)
+    assert status == 0
     assert len(read_manifest(out / "train.csv")) == 4 and len(read_manifest(out / "val.csv")) == 2
     assert len(list((out / "videos").glob("*.mp4"))) == 6
-    printed = capsys.readouterr().out
     assert "6 videos of 2 classes: red-blue, blue-red" in printed and f"data.root={out}" in printed
 
 
-def test_index_writes_the_good_and_names_the_bad(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_index_writes_the_good_and_names_the_bad(folder: Path, say: Say) -> None:
     out = folder.parent / "list.csv"
-    assert main(["data", "index", str(folder), "--out", str(out), "--workers", "0"]) == 0
+    status, printed, _ = say("data", "index", folder, "--out", out, "--workers", 0)
+    assert status == 0
     manifest = read_manifest(out)
     assert [manifest.path(index) for index in range(len(manifest))] == ["jump/a.mp4", "walk/b.mp4"]
     assert manifest.classes == ("jump", "walk")
-    printed = capsys.readouterr().out
     assert "left out, unreadable: 1\n  jump/torn.mp4: is no video" in printed
     assert "2 videos, 6 frames, 2 classes" in printed
     assert "the same bytes as another: 1\n  walk/b.mp4 = jump/a.mp4" in printed
     assert read_quarantine(folder.parent / "list.left_out.csv")[0].path == "jump/torn.mp4"
-    assert [path.name for path in sorted(folder.parent.iterdir())] == [
-        "classes.txt",
-        "list.csv",
-        "list.left_out.csv",
-        "set",
-    ]
+    names = ["classes.txt", "list.csv", "list.left_out.csv", "set"]
+    assert [path.name for path in sorted(folder.parent.iterdir())] == names
 
 
-def test_index_of_nothing_usable_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_index_of_nothing_usable_writes_nothing(tmp_path: Path, say: Say) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "a.mp4").write_text("x")
-    out = tmp_path / "list.csv"
-    assert main(["data", "index", str(tmp_path / "set"), "--out", str(out), "--workers", "0"]) == 2
-    captured = capsys.readouterr()
-    assert "a.mp4: is no video" in captured.out and "not one video in it can be used" in captured.err
-    assert not out.exists()
+    status, out, err = say("data", "index", tmp_path / "set", "--out", tmp_path / "list.csv", "--workers", 0)
+    assert status == 2 and "a.mp4: is no video" in out and "contains no video that can be used" in err
+    assert not (tmp_path / "list.csv").exists()
 
 
-def test_index_does_not_renumber_the_classes_of_a_neighbour(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_index_does_not_renumber_the_classes_of_a_neighbour(folder: Path, say: Say) -> None:
     (folder.parent / "classes.txt").write_text("walk\njump\n")
-    assert main(["data", "index", str(folder), "--out", str(folder.parent / "list.csv")]) == 2
-    assert "has other classes" in capsys.readouterr().err
+    status, _, err = say("data", "index", folder, "--out", folder.parent / "list.csv")
+    assert status == 2 and "has other classes" in err
     assert (folder.parent / "classes.txt").read_text() == "walk\njump\n"
 
 
-def test_index_leaves_out_what_is_missing_or_too_short(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_index_leaves_out_what_is_missing_or_too_short(folder: Path, say: Say) -> None:
     rows = [ManifestRow("jump/a.mp4", 0), ManifestRow("gone.mp4", 1), ManifestRow("walk/b.mp4", 1)]
     write_video(folder / "walk" / "b.mp4", np.zeros((9, 16, 16, 3), np.uint8))
     write_manifest(folder.parent / "old.csv", rows)
     out = folder.parent / "new.csv"
-    arguments = ["--root", str(folder), "--out", str(out), "--workers", "0", "--min-frames", "8"]
-    assert main(["data", "index", str(folder.parent / "old.csv"), *arguments]) == 0
-    printed = capsys.readouterr().out
+    words = ("--root", folder, "--out", out, "--workers", 0, "--min-frames", 8)
+    status, printed, _ = say("data", "index", folder.parent / "old.csv", *words)
+    assert status == 0
     assert "missing: 1\n  gone.mp4: No such file" in printed
     assert "too short: 1\n  jump/a.mp4: has 3 frames, fewer than 8" in printed
     assert len(read_manifest(out)) == 1 and len(read_quarantine(folder.parent / "new.left_out.csv")) == 2
@@ -93,28 +101,25 @@ def test_index_leaves_out_what_is_missing_or_too_short(folder: Path, capsys: pyt
         ("index TMP/set --out TMP/list.csv --root TMP/set/jump", "--root must be left out where SOURCE is a folder"),
     ],
 )
-def test_mistakes_exit_2_and_write_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], words: str, message: str
-) -> None:
-    assert main(["data", *(word.replace("TMP", str(folder.parent)) for word in words.split())]) == 2
-    assert message.replace("TMP", str(folder.parent)) in capsys.readouterr().err
+def test_mistakes_exit_2_and_write_nothing(folder: Path, say: Say, words: str, message: str) -> None:
+    status, _, err = say("data", *words.replace("TMP", str(folder.parent)).split())
+    assert status == 2 and message.replace("TMP", str(folder.parent)) in err
     assert [path.name for path in folder.parent.iterdir()] == ["set"]
 
 
 # Scan.
 
 
-def test_scan_lists_what_should_not_be_trained_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scan_lists_what_should_not_be_trained_on(folder: Path, say: Say) -> None:
     listed = folder.parent / "list.csv"
-    assert main(["data", "index", str(folder), "--out", str(listed), "--workers", "0"]) == 0
+    assert say("data", "index", folder, "--out", listed, "--workers", 0)[0] == 0
     video = folder / "walk" / "b.mp4"
     video.write_bytes(video.read_bytes()[:-1] + b"?")  # in the title, which no decoder looks at
     bad = folder.parent / "bad.csv"
-    arguments = ["--root", str(folder), "--out", str(bad), "--workers", "1"]
-    assert main(["data", "scan", str(listed), *arguments]) == 0
+    status, printed, _ = say("data", "scan", listed, "--root", folder, "--out", bad, "--workers", 1)
+    assert status == 0
     reason = "has changed since it was indexed: its SHA-256 is not the manifest's"
     assert list(map(str, read_quarantine(bad))) == [f"walk/b.mp4: {reason}"]
-    printed = capsys.readouterr().out
     assert f"2 videos decoded, 1 bad\n       1  {reason}\n" in printed and f"data.quarantine={bad}" in printed
 
 
@@ -141,33 +146,25 @@ def test_an_index_that_was_killed_goes_on_and_ends_as_if_it_had_not_been(many: P
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     for out in (undisturbed, killed):
         out.mkdir()
-    words = ["-m", "summit_train", "data", "index", str(many), "--workers", "1", "--out"]
-    assert main([*words[2:], str(undisturbed / "list.csv")]) == 0
+    words = ["data", "index", str(many), "--workers", "1", "--out"]
+    assert main([*words, str(undisturbed / "list.csv")]) == 0
     journal = killed / ".list.csv.journal" / "000000.jsonl"
-    process = start(0, *words, str(killed / "list.csv"))
+    process = start(0, "-m", "summit_train", *words, str(killed / "list.csv"))
     deadline = time.monotonic() + PATIENCE_S
     while not (journal.exists() and journal.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.005)
     process.kill()
     process.wait()
     assert not (killed / "list.csv").exists() and journal.stat().st_size
-    again = start(0, *words, str(killed / "list.csv"))
-    output, _ = again.communicate(timeout=PATIENCE_S)
-    assert again.returncode == 0, output
-    assert "goes on: " in output
+    assert "resumes: " in succeed(0, *words, str(killed / "list.csv"))
     assert _results(killed) == _results(undisturbed)
     assert not journal.parent.exists()
 
 
-@needs_ranks
 def test_ranks_share_an_index(many: Path, tmp_path: Path) -> None:
     alone, shared = tmp_path / "alone", tmp_path / "shared"
-    for out in (alone, shared):
+    for ranks, out in ((0, alone), (2, shared)):
         out.mkdir()
-    words = ["-m", "summit_train", "data", "index", str(many), "--workers", "0", "--out"]
-    assert main([*words[2:], str(alone / "list.csv")]) == 0
-    process = start(2, *words, str(shared / "list.csv"))
-    output, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, output
-    assert output.count("24 videos") == 0 and output.count("23 videos, ") == 1
+        output = succeed(ranks, "data", "index", str(many), "--workers", "0", "--out", str(out / "list.csv"))
+        assert output.count("24 videos") == 0 and output.count("23 videos, ") == 1
     assert _results(shared) == _results(alone)

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from summit_train.__main__ import main
 from summit_train.cli.data.packs import parse_size, size_text
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.video.encode import write_video
-from tests.worlds import ROOT, command, lines
+from tests.worlds import ROOT, Say, command, lines
 
 
 @pytest.fixture
@@ -24,21 +24,26 @@ def manifest(tmp_path: Path) -> Path:
     return tmp_path / "list.csv"
 
 
-def _pack(manifest: Path, *words: str) -> int:
-    root = manifest.parent / "videos"
-    return main(["data", "pack", str(manifest), str(manifest.parent / "out"), "--root", str(root), *words])
+@pytest.fixture
+def pack(manifest: Path, say: Say) -> Say:
+    """Runs `data pack` into out/."""
+    folder = manifest.parent
+    return partial(say, "data", "pack", manifest, folder / "out", "--root", folder / "videos")
 
 
-def test_packing_says_what_there_is_and_how_to_use_it(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_packing_says_what_there_is_and_how_to_use_it(manifest: Path, pack: Say) -> None:
     out = manifest.parent / "out"
-    assert _pack(manifest, "--kind", "jpeg", "--short-side", "8", "--every", "2", "--workers", "1") == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"{out}: 3 clips in 1 shard, ") and f"data.train or data.val: {out}" in printed
+    words = ("--kind", "jpeg", "--short-side", 8, "--every", 2, "--workers", 1)
+    status, printed, _ = pack(*words)
+    assert (
+        status == 0
+        and printed.startswith(f"{out}: 3 clips in 1 shard, ")
+        and f"data.train or data.val: {out}" in printed
+    )
     packed = read_manifest(out)
     assert packed.pixels == "jpeg short side 8, every 2, quality 90, full colour"
     assert packed.frame_counts.tolist() == [5, 5, 5]
-    assert _pack(manifest, "--kind", "jpeg", "--short-side", "8", "--every", "2", "--workers", "1") == 0
-    assert "is packed already; `data verify` checks it" in capsys.readouterr().out
+    assert pack(*words) == (0, f"{out}: is packed already; `data verify` checks it\n", "")
 
 
 _PACKING = """
@@ -52,27 +57,27 @@ with alone_in(pathlib.Path(sys.argv[1])):
 """
 
 
-def test_a_second_packing_into_the_same_folder_is_refused(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_packing_into_the_same_folder_is_refused(manifest: Path, pack: Say) -> None:
     out = manifest.parent / "out"
     words = [sys.executable, "-c", _PACKING, str(out)]
     with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"packing\n"
         before = sorted(out.rglob("*"))
-        assert _pack(manifest, "--kind", "bytes", "--workers", "0") == 2
-        assert f"{out}: another process is packing into it; wait for it" in capsys.readouterr().err
+        status, _, err = pack("--kind", "bytes", "--workers", 0)
+        assert status == 2 and f"{out}: another process is packing into it; wait for it" in err
         assert sorted(out.rglob("*")) == before
         other.communicate(b"")
     (out / ".000000.tar.1.writing").unlink()
-    assert _pack(manifest, "--kind", "bytes", "--workers", "0") == 0
+    assert pack("--kind", "bytes", "--workers", 0)[0] == 0
     assert not (out / ".packing").exists()
 
 
-def test_a_finished_set_is_not_written_to_and_needs_no_lock(manifest: Path) -> None:
+def test_a_finished_set_is_not_written_to_and_needs_no_lock(manifest: Path, pack: Say) -> None:
     words = ("--kind", "bytes", "--workers", "0")
-    assert _pack(manifest, *words) == 0
+    assert pack(*words)[0] == 0
     (manifest.parent / ".out.lock").unlink()
     before = [(path, path.stat().st_mtime_ns) for path in (manifest.parent, *sorted(manifest.parent.rglob("*")))]
-    assert _pack(manifest, *words) == 0
+    assert pack(*words)[0] == 0
     assert before == [(path, path.stat().st_mtime_ns) for path, _ in before]
 
 
@@ -91,20 +96,17 @@ def test_ranks_leave_in_order_where_the_first_refuses(manifest: Path) -> None:
         (["--kind", "jpeg", "--quality", "100"], "quality must be 1 to 95, got 100"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    manifest: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
-    assert _pack(manifest, *words) == 2
-    assert message in capsys.readouterr().err
+def test_what_makes_no_sense_is_refused(manifest: Path, pack: Say, words: list[str], message: str) -> None:
+    status, _, err = pack(*words)
+    assert status == 2 and message in err
     assert not (manifest.parent / "out").exists()
 
 
-def test_clips_that_cannot_be_packed_are_all_named(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clips_that_cannot_be_packed_are_all_named(manifest: Path, pack: Say) -> None:
     for number in (0, 2):
         (manifest.parent / "videos" / f"{number}.mp4").write_text("x")
-    assert _pack(manifest, "--kind", "jpeg", "--workers", "0") == 2
-    said = capsys.readouterr().err
-    assert "2 clips cannot be packed; leave them out of the manifest" in said
+    status, _, said = pack("--kind", "jpeg", "--workers", 0)
+    assert status == 2 and "2 clips cannot be packed; leave them out of the manifest" in said
     assert "\n  0.mp4: is no video" in said and "\n  2.mp4: is no video" in said
 
 
@@ -116,9 +118,7 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-def test_sizes_that_are_none(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        _pack(manifest, "--kind", "bytes", "--shard-size", "large")
-    assert ended.value.code == 2
-    assert "must be a size such as 1G or 256M, got 'large'" in capsys.readouterr().err
+def test_sizes_that_are_none(pack: Say) -> None:
+    status, _, err = pack("--kind", "bytes", "--shard-size", "large")
+    assert status == 2 and "must be a size such as 1G or 256M, got 'large'" in err
     assert [size_text(size) for size in (3, 1536, 3 << 40)] == ["3 bytes", "1.5 KiB", "3.0 TiB"]

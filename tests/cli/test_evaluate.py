@@ -13,15 +13,7 @@ import torch
 
 from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
 from tests.runs import load_any
-from tests.worlds import Said, command, main_said
-
-Say = Callable[..., Said]
-
-
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Runs `summit-train ...` in this process."""
-    return lambda *words: main_said(capsys, *words)
+from tests.worlds import Say, command
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
     ("override", "message"),
     [
         ("model.pretrained=no.pth", "model.pretrained: no.pth: no such file or run directory"),
-        ("data.val=no.csv", "data.val: there is no no.csv; give the number of training clips with --clips N"),
+        ("data.val=no.csv", "data.val: no.csv not found; give the number of training clips with --clips N"),
         ("model.num_classes=3", "label 3"),
         ("data.modality=flow", "is a video, and data.modality is flow"),
     ],
@@ -56,7 +56,7 @@ def test_what_train_refuses_plan_and_submit_refuse(
 
 def test_with_clips_plan_says_what_it_has_not_checked(write_spec: WriteSpec, plan: Plan) -> None:
     words = (write_spec(), "--clips", 80, "data.val=no.csv", "model.num_classes=3")
-    assert "  not checked     data.train, data.val\n" in plan(*words)
+    assert "  not checked    data.train, data.val\n" in plan(*words)
     known = plan(*words, "model.pretrained=no.pth", "--json")
     assert known["not_checked"] == ["data.train", "data.val", "model.pretrained"]
     assert plan(write_spec(), "--json")["not_checked"] == []
@@ -138,16 +138,14 @@ def specs(write_spec: WriteSpec) -> list[str]:
 
 def test_the_other_spec_has_a_second_column(specs: list[str], plan: Plan) -> None:
     first, second = specs
-    lines = plan(first, "--compare", second).splitlines()
-    rows = [re.split(r"\s*│\s*", line.strip(" │")) for line in lines if "│" in line]
+    rows = [re.split(r"\s{2,}", line.strip()) for line in plan(first, "--compare", second).splitlines()]
     by_name = {row[0]: row[1:] for row in rows}
     assert by_name["steps"] == ["20 = 2 epochs x 10", "30 = 3 epochs x 10"]
     # 80 clips: half an epoch of 20 updates of 4 clips are 10 updates, one epoch of the global batch of 8.
     assert by_name["warm-up"] == ["10 steps = 1 epochs, linear", "10 steps = 1 epochs, linear"]
     assert by_name["decay"] == ["cosine", "linear"]
     assert by_name["0.90"] == ["0.005", "####", "0.0141421", "############"]  # the peaks, drawn to one scale
-    assert by_name["2.90"][0] == "—"  # the run of two epochs is over
-    assert by_name["2.90"][2] == "1e-06"
+    assert by_name["2.90"] == ["—", "1e-06"]  # the run of two epochs is over
 
 
 def test_json_has_both_plans_and_overrides_hold_for_both(specs: list[str], plan: Plan) -> None:
@@ -192,8 +190,10 @@ def test_a_period_makes_more_averages_and_a_local_state_smaller_ones(write_spec:
 def test_beside_a_synchronous_plan_each_has_its_rows(write_spec: WriteSpec, plan: Plan) -> None:
     one, other = write_spec("one"), write_spec("other", parallel={"method": "averaging"})
     lines = plan(one, "--compare", other).splitlines()
-    gradients, averaging = (next(line for line in lines if f"│ {name} " in line) for name in ("gradients", "averaging"))
-    assert gradients.rstrip(" │").endswith("—") and "4 learners" in averaging
+    gradients, averaging = (
+        next(line for line in lines if line.startswith(name)) for name in ("gradients", "averaging")
+    )
+    assert gradients.endswith("—") and "4 learners" in averaging
 
 
 def test_memory_has_every_learner_of_a_rank(write_spec: WriteSpec, plan: Plan) -> None:

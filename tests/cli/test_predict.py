@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,13 @@ import pytest
 
 from summit_train.__main__ import main
 from tests.runs import changed_copy
-from tests.worlds import PATIENCE_S, Said, Say, command, lines, main_said, needs_ranks, run, start
+from tests.worlds import Say, command, lines, run
 
 
 @pytest.fixture
-def say(capsys: pytest.CaptureFixture[str], trained_run: Path) -> Say:
+def say(say: Say, trained_run: Path) -> Say:
     """Runs `predict RUN ...` in this process: (status, stdout, stderr)."""
-
-    def say(*words: str | Path, run: Path = trained_run) -> Said:
-        return main_said(capsys, "predict", run, *words)
-
-    return say
+    return lambda *words, run=trained_run: say("predict", run, *words)
 
 
 @pytest.fixture
@@ -61,18 +56,15 @@ def test_the_accuracy_is_that_of_eval(
     assert lines(out)[-1] == f"top-1 {25 * right:.2f} %  (4 labelled videos)"
 
 
-@needs_ranks
 def test_two_ranks_say_what_one_says(
     say: Say, trained_run: Path, motion_set: Path, videos: Path, tmp_path: Path
 ) -> None:
     words = [motion_set / "val.csv", videos, "--json", "--csv"]
     status, one, _ = say(*words, tmp_path / "one.csv")
     assert status == 1
-    more = [str(tmp_path / "two.csv"), "data.workers=1"]
-    words_of_ranks = ["predict", str(trained_run), *map(str, words), *more]
-    process = start(2, "-m", "summit_train", *words_of_ranks, errors=subprocess.PIPE)  # mpirun has words of its own
-    two, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 1 and errors.count("1 of 44 videos could not be read") == 1, errors
+    status, output = command(2, "predict", str(trained_run), *map(str, words), f"{tmp_path}/two.csv", "data.workers=1")
+    assert status == 1 and output.count("1 of 44 videos could not be read") == 1, output
+    (two,) = (line for line in lines(output) if line.startswith("{"))
     assert json.loads(two) == json.loads(one) and len(json.loads(two)["videos"]) == 44
     assert (tmp_path / "one.csv").read_text() == (tmp_path / "two.csv").read_text()
 

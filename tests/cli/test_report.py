@@ -1,19 +1,11 @@
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import pytest
 
-from summit_train.cli.report import add_arguments, run
-from summit_train.core.errors import UserError
-
-
-def arguments(*argv: object) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parser.parse_args([str(argument) for argument in argv])
+from tests.worlds import Say
 
 
 @pytest.fixture
@@ -25,29 +17,20 @@ def run_dir(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_page_goes_into_the_first_run_and_its_path_is_printed(run_dir, capsys):
-    assert run(arguments(run_dir)) == 0
+def test_the_page_goes_into_the_first_run_or_where_out_says(run_dir: Path, tmp_path: Path, say: Say) -> None:
+    page = tmp_path / "page.html"
+    assert say("report", run_dir, "--out", page) == (0, f"{page}\n", "")
     out = run_dir / "report.html"
-    assert capsys.readouterr().out == f"{out}\n" and "50.00 %" in out.read_text()
+    assert page.is_file() and not out.exists()
+    assert say("report", run_dir) == (0, f"{out}\n", "") and "50.00 %" in out.read_text()
 
 
-def test_out_names_another_file(run_dir, tmp_path, capsys):
-    out = tmp_path / "page.html"
-    assert run(arguments(run_dir, "--out", out)) == 0
-    assert out.is_file() and not (run_dir / "report.html").exists()
-
-
-def test_what_is_no_run_is_the_users_mistake(tmp_path):
-    with pytest.raises(UserError, match="not a run"):
-        run(arguments(tmp_path))
-
-
-def test_where_no_page_can_be_written_is_the_users_mistake(run_dir):
-    with pytest.raises(UserError, match=r"spec\.yaml.*--out FILE\.html"):
-        run(arguments(run_dir, "--out", run_dir / "spec.yaml" / "page.html"))
-
-
-def test_a_run_directory_is_required(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        arguments()
-    assert stopped.value.code == 2 and "RUN_DIR" in capsys.readouterr().err
+def test_what_is_not_a_run_and_where_no_page_can_be_written_is_refused(run_dir: Path, tmp_path: Path, say: Say) -> None:
+    below_a_file = run_dir / "spec.yaml" / "page.html"
+    for words, parts in (
+        ((tmp_path,), ["not a run"]),
+        ((run_dir, "--out", below_a_file), ["spec.yaml", "try another place with --out FILE.html"]),
+        ((), ["RUN_DIR"]),
+    ):
+        status, out, err = say("report", *words)
+        assert (status, out) == (2, "") and all(part in err for part in parts), err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from summit_train.cli.schema import run
+from summit_train.__main__ import main
 from summit_train.spec import Spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +69,7 @@ def _valid(schema: dict[str, Any], value: Any, root: dict[str, Any]) -> bool:
 @pytest.fixture
 def schema(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """What the command prints, with "type" first: what follows it may then rely on the type."""
-    assert run(argparse.Namespace(markdown=False)) == 0
+    assert main(["schema"]) == 0
     found: dict[str, Any] = _type_first(json.loads(capsys.readouterr().out))
     return found
 
@@ -147,7 +146,7 @@ REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 
 def test_the_reference_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     # After a change of the spec: summit-train schema --markdown > docs/reference.md
-    assert run(argparse.Namespace(markdown=True)) == 0
+    assert main(["schema", "--markdown"]) == 0
     assert capsys.readouterr().out == REFERENCE
 
 

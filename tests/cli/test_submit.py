@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from summit_train.core.processes import ROOT_ALLOWED
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec
 from tests.standins import Standins
-from tests.worlds import Said, environment, main_said, needs_ranks
+from tests.worlds import Say, environment, needs_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = str(ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml")
@@ -25,15 +23,14 @@ ON_SUMMIT = ("--site", "summit", "--clips", "240000")
 
 
 @pytest.fixture
-def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Said]:
+def say(say: Say, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Say:
     """Runs a command in this process, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-
-    return partial(main_said, capsys)
+    return say
 
 
 def test_a_dry_run_prints_script_and_cost_and_touches_nothing(
-    say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")  # no scheduler is needed
     status, out, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "256", "--set", "account=abc123", "--dry-run")
@@ -44,16 +41,16 @@ def test_a_dry_run_prints_script_and_cost_and_touches_nothing(
     assert f"python={sys.executable}\n" in out
     assert err == (
         "tsm_r50_8f_1536gpu: 256 nodes of summit, 1536 ranks\n"
-        "  training   0:14, 59.1 node-hours at 18.3 clips/s a rank "
+        "  training    0:14, 59.1 node-hours at 18.3 clips/s a rank "
         "(Training Kinetics in 15 Minutes, Table 3: 14m13s)\n"
-        "  evaluation not counted: the number of videos in data.val is unknown\n"
-        "  walltime   0:32, one job; at most 136.5 node-hours\n"
-        "  unchecked  data.train, data.val, model.pretrained\n"
+        "  evaluation  not counted: the number of videos in data.val is unknown\n"
+        "  walltime    0:32, one job; at most 136.5 node-hours\n"
+        "  unchecked   data.train, data.val, model.pretrained\n"
     )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sites_list_that_another_one_replaces_is_said(say: Callable[..., Said], tmp_path: Path) -> None:
+def test_a_sites_list_that_another_one_replaces_is_said(say: Say, tmp_path: Path) -> None:
     generic, site = ROOT / "configs/sites/slurm_generic.yaml", tmp_path / "ours.yaml"
     site.write_text(f"extends: {generic}\ndirectives: [{{option: --constraint=gpu, why: nodes with GPUs}}]\n")
     lost = f"warning: ours.yaml:2: directives: replaces the list of {generic}:10, and leaves out --exclusive, --mem=0\n"
@@ -62,17 +59,15 @@ def test_a_sites_list_that_another_one_replaces_is_said(say: Callable[..., Said]
         assert status == 0 and lost in err
 
 
-def test_overrides_reach_script_and_cost(say: Callable[..., Said]) -> None:
+def test_overrides_reach_script_and_cost(say: Say) -> None:
     words = ("schedule.epochs=200", "name=longer", "--max-requeues", "3", "--walltime", "1:30", "--dry-run")
     status, out, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "128", *words)
     assert status == 0
     assert "\n#BSUB -W 1:30\n" in out and "/runs/longer\n" in out and "requeues >= 3" in out
-    assert "  training   0:56, 117.5 node-hours" in err
+    assert "  training    0:56, 117.5 node-hours" in err
 
 
-def test_a_job_is_submitted_and_recorded(
-    say: Callable[..., Said], standins: Standins, write_spec: WriteSpec, tmp_path: Path
-) -> None:
+def test_a_job_is_submitted_and_recorded(say: Say, standins: Standins, write_spec: WriteSpec, tmp_path: Path) -> None:
     spec = write_spec("a b; $(touch x)")
     (standins.folder / "sbatch").write_text("77\n")
     words = ("submit", str(spec), "--site", "slurm_generic", "--nodes", "1")
@@ -97,19 +92,19 @@ def test_a_job_is_submitted_and_recorded(
 def _cost_lines() -> str:
     return (
         "a b; $(touch x): 1 nodes of slurm_generic, 4 ranks\n"
-        "  training   unknown: no measurement of this network; give --speed, clips a second of one rank\n"
-        "  walltime   4:00, one job; at most 4.0 node-hours\n"
+        "  training  unknown: no measurement of this network; give --speed, clips a second of one rank\n"
+        "  walltime  4:00, one job; at most 4.0 node-hours\n"
     )
 
 
-def test_packed_sets_are_staged_where_the_spec_asks(say: Callable[..., Said], tmp_path: Path) -> None:
+def test_packed_sets_are_staged_where_the_spec_asks(say: Say, tmp_path: Path) -> None:
     for name in ("train", "val"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "pack.json").touch()
     words = ("submit", PAPER, *ON_SUMMIT, "--nodes", "256", "data.train=train", "data.val=val", "--dry-run")
     status, out, err = say(*words, "data.stage=auto")
     assert status == 0
-    assert f"  staging    {tmp_path}/train, {tmp_path}/val to /mnt/bb/$USER\n" in err
+    assert f"  staging     {tmp_path}/train, {tmp_path}/val to /mnt/bb/$USER\n" in err
     assert out.count(" data stage ") == 2 and f"data stage {tmp_path}/val " in out
     assert "data.stage=\"'$staged'\"" in out
     for other, said in (
@@ -120,13 +115,13 @@ def test_packed_sets_are_staged_where_the_spec_asks(say: Callable[..., Said], tm
     ):
         status, out, err = say(*words, *other)
         assert (status, " data stage " in out) == (0, False)
-        assert (f"  staging    {said}\n" in err) if said else "staging" not in err
+        assert (f"  staging     {said}\n" in err) if said else "staging" not in err
 
 
-def test_a_chain_is_said_and_submitted(say: Callable[..., Said], standins: Standins, tmp_path: Path) -> None:
+def test_a_chain_is_said_and_submitted(say: Say, standins: Standins, tmp_path: Path) -> None:
     status, out, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "8")
     assert status == 0
-    assert "  walltime   5 jobs of 2:00, one after the other; at most 80.0 node-hours\n" in err
+    assert "  walltime    5 jobs of 2:00, one after the other; at most 80.0 node-hours\n" in err
     assert out.startswith("tsm_r50_8f_1536gpu: 5 jobs, one after the other, 101 to 105, submitted; the script is ")
     assert [job["options"].get("-w") for job in standins.jobs()] == [None, *(f"ended({n})" for n in range(101, 105))]
     assert len(submissions(tmp_path / "runs/tsm_r50_8f_1536gpu")) == 5
@@ -147,28 +142,26 @@ def test_a_chain_is_said_and_submitted(say: Callable[..., Said], standins: Stand
         (["--site", "slurm_v100", "--nodes", "96"], "slurm_v100: a job has at most 64 nodes, 96 are asked for"),
     ],
 )
-def test_mistakes_are_one_line_and_2(say: Callable[..., Said], words: list[str], message: str) -> None:
+def test_mistakes_are_one_line_and_2(say: Say, words: list[str], message: str) -> None:
     status, out, err = say("submit", PAPER, "--clips", "240000", *words, "--dry-run")
     assert (status, out) == (2, "")
     assert err.startswith("summit-train: ") and err.count("\n") == 1 and message in err
 
 
-def test_a_walltime_of_the_wrong_form_is_the_parsers(say: Callable[..., Said]) -> None:
+def test_a_walltime_of_the_wrong_form_is_the_parsers(say: Say) -> None:
     status, _, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "256", "--walltime", "2h")
     assert status == 2
     assert "argument --walltime: '2h': must be hours and minutes, such as 2:00" in err
 
 
-def test_a_missing_manifest_is_said_before_the_queue_is(say: Callable[..., Said], standins: Standins) -> None:
+def test_a_missing_manifest_is_said_before_the_queue_is(say: Say, standins: Standins) -> None:
     status, _, err = say("submit", PAPER, "--site", "summit", "--nodes", "256")
     assert status == 2
-    assert "there is no kinetics400/train.csv; give the number of its clips with --clips N" in err
+    assert "kinetics400/train.csv not found; give the number of its clips with --clips N" in err
     assert standins.jobs() == []
 
 
-def test_without_the_scheduler_nothing_is_written(
-    say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_scheduler_nothing_is_written(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     status, _, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "256")
     assert status == 2
@@ -176,9 +169,7 @@ def test_without_the_scheduler_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_refusal_is_1(
-    say: Callable[..., Said], standins: Standins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_is_1(say: Say, standins: Standins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN_REFUSES", "You must specify a project.")
     status, _, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "256")
     assert status == 1
@@ -201,9 +192,7 @@ def root_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("root_refused")
-def test_an_mpirun_that_refuses_root_is_said_before_the_start(
-    say: Callable[..., Said], write_spec: WriteSpec, tmp_path: Path
-) -> None:
+def test_an_mpirun_that_refuses_root_is_said_before_the_start(say: Say, write_spec: WriteSpec, tmp_path: Path) -> None:
     spec = write_spec()
     (tmp_path / "sweep.yaml").write_text(f"name: seeds\nbase: {spec}\ngrid: {{seed: [0, 1]}}\n")
     for words in (["submit", str(spec), "--site", "local", "--nodes", "1"], ["sweep", "sweep.yaml", "--local"]):
@@ -228,7 +217,7 @@ def test_this_machine_trains_in_the_foreground(write_spec: WriteSpec, tmp_path: 
     assert (run / "job/done").exists() and (run / "eval.json").exists()
 
 
-def _site_of_plan(say: Callable[..., Said], *words: str) -> dict[str, object]:
+def _site_of_plan(say: Say, *words: str) -> dict[str, object]:
     status, out, err = say("plan", PAPER, "--clips", "240000", *words, "--json")
     assert (status, err) == (0, "")
     values = json.loads(out)
@@ -236,7 +225,7 @@ def _site_of_plan(say: Callable[..., Said], *words: str) -> dict[str, object]:
     return dict(values["site"])
 
 
-def test_plan_says_the_cost_on_a_site(say: Callable[..., Said]) -> None:
+def test_plan_says_the_cost_on_a_site(say: Say) -> None:
     site = _site_of_plan(say, "--site", "summit")
     assert (site["name"], site["nodes"], site["jobs"], site["walltime_minutes"]) == ("summit", 256, 1, 32)
     assert site["node_hours"] == pytest.approx(59.1, abs=0.05)
@@ -248,12 +237,12 @@ def test_plan_says_the_cost_on_a_site(say: Callable[..., Said]) -> None:
     assert _site_of_plan(say, "--site", "summit", "--set", "comm=torch")["comm"] == "torch"
 
 
-def test_plan_on_a_site_for_people(say: Callable[..., Said]) -> None:
+def test_plan_on_a_site_for_people(say: Say) -> None:
     status, out, _ = say("plan", PAPER, "--clips", "240000", "--site", "summit", "--nodes", "8")
     assert status == 0
-    for part in ("1,536 = 48 ranks x 32", "nodes           8", "6:56, 55.4 node-hours at 19.5 clips/s a rank",
+    for part in ("1,536 = 48 ranks x 32", "nodes          8", "6:56, 55.4 node-hours at 19.5 clips/s a rank",
                  "5 jobs of 2:00, one after the other; at most 80.0 node-hours",
-                 "comm            auto: Horovod where it is installed"):  # fmt: skip
+                 "comm           auto: Horovod where it is installed"):  # fmt: skip
         assert part in out
 
 
@@ -267,7 +256,7 @@ def test_plan_on_a_site_for_people(say: Callable[..., Said]) -> None:
         (["--site", "summit", "--nodes", "7"], "7 nodes of summit have 42 ranks, which do not divide scale.gpus 1536"),
     ],
 )
-def test_mistakes_in_a_plan_on_a_site(say: Callable[..., Said], words: list[str], message: str) -> None:
+def test_mistakes_in_a_plan_on_a_site(say: Say, words: list[str], message: str) -> None:
     status, out, err = say("plan", PAPER, "--clips", "240000", *words)
     assert (status, out) == (2, "")
     assert message in err and err.count("\n") == 1

@@ -214,7 +214,7 @@ def test_status_of_a_sweep_that_was_not_started_writes_nothing(
         ("grid: {seed: [0, 1]}", ["--site", "slurm_generic"], "seed-0: the number of nodes is missing; add nodes: N"),
         ("grid: {seed: [0]}\nnodes: 3", ["--site", "slurm_generic"], "seed-0: 3 nodes of slurm_generic have 12 ranks"),
         ("grid: {seed: [0], scale.gpus: [64]}", ["--local"], "seed-0_gpus-64: data.train has 80 clips"),
-        ("grid: {seed: [0, 1]}", ["--dry-run", "data.train=no.csv"], "data.train: there is no no.csv; give the number"),
+        ("grid: {seed: [0, 1]}", ["--dry-run", "data.train=no.csv"], "data.train: no.csv not found; give the number"),
         ("grid: {sed: [0, 1]}", ["--dry-run"], "study.yaml:3: sed: unknown key; did you mean seed?"),
     ],
 )

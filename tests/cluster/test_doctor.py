@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from summit_train.__main__ import main
 from summit_train.cli import doctor as command
 from summit_train.cluster import doctor
 from summit_train.cluster.doctor import Check, Status, available_cpus, check_disk
@@ -204,6 +204,8 @@ def test_what_ranks_need_depends_on_what_is_installed_and_asked_for(
     monkeypatch.setattr(doctor, "find_mpirun", lambda: "/bin/true" if "mpirun" in installed else None)
     monkeypatch.setattr(doctor, "probe", broken)
     monkeypatch.setenv("SUMMIT_TRAIN_COMM", asked or "auto")
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")  # the same finding for root as for others
     found = {check.name: check for check in doctor.examine(tmp_path)}
     for name, (status, text) in expected.items():
         assert found[name].status == status and text in found[name].found, found[name]
@@ -272,12 +274,11 @@ def test_the_exit_status_and_the_two_forms(
 ) -> None:
     checks = [Check("python", "ok", "3.12.1"), Check("mpi", status, "no mpirun", "load a module")]
     monkeypatch.setattr(command, "examine", lambda *_: iter(checks))
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    assert command.run(parser.parse_args([])) == exit_status
+    assert main(["doctor"]) == exit_status
     text = capsys.readouterr().out.splitlines()
-    assert text[1].split() == [status, "mpi", "no", "mpirun"] and text[2].strip() == "-> load a module"
-    assert command.run(parser.parse_args(["--json"])) == exit_status
+    assert text[1].split() == [status, "mpi", "no", "mpirun"]
+    assert text[2].strip() == "-> load a module"
+    assert main(["doctor", "--json"]) == exit_status
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"] == (status != "fail")
     assert answer["checks"][1] == {"name": "mpi", "status": status, "found": "no mpirun", "mend": "load a module"}

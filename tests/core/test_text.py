@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from summit_train.core.text import duration, has_top5, mean_std, show, text_table
+from summit_train.core.text import duration, has_top5, mean_std, show
 
 
 def test_long_lists_say_how_long_they_are():
@@ -27,11 +27,6 @@ def test_mean_and_deviation_as_far_as_known():
         "73.80 %",
         "—",
     ]
-
-
-def test_columns_of_numbers_stand_to_the_right():
-    text = text_table([{"a": "xyz", "n": "1", "none": "—"}, {"a": "b", "n": "1,000", "none": ""}])
-    assert text == "a        n\nxyz      1\nb    1,000"
 
 
 def test_top5_says_something_of_more_than_five_classes():

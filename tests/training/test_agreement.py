@@ -112,7 +112,7 @@ def test_the_digest_of_the_code_is_of_names_and_contents(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("whole_run", ["train"]),
+        ("pipeline", ["train"]),
         ("evaluate", ["eval"]),
         ("observed", ["eval", "--observed", "0.5"]),
     ],

@@ -36,7 +36,7 @@ DATE = {"warmup_epochs": 0.5, "warmup": "squared", "decay": "linear"}
 # Trains each spec in a child process that SIGKILL ends when the last checkpoint is written and has no name yet.
 _KILL_ALL = """
 import os, signal, sys
-import summit_train.cli.whole_run
+import summit_train.cli.pipeline
 from summit_train.__main__ import main
 
 def die(event, arguments):

@@ -7,10 +7,10 @@ import errno
 
 from summit_train.cli.data import manifests, packs
 from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.result import Result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     commands = parser.add_subparsers(metavar="WHAT", required=True)
     for name, (add_part_arguments, run_part, help_text) in (manifests.PARTS | packs.PARTS).items():
         command = commands.add_parser(name, help=help_text, description=help_text)
@@ -18,11 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command.set_defaults(run_part=run_part)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> Result:
     """Run the chosen part. Raises UserError for what cannot be done, RunFailed for a disk that is full or broken."""
     try:
-        args.run_part(args)
-        return 0
+        result: Result = args.run_part(args)
+        return result
     except OSError as error:
         message = f"{error.filename or 'a file'}: {error.strerror}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):

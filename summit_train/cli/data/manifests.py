@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from summit_train.cli.data.ranks import surveyed
+from summit_train.cli.data.packs import num_workers
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
 from summit_train.core.progress import followed
+from summit_train.core.result import Result, TextTable, show
 from summit_train.core.session import session
-from summit_train.core.text import table
-from summit_train.data.check import Listing, Summary, bad_clips, clip_frames, list_videos, summarise, with_facts
+from summit_train.data.check import (
+    Found,
+    Journal,
+    Listing,
+    Summary,
+    bad_clips,
+    clip_frames,
+    list_videos,
+    summarise,
+    survey,
+    with_facts,
+)
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import located_root
 from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request, locate
@@ -24,6 +37,9 @@ from summit_train.data.motion import KINDS as MOTION_KINDS
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.data.video.source import MISSING, DecodeError
 from summit_train.data.video.span import WHOLE
+
+if TYPE_CHECKING:
+    from summit_train.core.comm import World
 
 _SHOWN = 20  # lines of each list on the screen; the file has them all
 
@@ -41,12 +57,13 @@ def _motion_arguments(parser: argparse.ArgumentParser) -> None:
     add("--difficulty", type=float, default=usual.difficulty, help="0 to 1 [%(default)s]")
 
 
-def _motion(args: argparse.Namespace) -> None:
+def _motion(args: argparse.Namespace) -> Result:
     videos = MotionSet(args.size, args.frames, args.classes, args.seed, args.kind, args.difficulty)
     total = args.train + args.val
-    rows = list(followed(write_motion_set(args.out, args.train, args.val, videos), total, "videos", in_logs=True))
-    print(f"{len(rows)} videos of {videos.num_classes} classes: {', '.join(videos.classes)}")
-    print(f"data.train={args.out / 'train.csv'} data.val={args.out / 'val.csv'} data.root={args.out}")
+    for _ in followed(write_motion_set(args.out, args.train, args.val, videos), total, "videos", in_logs=True):
+        pass
+    what = f"{total} videos of {videos.num_classes} classes: {', '.join(videos.classes)}"
+    return Result([what, f"data.train={args.out / 'train.csv'} data.val={args.out / 'val.csv'} data.root={args.out}"])
 
 
 def _import_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +79,7 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     add("--part", choices=HMDB51_PARTS, help="hmdb51: which part of it")
 
 
-def _import(args: argparse.Namespace) -> None:
+def _import(args: argparse.Namespace) -> Result:
     request = Request(args.source, args.labels, classes_beside(args.out), args.split, args.part)
     root = args.root or (args.source if args.source.is_dir() else args.source.parent)
     if not root.is_dir():
@@ -73,13 +90,13 @@ def _import(args: argparse.Namespace) -> None:
     rows = [row for row in found if isinstance(row, ManifestRow)]
     left_out = [error for error in found if isinstance(error, DecodeError)]
     missing = sum(error.reason == MISSING for error in left_out)
-    classes = annotations.classes
-    print(f"{len(found):,} clips listed, {len(classes):,} classes: {len(rows):,} found, {missing:,} missing")
-    for error in left_out[:_SHOWN]:
-        print(f"  {error}")
-    nothing = f"{root}: not one of the {len(found):,} clips is there: is --root right?"
-    _write(args.out, rows, classes, root, left_out, nothing)
-    print(f"next: summit-train data index {args.out} --root {root} --out INDEXED.csv")
+    text = [
+        f"{len(found):,} clips listed, {len(annotations.classes):,} classes: {len(rows):,} found, {missing:,} missing"
+    ]
+    text += [f"  {error}" for error in left_out[:_SHOWN]]
+    nothing = f"{root}: contains none of the {len(found):,} clips; check --root"
+    text += _write(args.out, rows, annotations.classes, root, left_out, text, nothing)
+    return Result([*text, f"next: summit-train data index {args.out} --root {root} --out INDEXED.csv"])
 
 
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +109,7 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
     add("--min-frames", type=int, default=1, metavar="N", help="leave out shorter ones [%(default)s]")
 
 
-def _index(args: argparse.Namespace) -> None:
+def _index(args: argparse.Namespace) -> Result:
     if args.root is not None and args.source.is_dir():
         raise UserError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
     with session(this_launch()) as world:
@@ -100,31 +117,61 @@ def _index(args: argparse.Namespace) -> None:
         # Before the work, not after it.
         world.from_first(lambda: check_beside(args.out, listing.classes, listing.root))
         paths = list(dict.fromkeys(row.path for row in listing.rows))
-        found, journal = surveyed(world, str(listing.root), paths, args.out, args.workers)
-        if world.rank == 0:
-            summary = summarise([with_facts(row, found[row.path]) for row in listing.rows], args.min_frames)
-            _report_index(listing, summary)
-            nothing = f"{args.source}: not one video in it can be used"
-            _write(args.out, summary.rows, listing.classes, listing.root, summary.left_out, nothing)
-            journal.remove()
+        found, journal = _survey(world, str(listing.root), paths, args.out, args.workers)
+        if world.rank:
+            return Result()
+        summary = summarise([with_facts(row, found[row.path]) for row in listing.rows], args.min_frames)
+        text = _index_text(listing, summary)
+        nothing = f"{args.source}: contains no video that can be used"
+        text += _write(args.out, summary.rows, listing.classes, listing.root, summary.left_out, text, nothing)
+        journal.remove()
+        return Result(text)
 
 
-def _report_index(listing: Listing, summary: Summary) -> None:
+def _index_text(listing: Listing, summary: Summary) -> list[str | TextTable]:
     counts = Counter(int(row.label) for row in summary.rows)
     names = listing.classes or tuple(map(str, range(max(counts, default=-1) + 1)))
-    width = max(map(len, names), default=0)
-    for label, name in enumerate(names):
-        print(f"{label:>4} {name:<{width}} {counts[label]:>8,}")
+    rows = [(f"{label:>4}", name, f"{counts[label]:,}") for label, name in enumerate(names)]
     frames = sum(map(clip_frames, summary.rows))
     what = "clips" if any(row.span != WHOLE for row in summary.rows) else "videos"
-    print(f"{len(summary.rows):,} {what}, {frames:,} frames, {len(names)} classes")
+    text: list[str | TextTable] = [TextTable(rows, left=2)] if rows else []
+    text.append(f"{len(summary.rows):,} {what}, {frames:,} frames, {len(names)} classes")
     if listing.skipped:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(listing.skipped.items()))
-        print(f"no videos by their names: {kinds}")
-    _show("missing", summary.missing)
-    _show("left out, unreadable", summary.unreadable)
-    _show("left out, too short", summary.short)
-    _show("the same bytes as another", [f"{path} = {first}" for path, first in summary.copies])
+        text.append(f"no videos by their names: {kinds}")
+    lists: dict[str, Sequence[object]] = {
+        "missing": summary.missing,
+        "left out, unreadable": summary.unreadable,
+        "left out, too short": summary.short,
+        "the same bytes as another": [f"{path} = {first}" for path, first in summary.copies],
+    }
+    for title, lines in lists.items():
+        if lines:
+            text += [f"{title}: {len(lines):,}", *(f"  {line}" for line in lines[:_SHOWN])]
+        if len(lines) > _SHOWN:
+            text.append(f"  ... and {len(lines) - _SHOWN:,} more")
+    return text
+
+
+def _survey(
+    world: World, root: str, paths: Sequence[str], out: Path, workers: int | None
+) -> tuple[dict[str, Found], Journal]:
+    """Decode all files by all ranks; return the findings on rank 0 (elsewhere nothing) and the journal.
+
+    Collective. Remove the journal once `out` is written. An interrupted survey for the same `out` is continued: files
+    that have not changed since are not decoded again.
+    """
+    journal = Journal(out.with_name(f".{out.name}.journal"), root)
+    known = journal.read(paths) if world.rank == 0 else {}
+    if known:
+        print(f"resumes: {len(known):,} of {len(paths):,} are decoded already", file=sys.stderr)
+    left = world.broadcast([path for path in paths if path not in known])
+    share = left[world.rank :: world.size]
+    seen = followed(survey(root, share, num_workers(workers, world)), len(share), "videos", world, in_logs=True)
+    for path, what in zip(share, seen, strict=True):
+        journal.add(world.rank, path, what)
+    world.barrier()
+    return journal.read(paths) if world.rank == 0 else {}, journal
 
 
 def _scan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,22 +182,23 @@ def _scan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
 
 
-def _scan(args: argparse.Namespace) -> None:
+def _scan(args: argparse.Namespace) -> Result:
     classes_beside(args.out)  # before the work: is there a folder to write to?
     manifest = read_manifest(args.manifest)
     root = located_root(None if args.root is None else str(args.root), manifest)
     paths = list(dict.fromkeys(manifest.path(clip) for clip in range(len(manifest))))
     with session(this_launch()) as world:
-        found, journal = surveyed(world, root, paths, args.out, args.workers)
-        if world.rank == 0:
-            bad = bad_clips(manifest, found)
-            write_quarantine(args.out, bad)
-            journal.remove()
-            of = "" if len(paths) == len(manifest) else f" for {len(manifest):,} clips"
-            print(f"{len(paths):,} videos decoded{of}, {len(bad):,} bad")
-            for reason, count in Counter(error.reason for error in bad).most_common(_SHOWN):
-                print(f"  {count:>6,}  {reason}")
-            print(f"wrote {args.out}" + (f"; train without them: data.quarantine={args.out}" if bad else ""))
+        found, journal = _survey(world, root, paths, args.out, args.workers)
+        if world.rank:
+            return Result()
+        bad = bad_clips(manifest, found)
+        write_quarantine(args.out, bad)
+        journal.remove()
+    of = "" if len(paths) == len(manifest) else f" for {len(manifest):,} clips"
+    text = [f"{len(paths):,} videos decoded{of}, {len(bad):,} bad"]
+    for reason, count in Counter(error.reason for error in bad).most_common(_SHOWN):
+        text.append(f"  {count:>6,}  {reason}")
+    return Result([*text, f"wrote {args.out}" + (f"; train without them: data.quarantine={args.out}" if bad else "")])
 
 
 def _split_arguments(parser: argparse.ArgumentParser) -> None:
@@ -166,7 +214,7 @@ def _split_arguments(parser: argparse.ArgumentParser) -> None:
     add("--both-directions", action="store_true", help=both)
 
 
-def _split(args: argparse.Namespace) -> None:
+def _split(args: argparse.Namespace) -> Result:
     how = Splitting(args.folds, args.group, args.seed, tuple(args.only), args.both_directions)
     try:
         folds = split_manifest(args.manifest, args.out, how)
@@ -174,11 +222,11 @@ def _split(args: argparse.Namespace) -> None:
         raise UserError(f"{args.out}: cannot be written ({error.strerror or error})") from error
     rows = [["class", *(f"{fold.folder.name} train/val" for fold in folds)]]
     rows += [[name, *(f"{fold.train[name]:,}/{fold.val[name]:,}" for fold in folds)] for name in folds[0].train]
-    print(table(rows, indent=""))
+    text: list[str | TextTable] = [TextTable(rows)]
     for fold in folds:
         train, val = sum(fold.train.values()), sum(fold.val.values())
-        print(f"{fold.folder}: {train:,} clips to train on, {val:,} to validate on")
-    print(f"their paths start where those of {args.manifest} do: give data.root")
+        text.append(f"{fold.folder}: {train:,} clips to train on, {val:,} to validate on")
+    return Result([*text, f"their paths start where those of {args.manifest} do: give data.root"])
 
 
 def _write(
@@ -187,30 +235,27 @@ def _write(
     classes: tuple[str, ...] | None,
     root: Path,
     left_out: Sequence[DecodeError],
+    text: Sequence[str | TextTable],
     nothing: str,
-) -> None:
-    """Write a manifest, its classes and MANIFEST.left_out.csv. Raises UserError(nothing) where no row is left."""
+) -> list[str]:
+    """Write a manifest, its classes and MANIFEST.left_out.csv; return what was written.
+
+    If no row is left, shows `text` and raises UserError(nothing).
+    """
     # The list first: where the manifest exists, the list does too.
     path = out.with_name(f"{out.stem}.left_out.csv")
     path.unlink(missing_ok=True)
+    written = []
     if left_out:
         write_quarantine(path, left_out)
-        print(f"wrote {path}: all {len(left_out):,} that are left out")
+        written.append(f"wrote {path}: all {len(left_out):,} that are left out")
     if not rows:
+        show(Result([*text, *written]))
         raise UserError(nothing)
     if classes is not None:
         write_classes(out.parent, classes)
     write_manifest(out, rows)
-    print(f"wrote {out}; its paths start at data.root={root}")
-
-
-def _show(what: str, lines: Sequence[object]) -> None:
-    if lines:
-        print(f"{what}: {len(lines):,}")
-    for line in lines[:_SHOWN]:
-        print(f"  {line}")
-    if len(lines) > _SHOWN:
-        print(f"  ... and {len(lines) - _SHOWN:,} more")
+    return [*written, f"wrote {out}; its paths start at data.root={root}"]
 
 
 PARTS = {

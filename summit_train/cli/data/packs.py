@@ -8,11 +8,13 @@ import sys
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from summit_train.cli.data.ranks import num_workers
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.machine import num_cpus
 from summit_train.core.progress import followed, shown
+from summit_train.core.result import Result
 from summit_train.core.session import session
 from summit_train.core.text import counted
 from summit_train.data.manifest import read_manifest
@@ -22,6 +24,9 @@ from summit_train.data.packed.pack import Job, alone_in, begin, finish, missing_
 from summit_train.data.packed.read import staged_folder, stray_files, verify_files
 from summit_train.data.packed.stage import stage
 from summit_train.data.video.flow import BOUND, METHODS, PRESET, PRESETS, flow_method
+
+if TYPE_CHECKING:
+    from summit_train.core.comm import World
 
 FLOW_QUALITY = 95  # OpenCV's own, by which dense_flow and denseflow write their pictures
 _NAMED = 20
@@ -46,6 +51,11 @@ def size_text(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
+def num_workers(asked: int | None, world: World) -> int:
+    """Return the worker processes of each rank: as asked, or its share of the node's CPUs."""
+    return max(1, num_cpus() // world.local_size) if asked is None else max(0, asked)
+
+
 def _packing_arguments(parser: argparse.ArgumentParser, shard_size: str) -> None:
     add = parser.add_argument
     add("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
@@ -67,7 +77,7 @@ def _pack_arguments(parser: argparse.ArgumentParser) -> None:
     add("--bound", type=float, metavar="PIXELS", help=bound)
 
 
-def _pack(args: argparse.Namespace) -> None:
+def _pack(args: argparse.Namespace) -> Result:
     asked = {name: getattr(args, name) for name in ("short_side", "every", "quality")}
     given = {name: value for name, value in asked.items() if value is not None}
     if given and args.kind == "bytes":
@@ -76,7 +86,7 @@ def _pack(args: argparse.Namespace) -> None:
     if args.bound is not None and args.kind == "jpeg":
         raise UserError("--bound: for --kind bytes; pictures of flow are packed as they are")
     flow = {} if args.bound is None else {"modality": "flow", "bound": args.bound}
-    _work(args, Packing(args.kind, **given, **flow))
+    return _work(args, Packing(args.kind, **given, **flow))
 
 
 def _flow_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,34 +99,34 @@ def _flow_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quality", type=int, default=FLOW_QUALITY, metavar="Q", help="of the pictures, 1 to 95 [%(default)s]")
 
 
-def _flow(args: argparse.Namespace) -> None:
+def _flow(args: argparse.Namespace) -> Result:
     if args.preset and args.method != "dis":
         raise UserError("--preset: is for --method dis")
     preset = args.preset or (PRESET if args.method == "dis" else None)
     flow_method(args.method, preset or PRESET)  # before the work: is OpenCV there?
     how = {"modality": "flow", "bound": args.bound, "method": args.method, "preset": preset}
-    _work(args, Packing("jpeg", args.short_side, quality=args.quality, **how))
+    return _work(args, Packing("jpeg", args.short_side, quality=args.quality, **how))
 
 
-def _work(args: argparse.Namespace, packing: Packing) -> None:
+def _work(args: argparse.Namespace, packing: Packing) -> Result:
     manifest = read_manifest(args.manifest)
     store = FileStore(manifest, located_root(args.root, manifest))
     with session(this_launch()) as world, ExitStack() as held:
         workers = num_workers(args.workers, world)
         world.from_first(lambda: held.enter_context(alone_in(args.out)))
         job = world.from_first(lambda: begin(store, args.out, packing, args.shard_size, workers))
+        text = [f"{args.out}: is packed already; `data verify` checks it"]
         if job is not None:
-            mine = world.from_first(lambda: missing_shards(job))[world.rank :: world.size]
-            clips = sum(len(job.clips(shard)) for shard in mine)
-            done = followed(pack_shards(job, mine, workers), clips, "clips", world, in_logs=True)
-            everyone = world.gather([str(error) for error in done if error is not None])
-            world.from_first(lambda: _finish(job, list(chain.from_iterable(everyone or ()))))
-        elif world.rank == 0:
-            print(f"{args.out}: is packed already; `data verify` checks it")
+            shards = world.from_first(lambda: missing_shards(job))[world.rank :: world.size]
+            clips = sum(len(job.clips(shard)) for shard in shards)
+            done = followed(pack_shards(job, shards, workers), clips, "clips", world, in_logs=True)
+            failed = world.gather([str(error) for error in done if error is not None])
+            text = world.from_first(lambda: _finish(job, list(chain.from_iterable(failed or ()))))
+        return Result([] if world.rank else text)
 
 
-def _finish(job: Job, failed: list[str]) -> None:
-    """Finish the set and print how to use it. Raises UserError where a clip could not be packed."""
+def _finish(job: Job, failed: list[str]) -> list[str]:
+    """Finish the set; return how to use it. Raises UserError where a clip could not be packed."""
     if failed:
         more = [f"and {len(failed) - _NAMED:,} more"] if len(failed) > _NAMED else []
         raise UserError(
@@ -125,9 +135,9 @@ def _finish(job: Job, failed: list[str]) -> None:
         )
     pack = finish(job)
     size = size_text(sum(shard.size for shard in pack.shards))
-    print(f"{job.folder}: {counted(pack.clips, 'clip')} in {counted(len(pack.shards), 'shard')}, {size}")
     how = ", with data.modality=flow" if pack.packing.modality == "flow" else ""
-    print(f"name it in a spec as data.train or data.val: {job.folder}{how}")
+    what = f"{job.folder}: {counted(pack.clips, 'clip')} in {counted(len(pack.shards), 'shard')}, {size}"
+    return [what, f"name it in a spec as data.train or data.val: {job.folder}{how}"]
 
 
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,7 +145,7 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="files of each rank read at a time [one a CPU]")
 
 
-def _verify(args: argparse.Namespace) -> None:
+def _verify(args: argparse.Namespace) -> Result:
     """Verify. Raises RunFailed where a byte is not as it was packed."""
     if not args.out.is_dir():
         raise UserError(f"{args.out}: no such folder")
@@ -145,17 +155,17 @@ def _verify(args: argparse.Namespace) -> None:
         raise RunFailed(str(error)) from error
     files = pack.every_file
     with session(this_launch()) as world:
-        mine = files[world.rank :: world.size]
-        complaints = verify_files(args.out, mine, num_workers(args.workers, world))
-        checked = followed(complaints, len(mine), "files", world, in_logs=True)
+        share = files[world.rank :: world.size]
+        complaints = verify_files(args.out, share, num_workers(args.workers, world))
+        checked = followed(complaints, len(share), "files", world, in_logs=True)
         everyone = world.gather([line for line in checked if line is not None])
-        if everyone is not None:
-            found = [*chain.from_iterable(everyone), *stray_files(args.out, pack)]
-            if found:
-                named = "\n".join(found)
-                raise RunFailed(f"{args.out}: {len(found)} of its files are not as they were packed:\n{named}")
-            size = size_text(sum(file.size for file in files))
-            print(f"{args.out}: {pack.clips:,} clips in {len(files):,} files, {size}: every byte is as it was packed")
+        if everyone is None:
+            return Result()
+        if found := [*chain.from_iterable(everyone), *stray_files(args.out, pack)]:
+            named = "\n".join(found)
+            raise RunFailed(f"{args.out}: {len(found)} of its files are not as they were packed:\n{named}")
+    size = size_text(sum(file.size for file in files))
+    return Result([f"{args.out}: {pack.clips:,} clips in {len(files):,} files, {size}: every byte is as it was packed"])
 
 
 def _stage_arguments(parser: argparse.ArgumentParser) -> None:
@@ -164,7 +174,7 @@ def _stage_arguments(parser: argparse.ArgumentParser) -> None:
     add("dest", metavar="DEST", type=Path, help=dest)
 
 
-def _stage(args: argparse.Namespace) -> None:
+def _stage(args: argparse.Namespace) -> Result:
     """Stage. A disk that is full or missing gives one warning.
 
     Of several processes on a node the first copies and the others wait, by a lock on the disk.
@@ -172,10 +182,10 @@ def _stage(args: argparse.Namespace) -> None:
     folder = staged_folder(args.dest, args.packed)
     with shown("files", in_logs=True) as show:
         done = stage(args.packed, args.dest, show)
-    print(f"{folder}: {size_text(done.copied)} copied and checked, {size_text(done.present)} were there")
     if done.warning:
         print(f"warning: {done.warning}", file=sys.stderr)
-    print(f"read it with data.stage={args.dest}, and {args.packed} as data.train or data.val")
+    what = f"{folder}: {size_text(done.copied)} copied and checked, {size_text(done.present)} were there"
+    return Result([what, f"read it with data.stage={args.dest}, and {args.packed} as data.train or data.val"])
 
 
 PARTS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,8 +15,9 @@ import numpy as np
 from summit_train.core.comm import World
 from summit_train.core.files import check_output, replacing, write_text
 from summit_train.core.progress import followed
+from summit_train.core.result import Result, TextTable
 from summit_train.core.session import check_single
-from summit_train.core.text import csv_text, share, text_table
+from summit_train.core.text import csv_text, share
 from summit_train.data.batches.loader import BadClip
 from summit_train.data.manifest.clip import Clip, clip_columns
 from summit_train.inference.arguments import add_network, checked, open_named, report_bad, tell
@@ -25,14 +25,13 @@ from summit_train.inference.cam.figure import ACROSS, draw_strip
 from summit_train.inference.cam.maps import THRESHOLD_FILE, Heatmap, Mapper, threshold_for
 from summit_train.inference.trained import Trained
 from summit_train.inference.videos import list_videos
-from summit_train.training.start import choose_device, tell_overrides
+from summit_train.training.start import choose_device, split_overrides
 
 _COLUMNS = ("label", "class", "score", "logit", "mean", "peak_frame", "foreground", "threshold", "strip", "maps")
 _MOST_BYTES = 180  # of a name; file systems take 255, and endings are added
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     frames = checked(
         lambda text: None if text == "all" else int(text), lambda n: n is None or n > 0, "1 or more, or all"
     )
@@ -51,14 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threshold", type=threshold, metavar="VALUE",
         help="of the foreground [what keeps 20 %% of the pixels of the validation set]",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Map the videos; return 1 where one could not be read."""
+def run(args: argparse.Namespace) -> Result:
+    """Map the videos. The status is 1 where one could not be read."""
     check_single("cam")
-    words, overrides = tell_overrides([*args.videos, *args.overrides])
+    words, overrides = split_overrides([*args.videos, *args.overrides])
     table = args.out / "cam.csv"
     check_output("--out", args.out, table)
     trained = open_named(args.run, overrides, args.classes)
@@ -81,15 +79,14 @@ def run(args: argparse.Namespace) -> int:
             done.append((clip, _write(clip, args.out / name, trained, found, network["threshold"], args.frames)))
 
     write_text(table, maps_csv(done))
-    result = {
+    values = {
         "csv": str(table),
         "network": network,
         "videos": [clip.values() | row for clip, row in done],
         "bad": [clip.values() | {"reason": reason} for clip, reason in bad],
     }
-    print(json.dumps(result) if args.json else _text(done, network, table))
     report_bad(bad, len(clips), "--json names all")
-    return 1 if bad else 0
+    return Result(_text(done, network, table), values=values, status=1 if bad else 0)
 
 
 def _write(
@@ -132,7 +129,9 @@ def maps_csv(videos: Sequence[tuple[Clip, Mapping[str, Any]]]) -> str:
     return csv_text([*place, *row] for place, row in zip(places, rows, strict=True))
 
 
-def _text(done: Sequence[tuple[Clip, dict[str, Any]]], network: Mapping[str, Any], table: Path) -> str:
+def _text(
+    done: Sequence[tuple[Clip, dict[str, Any]]], network: Mapping[str, Any], table: Path
+) -> list[str | TextTable]:
     rows = [
         {
             "video": str(clip),
@@ -155,4 +154,4 @@ def _text(done: Sequence[tuple[Clip, dict[str, Any]]], network: Mapping[str, Any
         text += f" {kept}, {'from' if network['was_saved'] else 'saved in'} {network['file']}"
     else:
         text += ", as given"
-    return "\n".join([*([text_table(rows)] if rows else []), text, f"all of it: {table}"])
+    return [*([TextTable.of_records(rows)] if rows else []), text, f"all of it: {table}"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from summit_train.core.errors import UserError
+from summit_train.core.result import Result, TextTable
 from summit_train.core.session import check_single
-from summit_train.core.text import counted, table, with_unit
+from summit_train.core.text import counted, with_unit
 from summit_train.inference.arguments import add_network, checked, open_named, tell
 
 _SIDES = range(32, 4097)  # of a picture, in pixels
@@ -18,7 +18,6 @@ _COUNTS = range(1, 10**9)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     size = checked(
         lambda text: tuple(map(int, text.split("x"))) if "x" in text else (int(text), int(text)),
         lambda size: len(size) == 2 and all(side in _SIDES for side in size),
@@ -35,12 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch", type=any_or, default=1, metavar="N|any", help="clips or streams in a call; any: not fixed [1]"
     )
     parser.add_argument("--video", metavar="FILE", help="the video to check on [the first of the validation set]")
-    parser.add_argument("--json", action="store_true", help="print MODEL.json and nothing else")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. data.val=videos.csv")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Export, check, write; print what the check found."""
+def run(args: argparse.Namespace) -> Result:
     check_single("export")
     try:
         from summit_train.inference.export.export import Export
@@ -51,11 +48,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"export needs the package {error.name}, which is not installed: {packages}") from error
     trained = open_named(args.run, args.overrides, args.classes)
     description = Export(trained, args.out, args.stream, args.size, args.batch, args.video, tell).run()
-    print(json.dumps(description) if args.json else _summary(description, args.out))
-    return 0
+    return Result([_summary(description, args.out)], values=description)
 
 
-def _summary(description: dict[str, Any], out: Path) -> str:
+def _summary(description: dict[str, Any], out: Path) -> TextTable:
     usage, speed = description["preprocessing"], description["speed"]
     first, *caches = description["inputs"]
     graph = f"{description['kind']}, {first['name']} {' x '.join(map(str, first['shape']))}"
@@ -78,7 +74,7 @@ def _summary(description: dict[str, Any], out: Path) -> str:
         f"{counted(speed['threads'], 'thread')} ({speed['ms_a_call']:.2f} ms a call)",
         "written": f"{out} ({with_unit(description['bytes'], 'B')}), {out.with_suffix('.json')}",
     }
-    return table(list(rows.items()), indent="", left=2)
+    return TextTable(list(rows.items()), left=2)
 
 
 def _difference(found: dict[str, Any]) -> str:

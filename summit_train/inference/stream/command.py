@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.result import Result, show
 from summit_train.core.session import check_single
 from summit_train.data.video.stream import PIPE, USUAL_FPS, Reading, StreamFrame, file_frames, pipe_frames, raw_frames
 from summit_train.inference.arguments import add_network, checked, open_named
@@ -27,7 +27,6 @@ _INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     size = checked(
         lambda text: tuple(map(int, text.split("x"))),
         lambda size: len(size) == 2 and min(size) > 0,
@@ -39,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     levels = checked(float, lambda value: 0 < value <= 255, "a difference of more than 0 and at most 255 levels")
     add_network(parser)
     parser.add_argument("video", metavar="VIDEO|-", help="video file, or - for a container on standard input")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line for each frame that is seen")
     parser.add_argument("--raw", type=size, metavar="WxH", help="standard input has raw RGB frames of this size")
     parser.add_argument("--fps", type=rate, metavar="F", help=f"frames a second of --raw [{USUAL_FPS}]")
     parser.add_argument("--stride", type=stride, metavar="N", help="see every Nth frame [data.frame_stride]")
@@ -53,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Follow the video; return 0, or 130 after an interrupt. Raises RunFailed at the end of a damaged stream."""
+def run(args: argparse.Namespace) -> Result:
+    """Follow the video. The status is 130 after an interrupt. Raises RunFailed at the end of a damaged stream."""
     check_single("stream")
     reading = Reading()
     frames = _frames(args, reading)
@@ -72,16 +70,16 @@ def run(args: argparse.Namespace) -> int:
     if args.show:
         showing = shown_in(args.show, args.video, reading)
     is_interrupted = False
-    with _signals(stream), showing as show:
+    with _signals(stream), showing as writer:
         try:
-            _print(follower.follow(frames, live=args.live, show=show), args, trained, stride)
+            _print(follower.follow(frames, live=args.live, show=writer), args, trained, stride)
         except KeyboardInterrupt:
             is_interrupted = True
     print(follower.summary(), file=sys.stderr)
     if reading.damage is not None and not is_interrupted:
         name, whole = PIPE if args.video == "-" else args.video, reading.num_frames - reading.num_damaged
         raise RunFailed(f"{name}: {reading.damage}; {whole:,} whole frames were read")
-    return _INTERRUPTED if is_interrupted else 0
+    return Result(status=_INTERRUPTED if is_interrupted else 0)
 
 
 def _frames(args: argparse.Namespace, reading: Reading) -> Iterator[StreamFrame]:
@@ -102,7 +100,7 @@ def _frames(args: argparse.Namespace, reading: Reading) -> Iterator[StreamFrame]
 
 
 def _print(results: Iterator[dict[str, Any]], args: argparse.Namespace, trained: Trained, stride: int) -> None:
-    """Print a note on stderr, then all labels as JSON, or those that differ from the one before as text."""
+    """Show the label of each frame, as text only where it changes; first, on stderr, what is followed."""
     last, dropped = None, 0
     for result in results:
         if last is None:
@@ -114,13 +112,13 @@ def _print(results: Iterator[dict[str, Any]], args: argparse.Namespace, trained:
             if trained.spec.evaluate.crops == 3:
                 print("evaluate.crops is 3: a stream sees the centre crop alone", file=sys.stderr)
         dropped += result.get("dropped", 0)
-        if args.json:
-            print(json.dumps(result), flush=True)
-        elif result["label"] != last or "reset" in result:
+        text = []
+        if result["label"] != last or "reset" in result:
             notes = [f"{dropped:,} frames dropped before it"] * (dropped > 0) + ["reset"] * ("reset" in result)
             more = f"  ({', '.join(notes)})" if notes else ""
-            print(f"{result['seconds']:9.2f} s  {result['score']:4.2f}  {result['name']}{more}", flush=True)
+            text.append(f"{result['seconds']:9.2f} s  {result['score']:4.2f}  {result['name']}{more}")
             dropped = 0
+        show(Result(text, values=result), as_json=args.json)
         last = result["label"]
 
 

@@ -7,19 +7,20 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from summit_train.__main__ import main
-from summit_train.cli import whole_run
+from summit_train.cli import pipeline
 from summit_train.evaluation.scoring import Scorer
 from summit_train.report import page
 from summit_train.training.step import TrainStep
 from tests.conftest import WriteSpec
 from tests.runs import steps_of
-from tests.worlds import lines, main_said, needs_ranks, run, succeed
+from tests.worlds import Say, forked, lines, main_without_reports, succeed
 
 VIDEOS = 41
 
@@ -52,14 +53,9 @@ def scoring(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scoring]:
 
 
 @pytest.fixture
-def train(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Runs `train SPEC ...` in this process: (exit status, stdout)."""
-
-    def start(spec: Path, *more: str) -> tuple[int, str]:
-        status, out, _ = main_said(capsys, "train", spec, *more)
-        return status, out
-
-    return start
+def train(say: Say) -> Say:
+    """Runs `train SPEC ...` in this process."""
+    return partial(say, "train")
 
 
 def _records(run: Path, kind: str) -> list[dict[str, Any]]:
@@ -72,16 +68,16 @@ def _accuracy(run: Path) -> Any:
 
 
 def test_a_stopped_evaluation_resumes_where_it_was(
-    write_spec: WriteSpec, tmp_path: Path, scoring: Scoring, train: Callable[..., tuple[int, str]]
+    write_spec: WriteSpec, tmp_path: Path, scoring: Scoring, train: Say
 ) -> None:
     """In the second of two checkpoints, and again some videos later."""
     spec, run = write_spec(evaluate={"last_checkpoints": 2}, schedule={"epochs": 2}), tmp_path / "runs/run"
     for stop_at in (VIDEOS + 10, VIDEOS + 25):
         scoring.stop_at = stop_at
-        status, out = train(spec)
-        assert status == 85 and "stopped by SIGUSR2; goes on from" in out and "step_00000020.pt" in out
+        status, out, _ = train(spec)
+        assert status == 85 and "stopped by SIGUSR2; resumes from" in out and "step_00000020.pt" in out
         assert len(scoring.videos) == stop_at and not (run / "eval.json").exists() and (run / "stopped").exists()
-    status, out = train(spec)
+    status, out, _ = train(spec)
     assert status == 0 and (run / "report.html").exists() and not (run / "stopped").exists()
     assert scoring.videos == [*range(VIDEOS), *range(VIDEOS)]
     assert steps_of(run) == list(range(1, 21))
@@ -91,7 +87,7 @@ def test_a_stopped_evaluation_resumes_where_it_was(
 
 
 def test_other_views_of_a_stopped_evaluation_are_scored_from_the_start(
-    write_spec: WriteSpec, scoring: Scoring, train: Callable[..., tuple[int, str]]
+    write_spec: WriteSpec, scoring: Scoring, train: Say
 ) -> None:
     spec = write_spec(schedule={"epochs": 1})
     scoring.stop_at = 30
@@ -100,17 +96,16 @@ def test_other_views_of_a_stopped_evaluation_are_scored_from_the_start(
     assert scoring.videos == [*range(30), *range(VIDEOS)]
 
 
-@pytest.mark.parametrize("saved_every", [1, 2])
 def test_a_stopped_validation_is_made_up_for(
-    write_spec: WriteSpec, tmp_path: Path, scoring: Scoring, train: Callable[..., tuple[int, str]], saved_every: int
+    write_spec: WriteSpec, tmp_path: Path, scoring: Scoring, train: Say
 ) -> None:
-    """Also where the epoch that it follows has no checkpoint of its own."""
-    keys = {"evaluate": {"every_epochs": 1}, "checkpoint": {"every_epochs": saved_every}}
+    """The epoch that it follows has no checkpoint of its own."""
+    keys = {"evaluate": {"every_epochs": 1}, "checkpoint": {"every_epochs": 2}}
     whole, stopped = write_spec("whole", **keys), write_spec("stopped", **keys)
     assert train(whole)[0] == 0
     scoring.videos.clear()
     scoring.stop_at = 40
-    status, out = train(stopped)
+    status, out, _ = train(stopped)
     assert status == 85 and "step_00000010.pt" in out
     assert _records(tmp_path / "runs/stopped", "eval") == []
     assert train(stopped)[0] == 0
@@ -120,9 +115,8 @@ def test_a_stopped_validation_is_made_up_for(
 
 
 def test_a_run_stopped_at_an_epochs_edge_makes_up_for_its_validation(
-    write_spec: WriteSpec, tmp_path: Path, scoring: Scoring, train: Callable[..., tuple[int, str]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    write_spec: WriteSpec, tmp_path: Path, scoring: Scoring, train: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The votes of a step are read after the next one: asked in step 9, it stops after step 10, the first epoch's."""
     _at_step(monkeypatch, 8, lambda: os.kill(os.getpid(), signal.SIGUSR2))
     spec, run = write_spec(evaluate={"every_epochs": 1}), tmp_path / "runs/run"
@@ -133,9 +127,8 @@ def test_a_run_stopped_at_an_epochs_edge_makes_up_for_its_validation(
 
 
 def test_a_request_to_stop_ends_the_report(
-    write_spec: WriteSpec, tmp_path: Path, scoring: Scoring, train: Callable[..., tuple[int, str]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    write_spec: WriteSpec, tmp_path: Path, scoring: Scoring, train: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
     honest = page.write_report
 
     def write(*arguments: Any) -> Path:
@@ -165,7 +158,7 @@ def _at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]
 
 
 def test_a_deleted_lock_is_taken_again(
-    write_spec: WriteSpec, tmp_path: Path, train: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+    write_spec: WriteSpec, tmp_path: Path, train: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = tmp_path / "runs/run/lock"
     _at_step(monkeypatch, 3, lock.unlink)
@@ -174,7 +167,7 @@ def test_a_deleted_lock_is_taken_again(
 
 
 def test_a_run_whose_directory_another_one_took_writes_no_checkpoint_there(
-    write_spec: WriteSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    write_spec: WriteSpec, tmp_path: Path, train: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = tmp_path / "runs/run/lock"
 
@@ -183,7 +176,7 @@ def test_a_run_whose_directory_another_one_took_writes_no_checkpoint_there(
         lock.write_text("node7, process 7\n")
 
     _at_step(monkeypatch, 3, take)
-    status, _, err = main_said(capsys, "train", write_spec(schedule={"epochs": 1}))
+    status, _, err = train(write_spec(schedule={"epochs": 1}))
     assert status == 1
     assert err == (
         f"summit-train: {lock} was deleted or replaced while this run was using the directory, and another run has "
@@ -196,35 +189,31 @@ GONE = "its checkpoints are gone: they were removed while this run was using the
 
 
 def test_checkpoints_that_are_removed_before_the_evaluation_are_named(
-    write_spec: WriteSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    write_spec: WriteSpec, tmp_path: Path, train: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, honest = tmp_path / "runs/run", whole_run._train
+    run, honest = tmp_path / "runs/run", pipeline._train
 
-    def train(*arguments: Any, **options: Any) -> None:
+    def train_and_lose(*arguments: Any, **options: Any) -> None:
         honest(*arguments, **options)
         shutil.rmtree(run / "checkpoints")
 
-    monkeypatch.setattr(whole_run, "_train", train)
-    status, _, err = main_said(capsys, "train", write_spec(schedule={"epochs": 1}))
+    monkeypatch.setattr(pipeline, "_train", train_and_lose)
+    status, _, err = train(write_spec(schedule={"epochs": 1}))
     assert (status, err) == (1, f"summit-train: {run}: {GONE}\n")
 
 
 def test_checkpoints_that_are_removed_before_a_stop_are_named(
-    write_spec: WriteSpec,
-    tmp_path: Path,
-    scoring: Scoring,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    write_spec: WriteSpec, tmp_path: Path, scoring: Scoring, train: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, honest = tmp_path / "runs/run", whole_run._stopped
+    run, honest = tmp_path / "runs/run", pipeline._stopped
 
-    def stopped(*arguments: Any) -> int:
+    def stopped(*arguments: Any) -> Any:
         shutil.rmtree(run / "checkpoints")
         return honest(*arguments)
 
-    monkeypatch.setattr(whole_run, "_stopped", stopped)
+    monkeypatch.setattr(pipeline, "_stopped", stopped)
     scoring.stop_at = 1
-    status, _, err = main_said(capsys, "train", write_spec(schedule={"epochs": 1}))
+    status, _, err = train(write_spec(schedule={"epochs": 1}))
     assert status == 1 and err.endswith(f"summit-train: {run}: {GONE}\n") and "Traceback" not in err
 
 
@@ -233,7 +222,7 @@ def test_a_run_folder_that_is_removed_in_the_evaluation_is_no_mistake_of_the_use
     write_spec: WriteSpec,
     tmp_path: Path,
     scoring: Scoring,
-    capsys: pytest.CaptureFixture[str],
+    train: Say,
     monkeypatch: pytest.MonkeyPatch,
     missing_at: int,
 ) -> None:
@@ -247,35 +236,28 @@ def test_a_run_folder_that_is_removed_in_the_evaluation_is_no_mistake_of_the_use
             yield score
 
     monkeypatch.setattr(Scorer, "_clip_scores", scores)
-    status, _, err = main_said(capsys, "train", write_spec(evaluate={"last_checkpoints": 2}))
+    status, _, err = train(write_spec(evaluate={"last_checkpoints": 2}))
     assert status == 1 and err.startswith(f"summit-train: {run}") and err.count("\n") == 1, err
 
 
-_STOP = """
-import os, signal, sys
-from summit_train.__main__ import main
-from summit_train.core.comm.launch import find_launch
-from summit_train.evaluation.scoring import Scorer
-honest, rank = Scorer._clip_scores, find_launch(os.environ).rank
-def scores(self, model, batches, videos):
-    for number, (video, score) in enumerate(zip(videos, honest(self, model, batches, videos))):
-        if (rank, number) == (1, int(sys.argv[2])):
-            os.kill(os.getpid(), signal.SIGUSR2)
-        os.write(1, f"scored {video}\\n".encode())
-        yield score
-Scorer._clip_scores = scores
-sys.exit(main(["train", sys.argv[1]]))
-"""
-
-
-@needs_ranks
 def test_one_rank_that_is_asked_to_stop_takes_the_others_with_it(write_spec: WriteSpec, tmp_path: Path) -> None:
     """The signal comes to rank 1 alone, in the final evaluation; the next start scores what is left."""
-    spec = write_spec(schedule={"epochs": 1})
-    scored = []
+    spec, honest, scored = write_spec(schedule={"epochs": 1}), Scorer._clip_scores, []
+
+    def work(stop_at: int) -> int:
+        def scores(scorer: Scorer, model: Any, batches: Any, videos: Any) -> Iterator[Any]:
+            for number, (video, score) in enumerate(zip(videos, honest(scorer, model, batches, videos), strict=True)):
+                if (os.environ["RANK"], number) == ("1", stop_at):
+                    os.kill(os.getpid(), signal.SIGUSR2)
+                os.write(1, f"scored {video}\n".encode())
+                yield score
+
+        Scorer._clip_scores = scores  # type: ignore[assignment,method-assign]  # in a forked process
+        return main_without_reports(["train", str(spec)])
+
     for stop_at, expected in ((5, 85), (-1, 0)):
-        status, output = run(2, "-c", _STOP, str(spec), str(stop_at))
-        assert status == expected and "MPI_ABORT" not in output, output
+        status, output = forked(2, partial(work, stop_at))
+        assert status == expected, output
         scored.append([int(line.split()[1]) for line in lines(output) if line.startswith("scored ")])
     assert 6 <= len(scored[0]) < VIDEOS
     assert sorted(scored[0] + scored[1]) == list(range(VIDEOS))

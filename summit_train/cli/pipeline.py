@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from summit_train.cli.evaluate import evaluate_paths, tell_left_out
+from summit_train.cli.evaluate import accuracy_result, warn_left_out
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import AgreedError, RunFailed, UserError
 from summit_train.core.files import write_json, write_text
+from summit_train.core.result import Result, show
 from summit_train.core.saved import find_checkpoints
 from summit_train.core.session import session
 from summit_train.core.text import duration
@@ -34,8 +35,8 @@ from summit_train.training.start import Inputs, choose_device, read_inputs
 STOPPED = 85
 
 
-def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: bool) -> int:
-    """Train, evaluate and report a spec; return the exit status: 0 done, 85 stopped on request."""
+def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, force: bool) -> Result:
+    """Train, evaluate and report a spec. The status is 85 if it was stopped on request."""
     launch = this_launch()
     inputs = read_inputs(load_spec(path, overrides), launch.size)
     with session(launch) as world, ExitStack() as held:
@@ -55,7 +56,7 @@ def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: 
             raise RunFailed(str(error)) from error
 
 
-def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> int:
+def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> Result:
     began = time.monotonic()
     spec, world = run.spec, run.world
     _train(run, watchdog, stop, interactive=interactive)
@@ -64,10 +65,10 @@ def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, *, int
     report = world.from_first(lambda: _report(spec, stop))
     if report is None:
         raise Stopped
-    if world.rank == 0:
-        delete_partials(spec.run_path)
-        print(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
-    return 0
+    if world.rank:
+        return Result()
+    delete_partials(spec.run_path)
+    return Result([f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}"])
 
 
 def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
@@ -84,12 +85,13 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
     known = {key: value for key, value in same.items() if "(" in key or changes_scores(spec, key)}
     key = hashlib.sha256(repr(known).encode()).hexdigest()
     if world.rank == 0:
-        tell_left_out(left_out)
+        warn_left_out(left_out)
         for unusable in unusable_partials(spec.run_path, key):
             print(f"warning: {unusable}: spec, list or code changed; its videos are scored again", file=sys.stderr)
     scorer = Scorer(spec, inputs.val, world, run.device, stop)
     training = (inputs.plan, inputs.train) if spec.evaluate.precise_bn else None
-    evaluate_paths(run.model, Evaluation(scorer, watchdog, training, resume_key=key), paths, quiet=False)
+    evaluation = Evaluation(scorer, watchdog, training, resume_key=key)
+    show(accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)))
 
 
 def _report(spec: Spec, stop: StopRequest) -> Path | None:
@@ -104,17 +106,18 @@ def _report(spec: Spec, stop: StopRequest) -> Path | None:
         return None
 
 
-def _stopped(spec: Spec, world: World, stop: StopRequest) -> int:
+def _stopped(spec: Spec, world: World, stop: StopRequest) -> Result:
     stop.leave()
 
-    def tell() -> None:
+    def record() -> None:
         last = _still_there(spec, find_checkpoints(spec.run_path))[-1]
         # For the job script: a launcher that ends all ranks at the first one that leaves may hide their status.
         write_text(spec.run_path / "stopped", f"{last}\n")
-        print(f"stopped by {stop.signal or 'a signal to another rank'}; goes on from {last} when started again")
+        by = stop.signal or "a signal to another rank"
+        show(Result([f"stopped by {by}; resumes from {last} when started again"]))
 
-    world.from_first(tell)  # no rank leaves before that is written
-    return STOPPED
+    world.from_first(record)  # no rank leaves before that is written
+    return Result(status=STOPPED)
 
 
 def _still_there(spec: Spec, paths: list[Path]) -> list[Path]:

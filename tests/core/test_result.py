@@ -1,0 +1,51 @@
+"""The renderer: aligned columns, one JSON object and nothing else, and no other place that prints a result."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import summit_train
+from summit_train.core.result import Result, TextTable, show
+
+PACKAGE = Path(summit_train.__file__).parent
+
+
+def test_the_first_columns_are_flush_left_and_the_others_flush_right() -> None:
+    rows = [("run", "of", "top-1"), ("a", "x", "7.5 %"), ("long", "", "100 %")]
+    assert str(TextTable(rows, left=2, indent="  ")) == "  run   of  top-1\n  a     x   7.5 %\n  long      100 %"
+    assert str(TextTable([("a", ""), ("bcd", "")])) == "a\nbcd"  # no blanks at the end
+
+
+def test_of_records_only_columns_of_numbers_are_flush_right_and_empty_ones_are_left_out() -> None:
+    records = [{"a": "xyz", "n": "1", "none": "—"}, {"a": "b", "n": "1,000", "none": ""}]
+    assert str(TextTable.of_records(records)) == "a        n\nxyz      1\nb    1,000"
+
+
+def test_a_result_is_text_or_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    result = Result(["first", TextTable([("a", "1")])], values={"a": 1})
+    show(result)
+    assert capsys.readouterr().out == "first\na  1\n"
+    show(result, as_json=True)
+    assert capsys.readouterr().out == '{"a": 1}\n'
+    show(Result(["on the way"]), as_json=True)
+    assert capsys.readouterr().out == ""
+
+
+def _prints_to_stdout(call: ast.Call) -> bool:
+    """print(end="") is a flush."""
+    name = ast.unparse(call.func)
+    return name == "sys.stdout.write" or (
+        name == "print" and bool(call.args) and not any(word.arg == "file" for word in call.keywords)
+    )
+
+
+def test_results_are_printed_in_one_place() -> None:
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        if any(map(_prints_to_stdout, calls)):
+            found.add(str(path.relative_to(PACKAGE)))
+    assert found == {"core/result.py"}
