@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from summit_train.core.errors import AgreedError, RunFailed
-from summit_train.training.start import tell_overrides
+from summit_train.training.start import split_overrides
 from tests.conftest import WriteSpec
 from tests.worlds import Said, main_said
 
@@ -310,7 +310,7 @@ def test_files_and_overrides_in_one_list_are_told_apart(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "seed=1").touch()
     words = ["last:5", "evaluate.clips=1", "runs/lr=0.1/step_00000001.pt", "seed=1", "seed=2"]
-    assert tell_overrides(words) == (
+    assert split_overrides(words) == (
         ["last:5", "runs/lr=0.1/step_00000001.pt", "seed=1"],
         ["evaluate.clips=1", "seed=2"],
     )

@@ -185,10 +185,10 @@ def train_signalled(spec: Path | str, number: int, step: int, *words: str, kind:
     return forked(0, work)
 
 
-def forked(ranks: int, work: Callable[[], int]) -> tuple[int, str]:
+def forked(ranks: int, work: Callable[[], int], *, grace_s: float = 60) -> tuple[int, str]:
     """Do `work` on forked ranks, which need not import torch again, joined as torchrun joins them; 0: in one child.
 
-    The exit status is that of the first rank that failed; the others then have a minute to end by themselves.
+    The exit status is that of the first rank that failed; the others then have `grace_s` to end by themselves.
     """
     for module in ("summit_train.cli.whole_run", "torch._dynamo", "torch.distributed.nn.functional"):
         importlib.import_module(module)  # what every training run imports
@@ -209,7 +209,7 @@ def forked(ranks: int, work: Callable[[], int]) -> tuple[int, str]:
                     children.remove(child)
                     if how and not status:
                         status = os.waitstatus_to_exitcode(how)
-                        deadline = min(deadline, time.monotonic() + 60)
+                        deadline = min(deadline, time.monotonic() + grace_s)
             if time.monotonic() > deadline:
                 for child in children:
                     os.killpg(child, signal.SIGKILL)

@@ -29,7 +29,7 @@ from summit_train.spec import Spec, changes_scores, flat_keys, load_spec
 from summit_train.training.agreement import check_agreement
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints, steps_per_epoch
 from summit_train.training.run import fresh_model
-from summit_train.training.start import choose_device, read_inputs, run_spec, tell_overrides
+from summit_train.training.start import choose_device, read_inputs, run_spec, split_overrides
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     If an override changes scores, eval.json stays as it is and the result goes to a file of its own.
     """
     launch = this_launch()
-    chosen, more = tell_overrides(args.checkpoints or [])
-    args.beside, words = (None, []) if args.beside is None else tell_overrides(args.beside)
+    chosen, more = split_overrides(args.checkpoints or [])
+    args.beside, words = (None, []) if args.beside is None else split_overrides(args.beside)
     overrides = [*args.overrides, *more, *words]
     if "=" in (args.observed or ""):  # --observed alone, before an override
         args.observed, overrides = "", [*overrides, args.observed]

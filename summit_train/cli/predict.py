@@ -18,7 +18,7 @@ from summit_train.inference.arguments import add_network, add_videos, list_video
 from summit_train.inference.predict import PredictedVideo, Predictions, predict_videos
 from summit_train.inference.trained import Trained
 from summit_train.inference.videos import Listing
-from summit_train.training.start import choose_device, tell_overrides
+from summit_train.training.start import choose_device, split_overrides
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _prepared(args: argparse.Namespace) -> tuple[Trained, tuple[Listing, ...]]:
     """Check all that can be checked before the work starts, and print warnings. Raises UserError."""
-    words, overrides = tell_overrides([*args.videos, *args.overrides])
+    words, overrides = split_overrides([*args.videos, *args.overrides])
     if args.top < 1:
         raise UserError(f"--top must be 1 or more, got {args.top}")
     if args.csv is not None:

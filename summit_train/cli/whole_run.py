@@ -24,12 +24,10 @@ from summit_train.evaluation.scoring import Scorer, delete_partials, unusable_pa
 from summit_train.spec import Spec, changes_scores, dump_spec, load_spec
 from summit_train.training.agreement import check_agreement, identity
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints
-from summit_train.training.environment import environment
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run, RunLock
-from summit_train.training.staging import stage_sets
-from summit_train.training.start import Inputs, choose_device, read_inputs
+from summit_train.training.start import Inputs, choose_device, environment, read_inputs, stage_sets
 
 STOPPED = 85
 
@@ -43,7 +41,7 @@ def whole_run(path: str, overrides: Sequence[str], stop: StopRequest, *, force: 
         check_agreement(world, inputs.spec, inputs.datasets, command="train", force_resume=force)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
         run = Run(inputs, world, choose_device(world), force_resume=force, lock=lock)
-        run.notes += stage_sets(run, watchdog)
+        run.notes += stage_sets(inputs, world, watchdog)
         try:
             return _run(inputs, run, watchdog, stop, interactive=launch.interactive)
         except Stopped:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,7 +17,6 @@ from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import naming
 from summit_train.core.saved import CheckpointError, bound_of, check_fit, give_weights, load_newest
 from summit_train.data.bad_clips import BadClips
-from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network, make_ready
@@ -29,12 +28,11 @@ from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan
 from summit_train.spec import Spec, experiment_keys
 from summit_train.spec.optimizer import OptimizerSpec
-from summit_train.training.arithmetic import check_arithmetic
 from summit_train.training.averaging import AveragingStep
 from summit_train.training.checkpoint import checkpoint_path, experiment_differences, prune_checkpoints, save_checkpoint
 from summit_train.training.growth import GrowingBatch
 from summit_train.training.noise import NoiseScale
-from summit_train.training.start import Inputs
+from summit_train.training.start import Inputs, check_arithmetic
 from summit_train.training.step import StepSettings, TrainStep
 
 
@@ -88,18 +86,6 @@ class Run:
         clips_per_epoch = plan.steps_per_epoch * plan.global_batch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
         self.bad_clips.load_state_dict(_part(path, saved, "bad_clips", self.bad_clips.state_dict()), self.start_step)
-
-    def steps(self) -> Iterator[int]:
-        """Yield the numbers of the steps that are left, by the batch that the run has when each is asked for."""
-        step = self.start_step
-        while step < self.plan.total_steps:
-            step = max(step, self.plan.first_step(step // self.plan.steps_per_epoch, self.growth.rung))
-            yield step
-            step += 1
-
-    def paths_of(self, micro_batches: Sequence[MicroBatch]) -> list[str]:
-        """Return the paths of the clips of some micro-batches."""
-        return [self.train_set.manifest.path(int(i)) for batch in micro_batches for i in batch.ids]
 
     def save(self, step: int) -> None:
         """Write the checkpoint after `step` updates on rank 0 and delete those that are not kept. Collective.
@@ -156,7 +142,7 @@ class Run:
         if any(difference.startswith("optimizer.name:") for difference in differing):
             raise CheckpointError(f"{path} has another solver's state, which {self.spec.optimizer.name} cannot use")
         self.notes.extend(f"forced: {difference}" for difference in differing)
-        self.notes.append(f"goes on from {path}")
+        self.notes.append(f"resumes from {path}")
         if (before := state.get("backend", self.world.backend)) != self.world.backend:
             own = self.world.backend
             self.notes.append(f"continues over {own}; earlier steps ran over {before}, so results agree to rounding")

@@ -14,9 +14,8 @@ from summit_train.core.comm import World
 from summit_train.core.errors import UserError
 from summit_train.optim.sgd import build_sgd, parameter_groups
 from summit_train.spec import load_spec
-from summit_train.training.average import WeightAverage
 from summit_train.training.checkpoint import save_checkpoint
-from summit_train.training.step import StepSettings, TrainStep
+from summit_train.training.step import StepSettings, TrainStep, WeightAverage
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec
 from tests.runs import load_any, rewound
@@ -146,7 +145,7 @@ def test_a_checkpoint_older_than_the_average_and_the_noise_scale_goes_on(write_s
     save_checkpoint(_saved(tmp_path, "run", 10), state)
     status, output = command(0, "train", spec, "ema.decay=0.9")
     assert status == 2 and "ema.decay: the checkpoint has None, this run 0.9" in output
-    assert "goes on from" in train(0, spec)
+    assert "resumes from" in train(0, spec)
     for later in (tmp_path / "runs/run/checkpoints").glob("step_00000020*"):
         later.unlink()
     output = train(0, spec, "ema.decay=0.9", "--force-resume")

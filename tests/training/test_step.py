@@ -19,7 +19,7 @@ from summit_train.optim.sgd import build_sgd, parameter_groups
 from summit_train.optim.solvers import build_solver
 from summit_train.optim.trust import TrustRatio
 from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
-from summit_train.training.step import LossScale, StepSettings, TrainStep
+from summit_train.training.step import LossScale, Requests, StepSettings, TrainStep
 from tests.closeness import assert_all_near, assert_near
 
 CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ def test_the_vote_has_the_mean_loss_the_top1_and_the_wishes() -> None:
         logits = [copy.deepcopy(model)(Normalise(torch.float64, CPU)(b.clips)) for b in batches]
     loss = sum(float(functional.cross_entropy(x, b.labels)) for x, b in zip(logits, batches, strict=True)) / 2
     right = sum(int((x.argmax(1) == b.labels).sum()) for x, b in zip(logits, batches, strict=True))
-    vote = _step(model, 2)(batches, 0.1, stop=True, checkpoint=False, data_wait_s=0.25).read(4, 2, 1)
+    vote = _step(model, 2)(batches, 0.1, Requests(stop=True, data_wait_s=0.25)).read(4, 2, 1)
     assert vote.loss == pytest.approx(loss, rel=1e-12)
     assert vote.top1 == pytest.approx(100 * right / 4)
     assert (vote.stop, vote.checkpoint, vote.data_wait_s) == (True, False, 0.25)

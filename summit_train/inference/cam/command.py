@@ -24,7 +24,7 @@ from summit_train.inference.arguments import add_network, add_videos, checked, l
 from summit_train.inference.cam.figure import ACROSS, Row, draw_strip
 from summit_train.inference.cam.maps import THRESHOLD_FILE, Heatmap, Mapper, threshold_for
 from summit_train.inference.videos import Listing
-from summit_train.training.start import choose_device, tell_overrides
+from summit_train.training.start import choose_device, split_overrides
 
 _COLUMNS = ("network", "label", "class", "score", "logit", "mean", "peak_frame", "foreground", "threshold")
 _MOST_BYTES = 180  # of a name; file systems take 255, and endings are added
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Map the videos; return 1 where one could not be read."""
     check_single("cam")
-    words, overrides = tell_overrides([*args.videos, *args.overrides])
+    words, overrides = split_overrides([*args.videos, *args.overrides])
     table = args.out / "cam.csv"
     check_output("--out", args.out, table)
     paths = [args.run, args.beside] if args.beside else [args.run]
