@@ -20,7 +20,8 @@ from summit_train.core.text import duration
 from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_asked
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class
 from summit_train.evaluation.evaluation import Evaluation
-from summit_train.evaluation.scoring import Scorer, delete_partials, unusable_partials
+from summit_train.evaluation.scores import PREDICTIONS
+from summit_train.evaluation.scoring import Scorer, unusable_partials
 from summit_train.spec import Spec, changes_scores, dump_spec, load_spec
 from summit_train.training.agreement import check_agreement, identity
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints
@@ -63,7 +64,8 @@ def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, *, int
     if report is None:
         raise Stopped
     if world.rank == 0:
-        delete_partials(spec.run_path)
+        for partial in (spec.run_path / PREDICTIONS).glob("*.partial"):
+            partial.unlink(missing_ok=True)
         print(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
     return 0
 

@@ -46,7 +46,11 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> str:
             file.flush()
             # Within the block, so that the file gets its name after its digest is there.
             write_text(digest_path(path), f"{digest}  {path.name}\n")
-        _sync_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as error:
         last = find_checkpoints(path.parent.parent)
         kept = f"the last good one is {last[-1]}" if last else "none was saved before"
@@ -108,13 +112,9 @@ def current_experiment(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
 
 def experiment_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return the differences between two experiments. A key that an older checkpoint lacks has its default."""
+    """Return what two experiments differ in, key by key. A key that an older checkpoint lacks has its default."""
     older = {key: value for key, value in experiment_defaults().items() if key in wanted}
-    return differences({**older, **saved}, wanted)
-
-
-def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return what two experiments differ in, key by key: `key: the checkpoint has a, this run b`."""
+    saved = {**older, **saved}
     return [
         f"{key}: the checkpoint has {saved.get(key)!r}, this run {wanted.get(key)!r}"
         for key in sorted(saved.keys() | wanted.keys())
@@ -144,11 +144,3 @@ def restore_solver(path: Path, optimizer: torch.optim.Optimizer, saved: Any) -> 
         wanted = {name: parameters[number] if has_shape else torch.zeros(()) for name, has_shape in kept.items()}
         check_fit(path, f"optimizer.state.{number}", found, wanted)
     optimizer.load_state_dict({**own, "state": state})
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

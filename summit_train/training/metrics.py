@@ -30,11 +30,12 @@ class RunLog:
     """
 
     def __init__(self, run_path: Path, title: str, start_step: int, total_steps: int, *, interactive: bool) -> None:
-        path = run_path / METRICS_FILE
-        is_torn = _is_torn(path)
         # Unbuffered: if the disk was full, a buffer would be written again on closing.
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed in __exit__)
-        self._append("\n" if is_torn else "")  # a run that was killed can leave half a line
+        self._file = open(run_path / METRICS_FILE, "a+b", buffering=0)  # noqa: SIM115  (closed in __exit__)
+        if self._file.tell():
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b"\n":
+                self._append("\n")  # a run that was killed can leave half a line
         # purge_step hides what the run wrote beyond the checkpoint that it resumes from
         with naming(run_path / "tensorboard"):
             self._events = SummaryWriter(str(run_path / "tensorboard"), purge_step=start_step + 1)
@@ -113,15 +114,6 @@ class RunLog:
     def say(self, text: str) -> None:
         """Show a line that stays on the screen."""
         self._console.print(text)
-
-
-def _is_torn(path: Path) -> bool:
-    """Return whether a file's last line lacks its newline."""
-    if not path.exists() or not path.stat().st_size:
-        return False
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
 
 
 def validated(run_path: Path, step: int) -> float | None:

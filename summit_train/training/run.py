@@ -172,28 +172,31 @@ def build_step(
     spec: Spec, plan: Plan, world: World, model: VideoNetwork, device: torch.device
 ) -> TrainStep | AveragingStep:
     """Return the step of the spec's method of parallel training, before its first update of `model`."""
-    if spec.parallel.method == "synchronous":
-        noise_every = spec.noise_scale.every_steps if plan.virtual_gpus > 1 else 0
-        return _train_step(spec, model, world, device, plan.accumulation, noise_every)
+    solver, is_synchronous = spec.optimizer, spec.parallel.method == "synchronous"
+    settings = StepSettings(
+        spec.seed,
+        plan.accumulation if is_synchronous else 1,
+        spec.precision,
+        solver.clip_norm,
+        spec.loss.label_smoothing,
+        spec.noise_scale.every_steps if is_synchronous and plan.virtual_gpus > 1 else 0,
+        spec.ema.decay,
+        spec.data.input,
+        solver.compression,
+    )
+
+    def drive(model: VideoNetwork, world: World) -> TrainStep:
+        factors = {model.head: solver.head_lr_factor} | dict.fromkeys(model.stem, solver.first_lr_factor)
+        return drive_solver(solver, settings, world, model, device, factors)
+
+    if is_synchronous:
+        return drive(model, world)
     learners, alone = dict[int, TrainStep](), World()
     for number in virtual_gpus_of(world.rank, world.size, plan.virtual_gpus):
         own = fresh_model(spec, device)
         own.load_state_dict(model.state_dict())
-        learners[number] = _train_step(spec, own, alone, device)
+        learners[number] = drive(own, alone)
     return AveragingStep(spec.parallel, model, learners, world, device, plan.steps_per_epoch)
-
-
-def _train_step(
-    spec: Spec, model: VideoNetwork, world: World, device: torch.device, accumulation: int = 1, noise_every: int = 0
-) -> TrainStep:
-    """Return the step that drives `model` by the spec's solver over all ranks of `world`."""
-    solver = spec.optimizer
-    factors = {model.head: solver.head_lr_factor} | dict.fromkeys(model.stem, solver.first_lr_factor)
-    settings = StepSettings(
-        spec.seed, accumulation, spec.precision, solver.clip_norm, spec.loss.label_smoothing, noise_every,
-        spec.ema.decay, spec.data.input, solver.compression,
-    )  # fmt: skip
-    return drive_solver(solver, settings, world, model, device, factors)
 
 
 def drive_solver(
