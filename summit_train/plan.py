@@ -51,6 +51,9 @@ class Plan:
     clips: int
     epochs: int
     steps_per_epoch: int
+    total_steps: int
+    warmup_steps: int
+    peak_lr: float
     schedule: Schedule
     ladder: tuple[Rung, ...]
     fewest_updates: int
@@ -109,18 +112,6 @@ class Plan:
         copies = states + (self.spec.ema.decay is not None) + learners * states
         return copies * self.parameters * self.spec.weight_bytes
 
-    @property
-    def total_steps(self) -> int:
-        return self.schedule.total_steps
-
-    @property
-    def warmup_steps(self) -> int:
-        return int(self.schedule.warmup_steps)
-
-    @property
-    def peak_lr(self) -> float:
-        return self.schedule.peak_lr
-
     def first_step(self, epoch: int, rung: Rung) -> int:
         """The number of the first step of an epoch. A grown batch has fewer steps; their numbers are the epoch's last.
 
@@ -143,7 +134,6 @@ class Plan:
         return Order(self.clips, self.spec.seed, *counts, numbers_per_epoch=self.steps_per_epoch)
 
     def values(self) -> dict[str, Any]:
-        """The plan as one JSON object, with the keys of the schedule among the others."""
         names = [own.name for own in fields(self) if own.name not in ("spec", "schedule")]
         values: dict[str, Any] = {name: getattr(self, name) for name in (*names, *_OF_THE_NETWORK)}
         values["ladder"] = [asdict(rung) for rung in self.ladder]
@@ -173,6 +163,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         )
     accumulation = virtual_gpus // ranks
     ladder = _ladder(spec, virtual_gpus, num_clips)
+    schedule = plan_schedule(spec.optimizer, spec.schedule, global_batch, num_clips)
     clip_bytes = math.prod(spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))  # uint8
     return Plan(
         spec=spec,
@@ -185,7 +176,10 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         clips=num_clips,
         epochs=spec.schedule.epochs,
         steps_per_epoch=steps_per_epoch,
-        schedule=plan_schedule(spec.optimizer, spec.schedule, global_batch, num_clips),
+        total_steps=schedule.total_steps,
+        warmup_steps=int(schedule.warmup_steps),
+        peak_lr=schedule.peak_lr,
+        schedule=schedule,
         ladder=ladder,
         fewest_updates=_fewest_updates(spec, ladder),
         dropped_clips_per_epoch=num_clips - steps_per_epoch * global_batch,
@@ -222,7 +216,6 @@ def _fewest_updates(spec: Spec, ladder: tuple[Rung, ...]) -> int:
 
 
 def averages_per_epoch(spec: Spec, steps_per_epoch: int) -> int:
-    """Return the number of averages of the learners in an epoch."""
     period = spec.parallel.period
     return 1 if period == "epoch" else math.ceil(steps_per_epoch / period)
 

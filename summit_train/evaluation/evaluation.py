@@ -78,7 +78,6 @@ class Evaluation:
         return result
 
     def _score(self, model: VideoNetwork, path: Path, name: str) -> Scores | None:
-        """Score weights of the checkpoint `path`; rank 0 writes `name`.npz and returns the Scores. Collective."""
         scorer, dataset, run_path = self.scorer, self.scorer.dataset, self.scorer.spec.run_path
         known = PartialScores()
         if self.resume_key is not None and scorer.world.rank == 0:

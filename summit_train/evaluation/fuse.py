@@ -136,7 +136,6 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
 
 
 def _check_match(one: RunScores, other: RunScores) -> None:
-    """Raise UserError unless both runs scored the same videos of the same classes."""
     sizes = [run.scores.scores.shape[1] for run in (one, other)]
     if sizes[0] != sizes[1]:
         raise UserError(f"{one.path} has {sizes[0]} classes and {other.path} has {sizes[1]}; must be the same")

@@ -55,7 +55,6 @@ def identity(spec: Spec, datasets: Mapping[str, Dataset]) -> dict[str, Any]:
 
 
 def code_digest(package: Path) -> str:
-    """Return the SHA-256 of the Python files below a folder, with their paths."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         content = path.read_bytes()

@@ -89,7 +89,6 @@ class AveragingStep:
 
     @torch.no_grad()
     def _end_round(self) -> Averaging:
-        """Average all learners; they continue from the average."""
         start, before = Mark(self._device), self._sent
         self._average_networks()
         for learner in self._learners.values():
@@ -170,7 +169,6 @@ class AveragingStep:
         }
 
     def restore(self, path: Path, saved: dict[str, Any]) -> list[str]:
-        """Restore what `checkpoint` returned, each rank the states of its own learners."""
         in_round, scales = saved.get("in_round", 0), saved.get("loss_scales") or {}
         check_fit(path, "in_round", in_round, 0)
         self._in_round = in_round
@@ -197,13 +195,11 @@ def _weights(model: nn.Module) -> Tensors:
 
 
 def _statistics(model: nn.Module) -> tuple[Tensors, Tensors]:
-    """Return the running means and variances that training moves."""
     norms = [norm for norm in trained_norms(model) if norm.running_mean is not None]
     return [norm.running_mean for norm in norms], [norm.running_var for norm in norms]  # type: ignore[misc]
 
 
 def _state(optimizer: torch.optim.Optimizer) -> Tensors:
-    """Return the tensors of a solver's state, in the order of the parameters."""
     return [
         value
         for group in optimizer.param_groups
@@ -214,6 +210,5 @@ def _state(optimizer: torch.optim.Optimizer) -> Tensors:
 
 
 def _copy(targets: Tensors, values: Sequence[torch.Tensor]) -> None:
-    """Copy values into tensors, which may be of another type."""
     for target, value in zip(targets, values, strict=True):
         target.copy_(value)

@@ -20,7 +20,6 @@ from summit_train.spec import experiment_defaults
 
 
 def checkpoint_path(run_path: Path, step: int) -> Path:
-    """Return the file of the checkpoint after `step` updates."""
     return run_path / "checkpoints" / f"step_{step:08d}.pt"
 
 
@@ -90,7 +89,6 @@ def steps_per_epoch(run_path: Path) -> int:
 
 
 def epoch_checkpoints(run_path: Path, steps_per_epoch: int) -> list[Path]:
-    """Return the checkpoints at the ends of epochs, oldest first."""
     return [path for path in find_checkpoints(run_path) if step_of(path) % steps_per_epoch == 0]
 
 

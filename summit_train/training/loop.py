@@ -235,7 +235,7 @@ class UnreadStep:
                 seconds, sent = averaging.start.seconds_to(averaging.end), averaging.num_bytes
                 self._log.write("average", step=launched.step, epoch=epoch, seconds=seconds, bytes=sent)
             if launched.result.ratios is not None and not vote.skipped and launched.step % self._ratio_every == 0:
-                self._log.trust_ratios(launched.step, launched.result.ratios.read())
+                self._log.write("trust_ratio", step=launched.step, ratios=launched.result.ratios.read())
         return vote
 
     def _check(self, launched: LaunchedStep, vote: Vote) -> None:

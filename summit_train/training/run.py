@@ -225,7 +225,6 @@ class RunLock:
     """
 
     def __init__(self, run_path: Path) -> None:
-        """Raise UserError if another process has the directory."""
         run_path.mkdir(parents=True, exist_ok=True)
         self._path = run_path / "lock"
         self._file = self._take()

@@ -52,7 +52,6 @@ class Inputs:
 
 
 def read_inputs(spec: Spec, ranks: int) -> Inputs:
-    """Open the spec's data sets and make the plan. Raises UserError for any mistake in them."""
     train, val = open_datasets(spec)
     return Inputs(spec, make_plan(spec, ranks, len(train)), train, val)
 

@@ -98,7 +98,6 @@ class RunningStatistics:
                 norm.momentum = 1 / (self._accumulation / momentum - self._accumulation + micro_batch + 1)
 
     def start_mean(self) -> None:
-        """Begin the average over the ranks, after the step's last forward pass."""
         if self._norms:
             self._mean = torch.cat(self._buffers())
             self._wait = self._world.start_mean(self._mean, "batch_norm")
@@ -217,7 +216,6 @@ class StepResult:
     averaging: Averaging | None = None
 
     def read(self, global_batch: int, virtual_gpus: int, ranks: int) -> Vote:
-        """Wait for the device and read the vote."""
         sums = dict(zip(VOTES, self.votes.tolist(), strict=True))
         skipped = sums["nonfinite"] > 0
         squares = None
@@ -343,7 +341,6 @@ class TrainStep:
         return StepResult(votes, local_loss, ratios, measured)
 
     def checkpoint(self, path: Path, step: int) -> dict[str, Any]:
-        """Return the parts of the checkpoint other than the network, after `step` updates."""
         count_updates(self.model, step)
         parts = {"optimizer": self.optimizer.state_dict(), "loss_scale": self.loss_scale.state_dict()}
         return parts if self.average is None else parts | {"ema": self.average.state_dict()}

@@ -111,10 +111,10 @@ def _saved(tmp_path: Path, name: str, step: int = 20) -> Path:
     return tmp_path / "runs" / name / "checkpoints" / f"step_{step:08d}.pt"
 
 
-def test_the_same_on_1_and_2_ranks_and_after_a_resume_and_evaluated_beside(
+def test_the_average_is_the_same_on_2_ranks_and_after_a_resume_and_evaluated(
     write_spec: WriteSpec, tmp_path: Path
 ) -> None:
-    """fp64, 2 epochs, the last two checkpoints evaluated; 'moved' goes on from step 10, bit-equal on one rank."""
+    """fp64, 2 epochs, the last two checkpoints evaluated; 'moved' continues from step 10, bit-equal on one rank."""
     options = ("ema.decay=0.8", "precision=fp64", "evaluate.last_checkpoints=2")
     output = train(0, str(write_spec("alone")), *options)
     train(2, str(write_spec("both")), *options)
@@ -136,7 +136,9 @@ def test_the_same_on_1_and_2_ranks_and_after_a_resume_and_evaluated_beside(
     assert result["ema"]["checkpoints"][1]["top1"] == pytest.approx(top1)
 
 
-def test_a_checkpoint_older_than_the_average_and_the_noise_scale_goes_on(write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_a_checkpoint_older_than_the_average_and_the_noise_scale_continues(
+    write_spec: WriteSpec, tmp_path: Path
+) -> None:
     train(0, write_spec("whole"))
     rewound(tmp_path / "runs/whole", "run", 20)
     spec = str(write_spec())

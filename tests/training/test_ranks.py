@@ -65,7 +65,7 @@ def test_6_virtual_gpus_train_the_same_network_on_any_ranks(write_spec: WriteSpe
             shutil.rmtree(tmp_path / "runs")
 
 
-def test_a_run_of_1_rank_goes_on_on_2_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_a_run_of_1_rank_continues_on_2_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
     train(1, write_spec("whole", precision="fp64"))
     rewound(tmp_path / "runs/whole", "moved", 20)
     output = train(2, write_spec("moved", precision="fp64"))
