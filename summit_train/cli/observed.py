@@ -25,9 +25,8 @@ from summit_train.report.observed import draw_observed, read_observed
 from summit_train.report.records import Observed
 from summit_train.spec import Spec
 from summit_train.spec.catalog import stream_problem
-from summit_train.training.agreement import check_agreement
 from summit_train.training.run import fresh_model
-from summit_train.training.start import choose_device, run_spec
+from summit_train.training.start import check_agreement, choose_device, run_spec
 
 
 def run_observed(args: argparse.Namespace, checkpoints: Sequence[str], overrides: Sequence[str]) -> int:

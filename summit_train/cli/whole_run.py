@@ -23,12 +23,19 @@ from summit_train.evaluation.evaluation import Evaluation
 from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.evaluation.scoring import Scorer, unusable_partials
 from summit_train.spec import Spec, changes_scores, dump_spec, load_spec
-from summit_train.training.agreement import check_agreement, identity
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run, RunLock
-from summit_train.training.start import Inputs, choose_device, environment, read_inputs, stage_sets
+from summit_train.training.start import (
+    Inputs,
+    check_agreement,
+    choose_device,
+    environment,
+    identity,
+    read_inputs,
+    stage_sets,
+)
 
 STOPPED = 85
 

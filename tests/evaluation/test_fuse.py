@@ -17,14 +17,7 @@ from hypothesis import strategies as st
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.span import Span
-from summit_train.evaluation.fuse import (
-    RunScores,
-    fuse,
-    fused_values,
-    parse_weights,
-    read_run,
-    read_runs,
-)
+from summit_train.evaluation.fuse import RunScores, fuse, fused_values, parse_weights, read_run, read_runs
 from tests.scored_runs import CLIPS, FLOW, LABELS, NAMES, RGB, write_scored_run, write_scores
 
 NAN_VIDEO = [[float("nan")] * 3]

@@ -53,10 +53,7 @@ def test_a_rank_that_is_done_waits_as_long_as_the_others_work(write_spec: WriteS
     def results(videos: Sequence[int]) -> Results:
         yield from [np.zeros(4)] * len(videos)
 
-    with (
-        Watchdog(World(), None) as watchdog,
-        watched("videos", "evaluating video", world, watchdog) as progress,
-    ):
+    with Watchdog(World(), None) as watchdog, watched("videos", "evaluating video", world, watchdog) as progress:
 
         def note(done: int, total: int) -> None:
             progress(done, total)

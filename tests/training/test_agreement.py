@@ -16,13 +16,12 @@ from summit_train.__main__ import main
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
 from summit_train.spec import load_spec
-from summit_train.training.agreement import check_agreement, code_digest, identity
-from summit_train.training.start import Inputs, read_inputs
+from summit_train.training.start import Inputs, check_agreement, code_digest, identity, read_inputs
 from tests.conftest import WriteSpec
 from tests.worlds import forked, lines, main_said, needs_ranks, run
 
 HOST = socket.gethostname()
-AGREEMENT = "summit_train.training.agreement"
+START = "summit_train.training.start"
 
 
 class _Second(World):
@@ -51,8 +50,8 @@ def inputs(write_spec: WriteSpec) -> Inputs:
     [
         ("summit_train.__version__", "0.0.9", "summit_train (version)"),
         ("torch.__version__", "1.0", "torch (version)"),
-        (f"{AGREEMENT}.code_digest", lambda package: "abc", "summit_train (digest of the code)"),
-        (f"{AGREEMENT}.build_network", lambda spec: torch.nn.Linear(3, 4), "network (digest of names and shapes)"),
+        (f"{START}.code_digest", lambda package: "abc", "summit_train (digest of the code)"),
+        (f"{START}.build_network", lambda spec: torch.nn.Linear(3, 4), "network (digest of names and shapes)"),
     ],
 )
 def test_other_code_or_another_network_is_named(
@@ -97,12 +96,7 @@ def test_the_digest_of_the_code_is_of_names_and_contents(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("module", "words"),
-    [
-        ("whole_run", ["train"]),
-        ("evaluate", ["eval"]),
-        ("observed", ["eval", "--observed", "0.5"]),
-    ],
+    ("module", "words"), [("whole_run", ["train"]), ("evaluate", ["eval"]), ("observed", ["eval", "--observed", "0.5"])]
 )
 def test_a_rank_that_hangs_while_it_is_compared_is_watched(
     write_spec: WriteSpec,
