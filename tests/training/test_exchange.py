@@ -194,7 +194,7 @@ def test_gradients_are_averaged_over_ranks_and_summed_over_passes(backend: str) 
     else:
         status, output = forked(3, _mean)
     assert status == 0, output
-    plain, halves = (json.loads(line) for line in lines(output) if line.startswith("["))
+    plain, halves = (json.loads(line) for line in lines(output) if line.startswith("[["))
     for everyone, bound in ((plain, 1e-6), (halves, 1e-3)):
         assert everyone[0] == everyone[1] == everyone[2]
         assert everyone[0][:2] == [[-2.0, -2.0], [1.0, 1.0]]
