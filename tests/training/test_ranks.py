@@ -168,10 +168,13 @@ Watchdog._fault = lambda self, seconds, before: fault(self, patience[0] if patie
 """
 
 
-def _train_with(ranks: int, fault: str, comm: str, *words: str, **names: object) -> tuple[int, str]:
-    """Train on ranks that run `fault` first, which knows RANK and the other names; see `worlds.command`."""
-    code = "import os\nfrom summit_train.__main__ import main\nfrom summit_train.core.comm.launch import find_launch\n"
-    code += "RANK = find_launch(os.environ).rank\n" + "".join(f"{name} = {value!r}\n" for name, value in names.items())
+def _train_with(ranks: int, fault: str, comm: str, *words: str, grace_s: float = 1, **names: object) -> tuple[int, str]:
+    """Train on ranks that run `fault` first, which knows RANK and the other names; see `worlds.command`.
+
+    A rank that fails ends the others after `grace_s`, as a launcher does; a rank that failed too says so after 3 s.
+    """
+    code = "import os\nfrom summit_train.__main__ import main\nfrom summit_train.core.comm.launch import this_launch\n"
+    code += "RANK = this_launch().rank\n" + "".join(f"{name} = {value!r}\n" for name, value in names.items())
     code += f"{fault}\nraise SystemExit(main({['train', *words]!r}))\n"
     if comm == "horovod":
         return run(ranks, "-c", code, env={"SUMMIT_TRAIN_COMM": comm})
@@ -180,7 +183,7 @@ def _train_with(ranks: int, fault: str, comm: str, *words: str, **names: object)
         exec(code, {"__name__": "__main__"})
         raise AssertionError
 
-    return forked(ranks, work, grace_s=5)
+    return forked(ranks, work, grace_s=grace_s)
 
 
 @pytest.mark.parametrize("comm", BACKENDS)
@@ -188,7 +191,7 @@ def test_two_steps_that_are_not_finite_end_the_run_and_name_the_rank(
     write_spec: WriteSpec, tmp_path: Path, comm: str
 ) -> None:
     """Rank 1's loss is NaN from its third step on (two virtual GPUs a rank); rank 0 alone would never know."""
-    status, output = _train_with(2, _NAN_ON_RANK_1, comm, str(write_spec()))
+    status, output = _train_with(2, _NAN_ON_RANK_1, comm, str(write_spec()), grace_s=60)
     assert status not in (0, 2)
     message = next(line for line in lines(output) if "steps in a row" in line)
     assert "rank 1 on" in message and "rank 0 on" not in message
