@@ -199,7 +199,10 @@ def forked(ranks: int, work: Callable[[], int], *, grace_s: float = 60) -> tuple
         for rank in range(max(ranks, 1)):
             child = os.fork()
             if child == 0:
-                _work_and_leave(output.fileno(), work, _torchrun(rank, ranks, store) if store else {})
+                # What torchrun tells a rank of one node, whose store this process keeps.
+                launcher = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+                joined = {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"} if store else {}
+                _work_and_leave(output.fileno(), work, launcher | joined if store else {})
             children.add(child)
         deadline = time.monotonic() + PATIENCE_S
         while children:
@@ -217,17 +220,6 @@ def forked(ranks: int, work: Callable[[], int], *, grace_s: float = 60) -> tuple
             time.sleep(0.005)
         output.seek(0)
         return status, output.read()
-
-
-def _torchrun(rank: int, ranks: int, store: TCPStore) -> dict[str, str]:
-    """What torchrun tells a rank of one node, whose store this process keeps."""
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
 
 
 def _work_and_leave(output: int, work: Callable[[], int], launcher: Mapping[str, str]) -> None:
