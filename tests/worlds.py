@@ -194,16 +194,22 @@ def forked(ranks: int, work: Callable[[], int], *, grace_s: float = 60) -> tuple
         importlib.import_module(module)  # what every training run imports
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False) if ranks else None
     status = 0
+    # No rank begins before all are forked: the store's thread, which answers them, takes locks that a fork would copy.
+    gate, opener = os.pipe()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         children = set()
         for rank in range(max(ranks, 1)):
             child = os.fork()
             if child == 0:
+                os.close(opener)
+                os.read(gate, 1)  # until every process has closed the other end
                 # What torchrun tells a rank of one node, whose store this process keeps.
                 launcher = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
                 joined = {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"} if store else {}
                 _work_and_leave(output.fileno(), work, launcher | joined if store else {})
             children.add(child)
+        os.close(opener)
+        os.close(gate)
         deadline = time.monotonic() + PATIENCE_S
         while children:
             for child in list(children):
