@@ -30,7 +30,7 @@ from summit_train.core.comm import World
 from summit_train.core.processes import answer, find_mpirun, mpi_environment, mpirun_command
 from summit_train.core.result import TextTable
 from summit_train.report.tables import machine_text
-from summit_train.training.environment import environment
+from summit_train.training.start import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("horovod", "before", "torch", "ddp")

@@ -28,8 +28,7 @@ from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import PARTS, accelerate
 from summit_train.models.resnet import ResidualBlock
 from summit_train.report.tables import machine_text
-from summit_train.training.environment import environment
-from summit_train.training.start import choose_device
+from summit_train.training.start import choose_device, environment
 from summit_train.training.stopwatch import Mark
 
 # name -> architecture, parts of the fast path

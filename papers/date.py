@@ -52,9 +52,8 @@ from summit_train.report.caption import drawn, wrapped
 from summit_train.report.figures import GREY, series
 from summit_train.report.tables import machine_text
 from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec, TrustRatioSpec
-from summit_train.training.environment import environment
 from summit_train.training.run import drive_solver
-from summit_train.training.start import choose_device
+from summit_train.training.start import choose_device, environment
 from summit_train.training.step import StepSettings
 
 METHODS = {

@@ -18,17 +18,10 @@ from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec
 _MOST_VIEWS = 16  # of a test at once; more make it no faster
 _LARGEST_LR = 1e30  # fits float32 even times a factor of the head's LR
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
-
-
 # Properties of Plan that need the counts of the network.
 _OF_THE_NETWORK = (
-    "parameters",
-    "gradient_bytes",
-    "averaging_bytes",
-    "multiply_adds",
-    "memory_bytes_per_rank",
-    "checkpoint_bytes",
-)
+    "parameters", "gradient_bytes", "averaging_bytes", "multiply_adds", "memory_bytes_per_rank", "checkpoint_bytes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,6 +51,9 @@ class Plan:
     clips: int
     epochs: int
     steps_per_epoch: int
+    total_steps: int
+    warmup_steps: int
+    peak_lr: float
     schedule: Schedule
     ladder: tuple[Rung, ...]
     fewest_updates: int
@@ -95,7 +91,19 @@ class Plan:
         The activations are those that the backward pass needs for the clips of one virtual GPU, or those of the final
         evaluation's views if they are larger.
         """
-        return _memory(self.spec, self.network, self.accumulation, self.ladder[-1].clips_per_gpu)
+        spec, network, states = self.spec, self.network, self.spec.optimizer.states
+        copies = 2 + states + (spec.ema.decay is not None)
+        if spec.parallel.method == "averaging":
+            # One learner's gradients at a time, the average, and the buffer of the solver's state on its way.
+            copies = self.accumulation * (1 + states) + 2 + max(1, states)
+        bytes_each = _BYTES[spec.precision]
+        training = self.ladder[-1].clips_per_gpu * network.activation_bytes(bytes_each, spec.execution.recompute)
+        # A forward pass keeps the tensors of one block at a time. Twice what training keeps of the largest block, as
+        # operations allocate outputs while inputs are alive (a ResNet-50 on a CPU: 1.8 times). A whole frame is 16:9.
+        side = spec.evaluate.short_side
+        pixels = side * (side * 16 // 9 if spec.evaluate.crops == "full" else side)
+        elements = 2 * network.largest_block_elements * views_at_once(spec, pixels) * pixels // spec.data.crop**2
+        return copies * network.parameters * spec.weight_bytes + max(training, elements * bytes_each)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -103,18 +111,6 @@ class Plan:
         learners = self.virtual_gpus if "local" in (parallel.optimizer_state, parallel.bn) else 0
         copies = states + (self.spec.ema.decay is not None) + learners * states
         return copies * self.parameters * self.spec.weight_bytes
-
-    @property
-    def total_steps(self) -> int:
-        return self.schedule.total_steps
-
-    @property
-    def warmup_steps(self) -> int:
-        return int(self.schedule.warmup_steps)
-
-    @property
-    def peak_lr(self) -> float:
-        return self.schedule.peak_lr
 
     def first_step(self, epoch: int, rung: Rung) -> int:
         """The number of the first step of an epoch. A grown batch has fewer steps; their numbers are the epoch's last.
@@ -138,7 +134,6 @@ class Plan:
         return Order(self.clips, self.spec.seed, *counts, numbers_per_epoch=self.steps_per_epoch)
 
     def values(self) -> dict[str, Any]:
-        """The plan as one JSON object, with the keys of the schedule among the others."""
         names = [own.name for own in fields(self) if own.name not in ("spec", "schedule")]
         values: dict[str, Any] = {name: getattr(self, name) for name in (*names, *_OF_THE_NETWORK)}
         values["ladder"] = [asdict(rung) for rung in self.ladder]
@@ -152,7 +147,13 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
     warm-up takes the whole run, or the batch is to grow beyond a learner's share of an epoch.
     """
     virtual_gpus = spec.scale.gpus if spec.scale.gpus is not None else ranks
-    _check_ranks(virtual_gpus, ranks)
+    if virtual_gpus % ranks:
+        divisors = [n for n in range(1, virtual_gpus + 1) if virtual_gpus % n == 0]
+        near = [*[n for n in divisors if n < ranks][-1:], *[n for n in divisors if n > ranks][:1]]
+        raise UserError(
+            f"scale.gpus is {virtual_gpus}, which {ranks} ranks do not divide: every rank needs an equal share of the "
+            f"virtual GPUs; start {' or '.join(map(str, near))} ranks, or change scale.gpus"
+        )
     global_batch = virtual_gpus * spec.scale.clips_per_gpu
     steps_per_epoch = num_clips // global_batch
     if num_clips < global_batch:
@@ -162,6 +163,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         )
     accumulation = virtual_gpus // ranks
     ladder = _ladder(spec, virtual_gpus, num_clips)
+    schedule = plan_schedule(spec.optimizer, spec.schedule, global_batch, num_clips)
     clip_bytes = math.prod(spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))  # uint8
     return Plan(
         spec=spec,
@@ -174,7 +176,10 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         clips=num_clips,
         epochs=spec.schedule.epochs,
         steps_per_epoch=steps_per_epoch,
-        schedule=plan_schedule(spec.optimizer, spec.schedule, global_batch, num_clips),
+        total_steps=schedule.total_steps,
+        warmup_steps=int(schedule.warmup_steps),
+        peak_lr=schedule.peak_lr,
+        schedule=schedule,
         ladder=ladder,
         fewest_updates=_fewest_updates(spec, ladder),
         dropped_clips_per_epoch=num_clips - steps_per_epoch * global_batch,
@@ -211,7 +216,6 @@ def _fewest_updates(spec: Spec, ladder: tuple[Rung, ...]) -> int:
 
 
 def averages_per_epoch(spec: Spec, steps_per_epoch: int) -> int:
-    """Return the number of averages of the learners in an epoch."""
     period = spec.parallel.period
     return 1 if period == "epoch" else math.ceil(steps_per_epoch / period)
 
@@ -235,7 +239,10 @@ def plan_schedule(optimizer: OptimizerSpec, course: ScheduleSpec, global_batch: 
     warmup_steps_per_epoch = num_clips / optimizer.base_batch if is_scaled else float(steps_per_epoch)
     warmup_steps = round(course.warmup_epochs * warmup_steps_per_epoch)
     if warmup_steps >= total_steps:
-        fits = _round_down((total_steps - 1) / warmup_steps_per_epoch)
+        fits = (total_steps - 1) / warmup_steps_per_epoch
+        if fits > 0:  # rounded down to three digits
+            unit = 10.0 ** (math.floor(math.log10(fits)) - 2)
+            fits = math.floor(fits / unit) * unit
         factor = f" x {global_batch:,} / {optimizer.base_batch:,} (schedule.warmup_scaling)" if is_scaled else ""
         raise UserError(
             f"schedule.warmup_epochs: a warm-up of {course.warmup_epochs:g}{factor} epochs = {warmup_steps:,} steps "
@@ -257,55 +264,12 @@ def plan_schedule(optimizer: OptimizerSpec, course: ScheduleSpec, global_batch: 
     )
 
 
-def _round_down(value: float) -> float:
-    """Return a number that is not above `value`, of three digits."""
-    if value <= 0:
-        return 0.0
-    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return math.floor(value / unit) * unit
-
-
-def _check_ranks(virtual_gpus: int, ranks: int) -> None:
-    if virtual_gpus % ranks == 0:
-        return
-    divisors = [n for n in range(1, virtual_gpus + 1) if virtual_gpus % n == 0]
-    below = max(n for n in divisors if n < ranks) if ranks > 1 else 1
-    above = [n for n in divisors if n > ranks]
-    near = f"{below} or {above[0]}" if above else f"{below}"
-    raise UserError(
-        f"scale.gpus is {virtual_gpus}, which {ranks} ranks do not divide: every rank needs an equal share of the "
-        f"virtual GPUs; start {near} ranks, or change scale.gpus"
-    )
-
-
-def _memory(spec: Spec, network: Count, accumulation: int, clips: int) -> int:
-    copies = 2 + spec.optimizer.states + (spec.ema.decay is not None)
-    if spec.parallel.method == "averaging":
-        # One learner's gradients at a time, the average, and the buffer of the solver's state on its way.
-        copies = accumulation * (1 + spec.optimizer.states) + 2 + max(1, spec.optimizer.states)
-    training = clips * network.activation_bytes(_BYTES[spec.precision], spec.execution.recompute)
-    return copies * network.parameters * spec.weight_bytes + max(training, _test_bytes(spec, network))
-
-
 def views_at_once(spec: Spec, pixels: int) -> int:
     """Return how many test views of `pixels` pixels a frame the network processes at once.
 
     Together they have no more pixels than one virtual GPU's clips in a training step; a larger view is processed alone.
     """
     return max(1, min(_MOST_VIEWS, spec.scale.clips_per_gpu * spec.data.crop**2 // pixels))
-
-
-def _test_bytes(spec: Spec, network: Count) -> int:
-    """Return the bytes of the views that are scored at once: a forward pass keeps the tensors of one block at a time.
-
-    Counts twice what training keeps of the largest block, because operations allocate outputs while inputs are alive
-    (a ResNet-50 on a CPU: 1.8 times). A whole frame is counted as 16:9.
-    """
-    evaluate = spec.evaluate
-    width = evaluate.short_side * 16 // 9 if evaluate.crops == "full" else evaluate.short_side
-    pixels = evaluate.short_side * width
-    elements = 2 * network.largest_block_elements * views_at_once(spec, pixels) * pixels // spec.data.crop**2
-    return elements * _BYTES[spec.precision]
 
 
 def sample_learning_rates(plan: Plan, points: int = 9) -> list[tuple[int, float]]:

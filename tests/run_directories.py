@@ -35,15 +35,7 @@ def step_record(step: int, noise: random.Random, steps_per_epoch: int, total: in
 
 def eval_record(step: int, steps_per_epoch: int, top1: float) -> Record:
     epoch = step // steps_per_epoch
-    return {
-        "kind": "eval",
-        "epoch": epoch,
-        "step": step,
-        "top1": top1,
-        "top5": 100.0,
-        "videos": 64,
-        "clips": 1,
-    }
+    return {"kind": "eval", "epoch": epoch, "step": step, "top1": top1, "top5": 100.0, "videos": 64, "clips": 1}
 
 
 def records(

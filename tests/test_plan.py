@@ -112,14 +112,7 @@ def test_ranks_are_no_part_of_the_experiment() -> None:
     of_the_rank = {"ranks", "accumulation", "input_bytes_per_step_and_rank"}
     experiments = {json.dumps({k: v for k, v in plan.items() if k not in of_the_rank}) for plan in plans.values()}
     assert len(experiments) == 1
-    assert {ranks: plan["accumulation"] for ranks, plan in plans.items()} == {
-        1: 12,
-        2: 6,
-        3: 4,
-        4: 3,
-        6: 2,
-        12: 1,
-    }
+    assert {ranks: plan["accumulation"] for ranks, plan in plans.items()} == {1: 12, 2: 6, 3: 4, 4: 3, 6: 2, 12: 1}
 
 
 def test_null_gpus_are_as_many_as_there_are_ranks() -> None:
@@ -128,12 +121,7 @@ def test_null_gpus_are_as_many_as_there_are_ranks() -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "ranks", "advice"),
-    [
-        (12, 5, "start 4 or 6 ranks"),
-        (12, 24, "start 12 ranks"),
-        (7, 2, "start 1 or 7 ranks"),
-        (1, 2, "start 1 ranks"),
-    ],
+    [(12, 5, "start 4 or 6 ranks"), (12, 24, "start 12 ranks"), (7, 2, "start 1 or 7 ranks"), (1, 2, "start 1 ranks")],
 )
 def test_ranks_that_do_not_divide_are_refused_with_those_that_do(gpus: int, ranks: int, advice: str) -> None:
     with pytest.raises(UserError, match=f"scale.gpus is {gpus}, which {ranks} ranks do not divide.*{advice}, or"):

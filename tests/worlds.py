@@ -185,22 +185,31 @@ def train_signalled(spec: Path | str, number: int, step: int, *words: str, kind:
     return forked(0, work)
 
 
-def forked(ranks: int, work: Callable[[], int]) -> tuple[int, str]:
+def forked(ranks: int, work: Callable[[], int], *, grace_s: float = 60) -> tuple[int, str]:
     """Do `work` on forked ranks, which need not import torch again, joined as torchrun joins them; 0: in one child.
 
-    The exit status is that of the first rank that failed; the others then have a minute to end by themselves.
+    The exit status is that of the first rank that failed; the others then have `grace_s` to end by themselves.
     """
     for module in ("summit_train.cli.pipeline", "torch._dynamo", "torch.distributed.nn.functional"):
         importlib.import_module(module)  # what every training run imports
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False) if ranks else None
     status = 0
+    # No rank begins before all are forked: the store's thread, which answers them, takes locks that a fork would copy.
+    gate, opener = os.pipe()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         children = set()
         for rank in range(max(ranks, 1)):
             child = os.fork()
             if child == 0:
-                _work_and_leave(output.fileno(), work, _torchrun(rank, ranks, store) if store else {})
+                os.close(opener)
+                os.read(gate, 1)  # until every process has closed the other end
+                # What torchrun tells a rank of one node, whose store this process keeps.
+                launcher = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+                joined = {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"} if store else {}
+                _work_and_leave(output.fileno(), work, launcher | joined if store else {})
             children.add(child)
+        os.close(opener)
+        os.close(gate)
         deadline = time.monotonic() + PATIENCE_S
         while children:
             for child in list(children):
@@ -209,7 +218,7 @@ def forked(ranks: int, work: Callable[[], int]) -> tuple[int, str]:
                     children.remove(child)
                     if how and not status:
                         status = os.waitstatus_to_exitcode(how)
-                        deadline = min(deadline, time.monotonic() + 60)
+                        deadline = min(deadline, time.monotonic() + grace_s)
             if time.monotonic() > deadline:
                 for child in children:
                     os.killpg(child, signal.SIGKILL)
@@ -217,17 +226,6 @@ def forked(ranks: int, work: Callable[[], int]) -> tuple[int, str]:
             time.sleep(0.005)
         output.seek(0)
         return status, output.read()
-
-
-def _torchrun(rank: int, ranks: int, store: TCPStore) -> dict[str, str]:
-    """What torchrun tells a rank of one node, whose store this process keeps."""
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
 
 
 def _work_and_leave(output: int, work: Callable[[], int], launcher: Mapping[str, str]) -> None:

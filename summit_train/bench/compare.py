@@ -30,8 +30,8 @@ from summit_train.report.tables import machine_text
 from summit_train.scaling.published import SLOWEST, label_of, table_1_row
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import shipped
-from summit_train.training.environment import environment
 from summit_train.training.run import fresh_model
+from summit_train.training.start import environment
 from summit_train.training.stopwatch import Mark
 
 PAPERS = ("i3d_3x3x3_r50_16f", "i3d_3x1x1_r50_32f", "tsm_r50_8f")  # configs/kinetics, in the order of Table 1

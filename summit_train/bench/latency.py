@@ -31,7 +31,7 @@ from summit_train.report.tables import machine_text
 from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES, Row, Table
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import shipped
-from summit_train.training.environment import environment
+from summit_train.training.start import environment
 
 ROUNDS = 5  # turns of each network
 _SHORT = {SOMETHING: "Sth-V1", KINETICS: "K400"}

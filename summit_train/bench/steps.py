@@ -31,8 +31,8 @@ from summit_train.models.network import count_network
 from summit_train.plan import Plan, make_plan
 from summit_train.report.tables import machine_text
 from summit_train.spec import Spec, load_spec
-from summit_train.training.environment import environment
 from summit_train.training.run import build_step, fresh_model
+from summit_train.training.start import environment
 from summit_train.training.step import StepResult
 from summit_train.training.stopwatch import Recorder
 

@@ -26,10 +26,9 @@ from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import OFFICIAL, Evaluation, show_accuracy
 from summit_train.evaluation.scoring import Scorer
 from summit_train.spec import Spec, changes_scores, flat_keys, load_spec
-from summit_train.training.agreement import check_agreement
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints, steps_per_epoch
 from summit_train.training.run import fresh_model
-from summit_train.training.start import choose_device, read_inputs, run_spec, split_overrides
+from summit_train.training.start import check_agreement, choose_device, read_inputs, run_spec, split_overrides
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

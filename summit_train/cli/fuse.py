@@ -14,7 +14,7 @@ from summit_train.core.files import check_output, write_json
 from summit_train.core.result import Result, TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import counted, has_top5
-from summit_train.evaluation.fuse import fuse, fused_values, known_classes, parse_weights, read_runs
+from summit_train.evaluation.fuse import fuse, fused_values, parse_weights, read_runs
 from summit_train.report.confusion import confusion_of
 from summit_train.report.fusion import draw_gains
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> Result:
         check_output("--out", out, out / _NPZ)
     runs = read_runs(args.runs)
     fused = fuse(runs, weights, softmax=args.softmax)
-    names = known_classes(runs)
+    names = runs[0].class_names
     confusion = confusion_of("the fused scores", fused.labels, fused.scores, fused.is_read, names)
     values = fused_values(runs, weights, fused) | {
         "scores": "softmax" if args.softmax else "logits",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from summit_train.core.comm.launch import this_launch
+from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path, write_json
 from summit_train.core.progress import watched
 from summit_train.core.result import Result, TextTable
@@ -17,15 +18,15 @@ from summit_train.core.session import session
 from summit_train.core.text import has_top5
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
-from summit_train.evaluation.observed import TENTHS, check_observable, no_stream, parse_fractions, score_observed
+from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
 from summit_train.evaluation.scoring import Scorer
 from summit_train.report.metrics import OBSERVED_FILE
 from summit_train.report.observed import draw_observed, read_observed
 from summit_train.report.records import Observed
 from summit_train.spec import Spec
-from summit_train.training.agreement import check_agreement
+from summit_train.spec.catalog import stream_problem
 from summit_train.training.run import fresh_model
-from summit_train.training.start import choose_device, run_spec
+from summit_train.training.start import check_agreement, choose_device, run_spec
 
 
 def run_observed(args: argparse.Namespace, checkpoints: Sequence[str], overrides: Sequence[str]) -> Result:
@@ -35,7 +36,11 @@ def run_observed(args: argparse.Namespace, checkpoints: Sequence[str], overrides
     beside = [read_observed(Path(run)) for run in args.beside or []]
     launch = this_launch()
     spec = run_spec(args.spec, overrides)
-    check_observable(spec)
+    if spec.data.modality == "flow":
+        raise UserError(
+            "--observed: a frame of flow (data.modality) stacks the fields after it, so that the network would see "
+            "more than the observed part; take an rgb run"
+        )
     dataset = Dataset.open(spec, "val")
     path = _checkpoint(spec.run_path, checkpoints)
     with session(launch) as world, ExitStack() as held:
@@ -80,7 +85,8 @@ def _text(result: dict[str, Any], spec: Spec) -> list[str | TextTable]:
         rows.append([f"{100 * point['fraction']:g} %", *cells])
     unread = f"; {result['bad_videos']} could not be read and count as wrong" if result["bad_videos"] else ""
     lines: list[str | TextTable] = [TextTable(rows), f"{result['videos']} videos, step {result['step']}{unread}"]
-    if (why := no_stream(spec)) is not None:
+    model = spec.model
+    if (why := stream_problem(model.arch, model.shift_direction, model.non_local)) is not None:
         lines.append(f"no stream: {why}")
     undecided = {100 * row["fraction"]: row["undecided"] for row in curves["stream"] or [] if row["undecided"]}
     if undecided:

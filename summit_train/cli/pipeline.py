@@ -21,16 +21,22 @@ from summit_train.core.text import duration
 from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_asked
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class
 from summit_train.evaluation.evaluation import Evaluation
-from summit_train.evaluation.scoring import Scorer, delete_partials, unusable_partials
+from summit_train.evaluation.scores import PREDICTIONS
+from summit_train.evaluation.scoring import Scorer, unusable_partials
 from summit_train.spec import Spec, changes_scores, dump_spec, load_spec
-from summit_train.training.agreement import check_agreement, identity
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints
-from summit_train.training.environment import environment
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run, RunLock
-from summit_train.training.staging import stage_sets
-from summit_train.training.start import Inputs, choose_device, read_inputs
+from summit_train.training.start import (
+    Inputs,
+    check_agreement,
+    choose_device,
+    environment,
+    identity,
+    read_inputs,
+    stage_sets,
+)
 
 STOPPED = 85
 
@@ -44,7 +50,7 @@ def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, forc
         check_agreement(world, inputs.spec, inputs.datasets, command="train", force_resume=force)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
         run = Run(inputs, world, choose_device(world), force_resume=force, lock=lock)
-        run.notes += stage_sets(run, watchdog)
+        run.notes += stage_sets(inputs, world, watchdog)
         try:
             return _run(inputs, run, watchdog, stop, interactive=launch.interactive)
         except Stopped:
@@ -67,7 +73,8 @@ def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, *, int
         raise Stopped
     if world.rank:
         return Result()
-    delete_partials(spec.run_path)
+    for partial in (spec.run_path / PREDICTIONS).glob("*.partial"):
+        partial.unlink(missing_ok=True)
     return Result([f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}"])
 
 

@@ -20,7 +20,7 @@ from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.clip import Clip
 from summit_train.evaluation.precise_bn import recompute_from_training
 from summit_train.evaluation.scores import PREDICTIONS, Scores, prediction_names
-from summit_train.evaluation.scoring import PartialScores, Scorer, partial_path
+from summit_train.evaluation.scoring import PartialScores, Scorer
 from summit_train.models import VideoNetwork
 from summit_train.plan import Plan
 from summit_train.spec import Spec
@@ -78,12 +78,11 @@ class Evaluation:
         return result
 
     def _score(self, model: VideoNetwork, path: Path, name: str) -> Scores | None:
-        """Score weights of the checkpoint `path`; rank 0 writes `name`.npz and returns the Scores. Collective."""
         scorer, dataset, run_path = self.scorer, self.scorer.dataset, self.scorer.spec.run_path
         known = PartialScores()
         if self.resume_key is not None and scorer.world.rank == 0:
             key = f"{self.resume_key} {digest_path(path).read_text()}"
-            known = PartialScores(partial_path(run_path, name), key)
+            known = PartialScores(run_path / PREDICTIONS / f"{name}.partial", key)
         is_scored = scorer.world.broadcast(len(known.results) == len(dataset))
         leave_if_asked(scorer.world, scorer.stop)
         if self.training is not None and not is_scored:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.clip import Clip
@@ -48,7 +47,10 @@ class RunScores:
 
 
 def read_runs(words: Sequence[str]) -> list[RunScores]:
-    """Read two or more runs of the same videos, classes and labels. Runs of one name are named as they were given."""
+    """Read two or more runs of the same videos, classes and labels.
+
+    Runs of one name are named as they were given. All get the names of the classes, as far as one has them.
+    """
     runs = [read_run(word) for word in words]
     if len(runs) < 2:
         raise UserError(f"{len(runs)} run: fuse needs two or more")
@@ -57,9 +59,10 @@ def read_runs(words: Sequence[str]) -> list[RunScores]:
             raise UserError(f"{run.path}: is given twice; must be the scores of two or more runs")
     for run in runs[1:]:
         _check_match(runs[0], run)
-    names = [run.name for run in runs]
+    names, classes = [run.name for run in runs], next((run.class_names for run in runs if run.class_names), ())
     return [
-        replace(run, name=word) if names.count(run.name) > 1 else run for run, word in zip(runs, words, strict=True)
+        replace(run, name=word if names.count(run.name) > 1 else run.name, class_names=classes)
+        for run, word in zip(runs, words, strict=True)
     ]
 
 
@@ -93,7 +96,7 @@ def read_run(word: str) -> RunScores:
 def _newest(run: Path) -> Path:
     """Return the npz of the checkpoint that eval.json has last. Raises UserError."""
     if not (run / "spec.yaml").is_file():
-        raise UserError(f"{run}: is not the directory of a run: there is no spec.yaml in it")
+        raise UserError(f"{run}: is not the directory of a run: no spec.yaml found in it")
     try:
         rows = json.loads((run / "eval.json").read_text(encoding="utf-8"))["checkpoints"]
         path = run / PREDICTIONS / f"{prediction_names([Path(row['path']) for row in rows])[-1]}.npz"
@@ -133,7 +136,6 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
 
 
 def _check_match(one: RunScores, other: RunScores) -> None:
-    """Raise UserError unless both runs scored the same videos of the same classes."""
     sizes = [run.scores.scores.shape[1] for run in (one, other)]
     if sizes[0] != sizes[1]:
         raise UserError(f"{one.path} has {sizes[0]} classes and {other.path} has {sizes[1]}; must be the same")
@@ -183,21 +185,12 @@ def fuse(runs: Sequence[RunScores], weights: Sequence[float], *, softmax: bool) 
     for run, weight in zip(runs, weights, strict=True):
         if weight:
             part = run.scores.scores.astype(np.float64)
-            added = added + weight * (probabilities(part) if softmax else part)
+            if softmax:
+                part = np.exp(part - part.max(1, keepdims=True))
+                part /= part.sum(1, keepdims=True)
+            added = added + weight * part
             is_read = is_read & run.scores.is_read
     return replace(runs[0].scores, scores=added / sum(weights), is_read=is_read)
-
-
-def probabilities(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the softmax of each row, (V, classes)."""
-    powers = np.exp(logits - logits.max(1, keepdims=True))
-    shares: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
-    return shares
-
-
-def known_classes(runs: Sequence[RunScores]) -> tuple[str, ...]:
-    """Return the names of the classes, as far as a run knows them."""
-    return next((run.class_names for run in runs if run.class_names), ())
 
 
 def fused_values(runs: Sequence[RunScores], weights: Sequence[float], fused: Scores) -> dict[str, Any]:
@@ -205,7 +198,7 @@ def fused_values(runs: Sequence[RunScores], weights: Sequence[float], fused: Sco
 
     best: the run of the highest top-1, the first of equal ones; gains are those over it.
     """
-    best, names = max(runs, key=lambda run: run.scores.top(1)), known_classes(runs)
+    best, names = max(runs, key=lambda run: run.scores.top(1)), runs[0].class_names
     counts, by_fused, by_best = (
         np.bincount(fused.labels, weights=right, minlength=fused.scores.shape[1]).tolist()
         for right in (None, fused.right(1), best.scores.right(1))

@@ -31,7 +31,6 @@ from summit_train.evaluation.scoring import (
     view_logits,
 )
 from summit_train.models.precision import Normalise, parameter_type
-from summit_train.spec import Spec
 from summit_train.spec.catalog import stream_problem
 
 TENTHS = tuple(Fraction(tenth, 10) for tenth in range(1, 11))
@@ -47,10 +46,15 @@ def parse_fractions(text: str) -> tuple[Fraction, ...]:
     """
     words, found = [word.strip() for word in text.split(",")], list[Fraction]()
     for place, word in enumerate(words):
-        if word == "..." and found and place + 1 < len(words):
-            found += _between(text, found, _fraction(text, words[place + 1]))
-        else:
+        if word != "..." or not found or place + 1 == len(words):
             found.append(_fraction(text, word))
+            continue
+        end, last = _fraction(text, words[place + 1]), found[-1]
+        step = last - found[-2] if len(found) > 1 else last
+        number, rest = divmod(end - last, step) if step > 0 else (0, Fraction(1))
+        if rest or not 0 < number <= _MOST:
+            raise UserError(f"--observed {text}: the steps before '...' do not lead to {float(end):g}")
+        found += [last + i * step for i in range(1, number)]
     return tuple(sorted(set(found)))
 
 
@@ -62,15 +66,6 @@ def _fraction(text: str, word: str) -> Fraction:
             "0.1,0.5,1 or 0.1,0.2,...,1"
         )
     return value
-
-
-def _between(text: str, found: Sequence[Fraction], end: Fraction) -> list[Fraction]:
-    """Return the numbers that '...' replaces: after the last one found, before `end`."""
-    step = found[-1] - found[-2] if len(found) > 1 else found[-1]
-    number, rest = divmod(end - found[-1], step) if step > 0 else (0, Fraction(1))
-    if rest or not 0 < number <= _MOST:
-        raise UserError(f"--observed {text}: the steps before '...' do not lead to {float(end):g}")
-    return [found[-1] + i * step for i in range(1, number)]
 
 
 def score_observed(
@@ -85,7 +80,8 @@ def score_observed(
     spec = scorer.spec
     weights, _, step = read_weights(scorer, model, path)
     scorer.world.together(lambda: give_weights(model, path, weights))
-    streamer = Streamer(model, spec, scorer.device) if no_stream(spec) is None else None
+    can_stream = stream_problem(spec.model.arch, spec.model.shift_direction, spec.model.non_local) is None
+    streamer = Streamer(model, spec, scorer.device) if can_stream else None
     partial = PartialScores()
     videos = scorer.remaining(partial)
     results = _observed_scores(scorer, model, streamer, tuple(fractions), videos, str(path))
@@ -143,20 +139,6 @@ def _observed_scores(
         yield np.stack(curves)
 
 
-def check_observable(spec: Spec) -> None:
-    """Raise UserError for a network that sees what comes after the observed part."""
-    if spec.data.modality == "flow":
-        raise UserError(
-            "--observed: a frame of flow (data.modality) stacks the fields after it, so that the network would see "
-            "more than the observed part; take an rgb run"
-        )
-
-
-def no_stream(spec: Spec) -> str | None:
-    """Return why there is no anytime curve, None where there is one."""
-    return stream_problem(spec.model.arch, spec.model.shift_direction, spec.model.non_local)
-
-
 def _curves(found: Scores, fractions: Sequence[Fraction]) -> dict[str, Any]:
     """Return the accuracy after each fraction: of the clips, and of the stream where there is one."""
     curves: dict[str, Any] = {"videos": len(found.videos), "bad_videos": found.num_bad}
@@ -166,8 +148,8 @@ def _curves(found: Scores, fractions: Sequence[Fraction]) -> dict[str, Any]:
             # The logits have been checked: NaN marks videos that could not be read, and parts without a frame.
             logits = found.scores[:, place, number]
             scores = Scores(found.videos, found.labels, logits, found.is_read & ~np.isnan(logits).any(axis=1))
-            row = {"fraction": float(fraction), "top1": scores.top(1), "top5": scores.top(5)}
-            undecided = {"undecided": scores.num_bad - found.num_bad} if name == "anytime" else {}
-            rows.append(row | undecided)
+            rows.append({"fraction": float(fraction), "top1": scores.top(1), "top5": scores.top(5)})
+            if name == "anytime":
+                rows[-1]["undecided"] = scores.num_bad - found.num_bad
         curves[name] = rows
     return curves

@@ -66,42 +66,39 @@ def recompute_statistics(
     if not norms:
         return
     elements = _elements_per_clip(spec)
-    counts = [spec.scale.clips_per_gpu * elements[name] for name in norms]
     means, variances = ([norm.get_buffer(name) for norm in norms.values()] for name in ("running_mean", "running_var"))
-    # A batch's variance arrives as torch estimates that of the population, n / (n - 1) times its own.
-    biased = torch.cat([torch.full_like(v, (n - 1) / n) for v, n in zip(variances, counts, strict=True)]).double()
-    sums = torch.zeros(1 + 3 * len(biased), dtype=torch.float64, device=device)
-    for _ in _passes(model, list(norms.values()), batches, spec, device):
-        mean, variance = torch.cat(means).double(), torch.cat(variances).double()
-        sums += torch.cat([sums.new_ones(1), mean, variance * biased, mean.square()])
-    sums = world.sum(sums, "precise_bn")
-    mean, within, square = torch.chunk(sums[1:] / sums[0], 3)
-    sizes = [len(buffer) for buffer in means]
-    # As torch does, the population's variance is kept: K n / (K n - 1) times that of the K n elements.
-    totals = (
-        torch.cat([torch.full_like(v, float(n)) for v, n in zip(variances, counts, strict=True)]).double() * sums[0]
+    # The elements of a channel in one batch, n, for each entry.
+    n = torch.cat(
+        [
+            torch.full_like(mean, spec.scale.clips_per_gpu * elements[name], dtype=torch.float64)
+            for name, mean in zip(norms, means, strict=True)
+        ]
     )
-    variance = (within + square - mean.square()) * totals / (totals - 1)
-    for buffers, values in ((means, mean), (variances, variance)):
-        for buffer, value in zip(buffers, torch.split(values, sizes), strict=True):
-            buffer.copy_(value)
-
-
-def _passes(
-    model: VideoNetwork, norms: list[_BatchNorm], batches: Iterable[MicroBatch], spec: Spec, device: torch.device
-) -> Iterator[None]:
-    """Run each batch forward as in training; after each, the running statistics are those of that batch alone."""
+    # A batch's variance arrives as torch estimates that of the population, n / (n - 1) times its own.
+    biased = ((n - 1) / n).to(means[0].dtype)
+    sums = torch.zeros(1 + 3 * len(n), dtype=torch.float64, device=device)
     normalise = Normalise(parameter_type(spec.precision), device, spec.data.input)
     was_training = model.training
     model.train()
     try:
-        with torch.no_grad(), norm_momentum(norms, 1.0), mixed_precision(spec.precision, device):
+        # With a momentum of 1 the running statistics after a pass are those of its batch alone.
+        with torch.no_grad(), norm_momentum(list(norms.values()), 1.0), mixed_precision(spec.precision, device):
             for batch in batches:
                 model.reseed(rng.seed_of(spec.seed, "dropout", batch.step, batch.virtual_gpu))
                 model(normalise(batch.clips))
-                yield
+                mean, variance = torch.cat(means).double(), torch.cat(variances).double()
+                sums += torch.cat([sums.new_ones(1), mean, variance * biased, mean.square()])
     finally:
         model.train(was_training)
+    sums = world.sum(sums, "precise_bn")
+    mean, within, square = torch.chunk(sums[1:] / sums[0], 3)
+    # As torch does, the population's variance is kept: K n / (K n - 1) times that of the K n elements.
+    total = n * sums[0]
+    variance = (within + square - mean.square()) * total / (total - 1)
+    sizes = [len(buffer) for buffer in means]
+    for buffers, values in ((means, mean), (variances, variance)):
+        for buffer, value in zip(buffers, torch.split(values, sizes), strict=True):
+            buffer.copy_(value)
 
 
 def _elements_per_clip(spec: Spec) -> dict[str, int]:

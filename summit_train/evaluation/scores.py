@@ -30,7 +30,6 @@ class Scores:
 
     @property
     def num_bad(self) -> int:
-        """Return the number of videos that could not be read."""
         return int((~self.is_read).sum())
 
     def right(self, k: int) -> NDArray[np.bool_]:
@@ -45,7 +44,6 @@ class Scores:
         return is_right
 
     def top(self, k: int) -> float:
-        """Return the percentage of the videos whose label is among the k highest scores."""
         return 100.0 * float(np.mean(self.right(k)))
 
     def save(self, path: Path, clips: Sequence[Clip], class_names: Sequence[str]) -> None:

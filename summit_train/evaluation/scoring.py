@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from summit_train.core.errors import RunFailed
 from summit_train.core.files import replacing
 from summit_train.core.watch import Ballot, Stopped, StopRequest
 from summit_train.data.bad_clips import check_test, record_test
-from summit_train.data.batches.loader import BadClip, TestBatch, test_batches
+from summit_train.data.batches.loader import BadClip, test_batches
 from summit_train.data.batches.stores import Store
 from summit_train.data.batches.whole import FrameBlock, StreamedFrames, WholeVideo, whole_videos
 from summit_train.data.dataset import Dataset
@@ -38,8 +38,6 @@ Progress = Callable[[int, int], None]  # (videos done, videos of this rank); equ
 Result = NDArray[np.float64] | BadClip  # a video's logits, or why there are none
 Results = Generator[Result, None, None]
 
-_DAMAGED = (BadZipFile, EOFError, KeyError, ValueError)
-
 
 class PartialScores:
     """The results of the videos scored so far, by their places in the manifest, and the unreadable ones among them.
@@ -52,22 +50,16 @@ class PartialScores:
         self.results: dict[int, NDArray[np.float64]] = {}
         self.bad: list[BadClip] = []
         self._path, self._key = path, key
-        if path is not None and path.exists():
-            try:
-                with np.load(path) as file:
-                    if str(file["key"]) == key:
-                        bad = [BadClip(**clip) for clip in json.loads(str(file["bad"]))]
-                        self.add(file["video"].tolist(), list(file["scores"]), bad)
-            except _DAMAGED:
-                pass  # all videos are scored again
+        kept = {} if path is None else read_partial(path)
+        if str(kept.get("key")) == key:
+            bad = [BadClip(**clip) for clip in json.loads(str(kept["bad"]))]
+            self.add(kept["video"].tolist(), list(kept["scores"]), bad)
 
     def add(self, videos: Sequence[int], results: Sequence[NDArray[np.float64]], bad: Sequence[BadClip]) -> None:
-        """Add the results of some more videos."""
         self.results |= zip(videos, results, strict=True)
         self.bad += bad
 
     def save(self) -> None:
-        """Write the file, whole or not at all."""
         if self._path is not None and self.results:
             unreadable = json.dumps([asdict(clip) for clip in self.bad])
             videos, scores = np.array(list(self.results), np.int64), np.stack(list(self.results.values()))
@@ -75,28 +67,19 @@ class PartialScores:
                 np.savez(file, key=np.array(self._key), video=videos, scores=scores, bad=np.array(unreadable))
 
 
-def partial_path(run_path: Path, name: str) -> Path:
-    """Return the file of a checkpoint's partial scores, given its name among the run's predictions."""
-    return run_path / PREDICTIONS / f"{name}.partial"
+def read_partial(path: Path) -> dict[str, np.ndarray]:
+    """Return what PartialScores has saved; nothing if the file is missing or damaged: all videos are scored again."""
+    try:
+        with np.load(path) as file:
+            return dict(file)
+    except (FileNotFoundError, BadZipFile, EOFError, KeyError, ValueError):
+        return {}
 
 
 def unusable_partials(run_path: Path, key: str) -> list[Path]:
     """Return the files of a stopped evaluation's scores that one with `key` cannot use."""
-
-    def key_of(path: Path) -> str:
-        try:
-            with np.load(path) as file:
-                return str(file["key"])
-        except _DAMAGED:
-            return "damaged"
-
-    return [path for path in sorted((run_path / PREDICTIONS).glob("*.partial")) if not key_of(path).startswith(key)]
-
-
-def delete_partials(run_path: Path) -> None:
-    """Delete the partial scores of a run's evaluations."""
-    for path in (run_path / PREDICTIONS).glob("*.partial"):
-        path.unlink(missing_ok=True)
+    paths = sorted((run_path / PREDICTIONS).glob("*.partial"))
+    return [path for path in paths if not str(read_partial(path).get("key", "damaged")).startswith(key)]
 
 
 @dataclass(frozen=True)
@@ -196,19 +179,16 @@ class Scorer:
         return Scores(clips, self.dataset.manifest.labels[clips].astype(np.int64), in_order, is_read)
 
     def _results(self, model: nn.Module, videos: Sequence[int]) -> Results:
-        """Return the results of the videos, in their order, as spec.evaluate.mode says; computed when asked for."""
-        store = self.dataset.store
-        if self.spec.evaluate.mode == "stream":
-            return stream_scores(Streamer(model, self.spec, self.device), self.spec, store, videos)
-        return self._clip_scores(model, test_batches(self.spec.data, self.spec.evaluate, store, videos), videos)
-
-    def _clip_scores(self, model: nn.Module, batches: Iterable[TestBatch], videos: Sequence[int]) -> Results:
-        """Yield the average of the logits of each video's views, or why it has none."""
-        normalise = Normalise(parameter_type(self.spec.precision), self.device, self.spec.data.input)
-        for batch, video in zip(batches, videos, strict=True):
+        """Yield each video's logits, averaged as spec.evaluate.mode says, or why it has none."""
+        spec, store = self.spec, self.dataset.store
+        if spec.evaluate.mode == "stream":
+            yield from stream_scores(Streamer(model, spec, self.device), spec, store, videos)
+            return
+        normalise = Normalise(parameter_type(spec.precision), self.device, spec.data.input)
+        for batch, video in zip(test_batches(spec.data, spec.evaluate, store, videos), videos, strict=True):
             assert batch.video == video
             if batch.bad is None:
-                yield view_logits(model, normalise, batch.views, self.spec).mean(0).cpu().numpy()
+                yield view_logits(model, normalise, batch.views, spec).mean(0).cpu().numpy()
             else:
                 yield batch.bad
 
@@ -257,7 +237,6 @@ class StreamAverage:
         self._averages: list[torch.Tensor | None] = [None] * len(edges)
 
     def add(self, block: FrameBlock) -> None:
-        """Take the frames of the block that belong to the stream."""
         for place, number in enumerate(block.numbers.tolist()):
             if not self._times[number]:
                 continue
@@ -285,15 +264,14 @@ def stream_scores(streamer: Streamer, spec: Spec, store: Store, videos: Sequence
     """
     frames = StreamedFrames(spec.data)
     for video in whole_videos(spec.data, spec.evaluate, store, videos, frames):
-        result: Result
         try:
             average = StreamAverage(streamer, frames.in_order(video.num_frames).tolist(), [video.num_frames])
             for block in video.blocks():
                 average.add(block)
-            result = average.at_edges()[0]
         except DecodeError as error:
-            result = unreadable(video, error, spec.data)
-        yield result
+            yield unreadable(video, error, spec.data)
+        else:
+            yield average.at_edges()[0]
 
 
 def unreadable(video: WholeVideo, error: DecodeError, data: DataSpec) -> BadClip:

@@ -28,7 +28,7 @@ from summit_train.models.freeze import trained_norms
 from summit_train.spec.optimizer import ParallelSpec
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.exchange import average
-from summit_train.training.step import Averaging, StepResult, TrainStep, count_updates
+from summit_train.training.step import NO_REQUESTS, Averaging, Requests, StepResult, TrainStep, count_updates
 from summit_train.training.stopwatch import Mark
 
 Tensors = list[torch.Tensor]
@@ -62,10 +62,7 @@ class AveragingStep:
         self,
         micro_batches: Iterable[MicroBatch],
         lr: float,
-        *,
-        stop: bool = False,
-        checkpoint: bool = False,
-        data_wait_s: float = 0.0,
+        requests: Requests = NO_REQUESTS,
         end_phase: Callable[[str], None] = lambda phase: None,
         on_wait: Callable[[], None] = lambda: None,
     ) -> StepResult:
@@ -75,12 +72,9 @@ class AveragingStep:
         """
         results, ends_epoch = list[StepResult](), False
         for batch in micro_batches:
-            learner, first = self._learners[batch.virtual_gpu], not results
-            # Requests and the wait are the rank's, so only its first learner votes for them.
-            wait, stopping, saving = data_wait_s if first else 0.0, stop and first, checkpoint and first
-            results.append(
-                learner([batch], lr, stop=stopping, checkpoint=saving, data_wait_s=wait, end_phase=end_phase)
-            )
+            learner = self._learners[batch.virtual_gpu]
+            # Requests are the rank's, so only its first learner votes for them.
+            results.append(learner([batch], lr, NO_REQUESTS if results else requests, end_phase))
             learner.optimizer.zero_grad()  # the next learner's gradients take their place
             ends_epoch = (batch.step + 1) % self._numbers_per_epoch == 0
         assert len(results) == len(self._learners)
@@ -95,7 +89,6 @@ class AveragingStep:
 
     @torch.no_grad()
     def _end_round(self) -> Averaging:
-        """Average all learners; they continue from the average."""
         start, before = Mark(self._device), self._sent
         self._average_networks()
         for learner in self._learners.values():
@@ -117,7 +110,7 @@ class AveragingStep:
         if not means:
             return
         # In double, as each is small and the spread of the means can be smaller still.
-        own = [[_double(buffers) for buffers in _statistics(learner)] for learner in learners]
+        own = [[[one.double() for one in buffers] for buffers in _statistics(learner)] for learner in learners]
         pooled = self._mean([mean + variance for mean, variance in own], "batch_norm")
         mean, within = pooled[: len(means)], pooled[len(means) :]
         spreads = [torch._foreach_sub(means_of_one, mean) for means_of_one, _ in own]
@@ -133,8 +126,8 @@ class AveragingStep:
         states = [_state(learner.optimizer) for learner in self._learners.values()]
         for name, are_counts in (("solver_state", False), ("solver_counts", True)):
             own = [[tensor for tensor in state if (tensor.ndim == 0) == are_counts] for state in states]
-            # In double, as the sum of many counts is beyond the whole numbers of fp32.
-            mean = self._mean([_double(mine) if are_counts else mine for mine in own], name)
+            # Counts in double, as the sum of many is beyond the whole numbers of fp32.
+            mean = self._mean([[one.double() if are_counts else one for one in mine] for mine in own], name)
             for mine in own:
                 _copy(mine, mean)
 
@@ -176,7 +169,6 @@ class AveragingStep:
         }
 
     def restore(self, path: Path, saved: dict[str, Any]) -> list[str]:
-        """Take over what `checkpoint` returned, each rank the states of its own learners."""
         in_round, scales = saved.get("in_round", 0), saved.get("loss_scales") or {}
         check_fit(path, "in_round", in_round, 0)
         self._in_round = in_round
@@ -203,23 +195,20 @@ def _weights(model: nn.Module) -> Tensors:
 
 
 def _statistics(model: nn.Module) -> tuple[Tensors, Tensors]:
-    """Return the running means and variances that training moves."""
     norms = [norm for norm in trained_norms(model) if norm.running_mean is not None]
     return [norm.running_mean for norm in norms], [norm.running_var for norm in norms]  # type: ignore[misc]
 
 
 def _state(optimizer: torch.optim.Optimizer) -> Tensors:
-    """Return the tensors of a solver's state, in the order of the parameters."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    values = [value for parameter in parameters for value in optimizer.state.get(parameter, {}).values()]
-    return [value for value in values if isinstance(value, torch.Tensor)]
-
-
-def _double(tensors: Tensors) -> Tensors:
-    return [tensor.double() for tensor in tensors]
+    return [
+        value
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        for value in optimizer.state.get(parameter, {}).values()
+        if isinstance(value, torch.Tensor)
+    ]
 
 
 def _copy(targets: Tensors, values: Sequence[torch.Tensor]) -> None:
-    """Copy values into tensors, which may be of another type."""
     for target, value in zip(targets, values, strict=True):
         target.copy_(value)

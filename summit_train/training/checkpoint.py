@@ -20,7 +20,6 @@ from summit_train.spec import experiment_defaults
 
 
 def checkpoint_path(run_path: Path, step: int) -> Path:
-    """Return the file of the checkpoint after `step` updates."""
     return run_path / "checkpoints" / f"step_{step:08d}.pt"
 
 
@@ -46,7 +45,11 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> str:
             file.flush()
             # Within the block, so that the file gets its name after its digest is there.
             write_text(digest_path(path), f"{digest}  {path.name}\n")
-        _sync_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as error:
         last = find_checkpoints(path.parent.parent)
         kept = f"the last good one is {last[-1]}" if last else "none was saved before"
@@ -86,7 +89,6 @@ def steps_per_epoch(run_path: Path) -> int:
 
 
 def epoch_checkpoints(run_path: Path, steps_per_epoch: int) -> list[Path]:
-    """Return the checkpoints at the ends of epochs, oldest first."""
     return [path for path in find_checkpoints(run_path) if step_of(path) % steps_per_epoch == 0]
 
 
@@ -108,13 +110,9 @@ def current_experiment(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
 
 def experiment_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return the differences between two experiments. A key that an older checkpoint lacks has its default."""
+    """Return what two experiments differ in, key by key. A key that an older checkpoint lacks has its default."""
     older = {key: value for key, value in experiment_defaults().items() if key in wanted}
-    return differences({**older, **saved}, wanted)
-
-
-def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return what two experiments differ in, key by key: `key: the checkpoint has a, this run b`."""
+    saved = {**older, **saved}
     return [
         f"{key}: the checkpoint has {saved.get(key)!r}, this run {wanted.get(key)!r}"
         for key in sorted(saved.keys() | wanted.keys())
@@ -144,11 +142,3 @@ def restore_solver(path: Path, optimizer: torch.optim.Optimizer, saved: Any) -> 
         wanted = {name: parameters[number] if has_shape else torch.zeros(()) for name, has_shape in kept.items()}
         check_fit(path, f"optimizer.state.{number}", found, wanted)
     optimizer.load_state_dict({**own, "state": state})
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -29,13 +29,9 @@ class Bucket:
 
     flat: torch.Tensor
     parameters: list[nn.Parameter]
-    views: list[torch.Tensor] = field(init=False)
+    views: list[torch.Tensor]
     missing: int = 0  # gradients that the last backward pass has not finished yet
     finish: Callable[[], None] | None = None  # waits for the mean, once it has begun
-
-    def __post_init__(self) -> None:
-        parts = torch.split(self.flat, [parameter.numel() for parameter in self.parameters])
-        self.views = [part.view_as(weight) for part, weight in zip(parts, self.parameters, strict=True)]
 
 
 def bucket_counts(sizes: Sequence[int]) -> list[int]:
@@ -55,17 +51,17 @@ def bucket_counts(sizes: Sequence[int]) -> list[int]:
 
 
 def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:
-    """Return buckets of zeros for the parameters that are trained, in reverse order: the order of the backward pass.
-
-    Each has one type.
-    """
+    """Return buckets of zeros, each of one type, for the trained parameters in the order of the backward pass."""
     buckets = []
     trained = reversed([parameter for parameter in parameters if parameter.requires_grad])
     for _, same_type in itertools.groupby(trained, lambda parameter: parameter.dtype):
         run = iter(together := list(same_type))
         for count in bucket_counts([parameter.nbytes for parameter in together]):
             members = list(itertools.islice(run, count))
-            buckets.append(Bucket(members[0].new_zeros(sum(p.numel() for p in members)).detach(), members))
+            sizes = [parameter.numel() for parameter in members]
+            flat = members[0].new_zeros(sum(sizes)).detach()
+            parts = zip(torch.split(flat, sizes), members, strict=True)
+            buckets.append(Bucket(flat, members, [part.view_as(weight) for part, weight in parts]))
     return buckets
 
 
@@ -89,7 +85,6 @@ class Exchange:
                 parameter.register_post_accumulate_grad_hook(fill)  # type: ignore[no-untyped-call]
 
     def begin_step(self) -> None:
-        """Forget the gradients of the step before."""
         self._begun, self._is_last_pass = 0, False
         for bucket in self.buckets:
             bucket.flat.zero_()

@@ -45,7 +45,6 @@ class GrowingBatch:
 
     @property
     def rung(self) -> Rung:
-        """Return the current batch."""
         return self._ladder[self._place]
 
     def lacks(self, validations: int) -> bool:

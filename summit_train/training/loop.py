@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +19,7 @@ from summit_train.evaluation.scoring import Scorer
 from summit_train.spec import Spec
 from summit_train.training.metrics import RunLog, validated
 from summit_train.training.run import Run
-from summit_train.training.step import StepResult, Vote
+from summit_train.training.step import Requests, StepResult, Vote
 from summit_train.training.stopwatch import Mark
 
 
@@ -31,24 +33,19 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -
     unread = UnreadStep(run, log)
     replay_missed_validation(run, log, watchdog, stop)
     saved_at, seconds_between = time.monotonic(), 60 * (spec.checkpoint.every_minutes or math.inf)
-    with StepLoader(run) as loader:
-        for step in run.steps():
-            # --- data: this rank's virtual GPUs, one micro-batch each
-            watchdog.at(f"loading the clips of step {step + 1}")
-            start = Mark(run.device)
-            micro_batches, data_wait_s = loader.load(step)
-
+    with closing(load_steps(run, watchdog)) as steps:
+        # --- data: this rank's virtual GPUs, one micro-batch each
+        for step, start, micro_batches, data_wait_s in steps:
             # --- forward, backward, synchronise, vote, update
             watchdog.at(f"computing step {step + 1}")
             rung = run.growth.rung
             lr = plan.learning_rate(step, rung)
+            save_due = world.rank == 0 and time.monotonic() - saved_at >= seconds_between
             note_wait = partial(watchdog.at, f"waiting for the other ranks in step {step + 1}", waits=True)
             result = run.step(
                 micro_batches,
                 lr,
-                stop=bool(stop),
-                checkpoint=world.rank == 0 and time.monotonic() - saved_at >= seconds_between,
-                data_wait_s=data_wait_s,
+                Requests(bool(stop), save_due, data_wait_s),
                 on_wait=note_wait if world.size > 1 else lambda: None,
             )
             launched = LaunchedStep(step + 1, lr, rung.global_batch, micro_batches, result, start, Mark(run.device))
@@ -81,46 +78,40 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -
                     grow(run, log, epochs_done, top1)
 
 
-class StepLoader:
-    """Loads this rank's micro-batches, step by step. A batch that has grown gets new worker processes."""
+def load_steps(run: Run, watchdog: Watchdog) -> Generator[tuple[int, Mark, list[MicroBatch], float], None, None]:
+    """Yield each step that is left, its start, this rank's micro-batches, and the seconds that it waited for them.
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._batches, self._rung = self._open(run.start_step), run.growth.rung
-
-    def __enter__(self) -> StepLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._batches.close()
-
-    def load(self, step: int) -> tuple[list[MicroBatch], float]:
-        """Return the micro-batches of one step and the seconds that the step waited for them."""
-        began, run = time.perf_counter(), self._run
-        try:
-            if self._rung != run.growth.rung:
-                self._batches.close()
-                self._batches, self._rung = self._open(step), run.growth.rung
-            loaded = [next(self._batches) for _ in range(run.plan.accumulation)]
-        except Exception as error:
-            if is_bug(error):
-                raise
-            raise RunFailed(f"{run.world.who}, step {step + 1}: {describe(error)}") from error
-        assert all(batch.step == step for batch in loaded)
-        return loaded, time.perf_counter() - began
-
-    def _open(self, step: int) -> Batches[MicroBatch]:
-        """Return the batches of the current size from `step` on."""
-        run, world = self._run, self._run.world
-        order, steps = run.plan.order(run.growth.rung), range(step, run.plan.total_steps)
-        return run.train_set.training_batches(order, world.rank, world.size, steps)
+    A batch that has grown gets new worker processes. Raises RunFailed with rank and step where a clip cannot be read.
+    """
+    plan, world, rung = run.plan, run.world, run.growth.rung
+    batches: Batches[MicroBatch] | None = None
+    step = run.start_step
+    try:
+        while step < plan.total_steps:
+            step = max(step, plan.first_step(step // plan.steps_per_epoch, run.growth.rung))
+            watchdog.at(f"loading the clips of step {step + 1}")
+            start, began = Mark(run.device), time.perf_counter()
+            try:
+                if batches is None or rung != run.growth.rung:
+                    if batches is not None:
+                        batches.close()
+                    rung, steps = run.growth.rung, range(step, plan.total_steps)
+                    batches = run.train_set.training_batches(plan.order(rung), world.rank, world.size, steps)
+                loaded = [next(batches) for _ in range(plan.accumulation)]
+            except Exception as error:
+                if is_bug(error):
+                    raise
+                raise RunFailed(f"{world.who}, step {step + 1}: {describe(error)}") from error
+            assert all(batch.step == step for batch in loaded)
+            yield step, start, loaded, time.perf_counter() - began
+            step += 1
+    finally:
+        if batches is not None:
+            batches.close()
 
 
 def grow(run: Run, log: RunLog | None, epoch: int, top1: float | None) -> None:
-    """Let the batch grow by the validation after `epoch`. Collective where it may grow.
-
-    top1: rank 0's accuracy, None elsewhere.
-    """
+    """Let the batch grow by the validation after `epoch`; top1: rank 0's accuracy. Collective where it may grow."""
     if run.spec.parallel.grow_batch is None or epoch == run.spec.schedule.epochs:
         return
     accuracy = run.world.broadcast(top1)
@@ -134,7 +125,6 @@ def grow(run: Run, log: RunLog | None, epoch: int, top1: float | None) -> None:
 
 
 def validates(spec: Spec, epoch: int) -> bool:
-    """Return whether a validation follows `epoch` epochs."""
     every = spec.evaluate.every_epochs  # 0: never
     return every > 0 and (epoch % every == 0 or epoch == spec.schedule.epochs)
 
@@ -245,7 +235,7 @@ class UnreadStep:
                 seconds, sent = averaging.start.seconds_to(averaging.end), averaging.num_bytes
                 self._log.write("average", step=launched.step, epoch=epoch, seconds=seconds, bytes=sent)
             if launched.result.ratios is not None and not vote.skipped and launched.step % self._ratio_every == 0:
-                self._log.trust_ratios(launched.step, launched.result.ratios.read())
+                self._log.write("trust_ratio", step=launched.step, ratios=launched.result.ratios.read())
         return vote
 
     def _check(self, launched: LaunchedStep, vote: Vote) -> None:
@@ -254,7 +244,8 @@ class UnreadStep:
             self._broken.clear()
             return
         run, loss = self._run, launched.result.local_loss.item()
-        clips = ", ".join(run.paths_of(launched.micro_batches))
+        ids = (int(i) for batch in launched.micro_batches for i in batch.ids)
+        clips = ", ".join(map(run.train_set.manifest.path, ids))
         self._broken.append((not math.isfinite(loss), f"step {launched.step}, loss {loss:g}, clips {clips}"))
         if self._log is not None:
             self._log.say(f"step {launched.step}: a loss or gradient is not finite; {run.step.on_skip}")

@@ -8,7 +8,6 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -30,11 +29,12 @@ class RunLog:
     """
 
     def __init__(self, run_path: Path, title: str, start_step: int, total_steps: int, *, interactive: bool) -> None:
-        path = run_path / METRICS_FILE
-        is_torn = _is_torn(path)
         # Unbuffered: if the disk was full, a buffer would be written again on closing.
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed in __exit__)
-        self._append("\n" if is_torn else "")  # a run that was killed can leave half a line
+        self._file = open(run_path / METRICS_FILE, "a+b", buffering=0)  # noqa: SIM115  (closed in __exit__)
+        if self._file.tell():
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b"\n":
+                self._append("\n")  # a run that was killed can leave half a line
         # purge_step hides what the run wrote beyond the checkpoint that it resumes from
         with naming(run_path / "tensorboard"):
             self._events = SummaryWriter(str(run_path / "tensorboard"), purge_step=start_step + 1)
@@ -54,7 +54,7 @@ class RunLog:
             self._bar.start()
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
         self._file.close()
@@ -74,17 +74,14 @@ class RunLog:
             name: None for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)
         }
         self._append(json.dumps(record) + "\n")
-        if kind in ("step", "eval"):
-            for name in _SCALARS:
-                if record.get(name) is not None:
-                    self._show(f"{kind}/{name}", record[name], record["step"])
-
-    def _show(self, name: str, value: float, step: int) -> None:
+        shown = {f"{kind}/{name}": record.get(name) for name in _SCALARS} if kind in ("step", "eval") else {}
+        shown |= {f"{kind}/{name}": ratio for name, ratio in values.get("ratios", {}).items()}
         with naming(self._events.log_dir):  # the error of an earlier write, from TensorBoard's own thread
-            self._events.add_scalar(name, value, step)
+            for name, value in shown.items():
+                if value is not None:
+                    self._events.add_scalar(name, value, record["step"])
 
     def step(self, **values: Any) -> None:
-        """Record one step and show it."""
         self.write("step", **values)
         step, wait = values["step"], 100 * values["data_wait_s"] / values["step_s"] if values["step_s"] else 0.0
         state = (
@@ -104,24 +101,8 @@ class RunLog:
             left = (now - self._began) / max(1, step - self._start) * (self._total - step)
             self.say(f"{self._title}: step {step}/{self._total}  {state}  {duration(left)} left")
 
-    def trust_ratios(self, step: int, ratios: dict[str, float]) -> None:
-        """Record the trust ratio of each parameter in one step."""
-        self.write("trust_ratio", step=step, ratios=ratios)
-        for name, ratio in ratios.items():
-            self._show(f"trust_ratio/{name}", ratio, step)
-
     def say(self, text: str) -> None:
-        """Show a line that stays on the screen."""
         self._console.print(text)
-
-
-def _is_torn(path: Path) -> bool:
-    """Return whether a file's last line lacks its newline."""
-    if not path.exists() or not path.stat().st_size:
-        return False
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
 
 
 def validated(run_path: Path, step: int) -> float | None:

@@ -41,15 +41,16 @@ class PassSquares:
 
         Hooks are added after the forward pass and removed again, so torch.compile never sees them.
         """
-        hooks = [parameter.register_hook(self._note) for parameter in self._parameters if on]  # type: ignore[no-untyped-call]
+
+        def note(gradient: torch.Tensor) -> None:
+            self._norms.append(torch.linalg.vector_norm(gradient))
+
+        hooks = [parameter.register_hook(note) for parameter in self._parameters if on]  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
-
-    def _note(self, gradient: torch.Tensor) -> None:
-        self._norms.append(torch.linalg.vector_norm(gradient))
 
     def take(self, device: torch.device) -> torch.Tensor:
         """Return the sum over the passes since the last call, a double scalar on `device`; 0 if none was noted."""
@@ -96,9 +97,7 @@ class NoiseScale:
         return {"noise_scale": value, "gradient_variance": variance, "gradient_square": square}
 
     def state_dict(self) -> dict[str, float]:
-        """Return the averages."""
         return {"variance": self._variance, "square": self._square}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Take over what `state_dict` returned."""
         self._variance, self._square = state["variance"], state["square"]

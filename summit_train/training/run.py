@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,7 +17,6 @@ from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import naming
 from summit_train.core.saved import CheckpointError, bound_of, check_fit, give_weights, load_newest
 from summit_train.data.bad_clips import BadClips
-from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network, make_ready
@@ -29,12 +28,11 @@ from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan
 from summit_train.spec import Spec, experiment_keys
 from summit_train.spec.optimizer import OptimizerSpec
-from summit_train.training.arithmetic import check_arithmetic
 from summit_train.training.averaging import AveragingStep
 from summit_train.training.checkpoint import checkpoint_path, experiment_differences, prune_checkpoints, save_checkpoint
 from summit_train.training.growth import GrowingBatch
 from summit_train.training.noise import NoiseScale
-from summit_train.training.start import Inputs
+from summit_train.training.start import Inputs, check_arithmetic
 from summit_train.training.step import StepSettings, TrainStep
 
 
@@ -88,18 +86,6 @@ class Run:
         clips_per_epoch = plan.steps_per_epoch * plan.global_batch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
         self.bad_clips.load_state_dict(_part(path, saved, "bad_clips", self.bad_clips.state_dict()), self.start_step)
-
-    def steps(self) -> Iterator[int]:
-        """Yield the numbers of the steps that are left, by the batch that the run has when each is asked for."""
-        step = self.start_step
-        while step < self.plan.total_steps:
-            step = max(step, self.plan.first_step(step // self.plan.steps_per_epoch, self.growth.rung))
-            yield step
-            step += 1
-
-    def paths_of(self, micro_batches: Sequence[MicroBatch]) -> list[str]:
-        """Return the paths of the clips of some micro-batches."""
-        return [self.train_set.manifest.path(int(i)) for batch in micro_batches for i in batch.ids]
 
     def save(self, step: int) -> None:
         """Write the checkpoint after `step` updates on rank 0 and delete those that are not kept. Collective.
@@ -156,7 +142,7 @@ class Run:
         if any(difference.startswith("optimizer.name:") for difference in differing):
             raise CheckpointError(f"{path} has another solver's state, which {self.spec.optimizer.name} cannot use")
         self.notes.extend(f"forced: {difference}" for difference in differing)
-        self.notes.append(f"goes on from {path}")
+        self.notes.append(f"resumes from {path}")
         if (before := state.get("backend", self.world.backend)) != self.world.backend:
             own = self.world.backend
             self.notes.append(f"continues over {own}; earlier steps ran over {before}, so results agree to rounding")
@@ -186,28 +172,31 @@ def build_step(
     spec: Spec, plan: Plan, world: World, model: VideoNetwork, device: torch.device
 ) -> TrainStep | AveragingStep:
     """Return the step of the spec's method of parallel training, before its first update of `model`."""
-    if spec.parallel.method == "synchronous":
-        noise_every = spec.noise_scale.every_steps if plan.virtual_gpus > 1 else 0
-        return _train_step(spec, model, world, device, plan.accumulation, noise_every)
+    solver, is_synchronous = spec.optimizer, spec.parallel.method == "synchronous"
+    settings = StepSettings(
+        spec.seed,
+        plan.accumulation if is_synchronous else 1,
+        spec.precision,
+        solver.clip_norm,
+        spec.loss.label_smoothing,
+        spec.noise_scale.every_steps if is_synchronous and plan.virtual_gpus > 1 else 0,
+        spec.ema.decay,
+        spec.data.input,
+        solver.compression,
+    )
+
+    def drive(model: VideoNetwork, world: World) -> TrainStep:
+        factors = {model.head: solver.head_lr_factor} | dict.fromkeys(model.stem, solver.first_lr_factor)
+        return drive_solver(solver, settings, world, model, device, factors)
+
+    if is_synchronous:
+        return drive(model, world)
     learners, alone = dict[int, TrainStep](), World()
     for number in virtual_gpus_of(world.rank, world.size, plan.virtual_gpus):
         own = fresh_model(spec, device)
         own.load_state_dict(model.state_dict())
-        learners[number] = _train_step(spec, own, alone, device)
+        learners[number] = drive(own, alone)
     return AveragingStep(spec.parallel, model, learners, world, device, plan.steps_per_epoch)
-
-
-def _train_step(
-    spec: Spec, model: VideoNetwork, world: World, device: torch.device, accumulation: int = 1, noise_every: int = 0
-) -> TrainStep:
-    """Return the step that drives `model` by the spec's solver over all ranks of `world`."""
-    solver = spec.optimizer
-    factors = {model.head: solver.head_lr_factor} | dict.fromkeys(model.stem, solver.first_lr_factor)
-    settings = StepSettings(
-        spec.seed, accumulation, spec.precision, solver.clip_norm, spec.loss.label_smoothing, noise_every,
-        spec.ema.decay, spec.data.input, solver.compression,
-    )  # fmt: skip
-    return drive_solver(solver, settings, world, model, device, factors)
 
 
 def drive_solver(
@@ -236,7 +225,6 @@ class RunLock:
     """
 
     def __init__(self, run_path: Path) -> None:
-        """Raise UserError if another process has the directory."""
         run_path.mkdir(parents=True, exist_ok=True)
         self._path = run_path / "lock"
         self._file = self._take()

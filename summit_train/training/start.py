@@ -1,25 +1,39 @@
-"""Check the inputs of `train` and `eval`, and choose the device."""
+"""Before the first step: check the inputs, the ranks and this machine, choose the device, stage the data."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import math
 import os
+import platform
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.nn import functional
 
+import summit_train
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
-from summit_train.core.machine import keep_freed_memory
+from summit_train.core.machine import keep_freed_memory, processor_name
+from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
+from summit_train.data.packed.stage import stage
+from summit_train.models.network import build_network, count_network, cpu_kernels
 from summit_train.plan import Plan, make_plan
-from summit_train.spec import Spec, load_spec
+from summit_train.spec import Spec, load_spec, rank_keys
+
+_WRONG = 0.1  # relative error of a gradient; a right one in bf16 is off by 0.002
+_PACKAGES = ("torch", "horovod", "mpi4py", "numpy", "av", "pydantic")
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the words of an option that takes files and overrides: (files, overrides)."""
+    """Split the words of an option that takes files and overrides as one list: (files, overrides)."""
     overrides = [word for word in words if re.match(r"[a-z_.0-9]+=", word) and not Path(word).exists()]
     return [word for word in words if word not in overrides], overrides
 
@@ -35,12 +49,10 @@ class Inputs:
 
     @property
     def datasets(self) -> dict[str, Dataset]:
-        """The data sets by their keys in the spec's `data`."""
         return {"train": self.train, "val": self.val}
 
 
 def read_inputs(spec: Spec, ranks: int) -> Inputs:
-    """Open the spec's data sets and make the plan. Raises UserError for any mistake in them."""
     train, val = open_datasets(spec)
     return Inputs(spec, make_plan(spec, ranks, len(train)), train, val)
 
@@ -58,10 +70,56 @@ def run_spec(path: str, overrides: Sequence[str]) -> Spec:
         return load_spec(path, overrides)
     file, run = Path(path) / "spec.yaml", Path(os.path.abspath(path))
     if not file.is_file():
-        raise UserError(f"{path}: must be a spec or the directory of a run; there is no spec.yaml in it")
+        raise UserError(f"{path}: must be a spec or the directory of a run; no spec.yaml found in it")
     spec = load_spec(file, overrides)
-    is_there = spec.run_path.exists() and spec.run_path.samefile(run)
-    return spec if is_there else spec.model_copy(update={"run_dir": str(run.parent), "name": run.name})
+    if spec.run_path.exists() and spec.run_path.samefile(run):
+        return spec
+    return spec.model_copy(update={"run_dir": str(run.parent), "name": run.name})
+
+
+def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], **arguments: object) -> None:
+    """Raise AgreedError on all ranks if one was started with something other than rank 0. Collective.
+
+    The message names the rank, its host and the first key that differs. datasets: by their keys in the spec's `data`.
+    arguments: those of the command.
+    """
+    if world.size == 1:
+        return
+    mine = arguments | identity(spec, datasets)
+    who, expected = world.broadcast((world.who, mine))
+
+    def compare() -> None:
+        for key in expected | mine:
+            if (first := expected.get(key)) != (own := mine.get(key)):
+                raise UserError(
+                    f"{world.who} differs from {who}: {key} must be {first!r}, got {own!r}; start all ranks with the "
+                    "same spec, lists and code"
+                )
+
+    world.together(compare)
+
+
+def identity(spec: Spec, datasets: Mapping[str, Dataset]) -> dict[str, Any]:
+    """Return what must be equal on all ranks of a run, the most telling first, as flat `section.key: value`."""
+    same = rank_keys(spec)
+    for name, dataset in datasets.items():
+        same[f"data.{name} (fingerprint)"] = dataset.manifest.fingerprint()
+        same[f"data.quarantine of data.{name} (fingerprint)"] = dataset.kept.fingerprint()
+    same["summit_train (version)"] = summit_train.__version__
+    same["torch (version)"] = torch.__version__
+    same["summit_train (digest of the code)"] = code_digest(Path(summit_train.__file__).parent)
+    with torch.device("meta"):
+        state = build_network(spec).state_dict()
+    shapes = repr([(name, tuple(value.shape), value.dtype) for name, value in state.items()])
+    return same | {"network (digest of names and shapes)": hashlib.sha256(shapes.encode()).hexdigest()}
+
+
+def code_digest(package: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def choose_device(world: World) -> torch.device:
@@ -77,3 +135,92 @@ def choose_device(world: World) -> torch.device:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
     keep_freed_memory()
     return torch.device("cpu")
+
+
+def check_arithmetic(spec: Spec, device: torch.device) -> None:
+    """Raise UserError where the gradients of `spec` on `device` would be wrong.
+
+    With torch 2.13.0 on a CPU with AVX-512, oneDNN's weight gradient of a 3D convolution in bf16 is uninitialised
+    memory where clips have exactly two frames and the kernel sees three, whatever the picture's size. I3D 3x3x3 with
+    16 frames has two in res4.
+    """
+    if device.type != "cpu" or spec.precision != "bf16" or 2 not in count_network(spec).stages.values():
+        return
+    if error_of_two_frames() > _WRONG:
+        raise UserError(
+            f"precision bf16: this CPU's library computes wrong gradients of 3D convolutions over two frames, and a "
+            f"stage of {spec.model.title} has two with data.num_frames {spec.data.num_frames}; take precision=fp32"
+        )
+
+
+def error_of_two_frames() -> float:
+    """Return the relative error of a weight gradient in bf16, of a kernel of three frames over two; inf for a NaN."""
+    generator = torch.Generator().manual_seed(0)
+    clips, grad = (torch.randn(2, 16, 2, 4, 4, generator=generator).bfloat16() for _ in range(2))
+    gradients = list[torch.Tensor]()
+    for dtype in (torch.bfloat16, torch.float64):
+        weight = torch.full((16, 16, 3, 1, 1), 0.125, dtype=dtype, requires_grad=True)
+        out = functional.conv3d(clips.to(dtype), weight, padding=(1, 0, 0))
+        gradients += torch.autograd.grad(out, weight, grad.to(dtype))
+    found, right = gradients
+    error = float((found.double() - right).norm() / right.norm())
+    return error if error < math.inf else math.inf
+
+
+def stage_sets(inputs: Inputs, world: World, watchdog: Watchdog) -> list[str]:
+    """Copy the packed sets of a run to data.stage, on one rank of each node; return the notes for rank 0. Collective.
+
+    A set that does not fit the disk, or a missing disk, gives one warning for all nodes; the set is then
+    read from the shared folder. Raises UserError where a set is damaged.
+    """
+    dest = inputs.spec.data.stage
+    if dest is None:
+        return []
+    if dest == "auto":
+        return ["data.stage is auto: a job that `submit` writes stages; here nothing is staged"]
+    sets = {manifest.source: manifest.is_packed for manifest in (inputs.val.manifest, inputs.train.manifest)}
+    packed = [source for source, is_packed in sets.items() if is_packed]
+    done = []
+    for source in packed if world.local_rank == 0 else []:
+
+        def show(number: int, total: int, source: str = source) -> None:
+            watchdog.at(f"copying {source} to {dest}: {number} of {total} files")
+
+        done.append(stage(Path(source), Path(dest), show))
+    world.wait(lambda: watchdog.at("waiting for the nodes' copies of the data", waits=True))
+    nodes = [node for node in world.gather(done) or [] if node]
+    notes = []
+    if nodes:
+        copied, present = (sum(getattr(one, name) for node in nodes for one in node) for name in ("copied", "present"))
+        notes.append(f"staged to {dest} on {len(nodes)} nodes: {copied:,} bytes copied, {present:,} were there")
+    warnings = [one.warning for node in nodes for one in node if one.warning]
+    if warnings:
+        more = f" (and {len(warnings) - 1} more such copies)" if len(warnings) > 1 else ""
+        notes.append(f"warning: {warnings[0]}{more}")
+    raw = [source for source, is_packed in sets.items() if not is_packed] if world.rank == 0 else []
+    return notes + [f"data.stage: {source} is not a packed set; its files are read where they are" for source in raw]
+
+
+def environment(world: World, device: torch.device, hosts: Sequence[str]) -> dict[str, Any]:
+    """Return what a person needs to trust or repeat the run's figures; `hosts`: every rank's host."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "summit_train": summit_train.__version__,
+        "python": platform.python_version(),
+        **versions,
+        "platform": platform.platform(),
+        "processor": processor_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads_per_rank": torch.get_num_threads(),
+        "kernels": cpu_kernels(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "backend": world.backend,
+        "ranks": world.size,
+        "hosts": dict(Counter(hosts)),
+        "ranks_per_node": world.local_size,  # of rank 0's node, as the launcher sees nodes
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from summit_train.models.precision import Normalise, mixed_precision, parameter_
 from summit_train.optim.sgd import set_learning_rate
 from summit_train.optim.trust import Ratios, TrustRatio
 from summit_train.spec.modality import RGB, Modality
-from summit_train.training.average import WeightAverage
 from summit_train.training.checkpoint import restore_solver
 from summit_train.training.exchange import Exchange
 from summit_train.training.noise import PassSquares, Squares
@@ -87,9 +86,8 @@ class RunningStatistics:
         self._wait: Callable[[], None] = lambda: None
 
     def begin_step(self) -> None:
-        """Remember the statistics: a step that is skipped must leave them as they were."""
         if self._norms:
-            self._before = torch.cat(self._buffers())
+            self._before = torch.cat(self._buffers())  # a step that is skipped must leave them as they were
 
     def begin_pass(self, micro_batch: int) -> None:
         """Set the weight of the forward pass number `micro_batch` (from 0) of the step."""
@@ -100,7 +98,6 @@ class RunningStatistics:
                 norm.momentum = 1 / (self._accumulation / momentum - self._accumulation + micro_batch + 1)
 
     def start_mean(self) -> None:
-        """Begin the average over the ranks, after the step's last forward pass."""
         if self._norms:
             self._mean = torch.cat(self._buffers())
             self._wait = self._world.start_mean(self._mean, "batch_norm")
@@ -114,8 +111,47 @@ class RunningStatistics:
             torch._foreach_copy_(buffers, list(torch.split(settled, [b.numel() for b in buffers])))
 
     def _buffers(self) -> list[torch.Tensor]:
-        both = [(norm.running_mean, norm.running_var) for norm in self._norms]
-        return [buffer for pair in both for buffer in pair if buffer is not None]
+        both = (buffer for norm in self._norms for buffer in (norm.running_mean, norm.running_var))
+        return [buffer for buffer in both if buffer is not None]
+
+
+class WeightAverage:
+    """The moving average of a network's weights and running statistics (Polyak and Juditsky, 1992), on the device.
+
+    After n updates, w_1 .. w_n the weights behind each, it is
+
+        sum_i decay^(n - i) w_i / sum_i decay^(n - i),    so    e <- e + (w - e) (1 - decay) / (1 - decay^n).
+
+    The random weights that a run begins with have no part in it, however few the updates. BN's running mean and
+    variance are averaged as the weights are; other buffers are copied.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._model, self._decay = model, decay
+        self._sources = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
+        self._averages = {name: value.clone() for name, value in self._sources.items()}
+        device = next(iter(self._sources.values())).device
+        self._updates = torch.zeros((), dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def update(self, skipped: torch.Tensor) -> None:
+        """Take the weights in after a step; a step that was `skipped` (1, else 0) does not count."""
+        taken = 1 - skipped.double()
+        self._updates += taken
+        # A first step that is skipped would divide 0 by 0.
+        rate = taken * (1 - self._decay) / (1 - self._decay ** self._updates.clamp(min=1))
+        averages = list(self._averages.values())
+        moves = torch._foreach_sub(list(self._sources.values()), averages)
+        torch._foreach_mul_(moves, rate.to(moves[0].dtype))
+        torch._foreach_add_(averages, moves)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": {**self._model.state_dict(), **self._averages}, "updates": int(self._updates.item())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, average in self._averages.items():
+            average.copy_(state["model"][name])
+        self._updates.fill_(state["updates"])
 
 
 def count_updates(model: nn.Module, steps: int) -> None:
@@ -123,6 +159,18 @@ def count_updates(model: nn.Module, steps: int) -> None:
     for norm in trained_norms(model):
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked.fill_(steps)
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What a rank brings to the vote besides its numbers: requests to stop or to save, and its wait for data."""
+
+    stop: bool = False
+    checkpoint: bool = False
+    data_wait_s: float = 0.0
+
+
+NO_REQUESTS = Requests()
 
 
 @dataclass(frozen=True)
@@ -168,7 +216,6 @@ class StepResult:
     averaging: Averaging | None = None
 
     def read(self, global_batch: int, virtual_gpus: int, ranks: int) -> Vote:
-        """Wait for the device and read the vote."""
         sums = dict(zip(VOTES, self.votes.tolist(), strict=True))
         skipped = sums["nonfinite"] > 0
         squares = None
@@ -208,10 +255,6 @@ class StepSettings:
     modality: Modality | None = RGB
     compression: str = "none"
 
-    def measures_noise(self, step: int) -> bool:
-        """Return whether update number `step`, counted from 0, is a multiple of `noise_every` when counted from 1."""
-        return self.noise_every > 0 and (step + 1) % self.noise_every == 0
-
 
 class TrainStep:
     """A callable step: micro-batches of one rank in, weights updated on all ranks."""
@@ -242,14 +285,11 @@ class TrainStep:
         self,
         micro_batches: Iterable[MicroBatch],
         lr: float,
-        *,
-        stop: bool = False,
-        checkpoint: bool = False,
-        data_wait_s: float = 0.0,
+        requests: Requests = NO_REQUESTS,
         end_phase: Callable[[str], None] = lambda phase: None,
         on_wait: Callable[[], None] = lambda: None,
     ) -> StepResult:
-        """Run one update, in which the ranks also vote on requests to stop or to save a checkpoint. Collective.
+        """Run one update, in which the ranks also vote on `requests`. Collective.
 
         end_phase: called at the end of each of stopwatch.PHASES. on_wait: called where the step begins to depend on
         other ranks. The gradient is the mean over all virtual GPUs of the mean over the clips of each: every
@@ -263,7 +303,8 @@ class TrainStep:
             if index == self._settings.accumulation - 1:
                 self.statistics.start_mean()
                 self._exchange.begin_last_pass()
-            measured = self._settings.measures_noise(batch.step)
+            every = self._settings.noise_every
+            measured = every > 0 and (batch.step + 1) % every == 0
             end_phase("other")
             with self._squares.listening(measured):
                 torch.autograd.backward(loss * self.loss_scale.scale / self._settings.accumulation)
@@ -276,11 +317,19 @@ class TrainStep:
         self._exchange.finish()
         end_phase("allreduce")
 
-        local_loss, correct, norm = torch.stack(losses).sum(), torch.stack(corrects).sum(), self._gradient_norm()
-        own = self._own_votes(local_loss, correct, norm)
-        own |= {"stop": stop, "checkpoint": checkpoint, "data_wait_s": data_wait_s, "bad_clips": num_bad}
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        # The L2 norm of the averaged gradient, still scaled. It is finite if every entry is.
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        local_loss = torch.stack(losses).sum()
+        own = self._own_votes(local_loss, norm, requests)
+        own |= {"correct": torch.stack(corrects).sum(), "bad_clips": num_bad}
+        # full() launches a kernel; tensor() would copy and wait.
+        on_device = {
+            name: value if isinstance(value, torch.Tensor) else torch.full((), float(value), device=self._device)
+            for name, value in own.items()
+        }
         end_phase("other")
-        votes = self._world.sum(torch.stack([self._as_scalar(own[name]) for name in VOTES]), "votes")
+        votes = self._world.sum(torch.stack([on_device[name].double() for name in VOTES]), "votes")
         end_phase("allreduce")
         skipped = (votes[VOTES.index("nonfinite")] > 0).float()
         self.statistics.finish(skipped)
@@ -292,7 +341,6 @@ class TrainStep:
         return StepResult(votes, local_loss, ratios, measured)
 
     def checkpoint(self, path: Path, step: int) -> dict[str, Any]:
-        """Return the parts of the checkpoint `path`, after `step` updates, other than the network."""
         count_updates(self.model, step)
         parts = {"optimizer": self.optimizer.state_dict(), "loss_scale": self.loss_scale.state_dict()}
         return parts if self.average is None else parts | {"ema": self.average.state_dict()}
@@ -329,32 +377,19 @@ class TrainStep:
         end_phase("forward")
         return loss, correct
 
-    def _gradient_norm(self) -> torch.Tensor:
-        """Return the L2 norm of the averaged gradient, still scaled. It is finite if every entry is."""
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients, foreach=True)
-
-    def _own_votes(
-        self, local_loss: torch.Tensor, correct: torch.Tensor, norm: torch.Tensor
-    ) -> dict[str, torch.Tensor | float]:
-        """Return this rank's votes on the numbers of the step."""
-        bad_loss, bad_gradient = ~torch.isfinite(local_loss), ~torch.isfinite(norm)
+    def _own_votes(self, loss: torch.Tensor, norm: torch.Tensor, requests: Requests) -> dict[str, torch.Tensor | float]:
+        bad_loss, bad_gradient = ~torch.isfinite(loss), ~torch.isfinite(norm)
         scale = self.loss_scale.scale.double()
         return {
-            "loss": local_loss,
-            "correct": correct,
+            "loss": loss,
             "nonfinite": bad_loss | bad_gradient,
             # An fp16 gradient that overflows is the loss scale's business until the scale has come down to 1.
             "broken": bad_loss | (bad_gradient & (self.loss_scale.scale <= 1)),
             # Squared gradient norms, unscaled: the sum of the passes', 0 where unmeasured, and that of their mean.
             "pass_squares": self._squares.take(self._device) * (self._settings.accumulation / scale).square(),
             "mean_square": (norm.double() / scale).square(),
+            **asdict(requests),
         }
-
-    def _as_scalar(self, value: torch.Tensor | float) -> torch.Tensor:
-        """Return a number as fp64 on the device. full() launches a kernel; tensor() would copy and wait."""
-        tensor = value if isinstance(value, torch.Tensor) else torch.full((), float(value), device=self._device)
-        return tensor.double()
 
     def _update(self, lr: float, norm: torch.Tensor, skipped: torch.Tensor) -> Ratios | None:
         """Unscale, clip and update, or do nothing where `skipped` is 1; return the layers' trust ratios, if any."""

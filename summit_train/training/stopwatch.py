@@ -42,7 +42,6 @@ class Recorder:
         self._steps: list[list[tuple[str, Mark]]] = []
 
     def begin_step(self) -> None:
-        """Begin a new step, which the next laps belong to."""
         self._steps.append([("", Mark(self._device))])
 
     def lap(self, phase: str) -> None:

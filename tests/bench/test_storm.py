@@ -1,4 +1,4 @@
-"""A small storm of kills: two ranks, of which one is killed, end bit-equal."""
+"""A small storm of kills: three ranks, of which one is killed, end bit-equal."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tests.worlds import ROOT, lines, needs_ranks, run
 
 
 @needs_ranks
-def test_a_kill_leaves_no_trace() -> None:
+def test_a_kill_on_three_ranks_leaves_no_trace() -> None:
     script = str(ROOT / "bench" / "storm.py")
-    status, output = run(0, script, "--ranks", "2", "--kills", "1", "--comm", "torch", "--json")
+    status, output = run(0, script, "--kills", "1", "--comm", "torch", "--json")
     assert status == 0, output
     found = json.loads(lines(output)[-1])
-    assert (found["ranks"], found["nodes"], found["comm"], found["kills"]) == (2, 1, "torch", 1)
+    assert (found["ranks"], found["nodes"], found["comm"], found["kills"]) == (3, 1, "torch", 1)
     assert found["equal"] == found["runs"] >= 1

@@ -17,15 +17,7 @@ from hypothesis import strategies as st
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.span import Span
-from summit_train.evaluation.fuse import (
-    RunScores,
-    fuse,
-    fused_values,
-    known_classes,
-    parse_weights,
-    read_run,
-    read_runs,
-)
+from summit_train.evaluation.fuse import RunScores, fuse, fused_values, parse_weights, read_run, read_runs
 from tests.scored_runs import CLIPS, FLOW, LABELS, NAMES, RGB, write_scored_run, write_scores
 
 NAN_VIDEO = [[float("nan")] * 3]
@@ -176,7 +168,7 @@ def test_fewer_than_two_runs_are_refused(tmp_path: Path) -> None:
 def test_runs_without_names_of_classes_match_those_with(tmp_path: Path) -> None:
     nameless = write_scores(tmp_path / "rgb.npz", RGB, LABELS, CLIPS, ())
     runs = read_runs([str(nameless), str(write_scores(tmp_path / "flow.npz", FLOW))])
-    assert known_classes(runs) == NAMES
+    assert [run.class_names for run in runs] == [NAMES, NAMES]
 
 
 def test_the_newest_checkpoint_sorted_by_video(tmp_path: Path) -> None:
@@ -257,7 +249,7 @@ def test_what_holds_no_scores(tmp_path: Path) -> None:
 
     advice = f"; run `summit-train eval {run}/spec.yaml`"
     assert refused(tmp_path / "none").endswith("must be a run's directory or an npz of predictions")
-    assert refused(tmp_path) == f"{tmp_path}: is not the directory of a run: there is no spec.yaml in it"
+    assert refused(tmp_path) == f"{tmp_path}: is not the directory of a run: no spec.yaml found in it"
     assert "not an npz" in refused(run / "eval.json")
     (run / "predictions/step_00000020.npz").unlink()
     assert refused(run) == f"{run}: has no predictions/step_00000020.npz{advice}"

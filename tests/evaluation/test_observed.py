@@ -132,11 +132,7 @@ def test_pieces_change_nothing(write_spec: WriteSpec, tmp_path: Path, monkeypatc
 def test_the_curves_by_hand() -> None:
     """Three videos of class 1; the second cannot be read, and of the third the stream has no frame at first."""
     right, wrong, none = [0.0, 1.0], [1.0, 0.0], [np.nan, np.nan]
-    videos = [
-        [[wrong, right], [right, right]],
-        [[none, none], [none, none]],
-        [[right, right], [none, wrong]],
-    ]
+    videos = [[[wrong, right], [right, right]], [[none, none], [none, none]], [[right, right], [none, wrong]]]
     is_read = np.array([True, False, True])
     found = _curves(Scores(np.arange(3), np.array([1, 1, 1]), np.array(videos), is_read), HALVES)
     third = pytest.approx(100 / 3)

@@ -16,7 +16,7 @@ from summit_train.core.progress import watched
 from summit_train.core.watch import Watchdog
 from summit_train.data.batches.loader import BadClip
 from summit_train.data.dataset import Dataset
-from summit_train.evaluation.scoring import PartialScores, Results, Scorer, delete_partials, partial_path
+from summit_train.evaluation.scoring import PartialScores, Results, Scorer
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec
 
@@ -53,10 +53,7 @@ def test_a_rank_that_is_done_waits_as_long_as_the_others_work(write_spec: WriteS
     def results(videos: Sequence[int]) -> Results:
         yield from [np.zeros(4)] * len(videos)
 
-    with (
-        Watchdog(World(), None) as watchdog,
-        watched("videos", "evaluating video", world, watchdog) as progress,
-    ):
+    with Watchdog(World(), None) as watchdog, watched("videos", "evaluating video", world, watchdog) as progress:
 
         def note(done: int, total: int) -> None:
             progress(done, total)
@@ -80,27 +77,19 @@ def _kept(path: Path) -> PartialScores:
 
 
 def test_what_is_kept_comes_back_to_the_bit(tmp_path: Path) -> None:
-    path = partial_path(tmp_path, "step_00000010")
+    path = tmp_path / "step_00000010.partial"
     kept, found = _kept(path), PartialScores(path, "views")
     assert list(found.results) == [4, 7] and found.bad == [BAD]
     assert all(np.array_equal(found.results[video], kept.results[video], equal_nan=True) for video in (4, 7))
 
 
 def test_what_depends_on_something_else_or_is_damaged_is_not_taken_over(tmp_path: Path) -> None:
-    path = partial_path(tmp_path, "step_00000010")
+    path = tmp_path / "step_00000010.partial"
     _kept(path)
     assert PartialScores(path, "other views").results == {}
     for content in (path.read_bytes()[:-100], b"", b"no zip file at all"):
         path.write_bytes(content)
         assert PartialScores(path, "views").results == {}
-
-
-def test_deleting_partial_scores_leaves_the_others(tmp_path: Path) -> None:
-    path = partial_path(tmp_path, "step_00000010")
-    _kept(path)
-    path.with_suffix(".npz").touch()
-    delete_partials(tmp_path)
-    assert [left.name for left in path.parent.iterdir()] == ["step_00000010.npz"]
 
 
 def test_without_scores_or_a_file_nothing_is_written(tmp_path: Path) -> None:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from summit_train.__main__ import main
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
 from summit_train.spec import load_spec
-from summit_train.training import agreement
-from summit_train.training.agreement import check_agreement, code_digest, identity
-from summit_train.training.start import Inputs, read_inputs
+from summit_train.training.start import Inputs, check_agreement, code_digest, identity, read_inputs
 from tests.conftest import WriteSpec
-from tests.worlds import lines, main_said, needs_ranks, run, succeed
+from tests.worlds import forked, lines, main_said, needs_ranks, run
 
 HOST = socket.gethostname()
+START = "summit_train.training.start"
 
 
 class _Second(World):
@@ -44,51 +45,36 @@ def inputs(write_spec: WriteSpec) -> Inputs:
     return read_inputs(load_spec(write_spec()), 1)
 
 
-def _other_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("summit_train.__version__", "0.0.9")
-
-
-def _other_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.__version__", "1.0")
-
-
-def _other_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "code_digest", lambda package: "abc")
-
-
-def _other_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "build_network", lambda spec: torch.nn.Linear(3, 4))
-
-
 @pytest.mark.parametrize(
-    ("change", "key"),
+    ("place", "value", "key"),
     [
-        (_other_version, "summit_train (version)"),
-        (_other_torch, "torch (version)"),
-        (_other_code, "summit_train (digest of the code)"),
-        (_other_network, "network (digest of names and shapes)"),
+        ("summit_train.__version__", "0.0.9", "summit_train (version)"),
+        ("torch.__version__", "1.0", "torch (version)"),
+        (f"{START}.code_digest", lambda package: "abc", "summit_train (digest of the code)"),
+        (f"{START}.build_network", lambda spec: torch.nn.Linear(3, 4), "network (digest of names and shapes)"),
     ],
 )
 def test_other_code_or_another_network_is_named(
-    inputs: Inputs, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None], key: str
+    inputs: Inputs, monkeypatch: pytest.MonkeyPatch, place: str, value: object, key: str
 ) -> None:
     world = _Second(identity(inputs.spec, inputs.datasets))
     check_agreement(world, inputs.spec, inputs.datasets)
-    change(monkeypatch)
+    monkeypatch.setattr(place, value)
     with pytest.raises(UserError) as caught:
         check_agreement(world, inputs.spec, inputs.datasets)
     assert str(caught.value).startswith(f"rank 1 on {HOST} differs from rank 0 on node1: {key} must be '")
 
 
-def test_a_key_that_only_one_of_the_ranks_has_differs(inputs: Inputs) -> None:
-    with pytest.raises(UserError, match=r"node1: force_resume must be True, got None;"):
-        check_agreement(
-            _Second({"force_resume": True} | identity(inputs.spec, inputs.datasets)), inputs.spec, inputs.datasets
-        )
-    with pytest.raises(UserError, match=r"node1: force_resume must be None, got True;"):
-        check_agreement(
-            _Second(identity(inputs.spec, inputs.datasets)), inputs.spec, inputs.datasets, force_resume=True
-        )
+@pytest.mark.parametrize(
+    ("first", "own", "text"),
+    [({"force_resume": True}, {}, "True, got None"), ({}, {"force_resume": True}, "None, got True")],
+)
+def test_a_key_that_only_one_of_the_ranks_has_differs(
+    inputs: Inputs, first: dict[str, bool], own: dict[str, bool], text: str
+) -> None:
+    world = _Second(first | identity(inputs.spec, inputs.datasets))
+    with pytest.raises(UserError, match=f"node1: force_resume must be {text};"):
+        check_agreement(world, inputs.spec, inputs.datasets, **own)
 
 
 def test_a_nodes_own_copy_of_the_data_is_no_difference(inputs: Inputs) -> None:
@@ -110,12 +96,7 @@ def test_the_digest_of_the_code_is_of_names_and_contents(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("module", "words"),
-    [
-        ("pipeline", ["train"]),
-        ("evaluate", ["eval"]),
-        ("observed", ["eval", "--observed", "0.5"]),
-    ],
+    ("module", "words"), [("pipeline", ["train"]), ("evaluate", ["eval"]), ("observed", ["eval", "--observed", "0.5"])]
 )
 def test_a_rank_that_hangs_while_it_is_compared_is_watched(
     write_spec: WriteSpec,
@@ -135,19 +116,29 @@ def test_a_rank_that_hangs_while_it_is_compared_is_watched(
     assert status == 2 and "compared" in said, said
 
 
+def _last_rank_has(ranks: int, words: Sequence[str], more: Sequence[str], comm: str = "torch") -> tuple[int, str]:
+    """Run `summit-train ...` on ranks of which the last one is started with more words."""
+    if comm == "horovod":
+        program = ("-m", "summit_train", *words)
+        return run(ranks - 1, *program, last=(*program, *more), env={"SUMMIT_TRAIN_COMM": comm})
+    return forked(ranks, lambda: main([*words, *(more if os.environ["RANK"] == str(ranks - 1) else [])]))
+
+
 @needs_ranks
 @pytest.mark.parametrize(
-    ("ranks", "key", "first", "other"),
+    ("ranks", "comm", "key", "first", "other"),
     [
-        (2, "optimizer.base_lr", "0.005", "0.006"),
-        (2, "parallel.method", "'synchronous'", "'averaging'"),
-        (2, "watch.stall_seconds", "900.0", "60.0"),
-        (3, "schedule.epochs", "2", "3"),
+        (2, "horovod", "optimizer.base_lr", "0.005", "0.006"),
+        (2, "torch", "parallel.method", "'synchronous'", "'averaging'"),
+        (2, "torch", "watch.stall_seconds", "900.0", "60.0"),
+        (3, "torch", "schedule.epochs", "2", "3"),
     ],
 )
-def test_a_rank_with_another_spec_is_named(write_spec: WriteSpec, ranks: int, key: str, first: str, other: str) -> None:
-    train = ("-m", "summit_train", "train", str(write_spec(scale={"gpus": 6, "clips_per_gpu": 2})))
-    status, output = run(ranks - 1, *train, last=(*train, f"{key}={other.strip(chr(39))}"))
+def test_a_rank_with_another_spec_is_named(
+    write_spec: WriteSpec, ranks: int, comm: str, key: str, first: str, other: str
+) -> None:
+    words = ("train", str(write_spec(scale={"gpus": 6, "clips_per_gpu": 2})))
+    status, output = _last_rank_has(ranks, words, [f"{key}={other.strip(chr(39))}"], comm)
     assert status == 2, output
     said = f"summit-train: rank {ranks - 1} on {HOST} differs from rank 0 on {HOST}: {key} must be {first}, got {other}"
     assert [line for line in lines(output) if line.startswith("summit-train")] == [
@@ -156,25 +147,23 @@ def test_a_rank_with_another_spec_is_named(write_spec: WriteSpec, ranks: int, ke
     assert "MPI_ABORT" not in output and "Traceback" not in output
 
 
-@needs_ranks
 def test_a_rank_with_a_reversed_list_is_named(write_spec: WriteSpec, motion_set: Path, tmp_path: Path) -> None:
     rows = (motion_set / "train.csv").read_text().splitlines()
     (tmp_path / "train.csv").write_text("\n".join([rows[0], *reversed(rows[1:])]) + "\n")
     (tmp_path / "classes.txt").write_text((motion_set / "classes.txt").read_text())
-    train = ("-m", "summit_train", "train", str(write_spec()), f"data.root={motion_set}")
-    status, output = run(1, *train, last=(*train, f"data.train={tmp_path / 'train.csv'}"))
+    words = ("train", str(write_spec()), f"data.root={motion_set}")
+    status, output = _last_rank_has(2, words, [f"data.train={tmp_path / 'train.csv'}"])
     assert status == 2, output
     assert f"rank 1 on {HOST} differs from rank 0 on {HOST}: data.train (fingerprint) must be '" in output
 
 
-@needs_ranks
-def test_evaluating_ranks_are_compared_too(write_spec: WriteSpec) -> None:
-    spec = str(write_spec(schedule={"epochs": 1}))
-    succeed(0, "train", spec)
-    words = ("-m", "summit_train", "eval", spec)
-    for more, said in (
-        (("evaluate.clips=2",), "evaluate.clips must be 1, got 2"),
-        (("--observed", "0.5"), "command must be 'eval', got 'eval --observed'"),
-    ):
-        status, output = run(1, *words, last=(*words, *more))
-        assert status == 2 and said in output, output
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["evaluate.clips=2"], "evaluate.clips must be 1, got 2"),
+        (["--observed", "0.5"], "command must be 'eval', got 'eval --observed'"),
+    ],
+)
+def test_evaluating_ranks_are_compared_too(trained_run: Path, more: list[str], said: str) -> None:
+    status, output = _last_rank_has(2, ["eval", str(trained_run)], more)
+    assert status == 2 and said in output, output

@@ -14,9 +14,8 @@ from summit_train.core.comm import World
 from summit_train.core.errors import UserError
 from summit_train.optim.sgd import build_sgd, parameter_groups
 from summit_train.spec import load_spec
-from summit_train.training.average import WeightAverage
 from summit_train.training.checkpoint import save_checkpoint
-from summit_train.training.step import StepSettings, TrainStep
+from summit_train.training.step import StepSettings, TrainStep, WeightAverage
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec
 from tests.runs import load_any, rewound
@@ -112,10 +111,10 @@ def _saved(tmp_path: Path, name: str, step: int = 20) -> Path:
     return tmp_path / "runs" / name / "checkpoints" / f"step_{step:08d}.pt"
 
 
-def test_the_same_on_1_and_2_ranks_and_after_a_resume_and_evaluated_beside(
+def test_the_average_is_the_same_on_2_ranks_and_after_a_resume_and_evaluated(
     write_spec: WriteSpec, tmp_path: Path
 ) -> None:
-    """fp64, 2 epochs, the last two checkpoints evaluated; 'moved' goes on from step 10, bit-equal on one rank."""
+    """fp64, 2 epochs, the last two checkpoints evaluated; 'moved' continues from step 10, bit-equal on one rank."""
     options = ("ema.decay=0.8", "precision=fp64", "evaluate.last_checkpoints=2")
     output = train(0, str(write_spec("alone")), *options)
     train(2, str(write_spec("both")), *options)
@@ -137,7 +136,9 @@ def test_the_same_on_1_and_2_ranks_and_after_a_resume_and_evaluated_beside(
     assert result["ema"]["checkpoints"][1]["top1"] == pytest.approx(top1)
 
 
-def test_a_checkpoint_older_than_the_average_and_the_noise_scale_goes_on(write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_a_checkpoint_older_than_the_average_and_the_noise_scale_continues(
+    write_spec: WriteSpec, tmp_path: Path
+) -> None:
     train(0, write_spec("whole"))
     rewound(tmp_path / "runs/whole", "run", 20)
     spec = str(write_spec())
@@ -146,7 +147,7 @@ def test_a_checkpoint_older_than_the_average_and_the_noise_scale_goes_on(write_s
     save_checkpoint(_saved(tmp_path, "run", 10), state)
     status, output = command(0, "train", spec, "ema.decay=0.9")
     assert status == 2 and "ema.decay: the checkpoint has None, this run 0.9" in output
-    assert "goes on from" in train(0, spec)
+    assert "resumes from" in train(0, spec)
     for later in (tmp_path / "runs/run/checkpoints").glob("step_00000020*"):
         later.unlink()
     output = train(0, spec, "ema.decay=0.9", "--force-resume")

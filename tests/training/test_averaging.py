@@ -18,7 +18,7 @@ from summit_train.optim.solvers import build_solver
 from summit_train.spec.optimizer import OptimizerSpec, ParallelSpec
 from summit_train.training.averaging import AveragingStep
 from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
-from summit_train.training.step import StepSettings, TrainStep
+from summit_train.training.step import Requests, StepSettings, TrainStep
 from tests.closeness import assert_near
 from tests.training.test_step import _micro_batches, _model, _Poison
 
@@ -234,7 +234,7 @@ def test_a_learner_that_is_not_finite_skips_its_own_update() -> None:
 
 def test_the_wishes_and_the_wait_of_a_rank_are_voted_once() -> None:
     learners = _Learners(_model(), 3)
-    vote = learners.step(_micro_batches(3), 0.1, stop=True, data_wait_s=0.25).read(6, 3, 1)
+    vote = learners.step(_micro_batches(3), 0.1, Requests(stop=True, data_wait_s=0.25)).read(6, 3, 1)
     assert (vote.stop, vote.checkpoint, vote.data_wait_s, vote.squares) == (True, False, 0.25, None)
 
 

@@ -19,9 +19,9 @@ from tests.runs import LARGE, assert_bit_equal, final_state, load_any
 from tests.worlds import command, needs_ranks, train, train_each, train_signalled
 
 ADAM = {"name": "adam", "base_lr": 1e-3, "lr_scaling": "none"}
-# 80 clips: 5 steps an epoch for 8 learners of 2 clips, so the rounds of 3 steps end after steps 3, 5, 8 and 10.
-EIGHT: dict[str, Any] = {
-    "scale": {"gpus": 8, "clips_per_gpu": 2},
+# 80 clips: 5 steps an epoch for 4 learners of 4 clips, so the rounds of 3 steps end after steps 3, 5, 8 and 10.
+FOUR: dict[str, Any] = {
+    "scale": {"gpus": 4, "clips_per_gpu": 4},
     "optimizer": ADAM,
     "parallel": {"method": "averaging", "period": 3},
     "precision": "fp64",
@@ -42,16 +42,16 @@ def _difference(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 @pytest.fixture(scope="module")
 def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight learners for two epochs on 1 rank, on 2 over Horovod, and on 4."""
+    """Four learners for two epochs on 1 rank, on 2 over Horovod, and on 4."""
     folder = tmp_path_factory.mktemp("averaging")
     for ranks in (1, 2, 4):
-        spec = spec_writer(motion_set, folder)(f"on{ranks}", **EIGHT)
+        spec = spec_writer(motion_set, folder)(f"on{ranks}", **FOUR)
         train_each(ranks, [spec], "horovod" if ranks == 2 else "torch")
     return folder / "runs"
 
 
 @needs_ranks
-def test_eight_learners_on_4_ranks_are_those_on_2_and_on_1(runs: Path) -> None:
+def test_4_learners_on_4_ranks_are_those_on_2_and_on_1(runs: Path) -> None:
     alone = final_state(runs / "on1")
     for ranks in (2, 4):
         other = final_state(runs / f"on{ranks}")
@@ -74,13 +74,13 @@ def test_the_averages_are_recorded_and_whole_epochs_need_no_learners_files(runs:
         assert len(_records(runs / f"on{ranks}", "step")) == 10
 
 
-LONG_ROUNDS = {**EIGHT, "parallel": {"method": "averaging", "period": 7}, "precision": "fp64"}
+LONG_ROUNDS = {**FOUR, "parallel": {"method": "averaging", "period": 7}}
 
 
 @pytest.fixture(scope="module")
 def killed(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of eight learners on one rank whose rounds end after steps 5 and 10, killed in step 10. It checkpoints
-    every second step, so its newest is of step 9; it is copied before it goes on."""
+    """A run of four learners on one rank whose rounds end after steps 5 and 10, killed in step 10. It checkpoints
+    every second step, so its newest is of step 9; it is copied before it continues."""
     folder = tmp_path_factory.mktemp("killed")
     spec = spec_writer(motion_set, folder)("killed", **LONG_ROUNDS)
     often = "checkpoint.every_minutes=1e-9"
@@ -89,18 +89,18 @@ def killed(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _resumed(killed: Path, name: str, motion_set: Path, ranks: int) -> str:
-    """Let a copy of the killed run go on as `name`; its output."""
+    """Continue a copy of the killed run as `name`; its output."""
     shutil.copytree(killed / "runs/killed", killed / "runs" / name)
     return train(ranks, spec_writer(motion_set, killed)(name, **LONG_ROUNDS))
 
 
 def test_a_killed_run_left_each_learners_state(killed: Path) -> None:
     files = sorted(path.name for path in (killed / "runs/killed/checkpoints").glob("step_00000009.*pt"))
-    assert files == [*(f"step_00000009.learner_{number:04d}.pt" for number in range(8)), "step_00000009.pt"]
+    assert files == [*(f"step_00000009.learner_{number:04d}.pt" for number in range(4)), "step_00000009.pt"]
     path, state, complaints = load_newest(killed / "runs/killed", LARGE)
     assert path is not None and path.name == files[-1] and complaints == []
-    assert (state["in_round"], len(state["learner_digests"])) == (4, 8)
-    learners = [load_any(learner_path(path, number))["model"] for number in range(8)]
+    assert (state["in_round"], len(state["learner_digests"])) == (4, 4)
+    learners = [load_any(learner_path(path, number))["model"] for number in range(4)]
     for name, value in state["model"].items():
         if name.endswith(("weight", "bias")):
             mean = torch.stack([learner[name] for learner in learners]).mean(0)
@@ -115,7 +115,7 @@ def test_a_run_killed_in_mid_round_ends_bit_equal(killed: Path, motion_set: Path
     assert list((killed / "runs/again/checkpoints").glob("*learner*")) == []
 
 
-def test_it_goes_on_on_other_ranks_to_rounding(killed: Path, motion_set: Path) -> None:
+def test_it_continues_on_other_ranks_to_rounding(killed: Path, motion_set: Path) -> None:
     again, other = _resumed(killed, "alone", motion_set, 0), _resumed(killed, "together", motion_set, 2)
     assert "step_00000009.pt" in again and "step_00000009.pt" in other
     one, two = (final_state(killed / f"runs/{name}")["model"] for name in ("alone", "together"))
@@ -137,10 +137,10 @@ def test_learners_with_a_state_of_their_own_are_saved_at_every_epoch_and_pruned_
     write_spec: WriteSpec, tmp_path: Path
 ) -> None:
     parallel = {"method": "averaging", "optimizer_state": "local", "bn": "local"}
-    spec = write_spec(**{**EIGHT, "parallel": parallel}, checkpoint={"keep": 1})
+    spec = write_spec(**{**FOUR, "parallel": parallel}, checkpoint={"keep": 1})
     train(0, spec)
     saved = sorted(path.name for path in (tmp_path / "runs/run/checkpoints").iterdir())
-    names = [*(f"step_00000010.learner_{number:04d}.pt" for number in range(8)), "step_00000010.pt"]
+    names = [*(f"step_00000010.learner_{number:04d}.pt" for number in range(4)), "step_00000010.pt"]
     assert saved == sorted([*names, *(f"{name}.sha256" for name in names)])
     path = tmp_path / "runs/run/checkpoints/step_00000010.pt"
     one, other = (load_any(learner_path(path, number)) for number in (0, 1))
@@ -149,6 +149,6 @@ def test_learners_with_a_state_of_their_own_are_saved_at_every_epoch_and_pruned_
 
 
 def test_an_averaging_run_is_another_experiment(runs: Path, motion_set: Path) -> None:
-    spec = spec_writer(motion_set, runs.parent)("on1", **{**EIGHT, "parallel": {"method": "averaging", "period": 2}})
+    spec = spec_writer(motion_set, runs.parent)("on1", **{**FOUR, "parallel": {"method": "averaging", "period": 2}})
     status, output = command(0, "train", str(spec))
     assert status == 2 and "parallel.period: the checkpoint has 3, this run 2" in output

@@ -15,7 +15,13 @@ from summit_train.core.errors import UserError
 from summit_train.core.saved import digest_path, find_checkpoints
 from summit_train.optim.solvers import build_solver
 from summit_train.spec.optimizer import OptimizerSpec
-from summit_train.training.checkpoint import differences, epoch_checkpoints, prune_checkpoints, restore_solver, step_of
+from summit_train.training.checkpoint import (
+    epoch_checkpoints,
+    experiment_differences,
+    prune_checkpoints,
+    restore_solver,
+    step_of,
+)
 from tests.runs import load_any, small_checkpoints
 from tests.worlds import environment
 
@@ -79,7 +85,7 @@ def test_whole_epochs_are_kept_and_the_newest(tmp_path: Path) -> None:
 
 def test_differences_are_named_key_by_key() -> None:
     saved, wanted = {"seed": 0, "model.width": 1.0, "old": 1}, {"seed": 1, "model.width": 1.0}
-    assert differences(saved, wanted) == [
+    assert experiment_differences(saved, wanted) == [
         "old: the checkpoint has 1, this run None",
         "seed: the checkpoint has 0, this run 1",
     ]

@@ -165,7 +165,7 @@ def test_a_checkpoint_older_than_the_keys_of_the_recipe_goes_on_but_not_with_ano
             del state["experiment"][key]
     assert "optimizer.trust_ratio" not in state["experiment"] and "schedule.milestones" not in state["experiment"]
     save_checkpoint(path, state)
-    assert "goes on from" in train(0, done)
+    assert "resumes from" in train(0, done)
     status, output = command(0, "train", done, "optimizer.name=adam", "--force-resume")
     assert status == 2 and "Traceback" not in output
     assert "step_00000010.pt has another solver's state, which adam cannot use" in output

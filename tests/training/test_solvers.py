@@ -7,6 +7,9 @@ Horovod goes on over torch.distributed: on two ranks both add the same two numbe
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from summit_train.spec.optimizer import OptimizerSpec
 from tests.closeness import assert_near
 from tests.conftest import spec_writer
 from tests.runs import assert_bit_equal, final_state, rewound
-from tests.worlds import needs_ranks, run, train_each
+from tests.worlds import forked, main_without_reports, needs_ranks, train, train_each
 
 pytestmark = [needs_ranks]
 
@@ -33,58 +36,51 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "bounded_rmsprop": {"name": "rmsprop", "trust_ratio": BOUNDED, "base_lr": 1e-4},
 }
 DATE = {"warmup_epochs": 0.5, "warmup": "squared", "decay": "linear"}
-# Trains each spec in a child process that SIGKILL ends when the last checkpoint is written and has no name yet.
-_KILL_ALL = """
-import os, signal, sys
-import summit_train.cli.pipeline
-from summit_train.__main__ import main
-
-def die(event, arguments):
-    if event == "os.rename" and os.fsdecode(arguments[1]).endswith("step_00000004.pt"):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-for spec in sys.argv[1:]:
-    child = os.fork()
-    if child == 0:
-        sys.addaudithook(die)
-        os._exit(main(["train", spec]))
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL, spec
-"""
+PLACES = {"alone": (0, "torch"), "together": (2, "horovod"), "resumed": (2, "torch")}
 
 
 @pytest.fixture(scope="module")
-def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each solver trained for four steps of 2 virtual GPUs: on 1 rank and on 2; on 2 again from the second step; killed
-    on 1 while it wrote the fourth step's checkpoint, and started again."""
+def runs(motion_set: Path, eight_videos: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each solver trained for four steps of 2 virtual GPUs on 1 rank and on 2, and on 2 again from the second step.
+
+    Rmsprop again on 1, too, killed while it wrote the fourth step's checkpoint.
+    """
     folder = tmp_path_factory.mktemp("solvers")
-    rows = (motion_set / "train.csv").read_text().splitlines()[:9]
-    (folder / "train.csv").write_text("\n".join(rows) + "\n")
-    (folder / "val.csv").write_text("\n".join(rows[:3]) + "\n")
-    (folder / "classes.txt").write_text((motion_set / "classes.txt").read_text())
-    write, specs = spec_writer(motion_set, folder), {}
-    for place in ("alone", "together", "resumed", "killed"):
-        for name, optimizer in SOLVERS.items():
-            specs[place, name] = write(
-                f"{place}_{name}",
-                data={"train": str(folder / "train.csv"), "val": str(folder / "val.csv"), "root": str(motion_set)},
-                scale={"gpus": 2, "clips_per_gpu": 2},
-                optimizer={"base_lr": 0.005, "weight_decay": 1e-3, **optimizer},
-                schedule={"epochs": 2, **DATE},
-                precision="fp64",
-                ema={"decay": 0.5},
-                noise_scale={"every_steps": 1},
-            )
-    status, output = run(0, "-c", _KILL_ALL, *(str(specs["killed", name]) for name in SOLVERS))
-    assert status == 0, output
-    for name in SOLVERS:
-        saved = {path.suffix for path in (folder / "runs" / f"killed_{name}" / "checkpoints").glob("*step_00000004*")}
-        assert saved == {".writing", ".sha256"}
-    train_each(0, [specs[place, name] for place in ("alone", "killed") for name in SOLVERS])
-    train_each(2, [specs["together", name] for name in SOLVERS], "horovod")
-    for name in SOLVERS:
-        rewound(folder / "runs" / f"together_{name}", f"resumed_{name}", 4)
-    train_each(2, [specs["resumed", name] for name in SOLVERS], "torch")
+
+    def spec(place: str, name: str) -> Path:
+        return spec_writer(motion_set, folder)(
+            f"{place}_{name}",
+            data=eight_videos,
+            scale={"gpus": 2, "clips_per_gpu": 2},
+            optimizer={"base_lr": 0.005, "weight_decay": 1e-3, **SOLVERS[name]},
+            schedule={"epochs": 2, **DATE},
+            precision="fp64",
+            ema={"decay": 0.5},
+            noise_scale={"every_steps": 1},
+        )
+
+    killed = spec("killed", "rmsprop")
+    assert forked(0, lambda: _killed_in_its_last_checkpoint(killed))[0] == -signal.SIGKILL
+    saved = {path.suffix for path in (folder / "runs/killed_rmsprop/checkpoints").glob("*step_00000004*")}
+    assert saved == {".writing", ".sha256"}
+    train(0, killed)
+    for place, (ranks, comm) in PLACES.items():
+        if place == "resumed":
+            for name in SOLVERS:
+                rewound(folder / "runs" / f"together_{name}", f"resumed_{name}", 4)
+        train_each(ranks, [spec(place, name) for name in SOLVERS], comm)
     return folder / "runs"
+
+
+def _killed_in_its_last_checkpoint(spec: Path) -> int:
+    """Train in this process, which dies when the file is written and has no name yet."""
+
+    def die(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "os.rename" and str(arguments[1]).endswith("step_00000004.pt"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(die)
+    return main_without_reports(["train", str(spec)])
 
 
 def test_every_solver_is_here() -> None:
@@ -102,14 +98,15 @@ def test_two_ranks_are_one_rank(runs: Path, name: str) -> None:
     assert_near(other, one, 1e-9)
 
 
-@pytest.mark.parametrize(("whole", "again"), [("together", "resumed"), ("alone", "killed")])
-@pytest.mark.parametrize("name", SOLVERS)
-def test_a_run_that_goes_on_is_bit_equal(runs: Path, name: str, whole: str, again: str) -> None:
-    resumed = runs / f"{again}_{name}"
-    state = final_state(resumed)
+@pytest.mark.parametrize(
+    ("whole", "again"),
+    [(f"together_{name}", f"resumed_{name}") for name in SOLVERS] + [("alone_rmsprop", "killed_rmsprop")],
+)
+def test_a_run_that_continues_is_bit_equal(runs: Path, whole: str, again: str) -> None:
+    state = final_state(runs / again)
     assert {"ema", "noise_scale"} < state.keys()
-    assert_bit_equal(final_state(runs / f"{whole}_{name}"), state)
-    starts = [json.loads(line) for line in (resumed / "metrics.jsonl").read_text().splitlines()]
+    assert_bit_equal(final_state(runs / whole), state)
+    starts = [json.loads(line) for line in (runs / again / "metrics.jsonl").read_text().splitlines()]
     assert [start["step"] for start in starts if start["kind"] == "start"] == [0, 2]
 
 

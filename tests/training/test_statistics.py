@@ -58,13 +58,3 @@ def test_the_counter_counts_updates_not_passes() -> None:
         norm(batch.float())
     count_updates(norm, 1)
     assert norm.num_batches_tracked is not None and norm.num_batches_tracked.item() == 1
-
-
-def test_a_network_without_norms_has_nothing_to_average() -> None:
-    statistics = RunningStatistics(nn.Linear(2, 2), 2, World())
-    statistics.begin_step()
-    statistics.begin_pass(0)
-    statistics.start_mean()
-    statistics.finish(torch.zeros(()))
-    count_updates(nn.Linear(2, 2), 3)
-    assert statistics._buffers() == []

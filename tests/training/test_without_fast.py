@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import WriteSpec
+from tests.worlds import run, train
 
 PROGRAM = """
 import sys
-if {blocked}:
-    sys.modules["summit_train.models.fast"] = None  # Python then refuses the import
-from summit_train.__main__ import main
-sys.exit(main(["train", sys.argv[1], "run_dir=" + sys.argv[2]]))
+sys.modules["summit_train.models.fast"] = None  # Python then refuses the import
+from tests.worlds import main_without_reports
+sys.exit(main_without_reports(["train", *sys.argv[1:]]))
 """
 
 
-def losses(spec: Path, run_dir: Path, *, blocked: bool) -> tuple[list[float], str]:
-    """The losses of all steps, and what the run printed."""
-    command = [sys.executable, "-c", PROGRAM.format(blocked=blocked), str(spec), str(run_dir)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    records = [json.loads(line) for line in (run_dir / "run/metrics.jsonl").read_text().splitlines()]
-    return [record["loss"] for record in records if record["kind"] == "step"], done.stdout
-
-
 def test_a_tiny_training_without_the_fast_path(write_spec: WriteSpec, tmp_path: Path) -> None:
-    spec = write_spec(precision="fp64")
-    plain, said = losses(spec, tmp_path / "plain", blocked=True)
-    fast, said_fast = losses(spec, tmp_path / "fast", blocked=False)
-    assert "network: plain: models/fast is missing" in said
-    assert "network: C++ kernels" in said_fast
-    assert plain == pytest.approx(fast, rel=1e-9)
+    spec = write_spec("fast", precision="fp64", schedule={"epochs": 1})
+    status, said = run(0, "-c", PROGRAM, str(spec), "name=plain")
+    assert status == 0 and "network: plain: models/fast is missing" in said, said
+    assert "network: C++ kernels" in train(0, spec)
+    plain, fast = (
+        [json.loads(line).get("loss") for line in (tmp_path / f"runs/{name}/metrics.jsonl").read_text().splitlines()]
+        for name in ("plain", "fast")
+    )
+    losses = [loss for loss in fast if loss is not None]
+    assert len(losses) == 10 and [loss for loss in plain if loss is not None] == pytest.approx(losses, rel=1e-9)
