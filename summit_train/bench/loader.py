@@ -41,7 +41,7 @@ from summit_train.spec import DataSpec, Spec, load_spec
 STAGES: Mapping[str, tuple[str, ...]] = {
     "read": ("posix.", "_io.", "zlib.crc32", "sha256", "data/packed/", "genericpath"),
     "open": ("av.container", "av.codec.context.create", "context.py"),
-    "seek": ("decode.py:demuxed", "_held", "decode.py:__init__", "decode.py:spans", "flush_buffers", "video/source.py"),
+    "seek": ("decode.py:demuxed", "decode.py:plan_jumps", "flush_buffers", "video/source.py"),
     "decode": ("'decode' of 'av.", "video/decode.py", "video/pictures.py"),
     "resize": ("'reformat' of 'av.", "render.py", "to_ndarray"),
     "augment": ("augment.py", "rng.py"),

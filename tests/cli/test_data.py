@@ -41,7 +41,7 @@ def test_index_writes_the_good_and_names_the_bad(folder: Path, capsys: pytest.Ca
     assert [manifest.path(index) for index in range(len(manifest))] == ["jump/a.mp4", "walk/b.mp4"]
     assert manifest.classes == ("jump", "walk")
     printed = capsys.readouterr().out
-    assert "left out, unreadable: 1\n  jump/torn.mp4: is no video" in printed
+    assert "left out, unreadable: 1\n  jump/torn.mp4: is not a video" in printed
     assert "2 videos, 6 frames, 2 classes" in printed
     assert "the same bytes as another: 1\n  walk/b.mp4 = jump/a.mp4" in printed
     assert read_quarantine(folder.parent / "list.left_out.csv")[0].path == "jump/torn.mp4"
@@ -59,7 +59,7 @@ def test_index_of_nothing_usable_writes_nothing(tmp_path: Path, capsys: pytest.C
     out = tmp_path / "list.csv"
     assert main(["data", "index", str(tmp_path / "set"), "--out", str(out), "--workers", "0"]) == 2
     captured = capsys.readouterr()
-    assert "a.mp4: is no video" in captured.out and "not one video in it can be used" in captured.err
+    assert "a.mp4: is not a video" in captured.out and "not one video in it can be used" in captured.err
     assert not out.exists()
 
 

@@ -105,7 +105,7 @@ def test_clips_that_cannot_be_packed_are_all_named(manifest: Path, capsys: pytes
     assert _pack(manifest, "--kind", "jpeg", "--workers", "0") == 2
     said = capsys.readouterr().err
     assert "2 clips cannot be packed; leave them out of the manifest" in said
-    assert "\n  0.mp4: is no video" in said and "\n  2.mp4: is no video" in said
+    assert "\n  0.mp4: is not a video" in said and "\n  2.mp4: is not a video" in said
 
 
 @pytest.mark.parametrize(

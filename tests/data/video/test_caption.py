@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-
 from summit_train.data.video.caption import with_caption
 
 GREY = np.full((160, 240, 3), 90, np.uint8)

@@ -294,7 +294,7 @@ def _make_bad(kind: str, path: Path, video: Path) -> None:
         ("fifo", "is not a regular file"),
         ("empty", "is empty"),
         ("sound", "has no video stream"),
-        *((kind, "is no video of a kind") for kind in ("text", "zeros", "picture", "playlist", "script")),
+        *((kind, "is not a video of a kind") for kind in ("text", "zeros", "picture", "playlist", "script")),
     ],
 )
 def test_what_is_no_video_says_why(tmp_path: Path, video: Path, kind: str, reason: str) -> None:

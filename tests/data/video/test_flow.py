@@ -90,7 +90,7 @@ def test_mirrored_flow_is_the_flow_of_the_mirrored_pair(method: str, preset: str
 def test_small_pictures_are_refused(method: str) -> None:
     compute = flow_method(method)
     assert compute(*shifted(1, 0, MIN_SIDE, MIN_SIDE)).shape == (32, 32, 2)
-    with pytest.raises(UserError, match="200 x 31 pixels is too small for flow: 32 are wanted"):
+    with pytest.raises(UserError, match="200 x 31 pixels is too small for flow: a side must have 32"):
         compute(*shifted(1, 0, MIN_SIDE - 1, 200))
 
 

@@ -177,8 +177,8 @@ def test_raw_frames_that_end_in_the_middle_of_one() -> None:
     ("content", "reason"),
     [
         (b"", "is empty"),
-        (bytes(range(256)) * 40, "is no video of a kind that is read here"),
-        (b"#EXTM3U\n/etc/passwd\n", "is no video"),
+        (bytes(range(256)) * 40, "is not a video of a kind that is read here"),
+        (b"#EXTM3U\n/etc/passwd\n", "is not a video"),
     ],
 )
 def test_what_is_no_video(content: bytes, reason: str) -> None:

@@ -117,7 +117,7 @@ def test_a_bad_file_is_named_and_the_rest_goes_on(
     words = [trained_run, tmp_path / "text.mp4", tmp_path / "two.mp4", "--out", tmp_path / "out"]
     out, err = _cam(capsys, *words, *GIVEN, "--json", status=1)
     printed = json.loads(out)
-    reason = "is no video of a kind that is read here, or its header is damaged"
+    reason = "is not a video of a kind that is read here, or its header is damaged"
     assert printed["bad"] == [{"path": str(tmp_path / "text.mp4"), "reason": reason}]
     assert [video["path"] for video in printed["videos"]] == [str(tmp_path / "two.mp4")]
     assert np.load(tmp_path / "out/two.npz")["frames"].tolist() == [0, 1, 0, 1]

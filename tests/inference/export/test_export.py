@@ -220,7 +220,7 @@ def test_the_accuracy_of_a_conversion(
     assert (accuracy["videos"], accuracy["unreadable"]) == (3, 1)
     assert accuracy["top1"] == pytest.approx(100 / 3) and accuracy["largest_difference"] == pytest.approx(1e4, rel=0.01)
     assert [round(3 * accuracy[name]) % 100 for name in ("top1_fp32", "agreement")] == [0, 0]
-    assert sum(line.startswith(f"left out: {tmp_path}/torn.mp4: is no video") for line in said) == 2
+    assert sum(line.startswith(f"left out: {tmp_path}/torn.mp4: is not a video") for line in said) == 2
 
 
 @pytest.mark.usefixtures("without_exporter")

@@ -241,7 +241,7 @@ def test_a_mistake_is_one_line_and_2(say: Say, video: Path, words: list[str], re
 def test_standard_input_that_is_no_video(say: Say, live: tuple[str, ...]) -> None:
     status, out, err = say("-", *live, content=b"a line of text\n" * 99)
     assert (status, out) == (2, "")
-    assert err == "summit-train: standard input: is no video of a kind that is read here, or its header is damaged\n"
+    assert err == "summit-train: standard input: is not a video of a kind that is read here, or its header is damaged\n"
 
 
 def test_a_run_without_a_checkpoint(say: Say, video: Path, tmp_path: Path) -> None:
