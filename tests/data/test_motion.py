@@ -67,23 +67,20 @@ def test_the_order_says_nothing_when_the_frames_are_shuffled() -> None:
     # Each colour is on for as long in either class, on average.
     videos = MotionSet(kind="order", num_classes=2, difficulty=0, size=16)
     on = np.zeros((2, 2))
-    for number in range(400):
+    for number in range(200):
         frames, label = videos.video("train", number)
         red_minus_blue = (frames[..., 0].astype(int) - frames[..., 2])[..., None]
         on[label] += [(red_minus_blue > 60).any((1, 2)).sum(), (red_minus_blue < -60).any((1, 2)).sum()]
-    np.testing.assert_allclose(on[0], on[1], rtol=0.06)
+    np.testing.assert_allclose(on[0], on[1], rtol=0.1)
 
 
 def test_the_same_key_draws_the_same_video_and_others_do_not() -> None:
     videos = MotionSet(size=32, num_frames=8)
     frames, _ = videos.video("train", 5)
     np.testing.assert_array_equal(frames, MotionSet(size=32, num_frames=8).video("train", 5)[0])
-    others = [
-        videos.video("val", 5),
-        videos.video("train", 9),
-        MotionSet(size=32, num_frames=8, seed=1).video("train", 5),
-    ]
-    assert all((frames != other).mean() > 0.5 for other, _ in others)
+    other_seed = MotionSet(size=32, num_frames=8, seed=1)
+    for other, _ in (videos.video("val", 5), videos.video("train", 9), other_seed.video("train", 5)):
+        assert (frames != other).mean() > 0.5
 
 
 def test_a_set_is_whole_balanced_and_readable(tmp_path: Path) -> None:
@@ -121,7 +118,6 @@ def test_the_same_arguments_write_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kind": "colour"}, "kind is 'colour'"),
         ({"num_classes": 1}, "choose 2 to 8"),
         ({"num_classes": 9}, "choose 2 to 8"),
         ({"kind": "order", "num_classes": 4}, "choose 2 or 6"),

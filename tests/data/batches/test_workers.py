@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,45 +18,40 @@ from summit_train.core.errors import RunFailed
 from summit_train.data.batches import loader
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest
-from summit_train.spec import EvaluateSpec, load_spec
-from tests.conftest import WriteSpec
+from summit_train.spec import EvaluateSpec
 from tests.data.batches.conftest import (
     data_spec,
     open_batches,
     until,
 )
-from tests.runs import steps_of
-from tests.worlds import needs_ranks, run, start
 
 # Workers.
 
 
-def test_close_ends_the_workers_and_the_batches(manifest: Manifest) -> None:
+@pytest.mark.parametrize("way", ["close", "end", "forget"])
+def test_workers_end_with_their_batches(manifest: Manifest, way: str) -> None:
     others = set(multiprocessing.active_children())
-    batches = open_batches(manifest, data_spec(workers=2), end_step=1000)
-    assert next(batches).step == 0
+    batches = open_batches(manifest, data_spec(workers=1), end_step=5 if way == "end" else 1000)
     workers = set(multiprocessing.active_children()) - others
-    assert len(workers) == 2
-    batches.close()
-    assert until(lambda: not any(worker.is_alive() for worker in workers))
-    assert list(batches) == []
-    batches.close()
-
-
-def test_the_end_of_the_run_ends_the_workers(manifest: Manifest) -> None:
-    others = set(multiprocessing.active_children())
-    batches = open_batches(manifest, data_spec(workers=1))
-    workers = set(multiprocessing.active_children()) - others
-    assert len(list(batches)) == 20
+    assert len(workers) == 1 and next(batches).step == 0
+    if way == "end":
+        assert len(list(batches)) == 19
+    elif way == "close":
+        batches.close()
+        assert list(batches) == []
+        batches.close()
+    else:
+        del batches
+        gc.collect()
     assert until(lambda: not any(worker.is_alive() for worker in workers))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
-def test_a_signal_to_the_job_leaves_the_workers_to_the_main_process(manifest: Manifest, number: signal.Signals) -> None:
+def test_a_signal_to_the_job_leaves_the_workers_to_the_main_process(manifest: Manifest) -> None:
     with open_batches(manifest, data_spec(workers=1)) as batches:
         first = next(batches)  # the worker is up
         for pid in _descendants(os.getpid()):
-            os.kill(pid, number)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+                os.kill(pid, number)
         steps = [first.step, *(batch.step for batch in batches)]
     assert steps == [step for step in range(5) for _ in range(4)]
 
@@ -116,34 +111,6 @@ if __name__ == "__main__":
 """
 
 
-def _named_after(pids: list[int], temporary: Path) -> list[str]:
-    """The semaphores and temporary folders that bear the number of one of some processes."""
-    names = [path.name for folder in (Path("/dev/shm"), temporary) for path in folder.glob("*summit-*")]
-    return [name for name in names if int(name.split("-")[2]) in pids]
-
-
-@needs_ranks
-def test_what_ranks_leave_that_were_killed_is_deleted_at_a_later_start(
-    write_spec: WriteSpec, motion_set: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    temporary = tmp_path_factory.mktemp("t")  # a socket's path must be short
-    spec = write_spec("killed", data={"workers": 1}, schedule={"epochs": 1000})
-    job = start(2, "-m", "summit_train", "train", str(spec), env={"TMPDIR": str(temporary)})
-    begun = until(lambda: len(steps_of(load_spec(spec).run_path)) > 2)
-    pids = _descendants(job.pid)
-    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
-    for pid in (job.pid, *pids):
-        os.kill(pid, signal.SIGKILL)
-    said, _ = job.communicate()
-    assert begun, said
-    assert set(re.findall(r"/dev/shm/sem\.(\w+)-", maps)) == {"summit"}
-    assert len(_named_after(pids, temporary)) > 10 and not list(temporary.rglob("pymp-*"))
-    scan = ("data", "scan", str(motion_set / "val.csv"), "--out", str(temporary / "bad.csv"), "--workers", "1")
-    status, said = run(0, "-m", "summit_train", *scan, env={"TMPDIR": str(temporary)})
-    assert status == 0, said
-    assert _named_after(pids, temporary) == [] and not list(temporary.glob("summit-*"))
-
-
 def test_a_worker_that_is_killed_ends_the_run_with_an_error(manifest: Manifest) -> None:
     others = set(multiprocessing.active_children())
     batches = open_batches(manifest, data_spec(workers=1), end_step=100_000)
@@ -160,20 +127,15 @@ def test_a_worker_that_is_killed_ends_the_run_with_an_error(manifest: Manifest) 
 def _reads_at(batches: loader.Batches[loader.MicroBatch], pause: float) -> bool:
     """Whether a worker is reading a clip, a moment later."""
     time.sleep(pause)
-    return bool(batches._dataset.being_read())
+    return bool(batches._dataset.rows[:, 1].any())
 
 
 def test_batches_are_pinned_whole(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[tuple[int, ...]] = []
-
-    def pin(tensor: torch.Tensor) -> torch.Tensor:
-        pinned.append(tuple(tensor.shape))
-        return tensor
-
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
     batch = next(open_batches(manifest, data_spec()))
     assert batch.pin_memory() == batch
-    assert sorted(pinned) == [(1,), (1,), (1, 4, 24, 24, 3)]
+    assert sorted(tuple(tensor.shape) for tensor in pinned) == [(1,), (1,), (1, 4, 24, 24, 3)]
 
 
 @pytest.mark.gpu
