@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import av
+import numpy as np
 
 from summit_train.data.batches.stores import Store
 from summit_train.data.video import decode
@@ -36,3 +40,13 @@ def read_clip(video: Video, choose: Choose, view_of: ViewOf, num_frames: int | N
 def stored_clip(store: Store, clip: int, choose: Choose, view_of: ViewOf) -> Frames:
     found: Frames = store.read_views(clip, *_single(choose, view_of))[0]
     return found
+
+
+def write_sound(path: Path) -> None:
+    """A file without a video stream."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("aac", rate=16000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 16000), np.float32), "fltp", "mono")
+        frame.sample_rate = 16000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))

@@ -164,7 +164,7 @@ class _TrainingClips:
         def choose(num_frames: int) -> NDArray[np.int64]:
             generator = rng.key(seed, "sampling", epoch, drawn_for)
             frames = augment.train_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, generator)
-            return in_direction(frames, num_frames, manifest.is_reversed(clip))[None]
+            return (num_frames - 1 - frames if manifest.is_reversed(clip) else frames)[None]
 
         draw = lambda w, h: [augment.train_view(data, w, h, rng.key(seed, "augment", epoch, drawn_for))]  # noqa: E731
         with reading(clip, manifest.path(clip)):
@@ -187,7 +187,7 @@ class _TestVideos:
 
         def choose(num_frames: int) -> NDArray[np.int64]:
             frames = augment.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, self.num_clips)
-            chosen.append(in_direction(frames, num_frames, manifest.is_reversed(video)))
+            chosen.append(num_frames - 1 - frames if manifest.is_reversed(video) else frames)
             return chosen[-1]
 
         label = int(manifest.labels[video])
@@ -200,8 +200,3 @@ class _TestVideos:
             bad = BadClip(video, error.path, error.reason, None)
             return TestBatch(video, label, torch.zeros(0, dtype=torch.uint8), bad)
         return TestBatch(video, label, torch.from_numpy(views), frames=manifest.span(video).start + chosen[-1])
-
-
-def in_direction(frames: NDArray[np.int64], num_frames: int, backwards: bool) -> NDArray[np.int64]:
-    """Return the frame numbers, counted from the end where the video is played backwards."""
-    return num_frames - 1 - frames if backwards else frames

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from summit_train.data.batches.loader import Pinned, in_direction
+from summit_train.data.batches.loader import Pinned
 from summit_train.data.batches.stores import Store
 from summit_train.data.batches.workers import Batches, Reading
 from summit_train.data.video import augment
@@ -97,7 +97,7 @@ class _BlockReader:
         def choose(number: int) -> NDArray[np.int64]:
             nonlocal num_frames, frames, anchors
             num_frames, frames = number, np.unique(self.choose_frames(number))
-            stored = in_direction(frames, number, manifest.is_reversed(video))
+            stored = number - 1 - frames if manifest.is_reversed(video) else frames
             here = stored[start : start + self.size]
             # Every block reads the first and the last frame too: the one gives the size of the picture, the other
             # shows a number of frames that is too high.

@@ -19,7 +19,7 @@ from summit_train.data.video.clips import read_views
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Renderer
 from summit_train.data.video.source import DecodeError, Encoded
-from tests.data.clips import probe, read_clip
+from tests.data.clips import probe, read_clip, write_sound
 
 CLIPS = Path(__file__).parents[3].parent / "shared" / "clips"
 needs_clips = pytest.mark.skipif(not CLIPS.is_dir(), reason="the real clips in ../shared/clips are not here")
@@ -302,22 +302,13 @@ def test_the_duration_follows_the_frames_times(times: list[tuple[int, int]], sec
 # Files that are no whole videos.
 
 
-def _write_sound(path: Path) -> None:
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("aac", rate=16000)
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 16000), np.float32), "fltp", "mono")
-        frame.sample_rate = 16000
-        container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
-
-
 def _make_bad(kind: str, path: Path, video: Path) -> None:
     if kind == "directory":
         path.mkdir()
     elif kind == "fifo":
         os.mkfifo(path)
     elif kind == "sound":
-        _write_sound(path)
+        write_sound(path)
     elif kind == "picture":
         VideoFrame(16, 16, "rgb24").save(str(path.with_suffix(".png")))
         path.with_suffix(".png").rename(path)
