@@ -67,12 +67,10 @@ def test_each_clip_at_most_once_an_epoch_and_as_many_as_the_steps_take(run: dict
     per_epoch = run["steps_per_epoch"]
     played = _play(run, end=epochs * per_epoch)
     for epoch in range(epochs):
-        clips = [clip for step, _, e, batch in played if e == epoch for clip in batch]
-        assert len(clips) == per_epoch * run["virtual_gpus"] * run["clips_per_gpu"]
-        assert len(set(clips)) == len(clips)
-        assert {step for step, _, e, _ in played if e == epoch} == set(
-            range(epoch * per_epoch, (epoch + 1) * per_epoch)
-        )
+        clips = [clip for _, _, e, batch in played if e == epoch for clip in batch]
+        assert len(set(clips)) == len(clips) == per_epoch * run["virtual_gpus"] * run["clips_per_gpu"]
+        steps = {step for step, _, e, _ in played if e == epoch}
+        assert steps == set(range(epoch * per_epoch, (epoch + 1) * per_epoch))
 
 
 @given(run=_runs())
@@ -87,12 +85,7 @@ def test_together_the_ranks_play_the_same_whatever_their_number(run: dict[str, i
 
 def test_a_rank_plays_neighbouring_virtual_gpus_in_their_order() -> None:
     run = {"num_clips": 6, "seed": 3, "virtual_gpus": 6, "clips_per_gpu": 1, "steps_per_epoch": 1}
-    assert [(step, gpu) for step, gpu, _, _ in _play(run, rank=1, ranks=3, end=2)] == [
-        (0, 2),
-        (0, 3),
-        (1, 2),
-        (1, 3),
-    ]
+    assert [key[:2] for key in _play(run, rank=1, ranks=3, end=2)] == [(0, 2), (0, 3), (1, 2), (1, 3)]
 
 
 @settings(max_examples=50)

@@ -99,7 +99,7 @@ def test_frame_i_is_the_ith_in_presentation_order(
     if codec not in av.codecs_available:
         pytest.skip(f"this PyAV has no {codec}")
     times = options.pop("times", None)
-    write_video(tmp_path / name, _numbered(), **options, times=times)  # type: ignore[arg-type]
+    write_video(tmp_path / name, _numbered(), **options, times=times)
     known = NUM_FRAMES if seek else None
     in_memory = Encoded(name, (tmp_path / name).read_bytes())
     for number in range(0, NUM_FRAMES, 1 if seek else 7):

@@ -166,7 +166,7 @@ def mutants(tmp_path_factory: pytest.TempPathFactory) -> Mutants:
     for name, options in FORMATS.items():
         if options.get("codec", "libx264") not in av.codecs_available:
             pytest.skip(f"this PyAV has no {options.get('codec', 'libx264')}")
-        write_video(folder / name, _frames(), **options)  # type: ignore[arg-type]
+        write_video(folder / name, _frames(), **options)
         originals[name] = (folder / name).read_bytes()
     generator = np.random.default_rng(SEED)
     for name, content in originals.items():

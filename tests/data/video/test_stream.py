@@ -91,7 +91,7 @@ each_way = pytest.mark.parametrize("read", [of_file, of_pipe])
 def test_every_frame_comes_once_in_order(tmp_path: Path, read: Read, name: str, options: dict[str, object]) -> None:
     if options.get("codec", "mpeg4") not in av.codecs_available:
         pytest.skip(f"this PyAV has no {options['codec']}")
-    write_video(tmp_path / name, noise(), **options)  # type: ignore[arg-type]
+    write_video(tmp_path / name, noise(), **options)
     reading = Reading()
     frames = list(read(tmp_path / name, reading))
     assert [frame.number for frame in frames] == list(range(NUM_FRAMES))
@@ -136,7 +136,7 @@ def test_an_mp4_with_its_index_behind_is_refused_on_a_pipe(tmp_path: Path) -> No
 @each_way
 @pytest.mark.parametrize("name", ["a.mkv", "a.ts", "a.avi"])
 def test_a_cut_stream_gives_what_was_whole(tmp_path: Path, read: Read, name: str) -> None:
-    write_video(tmp_path / name, noise(), b_frames=0, **({"codec": "mpeg4"} if name == "a.avi" else {}))  # type: ignore[arg-type]
+    write_video(tmp_path / name, noise(), b_frames=0, **({"codec": "mpeg4"} if name == "a.avi" else {}))
     all_of_it, content = stored(tmp_path / name), (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[: len(content) * 3 // 5])
     reading = Reading()
