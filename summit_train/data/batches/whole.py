@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 
 import numpy as np
 import torch
@@ -55,12 +54,16 @@ class WholeVideo:
     def blocks(self) -> Iterator[FrameBlock]:
         """Yield the video's blocks. Raises DecodeError at one that could not be read."""
         data, size = self.reader.data, self.reader.size
+        if self.first.error is not None:
+            raise self.first.error
+        yield self.first
         later = [(self.video, start) for start in range(size, self.first.num_chosen, size)]
-        with Batches(self.reader, later, min(data.workers, len(later)), data.clip_seconds) as others:
-            for block in chain([self.first], others):
-                if block.error is not None:
-                    raise block.error
-                yield block
+        if later:
+            with Batches(self.reader, later, min(data.workers, len(later)), data.clip_seconds) as blocks:
+                for block in blocks:
+                    if block.error is not None:
+                        raise block.error
+                    yield block
 
 
 def whole_videos(
