@@ -75,23 +75,25 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
 
     Raises UserError for a list of videos or of folders that are of the other modality.
     """
-    if data.modality == "flow" and (reason := manifest.no_flow()) is not None:
-        raise UserError(f"{reason}; make flow of videos that are turned round already")
     if not manifest.is_packed:
         root = located_root(data.root, manifest)
         _check_first(data, manifest, os.path.join(root, manifest.path(0)))
-        return file_store(data, manifest, root)
-    local = None if data.stage in (None, "auto") else staged_folder(data.stage, manifest.source)
-    store = ShardStore(manifest, local, Limits(seconds=data.clip_seconds))
-    packing = store.pack.packing
-    if packing.modality != data.modality:
-        raise UserError(f"{manifest.source}: {_other_modality(data, packing.modality)}")
-    if data.sampling == "dense" and data.frame_stride % packing.every:
-        raise UserError(
-            f"{manifest.source}: has one frame in {packing.every}, and data.frame_stride is {data.frame_stride}: must "
-            f"be a multiple of {packing.every}"
-        )
-    return FlowStore(store, data.flow_length, data.sampling) if data.modality == "flow" else store
+        store = file_store(data, manifest, root)
+    else:
+        local = None if data.stage in (None, "auto") else staged_folder(data.stage, manifest.source)
+        shards = ShardStore(manifest, local, Limits(seconds=data.clip_seconds))
+        packing = shards.pack.packing
+        if packing.modality != data.modality:
+            raise UserError(f"{manifest.source}: {_other_modality(data, packing.modality)}")
+        if data.sampling == "dense" and data.frame_stride % packing.every:
+            raise UserError(
+                f"{manifest.source}: has one frame in {packing.every}, and data.frame_stride is {data.frame_stride}: "
+                f"must be a multiple of {packing.every}"
+            )
+        store = FlowStore(shards, data.flow_length, data.sampling) if data.modality == "flow" else shards
+    if data.modality == "flow" and (reason := manifest.no_flow()) is not None:
+        raise UserError(f"{reason}; make flow of videos that are turned round already")
+    return store
 
 
 def file_store(data: DataSpec, manifest: Manifest, root: str) -> Store:

@@ -130,18 +130,10 @@ class Trap:
         return self.store.read_views(clip, choose, views_of)
 
 
-def _trapped(manifest: Manifest, hangs: bool, on_bad_clip: str) -> loader.Batches[loader.MicroBatch]:
-    data = data_spec(workers=2, on_bad_clip=on_bad_clip, clip_seconds=2 if hangs else 120)
+def _trapped(manifest: Manifest, hangs: bool) -> loader.Batches[loader.MicroBatch]:
+    data = data_spec(workers=2, on_bad_clip="skip", clip_seconds=2 if hangs else 120)
     run = Order(len(manifest), 5, virtual_gpus=4, clips_per_gpu=1, steps_per_epoch=2)
     return loader.training_batches(data, Trap(open_store(data, manifest), hangs), run, 0, 1, range(3))
-
-
-def test_a_clip_that_ends_its_reader_is_named(manifest: Manifest) -> None:
-    good: list[int] = []
-    with pytest.raises(DecodeError, match=r"3\.mp4: kills the process that reads it"):
-        good.extend(batch.ids.item() for batch in _trapped(manifest, False, "fail"))
-    asked = [ids.item() for *_, ids in all_keys(manifest)]
-    assert good == asked[: asked.index(3)]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +142,7 @@ def test_a_clip_that_ends_its_reader_is_named(manifest: Manifest) -> None:
 def test_the_run_goes_on_without_a_clip_that_ends_or_holds_its_reader(
     manifest: Manifest, hangs: bool, reason: str
 ) -> None:
-    with _trapped(manifest, hangs, "skip") as batches:
+    with _trapped(manifest, hangs) as batches:
         found = list(batches)
     assert [(b.step, b.virtual_gpu) for b in found] == [(step, gpu) for step in range(3) for gpu in range(4)]
     bad = [clip for batch in found for clip in batch.bad]
