@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.data.video.span import TO_THE_END, Span, DecodeError
+from summit_train.data.video.span import TO_THE_END, DecodeError, Span
 
 VIDEO_EXTENSIONS = (
     ".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4",

@@ -80,7 +80,8 @@ def test_a_bad_span_leaves_the_others_of_its_file(tmp_path: Path) -> None:
     write_manifest(tmp_path / "list.csv", rows)
     manifest = read_manifest(tmp_path / "list.csv")
     data = DataSpec(train="x", val="x", quarantine=str(tmp_path / "bad.csv"))
-    write_quarantine(tmp_path / "bad.csv", [DecodeError("a", "is outside", Span(2, 4)), DecodeError("b", "so", Span(2))])
+    bad = [DecodeError("a", "is outside", Span(2, 4)), DecodeError("b", "so", Span(2))]
+    write_quarantine(tmp_path / "bad.csv", bad)
     text = "path,reason,start_frame,end_frame\na,is outside,2,4\nb,so,2,\n"
     assert (tmp_path / "bad.csv").read_text() == text
     assert kept_clips(data, manifest).excluded.tolist() == [1, 4]
