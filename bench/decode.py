@@ -119,9 +119,8 @@ def measured(folder: Path, contents: list[list[VideoFrame]], gop: int, args: arg
 
 def by_decord(paths: Sequence[Path], draw: int) -> None:
     """Read a clip of each video as the loader draws it."""
-    how = augment.Augmentation(DATA.augment, DATA.short_side, DATA.crop, DATA.flip)
     for clip, path in enumerate(paths):
-        cut = augment.train_view(how, WIDTH, HEIGHT, rng.key(0, "augment", draw, clip))
+        cut = augment.train_view(DATA, WIDTH, HEIGHT, rng.key(0, "augment", draw, clip))
         reader = decord.VideoReader(str(path), num_threads=1, width=cut.width, height=cut.height)
         generator = rng.key(0, "sampling", draw, clip)
         numbers = augment.train_frames(DATA.sampling, len(reader), DATA.num_frames, DATA.frame_stride, generator)

@@ -32,11 +32,17 @@ class BadClips:
         """Resume from `step` with these counts, and delete the records of later steps."""
         self.total, self._epoch, self._in_epoch = state["total"], state["epoch"], state["in_epoch"]
         if self._world.rank == 0 and self._path.exists():
-            lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
-            write_text(self._path, "".join(line for line in lines if _is_of(line, step)))
+            kept = []
+            for line in self._path.read_text(encoding="utf-8").splitlines(keepends=True):
+                try:
+                    if json.loads(line).get("step", 0) <= step:  # those of a test have none
+                        kept.append(line)
+                except json.JSONDecodeError:  # half a line of a killed run
+                    continue
+            write_text(self._path, "".join(kept))
 
     def add(self, num_bad: int, micro_batches: Sequence[MicroBatch], step: int, epoch: int) -> None:
-        """Count a step's `num_bad` clips of all ranks and write them down, given this rank's own micro-batches.
+        """Count a step's `num_bad` clips of all ranks and record them, given this rank's own micro-batches.
 
         Collective unless num_bad is 0. Raises AgreedError if the epoch has too many.
         """
@@ -51,9 +57,7 @@ class BadClips:
             for batch in micro_batches
             for bad in batch.bad
         ]
-        everyone = self._world.gather(records)
-        if everyone is not None:
-            _append(self._path, [record for of_rank in everyone for record in of_rank])
+        _append(self._path, [record for of_rank in self._world.gather(records) or [] for record in of_rank])
         if self._in_epoch > self._fraction * self._clips_per_epoch:
             raise AgreedError(
                 f"{self._in_epoch} clips of epoch {epoch} could not be read, more than data.max_bad_fraction "
@@ -63,7 +67,7 @@ class BadClips:
 
 
 def record_test(run_path: Path, bad: Sequence[BadClip]) -> None:
-    """Write down bad videos of a test, in their order in the manifest."""
+    """Record bad videos of a test, in their order in the manifest."""
     ordered = sorted(bad, key=lambda clip: clip.clip)
     _append(run_path / FILE, [{"test": True, **asdict(clip)} for clip in ordered])
 
@@ -83,12 +87,3 @@ def _append(path: Path, records: Sequence[dict[str, Any]]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with naming(path), open(path, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for record in records)
-
-
-def _is_of(line: str, step: int) -> bool:
-    """Return whether a line is of a test or of the updates up to `step`; half a line of a killed run is of neither."""
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError:
-        return False
-    return bool(record.get("step", 0) <= step)

@@ -1,13 +1,12 @@
 """What the files of a data set really hold: which there are, and which of them are whole after a full decode.
 
 Many processes decode. A file that brings its process down does not end the survey. A journal lets an interrupted survey
-continue: a folder beside the result with a file for each rank, one JSON object a line: the path, its file's size and
+continue: a folder next to the result with a file for each rank, one JSON object a line: the path, its file's size and
 modification time, and the finding. A line counts only while the file is unchanged.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -22,14 +21,14 @@ from itertools import chain, islice
 from pathlib import Path
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import file_sha256, naming
+from summit_train.core.files import naming
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, folder_table, is_video
 from summit_train.data.video.clips import probe_folder
 from summit_train.data.video.decode import probe
 from summit_train.data.video.source import MISSING, NO_HURRY, DecodeError, VideoInfo, load_video, worker_pool
-from summit_train.data.video.span import Span, SpanError, located_error, span_of
+from summit_train.data.video.span import Span
 
 _PATHS_PER_WORKER = 16
 # The decoder checks the time itself; its process is killed only where it cannot.
@@ -67,42 +66,40 @@ def examine(root: str, path: str) -> Found:
             info, digest = probe_folder(full)
         else:
             video = load_video(full, None)
-            info = probe(video)
-            digest = file_sha256(full) if video.content is None else hashlib.sha256(video.content).hexdigest()
+            info, digest = probe(video), video.sha256()
     except DecodeError as error:
         within = f"{os.path.relpath(error.path, full)} " if error.path.startswith(f"{full}{os.sep}") else ""
         return DecodeError(path, f"{within}{error.reason}")
     except OSError as error:
         return DecodeError(path, error.strerror or str(error))
-    fps = info.fps and round(info.fps, 6)
-    duration = info.duration and round(info.duration, 6)
-    return Facts(info.num_frames, fps, info.width, info.height, duration, info.codec, digest)
+    fps, duration = (value and round(value, 6) for value in (info.fps, info.duration))
+    return Facts(**asdict(info) | {"fps": fps, "duration": duration, "sha256": digest})
 
 
 def spread(
     examine: Examine, root: str, paths: Iterable[str], workers: int, seconds: float = _PATIENCE * NO_HURRY.seconds
 ) -> Iterator[Found]:
     """Examine all paths by `workers` processes; replace those that a file crashed or blocked for `seconds`."""
-    left = iter(paths)
+    in_time, left = partial(_in_time, examine, root, seconds), iter(paths)
     while batch := list(islice(left, workers * _PATHS_PER_WORKER)):
         with worker_pool(workers) as pool:
             while batch:
                 num_found = 0
                 try:
-                    for found in pool.map(partial(_in_time, examine, root, seconds), batch):
+                    for found in pool.map(in_time, batch):
                         num_found += 1
                         yield found
                 except BrokenProcessPool:
-                    yield from (_alone(examine, root, seconds, path) for path in batch[num_found:])
+                    yield from (_alone(in_time, path, seconds) for path in batch[num_found:])
                     break
                 batch = list(islice(left, workers * _PATHS_PER_WORKER))
 
 
-def _alone(examine: Examine, root: str, seconds: float, path: str) -> Found:
+def _alone(in_time: Callable[[str], Found], path: str, seconds: float) -> Found:
     began = time.monotonic()
     with worker_pool(1) as pool:
         try:
-            return pool.submit(_in_time, examine, root, seconds, path).result()
+            return pool.submit(in_time, path).result()
         except BrokenProcessPool:
             if time.monotonic() - began > seconds:
                 return DecodeError(path, f"is not read within {seconds:g} s: its reader never came back")
@@ -110,7 +107,7 @@ def _alone(examine: Examine, root: str, seconds: float, path: str) -> Found:
 
 
 def _in_time(examine: Examine, root: str, seconds: float, path: str) -> Found:
-    """Examine a path in a worker. SIGALRM, which has no handler, kills it where a decoder never returns."""
+    """Examine a path in a worker. SIGALRM, which has no handler, kills it if a decoder never returns."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         return examine(root, path)
@@ -118,39 +115,39 @@ def _in_time(examine: Examine, root: str, seconds: float, path: str) -> Found:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
+@dataclass(frozen=True)
 class Journal:
-    """The findings for files below `root`; all ranks share the folder, and each appends to a file of its own."""
+    """The findings for files below `root`; all ranks share the folder, and each appends to its own file."""
 
-    def __init__(self, folder: Path, root: str) -> None:
-        self._folder, self._root = folder, root
+    folder: Path
+    root: str
 
     def read(self, paths: Collection[str]) -> dict[str, Found]:
-        wanted = set(paths)
-        found: dict[str, Found] = {}
-        for line in chain.from_iterable(f.read_bytes().splitlines() for f in sorted(self._folder.glob("*.jsonl"))):
+        asked, found = set(paths), dict[str, Found]()
+        for line in chain.from_iterable(f.read_bytes().splitlines() for f in sorted(self.folder.glob("*.jsonl"))):
             try:
                 record = json.loads(line)
             except ValueError:  # the process was killed while it wrote this line
                 continue
             path = record["path"]
-            if path in wanted and record["state"] == _state(self._root, path):
+            if path in asked and record["state"] == _state(self.root, path):
                 found[path] = DecodeError(path, record["error"]) if "error" in record else Facts(**record["facts"])
         return found
 
     def add(self, rank: int, path: str, found: Found) -> None:
         what = {"error": found.reason} if isinstance(found, DecodeError) else {"facts": asdict(found)}
-        record = {"path": path, "state": _state(self._root, path), **what}
-        self._folder.mkdir(parents=True, exist_ok=True)
-        journal = self._folder / f"{rank:06}.jsonl"
+        record = {"path": path, "state": _state(self.root, path)} | what
+        self.folder.mkdir(parents=True, exist_ok=True)
+        journal = self.folder / f"{rank:06}.jsonl"
         with naming(journal), open(journal, "ab") as file:
             file.write(b"\n" + json.dumps(record).encode())  # the line before may be incomplete
 
     def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _state(root: str, path: str) -> list[int] | None:
-    """Return a file's size in bytes and its modification time in ns, None where there is none."""
+    """Return a file's size in bytes and its modification time in ns, None without a file."""
     try:
         status = os.stat(os.path.join(root, path))
     except (OSError, ValueError):
@@ -158,15 +155,15 @@ def _state(root: str, path: str) -> list[int] | None:
     return [status.st_size, status.st_mtime_ns]
 
 
-# The result: rows of a manifest, or the clips of one that should not be trained on.
+# The result: rows of a manifest, or its clips that should not be trained on.
 
 
 @dataclass(frozen=True)
 class Listing:
     """The videos to decode: rows with a path relative to `root` and a label.
 
-    classes: their names, label by label, None where the labels come from a manifest. skipped: the number of files of
-    each extension that is not a video's.
+    classes: their names, label by label, None if the labels come from a manifest. skipped: the number of files of each
+    extension that is not a video's.
     """
 
     root: Path
@@ -178,29 +175,27 @@ class Listing:
 def list_videos(source: str | Path, root: str | Path | None = None) -> Listing:
     """List the videos to index.
 
-    source: a folder with a folder for each class; a folder of videos, which is one class with the folder's
-    name; or a manifest, whose columns are kept and whose paths are relative to `root`
-    (default: the manifest's folder). Raises UserError where there is no video, and for videos beside class
-    folders: their class is unknown.
+    source: a folder with a folder for each class; a folder of videos, which is one class with the folder's name; or a
+    manifest, whose columns are kept and whose paths are relative to `root` (default: the manifest's folder). Raises
+    UserError without a video, and for videos next to class folders: their class is unknown.
     """
     source = Path(source)
     if not source.is_dir():
         manifest = read_manifest(source)
         return Listing(Path(root or source.parent), list(read_rows(manifest)), manifest.classes, Counter())
     entries = sorted(os.scandir(source), key=lambda entry: entry.name)
-    beside = [ManifestRow(entry.name, 0) for entry in entries if entry.is_file() and is_video(entry.name)]
+    loose = [ManifestRow(entry.name, 0) for entry in entries if entry.is_file() and is_video(entry.name)]
     has_folders = any(entry.is_dir() and not entry.name.startswith(".") for entry in entries)
     cells = folder_table(source).cells if has_folders else {"path": [], "label": []}
     rows = [ManifestRow(path, int(label)) for path, label in zip(cells["path"], cells["label"], strict=True)]
-    if rows and beside:
-        path = source / beside[0].path
-        raise UserError(f"{path}: is next to class folders; move it into the folder of its class")
-    if not rows and not beside:
+    if rows and loose:
+        raise UserError(f"{source / loose[0].path}: is next to class folders; move it into the folder of its class")
+    if not rows and not loose:
         raise UserError(f"{source}: no video in it, no name with {', '.join(VIDEO_EXTENSIONS)}")
     classes = class_folders(source) if rows else (source.resolve().name,)
     others = (file for _, _, files in os.walk(source) for file in files if not is_video(file))
     skipped = Counter(os.path.splitext(file)[1].lower() or "none" for file in others)
-    return Listing(source, rows or beside, classes, skipped)
+    return Listing(source, rows or loose, classes, skipped)
 
 
 def with_facts(row: ManifestRow, found: Found) -> ManifestRow | DecodeError:
@@ -209,14 +204,14 @@ def with_facts(row: ManifestRow, found: Found) -> ManifestRow | DecodeError:
         return found
     try:
         row.span.frames(row.path, found.num_frames)
-    except SpanError as error:
+    except DecodeError as error:
         return error
     return replace(row, **asdict(found))
 
 
 def clip_frames(row: ManifestRow) -> int:
     """Return the number of frames of a clip whose file was found, a span's own."""
-    return row.span.num_frames(row.path, row.num_frames or 0)
+    return len(row.span.frames(row.path, row.num_frames or 0))
 
 
 @dataclass(frozen=True)
@@ -239,47 +234,45 @@ class Summary:
 
 def summarise(rows: Sequence[ManifestRow | DecodeError], min_frames: int = 1) -> Summary:
     """Sort the rows of an index; those with fewer than `min_frames` frames are left out."""
-    bad = {(row.path, span_of(row)): row for row in rows if isinstance(row, DecodeError)}.values()
+    bad = {(row.path, row.span): row for row in rows if isinstance(row, DecodeError)}.values()
     good = [row for row in rows if isinstance(row, ManifestRow)]
-    short = {(row.path, row.span): clip_frames(row) for row in good if clip_frames(row) < min_frames}
-    rows_left = [row for row in good if (row.path, row.span) not in short]
+    short = {(row.path, row.span): count for row in good if (count := clip_frames(row)) < min_frames}
+    kept = [row for row in good if clip_frames(row) >= min_frames]
     by_digest = defaultdict[str | None, dict[str, None]](dict)  # dicts keep the order
-    for row in rows_left:
+    for row in kept:
         by_digest[row.sha256][row.path] = None
     return Summary(
-        rows_left,
+        kept,
         [error for error in bad if error.reason == MISSING],
         [error for error in bad if error.reason != MISSING],
         [
-            located_error(path, f"has {count} frames, fewer than {min_frames}", span)
+            DecodeError(path, f"has {count} frames, fewer than {min_frames}", span)
             for (path, span), count in short.items()
         ],
         tuple((path, first) for first, *others in by_digest.values() for path in others),
     )
 
 
-def compare(manifest: Manifest, clip: int, found: Found) -> DecodeError | None:
-    """Return why a clip should not be trained on, given the finding for its file; None where it may be."""
-    path = manifest.path(clip)
+def bad_clips(manifest: Manifest, found: Mapping[str, Found]) -> list[DecodeError]:
+    """Return the clips that should not be trained on, each file or bad span of one once, given each path's finding."""
+    errors = dict[tuple[str, Span], DecodeError]()
+    for clip in range(len(manifest)):
+        error = _compared(manifest, clip, found[manifest.path(clip)])
+        if error is not None:
+            errors.setdefault((error.path, error.span), error)
+    return list(errors.values())
+
+
+def _compared(manifest: Manifest, clip: int, found: Found) -> DecodeError | None:
+    path, digest, num_frames = manifest.path(clip), manifest.sha256(clip), manifest.num_frames(clip)
     if isinstance(found, DecodeError):
         return DecodeError(path, found.reason)
-    digest, num_frames = manifest.sha256(clip), manifest.num_frames(clip)
     if digest is not None and digest.hex() != found.sha256:
         return DecodeError(path, "has changed since it was indexed: its SHA-256 is not the manifest's")
     if num_frames not in (None, found.num_frames):
         return DecodeError(path, f"has {found.num_frames} frames, but the manifest says {num_frames}")
     try:
         manifest.span(clip).frames(path, found.num_frames)
-    except SpanError as error:
+    except DecodeError as error:
         return error
     return None
-
-
-def bad_clips(manifest: Manifest, found: Mapping[str, Found]) -> list[DecodeError]:
-    """Return the bad clips of a manifest, each file or bad span of one once. found: by path."""
-    errors = dict[tuple[str, Span], DecodeError]()
-    for clip in range(len(manifest)):
-        error = compare(manifest, clip, found[manifest.path(clip)])
-        if error is not None:
-            errors.setdefault((error.path, span_of(error)), error)
-    return list(errors.values())

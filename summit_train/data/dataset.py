@@ -32,10 +32,10 @@ class Dataset:
 
     @classmethod
     def open(cls, spec: Spec, which: str) -> Dataset:
-        """Open data.train or data.val. Raises UserError where it is missing, wrong or damaged."""
+        """Open data.train or data.val. Raises UserError if it is missing, wrong or damaged."""
         path = {"train": spec.data.train, "val": spec.data.val}[which]
         if not Path(path).exists():
-            raise UserError(f"data.{which}: there is no {path} (relative paths start at {Path.cwd()})")
+            raise UserError(f"data.{which}: {path} not found (relative paths start at {Path.cwd()})")
         manifest = read_manifest(path)
         manifest.check_labels(spec.model.num_classes)
         store = open_store(spec.data, manifest)
@@ -46,7 +46,7 @@ class Dataset:
 
     @property
     def clips(self) -> NDArray[np.int64]:
-        """Return the clips in use, rising."""
+        """The clips in use, rising."""
         return self.shard(0, 1)
 
     def shard(self, rank: int, ranks: int) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ Every frame is a key frame: between key frames an encoder leaves traces of the m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -41,11 +41,11 @@ Picture = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class MotionSet:
-    """The settings of the set.
+    """The settings of the set. Raises UserError for values out of range.
 
     size: pixels of a side; num_frames: of a video; num_classes: 2 to 8 directions, or 2 or 6 orders (of two or three
-    colours); difficulty: 0 to 1, more of it means more noise, a stronger background, more still objects in the way, a
-    smaller object and a wider range of speeds. Raises UserError for others.
+    colours); kind: of KINDS; difficulty: 0 to 1, more of it means more noise, a stronger background, more still objects
+    in the way, a smaller object and a wider range of speeds.
     """
 
     size: int = 64
@@ -56,8 +56,6 @@ class MotionSet:
     difficulty: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UserError(f"kind is {self.kind!r}: choose one of {', '.join(KINDS)}")
         if self.kind == "direction" and not 2 <= self.num_classes <= MAX_DIRECTIONS:
             raise UserError(f"classes is {self.num_classes}: choose 2 to {MAX_DIRECTIONS} directions")
         if self.kind == "order" and self.num_classes not in (2, 6):
@@ -69,14 +67,12 @@ class MotionSet:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Return the classes' names, label by label."""
+        """The classes' names, label by label."""
         if self.kind == "order":
-            return tuple("-".join(order) for order in self._orders())
+            colours = list(_COLOURS)[: 2 if self.num_classes == 2 else 3]
+            return tuple(map("-".join, permutations(colours)))
         angles = [360 * label / self.num_classes for label in range(self.num_classes)]
         return tuple(_COMPASS.get(angle, f"{angle:.0f} degrees") for angle in angles)
-
-    def _orders(self) -> list[tuple[str, ...]]:
-        return list(permutations(list(_COLOURS)[: 2 if self.num_classes == 2 else 3]))
 
     def video(self, split: str, number: int) -> tuple[NDArray[np.uint8], int]:
         """Return video `number` of a split: uint8 RGB (T, size, size, 3) and its label; labels take turns."""
@@ -86,7 +82,7 @@ class MotionSet:
         if self.kind == "direction":
             frames = self._moving(still, 2 * math.pi * label / self.num_classes, generator)
         else:
-            frames = self._flashing(still, self._orders()[label], generator)
+            frames = self._flashing(still, self.classes[label].split("-"), generator)
         noise = generator.normal(0, 2 + 28 * self.difficulty, frames.shape)
         return np.clip(np.rint(frames + noise), 0, 255).astype(np.uint8), label
 
@@ -94,8 +90,7 @@ class MotionSet:
         """Return a background of soft colour patches with still objects on it: (size, size, 3)."""
         picture = 110 + (12 + 70 * self.difficulty) * _patches(self.size, generator)
         for _ in range(generator.binomial(6, self.difficulty / 2)):
-            radius = self.size * generator.uniform(0.05, 0.1)
-            thing = _Thing(radius, generator)
+            thing = _Thing(self.size * generator.uniform(0.05, 0.1), generator)
             picture = thing.over(picture, *generator.uniform(0, self.size, 2))
         return picture
 
@@ -113,7 +108,7 @@ class MotionSet:
         places = zip(x + steps * math.cos(angle), y - steps * math.sin(angle), strict=True)
         return np.stack([thing.over(still, *place) for place in places])
 
-    def _flashing(self, still: Picture, order: tuple[str, ...], generator: np.random.Generator) -> Picture:
+    def _flashing(self, still: Picture, order: Sequence[str], generator: np.random.Generator) -> Picture:
         """Return frames in which objects appear in turn, in the colours of `order`: (T, size, size, 3)."""
         frames = np.repeat(still[None], self.num_frames, axis=0)
         slot = self.num_frames / len(order)
@@ -162,7 +157,7 @@ class _Thing:
             return np.abs(np.hypot(u, v) - 0.7 * radius) - 0.3 * radius
         if self.shape == "square":
             return np.maximum(u, v) - 0.85 * radius
-        return np.maximum(np.maximum(u, v) - radius, np.minimum(u, v) - 0.35 * radius)
+        return np.maximum(np.maximum(u, v) - radius, np.minimum(u, v) - 0.35 * radius)  # cross
 
 
 def _patches(size: int, generator: np.random.Generator) -> Picture:
@@ -181,8 +176,7 @@ def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: Moti
     Paths in the manifests are relative to `out`; the classes' counts differ by one at most. The same arguments write
     the same bytes. A manifest appears after all of its videos. Raises UserError for fewer videos than classes.
     """
-    least = videos.num_classes
-    if min(num_train, num_val) < least:
+    if min(num_train, num_val) < (least := videos.num_classes):
         raise UserError(f"train {num_train}, val {num_val}: each needs one video a class at least, {least}")
     folder = Path(out)
     (folder / "videos").mkdir(parents=True, exist_ok=True)

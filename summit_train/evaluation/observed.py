@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from summit_train.core.errors import UserError
 from summit_train.core.saved import give_weights
-from summit_train.data.batches.whole import ObservedFrames, StreamedFrames, whole_videos
-from summit_train.data.video.augment import num_observed
+from summit_train.data.batches.whole import whole_videos
+from summit_train.data.video.augment import num_observed, observed_frames, stream_frames
 from summit_train.data.video.source import DecodeError
 from summit_train.evaluation.evaluation import read_weights
 from summit_train.evaluation.scores import Scores
@@ -31,6 +33,7 @@ from summit_train.evaluation.scoring import (
     view_logits,
 )
 from summit_train.models.precision import Normalise, parameter_type
+from summit_train.spec import DataSpec
 from summit_train.spec.catalog import stream_problem
 
 TENTHS = tuple(Fraction(tenth, 10) for tenth in range(1, 11))
@@ -109,16 +112,15 @@ def _observed_scores(
     """
     spec, dataset = scorer.spec, scorer.dataset
     normalise = Normalise(parameter_type(spec.precision), scorer.device, spec.data.input)
-    streamed = None if streamer is None else StreamedFrames(spec.data)
-    frames = ObservedFrames(spec.data, fractions, streamed)
+    frames = partial(_frames, spec.data, fractions, streamer is not None)
     for video in whole_videos(spec.data, spec.evaluate, dataset.store, videos, frames):
         average: StreamAverage | None = None
         try:
-            number = video.num_frames
-            clips, kept = frames.clips(number), dict[int, torch.Tensor]()
-            if streamer is not None and streamed is not None:
+            number, kept = video.first.num_frames, dict[int, torch.Tensor]()
+            clips = observed_frames(number, fractions, spec.data.num_frames)
+            if streamer is not None:
                 edges = [num_observed(number, fraction) for fraction in fractions]
-                average = StreamAverage(streamer, streamed.in_order(number).tolist(), edges)
+                average = StreamAverage(streamer, stream_frames(spec.data, number).tolist(), edges)
             of_clips = set(clips.ravel().tolist())
             for block in video.blocks():
                 for place, frame in enumerate(block.numbers.tolist()):
@@ -137,6 +139,12 @@ def _observed_scores(
             check_finite(average.at_edges(0.0), dataset.manifest.path(video.video), source)
             curves.append(average.at_edges())
         yield np.stack(curves)
+
+
+def _frames(data: DataSpec, fractions: tuple[Fraction, ...], is_streamed: bool, num_frames: int) -> NDArray[np.int64]:
+    """Return the frames of the clips of each fraction, and those of the stream."""
+    clips = observed_frames(num_frames, fractions, data.num_frames).ravel()
+    return np.concatenate([clips, stream_frames(data, num_frames)]) if is_streamed else clips
 
 
 def _curves(found: Scores, fractions: Sequence[Fraction]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -23,9 +24,10 @@ from summit_train.core.watch import Ballot, Stopped, StopRequest
 from summit_train.data.bad_clips import check_test, record_test
 from summit_train.data.batches.loader import BadClip, test_batches
 from summit_train.data.batches.stores import Store
-from summit_train.data.batches.whole import FrameBlock, StreamedFrames, WholeVideo, whole_videos
+from summit_train.data.batches.whole import FrameBlock, WholeVideo, whole_videos
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest
+from summit_train.data.video.augment import stream_frames
 from summit_train.data.video.source import DecodeError
 from summit_train.evaluation.scores import PREDICTIONS, Scores
 from summit_train.models.network import build_network
@@ -262,10 +264,11 @@ def stream_scores(streamer: Streamer, spec: Spec, store: Store, videos: Sequence
 
     Source: the TSM paper (journal version), section 5.5.1 and Table 7: "the prediction averaged from all the frames".
     """
-    frames = StreamedFrames(spec.data)
+    frames = partial(stream_frames, spec.data)
     for video in whole_videos(spec.data, spec.evaluate, store, videos, frames):
         try:
-            average = StreamAverage(streamer, frames.in_order(video.num_frames).tolist(), [video.num_frames])
+            number = video.first.num_frames
+            average = StreamAverage(streamer, frames(number).tolist(), [number])
             for block in video.blocks():
                 average.add(block)
         except DecodeError as error:

@@ -55,7 +55,7 @@ def test_index_writes_the_good_and_names_the_bad(folder: Path, say: Say) -> None
     manifest = read_manifest(out)
     assert [manifest.path(index) for index in range(len(manifest))] == ["jump/a.mp4", "walk/b.mp4"]
     assert manifest.classes == ("jump", "walk")
-    assert "left out, unreadable: 1\n  jump/torn.mp4: is no video" in printed
+    assert "left out, unreadable: 1\n  jump/torn.mp4: is not a video" in printed
     assert "2 videos, 6 frames, 2 classes" in printed
     assert "the same bytes as another: 1\n  walk/b.mp4 = jump/a.mp4" in printed
     assert read_quarantine(folder.parent / "list.left_out.csv")[0].path == "jump/torn.mp4"
@@ -67,7 +67,7 @@ def test_index_of_nothing_usable_writes_nothing(tmp_path: Path, say: Say) -> Non
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "a.mp4").write_text("x")
     status, out, err = say("data", "index", tmp_path / "set", "--out", tmp_path / "list.csv", "--workers", 0)
-    assert status == 2 and "a.mp4: is no video" in out and "contains no video that can be used" in err
+    assert status == 2 and "a.mp4: is not a video" in out and "contains no video that can be used" in err
     assert not (tmp_path / "list.csv").exists()
 
 

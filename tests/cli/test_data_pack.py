@@ -107,7 +107,7 @@ def test_clips_that_cannot_be_packed_are_all_named(manifest: Path, pack: Say) ->
         (manifest.parent / "videos" / f"{number}.mp4").write_text("x")
     status, _, said = pack("--kind", "jpeg", "--workers", 0)
     assert status == 2 and "2 clips cannot be packed; leave them out of the manifest" in said
-    assert "\n  0.mp4: is no video" in said and "\n  2.mp4: is no video" in said
+    assert "\n  0.mp4: is not a video" in said and "\n  2.mp4: is not a video" in said
 
 
 @pytest.mark.parametrize(

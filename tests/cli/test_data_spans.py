@@ -13,7 +13,7 @@ from summit_train.data import check
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.quarantine import read_quarantine
 from summit_train.data.video.encode import write_video
-from summit_train.data.video.span import Span, span_of
+from summit_train.data.video.span import Span
 
 
 @pytest.fixture
@@ -50,12 +50,12 @@ def test_index_decodes_and_hashes_a_file_once(
     assert "a.mp4: has 20 frames, and the span 15:21 does not lie among them" in printed
     left_out = read_quarantine(listed.parent / "indexed.left_out.csv")
     spans = [("a.mp4", Span(15, 21)), ("a.mp4", Span(20)), ("torn.mp4", Span()), ("a.mp4", Span(0, 8))]
-    assert [(error.path, span_of(error)) for error in left_out] == spans
+    assert [(error.path, error.span) for error in left_out] == spans
 
 
 def test_scan_names_spans_outside_their_file(listed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = listed.parent / "bad.csv"
     assert main(["data", "scan", str(listed), "--out", str(bad), "--workers", "0"]) == 0
-    found = [(error.path, span_of(error)) for error in read_quarantine(bad)]
+    found = [(error.path, error.span) for error in read_quarantine(bad)]
     assert found == [("a.mp4", Span(15, 21)), ("a.mp4", Span(20)), ("torn.mp4", Span())]
     assert "2 videos decoded for 6 clips, 3 bad" in capsys.readouterr().out

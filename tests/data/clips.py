@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import av
+import numpy as np
 
 from summit_train.data.batches.stores import Store
 from summit_train.data.video import decode
-from summit_train.data.video.clips import Choose, Frames, ViewOf, read_views, single
+from summit_train.data.video.augment import View
+from summit_train.data.video.clips import Choose, Frames, read_views
 from summit_train.data.video.source import Encoded, VideoInfo
 
+ViewOf = Callable[[int, int], View]
 Video = Encoded | str | os.PathLike[str]
 
 
@@ -21,11 +28,25 @@ def probe(video: Video, *limits: Any) -> VideoInfo:
     return decode.probe(encoded(video), *limits)
 
 
+def _single(choose: Choose, view_of: ViewOf) -> tuple[Choose, Callable[[int, int], list[View]]]:
+    return lambda n: choose(n)[None], lambda w, h: [view_of(w, h)]
+
+
 def read_clip(video: Video, choose: Choose, view_of: ViewOf, num_frames: int | None = None, **how: Any) -> Frames:
-    clip: Frames = read_views(encoded(video), *single(choose, view_of), num_frames, **how)[0]
+    clip: Frames = read_views(encoded(video), *_single(choose, view_of), num_frames, **how)[0]
     return clip
 
 
 def stored_clip(store: Store, clip: int, choose: Choose, view_of: ViewOf) -> Frames:
-    found: Frames = store.read_views(clip, *single(choose, view_of))[0]
+    found: Frames = store.read_views(clip, *_single(choose, view_of))[0]
     return found
+
+
+def write_sound(path: Path) -> None:
+    """A file without a video stream."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("aac", rate=16000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 16000), np.float32), "fltp", "mono")
+        frame.sample_rate = 16000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))

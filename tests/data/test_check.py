@@ -14,11 +14,12 @@ import pytest
 
 from summit_train.core.errors import UserError
 from summit_train.data.check import (
+    Examine,
     Facts,
     Found,
     Journal,
     Listing,
-    compare,
+    bad_clips,
     examine,
     list_videos,
     spread,
@@ -47,17 +48,20 @@ def _hang_at_b(root: str, path: str) -> Found:
     return FACTS
 
 
-def test_a_file_that_kills_its_process_is_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("summit_train.data.check._PATHS_PER_WORKER", 2)  # a new pool is wanted behind "b"
-    found = list(spread(_die_of_b, "", "abcd", workers=1))
-    assert str(found[1]) == "b: decoding it kills the process"
-    assert [found[0], *found[2:]] == [FACTS] * 3
-
-
-def test_a_file_that_holds_its_process_is_named_and_the_rest_goes_on() -> None:
-    found = list(spread(_hang_at_b, "", "abc", workers=2, seconds=1.5))
-    assert str(found[1]) == "b: is not read within 1.5 s: its reader never came back"
-    assert [found[0], found[2]] == [FACTS, FACTS]
+@pytest.mark.parametrize(
+    ("examine_b", "message"),
+    [
+        (_die_of_b, "decoding it kills the process"),
+        (_hang_at_b, "is not read within 1.5 s: its reader never came back"),
+    ],
+)
+def test_a_file_that_kills_or_holds_its_process_is_named_and_the_rest_follows(
+    monkeypatch: pytest.MonkeyPatch, examine_b: Examine, message: str
+) -> None:
+    monkeypatch.setattr("summit_train.data.check._PATHS_PER_WORKER", 2)  # "c" needs a new pool
+    found = list(spread(examine_b, "", "abc", workers=1, seconds=1.5))
+    assert str(found[1]) == f"b: {message}"
+    assert [found[0], *found[2:]] == [FACTS] * 2
 
 
 def test_the_error_of_a_frame_says_which_frame(tmp_path: Path) -> None:
@@ -147,18 +151,11 @@ def test_class_folders_become_rows_with_what_decoding_found(folder: Path) -> Non
     assert listing.skipped == Counter({".txt": 1})
     digest = hashlib.sha256((folder / "walk/b.mp4").read_bytes()).hexdigest()
     rows = [row for row in found if isinstance(row, ManifestRow)]
-    assert [(row.path, row.label, row.num_frames) for row in rows] == [
-        ("run/deep/c.avi", 0, 3),
-        ("walk/a.mkv", 1, 4),
-        ("walk/b.mp4", 1, 5),
-    ]
+    expected = [("run/deep/c.avi", 0, 3), ("walk/a.mkv", 1, 4), ("walk/b.mp4", 1, 5)]
+    assert [(row.path, row.label, row.num_frames) for row in rows] == expected
+    bad = [error for error in found if isinstance(error, DecodeError)]
+    assert [error.path for error in bad] == ["run/bad.mp4", "run/empty.mp4"] and bad[1].reason == "is empty"
     assert rows[2] == ManifestRow("walk/b.mp4", 1, 5, 10.0, 32, 16, sha256=digest, duration=0.5, codec="h264")
-
-
-def test_files_that_are_no_videos_are_named_with_the_reason(folder: Path) -> None:
-    bad = [error for error in index_videos(list_videos(folder), workers=0) if isinstance(error, DecodeError)]
-    assert [error.path for error in bad] == ["run/bad.mp4", "run/empty.mp4"]
-    assert bad[1].reason == "is empty"
 
 
 def test_worker_processes_find_the_same_in_the_same_order(folder: Path) -> None:
@@ -191,30 +188,27 @@ def test_a_manifest_keeps_its_labels_groups_and_directions(tmp_path: Path, folde
     assert (second.label, second.group, second.reversed, second.num_frames) == (0, None, False, 3)
 
 
-def test_videos_beside_class_folders_are_refused(folder: Path) -> None:
-    _video(folder / "stray.mp4")
-    with pytest.raises(UserError, match=r"stray\.mp4: is next to class folders"):
-        list_videos(folder)
-
-
-def test_a_folder_without_videos_is_refused(tmp_path: Path) -> None:
+def test_videos_next_to_class_folders_and_folders_without_any_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(UserError, match="no video in it"):
+        list_videos(tmp_path)
+    for name in ("walk/a.mp4", "stray.mp4"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match=r"stray\.mp4: is next to class folders"):
         list_videos(tmp_path)
 
 
 # What becomes of them.
 
 
-def _rows(*rows: tuple[str, int, str]) -> list[ManifestRow | DecodeError]:
-    return [ManifestRow(path, 0, num_frames, sha256=digest) for path, num_frames, digest in rows]
-
-
 def test_the_summary_sorts_out_what_is_left_out_and_why() -> None:
-    rows = _rows(("a", 9, "1"), ("b", 3, "2"), ("c", 9, "1"), ("d", 9, "1"))
+    found = [("a", 9, "1"), ("b", 3, "2"), ("c", 9, "1"), ("d", 9, "1")]
+    rows = [ManifestRow(path, 0, num_frames, sha256=digest) for path, num_frames, digest in found]
+    rows.append(replace(rows[0], reversed=True))  # a video in both directions is not a copy of itself
     bad = [DecodeError("e", "No such file or directory"), DecodeError("f", "is empty")]
     summary = summarise([*bad, *rows], min_frames=4)
-    assert [row.path for row in summary.rows] == ["a", "c", "d"]
+    assert [row.path for row in summary.rows] == ["a", "c", "d", "a"]
     assert [str(error) for error in summary.left_out] == [
         "e: No such file or directory",
         "f: is empty",
@@ -223,22 +217,18 @@ def test_the_summary_sorts_out_what_is_left_out_and_why() -> None:
     assert summary.copies == (("c", "a"), ("d", "a"))
 
 
-def test_a_video_in_both_directions_is_no_copy_of_itself() -> None:
-    assert summarise([*_rows(("a", 9, "1")), replace(ManifestRow("a", 1, 9, sha256="1"), reversed=True)]).copies == ()
-
-
 def test_a_scan_holds_the_files_to_the_manifest(tmp_path: Path) -> None:
     facts = Facts(9, 25.0, 32, 16, 0.36, "h264", "ab" * 32)
     write_manifest(tmp_path / "list.csv", [ManifestRow("a", 0, 9, sha256="ab" * 32), ManifestRow("b", 0)])
     manifest = read_manifest(tmp_path / "list.csv")
-    assert compare(manifest, 0, facts) is None and compare(manifest, 1, facts) is None
+    assert bad_clips(manifest, {"a": facts, "b": facts}) == []
     for found, reason in (
         (replace(facts, sha256="cd" * 32), "has changed since it was indexed: its SHA-256 is not the manifest's"),
         (replace(facts, num_frames=8), "has 8 frames, but the manifest says 9"),
         (DecodeError("elsewhere", "is empty"), "is empty"),
     ):
-        error = compare(manifest, 0, found)
-        assert error is not None and (error.path, error.reason) == ("a", reason)
+        (error,) = bad_clips(manifest, {"a": found, "b": facts})
+        assert (error.path, error.reason) == ("a", reason)
 
 
 @needs_clips

@@ -12,7 +12,7 @@ from summit_train.core.errors import UserError
 from summit_train.data.manifest import read_manifest
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.data.video.augment import View
-from tests.data.clips import probe, read_clip
+from tests.data.clips import read_clip
 
 
 def _places(frames: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -67,27 +67,25 @@ def test_the_order_says_nothing_when_the_frames_are_shuffled() -> None:
     # Each colour is on for as long in either class, on average.
     videos = MotionSet(kind="order", num_classes=2, difficulty=0, size=16)
     on = np.zeros((2, 2))
-    for number in range(400):
+    for number in range(200):
         frames, label = videos.video("train", number)
         red_minus_blue = (frames[..., 0].astype(int) - frames[..., 2])[..., None]
         on[label] += [(red_minus_blue > 60).any((1, 2)).sum(), (red_minus_blue < -60).any((1, 2)).sum()]
-    np.testing.assert_allclose(on[0], on[1], rtol=0.06)
+    np.testing.assert_allclose(on[0], on[1], rtol=0.1)
 
 
 def test_the_same_key_draws_the_same_video_and_others_do_not() -> None:
     videos = MotionSet(size=32, num_frames=8)
     frames, _ = videos.video("train", 5)
     np.testing.assert_array_equal(frames, MotionSet(size=32, num_frames=8).video("train", 5)[0])
-    others = [
-        videos.video("val", 5),
-        videos.video("train", 9),
-        MotionSet(size=32, num_frames=8, seed=1).video("train", 5),
-    ]
-    assert all((frames != other).mean() > 0.5 for other, _ in others)
+    other_seed = MotionSet(size=32, num_frames=8, seed=1)
+    for other, _ in (videos.video("val", 5), videos.video("train", 9), other_seed.video("train", 5)):
+        assert (frames != other).mean() > 0.5
 
 
-def test_a_set_is_whole_balanced_and_readable(tmp_path: Path) -> None:
-    rows = list(write_motion_set(tmp_path / "set", 10, 5, MotionSet(size=32, num_frames=9)))
+def test_a_set_is_whole_balanced_readable_and_what_was_drawn(tmp_path: Path) -> None:
+    videos = MotionSet(num_frames=9, difficulty=0)
+    rows = list(write_motion_set(tmp_path / "set", 10, 5, videos))
     train, val = (read_manifest(tmp_path / "set" / f"{split}.csv") for split in ("train", "val"))
     assert (len(rows), len(train), len(val)) == (15, 10, 5)
     assert train.classes == ("right", "up", "left", "down")
@@ -95,24 +93,17 @@ def test_a_set_is_whole_balanced_and_readable(tmp_path: Path) -> None:
     assert all(train.num_frames(index) == 9 for index in range(10))
     paths = {manifest.path(index) for manifest in (train, val) for index in range(len(manifest))}
     assert paths == {f"videos/{path.name}" for path in (tmp_path / "set" / "videos").iterdir()}
-    info = probe(tmp_path / "set" / train.path(0))
-    assert (info.num_frames, info.width, info.height) == (9, 32, 32)
-
-
-def test_a_written_video_is_what_was_drawn(tmp_path: Path) -> None:
-    videos = MotionSet(difficulty=0)
-    for row in write_motion_set(tmp_path, 4, 4, videos):
+    for row in rows[::3]:
         split, number = row.path[len("videos/") :].removesuffix(".mp4").split("_")
         drawn, label = videos.video(split, int(number))
-        read = read_clip(tmp_path / row.path, np.arange, lambda w, h: View(w, h, 0, 0, w, h), row.num_frames)
+        read = read_clip(tmp_path / "set" / row.path, np.arange, lambda w, h: View(w, h, 0, 0, w, h), row.num_frames)
         assert row.label == label
         assert np.abs(read.astype(int) - drawn).mean() < 6  # half of it is colour at half resolution
 
 
 def test_the_same_arguments_write_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        for _ in write_motion_set(tmp_path / name, 4, 4, MotionSet(size=16, num_frames=4, seed=3)):
-            pass
+        list(write_motion_set(tmp_path / name, 4, 4, MotionSet(size=16, num_frames=4, seed=3)))
     files = [path.relative_to(tmp_path / "a") for path in sorted((tmp_path / "a").rglob("*.*"))]
     assert len(files) == 11
     assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
@@ -121,7 +112,6 @@ def test_the_same_arguments_write_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kind": "colour"}, "kind is 'colour'"),
         ({"num_classes": 1}, "choose 2 to 8"),
         ({"num_classes": 9}, "choose 2 to 8"),
         ({"kind": "order", "num_classes": 4}, "choose 2 or 6"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 from summit_train.core.errors import UserError
 from summit_train.data.batches import whole
 from summit_train.data.batches.stores import open_store
-from summit_train.data.batches.whole import StreamedFrames, whole_videos
+from summit_train.data.batches.whole import whole_videos
 from summit_train.data.manifest import read_manifest
+from summit_train.data.video.augment import stream_frames
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import load_spec
 from summit_train.training.run import fresh_model
@@ -48,7 +50,7 @@ def test_dense_frames_are_every_strides_to_the_end(write_spec: WriteSpec, tmp_pa
     path = write_spec(model={"shift_direction": "past"}, data=data)
     seven = load_spec(path)
     three = load_spec(path, ["evaluate.mode=stream", "data.num_frames=3"])
-    assert StreamedFrames(three.data).in_order(25).tolist() == [0, 4, 8, 12, 16, 20, 24]
+    assert stream_frames(three.data, 25).tolist() == [0, 4, 8, 12, 16, 20, 24]
     model, short = network_of(seven), fresh_model(three, CPU)
     short.load_state_dict(model.state_dict())
     assert_near(score(three, short).scores, score(seven, model).scores, 1e-5)
@@ -64,9 +66,8 @@ def test_a_long_video_is_read_in_pieces(
     at_once = score(spec, model)
     monkeypatch.setattr(whole, "PICTURES_AT_ONCE", 10)
     store = open_store(spec.data, read_manifest(spec.data.val))
-    found = [
-        list(one.blocks()) for one in whole_videos(spec.data, spec.evaluate, store, [0, 1], StreamedFrames(spec.data))
-    ]
+    frames = partial(stream_frames, spec.data)
+    found = [list(one.blocks()) for one in whole_videos(spec.data, spec.evaluate, store, [0, 1], frames)]
     assert [[block.numbers.tolist() for block in blocks] for blocks in found] == [
         [list(range(10)), list(range(10, 20)), list(range(20, 25))],
         [list(range(10))],
@@ -83,7 +84,7 @@ def test_pieces_of_a_video_with_fewer_frames_than_its_manifest_says(
     spec = load_spec(write_spec(data={"val": str(path)}))
     monkeypatch.setattr(whole, "PICTURES_AT_ONCE", 10)
     store = open_store(spec.data, read_manifest(path))
-    (one,) = whole_videos(spec.data, spec.evaluate, store, [0], StreamedFrames(spec.data))
+    (one,) = whole_videos(spec.data, spec.evaluate, store, [0], partial(stream_frames, spec.data))
     assert [(block.num_frames, len(block.numbers)) for block in one.blocks()] == [(25, 10), (25, 10), (25, 5)]
 
 

@@ -160,7 +160,7 @@ def test_a_bad_file_is_named_and_the_rest_goes_on(trained: Trained, motion_set: 
     torn.write_bytes(torn.read_bytes()[:40])
     found = predicted(trained, tmp_path / "bad.mp4", good, tmp_path / "pictures")
     assert [clip.path for clip, _ in found.bad] == [str(tmp_path / "bad.mp4"), str(tmp_path / "pictures")]
-    assert "video of a kind that is read here, or its header is damaged" in found.bad[0][1]
+    assert found.bad[0][1] == "is not a video of a kind that is read here, or its header is damaged"
     assert found.bad[1][1] == "00001.png is cut short"
     assert scores(found.videos[1]) == scores(predicted(trained, good).videos[0])
 

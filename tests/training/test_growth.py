@@ -105,10 +105,6 @@ def test_the_steps_of_a_grown_batch_have_the_last_numbers_of_the_epoch() -> None
     for (_, *mine, clips), (_, *theirs, others) in zip(found, wanted, strict=True):
         assert mine == theirs and np.array_equal(clips, others)
     assert [key[0] for key in grown.micro_batches(1, 2, range(5, 9))] == [5]
-    assert [len(clips) for clips in grown.clips_of_ranks([0], 2, range(1, 12))] == [12, 12]
-    assert [len(clips) for clips in grown.clips_of_ranks([0], 2, range(1, 3))] == [0]
-    with pytest.raises(ValueError, match="1 numbers are too few for 2 steps"):
-        Order(24, 7, 2, 6, 2, numbers_per_epoch=1)
 
 
 def test_the_learning_rate_is_read_by_the_progress_of_the_epoch() -> None:

@@ -211,7 +211,7 @@ sys.exit(main(["train", sys.argv[1], *(["data.train=gone.csv"] if rank == "1" el
 """
     status, output = run(2, "-c", program, str(write_spec()))
     assert status != 0
-    assert "rank 1 on" in output and "data.train: there is no gone.csv" in output
+    assert "rank 1 on" in output and "data.train: gone.csv not found" in output
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_a_second_run_in_the_same_directory_is_refused(write_spec: WriteSpec, tm
     [
         ({"data": {"train": "EMPTY"}}, "empty.csv"),
         ({"data": {"train": "RANGE"}}, "label 9 is out of range"),
-        ({"data": {"train": "nowhere.csv"}}, "data.train: there is no nowhere.csv"),
+        ({"data": {"train": "nowhere.csv"}}, "data.train: nowhere.csv not found"),
         ({"scale": {"gpus": 64}}, "80 clips, less than one global batch of 128"),
         ({"model": {"pretrained": "nothing.pth"}}, "nothing.pth"),
     ],

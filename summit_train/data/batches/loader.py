@@ -6,10 +6,10 @@ Pixels stay uint8; the device normalises them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -21,19 +21,20 @@ from summit_train.data.batches.stores import Store
 from summit_train.data.batches.workers import Batches, Reading
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video import augment
-from summit_train.data.video.clips import Frames, ViewsOf, single
+from summit_train.data.video.clips import Frames, ViewsOf
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec, EvaluateSpec
 
 # The number of clips that are tried in place of an unreadable one.
 _MAX_SUBSTITUTES = 16
+AnyBatch = TypeVar("AnyBatch", bound="Pinned")
 
 
 @dataclass(frozen=True)
 class BadClip:
     """An unreadable clip: its place in the manifest, its path, the reason, and the clip that was read instead.
 
-    substitute is None where there is none: the clip was itself tried as a substitute, or belongs to the test.
+    substitute is None if the clip was itself tried as a substitute, or belongs to the test.
     """
 
     clip: int
@@ -42,8 +43,16 @@ class BadClip:
     substitute: int | None
 
 
+class Pinned:
+    """A dataclass whose tensors the DataLoader puts into page-locked memory."""
+
+    def pin_memory(self: AnyBatch) -> AnyBatch:
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        return cast(AnyBatch, replace(cast(Any, self), **{name: one.pin_memory() for name, one in tensors.items()}))
+
+
 @dataclass(frozen=True)
-class MicroBatch:
+class MicroBatch(Pinned):
     """The clips of one virtual GPU in one step.
 
     clips: uint8 (n, T, H, W, C). labels: int64 (n,). ids: int64 (n,), places in the manifest. bad: the unreadable
@@ -57,14 +66,9 @@ class MicroBatch:
     ids: torch.Tensor
     bad: tuple[BadClip, ...] = ()
 
-    def pin_memory(self) -> MicroBatch:
-        """Return the batch in page-locked memory; called by the DataLoader."""
-        pinned = {name: getattr(self, name).pin_memory() for name in ("clips", "labels", "ids")}
-        return replace(self, **pinned)
-
 
 @dataclass(frozen=True)
-class TestBatch:
+class TestBatch(Pinned):
     """One video of the test: its place in the manifest, and its views, uint8 (clips * crops, T, h, w, C).
 
     bad: why it has no view. frames: the clips' frame numbers in the video, int64 (clips, T).
@@ -78,19 +82,15 @@ class TestBatch:
     bad: BadClip | None = None
     frames: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
 
-    def pin_memory(self) -> TestBatch:
-        """Return the batch in page-locked memory; called by the DataLoader."""
-        return replace(self, views=self.views.pin_memory())
-
 
 def training_batches(
     data: DataSpec, store: Store, order: Order, rank: int, ranks: int, steps: range, kept: Kept | None = None
 ) -> Batches[MicroBatch]:
     """Return a rank's micro-batches of `steps`, those of one step one after the other.
 
-    order: of the kept clips. kept: the clips that are used, by default all. The workers live through the whole run,
-    so epochs end without a pause. Raises ValueError as `Order.micro_batches` does. With data.on_bad_clip "fail" it
-    raises DecodeError when the batch with a bad video is asked for; with "skip" the batch names the substitutes.
+    order: of the kept clips. kept: the clips in use, by default all. The workers live through the whole run, so epochs
+    end without a pause. With data.on_bad_clip "fail" the batch with a bad video raises DecodeError when it is asked
+    for; with "skip" it names the substitutes.
     """
     if kept is None:
         kept = Kept(len(store.manifest), np.zeros(0, np.int64))
@@ -100,16 +100,12 @@ def training_batches(
 
 
 def test_batches(
-    data: DataSpec,
-    evaluate: EvaluateSpec,
-    store: Store,
-    videos: Sequence[int],
-    views_of: ViewsOf | None = None,
+    data: DataSpec, evaluate: EvaluateSpec, store: Store, videos: Sequence[int], views_of: ViewsOf | None = None
 ) -> Batches[TestBatch]:
     """Return the test views of the given videos, in their order: clips times crops each, clip by clip.
 
     Nothing is random. views_of: other views than the crops of `evaluate`; workers pickle it. A bad video raises
-    DecodeError, or with data.on_bad_clip "skip" has no views; there are no substitutes.
+    DecodeError, or with data.on_bad_clip "skip" has no views, and no substitute.
     """
     views_of = views_of or partial(augment.test_views, evaluate.short_side, evaluate.crops)
     make = _TestVideos(data, store, evaluate.clips, views_of)
@@ -142,13 +138,19 @@ class _TrainingClips:
 
         The substitute uses the random draws of the clip it replaces, as it may have its own turn in the same epoch.
         """
-        failed: list[BadClip] = []
-        for tried in chain([clip], self._substitutes(epoch, clip)):
+        failed, left = list[BadClip](), [clip]
+        while left:
+            tried = left.pop(0)
             try:
                 frames = self._clip(epoch, tried, clip, reading)
             except DecodeError as error:
                 if self.data.on_bad_clip == "fail":
                     raise
+                if not failed:
+                    places = rng.key(self.seed, "substitute", epoch, clip).integers(
+                        len(self.kept), size=_MAX_SUBSTITUTES
+                    )
+                    left = [other for other in self.kept.ids(places).tolist() if other != clip]
                 failed.append(BadClip(tried, error.path, error.reason, None))
             else:
                 bad += [replace(one, substitute=tried) if one.clip == clip else one for one in failed]
@@ -156,27 +158,17 @@ class _TrainingClips:
         reason = f"{failed[0].reason}; nor can {_MAX_SUBSTITUTES} others be read in its place"
         raise DecodeError(failed[0].path, reason)
 
-    def _substitutes(self, epoch: int, clip: int) -> Iterator[int]:
-        generator = rng.key(self.seed, "substitute", epoch, clip)
-        places = generator.integers(len(self.kept), size=_MAX_SUBSTITUTES)
-        yield from (other for other in self.kept.ids(places).tolist() if other != clip)
-
     def _clip(self, epoch: int, clip: int, drawn_for: int, reading: Reading) -> Frames:
         data, manifest, seed = self.data, self.store.manifest, self.seed
-        scales = data.crop_scales or data.input.crop_scales
-        how = augment.Augmentation(data.augment, data.short_side, data.crop, data.flip, scales)
 
         def choose(num_frames: int) -> NDArray[np.int64]:
             generator = rng.key(seed, "sampling", epoch, drawn_for)
             frames = augment.train_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, generator)
-            return in_direction(frames, num_frames, manifest.is_reversed(clip))
+            return (num_frames - 1 - frames if manifest.is_reversed(clip) else frames)[None]
 
-        def view_of(width: int, height: int) -> augment.View:
-            generator = rng.key(seed, "augment", epoch, drawn_for)
-            return augment.train_view(how, width, height, generator)
-
+        draw = lambda w, h: [augment.train_view(data, w, h, rng.key(seed, "augment", epoch, drawn_for))]  # noqa: E731
         with reading(clip, manifest.path(clip)):
-            one: Frames = self.store.read_views(clip, *single(choose, view_of))[0]
+            one: Frames = self.store.read_views(clip, choose, draw)[0]
         return one
 
 
@@ -195,7 +187,7 @@ class _TestVideos:
 
         def choose(num_frames: int) -> NDArray[np.int64]:
             frames = augment.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, self.num_clips)
-            chosen.append(in_direction(frames, num_frames, manifest.is_reversed(video)))
+            chosen.append(num_frames - 1 - frames if manifest.is_reversed(video) else frames)
             return chosen[-1]
 
         label = int(manifest.labels[video])
@@ -208,8 +200,3 @@ class _TestVideos:
             bad = BadClip(video, error.path, error.reason, None)
             return TestBatch(video, label, torch.zeros(0, dtype=torch.uint8), bad)
         return TestBatch(video, label, torch.from_numpy(views), frames=manifest.span(video).start + chosen[-1])
-
-
-def in_direction(frames: NDArray[np.int64], num_frames: int, backwards: bool) -> NDArray[np.int64]:
-    """Return the frame numbers, counted from the end where the video is played backwards."""
-    return num_frames - 1 - frames if backwards else frames

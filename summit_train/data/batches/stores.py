@@ -13,7 +13,7 @@ from summit_train.core.errors import UserError
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.read import ShardStore, staged_folder
-from summit_train.data.video.augment import View, flow_pictures, mirrored_x, num_flow_frames
+from summit_train.data.video.augment import View, mirrored_x
 from summit_train.data.video.clips import NO_FLOW, Choose, Frames, ViewsOf, holds_flow
 from summit_train.data.video.source import Limits
 from summit_train.spec import DataSpec
@@ -24,7 +24,7 @@ class Store(Protocol):
 
     @property
     def manifest(self) -> Manifest:
-        """Return the list of the clips."""
+        """The list of the clips."""
 
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
         """Read K clips in C views, uint8 (K * C, T, height, width, channels), as `clips.read_views` does."""
@@ -34,9 +34,10 @@ class Store(Protocol):
 class FlowStore:
     """Clips of flow: each frame stacks `length` consecutive fields, channels x, y, x, y, ... (see Store).
 
-    A video's frames are the fields that a frame may start at, as `sampling` has it (augment.num_flow_frames). In a
-    mirrored view x is turned round. pictures: the store of the fields' pictures, whose `choose` gives numbers of
-    pictures for a number of fields.
+    A frame may start at each field with dense sampling, and the last field repeats; with uniform sampling wherever all
+    of the frame is in the video. Source: the TSM authors' code (ops/dataset.py). In a mirrored view x changes its sign.
+    pictures: the store of the fields' pictures, whose `choose` gives numbers of pictures for a number of fields:
+    picture 2 t has the x component of field t, picture 2 t + 1 the y component.
     """
 
     pictures: Store
@@ -45,7 +46,6 @@ class FlowStore:
 
     @property
     def manifest(self) -> Manifest:
-        """Return the list of the clips."""
         return self.pictures.manifest
 
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
@@ -57,9 +57,9 @@ class FlowStore:
             return views
 
         def chosen(num_fields: int) -> NDArray[np.int64]:
-            return flow_pictures(
-                choose(num_flow_frames(self.sampling, num_fields, self.length)), num_fields, self.length
-            )
+            starts = choose(num_fields if self.sampling == "dense" else max(1, num_fields - self.length + 1))  # (K, T)
+            fields = np.minimum(starts[..., None] + np.arange(self.length, dtype=np.int64), num_fields - 1)
+            return np.stack([2 * fields, 2 * fields + 1], -1).reshape(len(starts), -1)
 
         grey = self.pictures.read_views(clip, chosen, noted)[..., 0]
         frames = grey.reshape(len(grey), -1, 2 * self.length, *grey.shape[2:])
@@ -77,35 +77,34 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
     """
     if not manifest.is_packed:
         root = located_root(data.root, manifest)
-        _check_folders(data, manifest, os.path.join(root, manifest.path(0)))
-        _check_direction(data, manifest)
-        return file_store(data, manifest, root)
-    local = None if data.stage in (None, "auto") else staged_folder(data.stage, manifest.source)
-    store = ShardStore(manifest, local, Limits(seconds=data.clip_seconds))
-    packing = store.pack.packing
-    if packing.modality != data.modality:
-        raise UserError(f"{manifest.source}: {_other_modality(data, packing.modality)}")
-    if data.sampling == "dense" and data.frame_stride % packing.every:
-        raise UserError(
-            f"{manifest.source}: has one frame in {packing.every}, and data.frame_stride is {data.frame_stride}: must "
-            f"be a multiple of {packing.every}"
-        )
-    _check_direction(data, manifest)
-    return _as_wanted(data, store)
+        _check_first(data, manifest, os.path.join(root, manifest.path(0)))
+        store = file_store(data, manifest, root)
+    else:
+        local = None if data.stage in (None, "auto") else staged_folder(data.stage, manifest.source)
+        shards = ShardStore(manifest, local, Limits(seconds=data.clip_seconds))
+        packing = shards.pack.packing
+        if packing.modality != data.modality:
+            raise UserError(f"{manifest.source}: {_other_modality(data, packing.modality)}")
+        if data.sampling == "dense" and data.frame_stride % packing.every:
+            raise UserError(
+                f"{manifest.source}: has one frame in {packing.every}, and data.frame_stride is {data.frame_stride}: "
+                f"must be a multiple of {packing.every}"
+            )
+        store = FlowStore(shards, data.flow_length, data.sampling) if data.modality == "flow" else shards
+    if data.modality == "flow" and (reason := manifest.no_flow()) is not None:
+        raise UserError(f"{reason}; make flow of videos that are turned round already")
+    return store
 
 
 def file_store(data: DataSpec, manifest: Manifest, root: str) -> Store:
-    """Return the store of a manifest's files and folders, without a look at them."""
+    """Return the store of a manifest's files and folders, without looking at them."""
     is_flow = data.modality == "flow"
-    return _as_wanted(data, FileStore(manifest, root, Limits(seconds=data.clip_seconds), is_flow))
+    store = FileStore(manifest, root, Limits(seconds=data.clip_seconds), is_flow)
+    return FlowStore(store, data.flow_length, data.sampling) if is_flow else store
 
 
-def _as_wanted(data: DataSpec, store: Store) -> Store:
-    return FlowStore(store, data.flow_length, data.sampling) if data.modality == "flow" else store
-
-
-def _check_folders(data: DataSpec, manifest: Manifest, first: str) -> None:
-    """Raise UserError where the first clip shows that the list is of the other modality."""
+def _check_first(data: DataSpec, manifest: Manifest, first: str) -> None:
+    """Raise UserError if the first clip shows that the list is of the other modality."""
     if data.modality == "flow":
         if os.path.isfile(first):
             raise UserError(f"{manifest.place(0)}: {first} {NO_FLOW}")
@@ -118,14 +117,8 @@ def _check_folders(data: DataSpec, manifest: Manifest, first: str) -> None:
         raise UserError(f"{manifest.place(0)}: {first} {_other_modality(data, 'flow')}")
 
 
-def _check_direction(data: DataSpec, manifest: Manifest) -> None:
-    if data.modality == "flow" and (reason := manifest.no_flow()) is not None:
-        raise UserError(f"{reason}; make flow of videos that are turned round already")
-
-
 def _other_modality(data: DataSpec, found: str) -> str:
+    flow = "make flow with `summit-train data flow`, and name that"
     if data.modality == "flow":
-        return (
-            f"holds {found} pictures, and data.modality is flow: make flow with `summit-train data flow`, and name that"
-        )
+        return f"holds {found} pictures, and data.modality is flow: {flow}"
     return f"holds {found}, and data.modality is {data.modality}: name the videos' own set, or set data.modality=flow"

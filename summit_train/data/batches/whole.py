@@ -1,21 +1,20 @@
 """Whole videos of a test, from the first frame to the last: the chosen frames, in order, in bounded memory.
 
-A long video is read in blocks of frames, each on its own. Where the manifest has the number of frames, a block is
-decoded from the key frame before it, else from the video's start.
+A long video is read in blocks of frames, each on its own. If the manifest has the number of frames, a block is decoded
+from the key frame before it, else from the video's start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from summit_train.data.batches.loader import in_direction
+from summit_train.data.batches.loader import Pinned
 from summit_train.data.batches.stores import Store
 from summit_train.data.batches.workers import Batches, Reading
 from summit_train.data.video import augment
@@ -24,48 +23,16 @@ from summit_train.spec import DataSpec, EvaluateSpec
 
 PICTURES_AT_ONCE = 384  # frames times crops of a block: 75 MB at 256 x 256 pixels
 
-# From the number of a video's frames to the chosen ones, rising and without repeats. Pure, and can be pickled.
+# From the number of a video's frames to the wanted ones, in any order and with repeats. Pure, and can be pickled.
 ChooseFrames = Callable[[int], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class StreamedFrames:
-    """The frames that a stream sees in evaluation mode stream."""
-
-    data: DataSpec
-
-    def __call__(self, num_video_frames: int) -> NDArray[np.int64]:
-        return np.unique(self.in_order(num_video_frames))
-
-    def in_order(self, num_video_frames: int) -> NDArray[np.int64]:
-        """Return the numbers as the stream sees them, (S,): some twice where the video has too few."""
-        data = self.data
-        return augment.stream_frames(data.sampling, num_video_frames, data.num_frames, data.frame_stride)
-
-
-@dataclass(frozen=True)
-class ObservedFrames:
-    """The frames of a clip for each observed fraction, and those of a stream beside them if there is one."""
-
-    data: DataSpec
-    fractions: tuple[Fraction, ...]
-    streamed: StreamedFrames | None
-
-    def __call__(self, num_video_frames: int) -> NDArray[np.int64]:
-        clips = np.unique(self.clips(num_video_frames))
-        return clips if self.streamed is None else np.union1d(clips, self.streamed(num_video_frames))
-
-    def clips(self, num_video_frames: int) -> NDArray[np.int64]:
-        """Return the numbers of the clips' frames, (fractions, T)."""
-        return augment.observed_frames(num_video_frames, self.fractions, self.data.num_frames)
-
-
-@dataclass(frozen=True)
-class FrameBlock:
+class FrameBlock(Pinned):
     """Some frames of one video.
 
-    num_frames: of the video. num_chosen: how many of them are chosen in all. numbers: of the frames here, in order of
-    playing. views: uint8 (crops, len(numbers), height, width, C). error: why there is no view.
+    num_frames: of the video, 0 with an error. num_chosen: how many of them are chosen in all. numbers: of the frames
+    here, in order of playing. views: uint8 (crops, len(numbers), height, width, C). error: why it has no views.
     """
 
     video: int
@@ -75,42 +42,28 @@ class FrameBlock:
     views: torch.Tensor
     error: DecodeError | None = None
 
-    def pin_memory(self) -> FrameBlock:
-        """Return the block in page-locked memory; called by the DataLoader."""
-        return replace(self, views=self.views.pin_memory())
-
-    def checked(self) -> FrameBlock:
-        """Return the block. Raises DecodeError where it could not be read."""
-        if self.error is not None:
-            raise self.error
-        return self
-
 
 @dataclass(frozen=True)
 class WholeVideo:
-    """One video, of which the first block is read."""
+    """One video, `video` its place in the manifest, of which the first block is read."""
 
+    video: int
     first: FrameBlock
     reader: _BlockReader
 
-    @property
-    def video(self) -> int:
-        """Return the video's place in the manifest."""
-        return self.first.video
-
-    @property
-    def num_frames(self) -> int:
-        """Return how many frames the video has. Raises DecodeError where it cannot be read."""
-        return self.first.checked().num_frames
-
     def blocks(self) -> Iterator[FrameBlock]:
-        """Yield the video's blocks. Raises DecodeError where one cannot be read."""
+        """Yield the video's blocks. Raises DecodeError at one that could not be read."""
         data, size = self.reader.data, self.reader.size
+        if self.first.error is not None:
+            raise self.first.error
+        yield self.first
         later = [(self.video, start) for start in range(size, self.first.num_chosen, size)]
-        yield self.first.checked()
         if later:
             with Batches(self.reader, later, min(data.workers, len(later)), data.clip_seconds) as blocks:
-                yield from (block.checked() for block in blocks)
+                for block in blocks:
+                    if block.error is not None:
+                        raise block.error
+                    yield block
 
 
 def whole_videos(
@@ -118,14 +71,14 @@ def whole_videos(
 ) -> Iterator[WholeVideo]:
     """Yield each of the given videos, in their order, in the crops that `evaluate` asks for.
 
-    The blocks of a video that cannot be read raise DecodeError.
+    The blocks have the chosen frames in order, each once. Those of a video that cannot be read raise DecodeError.
     """
     crops = evaluate.crops if isinstance(evaluate.crops, int) else 1
     reader = _BlockReader(data, evaluate, store, choose_frames, max(1, PICTURES_AT_ONCE // crops))
     keys = [(int(video), 0) for video in videos]
     with Batches(reader, keys, min(data.workers, len(keys)), data.clip_seconds) as firsts:
         for first in firsts:
-            yield WholeVideo(first, reader)
+            yield WholeVideo(first.video, first, reader)
 
 
 @dataclass(frozen=True)
@@ -141,14 +94,13 @@ class _BlockReader:
     def __call__(self, key: tuple[int, int], reading: Reading) -> FrameBlock:
         video, start = key
         manifest = self.store.manifest
-        views_of = partial(augment.test_views, self.evaluate.short_side, self.evaluate.crops)
         # As the last choice had it, which is the one that counts: the first may begin with a wrong number of frames.
         num_frames, frames, anchors = 0, np.zeros(0, np.int64), 0
 
         def choose(number: int) -> NDArray[np.int64]:
             nonlocal num_frames, frames, anchors
-            num_frames, frames = number, self.choose_frames(number)
-            stored = in_direction(frames, number, manifest.is_reversed(video))
+            num_frames, frames = number, np.unique(self.choose_frames(number))
+            stored = number - 1 - frames if manifest.is_reversed(video) else frames
             here = stored[start : start + self.size]
             # Every block reads the first and the last frame too: the one gives the size of the picture, the other
             # shows a number of frames that is too high.
@@ -156,6 +108,7 @@ class _BlockReader:
             anchors = len(ends)
             return np.concatenate([ends, here])[None]
 
+        views_of = partial(augment.test_views, self.evaluate.short_side, self.evaluate.crops)
         try:
             with reading(video, manifest.path(video)):
                 views = self.store.read_views(video, choose, views_of)

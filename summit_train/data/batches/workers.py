@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from multiprocessing import resource_tracker
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -38,7 +38,7 @@ _PATIENCE = 2.0  # times a clip's seconds
 
 
 class WatchedDataset(Dataset[Any]):
-    """The batches that `make` returns by key, and the clip that each worker reads: a row (process, clip + 1, or 0).
+    """The batches that `make` returns by key, and the clip that each worker reads: a row (process, clip + 1 or 0).
 
     A clip gets `seconds`. The decoder checks the time itself. Where it cannot, SIGALRM ends the worker: it has no
     handler, so it works also in a library that never returns.
@@ -46,7 +46,7 @@ class WatchedDataset(Dataset[Any]):
 
     def __init__(self, make: Make[Any], num_workers: int, seconds: float) -> None:
         self._make, self._seconds = make, seconds
-        self._rows = torch.zeros((num_workers, 2), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self.rows = torch.zeros((num_workers, 2), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._given_up = dict[int, str]()
 
     def __getitem__(self, key: Key) -> Any:
@@ -68,7 +68,7 @@ class WatchedDataset(Dataset[Any]):
         if worker is None:
             yield
             return
-        row = self._rows[worker.id]
+        row = self.rows[worker.id]
         row[0], row[1] = os.getpid(), clip + 1
         signal.setitimer(signal.ITIMER_REAL, _PATIENCE * self._seconds)
         try:
@@ -77,25 +77,24 @@ class WatchedDataset(Dataset[Any]):
             signal.setitimer(signal.ITIMER_REAL, 0)
             row[1] = 0
 
-    def being_read(self) -> dict[int, int]:
-        """Return process -> clip, for the workers that are reading one."""
-        return {process: clip - 1 for process, clip in self._rows.tolist() if clip}
+    def give_up(self, dead: Iterable[Worker]) -> bool:
+        """Make the clips that dead workers were reading unreadable from now on; return whether there are any."""
+        clips = {process: clip - 1 for process, clip in self.rows.tolist() if clip}
+        culprits = {clips[worker.pid]: worker.exitcode for worker in dead if worker.pid in clips}
+        for clip, status in culprits.items():
+            hint = ": killed, or out of memory?" if status == -signal.SIGKILL else ""
+            self._given_up[clip] = f"kills the process that reads it (exit status {status}{hint})"
+            if status == -signal.SIGALRM:
+                self._given_up[clip] = f"is not read within {self._seconds:g} s: its reader never came back"
+        return bool(culprits)
 
-    def give_up(self, clip: int, status: int | None) -> None:
-        """Make a clip, whose reader ended with this exit status, unreadable from now on; delete all notes."""
-        hint = ": killed, or out of memory?" if status == -signal.SIGKILL else ""
-        self._given_up[clip] = f"kills the process that reads it (exit status {status}{hint})"
-        if status == -signal.SIGALRM:
-            self._given_up[clip] = f"is not read within {self._seconds:g} s: its reader never came back"
-        self._rows.zero_()
 
-
-class Batches(Generic[Batch]):
+class Batches(Iterator[Batch]):
     """An iterator over the batches that `make` returns, in the order of the keys.
 
     It owns the workers until its end, an error or `close()`. A worker that dies while it reads a clip, or takes far
     longer than `seconds`, is replaced, and the clip counts as unreadable from then on. Raises DecodeError, as raised in
-    the worker, at the batch with the bad video, and RunFailed where a worker died at no clip.
+    the worker, at the batch with the bad video, and RunFailed if a worker died while it read no clip.
     """
 
     def __init__(self, make: Make[Batch], keys: Iterable[Key], num_workers: int, seconds: float) -> None:
@@ -108,26 +107,23 @@ class Batches(Generic[Batch]):
         self._batches: Iterator[Any] | None = self._start(self._keys)
 
     def _start(self, keys: Iterable[Key]) -> Iterator[Any]:
+        def noted() -> Iterator[Key]:
+            for key in keys:
+                self._asked.append(key)
+                yield key
+
         others = set(multiprocessing.active_children())
         with _signals_held_back():
-            batches = iter(_data_loader(self._dataset, self._noted(keys), self._num_workers))
+            batches = iter(_data_loader(self._dataset, noted(), self._num_workers))
         self._workers[:] = set(multiprocessing.active_children()) - others
         return batches
-
-    def _noted(self, keys: Iterable[Key]) -> Iterator[Key]:
-        for key in keys:
-            self._asked.append(key)
-            yield key
-
-    def __iter__(self) -> Batches[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         while self._batches is not None:
             try:
                 batch: Batch | DecodeError = next(self._batches)
             except (RuntimeError, EOFError, ConnectionError, FileNotFoundError) as error:
-                self._go_on_without(error)
+                self._replace_workers(error)
                 continue
             except BaseException:
                 self.close()
@@ -139,20 +135,19 @@ class Batches(Generic[Batch]):
             return batch
         raise StopIteration
 
-    def _go_on_without(self, error: Exception) -> None:
-        """Replace the workers where some died while they read a clip. Raises RunFailed where none did."""
-        dead = _dead(self._workers, wait=not isinstance(error, RuntimeError))
-        reading = self._dataset.being_read()
-        culprits = {reading[worker.pid]: worker.exitcode for worker in dead if worker.pid in reading}
-        if not culprits:
+    def _replace_workers(self, error: Exception) -> None:
+        """Replace the workers if some died while they read a clip. Raises RunFailed if none did."""
+        deadline = time.monotonic() + (0.0 if isinstance(error, RuntimeError) else _SECONDS_TO_DIE)
+        while not (dead := [one for one in self._workers if not one.is_alive()]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if not self._dataset.give_up(dead):
             self.close()
             if not dead and isinstance(error, RuntimeError):
                 raise error  # of our own making, in a worker that lives
             raise RunFailed("a loader worker has died: killed, or out of memory?") from error
         self._batches = None
         _kill_all(self._workers)
-        for clip, status in culprits.items():
-            self._dataset.give_up(clip, status)
+        self._dataset.rows.zero_()
         asked = list(self._asked)
         self._asked.clear()
         self._batches = self._start(chain(asked, self._keys))
@@ -167,10 +162,6 @@ class Batches(Generic[Batch]):
         """Kill the workers and drop batches that were read ahead. May be called again."""
         self._batches = None  # the DataLoader's iterator asks its workers to end, and waits some seconds
         self._kill()  # those that hang in a file system or a decoder
-
-    def __del__(self) -> None:
-        if hasattr(self, "_kill"):  # else it was never started
-            self.close()
 
 
 def _data_loader(dataset: WatchedDataset, keys: Iterable[Key], num_workers: int) -> DataLoader[Any]:
@@ -208,16 +199,6 @@ def _signals_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _dead(workers: Iterable[Worker], *, wait: bool) -> list[Worker]:
-    """Return the dead workers. wait: for a while, until there is one."""
-    deadline = time.monotonic() + (_SECONDS_TO_DIE if wait else 0.0)
-    while True:
-        dead = [worker for worker in workers if not worker.is_alive()]
-        if dead or time.monotonic() >= deadline:
-            return dead
-        time.sleep(0.01)
 
 
 def _kill_all(workers: Iterable[Worker]) -> None:

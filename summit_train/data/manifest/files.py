@@ -13,7 +13,7 @@ import numpy as np
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.manifest.tables import Table, parse_table
-from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_flow_views, read_folder_views, read_views
+from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_folder_views, read_views
 from summit_train.data.video.source import LIMITS, Limits, load_video
 
 
@@ -22,7 +22,7 @@ class FileStore:
     """Each clip is a video file or a folder of pictures; relative paths start at `root` (see batches.stores.Store).
 
     A file must match the manifest's SHA-256: a codec often decodes changed bytes without an error.
-    is_flow: each clip is a folder of pictures of flow, read as `clips.read_flow_views` does.
+    is_flow: each clip is a folder of pictures of flow, read as `clips.read_folder_views` does.
     """
 
     manifest: Manifest
@@ -36,7 +36,7 @@ class FileStore:
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
         path, num_frames = self.path(clip), self.manifest.num_frames(clip)
         if self.is_flow:
-            return read_flow_views(path, choose, views_of, num_frames, self.limits)
+            return read_folder_views(path, choose, views_of, num_frames, self.limits, is_flow=True)
         choose = self.manifest.span(clip).chosen_in(path, choose)
         if os.path.isdir(path):
             return read_folder_views(path, choose, views_of, num_frames, self.limits)

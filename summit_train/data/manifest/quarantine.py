@@ -20,7 +20,7 @@ from summit_train.core.text import csv_text
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.manifest.tables import opened, parse_span
 from summit_train.data.video.source import DecodeError
-from summit_train.data.video.span import WHOLE, Span, SpanError, located_error, span_of
+from summit_train.data.video.span import WHOLE, Span
 from summit_train.spec import DataSpec
 
 COLUMNS = ("path", "reason")
@@ -62,7 +62,7 @@ def kept_clips(data: DataSpec, manifest: Manifest) -> Kept:
         prefix = os.path.join(manifest.folder, "")
         bad = defaultdict[bytes, set[Span]](set)
         for error in read_quarantine(data.quarantine):
-            bad[error.path.removeprefix(prefix).encode("utf-8", "surrogateescape")].add(span_of(error))
+            bad[error.path.removeprefix(prefix).encode("utf-8", "surrogateescape")].add(error.span)
         # One conversion for all: a call for each of millions of clips takes long.
         paths, ends = manifest.paths.tobytes(), manifest.offsets.tolist()
         named = ((clip, bad[paths[a:b]]) for clip, (a, b) in enumerate(pairwise(ends)) if paths[a:b] in bad)
@@ -85,7 +85,7 @@ def read_quarantine(path: str | Path) -> list[DecodeError]:
             more = f", and {' and '.join(header[2:])}" if header[2:] else ""
             raise UserError(f"{path}:{line}: must have a path and a reason{more}, got {len(row)} fields")
         try:
-            errors += [located_error(row[0], row[1], parse_span(*row[2:]))] if row else []
+            errors += [DecodeError(row[0], row[1], parse_span(*row[2:]))] if row else []
         except ValueError as error:
             raise UserError(f"{path}:{line}: {error}") from None
     return errors
@@ -96,9 +96,9 @@ def write_quarantine(path: str | Path, bad: Iterable[DecodeError]) -> None:
     bad = list(bad)
     rows: list[tuple[str, ...]] = [(error.path, error.reason) for error in bad]
     header: tuple[str, ...] = COLUMNS
-    if any(isinstance(error, SpanError) for error in bad):
+    if any(error.span != WHOLE for error in bad):
         header += SPAN_COLUMNS
-        rows = [row + span_of(error).cells for row, error in zip(rows, bad, strict=True)]
+        rows = [row + error.span.cells for row, error in zip(rows, bad, strict=True)]
     write_text(path, csv_text([header, *rows]))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.data.video.span import TO_THE_END, Span, SpanError
+from summit_train.data.video.span import TO_THE_END, DecodeError, Span
 
 VIDEO_EXTENSIONS = (
     ".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4",
@@ -182,7 +182,7 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
                 spans.append(parse_span(start, end))
                 if num_frames > 0:
                     spans[-1].frames("a video", num_frames)
-            except SpanError as error:
+            except DecodeError as error:
                 raise UserError(f"{source}:{line}: {error.path} {error.reason}") from None
             except ValueError as error:
                 raise UserError(f"{source}:{line}: {error}") from None

@@ -106,7 +106,9 @@ def _of_video(path: str, facts: Sequence[Facts], sha256: bytes | None, packing: 
     # A codec may give more frames than packets.
     limit = 2 * count_packets(video, convert.budget) + 1
     spans = [one.span for one in facts]
-    wanted = {n for span in spans for n in range(span.start, min(span.end_in(limit), limit), packing.every)}
+    wanted = {
+        n for span in spans for n in range(span.start, min(span.end if span.end >= 0 else limit, limit), packing.every)
+    }
     # No frame has the number -1, so the video is decoded to its end.
     pictures, num_frames = read_from_start(video, frozenset(wanted | {-1}), convert, convert.budget)
 

@@ -119,7 +119,7 @@ class ShardStore:
 
         Of a span the numbers are its own; where pictures are packed, only its pictures are. In a set of flow `choose`
         gives numbers of pictures, from 0 to 2 F - 1, for the number of fields F; the pictures are grey, see
-        `clips.read_flow_views`. A damaged local shard is reported, and the shared one is read instead.
+        `clips.read_folder_views`. A damaged local shard is reported, and the shared one is read instead.
         """
         entry = self._entry(clip)
         try:
@@ -145,7 +145,7 @@ class ShardStore:
 
         # A span counts frames; the facts of flow count fields, one less, of two pictures each.
         every, is_flow = self.pack.packing.every, self.pack.packing.modality == "flow"
-        num_frames = facts.span.num_frames(name, facts.num_frames + is_flow) - is_flow
+        num_frames = len(facts.span.frames(name, facts.num_frames + is_flow)) - is_flow
         if len(entry.pictures) != -(-num_frames // every) * (1 + is_flow):
             raise _DamagedError(name, _CHANGED)
         packed: NDArray[np.int64] = np.asarray(choose(num_frames)) // every

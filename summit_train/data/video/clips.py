@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.data.video.augment import View
 from summit_train.data.video.decode import count_packets, read_by_jumps, read_from_start
 from summit_train.data.video.pictures import PictureReader, probe_picture
 from summit_train.data.video.render import Frames as Frames
@@ -24,7 +23,6 @@ from summit_train.data.video.render import ViewsOf as ViewsOf
 from summit_train.data.video.source import LIMITS, NO_HURRY, Budget, DecodeError, Encoded, Limits, VideoInfo, read_bytes
 from summit_train.data.video.span import Choose as Choose
 
-ViewOf = Callable[[int, int], View]
 Fetch = Callable[[int], tuple[str, bytes]]
 
 _NUMBERED = re.compile(r"(.*?)(\d+)\.(jpe?g|png)", re.IGNORECASE)
@@ -40,28 +38,23 @@ def read_views(
 
     choose: from the number of frames to frame numbers int64 (K, T), in any order and with repeats. views_of: from the
     upright (width, height) in pixels to C views whose crops have one size. Both must be pure: they may be called again.
-    num_frames: from the manifest; with it a video is decoded from the nearest key frames where that is certain to give
-    the same frames, without it the packets are counted. Where the video holds fewer frames, `choose` is called again
-    with the true number. A frame is decoded and scaled once.
-    Raises DecodeError where the video cannot be read, something that the wanted frames need is damaged, or it takes
-    more than `limits`.
+    num_frames: from the manifest; with it a video is decoded from the nearest key frames if that is certain to give
+    the same frames, without it the packets are counted. If the video holds fewer frames, `choose` is called again with
+    the true number. A frame is decoded and scaled once.
+    Raises DecodeError if the video cannot be read, something that the wanted frames need is damaged, or it takes more
+    than `limits`.
     """
     budget = Budget(video.name, limits)
-    chosen = _chosen(choose, num_frames or count_packets(video, budget))
+    chosen, wanted = _chosen(choose, num_frames or count_packets(video, budget))
     pictures: dict[int, list[Frames]] = {}
     if num_frames:
-        pictures = read_by_jumps(video, _wanted(chosen), Renderer(views_of), num_frames, budget)
+        pictures = read_by_jumps(video, wanted, Renderer(views_of), num_frames, budget)
     if not pictures:
-        pictures, num_seen = read_from_start(video, _wanted(chosen), Renderer(views_of), budget)
+        pictures, num_seen = read_from_start(video, wanted, Renderer(views_of), budget)
         if num_seen <= chosen.max():
-            chosen = _chosen(choose, num_seen)
-            pictures, _ = read_from_start(video, _wanted(chosen), Renderer(views_of), budget)
+            chosen, wanted = _chosen(choose, num_seen)
+            pictures, _ = read_from_start(video, wanted, Renderer(views_of), budget)
     return _clip_by_clip(chosen, pictures)
-
-
-def single(choose: Choose, view_of: ViewOf) -> tuple[Choose, ViewsOf]:
-    """Return `choose` and `views_of` for one clip in one view. choose: gives (T,) frame numbers."""
-    return lambda n: choose(n)[None], lambda w, h: [view_of(w, h)]
 
 
 def read_picture_views(
@@ -73,20 +66,17 @@ def read_picture_views(
     PNG picture; called once a frame. The first wanted frame's size counts for all. Raises DecodeError as `fetch` does,
     and for a bad picture.
     """
-    chosen = _chosen(choose, num_frames)
-    reader, numbers = PictureReader(render, Budget(name, limits)), sorted(_wanted(chosen))
+    chosen, wanted = _chosen(choose, num_frames)
+    reader, numbers = PictureReader(render, Budget(name, limits)), sorted(wanted)
     return _clip_by_clip(chosen, dict(zip(numbers, reader.read(list(map(fetch, numbers))), strict=True)))
 
 
-def _chosen(choose: Choose, num_frames: int) -> NDArray[np.int64]:
+def _chosen(choose: Choose, num_frames: int) -> tuple[NDArray[np.int64], frozenset[int]]:
+    """Return the numbers of the chosen frames (K, T), and each of them once."""
     chosen = np.asarray(choose(num_frames))
     if not chosen.size or chosen.min() < 0 or chosen.max() >= num_frames:
         raise ValueError(f"the frames chosen of {num_frames} do not lie among them: {chosen.tolist()}")
-    return chosen
-
-
-def _wanted(chosen: NDArray[np.int64]) -> frozenset[int]:
-    return frozenset(chosen.ravel().tolist())
+    return chosen, frozenset(chosen.ravel().tolist())
 
 
 def _clip_by_clip(chosen: NDArray[np.int64], pictures: dict[int, list[Frames]]) -> Frames:
@@ -94,6 +84,9 @@ def _clip_by_clip(chosen: NDArray[np.int64], pictures: dict[int, list[Frames]]) 
     clips = [[pictures[number] for number in row] for row in chosen.tolist()]
     views: Frames = np.array([view for clip in clips for view in zip(*clip, strict=True)])
     return views
+
+
+# Folders of pictures.
 
 
 def is_picture(name: str) -> bool:
@@ -104,16 +97,16 @@ def is_picture(name: str) -> bool:
 def list_pictures(folder: str) -> list[str]:
     """Return the paths of a folder's frames in order (00001.jpg, img_00001.jpg, ...), without its other files.
 
-    Flow that lies beside them (flow_x_00001.jpg with flow_y_00001.jpg) is left out. Raises DecodeError where there is
-    no frame, where a number is missing, and where there are several series: nothing tells which one is the clip.
+    Flow in the same folder (flow_x_00001.jpg with flow_y_00001.jpg) is left out. Raises DecodeError without frames, for
+    a missing number, and for several series: nothing tells which one is the clip.
     """
-    series = _series(folder)
-    flow = set(chain.from_iterable(_flow_series(series)))
+    series, pairs = _series(folder)
+    flow = set(chain.from_iterable(pairs))
     names = [name for name in series if name not in flow]
     if not names and flow:
         raise DecodeError(folder, f"holds optical flow and no frames: {', '.join(sorted(flow)[:4])}")
     if not names:
-        raise DecodeError(folder, "is a directory without frames: wanted a video file, or pictures such as 00001.jpg")
+        raise DecodeError(folder, "is a directory without frames: must be a video, or have pictures such as 00001.jpg")
     if len(names) > 1:
         raise DecodeError(folder, f"holds several series of pictures: {', '.join(names[:5])}")
     return _in_order(folder, series[names[0]])
@@ -123,11 +116,10 @@ def list_flow_pictures(folder: str) -> list[str]:
     """Return the paths of a folder's pictures of flow in order: x and y of the first field, of the second, ...
 
     They are two series whose names differ in x and y alone: flow_x_00001.jpg and flow_y_00001.jpg, x_00001.jpg and
-    y_00001.jpg, 000123-x_00001.jpg and 000123-y_00001.jpg. Other files are left out. Raises DecodeError where there are
-    no such two, or several, where a number is missing, and where one of the two has other numbers than the other.
+    y_00001.jpg, 000123-x_00001.jpg and 000123-y_00001.jpg. Other files are left out. Raises DecodeError if there are
+    no such two, or several, for a missing number, and for a number that only one of the two has.
     """
-    series = _series(folder)
-    pairs = _flow_series(series)
+    series, pairs = _series(folder)
     if not pairs:
         found = f", only {', '.join(list(series)[:5])}" if series else ""
         raise DecodeError(folder, f"holds no flow_x_00001.jpg with flow_y_00001.jpg, or the like{found}")
@@ -144,12 +136,25 @@ def list_flow_pictures(folder: str) -> list[str]:
 
 def holds_flow(folder: str) -> bool:
     """Return whether a folder's clip is optical flow: pictures of flow, and no frames. Raises DecodeError."""
-    series = _series(folder)
-    return bool(series) and set(series) == set(chain.from_iterable(_flow_series(series)))
+    series, pairs = _series(folder)
+    return bool(series) and set(series) == set(chain.from_iterable(pairs))
 
 
-def _series(folder: str) -> dict[str, list[tuple[int, str]]]:
-    """Return the numbers and names of a folder's pictures, in order, of each series: flow_x_*.jpg and so on."""
+def list_clip(folder: str) -> tuple[list[str], int]:
+    """Return the paths of a folder's pictures in order, and the number of its frames, or of fields if it is flow.
+
+    Raises DecodeError as `list_pictures` and `list_flow_pictures` do.
+    """
+    is_flow = holds_flow(folder)
+    paths = list_flow_pictures(folder) if is_flow else list_pictures(folder)
+    return paths, len(paths) // 2 if is_flow else len(paths)
+
+
+def _series(folder: str) -> tuple[dict[str, list[tuple[int, str]]], list[tuple[str, str]]]:
+    """Return the numbers and names of a folder's pictures, in order, of each series, flow_x_*.jpg and so on.
+
+    Return also the pairs of series that are the two components of flow, x first.
+    """
     try:
         matches = [match for name in os.listdir(folder) if (match := _NUMBERED.fullmatch(name))]
     except OSError as error:
@@ -157,64 +162,43 @@ def _series(folder: str) -> dict[str, list[tuple[int, str]]]:
     series: dict[str, list[tuple[int, str]]] = {}
     for match in sorted(matches, key=lambda match: (match[1], match[3], int(match[2]), match[0])):
         series.setdefault(f"{match[1]}*.{match[3]}", []).append((int(match[2]), match[0]))
-    return series
-
-
-def _flow_series(series: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the pairs of series that are the two components of flow, x first."""
     across = [(name, match) for name in series if (match := _ACROSS.fullmatch(name))]
     pairs = [(name, f"{match[1]}{'y' if match[2] == 'x' else 'Y'}{match[3]}") for name, match in across]
-    return [pair for pair in pairs if pair[1] in series]
+    return series, [pair for pair in pairs if pair[1] in series]
 
 
 def _in_order(folder: str, numbered: Sequence[tuple[int, str]]) -> list[str]:
-    """Return the paths of a series. Raises DecodeError where a number is missing."""
-    for wanted, (number, name) in enumerate(numbered, start=numbered[0][0]):
-        if number != wanted:
+    """Return the paths of a series. Raises DecodeError for a missing number."""
+    for expected, (number, name) in enumerate(numbered, start=numbered[0][0]):
+        if number != expected:
             raise DecodeError(folder, f"the frame before {name} is missing, or there twice")
     return [os.path.join(folder, name) for _, name in numbered]
 
 
 def read_folder_views(
-    folder: str, choose: Choose, views_of: ViewsOf, num_frames: int | None, limits: Limits = LIMITS
+    folder: str,
+    choose: Choose,
+    views_of: ViewsOf,
+    num_frames: int | None,
+    limits: Limits = LIMITS,
+    *,
+    is_flow: bool = False,
 ) -> Frames:
-    """Read clips of a folder as `read_views` does. Raises DecodeError, also for a wrong `num_frames`."""
-    paths = list_pictures(folder)
-    if num_frames not in (None, len(paths)):
-        raise DecodeError(folder, f"holds {len(paths)} pictures, but the manifest says {num_frames}")
-    fetch = lambda number: (paths[number], read_bytes(paths[number]))  # noqa: E731
-    return read_picture_views(folder, fetch, choose, Renderer(views_of), len(paths), limits)
+    """Read clips of a folder as `read_views` does. Raises DecodeError, also for a wrong `num_frames`.
 
-
-def read_flow_views(
-    folder: str, choose: Choose, views_of: ViewsOf, num_fields: int | None, limits: Limits = LIMITS
-) -> Frames:
-    """Read a folder's pictures of flow: uint8 grey (K * C, P, height, width, 1), clip by clip.
-
-    choose: from the number of fields to numbers of pictures (K, P), in the order of `list_flow_pictures`. Raises
-    DecodeError, also for a video file, and for a wrong `num_fields`.
+    is_flow: read its pictures of flow, uint8 grey (K * C, P, height, width, 1). `num_frames` and the argument of
+    `choose` are then numbers of fields, and the result of `choose` numbers of pictures (K, P), in the order of
+    `list_flow_pictures`.
     """
-    if os.path.isfile(folder):
+    if is_flow and os.path.isfile(folder):
         raise DecodeError(folder, NO_FLOW)
-    paths = list_flow_pictures(folder)
-    found = len(paths) // 2
-    if num_fields not in (None, found):
-        raise DecodeError(folder, f"holds {found} fields of flow, but the manifest says {num_fields}")
+    paths = list_flow_pictures(folder) if is_flow else list_pictures(folder)
+    each, what = (2, "fields of flow") if is_flow else (1, "pictures")
+    if num_frames not in (None, len(paths) // each):
+        raise DecodeError(folder, f"holds {len(paths) // each} {what}, but the manifest says {num_frames}")
     fetch = lambda number: (paths[number], read_bytes(paths[number]))  # noqa: E731
-    render = Renderer(views_of, is_grey=True)
-    return read_picture_views(folder, fetch, lambda pictures: choose(pictures // 2), render, len(paths), limits)
-
-
-def list_clip(folder: str) -> tuple[list[str], int]:
-    """Return the paths of a folder's pictures in order, and the number of its frames, or of fields where it is flow.
-
-    Raises DecodeError as `list_pictures` and `list_flow_pictures` do.
-    """
-    if holds_flow(folder):
-        paths = list_flow_pictures(folder)
-        return paths, len(paths) // 2
-    paths = list_pictures(folder)
-    return paths, len(paths)
+    render = Renderer(views_of, is_grey=is_flow)
+    return read_picture_views(folder, fetch, lambda pictures: choose(pictures // each), render, len(paths), limits)
 
 
 def probe_folder(folder: str) -> tuple[VideoInfo, str]:

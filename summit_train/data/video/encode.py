@@ -1,91 +1,78 @@
-"""A small encoder of videos through PyAV."""
+"""Writing videos: a small encoder through PyAV, and a line of text on a picture."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import av
-from av.container import OutputContainer
+import numpy as np
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
+from PIL import Image, ImageDraw, ImageFont
 
 from summit_train.data.video.render import Frames
 
-
-@dataclass(frozen=True)
-class Encoding:
-    """How a video is encoded.
-
-    codec: by default libx264 where this PyAV has it, else mpeg4. quality: x264's constant rate factor, 0 is the finest
-    (mpeg4 takes a sixth of it for its quantiser). key_every: frames between key frames. b_frames: at most so many in a
-    row. rotation: degrees counterclockwise, for the display matrix. tick: the unit of the frames' times in seconds, by
-    default 1 / fps.
-    """
-
-    codec: str | None = None
-    quality: int = 18
-    key_every: int = 12
-    b_frames: int = 2
-    rotation: int = 0
-    tick: Fraction | None = None
-
-
-class VideoWriter:
-    """Encodes one frame after the other into an open container; `open_writer` makes it."""
-
-    def __init__(self, container: OutputContainer, size: tuple[int, int], fps: int | Fraction, how: Encoding) -> None:
-        codec = how.codec or ("libx264" if "libx264" in av.codecs_available else "mpeg4")
-        self._container = container
-        options = _encoder_options(codec, how.quality)
-        self._stream = cast(VideoStream, container.add_stream(codec, rate=fps, options=options))
-        self._stream.width, self._stream.height = size
-        # Half-resolution colour needs even sides.
-        self._stream.pix_fmt = "yuv444p" if size[0] % 2 or size[1] % 2 else "yuv420p"
-        context = self._stream.codec_context
-        context.thread_count = 1
-        context.gop_size = how.key_every
-        context.max_b_frames = how.b_frames
-        if how.tick is not None:
-            context.time_base = how.tick
-        self._stream.set_display_rotation(how.rotation)
-        self._tick = how.tick or 1 / Fraction(fps)
-        self._num_frames = 0
-
-    def add(self, picture: Frames, time: int | None = None) -> None:
-        """Encode a uint8 RGB picture (H, W, 3). time: of its presentation in ticks, rising [0, 1, 2, ...]."""
-        frame = VideoFrame.from_ndarray(picture, "rgb24")
-        frame.pts = self._num_frames if time is None else time
-        frame.time_base = self._tick
-        self._num_frames += 1
-        self._container.mux(self._stream.encode(frame))
-
-    def finish(self) -> None:
-        """Write the frames that the encoder still holds."""
-        self._container.mux(self._stream.encode(None))
+_SMALLEST = 8  # letters, pixels
+# Encodes a uint8 RGB picture (H, W, 3) to be shown at a time in ticks.
+Write = Callable[[Frames, int], None]
 
 
 @contextmanager
 def open_writer(
-    path: str | os.PathLike[str], size: tuple[int, int], fps: int | Fraction = 25, how: Encoding | None = None
-) -> Iterator[VideoWriter]:
-    """Yield a writer of frames of this (width, height), on one thread; the same frames give the same bytes.
+    path: str | os.PathLike[str],
+    size: tuple[int, int],
+    fps: int | Fraction = 25,
+    *,
+    codec: str | None = None,
+    quality: int = 18,
+    key_every: int = 12,
+    b_frames: int = 2,
+    rotation: int = 0,
+    tick: Fraction | None = None,
+) -> Iterator[Write]:
+    """Yield what writes frames of this (width, height), one thread; the same frames give the same bytes.
 
     The container follows the path's extension. The file appears under its name when the block ends; after an error in
     the block nothing is left of it.
+
+    codec: by default libx264 if this PyAV has it, else mpeg4. quality: x264's constant rate factor, 0 is the finest
+    (mpeg4 takes a sixth of it for its quantiser). key_every: frames between key frames. b_frames: in a row, at most.
+    rotation: degrees counterclockwise, for the display matrix. tick: seconds [1 / fps].
     """
     target = Path(path)
     temporary = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
+    codec = codec or ("libx264" if "libx264" in av.codecs_available else "mpeg4")
+    options = {"crf": str(quality), "preset": "fast"}
+    if codec == "mpeg4":
+        options = dict.fromkeys(("qmin", "qmax"), str(max(1, quality // 6)))
+    elif codec == "libx264":
+        # Its macroblock tree reads uninitialised memory, so the bytes would differ from run to run.
+        options["x264-params"] = "mbtree=0"
     try:
         with av.open(f"file:{temporary}", "w", options={"fflags": "+bitexact"}) as container:
-            writer = VideoWriter(container, size, fps, how or Encoding())
-            yield writer
-            writer.finish()
+            options["flags"] = "+bitexact"
+            stream = cast(VideoStream, container.add_stream(codec, rate=fps, options=options))
+            stream.width, stream.height = size
+            # Half-resolution colour needs even sides.
+            stream.pix_fmt = "yuv444p" if size[0] % 2 or size[1] % 2 else "yuv420p"
+            context = stream.codec_context
+            context.thread_count, context.gop_size, context.max_b_frames = 1, key_every, b_frames
+            if tick is not None:
+                context.time_base = tick
+            stream.set_display_rotation(rotation)
+
+            def write(picture: Frames, time: int) -> None:
+                frame = VideoFrame.from_ndarray(picture, "rgb24")
+                frame.pts, frame.time_base = time, tick or 1 / Fraction(fps)
+                container.mux(stream.encode(frame))
+
+            yield write
+            container.mux(stream.encode(None))
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -96,29 +83,30 @@ def write_video(
     frames: Frames,
     fps: int | Fraction = 25,
     *,
-    codec: str | None = None,
-    quality: int = 18,
-    key_every: int = 12,
-    b_frames: int = 2,
-    rotation: int = 0,
     times: Sequence[int] | None = None,
+    **how: Any,
 ) -> None:
-    """Encode uint8 RGB frames (T, H, W, 3) as `open_writer` does.
-
-    codec, quality, key_every, b_frames, rotation: as `Encoding` has them. times: each frame's presentation time in
-    units of 1 / fps, rising (default 0, 1, 2, ...).
-    """
+    """Encode uint8 RGB frames (T, H, W, 3) as `open_writer` does. times: in units of 1 / fps, rising [0, 1, 2, ...]."""
     _, height, width, _ = frames.shape
-    with open_writer(path, (width, height), fps, Encoding(codec, quality, key_every, b_frames, rotation)) as writer:
-        for number, picture in enumerate(frames):
-            writer.add(picture, None if times is None else times[number])
+    with open_writer(path, (width, height), fps, **how) as write:
+        for picture, time in zip(frames, range(len(frames)) if times is None else times, strict=True):
+            write(picture, time)
 
 
-def _encoder_options(codec: str, quality: int) -> dict[str, str]:
-    options = {"crf": str(quality), "preset": "fast"}
-    if codec == "mpeg4":
-        options = dict.fromkeys(("qmin", "qmax"), str(max(1, quality // 6)))
-    elif codec == "libx264":
-        # Its macroblock tree reads uninitialised memory, so the bytes would differ from run to run.
-        options["x264-params"] = "mbtree=0"
-    return options | {"flags": "+bitexact"}
+def with_caption(picture: Frames, text: str) -> Frames:
+    """Return a copy of an RGB picture (H, W, 3) with white text on a black bar at its upper left corner.
+
+    The letters are a sixteenth of the height, smaller if the text would be too long; if it still is, its end is cut.
+    Without text the picture stays as it is.
+    """
+    image = Image.fromarray(picture)
+    size = max(_SMALLEST, image.height // 16)
+    while (width := round(ImageFont.load_default(size).getlength(text)) + size) > image.width and size > _SMALLEST:
+        size -= 1
+    if text:
+        draw = ImageDraw.Draw(image)
+        draw.rectangle((0, 0, width, size * 3 // 2), fill=(0, 0, 0))
+        draw.text(
+            (size // 2, size * 3 // 4), text, fill=(255, 255, 255), font=ImageFont.load_default(size), anchor="lm"
+        )
+    return np.array(image)

@@ -48,21 +48,23 @@ def flow_method(name: str, preset: str = PRESET) -> Method:
     """Return a method of METHODS; preset: of PRESETS, for 'dis'. All run on one thread and keep nothing between pairs.
 
     tvl1: Zach, Pock, Bischof, "A duality based approach for realtime TV-L1 optical flow", with OpenCV's defaults. dis:
-    Kroeger et al., "Fast optical flow using dense inverse search". Raises UserError where OpenCV is not installed; the
+    Kroeger et al., "Fast optical flow using dense inverse search". Raises UserError if OpenCV is not installed; the
     method raises UserError for pictures with a side below MIN_SIDE.
     """
     library = _opencv()
     # DIS cuts a picture into as many parts as there are threads, and its result depends on the parts.
     library.setNumThreads(1)
-    create, options = library.optflow.createOptFlow_DualTVL1, list[int]()
     if name == "dis":
-        create, options = library.DISOpticalFlow.create, [PRESETS.index(preset)]
-    solver = create(*options)
+        solver = library.DISOpticalFlow.create(PRESETS.index(preset))
+    else:
+        solver = library.optflow.createOptFlow_DualTVL1()
 
     def compute(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> NDArray[np.float32]:
         height, width = before.shape
         if min(height, width) < MIN_SIDE:
-            raise UserError(f"a picture of {width} x {height} pixels is too small for flow: {MIN_SIDE} are wanted")
+            raise UserError(
+                f"a picture of {width} x {height} pixels is too small for flow: a side must have {MIN_SIDE}"
+            )
         return np.asarray(solver.calc(before, after, None), np.float32)
 
     return compute
@@ -75,12 +77,12 @@ def grey(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _opencv() -> Any:
-    """Import OpenCV with its contributed modules. Raises UserError where they are not installed."""
-    wanted = "pip install 'summit_train[flow]', that is opencv-contrib-python-headless"
+    """Import OpenCV with its contributed modules. Raises UserError if they are not installed."""
+    install = "pip install 'summit_train[flow]', that is opencv-contrib-python-headless"
     try:
         import cv2
     except ModuleNotFoundError as error:
-        raise UserError(f"optical flow needs OpenCV (cv2), which is not installed: {wanted}") from error
+        raise UserError(f"optical flow needs OpenCV (cv2), which is not installed: {install}") from error
     if not hasattr(cv2, "optflow"):
-        raise UserError(f"the OpenCV that is installed has no TV-L1 (cv2.optflow): {wanted}")
+        raise UserError(f"the OpenCV that is installed has no TV-L1 (cv2.optflow): {install}")
     return cv2

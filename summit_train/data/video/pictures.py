@@ -1,4 +1,4 @@
-"""Decoding JPEG and PNG pictures with PyAV, whole or only the parts that are needed.
+"""Decoding JPEG and PNG pictures with PyAV, whole or only the needed parts.
 
 The blocks between two restart markers of a JPEG can be decoded alone (ITU-T T.81, F.1.1.5.1). Where there are enough
 markers, as in pictures that `data pack` makes, the blocks around a rectangle make a smaller picture with bit-identical
@@ -7,10 +7,11 @@ pixels.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal, cast
+from typing import cast
 
 import av
 import numpy as np
@@ -52,23 +53,25 @@ class PictureReader:
         """
         while pictures:
             views = self._together(pictures)
-            if not views:
+            if not views:  # the first cannot be cut, or one is damaged: decoding each alone tells which
                 _, frame, turn = _picture(*pictures[0], self._budget)
                 views = [self._render(frame, turn)]
             yield from views
             pictures = pictures[len(views) :]
 
     def _together(self, pictures: Sequence[tuple[str, bytes]]) -> list[list[Frames]]:
-        """Return the views of the first pictures that can be decoded as one.
-
-        Empty where the first cannot be cut, or one is damaged: decoding each alone tells which.
-        """
+        """Return the views of the first pictures that can be decoded as one: with one header, of a permitted size."""
         name, content = pictures[0]
         layout = layout_of(content) if _ends(content, "mjpeg") else None
         if layout is None:
             return []
-        self._budget.time()
-        contents = self._alike(pictures, layout)
+        self._budget.check()
+        self._budget.size(layout.width, layout.height)
+        # FFmpeg counts 128 pixels more on either side.
+        most = self._budget.limits.pixels // (layout.width + 128) // (layout.height + 128)
+        most, head = max(1, min(_STACK_HEIGHT // layout.height, most)), content[: layout.scan_at]
+        alike = takewhile(lambda one: one.startswith(head) and _ends(one, "mjpeg"), (one for _, one in pictures[:most]))
+        contents = list(alike)
         stack = stack_of(contents, layout, self._render.box(layout.width, layout.height))
         if stack is None:
             return []
@@ -79,19 +82,9 @@ class PictureReader:
             return []
         return self._render.together(_unstacked(frame, stack, layout, len(contents)), Turn())
 
-    def _alike(self, pictures: Sequence[tuple[str, bytes]], layout: Layout) -> list[bytes]:
-        """Return the first pictures with the same header, as many as make one picture of a permitted size."""
-        self._budget.size(layout.width, layout.height)
-        # FFmpeg counts 128 pixels more on either side.
-        most = self._budget.limits.pixels // (layout.width + 128) // (layout.height + 128)
-        most = max(1, min(_STACK_HEIGHT // layout.height, most))
-        head = pictures[0][1][: layout.scan_at]
-        contents = (content for _, content in pictures[:most])
-        return list(takewhile(lambda content: content.startswith(head) and _ends(content, "mjpeg"), contents))
-
 
 def probe_picture(name: str, content: bytes, budget: Budget) -> tuple[str, int, int]:
-    """Decode a JPEG or PNG picture: (codec, upright width, height). Raises DecodeError."""
+    """Decode a JPEG or PNG picture; return (codec, upright width, height). Raises DecodeError."""
     codec, frame, turn = _picture(name, content, budget)
     return (codec, *turn.size(frame.width, frame.height))
 
@@ -108,8 +101,8 @@ def _picture(name: str, content: bytes, budget: Budget) -> tuple[str, VideoFrame
     """Decode a picture: its codec, the frame, and the turn that makes it upright."""
     codec = next((codec for start, codec in _CODECS.items() if content.startswith(start)), None)
     if codec is None:
-        raise DecodeError(name, "is no JPEG or PNG picture" if content else "is empty")
-    budget.time()
+        raise DecodeError(name, "is not a JPEG or PNG picture" if content else "is empty")
+    budget.check()
     if not _ends(content, codec):
         raise DecodeError(name, "is cut short")
     frame = _decoded(name, content, _picture_decoder(codec, budget))
@@ -129,7 +122,7 @@ def _decoded(name: str, content: bytes, decoder: VideoCodecContext) -> VideoFram
 
 
 def _unstacked(frame: VideoFrame, stack: Stack, layout: Layout, num_pictures: int) -> Iterator[VideoFrame]:
-    """Yield whole pictures of which a decoded stack has one part each; what it has not is grey."""
+    """Yield whole pictures of which a decoded stack has one part each; the rest is grey."""
     sources = planes(frame)
     for number in range(num_pictures):
         picture = VideoFrame(layout.width, layout.height, frame.format.name)
@@ -151,7 +144,7 @@ def _ends(content: bytes, codec: str) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a picture's bytes. units: of one restart interval; size_at, scan_at: offsets."""
+    """A picture's bytes. units: of 16 x 16 pixels in a restart interval; size_at, scan_at: offsets."""
 
     width: int
     height: int
@@ -164,7 +157,7 @@ class Layout:
 class Stack:
     """The same rectangle of several pictures, one below the other, as the bytes of one picture.
 
-    pitch: pixels from one rectangle's upper edge to the next one's; left, top: where it lies in its picture.
+    pitch: pixels from one rectangle's upper edge to the next one's. left, top: its place in its picture.
     """
 
     content: bytes
@@ -217,29 +210,25 @@ def orientation_of(content: bytes) -> int:
     """Return a picture's EXIF orientation, 1 to 8 (CIPA DC-008, 4.6.5); 1 where it has none."""
     for marker, at, end in _segments(content):
         if marker == _EXIF and content[at : at + 6] == b"Exif\0\0":
-            return _orientation_in(content[at + 6 : end])
-    return 1
-
-
-def _orientation_in(tiff: bytes) -> int:
-    order: Literal["little", "big"] = "little" if tiff[:2] == b"II" else "big"
-
-    def number(at: int, size: int) -> int:
-        return int.from_bytes(tiff[at : at + size], order)
-
-    directory = number(4, 4)
-    for entry in range(directory + 2, directory + 2 + 12 * number(directory, 2), 12):
-        if entry + 12 <= len(tiff) and number(entry, 2) == _ORIENTATION:
-            value = number(entry + 8, 2)
-            return value if 1 <= value <= 8 else 1
+            tiff = content[at + 6 : end]
+            order = "<" if tiff[:2] == b"II" else ">"
+            try:
+                (directory,) = struct.unpack_from(f"{order}I", tiff, 4)
+                (num_entries,) = struct.unpack_from(f"{order}H", tiff, directory)
+                for entry in range(num_entries):
+                    tag, _, _, value, _ = struct.unpack_from(f"{order}HHIHH", tiff, directory + 2 + 12 * entry)
+                    if tag == _ORIENTATION:
+                        return value if 1 <= value <= 8 else 1
+            except struct.error:  # damaged
+                return 1
     return 1
 
 
 def stack_of(contents: Sequence[bytes], layout: Layout, box: tuple[int, int, int, int]) -> Stack | None:
     """Cut the smallest parts with the box (left, top, right, bottom), in pixels, out of pictures with one layout.
 
-    All have the same bytes up to the scan. None where one's markers do not match its header: decoding that picture
-    alone then raises the error.
+    All have the same bytes up to the scan. None if one's markers do not match its header: decoding that picture alone
+    then raises the error.
     """
     units, columns, rows = layout.units, -(-layout.width // UNIT), -(-layout.height // UNIT)
     first, last = box[0] // (UNIT * units), -(-box[2] // (UNIT * units))

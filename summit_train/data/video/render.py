@@ -33,7 +33,7 @@ class Turn:
     flip_y: bool = False
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """Return the (width, height) after the turn; its inverse has the same effect on sizes."""
+        """Return the (width, height) after the turn, or before it."""
         return (height, width) if self.transpose else (width, height)
 
     def __call__(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -60,30 +60,24 @@ def turn_of(display_matrix: bytes) -> Turn:
     return Turn(True, c < 0, b < 0)
 
 
-def turn_by(degrees: int) -> Turn:
-    """Return the quarter turn nearest to an angle counterclockwise, without mirroring."""
-    # EXIF's orientations for 0, 90, 180 and 270 degrees are 1, 8, 3 and 6.
-    return ORIENTATIONS[(0, 7, 2, 5)[round(degrees / 90) % 4]]
-
-
 def turn_in(frame: VideoFrame) -> Turn:
     """Return the turn that makes a frame upright, by its display matrix."""
     # Not `frame.side_data`: frame and container would hold each other until the garbage collector comes by.
     try:
         side_data: Mapping[str, Buffer] = cast(Any, SideDataContainer)(frame)
     except ValueError:
-        # Side data that this PyAV does not know, such as EXIF: it gives the angle, but not the mirroring.
-        return turn_by(frame.rotation)
+        # Side data that this PyAV does not know, such as EXIF: it gives the angle counterclockwise, but no mirroring.
+        # EXIF's orientations for 0, 90, 180 and 270 degrees are 1, 8, 3 and 6.
+        return ORIENTATIONS[(0, 7, 2, 5)[round(frame.rotation / 90) % 4]]
     matrix = side_data.get("DISPLAYMATRIX")
     return Turn() if matrix is None else turn_of(bytes(matrix))
 
 
 class Renderer:
-    """Turns decoded frames into crops.
+    """Turns decoded frames into crops: scales a frame, then makes interleaved RGB of the crops all at once.
 
-    A frame is scaled as `_scaled_kind` says, and the crops become interleaved RGB all at once. Scaling straight to
-    interleaved RGB would take twice as long, and swscale then averages the colours of two neighbouring pixels.
-    is_grey: the crops are grey, (crop_height, crop_width, 1): pictures of flow.
+    Scaling straight to interleaved RGB would take twice as long, and swscale then averages the colours of two
+    neighbouring pixels. is_grey: the crops are grey, (crop_height, crop_width, 1): pictures of flow.
     """
 
     def __init__(self, views_of: ViewsOf, *, is_grey: bool = False) -> None:
@@ -109,6 +103,12 @@ class Renderer:
         (lefts, rights), (tops, bottoms) = zip(*across, strict=True), zip(*down, strict=True)
         return min(lefts), min(tops), max(rights), max(bottoms)
 
+    def _look(self, width: int, height: int, stored_size: tuple[int, int]) -> None:
+        """Choose the views at the first frame."""
+        if not self._views:
+            self.stored_size = stored_size
+            self._views = self._views_of(width, height)
+
     def together(self, frames: Iterable[VideoFrame], turn: Turn) -> list[list[Frames]]:
         """Return the crops of each of several frames of one kind; the first frame or `box` chose the views.
 
@@ -119,14 +119,15 @@ class Renderer:
         crops = [self._crops(view, turn, [frame[view.width, view.height] for frame in scaled]) for view in self._views]
         return [list(pictures) for pictures in zip(*crops, strict=True)]
 
-    def _look(self, width: int, height: int, stored_size: tuple[int, int]) -> None:
-        """Choose the views at the first frame."""
-        if not self._views:
-            self.stored_size = stored_size
-            self._views = self._views_of(width, height)
-
     def _scaled(self, frame: VideoFrame, size: tuple[int, int]) -> VideoFrame:
-        kind = "gray" if self._is_grey else _scaled_kind(frame, size)
+        """Return a frame at this size. Its pixel format defines the pixels of a clip.
+
+        A frame that is scaled down becomes planar RGB (`gbrp`), with a colour for each pixel: half-resolution colour at
+        the new size would lose colour that the video has. Otherwise half-resolution colour stays.
+        """
+        is_smaller = size[0] < frame.width or size[1] < frame.height
+        kind = frame.format.name if frame.format.name in _HALF_COLOUR and not is_smaller else "gbrp"
+        kind = "gray" if self._is_grey else kind
         return self._scaler.reformat(frame, *size, kind, interpolation=Interpolation.BILINEAR, threads=1)
 
     def _crops(self, view: View, turn: Turn, frames: Sequence[VideoFrame]) -> list[Frames]:
@@ -143,16 +144,6 @@ class Renderer:
     def _rgb(self, frame: VideoFrame) -> Frames:
         rgb = self._painter.reformat(frame, format="rgb24", interpolation=Interpolation.BILINEAR, threads=1)
         return cast(Frames, rgb.to_ndarray())
-
-
-def _scaled_kind(frame: VideoFrame, size: tuple[int, int]) -> str:
-    """Return the pixel format that a frame is scaled to. It defines the pixels of a clip.
-
-    A frame that is scaled down becomes planar RGB (`gbrp`), with a colour for each pixel: half-resolution colour at the
-    new size would lose colour that the video has. Otherwise half-resolution colour stays: the video has no more.
-    """
-    is_smaller = size[0] < frame.width or size[1] < frame.height
-    return frame.format.name if frame.format.name in _HALF_COLOUR and not is_smaller else "gbrp"
 
 
 def _sheet(view: View, frames: Sequence[VideoFrame]) -> tuple[VideoFrame, int, int]:

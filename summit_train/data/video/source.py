@@ -1,4 +1,4 @@
-"""A video as it lies on the disk or in memory, what reading it may cost, and the processes that read. Nothing decodes.
+"""A video on disk or in memory, what reading it may cost, and the processes that read. Nothing decodes.
 
 A damaged or malicious header can ask for anything. The limits are far above what a training video needs; only the
 seconds depend on the machine.
@@ -18,37 +18,24 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from multiprocessing import util
 from pathlib import Path
 from typing import Any, cast
 
-from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256
 from summit_train.core.machine import keep_freed_frames
+from summit_train.data.video.span import DecodeError as DecodeError
 
 # The bytes of a larger video are not held in memory: it is decoded from its start, packet by packet.
 MAX_HELD_BYTES = 64 << 20
 # The reason of the error for a file that does not exist.
 MISSING = os.strerror(errno.ENOENT)
-# Beyond it a frame is no picture: scaled to a short side of 256 it would be 16,384 pixels long.
+# Scaled to a short side of 256, a longer frame would have more than 16,384 pixels a side.
 _MAX_SIDE_RATIO = 64
 # The memory of a worker process besides what it starts with: several frames of the largest size.
 _WORKER_BYTES = 4 << 30
-
-
-class DecodeError(UserError):
-    """A video that cannot be read; `path` and `reason` say which and why."""
-
-    def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
-        super().__init__(f"{os.fspath(path)}: {reason}")
-        self.path = os.fspath(path)
-        self.reason = reason
-
-    def __reduce__(self) -> tuple[type[DecodeError], tuple[str, str]]:
-        # The default would call DecodeError(message) when a worker process sends the error home.
-        return (type(self), (self.path, self.reason))
 
 
 @dataclass(frozen=True)
@@ -65,12 +52,13 @@ LIMITS = Limits()
 NO_HURRY = Limits(seconds=3600.0)
 
 
+@dataclass(frozen=True)
 class Budget:
-    """The limits of one video while it is read. Every method raises DecodeError where one is exceeded."""
+    """The limits of one video while it is read. Its methods raise DecodeError if one is exceeded."""
 
-    def __init__(self, name: str, limits: Limits) -> None:
-        self.name, self.limits = name, limits
-        self._began = time.monotonic()
+    name: str
+    limits: Limits
+    began: float = field(default_factory=time.monotonic)
 
     def size(self, width: int, height: int) -> None:
         """Check a frame's size as a header gives it."""
@@ -78,15 +66,11 @@ class Budget:
         if width * height > self.limits.pixels or (is_long and width and height):
             raise DecodeError(self.name, f"a frame of {width} x {height} pixels is not read: its header is damaged?")
 
-    def packet(self, number: int) -> None:
+    def check(self, packet: int = 0) -> None:
         """Check the number of a packet, and the time."""
-        if number >= self.limits.packets:
+        if packet >= self.limits.packets:
             raise DecodeError(self.name, f"does not end after {self.limits.packets:,} packets")
-        self.time()
-
-    def time(self) -> None:
-        """Check the time."""
-        if time.monotonic() - self._began > self.limits.seconds:
+        if time.monotonic() - self.began > self.limits.seconds:
             raise DecodeError(self.name, f"is not read within {self.limits.seconds:g} s")
 
 
@@ -101,7 +85,7 @@ class Encoded:
     content: bytes | None = None
 
     def check(self) -> None:
-        """Raise DecodeError where there is nothing to decode: FFmpeg would wait for ever on a FIFO."""
+        """Raise DecodeError if there is nothing to decode: FFmpeg would wait for ever on a FIFO."""
         try:
             found = os.stat(self.name) if self.content is None else None
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -120,11 +104,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """The result of a full decode.
-
-    width, height: of the upright picture, in pixels. duration: of the decoded frames in seconds, None where they carry
-    no times.
-    """
+    """The result of a full decode. width, height: of the upright picture. duration: seconds; None without times."""
 
     num_frames: int
     fps: float | None
@@ -135,7 +115,7 @@ class VideoInfo:
 
 
 def load_video(path: str, sha256: bytes | None) -> Encoded:
-    """Read a file, or only name it where it is too large to hold. Raises DecodeError where its SHA-256 is another."""
+    """Read a file, or only name it if it is too large to hold. Raises DecodeError if its SHA-256 differs."""
     video = Encoded(path)
     video.check()
     try:
@@ -149,7 +129,7 @@ def load_video(path: str, sha256: bytes | None) -> Encoded:
 
 
 def read_bytes(path: str) -> bytes:
-    """Return a file's bytes. Raises DecodeError."""
+    """Read a file whole. Raises DecodeError."""
     try:
         return Path(path).read_bytes()
     except OSError as error:

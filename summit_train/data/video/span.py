@@ -1,14 +1,15 @@
-"""A clip that is a part of its video: two frame numbers. Inside a span frames are numbered from 0."""
+"""A clip that is a part of its video, and the error of a video, or of a part of one, that cannot be read."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.data.video.source import DecodeError
+from summit_train.core.errors import UserError
 
 Choose = Callable[[int], NDArray[np.int64]]
 
@@ -16,7 +17,7 @@ TO_THE_END = -1
 
 
 class Span(NamedTuple):
-    """The frames start .. end - 1 of a video; TO_THE_END as the end: all from `start` on."""
+    """The frames start .. end - 1 of a video; TO_THE_END: all from `start` on. Within it frames are numbered from 0."""
 
     start: int = 0
     end: int = TO_THE_END
@@ -26,51 +27,31 @@ class Span(NamedTuple):
 
     @property
     def cells(self) -> tuple[str, str]:
-        """Return the start and the end as a list has them: nothing for the video's own."""
+        """The start and the end as a list has them: nothing for the video's own."""
         return str(self.start or ""), "" if self.end == TO_THE_END else str(self.end)
 
-    def end_in(self, video_frames: int) -> int:
-        """Return the number after the last frame's, in a video of `video_frames`."""
-        return video_frames if self.end == TO_THE_END else self.end
-
     def frames(self, video: str, video_frames: int) -> range:
-        """Return the numbers of its frames in a video of `video_frames`. Raises SpanError where one lies outside."""
-        end = self.end_in(video_frames)
+        """Return the numbers of its frames in a video of `video_frames`. Raises DecodeError if one lies outside."""
+        end = video_frames if self.end == TO_THE_END else self.end
         if not self.start < end <= video_frames:
-            raise SpanError(video, f"has {video_frames} frames, and the span {self} does not lie among them", self)
+            raise DecodeError(video, f"has {video_frames} frames, and the span {self} does not lie among them", self)
         return range(self.start, end)
 
-    def num_frames(self, video: str, video_frames: int) -> int:
-        """Return how many frames it has in a video of `video_frames`. Raises SpanError as `frames` does."""
-        return len(self.frames(video, video_frames))
-
     def chosen_in(self, video: str, choose: Choose) -> Choose:
-        """Return a choice of the video's frames that takes what `choose` takes of the span's, where `video` names it.
-
-        The choice raises SpanError for a video that the span does not lie in.
-        """
-        return lambda video_frames: self.start + choose(self.num_frames(video, video_frames))
+        """Return a choice of the video's frames that takes those that `choose` takes of the span's."""
+        return lambda video_frames: self.start + choose(len(self.frames(video, video_frames)))
 
 
 WHOLE = Span()
 
 
-class SpanError(DecodeError):
-    """A span that does not lie in its video, which may itself be good."""
+class DecodeError(UserError):
+    """A video that cannot be read: its path and why. span: the bad part; WHOLE is the file, with all of its parts."""
 
-    def __init__(self, path: str, reason: str, span: Span) -> None:
-        super().__init__(path, reason)
-        self.span = span
+    def __init__(self, path: str | os.PathLike[str], reason: str, span: Span = WHOLE) -> None:
+        super().__init__(f"{os.fspath(path)}: {reason}")
+        self.path, self.reason, self.span = os.fspath(path), reason, span
 
-    def __reduce__(self) -> tuple[type[SpanError], tuple[str, str, Span]]:  # type: ignore[override]
-        return (type(self), (self.path, self.reason, self.span))
-
-
-def located_error(path: str, reason: str, span: Span) -> DecodeError:
-    """Return the error of a span, or of the whole file."""
-    return DecodeError(path, reason) if span == WHOLE else SpanError(path, reason, span)
-
-
-def span_of(error: DecodeError) -> Span:
-    """Return the span that is bad; WHOLE where it is the file, and with it all of its spans."""
-    return error.span if isinstance(error, SpanError) else WHOLE
+    def __reduce__(self) -> tuple[type[DecodeError], tuple[str, str, Span]]:
+        # The default would call DecodeError(message) when a worker process sends the error home.
+        return type(self), (self.path, self.reason, self.span)

@@ -20,8 +20,7 @@ from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import check_output
 from summit_train.core.text import counted
 from summit_train.data.video.augment import View
-from summit_train.data.video.caption import with_caption
-from summit_train.data.video.encode import Encoding, VideoWriter, open_writer
+from summit_train.data.video.encode import Write, open_writer, with_caption
 from summit_train.data.video.render import Renderer
 from summit_train.data.video.stream import Reading, StreamFrame
 from summit_train.inference.predict import most_probable
@@ -155,17 +154,17 @@ def shown_in(path: str, source: str, reading: Reading) -> Iterator[Show]:
         raise UserError(f"--show {path}: is the video that is streamed; write to another file")
     check_output("--show", path, path)
     render = Renderer(lambda width, height: [View(width, height, 0, 0, width, height)])
-    writer: VideoWriter | None = None
+    write: Write | None = None
     last = -1
 
     def add(frame: StreamFrame, caption: str) -> None:
-        nonlocal writer, last
+        nonlocal write, last
         picture = render(frame.decoded)[0]
-        if writer is None:
+        if write is None:
             size = (picture.shape[1], picture.shape[0])
-            writer = stack.enter_context(open_writer(path, size, reading.fps, Encoding(tick=_TICK)))
+            write = stack.enter_context(open_writer(path, size, reading.fps, tick=_TICK))
         last = max(round(frame.seconds / _TICK), last + 1)  # a container may give two frames one time
-        writer.add(with_caption(picture, caption), last)
+        write(with_caption(picture, caption), last)
 
     with ExitStack() as stack:
         yield add

@@ -19,12 +19,7 @@ from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import EvaluateSpec
-from tests.data.batches.conftest import (
-    NUM_VIDEOS,
-    all_keys,
-    data_spec,
-    open_batches,
-)
+from tests.data.batches.conftest import NUM_VIDEOS, all_keys, data_spec, open_batches
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -34,22 +29,22 @@ def test_a_bad_video_is_named_when_its_batch_is_asked_for(broken: Manifest, work
     batches = open_batches(broken, data_spec(workers), end_step=6)
     with pytest.raises(DecodeError) as caught:
         good.extend(batch.ids.item() for batch in batches)
-    assert caught.value.path == path
-    assert caught.value.reason
-    assert str(caught.value).startswith(path)
-    assert "\n" not in str(caught.value)
+    assert (caught.value.path, str(caught.value).count("\n")) == (path, 0) and caught.value.reason
     asked = [ids.item() for *_, ids in all_keys(broken)]
     assert good == asked[: asked.index(3)]
     assert list(batches) == []
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_bad_video_is_named_in_the_test(broken: Manifest, workers: int) -> None:
-    store = open_store(data_spec(), broken)
-    batches = loader.test_batches(data_spec(workers), EvaluateSpec(clips=1, short_side=24), store, [2, 3, 4])
-    assert next(batches).video == 2
+def test_a_bad_video_of_the_test_ends_it_or_is_left_out(broken: Manifest, workers: int) -> None:
+    evaluate, store = EvaluateSpec(clips=1, short_side=24), open_store(data_spec(), broken)
+    failing = loader.test_batches(data_spec(workers), evaluate, store, [2, 3, 4])
+    assert next(failing).video == 2
     with pytest.raises(DecodeError, match=r"3\.mp4"):
-        next(batches)
+        next(failing)
+    batches = list(loader.test_batches(data_spec(workers, on_bad_clip="skip"), evaluate, store, [2, 3, 4]))
+    assert [(batch.video, batch.bad and batch.bad.clip) for batch in batches] == [(2, None), (3, 3), (4, None)]
+    assert not len(batches[1].views) and len(batches[2].views)
 
 
 # Substitutes for what cannot be read.
@@ -115,15 +110,6 @@ def test_a_set_without_one_good_clip_ends_the_run(broken: Manifest) -> None:
         _substituted(broken, 0)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_bad_video_of_the_test_has_no_substitute(broken: Manifest, workers: int) -> None:
-    data = data_spec(workers, on_bad_clip="skip")
-    evaluate = EvaluateSpec(clips=1, short_side=24)
-    batches = list(loader.test_batches(data, evaluate, open_store(data, broken), [2, 3, 4]))
-    assert [(batch.video, batch.bad and batch.bad.clip) for batch in batches] == [(2, None), (3, 3), (4, None)]
-    assert not len(batches[1].views) and len(batches[2].views)
-
-
 # Clips that bring their reader down.
 
 
@@ -144,35 +130,23 @@ class Trap:
         return self.store.read_views(clip, choose, views_of)
 
 
-def _trapped(manifest: Manifest, hangs: bool, on_bad_clip: str) -> loader.Batches[loader.MicroBatch]:
-    data = data_spec(workers=2, on_bad_clip=on_bad_clip, clip_seconds=2 if hangs else 120)
+def _trapped(manifest: Manifest, hangs: bool) -> loader.Batches[loader.MicroBatch]:
+    data = data_spec(workers=2, on_bad_clip="skip", clip_seconds=2 if hangs else 120)
     run = Order(len(manifest), 5, virtual_gpus=4, clips_per_gpu=1, steps_per_epoch=2)
-    return loader.training_batches(data, Trap(open_store(data, manifest), hangs), run, 0, 1, range(4))
+    return loader.training_batches(data, Trap(open_store(data, manifest), hangs), run, 0, 1, range(3))
 
 
-each_trap = pytest.mark.parametrize(
-    ("hangs", "reason"), [(False, "kills the process that reads it"), (True, "is not read within")]
+@pytest.mark.parametrize(
+    ("hangs", "reason"), [(False, "kills the process that reads it"), (True, "is not read within 2 s: its reader")]
 )
-
-
-@each_trap
-def test_a_clip_that_ends_or_holds_its_reader_is_named(manifest: Manifest, hangs: bool, reason: str) -> None:
-    good: list[int] = []
-    with pytest.raises(DecodeError, match=rf"3\.mp4: {reason}"):
-        good.extend(batch.ids.item() for batch in _trapped(manifest, hangs, "fail"))
-    asked = [ids.item() for *_, ids in all_keys(manifest)]
-    assert good == asked[: asked.index(3)]
-
-
-@each_trap
 def test_the_run_goes_on_without_a_clip_that_ends_or_holds_its_reader(
     manifest: Manifest, hangs: bool, reason: str
 ) -> None:
-    with _trapped(manifest, hangs, "skip") as batches:
+    with _trapped(manifest, hangs) as batches:
         found = list(batches)
-    assert [(b.step, b.virtual_gpu) for b in found] == [(step, gpu) for step in range(4) for gpu in range(4)]
+    assert [(b.step, b.virtual_gpu) for b in found] == [(step, gpu) for step in range(3) for gpu in range(4)]
     bad = [clip for batch in found for clip in batch.bad]
     assert {clip.clip for clip in bad} == {3}
     assert all(clip.reason.startswith(reason) for clip in bad)
-    asked = [ids.item() for *_, ids in all_keys(manifest)][:16]
+    asked = [ids.item() for *_, ids in all_keys(manifest)][:12]
     assert [b.ids.item() for b in found if not b.bad] == [clip for clip in asked if clip != 3]

@@ -44,12 +44,9 @@ def test_an_epoch_is_a_permutation(num_clips: int, seed: int, epoch: int) -> Non
     assert sorted(played.tolist()) == list(range(num_clips))
 
 
-def test_seeds_and_epochs_have_orders_of_their_own() -> None:
+def test_each_seed_and_epoch_has_its_order_which_stays_the_same_over_versions() -> None:
     orders = {tuple(order.epoch_order(50, seed, epoch).tolist()) for seed in (0, 1) for epoch in (0, 1, 2)}
     assert len(orders) == 6
-
-
-def test_the_order_of_a_seed_stays_the_same_over_versions() -> None:
     assert order.epoch_order(8, 0, 0).tolist() == [0, 5, 6, 4, 3, 2, 1, 7]
     # Also where the order once was int64.
     assert np.array_equal(order.epoch_order(70_000, 3, 1), rng.key(3, "order", 1).permutation(70_000))
@@ -62,11 +59,7 @@ def test_the_order_is_cut_by_step_and_then_by_virtual_gpu() -> None:
     assert (step, virtual_gpu, epoch) == (1, 2, 0)
     assert clips.tolist() == order.epoch_order(30, 7, 0)[20:24].tolist()
     assert clips.dtype == np.int64
-
-
-def test_a_kept_batch_does_not_keep_the_epochs_order_alive() -> None:
-    _, _, _, clips = next(order.Order(30, 7, 3, 4, 2).micro_batches(0, 1, range(2)))
-    assert clips.base is None
+    assert clips.base is None, "a kept batch keeps the epoch's order alive"
 
 
 @given(run=_runs(), epochs=st.integers(1, 3))
@@ -74,12 +67,10 @@ def test_each_clip_at_most_once_an_epoch_and_as_many_as_the_steps_take(run: dict
     per_epoch = run["steps_per_epoch"]
     played = _play(run, end=epochs * per_epoch)
     for epoch in range(epochs):
-        clips = [clip for step, _, e, batch in played if e == epoch for clip in batch]
-        assert len(clips) == per_epoch * run["virtual_gpus"] * run["clips_per_gpu"]
-        assert len(set(clips)) == len(clips)
-        assert {step for step, _, e, _ in played if e == epoch} == set(
-            range(epoch * per_epoch, (epoch + 1) * per_epoch)
-        )
+        clips = [clip for _, _, e, batch in played if e == epoch for clip in batch]
+        assert len(set(clips)) == len(clips) == per_epoch * run["virtual_gpus"] * run["clips_per_gpu"]
+        steps = {step for step, _, e, _ in played if e == epoch}
+        assert steps == set(range(epoch * per_epoch, (epoch + 1) * per_epoch))
 
 
 @given(run=_runs())
@@ -94,12 +85,7 @@ def test_together_the_ranks_play_the_same_whatever_their_number(run: dict[str, i
 
 def test_a_rank_plays_neighbouring_virtual_gpus_in_their_order() -> None:
     run = {"num_clips": 6, "seed": 3, "virtual_gpus": 6, "clips_per_gpu": 1, "steps_per_epoch": 1}
-    assert [(step, gpu) for step, gpu, _, _ in _play(run, rank=1, ranks=3, end=2)] == [
-        (0, 2),
-        (0, 3),
-        (1, 2),
-        (1, 3),
-    ]
+    assert [key[:2] for key in _play(run, rank=1, ranks=3, end=2)] == [(0, 2), (0, 3), (1, 2), (1, 3)]
 
 
 @settings(max_examples=50)
@@ -116,25 +102,12 @@ def test_left_over_clips_have_their_turn_in_another_epoch() -> None:
     assert played == set(range(11))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"ranks": 4}, "6 virtual GPUs cannot be shared evenly by 4 ranks"),
-        ({"ranks": 0}, "cannot be shared evenly by 0 ranks"),
-        ({"rank": 2}, "there is no rank 2 among 2"),
-        ({"num_clips": 11}, "1 steps of 6 x 2 clips cannot be taken from 11 clips"),
-        ({"steps_per_epoch": 0}, "0 steps"),
-    ],
-)
-def test_what_cannot_be_played_is_refused_at_once(change: dict[str, int], message: str) -> None:
-    run = {"num_clips": 12, "seed": 0, "virtual_gpus": 6, "clips_per_gpu": 2, "steps_per_epoch": 1}
-    of = {"rank": 0, "ranks": 2} | change
-    with pytest.raises(ValueError, match=message):
-        order.Order(**{name: change.get(name, number) for name, number in run.items()}).micro_batches(
-            of["rank"], of["ranks"], range(1)
-        )
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 4), (2, 2)])
+def test_ranks_that_do_not_divide_the_virtual_gpus_are_a_mistake_of_ours(rank: int, ranks: int) -> None:
+    with pytest.raises(AssertionError):
+        order.virtual_gpus_of(rank, ranks, 6)
 
 
-def test_ten_million_clips_are_as_good() -> None:
-    played = order.epoch_order(10_000_000, 0, 7)
-    assert np.array_equal(np.bincount(played, minlength=10_000_000), np.ones(10_000_000, np.int64))
+def test_a_million_clips_are_as_good() -> None:
+    played = order.epoch_order(1_000_000, 0, 7)
+    assert np.array_equal(np.bincount(played, minlength=1_000_000), np.ones(1_000_000, np.int64))

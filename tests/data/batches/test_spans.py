@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def _batches(folder: Path, row: ManifestRow, data: DataSpec) -> tuple[Any, Any]:
     return np.concatenate(drawn), tested.views.numpy()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     span=_some_span(),
     sampling=st.sampled_from(["dense", "uniform"]),
@@ -99,17 +98,15 @@ def _all_of(video: Path, row: ManifestRow) -> Frames:
 
 
 @pytest.mark.parametrize("num_frames", [None, NUM_FRAMES])
-@pytest.mark.parametrize("span", [Span(0, 3), Span(4, 11), Span(13), Span(7, 8)])
-def test_a_span_of_a_video_of_key_frames_and_others(video: Path, span: Span, num_frames: int | None) -> None:
+def test_a_span_of_a_video_of_key_frames_and_others(video: Path, num_frames: int | None) -> None:
     row = ManifestRow("a.mp4", 0, num_frames)
-    wanted = _all_of(video, row)[span.start : span.end if span.end > 0 else None]
-    np.testing.assert_array_equal(_all_of(video, row.with_span(span)), wanted)
+    every = _all_of(video, row)
+    for span in (Span(0, 3), Span(4, 11), Span(13), Span(7, 8)):
+        expected = every[span.start : span.end if span.end > 0 else None]
+        np.testing.assert_array_equal(_all_of(video, row.with_span(span)), expected)
 
 
-def test_a_span_outside_its_file_is_a_bad_clip(video: Path) -> None:
-    row = ManifestRow("a.mp4", 0).with_span(Span(10, 20))
+@pytest.mark.parametrize("num_frames", [None, 30])  # the manifest may be wrong about the file too
+def test_a_span_outside_its_file_is_a_bad_clip(video: Path, num_frames: int | None) -> None:
     with pytest.raises(DecodeError, match=r"a.mp4: has 14 frames, and the span 10:20 does not lie among them"):
-        _all_of(video, row)
-    # The manifest is wrong about the file too.
-    with pytest.raises(DecodeError, match=r"a.mp4: has 14 frames, and the span 10:20 does not lie among them"):
-        _all_of(video, replace(row, num_frames=30))
+        _all_of(video, ManifestRow("a.mp4", 0, num_frames).with_span(Span(10, 20)))

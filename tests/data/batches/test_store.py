@@ -39,6 +39,7 @@ def test_a_video_lies_below_root_or_without_one_beside_the_manifest(tmp_path: Pa
     for folder in (tmp_path, below):
         (folder / "a.mp4").touch()
     assert _path(manifest, 1, root=str(below)) == str(below / "b.mp4")
+    assert _path(_manifest(tmp_path, "/abs/a.mp4"), 0, root="/else/where") == "/abs/a.mp4"
 
 
 def test_a_root_that_does_not_fit_the_manifest_is_refused(tmp_path: Path) -> None:
@@ -49,10 +50,6 @@ def test_a_root_that_does_not_fit_the_manifest_is_refused(tmp_path: Path) -> Non
     (tmp_path / "a.mp4").touch()  # reading it would replace what the user named
     with pytest.raises(UserError, match=r"got .*other, which lacks a\.mp4; .*own folder: try without a root"):
         _path(manifest, 1, root=str(other))
-
-
-def test_an_absolute_path_stays_as_it_is(tmp_path: Path) -> None:
-    assert _path(_manifest(tmp_path, "/abs/a.mp4"), 0, root="/else/where") == "/abs/a.mp4"
 
 
 # What is read.

@@ -134,7 +134,7 @@ def test_bad_clips_are_named(videos: Path, tmp_path: Path) -> None:
     one = "has one frame: flow is the motion from a frame to the next"
     assert bad_clips(stored(tmp_path, rows), tmp_path / "out", DIS) == [
         f"one.mp4: {one}",
-        "small.mp4: a picture of 40 x 24 pixels is too small for flow: 32 are wanted",
+        "small.mp4: a picture of 40 x 24 pixels is too small for flow: a side must have 32",
         f"frames: {one}",
         f"good.mkv: {one}",
     ]

@@ -35,8 +35,8 @@ def _training_clip(store: Store, clip: int) -> Frames:
         return augment.train_frames("dense", num_frames, 4, 2, rng.key(0, "sampling", 0, clip))
 
     def view_of(width: int, height: int) -> augment.View:
-        how = augment.Augmentation("scale_jitter", (24, 32), 24, True)
-        return augment.train_view(how, width, height, rng.key(0, "augment", 0, clip))
+        data = DataSpec(train="x", val="x", short_side=(24, 32), crop=24)
+        return augment.train_view(data, width, height, rng.key(0, "augment", 0, clip))
 
     return stored_clip(store, clip, choose, view_of)
 

@@ -1,4 +1,4 @@
-"""The small encoder."""
+"""The small encoder, and the text on a picture: where it stands, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from summit_train.data.video.encode import write_video
+from summit_train.data.video.encode import with_caption, write_video
 
 
 def test_the_same_frames_give_the_same_bytes(tmp_path: Path) -> None:
-    frames = np.random.default_rng(0).integers(0, 256, (40, 32, 48, 3), np.uint8)
+    frames = np.random.default_rng(0).integers(0, 256, (20, 32, 48, 3), np.uint8)
     for name in ("once", "again"):
         (tmp_path / name).mkdir()
         write_video(tmp_path / name / "a.mp4", frames, b_frames=3)
@@ -24,14 +24,14 @@ def test_the_same_frames_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="MALLOC_PERTURB_ is glibc's")
-def test_what_lay_in_memory_does_not_get_into_the_bytes(tmp_path: Path) -> None:
+def test_uninitialised_memory_does_not_get_into_the_bytes(tmp_path: Path) -> None:
     program = (
         "import sys, numpy as np\nfrom summit_train.data.video.encode import write_video\n"
         "t, y, x, c = np.meshgrid(*map(np.arange, (6, 24, 32, 3)), indexing='ij')\n"
         "ramp = (x * 255 / 31 + 9 * t + 3 * y + 40 * c).astype(np.uint8)\n"
         "write_video(sys.argv[1], ramp, b_frames=3)\n"
     )
-    for fill in ("1", "170", "255"):
+    for fill in ("1", "255"):
         environ = os.environ | {"MALLOC_PERTURB_": fill}
         words = [sys.executable, "-c", program, tmp_path / f"{fill}.mp4"]
         subprocess.run(words, cwd=Path(__file__).parents[3], env=environ, check=True)
@@ -42,3 +42,25 @@ def test_a_video_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         write_video(tmp_path / "a.mp4", np.zeros((2, 16, 16, 4), np.uint8))
     assert not list(tmp_path.iterdir())
+
+
+def _changed(text: str, height: int = 160, width: int = 240) -> tuple[int, int]:
+    """The (bottom, right) ends of what a caption changes, which begins at the upper left corner."""
+    picture = np.full((height, width, 3), 90, np.uint8)
+    drawn = with_caption(picture, text)
+    assert drawn.shape == picture.shape and drawn.dtype == np.uint8 and (picture == 90).all()
+    rows, columns = (np.flatnonzero((drawn != 90).any((axis, 2))) for axis in (1, 0))
+    assert rows[0] == columns[0] == 0 and len(rows) == rows[-1] + 1 and len(columns) == columns[-1] + 1
+    assert drawn.max() > 200 and drawn.min() == 0, "white on black"
+    return int(rows[-1]), int(columns[-1])
+
+
+def test_the_bar_holds_the_text_whose_letters_shrink_if_it_is_long() -> None:
+    short, long = _changed("walk 0.93"), _changed("walk slowly 0.93")
+    assert short[0] == long[0] == 15  # letters of 160 / 16 = 10 pixels, and half of it around them
+    assert 40 < short[1] < long[1] < 239
+    assert _changed("a long name 0.93", 320, 120)[0] < _changed("a 0.93", 320, 120)[0] == 30
+    assert _changed("a name that is far too long for such a picture 0.93", 32, 32) == (12, 31)
+    grey = np.full((160, 240, 3), 90, np.uint8)
+    assert (with_caption(grey, "") == grey).all()
+    assert (with_caption(grey, "a") != with_caption(grey, "b")).any()

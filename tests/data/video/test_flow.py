@@ -41,45 +41,29 @@ def test_the_code_by_hand() -> None:
     assert encode(np.array([8, -8, 0], np.float32), bound=8).tolist() == [255, 0, 128]
 
 
-def test_decoding_keeps_zero_and_signs() -> None:
+def test_decoding_keeps_zero_and_signs_and_costs_up_to_one_step() -> None:
     code = np.arange(256, dtype=np.uint8)
     flow = decode(code)
     assert flow[128] == 0 and flow[0] == -20 and flow[255] == pytest.approx(127 * 40 / 255)
     assert flow[129] == pytest.approx(0.157, abs=5e-4)  # one step
     assert (flow[1:128] == -flow[:128:-1]).all()  # v and 256 - v
     assert decode(code, bound=8) == pytest.approx(flow * 8 / 20, rel=1e-6)
-
-
-def test_coding_costs_up_to_one_step() -> None:
-    flow = np.linspace(-20, 20, 10_001, dtype=np.float32)
-    lost = flow - decode(encode(flow))
-    step = 40 / 255
+    every = np.linspace(-20, 20, 10_001, dtype=np.float32)
+    lost, step = every - decode(encode(every)), 40 / 255
     assert lost.min() > -1e-4 and lost.max() < step + 1e-4
     assert lost.mean() == pytest.approx(step / 2, abs=1e-3)
 
 
 @pytest.mark.parametrize(("method", "preset"), METHODS)
-def test_a_shift_is_found_and_survives_the_code(method: str, preset: str) -> None:
-    flow = decode(encode(flow_method(method, preset)(*shifted(3, -2))))
-    assert flow.shape == (96, 128, 2)
-    middle = flow[16:-16, 16:-16]
-    assert np.abs(middle - [3, -2]).max() < 0.5
-
-
-@pytest.mark.parametrize(("method", "preset"), METHODS)
-def test_a_method_keeps_nothing_between_pairs(method: str, preset: str) -> None:
-    pair, other = shifted(3, -2), shifted(-5, 4)
-    compute = flow_method(method, preset)
-    first = compute(*pair)
-    compute(*other)
-    assert (compute(*pair) == first).all() and (flow_method(method, preset)(*pair) == first).all()
-
-
-@pytest.mark.parametrize(("method", "preset"), METHODS)
-def test_mirrored_flow_is_the_flow_of_the_mirrored_pair(method: str, preset: str) -> None:
+def test_a_shift_is_found_and_nothing_is_kept_between_pairs(method: str, preset: str) -> None:
     compute, pair = flow_method(method, preset), shifted(3, -2)
-    code = encode(compute(*pair))[16:-16, 16:-16].astype(int)
+    first = compute(*pair)
+    middle = decode(encode(first))[16:-16, 16:-16]
+    assert first.shape == (96, 128, 2) and np.abs(middle - [3, -2]).max() < 0.5
+    compute(*shifted(-5, 4))
+    assert (compute(*pair) == first).all() and (flow_method(method, preset)(*pair) == first).all()
     mirrored = encode(compute(*(picture[:, ::-1].copy() for picture in pair)))[16:-16, 16:-16]
+    code = encode(first)[16:-16, 16:-16].astype(int)
     turned = np.stack([256 - code[:, ::-1, 0], code[:, ::-1, 1]], -1)
     # One value by rounding about 127.5, and one because the methods are not symmetric.
     assert np.abs(turned - mirrored).max() <= 2
@@ -90,7 +74,7 @@ def test_mirrored_flow_is_the_flow_of_the_mirrored_pair(method: str, preset: str
 def test_small_pictures_are_refused(method: str) -> None:
     compute = flow_method(method)
     assert compute(*shifted(1, 0, MIN_SIDE, MIN_SIDE)).shape == (32, 32, 2)
-    with pytest.raises(UserError, match="200 x 31 pixels is too small for flow: 32 are wanted"):
+    with pytest.raises(UserError, match="200 x 31 pixels is too small for flow: a side must have 32"):
         compute(*shifted(1, 0, MIN_SIDE - 1, 200))
 
 
@@ -99,14 +83,17 @@ def test_grey_is_brightness() -> None:
     assert grey(picture).tolist() == [[76, 150, 29, 255]]  # 0.299, 0.587, 0.114
 
 
-def test_without_opencv_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(UserError, match=r"needs OpenCV .*pip install 'summit_train\[flow\]'") as raised:
-        flow_method("dis")
+@pytest.mark.parametrize(
+    ("library", "method", "message"),
+    [
+        (None, "dis", r"needs OpenCV .*pip install 'summit_train\[flow\]'"),
+        (type(sys)("cv2"), "tvl1", r"has no TV-L1 .*opencv-contrib-python-headless"),
+    ],
+)
+def test_without_opencv_or_its_tvl1_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, library: object, method: str, message: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", library)
+    with pytest.raises(UserError, match=message) as raised:
+        flow_method(method)
     assert "\n" not in str(raised.value)
-
-
-def test_an_opencv_without_tvl1_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cv2", type(sys)("cv2"))
-    with pytest.raises(UserError, match=r"has no TV-L1 .*opencv-contrib-python-headless"):
-        flow_method("tvl1")

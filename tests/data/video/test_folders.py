@@ -44,33 +44,26 @@ def _grey(frames: NDArray[np.uint8]) -> list[int]:
     return [round(float(frame.mean()) / GREY_STEP) for frame in frames]
 
 
-def test_frames_are_read_by_their_numbers_in_any_order(folder: Path) -> None:
-    views = read_folder_views(str(folder), _these(9, 1, 1, 11), _all_of, 12)
-    assert views.shape == (1, 4, 32, 48, 3) and _grey(views[0]) == [9, 1, 1, 11]
-
-
-def test_views_are_cut_as_they_are_of_a_video(folder: Path) -> None:
+def test_frames_are_read_by_their_numbers_in_any_order_in_several_views(folder: Path) -> None:
     def two(width: int, height: int) -> list[View]:
         return [View(24, 16, 0, 2, 10, 12), View(24, 16, 14, 2, 10, 12, flip=True)]
 
+    views = read_folder_views(str(folder), _these(9, 1, 1, 11), _all_of, 12)
+    assert views.shape == (1, 4, 32, 48, 3) and _grey(views[0]) == [9, 1, 1, 11]
     views = read_folder_views(str(folder), lambda n: np.array([[0, n - 1], [5, 6]]), two, None)
     assert views.shape == (4, 2, 12, 10, 3)
     assert [_grey(view) for view in views] == [[0, 11], [0, 11], [5, 6], [5, 6]]
 
 
-def test_probe_decodes_every_picture(folder: Path) -> None:
-    info, _ = probe_folder(str(folder))
+def test_probe_decodes_every_picture_and_digests_them_in_order(folder: Path) -> None:
+    info, digest = probe_folder(str(folder))
     assert (info.num_frames, info.width, info.height, info.fps) == (12, 48, 32, None)
     assert info.codec in ("mjpeg", "png")
+    digests = [hashlib.sha256(Path(name).read_bytes()).digest() for name in list_pictures(str(folder))]
+    assert digest == hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def test_the_digest_is_of_all_frames_in_their_order(folder: Path) -> None:
-    names = list_pictures(str(folder))
-    digests = [hashlib.sha256(Path(name).read_bytes()).digest() for name in names]
-    assert probe_folder(str(folder))[1] == hashlib.sha256(b"".join(digests)).hexdigest()
-
-
-# What is no clip.
+# What is not a clip.
 
 
 @pytest.fixture
@@ -80,28 +73,21 @@ def frames(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_missing_frame_is_named(frames: Path) -> None:
-    (frames / "00002.jpg").unlink()
-    with pytest.raises(DecodeError, match=r"the frame before 00003\.jpg is missing"):
-        list_pictures(str(frames))
-
-
-def test_a_missing_last_frame_shows_in_the_count(frames: Path) -> None:
-    (frames / "00004.jpg").unlink()
-    with pytest.raises(DecodeError, match="holds 3 pictures, but the manifest says 4"):
-        read_folder_views(str(frames), _these(0), _all_of, 4)
-
-
-def test_two_series_are_not_guessed_between(frames: Path) -> None:
+def test_folders_that_are_not_a_clip_say_why(frames: Path) -> None:
     _picture(frames / "flow_x_00001.jpg", 0)
     with pytest.raises(DecodeError, match=r"several series of pictures: \*\.jpg, flow_x_\*\.jpg"):
         list_pictures(str(frames))
-
-
-def test_a_folder_without_frames(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
+    (frames / "flow_x_00001.jpg").unlink()
+    (frames / "00004.jpg").unlink()
+    with pytest.raises(DecodeError, match="holds 3 pictures, but the manifest says 4"):
+        read_folder_views(str(frames), _these(0), _all_of, 4)
+    (frames / "00002.jpg").unlink()
+    with pytest.raises(DecodeError, match=r"the frame before 00003\.jpg is missing"):
+        list_pictures(str(frames))
+    (frames / "none").mkdir()
+    (frames / "none/notes.txt").touch()
     with pytest.raises(DecodeError, match="is a directory without frames"):
-        probe_folder(str(tmp_path))
+        probe_folder(str(frames / "none"))
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, 0.5, 0.99])

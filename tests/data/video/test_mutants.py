@@ -12,7 +12,7 @@ import hashlib
 import os
 import resource
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from io import FileIO
@@ -29,7 +29,7 @@ from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError, Limits
 from summit_train.data.video.stream import Reading, file_frames, pipe_frames
-from tests.data.clips import probe, read_clip, stored_clip
+from tests.data.clips import probe, read_clip, stored_clip, write_sound
 
 SEED = 20191
 NUM_FRAMES = 16
@@ -45,51 +45,30 @@ FORMATS = {
 Mutate = Callable[[bytearray, np.random.Generator], bytes]
 
 
-def _flip_byte(content: bytearray, generator: np.random.Generator) -> bytes:
-    content[int(generator.integers(len(content)))] ^= int(generator.integers(1, 256))
+def _poked(content: bytearray, places: Iterable[int], change: Callable[[int], int]) -> bytes:
+    for place in places:
+        content[int(place)] = change(content[int(place)])
     return bytes(content)
 
 
-def _flip_bits(content: bytearray, generator: np.random.Generator) -> bytes:
-    for place in generator.integers(len(content), size=20):
-        content[int(place)] ^= 1 << int(generator.integers(8))
-    return bytes(content)
-
-
-def _zero(content: bytearray, generator: np.random.Generator) -> bytes:
-    start, count = int(generator.integers(len(content))), int(2 ** generator.integers(3, 13))
-    content[start : start + count] = bytes(len(content[start : start + count]))
-    return bytes(content)
-
-
-def _zero_tail(content: bytearray, generator: np.random.Generator) -> bytes:
+def _cut(content: bytearray, generator: np.random.Generator, length: int, filler: bool) -> bytes:
+    """Without `length` bytes at a random place, or with zeros for them."""
     start = int(generator.integers(len(content)))
-    return bytes(content[:start]) + bytes(len(content) - start)
-
-
-def _cut(content: bytearray, generator: np.random.Generator) -> bytes:
-    return bytes(content[: int(generator.integers(1, len(content)))])
-
-
-def _hole(content: bytearray, generator: np.random.Generator) -> bytes:
-    start = int(generator.integers(len(content)))
-    return bytes(content[:start] + content[start + int(generator.integers(1, 600)) :])
-
-
-def _header(content: bytearray, generator: np.random.Generator) -> bytes:
-    for place in generator.integers(min(400, len(content)), size=4):
-        content[int(place)] = int(generator.choice([0, 0xFF, 0x7F, 0x80]))
-    return bytes(content)
+    rest = content[start + length :]
+    return bytes(content[:start] + bytes(len(content) - start - len(rest) if filler else 0) + rest)
 
 
 KINDS: dict[str, tuple[Mutate, int]] = {
-    "byte": (_flip_byte, 14),
-    "bits": (_flip_bits, 12),
-    "zeros": (_zero, 12),
-    "zero tail": (_zero_tail, 8),
-    "cut": (_cut, 16),
-    "hole": (_hole, 8),
-    "header": (_header, 10),
+    "byte": (lambda c, r: _poked(c, [r.integers(len(c))], lambda old: old ^ int(r.integers(1, 256))), 14),
+    "bits": (lambda c, r: _poked(c, r.integers(len(c), size=20), lambda old: old ^ 1 << int(r.integers(8))), 12),
+    "zeros": (lambda c, r: _cut(c, r, int(2 ** r.integers(3, 13)), True), 12),
+    "zero tail": (lambda c, r: _cut(c, r, len(c), True), 8),
+    "cut": (lambda c, r: _cut(c, r, len(c), False), 16),
+    "hole": (lambda c, r: _cut(c, r, int(r.integers(1, 600)), False), 8),
+    "header": (
+        lambda c, r: _poked(c, r.integers(min(400, len(c)), size=4), lambda old: int(r.choice([0, 0xFF, 0x7F, 0x80]))),
+        10,
+    ),
 }
 
 
@@ -175,12 +154,7 @@ def _write_others(folder: Path, originals: dict[str, bytes]) -> Iterator[tuple[s
     (folder / "directory.mp4").mkdir()
     os.mkfifo(folder / "pipe.mp4")
     (folder / "loop.mp4").symlink_to("loop.mp4")
-    with av.open(str(folder / "sound.mp4"), "w") as container:
-        stream = container.add_stream("aac", rate=16000)
-        sound = av.AudioFrame.from_ndarray(np.zeros((1, 16000), np.float32), "fltp", "mono")
-        sound.sample_rate = 16000
-        container.mux(stream.encode(sound))
-        container.mux(stream.encode(None))
+    write_sound(folder / "sound.mp4")
     for name in ("directory.mp4", "pipe.mp4", "loop.mp4", "sound.mp4"):
         yield name, "no video"
 
@@ -192,7 +166,7 @@ def mutants(tmp_path_factory: pytest.TempPathFactory) -> Mutants:
     for name, options in FORMATS.items():
         if options.get("codec", "libx264") not in av.codecs_available:
             pytest.skip(f"this PyAV has no {options.get('codec', 'libx264')}")
-        write_video(folder / name, _frames(), **options)  # type: ignore[arg-type]
+        write_video(folder / name, _frames(), **options)
         originals[name] = (folder / name).read_bytes()
     generator = np.random.default_rng(SEED)
     for name, content in originals.items():

@@ -12,15 +12,7 @@ from PIL import Image, ImageOps
 
 from summit_train.data.video import pictures
 from summit_train.data.video.augment import View
-from summit_train.data.video.pictures import (
-    Layout,
-    PictureReader,
-    Stack,
-    layout_of,
-    orientation_of,
-    restart_units,
-    stack_of,
-)
+from summit_train.data.video.pictures import Layout, PictureReader, layout_of, orientation_of, restart_units, stack_of
 from summit_train.data.video.render import Renderer
 from summit_train.data.video.source import LIMITS, Budget, DecodeError, Limits
 
@@ -73,7 +65,7 @@ def test_a_part_has_the_pixels_of_the_whole(width: int, height: int) -> None:
     layout = _layout(content)
     assert (layout.width, layout.height) == (width, height)
     whole = _pixels(content)
-    for _ in range(50):
+    for _ in range(20):
         left, top = int(random.integers(width)), int(random.integers(height))
         right, bottom = int(random.integers(left, width)) + 1, int(random.integers(top, height)) + 1
         part = stack_of([content], layout, (left, top, right, bottom))
@@ -81,76 +73,49 @@ def test_a_part_has_the_pixels_of_the_whole(width: int, height: int) -> None:
         pixels = _pixels(part.content)
         assert part.left <= left and part.top <= top
         assert part.left + pixels.shape[1] >= right and part.top + pixels.shape[0] >= bottom
-        taken = whole[part.top :, part.left :][: pixels.shape[0], : pixels.shape[1]]
-        np.testing.assert_array_equal(pixels, taken)
+        np.testing.assert_array_equal(pixels, whole[part.top :, part.left :][: pixels.shape[0], : pixels.shape[1]])
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_a_view_is_the_same_of_a_part(width: int, height: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.default_rng(2)
-    views = [_random_view(width, height, random) for _ in range(60)]
-    contents = [_picture(width, height, seed) for seed in range(5)]
-    together = [_read(_reader(view), *contents) for view in views]
-    one_by_one = [_read(reader, content)[0] for reader in map(_reader, views) for content in contents]
+    random, stacks = np.random.default_rng(2), list[int]()
+    contents = [_picture(width, height, seed) for seed in range(2)]
+    contents += [_picture(width, height, 2, progressive=True), _picture(width, height, 3, quality=50)]  # not alike
+    views = [[_random_view(width, height, random)] for _ in range(20)]
+    views.append(views[0] + views[1])  # several views of one picture
+
+    def noted(alike: Sequence[bytes], *more: Any) -> object:
+        stacks.append(len(alike))
+        return stack_of(alike, *more)
+
+    monkeypatch.setattr(pictures, "stack_of", noted)
+    found = [_read(_reader(*some), *contents) for some in views]
+    assert stacks == [2, 1] * len(views)
     monkeypatch.setattr(pictures, "stack_of", lambda *_: None)
-    whole = [_read(_reader(view), *contents) for view in views]
-    np.testing.assert_equal(together, whole)
-    np.testing.assert_equal(one_by_one, [picture for pictures in whole for picture in pictures])
-
-
-def test_several_views_of_one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    views = [View(96, 64, x, 8, 20, 24) for x in (10, 40)]
-    content = _picture(96, 64)
-    found = _read(_reader(*views), content)
-    monkeypatch.setattr(pictures, "stack_of", lambda *_: None)
-    np.testing.assert_array_equal(found, _read(_reader(*views), content))
-
-
-def _note_stacks(monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> None:
-    """Let `sizes` have how many pictures each stack takes."""
-
-    def note(contents: Sequence[bytes], layout: Layout, box: tuple[int, int, int, int]) -> Stack | None:
-        sizes.append(len(contents))
-        return stack_of(contents, layout, box)
-
-    monkeypatch.setattr(pictures, "stack_of", note)
-
-
-def test_pictures_that_begin_differently_are_decoded_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = [(96, 64, 90), (96, 64, 90), (96, 64, 50), (64, 96, 90), (96, 64, 90), (96, 64, 90)]
-    contents = [_picture(width, height, quality, quality=quality) for width, height, quality in sizes]
-    contents.insert(3, _picture(96, 64, progressive=True))
-    view, tall = View(96, 64, 20, 8, 40, 30), [0, 1, 2, 3, 5, 6]
-    stacks: list[int] = []
-    _note_stacks(monkeypatch, stacks)
-    found = _read(_reader(view), *(contents[i] for i in tall))
-    assert stacks == [2, 1, 2]
-    monkeypatch.setattr(pictures, "stack_of", lambda *_: None)
-    np.testing.assert_equal(found, [_read(_reader(view), contents[i])[0] for i in tall])
+    np.testing.assert_equal(found, [_read(_reader(*some), *contents) for some in views])
 
 
 def test_a_stack_is_no_larger_than_a_picture_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     contents, stacks = [_picture(96, 64, seed) for seed in range(7)], list[int]()
-    _note_stacks(monkeypatch, stacks)
-    views = [View(96, 64, 0, 0, 96, 64)]
+    monkeypatch.setattr(pictures, "stack_of", lambda alike, *_: stacks.append(len(alike)))
     limits = Limits(pixels=3 * (96 + 128) * (64 + 128))
-    reader = PictureReader(Renderer(lambda width, height: views), Budget("pictures", limits))
-    assert len(_read(reader, *contents)) == 7 and stacks == [3, 3, 1]
+    reader = PictureReader(Renderer(lambda width, height: [View(96, 64, 0, 0, 96, 64)]), Budget("pictures", limits))
+    assert len(_read(reader, *contents)) == 7 and stacks == [3, 3, 3, 3, 3, 2, 1]  # one picture at a time is read whole
 
 
-def test_pictures_that_are_decoded_together_are_held_to_the_clock() -> None:
-    reader = PictureReader(Renderer(lambda width, height: [View(96, 64, 8, 8, 16, 16)]), Budget("x", Limits(seconds=0)))
-    with pytest.raises(DecodeError, match="is not read within 0 s"):
-        _read(reader, _picture(96, 64), _picture(96, 64, 1))
+def test_parts_are_held_to_the_clock_and_to_the_size() -> None:
+    for limits, message in ((Limits(seconds=0), "is not read within 0 s"), (Limits(pixels=96 * 64 - 1), "96 x 64")):
+        render = Renderer(lambda width, height: [View(96, 64, 8, 8, 16, 16)])
+        with pytest.raises(DecodeError, match=message):
+            _read(PictureReader(render, Budget("x", limits)), _picture(96, 64), _picture(96, 64, 1))
 
 
 def test_of_a_stack_the_damaged_picture_is_named() -> None:
-    contents = [_picture(96, 64, seed) for seed in range(4)]
+    contents = [_picture(96, 64, seed) for seed in range(3)]
     at = _layout(contents[2]).scan_at
     contents[2] = contents[2][:at] + b"\xff\xc4" + contents[2][at + 2 :]
-    reader = _reader(View(96, 64, 0, 0, 96, 64))
     with pytest.raises(DecodeError, match="picture 2"):
-        _read(reader, *contents)
+        _read(_reader(View(96, 64, 0, 0, 96, 64)), *contents)
 
 
 @pytest.mark.parametrize(
@@ -169,15 +134,19 @@ def test_other_pictures_are_decoded_whole(options: dict[str, Any]) -> None:
     assert _read(_reader(View(48, 32, 8, 8, 8, 8)), content)[0][0].shape == (8, 8, 3)
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_orientation_of_a_camera_is_undone(orientation: int) -> None:
-    exif = Image.Exif()
+def test_the_orientation_of_a_camera_is_undone(orientation: int, kind: str) -> None:
+    if kind == "PNG" and orientation not in (1, 3, 6, 8):
+        pytest.skip("PyAV does not tell the mirroring of a PNG")
+    exif, stream = Image.Exif(), io.BytesIO()
     exif[0x0112] = orientation
     upright = (96, 64) if orientation < 5 else (64, 96)
-    turned = _picture(96, 64, exif=exif)
-    assert orientation_of(turned) == orientation
-    found = _read(_reader(View(*upright, 0, 0, *upright)), turned)[0][0]
     as_stored = Image.fromarray(_read(_reader(View(96, 64, 0, 0, 96, 64)), _picture(96, 64))[0][0])
+    as_stored.save(stream, "PNG", exif=exif)
+    turned = _picture(96, 64, exif=exif) if kind == "JPEG" else stream.getvalue()
+    assert kind == "PNG" or orientation_of(turned) == orientation
+    found = _read(_reader(View(*upright, 0, 0, *upright)), turned)[0][0]
     as_stored.getexif()[0x0112] = orientation
     np.testing.assert_array_equal(found, np.asarray(ImageOps.exif_transpose(as_stored)))
 
@@ -194,12 +163,9 @@ def test_an_orientation_is_read_in_either_order_of_bytes_and_from_no_damaged_one
     assert orientation_of(content.replace(struct.pack(order + "H", 7), struct.pack(order + "H", 9))) == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xd8", b"\xff\xd8\xff\xe0\x00", b"GIF89a", b"\xff" * 99])
-def test_what_is_no_picture_has_no_layout(content: bytes) -> None:
-    assert layout_of(content) is None
-
-
-def test_a_header_is_taken_at_no_word() -> None:
+def test_a_header_is_not_trusted() -> None:
+    for content in (b"", b"\xff\xd8", b"\xff\xd8\xff\xe0\x00", b"GIF89a", b"\xff" * 99):
+        assert layout_of(content) is None
     content = _picture(96, 64)
     for end in range(_layout(content).scan_at):
         assert layout_of(content[:end]) is None

@@ -10,7 +10,7 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
 from summit_train.data.video.augment import View, cut
-from summit_train.data.video.render import Renderer, Turn, turn_by, turn_of
+from summit_train.data.video.render import Renderer, turn_of
 
 WIDTH, HEIGHT = 61, 47
 
@@ -34,7 +34,7 @@ def test_a_crop_is_the_cut_of_the_whole_wherever_it_lies(kind: str, size: tuple[
     (whole,) = _pictures(frame, View(width, height, 0, 0, width, height))
     assert whole.shape == (height, width, 3)
     for x, y in ((0, 0), (1, 0), (0, 1), (3, 5), (4, 2)):
-        for crop_width in (*range(1, 20), width - x):
+        for crop_width in (*range(1, 18, 2), 16, width - x):
             view = View(width, height, x, y, crop_width, height - y)
             plain, flipped = _pictures(frame, view, replace(view, flip=True))
             assert plain.flags.c_contiguous and flipped.flags.c_contiguous
@@ -105,16 +105,6 @@ def test_the_display_matrix_says_where_a_pixel_is_shown(matrix: bytes, upright: 
     assert turn.size(3, 2) == upright.shape[1::-1]
 
 
-def test_no_turn_leaves_the_picture() -> None:
-    assert Turn()(PICTURE).tobytes() == PICTURE.tobytes()
-
-
 def test_a_crop_is_cut_then_mirrored() -> None:
     crop = cut(PICTURE, View(3, 2, 1, 0, 2, 1, flip=True))
     assert crop.tolist() == [[[6, 7, 8], [3, 4, 5]]] and crop.flags.c_contiguous
-
-
-@pytest.mark.parametrize("degrees", [-180, -90, 0, 90, 180, 270, 88])
-def test_a_turn_by_an_angle_is_counterclockwise(degrees: int) -> None:
-    picture = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
-    np.testing.assert_array_equal(turn_by(degrees)(picture), np.rot90(picture, round(degrees / 90)))

@@ -20,27 +20,20 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _refused(video: Path, limits: Limits, reason: str) -> None:
-    def view_of(width: int, height: int) -> View:
-        return View(width, height, 0, 0, width, height)
-
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (Limits(pixels=32 * 48 - 1), "a frame of 48 x 32 pixels is not read"),
+        (Limits(packets=19), "does not end after 19 packets"),
+        (Limits(seconds=0), "is not read within 0 s"),
+    ],
+)
+def test_a_video_beyond_a_limit_is_refused(video: Path, limits: Limits, reason: str) -> None:
     for count in (None, 20):
         with pytest.raises(DecodeError, match=reason):
-            read_clip(video, lambda n: np.array([n - 1]), view_of, count, limits=limits)
+            read_clip(video, lambda n: np.array([n - 1]), lambda w, h: View(w, h, 0, 0, w, h), count, limits=limits)
     with pytest.raises(DecodeError, match=reason):
         probe(video, limits)
-
-
-def test_large_frames_are_refused(video: Path) -> None:
-    _refused(video, Limits(pixels=32 * 48 - 1), "a frame of 48 x 32 pixels is not read")
-
-
-def test_a_video_without_end_is_refused(video: Path) -> None:
-    _refused(video, Limits(packets=19), "does not end after 19 packets")
-
-
-def test_a_video_that_takes_too_long_is_refused(video: Path) -> None:
-    _refused(video, Limits(seconds=0), "is not read within 0 s")
 
 
 def test_the_decoder_itself_refuses_a_size_that_only_comes_later(tmp_path: Path) -> None:
