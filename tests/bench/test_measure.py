@@ -29,10 +29,10 @@ def test_rounds_go_forwards_and_backwards() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["step", "SPEC"], "data.train: there is no missing.csv"),
+        (["step", "SPEC"], "data.train: missing.csv not found"),
         (["step", "SPEC", "--synthetic", "--steps", "0"], "--steps must be above 0 and finite, got 0"),
         (["step", "SPEC", "--synthetic", "--peak", "nan"], "--peak must be above 0"),
-        (["scaling", "SPEC"], "data.train: there is no missing.csv"),
+        (["scaling", "SPEC"], "data.train: missing.csv not found"),
         (["scaling", "SPEC", "--synthetic", "--ranks", "2"], "two or more numbers"),
         (["table1", "--specs", "SPEC", "--out", "table.txt"], "--out table.txt"),
         (["table1", "--specs", "SPEC", "--batch", "0"], "--batch must be above 0"),

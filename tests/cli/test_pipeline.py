@@ -31,16 +31,16 @@ class Scoring:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.videos: list[int] = []
         self.stop_at = -1
-        honest = Scorer._clip_scores
+        honest = Scorer._results
 
-        def scores(scorer: Scorer, model: Any, batches: Any, videos: Any) -> Iterator[Any]:
-            for video, score in zip(videos, honest(scorer, model, batches, videos), strict=True):
+        def scores(scorer: Scorer, model: Any, videos: Any) -> Iterator[Any]:
+            for video, score in zip(videos, honest(scorer, model, videos), strict=True):
                 self.videos.append(video)
                 if len(self.videos) == self.stop_at:
                     os.kill(os.getpid(), signal.SIGUSR2)
                 yield score
 
-        monkeypatch.setattr(Scorer, "_clip_scores", scores)
+        monkeypatch.setattr(Scorer, "_results", scores)
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_a_run_folder_that_is_removed_in_the_evaluation_is_no_mistake_of_the_use
     missing_at: int,
 ) -> None:
     """With two checkpoints, in the scoring of each."""
-    run, honest = tmp_path / "runs/run", Scorer._clip_scores
+    run, honest = tmp_path / "runs/run", Scorer._results
 
     def scores(*arguments: Any) -> Iterator[Any]:
         for score in honest(*arguments):
@@ -235,24 +235,24 @@ def test_a_run_folder_that_is_removed_in_the_evaluation_is_no_mistake_of_the_use
                 shutil.rmtree(run)
             yield score
 
-    monkeypatch.setattr(Scorer, "_clip_scores", scores)
+    monkeypatch.setattr(Scorer, "_results", scores)
     status, _, err = train(write_spec(evaluate={"last_checkpoints": 2}))
     assert status == 1 and err.startswith(f"summit-train: {run}") and err.count("\n") == 1, err
 
 
 def test_one_rank_that_is_asked_to_stop_takes_the_others_with_it(write_spec: WriteSpec, tmp_path: Path) -> None:
     """The signal comes to rank 1 alone, in the final evaluation; the next start scores what is left."""
-    spec, honest, scored = write_spec(schedule={"epochs": 1}), Scorer._clip_scores, []
+    spec, honest, scored = write_spec(schedule={"epochs": 1}), Scorer._results, []
 
     def work(stop_at: int) -> int:
-        def scores(scorer: Scorer, model: Any, batches: Any, videos: Any) -> Iterator[Any]:
-            for number, (video, score) in enumerate(zip(videos, honest(scorer, model, batches, videos), strict=True)):
+        def scores(scorer: Scorer, model: Any, videos: Any) -> Iterator[Any]:
+            for number, (video, score) in enumerate(zip(videos, honest(scorer, model, videos), strict=True)):
                 if (os.environ["RANK"], number) == ("1", stop_at):
                     os.kill(os.getpid(), signal.SIGUSR2)
                 os.write(1, f"scored {video}\n".encode())
                 yield score
 
-        Scorer._clip_scores = scores  # type: ignore[assignment,method-assign]  # in a forked process
+        Scorer._results = scores  # type: ignore[assignment,method-assign]  # in a forked process
         return main_without_reports(["train", str(spec)])
 
     for stop_at, expected in ((5, 85), (-1, 0)):
