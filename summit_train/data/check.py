@@ -26,9 +26,9 @@ from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, folder_table, is_video
 from summit_train.data.video.clips import probe_folder
-from summit_train.data.video.decode import probe
 from summit_train.data.video.source import MISSING, NO_HURRY, DecodeError, VideoInfo, load_video, worker_pool
 from summit_train.data.video.span import Span
+from summit_train.data.video.stream import probe
 
 _PATHS_PER_WORKER = 16
 # The decoder checks the time itself; its process is killed only where it cannot.

@@ -6,9 +6,10 @@ Pixels stay uint8; the device normalises them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -99,22 +100,6 @@ def training_batches(
     return Batches(_TrainingClips(data, store, order.seed, kept), clips, data.workers, data.clip_seconds)
 
 
-def test_batches(
-    data: DataSpec, evaluate: EvaluateSpec, store: Store, videos: Sequence[int], views_of: ViewsOf | None = None
-) -> Batches[TestBatch]:
-    """Return the test views of the given videos, in their order: clips times crops each, clip by clip.
-
-    Nothing is random. views_of: other views than the crops of `evaluate`; workers pickle it. A bad video raises
-    DecodeError, or with data.on_bad_clip "skip" has no views, and no substitute.
-    """
-    views_of = views_of or partial(augment.test_views, evaluate.short_side, evaluate.crops)
-    make = _TestVideos(data, store, evaluate.clips, views_of)
-    return Batches(make, [int(video) for video in videos], min(data.workers, len(videos)), data.clip_seconds)
-
-
-test_batches.__test__ = False  # type: ignore[attr-defined]  # nor is this one
-
-
 @dataclass(frozen=True)
 class _TrainingClips:
     """Reads the micro-batch of a key."""
@@ -134,69 +119,78 @@ class _TrainingClips:
         return MicroBatch(step, virtual_gpu, clips, labels, torch.from_numpy(used), tuple(bad))
 
     def _clip_or_substitute(self, epoch: int, clip: int, bad: list[BadClip], reading: Reading) -> tuple[int, Frames]:
-        """Read a clip, or where it is bad a substitute, which is a function of (seed, epoch, clip).
-
-        The substitute uses the random draws of the clip it replaces, as it may have its own turn in the same epoch.
-        """
-        failed, left = list[BadClip](), [clip]
-        while left:
-            tried = left.pop(0)
+        """Read a clip, or where it is bad a substitute, and add those that are bad to `bad`."""
+        failed: list[BadClip] = []
+        for tried in chain([clip], self._substitutes(epoch, clip)):
             try:
                 frames = self._clip(epoch, tried, clip, reading)
             except DecodeError as error:
                 if self.data.on_bad_clip == "fail":
                     raise
-                if not failed:
-                    places = rng.key(self.seed, "substitute", epoch, clip).integers(
-                        len(self.kept), size=_MAX_SUBSTITUTES
-                    )
-                    left = [other for other in self.kept.ids(places).tolist() if other != clip]
                 failed.append(BadClip(tried, error.path, error.reason, None))
             else:
-                bad += [replace(one, substitute=tried) if one.clip == clip else one for one in failed]
+                bad += [replace(one, substitute=tried) for one in failed[:1]] + failed[1:]
                 return tried, frames
         reason = f"{failed[0].reason}; nor can {_MAX_SUBSTITUTES} others be read in its place"
         raise DecodeError(failed[0].path, reason)
 
+    def _substitutes(self, epoch: int, clip: int) -> Iterator[int]:
+        """Yield what is tried in place of a clip, a function of (seed, epoch, clip)."""
+        places = rng.key(self.seed, "substitute", epoch, clip).integers(len(self.kept), size=_MAX_SUBSTITUTES)
+        yield from (other for other in self.kept.ids(places).tolist() if other != clip)
+
     def _clip(self, epoch: int, clip: int, drawn_for: int, reading: Reading) -> Frames:
-        data, manifest, seed = self.data, self.store.manifest, self.seed
+        """Read a clip with the draws of another one: a substitute may have its own turn in the same epoch."""
+        data, manifest, draw = self.data, self.store.manifest, partial(rng.key, self.seed)
 
         def choose(num_frames: int) -> NDArray[np.int64]:
-            generator = rng.key(seed, "sampling", epoch, drawn_for)
+            generator = draw("sampling", epoch, drawn_for)
             frames = augment.train_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, generator)
             return (num_frames - 1 - frames if manifest.is_reversed(clip) else frames)[None]
 
-        draw = lambda w, h: [augment.train_view(data, w, h, rng.key(seed, "augment", epoch, drawn_for))]  # noqa: E731
+        def views_of(width: int, height: int) -> list[augment.View]:
+            return [augment.train_view(data, width, height, draw("augment", epoch, drawn_for))]
+
         with reading(clip, manifest.path(clip)):
-            one: Frames = self.store.read_views(clip, choose, draw)[0]
+            one: Frames = self.store.read_views(clip, choose, views_of)[0]
         return one
 
 
-@dataclass(frozen=True)
-class _TestVideos:
-    """Reads the views of a video."""
+def test_batches(
+    data: DataSpec, evaluate: EvaluateSpec, store: Store, videos: Sequence[int], views_of: ViewsOf | None = None
+) -> Batches[TestBatch]:
+    """Return the test views of the given videos, in their order: clips times crops each, clip by clip.
 
-    data: DataSpec
-    store: Store
-    num_clips: int
-    views_of: ViewsOf
+    Nothing is random. views_of: other views than the crops of `evaluate`; workers pickle it. A bad video raises
+    DecodeError, or with data.on_bad_clip "skip" has no views, and no substitute.
+    """
+    views_of = views_of or partial(augment.test_views, evaluate.short_side, evaluate.crops)
+    make = partial(_test_batch, data, store, evaluate.clips, views_of)
+    return Batches(make, [int(video) for video in videos], min(data.workers, len(videos)), data.clip_seconds)
 
-    def __call__(self, video: int, reading: Reading) -> TestBatch:
-        data, manifest = self.data, self.store.manifest
-        chosen = list[NDArray[np.int64]]()  # the last choice is the one that is read
 
-        def choose(num_frames: int) -> NDArray[np.int64]:
-            frames = augment.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, self.num_clips)
-            chosen.append(num_frames - 1 - frames if manifest.is_reversed(video) else frames)
-            return chosen[-1]
+test_batches.__test__ = False  # type: ignore[attr-defined]  # nor is this one
 
-        label = int(manifest.labels[video])
-        try:
-            with reading(video, manifest.path(video)):
-                views = self.store.read_views(video, choose, self.views_of)
-        except DecodeError as error:
-            if data.on_bad_clip == "fail":
-                raise
-            bad = BadClip(video, error.path, error.reason, None)
-            return TestBatch(video, label, torch.zeros(0, dtype=torch.uint8), bad)
-        return TestBatch(video, label, torch.from_numpy(views), frames=manifest.span(video).start + chosen[-1])
+
+def _test_batch(
+    data: DataSpec, store: Store, num_clips: int, views_of: ViewsOf, video: int, reading: Reading
+) -> TestBatch:
+    """Read the views of a video."""
+    manifest, chosen = store.manifest, np.zeros((0, 0), np.int64)
+
+    def choose(num_frames: int) -> NDArray[np.int64]:
+        nonlocal chosen  # the last choice is the one that is read
+        frames = augment.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, num_clips)
+        chosen = num_frames - 1 - frames if manifest.is_reversed(video) else frames
+        return chosen
+
+    label = int(manifest.labels[video])
+    try:
+        with reading(video, manifest.path(video)):
+            views = store.read_views(video, choose, views_of)
+    except DecodeError as error:
+        if data.on_bad_clip == "fail":
+            raise
+        bad = BadClip(video, error.path, error.reason, None)
+        return TestBatch(video, label, torch.zeros(0, dtype=torch.uint8), bad)
+    return TestBatch(video, label, torch.from_numpy(views), frames=manifest.span(video).start + chosen)

@@ -14,9 +14,11 @@ from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.read import ShardStore, staged_folder
 from summit_train.data.video.augment import View, mirrored_x
-from summit_train.data.video.clips import NO_FLOW, Choose, Frames, ViewsOf, holds_flow
+from summit_train.data.video.clips import Choose, Frames, ViewsOf, holds_flow
 from summit_train.data.video.source import Limits
 from summit_train.spec import DataSpec
+
+_MAKE_FLOW = "make flow of the videos with `summit-train data flow`, and name that instead"
 
 
 class Store(Protocol):
@@ -75,23 +77,32 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
 
     Raises UserError for a list of videos or of folders that are of the other modality.
     """
-    if not manifest.is_packed:
-        root = located_root(data.root, manifest)
-        _check_first(data, manifest, os.path.join(root, manifest.path(0)))
-        store = file_store(data, manifest, root)
-    else:
+    is_flow = data.modality == "flow"
+    if manifest.is_packed:
         local = None if data.stage in (None, "auto") else staged_folder(data.stage, manifest.source)
         shards = ShardStore(manifest, local, Limits(seconds=data.clip_seconds))
-        packing = shards.pack.packing
-        if packing.modality != data.modality:
-            raise UserError(f"{manifest.source}: {_other_modality(data, packing.modality)}")
-        if data.sampling == "dense" and data.frame_stride % packing.every:
+        every, modality, place = shards.pack.packing.every, shards.pack.packing.modality, f"{manifest.source}:"
+        found = "" if modality == data.modality else f"holds {modality}"
+        if data.sampling == "dense" and data.frame_stride % every:
             raise UserError(
-                f"{manifest.source}: has one frame in {packing.every}, and data.frame_stride is {data.frame_stride}: "
-                f"must be a multiple of {packing.every}"
+                f"{place} has one frame in {every}, and data.frame_stride is {data.frame_stride}: must be a multiple "
+                f"of {every}"
             )
-        store = FlowStore(shards, data.flow_length, data.sampling) if data.modality == "flow" else shards
-    if data.modality == "flow" and (reason := manifest.no_flow()) is not None:
+        store: Store = FlowStore(shards, data.flow_length, data.sampling) if is_flow else shards
+    else:
+        root = located_root(data.root, manifest)
+        first = os.path.join(root, manifest.path(0))
+        place = f"{manifest.place(0)}: {first}"
+        if is_flow and manifest.has_spans:
+            raise UserError(f"{manifest.source}: has clips that are spans of videos; {_MAKE_FLOW}")
+        found = "is a video" if is_flow and os.path.isfile(first) else ""
+        if not is_flow and os.path.isdir(first) and holds_flow(first):
+            found = "holds flow"
+        store = file_store(data, manifest, root)
+    if found:
+        hint = _MAKE_FLOW if is_flow else "name the videos' own set, or set data.modality=flow"
+        raise UserError(f"{place} {found}, and data.modality is {data.modality}: {hint}")
+    if is_flow and (reason := manifest.no_flow()) is not None:
         raise UserError(f"{reason}; make flow of videos that are turned round already")
     return store
 
@@ -101,24 +112,3 @@ def file_store(data: DataSpec, manifest: Manifest, root: str) -> Store:
     is_flow = data.modality == "flow"
     store = FileStore(manifest, root, Limits(seconds=data.clip_seconds), is_flow)
     return FlowStore(store, data.flow_length, data.sampling) if is_flow else store
-
-
-def _check_first(data: DataSpec, manifest: Manifest, first: str) -> None:
-    """Raise UserError if the first clip shows that the list is of the other modality."""
-    if data.modality == "flow":
-        if os.path.isfile(first):
-            raise UserError(f"{manifest.place(0)}: {first} {NO_FLOW}")
-        if manifest.has_spans:
-            raise UserError(
-                f"{manifest.source}: has clips that are spans of videos, of which folders of flow tell nothing; make "
-                "their flow with `summit-train data flow`, and name that instead"
-            )
-    elif os.path.isdir(first) and holds_flow(first):
-        raise UserError(f"{manifest.place(0)}: {first} {_other_modality(data, 'flow')}")
-
-
-def _other_modality(data: DataSpec, found: str) -> str:
-    flow = "make flow with `summit-train data flow`, and name that"
-    if data.modality == "flow":
-        return f"holds {found} pictures, and data.modality is flow: {flow}"
-    return f"holds {found}, and data.modality is {data.modality}: name the videos' own set, or set data.modality=flow"

@@ -49,17 +49,17 @@ class WholeVideo:
 
     video: int
     first: FrameBlock
-    reader: _BlockReader
+    blocks_at: Callable[[Sequence[tuple[int, int]]], Batches[FrameBlock]]
+    size: int
 
     def blocks(self) -> Iterator[FrameBlock]:
         """Yield the video's blocks. Raises DecodeError at one that could not be read."""
-        data, size = self.reader.data, self.reader.size
         if self.first.error is not None:
             raise self.first.error
         yield self.first
-        later = [(self.video, start) for start in range(size, self.first.num_chosen, size)]
+        later = [(self.video, start) for start in range(self.size, self.first.num_chosen, self.size)]
         if later:
-            with Batches(self.reader, later, min(data.workers, len(later)), data.clip_seconds) as blocks:
+            with self.blocks_at(later) as blocks:
                 for block in blocks:
                     if block.error is not None:
                         raise block.error
@@ -73,46 +73,46 @@ def whole_videos(
 
     The blocks have the chosen frames in order, each once. Those of a video that cannot be read raise DecodeError.
     """
-    crops = evaluate.crops if isinstance(evaluate.crops, int) else 1
-    reader = _BlockReader(data, evaluate, store, choose_frames, max(1, PICTURES_AT_ONCE // crops))
-    keys = [(int(video), 0) for video in videos]
-    with Batches(reader, keys, min(data.workers, len(keys)), data.clip_seconds) as firsts:
+    size = max(1, PICTURES_AT_ONCE // (evaluate.crops if isinstance(evaluate.crops, int) else 1))
+    read = partial(_read_block, evaluate, store, choose_frames, size)
+
+    def blocks_at(keys: Sequence[tuple[int, int]]) -> Batches[FrameBlock]:
+        return Batches(read, keys, min(data.workers, len(keys)), data.clip_seconds)
+
+    with blocks_at([(int(video), 0) for video in videos]) as firsts:
         for first in firsts:
-            yield WholeVideo(first.video, first, reader)
+            yield WholeVideo(first.video, first, blocks_at, size)
 
 
-@dataclass(frozen=True)
-class _BlockReader:
-    """Reads the block of a video that begins with its chosen frame number `start`."""
+def _read_block(
+    evaluate: EvaluateSpec,
+    store: Store,
+    choose_frames: ChooseFrames,
+    size: int,
+    key: tuple[int, int],
+    reading: Reading,
+) -> FrameBlock:
+    """Read at most `size` frames of a video. key: the video, and the place among its chosen frames of the first."""
+    (video, start), manifest = key, store.manifest
+    # As the last choice had it, which is the one that counts: the first may begin with a wrong number of frames.
+    num_frames, frames, num_anchors = 0, np.zeros(0, np.int64), 0
 
-    data: DataSpec
-    evaluate: EvaluateSpec
-    store: Store
-    choose_frames: ChooseFrames
-    size: int
+    def choose(number: int) -> NDArray[np.int64]:
+        nonlocal num_frames, frames, num_anchors
+        num_frames, frames = number, np.unique(choose_frames(number))
+        stored = number - 1 - frames if manifest.is_reversed(video) else frames
+        here = stored[start : start + size]
+        # Every block reads the first and the last frame too: the one gives the size of the picture, the other shows a
+        # number of frames that is too high.
+        anchors = np.array([stored.min(), stored.max()]) if len(stored) > size else here[:0]
+        num_anchors = len(anchors)
+        return np.concatenate([anchors, here])[None]
 
-    def __call__(self, key: tuple[int, int], reading: Reading) -> FrameBlock:
-        video, start = key
-        manifest = self.store.manifest
-        # As the last choice had it, which is the one that counts: the first may begin with a wrong number of frames.
-        num_frames, frames, anchors = 0, np.zeros(0, np.int64), 0
-
-        def choose(number: int) -> NDArray[np.int64]:
-            nonlocal num_frames, frames, anchors
-            num_frames, frames = number, np.unique(self.choose_frames(number))
-            stored = number - 1 - frames if manifest.is_reversed(video) else frames
-            here = stored[start : start + self.size]
-            # Every block reads the first and the last frame too: the one gives the size of the picture, the other
-            # shows a number of frames that is too high.
-            ends = np.array([stored.min(), stored.max()]) if len(stored) > self.size else here[:0]
-            anchors = len(ends)
-            return np.concatenate([ends, here])[None]
-
-        views_of = partial(augment.test_views, self.evaluate.short_side, self.evaluate.crops)
-        try:
-            with reading(video, manifest.path(video)):
-                views = self.store.read_views(video, choose, views_of)
-        except DecodeError as error:
-            return FrameBlock(video, 0, 0, frames[:0], torch.zeros(0, dtype=torch.uint8), error)
-        here = frames[start : start + self.size]
-        return FrameBlock(video, num_frames, len(frames), here, torch.from_numpy(views[:, anchors:]))
+    views_of = partial(augment.test_views, evaluate.short_side, evaluate.crops)
+    try:
+        with reading(video, manifest.path(video)):
+            views = store.read_views(video, choose, views_of)
+    except DecodeError as error:
+        return FrameBlock(video, 0, 0, frames[:0], torch.zeros(0, dtype=torch.uint8), error)
+    here = frames[start : start + size]
+    return FrameBlock(video, num_frames, len(frames), here, torch.from_numpy(views[:, num_anchors:]))

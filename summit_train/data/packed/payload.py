@@ -26,7 +26,7 @@ from summit_train.data.packed.format import (
     picture_checksum,
 )
 from summit_train.data.video.augment import View, scaled_size
-from summit_train.data.video.clips import list_flow_pictures, list_pictures
+from summit_train.data.video.clips import list_pictures
 from summit_train.data.video.decode import count_packets, read_from_start
 from summit_train.data.video.flow import encode, flow_method, grey
 from summit_train.data.video.pictures import PictureReader, probe_picture, restart_units
@@ -124,7 +124,7 @@ def _of_video(path: str, facts: Sequence[Facts], sha256: bytes | None, packing: 
 def _of_folder(path: str, packing: Packing) -> Read:
     """Take the pictures of a folder unchanged, except those that are too large or not JPEG; or compute their flow."""
     is_flow = packing.modality == "flow" and packing.method is None
-    paths = list_flow_pictures(path) if is_flow else list_pictures(path)
+    paths = list_pictures(path, is_flow=is_flow)
 
     def read(one: Facts) -> tuple[Facts, list[bytes]]:
         if is_flow:

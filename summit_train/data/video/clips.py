@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 
 import numpy as np
@@ -26,7 +26,6 @@ from summit_train.data.video.span import Choose as Choose
 Fetch = Callable[[int], tuple[str, bytes]]
 
 _NUMBERED = re.compile(r"(.*?)(\d+)\.(jpe?g|png)", re.IGNORECASE)
-NO_FLOW = "is a video, and data.modality is flow: make its flow with `summit-train data flow`, and name that instead"
 # The series of the x components of flow: flow_x_*.jpg, x_*.jpg, 000123-x_*.jpg.
 _ACROSS = re.compile(r"(|.*[_-])([xX])([_-]?\*\..*)")
 
@@ -44,9 +43,8 @@ def read_views(
     Raises DecodeError if the video cannot be read, something that the wanted frames need is damaged, or it takes more
     than `limits`.
     """
-    budget = Budget(video.name, limits)
+    budget, pictures = Budget(video.name, limits), dict[int, list[Frames]]()
     chosen, wanted = _chosen(choose, num_frames or count_packets(video, budget))
-    pictures: dict[int, list[Frames]] = {}
     if num_frames:
         pictures = read_by_jumps(video, wanted, Renderer(views_of), num_frames, budget)
     if not pictures:
@@ -94,43 +92,28 @@ def is_picture(name: str) -> bool:
     return _NUMBERED.fullmatch(name) is not None
 
 
-def list_pictures(folder: str) -> list[str]:
-    """Return the paths of a folder's frames in order (00001.jpg, img_00001.jpg, ...), without its other files.
+def list_pictures(folder: str, *, is_flow: bool = False) -> list[str]:
+    """Return the paths of a folder's frames in order, or of its flow: x and y of the first field, of the second, ...
 
-    Flow in the same folder (flow_x_00001.jpg with flow_y_00001.jpg) is left out. Raises DecodeError without frames, for
-    a missing number, and for several series: nothing tells which one is the clip.
+    Frames are one series, such as 00001.jpg or img_00001.jpg. Flow is two whose names differ in x and y alone:
+    flow_x_00001.jpg and flow_y_00001.jpg, x_00001.jpg and y_00001.jpg, 000123-x_00001.jpg and 000123-y_00001.jpg.
+    Other files are left out, and flow beside frames. Raises DecodeError without such a series, for several (nothing
+    tells which one is the clip), for a missing number, and for a number that only x or y has.
     """
     series, pairs = _series(folder)
-    flow = set(chain.from_iterable(pairs))
-    names = [name for name in series if name not in flow]
-    if not names and flow:
-        raise DecodeError(folder, f"holds optical flow and no frames: {', '.join(sorted(flow)[:4])}")
-    if not names:
-        raise DecodeError(folder, "is a directory without frames: must be a video, or have pictures such as 00001.jpg")
-    if len(names) > 1:
-        raise DecodeError(folder, f"holds several series of pictures: {', '.join(names[:5])}")
-    return _in_order(folder, series[names[0]])
-
-
-def list_flow_pictures(folder: str) -> list[str]:
-    """Return the paths of a folder's pictures of flow in order: x and y of the first field, of the second, ...
-
-    They are two series whose names differ in x and y alone: flow_x_00001.jpg and flow_y_00001.jpg, x_00001.jpg and
-    y_00001.jpg, 000123-x_00001.jpg and 000123-y_00001.jpg. Other files are left out. Raises DecodeError if there are
-    no such two, or several, for a missing number, and for a number that only one of the two has.
-    """
-    series, pairs = _series(folder)
-    if not pairs:
-        found = f", only {', '.join(list(series)[:5])}" if series else ""
-        raise DecodeError(folder, f"holds no flow_x_00001.jpg with flow_y_00001.jpg, or the like{found}")
-    if len(pairs) > 1:
-        raise DecodeError(folder, f"holds several series of flow: {', '.join(x for x, _ in pairs[:5])}")
-    across, down = pairs[0]
-    if (given := [number for number, _ in series[across]]) != (others := [number for number, _ in series[down]]):
-        lone = min(set(given) ^ set(others), default=given[0])
-        counts = f"{len(given)} pictures {across} and {len(others)} pictures {down}"
-        raise DecodeError(folder, f"holds {counts}: number {lone} is only in one of them")
-    ordered = [_in_order(folder, series[name]) for name in pairs[0]]
+    clips = pairs if is_flow else [(name,) for name in series if name not in chain.from_iterable(pairs)]
+    if len(clips) != 1:
+        what = "of flow such as flow_x_00001.jpg with flow_y_00001.jpg" if is_flow else "of frames such as 00001.jpg"
+        raise DecodeError(folder, f"must hold one series {what}, got {', '.join(list(series)[:5]) or 'no picture'}")
+    numbers = [{number for number, _ in series[name]} for name in clips[0]]
+    if lone := numbers[0] ^ numbers[-1]:
+        both = " and ".join(f"{len(series[name])} pictures {name}" for name in clips[0])
+        raise DecodeError(folder, f"holds {both}: number {min(lone)} is only in one of them")
+    for name in clips[0]:
+        for expected, (number, file) in enumerate(series[name], start=min(numbers[0])):
+            if number != expected:
+                raise DecodeError(folder, f"the frame before {file} is missing, or there twice")
+    ordered = [[os.path.join(folder, file) for _, file in series[name]] for name in clips[0]]
     return list(chain.from_iterable(zip(*ordered, strict=True)))
 
 
@@ -143,14 +126,14 @@ def holds_flow(folder: str) -> bool:
 def list_clip(folder: str) -> tuple[list[str], int]:
     """Return the paths of a folder's pictures in order, and the number of its frames, or of fields if it is flow.
 
-    Raises DecodeError as `list_pictures` and `list_flow_pictures` do.
+    Raises DecodeError as `list_pictures` does.
     """
     is_flow = holds_flow(folder)
-    paths = list_flow_pictures(folder) if is_flow else list_pictures(folder)
+    paths = list_pictures(folder, is_flow=is_flow)
     return paths, len(paths) // 2 if is_flow else len(paths)
 
 
-def _series(folder: str) -> tuple[dict[str, list[tuple[int, str]]], list[tuple[str, str]]]:
+def _series(folder: str) -> tuple[dict[str, list[tuple[int, str]]], list[tuple[str, ...]]]:
     """Return the numbers and names of a folder's pictures, in order, of each series, flow_x_*.jpg and so on.
 
     Return also the pairs of series that are the two components of flow, x first.
@@ -162,17 +145,12 @@ def _series(folder: str) -> tuple[dict[str, list[tuple[int, str]]], list[tuple[s
     series: dict[str, list[tuple[int, str]]] = {}
     for match in sorted(matches, key=lambda match: (match[1], match[3], int(match[2]), match[0])):
         series.setdefault(f"{match[1]}*.{match[3]}", []).append((int(match[2]), match[0]))
-    across = [(name, match) for name in series if (match := _ACROSS.fullmatch(name))]
-    pairs = [(name, f"{match[1]}{'y' if match[2] == 'x' else 'Y'}{match[3]}") for name, match in across]
-    return series, [pair for pair in pairs if pair[1] in series]
-
-
-def _in_order(folder: str, numbered: Sequence[tuple[int, str]]) -> list[str]:
-    """Return the paths of a series. Raises DecodeError for a missing number."""
-    for expected, (number, name) in enumerate(numbered, start=numbered[0][0]):
-        if number != expected:
-            raise DecodeError(folder, f"the frame before {name} is missing, or there twice")
-    return [os.path.join(folder, name) for _, name in numbered]
+    pairs: list[tuple[str, ...]] = []
+    for name in series:
+        if across := _ACROSS.fullmatch(name):
+            down = f"{across[1]}{'y' if across[2] == 'x' else 'Y'}{across[3]}"
+            pairs += [(name, down)] if down in series else []
+    return series, pairs
 
 
 def read_folder_views(
@@ -188,11 +166,11 @@ def read_folder_views(
 
     is_flow: read its pictures of flow, uint8 grey (K * C, P, height, width, 1). `num_frames` and the argument of
     `choose` are then numbers of fields, and the result of `choose` numbers of pictures (K, P), in the order of
-    `list_flow_pictures`.
+    `list_pictures`.
     """
     if is_flow and os.path.isfile(folder):
-        raise DecodeError(folder, NO_FLOW)
-    paths = list_flow_pictures(folder) if is_flow else list_pictures(folder)
+        raise DecodeError(folder, "is a video, and data.modality is flow: make its flow with `summit-train data flow`")
+    paths = list_pictures(folder, is_flow=is_flow)
     each, what = (2, "fields of flow") if is_flow else (1, "pictures")
     if num_frames not in (None, len(paths) // each):
         raise DecodeError(folder, f"holds {len(paths) // each} {what}, but the manifest says {num_frames}")
@@ -207,14 +185,14 @@ def probe_folder(folder: str) -> tuple[VideoInfo, str]:
     Of flow its fields count as frames. Raises DecodeError, also for pictures of several sizes.
     """
     paths, num_frames = list_clip(folder)
-    budget, digest = Budget(folder, NO_HURRY), hashlib.sha256()
-    kinds = list[tuple[str, int, int]]()
+    budget, digest, first = Budget(folder, NO_HURRY), hashlib.sha256(), None
     for path in paths:
         content = read_bytes(path)
-        kinds.append(probe_picture(path, content, budget))
-        if kinds[-1] != kinds[0]:
-            differs = "{} {} x {}, not {} {} x {}".format(*kinds[-1], *kinds[0])
+        kind = probe_picture(path, content, budget)
+        first = first or kind
+        if kind != first:
+            differs = "{} {} x {}, not {} {} x {}".format(*kind, *first)
             raise DecodeError(path, f"differs from the frames before it: {differs}")
         digest.update(hashlib.sha256(content).digest())
-    codec, width, height = kinds[0]
+    codec, width, height = kind
     return VideoInfo(num_frames, None, width, height, None, codec), digest.hexdigest()

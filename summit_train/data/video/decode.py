@@ -1,4 +1,4 @@
-"""Decoding videos with PyAV: the wanted frames, or every frame and the facts of the whole file.
+"""Decode the wanted frames of a video with PyAV: from the nearest key frames, or from the start.
 
 A video is a file, or the bytes of one in memory. Frame i is the i-th decoded frame in presentation order, whatever the
 file says of times or counts. Sizes are upright: the display matrix's rotation is applied. The sample aspect ratio is
@@ -8,33 +8,27 @@ not, as in decord and the TSM code: a picture keeps its stored pixels.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from fractions import Fraction
 from io import BytesIO
 from itertools import chain
 from typing import Any, TypeAlias, cast
 
 import av
-import av.logging
 from av.container import InputContainer
 from av.packet import Packet as AnyPacket
 from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from summit_train.data.video.render import Frames, Renderer, turn_in
-from summit_train.data.video.source import MAX_HELD_BYTES, NO_HURRY, Budget, DecodeError, Encoded, Limits, VideoInfo
+from summit_train.data.video.render import Frames, Renderer
+from summit_train.data.video.source import MAX_HELD_BYTES, Budget, DecodeError, Encoded
 
 Packet: TypeAlias = "AnyPacket[VideoStream]"
 Render = Callable[[VideoFrame], list[Frames]]
 Pictures = dict[int, list[Frames]]
 # The first and the last packet to decode, and the times of the wanted frames among them.
 Jump = tuple[int, int, set[int]]
-
-USUAL_FPS = Fraction(25)
 
 # FFmpeg would also open playlists that name other files, text and images as videos.
 _FORMATS = (
@@ -50,8 +44,6 @@ _OPEN: dict[str, Any] = {
 _SKIPPING_CODECS = frozenset({"h264", "hevc"})
 # A jump must save at least this many frames to be worth the decoder's flush.
 _MIN_SAVED_FRAMES = 4
-# Decoders give a packet's frame back within this many packets.
-_MAX_DELAY = 64
 
 
 class _InMemory(BytesIO):
@@ -241,121 +233,3 @@ def _jumped(
                 if (number := number_of.get(frame.pts)) is not None:
                     yield number, frame
         context.flush_buffers()
-
-
-# Every frame, past damage.
-
-
-@dataclass
-class Reading:
-    """What was read of a video so far.
-
-    num_frames: decoded, with the damaged ones. num_damaged: of them, left out. damage: the first damage of any kind.
-    fps: as the container says, or the usual one; known from the first frame on.
-    """
-
-    num_frames: int = 0
-    num_damaged: int = 0
-    damage: str | None = None
-    fps: Fraction = USUAL_FPS
-
-    def damaged(self, reason: str) -> None:
-        """Remember the first damage."""
-        self.damage = self.damage or reason
-
-
-def every_frame(
-    container: InputContainer, stream: VideoStream, budget: Budget, reading: Reading
-) -> Iterator[tuple[VideoFrame, bool]]:
-    """Decode to the end, past errors; yield each frame and whether it is damaged, after counting it in `reading`."""
-    packets, torn = demuxed(container, stream, budget), deque[int | None](maxlen=_MAX_DELAY)
-    packet: Packet | None
-    while True:
-        try:
-            packet = next(packets, None)
-        except av.FFmpegError as error:
-            reading.damaged(f"ends after frame {reading.num_frames}, where it is cut or damaged: {error.strerror}")
-            packet = None
-        if packet is not None and packet.is_corrupt:
-            torn.append(packet.pts)
-            reading.damaged(f"a packet after frame {reading.num_frames} is damaged or cut short")
-        try:
-            frames = stream.decode(packet)
-        except av.FFmpegError as error:
-            reading.damaged(f"decoding fails after frame {reading.num_frames}: {error.strerror}")
-            frames = []
-        for frame in frames:
-            is_damaged = frame.is_corrupt or (frame.pts is not None and frame.pts in torn)
-            if is_damaged:
-                reading.num_damaged += 1
-                reading.damaged(f"frame {reading.num_frames} is damaged")
-            reading.num_frames += 1
-            yield frame, is_damaged
-        if packet is None:
-            return
-
-
-def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
-    """Decode every frame of a video and return its facts.
-
-    Raises DecodeError for a file that is not a video, and for a video that is damaged or cut short anywhere.
-    """
-    budget, reading, size = Budget(video.name, limits), Reading(), (0, 0)
-    times = list[tuple[int, int]]()
-    # The log starts before the opening, which reads a short file to its end.
-    with error_log() as log, open_video(video, budget) as (container, stream):
-        for frame, _ in every_frame(container, stream, budget, reading):
-            if reading.num_frames == 1:
-                size = turn_in(frame).size(frame.width, frame.height)
-            if frame.pts is not None:
-                times.append((frame.pts, frame.duration))
-        check_end(container, stream, reading)
-        read_log(log, container, reading)
-        if reading.damage or not reading.num_frames:
-            reason = reading.damage or "no frame can be decoded"
-            raise DecodeError(video.name, f"{reason} ({reading.num_frames} frames decoded)")
-        fps = float(stream.average_rate or stream.guessed_rate or 0) or None
-        duration = duration_of(times, stream.time_base)
-        return VideoInfo(reading.num_frames, fps, *size, duration, stream.codec_context.name)
-
-
-def duration_of(times: Sequence[tuple[int, int]], unit: Fraction | None) -> float | None:
-    """Return seconds from the first frame's start to the last one's end, given (time, duration) as decoded.
-
-    Without the last one's duration, a mean interval takes its place. None without times.
-    """
-    if not times or not unit:
-        return None
-    span = max(time for time, _ in times) - min(time for time, _ in times)
-    last = times[-1][1] or Fraction(span, max(1, len(times) - 1))
-    return float((span + last) * unit) or None
-
-
-def check_end(container: InputContainer, stream: VideoStream, reading: Reading) -> None:
-    """Note it as damage if the file ends before a packet that its index names."""
-    if any(entry.pos + entry.size > container.size for entry in stream.index_entries):
-        reading.damaged("the file is cut short")
-
-
-def read_log(log: list[tuple[int, str, str]], container: InputContainer, reading: Reading) -> None:
-    """Note FFmpeg's messages of damage, and clear the log, which must not grow with a stream."""
-    for _, speaker, line in log:
-        # Decoders' messages are often harmless; those of containers are not, nor of HEVC, which marks no frame.
-        if speaker in (container.format.name, "hevc"):
-            reading.damaged(f"{speaker}: {line.strip()}")
-    log.clear()
-
-
-@contextmanager
-def error_log() -> Iterator[list[tuple[int, str, str]]]:
-    """Collect FFmpeg's error messages (level, speaker, line); some damage shows nowhere else."""
-    level, skip_repeated = av.logging.get_level(), av.logging.get_skip_repeated()
-    av.logging.set_level(av.logging.ERROR)
-    # Else a message that the file before had too is dropped.
-    av.logging.set_skip_repeated(False)
-    try:
-        with av.logging.Capture() as lines:
-            yield lines
-    finally:
-        av.logging.set_level(level)
-        av.logging.set_skip_repeated(skip_repeated)

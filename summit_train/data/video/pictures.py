@@ -1,4 +1,4 @@
-"""Decoding JPEG and PNG pictures with PyAV, whole or only the needed parts.
+"""Decode JPEG and PNG pictures with PyAV, whole or only the needed parts.
 
 The blocks between two restart markers of a JPEG can be decoded alone (ITU-T T.81, F.1.1.5.1). Where there are enough
 markers, as in pictures that `data pack` makes, the blocks around a rectangle make a smaller picture with bit-identical
@@ -7,11 +7,9 @@ pixels.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import cast
+from typing import NamedTuple, cast
 
 import av
 import numpy as np
@@ -21,21 +19,20 @@ from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
 from summit_train.data.video.decode import codec_options
-from summit_train.data.video.render import ORIENTATIONS, Frames, Renderer, Turn, planes, turn_in
+from summit_train.data.video.render import Frames, Renderer, Turn, planes, turn_in
 from summit_train.data.video.source import Budget, DecodeError
 
-_CODECS = {b"\xff\xd8": "mjpeg", b"\x89PNG": "png"}
-_END = b"\xff\xd9"
-_ENDS = {"mjpeg": _END, "png": b"IEND"}
-_STACK_HEIGHT = 8192  # of pictures that are decoded together, in pixels
+# By the first bytes of a file: the codec, and what is among its last bytes.
+_KINDS = {b"\xff\xd8": ("mjpeg", b"\xff\xd9"), b"\x89PNG": ("png", b"IEND")}
 _TRAILING_BYTES = 256  # that some programs leave behind a picture's end
+_STACK_HEIGHT = 8192  # of pictures that are decoded together, in pixels
 # Baseline, and colour at half the resolution: a unit of 16 x 16 pixels has four blocks of brightness, two of colour.
 UNIT = 16
+_END = b"\xff\xd9"
 _SIZE, _HUFFMAN, _QUANTISER, _SCAN, _INTERVAL, _EXIF = 0xC0, 0xC4, 0xDB, 0xDA, 0xDD, 0xE1
 _OTHER_FRAMES = frozenset(range(0xC1, 0xD0)) - {_HUFFMAN, 0xC8, 0xCC}
 _SAMPLES = b"\x08\x03\x22\x11\x11"  # eight bits, three colours, their sampling factors
 _RESTART = 0xD0  # .. 0xD7
-_ORIENTATION = 0x0112
 
 
 class PictureReader:
@@ -54,25 +51,24 @@ class PictureReader:
         while pictures:
             views = self._together(pictures)
             if not views:  # the first cannot be cut, or one is damaged: decoding each alone tells which
-                _, frame, turn = _picture(*pictures[0], self._budget)
-                views = [self._render(frame, turn)]
+                views = [self._render(_picture(*pictures[0], self._budget)[1])]
             yield from views
             pictures = pictures[len(views) :]
 
     def _together(self, pictures: Sequence[tuple[str, bytes]]) -> list[list[Frames]]:
         """Return the views of the first pictures that can be decoded as one: with one header, of a permitted size."""
         name, content = pictures[0]
-        layout = layout_of(content) if _ends(content, "mjpeg") else None
-        if layout is None:
+        layout = layout_of(content)
+        if layout is None or not _is_whole(content, _END):
             return []
         self._budget.check()
         self._budget.size(layout.width, layout.height)
         # FFmpeg counts 128 pixels more on either side.
         most = self._budget.limits.pixels // (layout.width + 128) // (layout.height + 128)
         most, head = max(1, min(_STACK_HEIGHT // layout.height, most)), content[: layout.scan_at]
-        alike = takewhile(lambda one: one.startswith(head) and _ends(one, "mjpeg"), (one for _, one in pictures[:most]))
-        contents = list(alike)
-        stack = stack_of(contents, layout, self._render.box(layout.width, layout.height))
+        contents = [one for _, one in pictures[:most]]
+        alike = list(takewhile(lambda one: one.startswith(head) and _is_whole(one, _END), contents))
+        stack = stack_of(alike, layout, self._render.box(layout.width, layout.height))
         if stack is None:
             return []
         self._decoder = self._decoder or _picture_decoder("mjpeg", self._budget)
@@ -80,13 +76,30 @@ class PictureReader:
             frame = _decoded(name, stack.content, self._decoder)
         except DecodeError:
             return []
-        return self._render.together(_unstacked(frame, stack, layout, len(contents)), Turn())
+        return self._render.together(_unstacked(frame, stack, layout, len(alike)), Turn())
 
 
 def probe_picture(name: str, content: bytes, budget: Budget) -> tuple[str, int, int]:
     """Decode a JPEG or PNG picture; return (codec, upright width, height). Raises DecodeError."""
-    codec, frame, turn = _picture(name, content, budget)
-    return (codec, *turn.size(frame.width, frame.height))
+    codec, frame = _picture(name, content, budget)
+    return (codec, *turn_in(frame).size(frame.width, frame.height))
+
+
+def _picture(name: str, content: bytes, budget: Budget) -> tuple[str, VideoFrame]:
+    kind = next((kind for start, kind in _KINDS.items() if content.startswith(start)), None)
+    if kind is None:
+        raise DecodeError(name, "is not a JPEG or PNG picture" if content else "is empty")
+    codec, end = kind
+    budget.check()
+    if not _is_whole(content, end):
+        raise DecodeError(name, "is cut short")
+    frame = _decoded(name, content, _picture_decoder(codec, budget))
+    budget.size(frame.width, frame.height)
+    return codec, frame
+
+
+def _is_whole(content: bytes, end: bytes) -> bool:
+    return end in content[-_TRAILING_BYTES:]
 
 
 def _picture_decoder(codec: str, budget: Budget) -> VideoCodecContext:
@@ -95,20 +108,6 @@ def _picture_decoder(codec: str, budget: Budget) -> VideoCodecContext:
     context.options = {"err_detect": "explode", **codec_options(budget)}
     context.thread_count = 1
     return context
-
-
-def _picture(name: str, content: bytes, budget: Budget) -> tuple[str, VideoFrame, Turn]:
-    """Decode a picture: its codec, the frame, and the turn that makes it upright."""
-    codec = next((codec for start, codec in _CODECS.items() if content.startswith(start)), None)
-    if codec is None:
-        raise DecodeError(name, "is not a JPEG or PNG picture" if content else "is empty")
-    budget.check()
-    if not _ends(content, codec):
-        raise DecodeError(name, "is cut short")
-    frame = _decoded(name, content, _picture_decoder(codec, budget))
-    budget.size(frame.width, frame.height)
-    # PyAV passes on the angle of EXIF, but not its mirroring.
-    return codec, frame, ORIENTATIONS[orientation_of(content) - 1] if codec == "mjpeg" else turn_in(frame)
 
 
 def _decoded(name: str, content: bytes, decoder: VideoCodecContext) -> VideoFrame:
@@ -121,29 +120,10 @@ def _decoded(name: str, content: bytes, decoder: VideoCodecContext) -> VideoFram
     return frames[0]
 
 
-def _unstacked(frame: VideoFrame, stack: Stack, layout: Layout, num_pictures: int) -> Iterator[VideoFrame]:
-    """Yield whole pictures of which a decoded stack has one part each; the rest is grey."""
-    sources = planes(frame)
-    for number in range(num_pictures):
-        picture = VideoFrame(layout.width, layout.height, frame.format.name)
-        picture.colorspace, picture.color_range = frame.colorspace, frame.color_range
-        for pixels, source, target in zip((2, 1, 1), sources, planes(picture), strict=True):
-            target[:] = 128
-            left, top, y = (pixels * place // 2 for place in (stack.left, stack.top, stack.pitch * number))
-            taken = source[y : y - (-pixels * stack.height // 2)]
-            target[top : top + taken.shape[0], left : left + taken.shape[1]] = taken
-        yield picture
-
-
-def _ends(content: bytes, codec: str) -> bool:
-    return _ENDS[codec] in content[-_TRAILING_BYTES:]
-
-
 # Cutting a rectangle out of the bytes of JPEG pictures.
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """A picture's bytes. units: of 16 x 16 pixels in a restart interval; size_at, scan_at: offsets."""
 
     width: int
@@ -153,8 +133,7 @@ class Layout:
     scan_at: int
 
 
-@dataclass(frozen=True)
-class Stack:
+class Stack(NamedTuple):
     """The same rectangle of several pictures, one below the other, as the bytes of one picture.
 
     pitch: pixels from one rectangle's upper edge to the next one's. left, top: its place in its picture.
@@ -173,55 +152,30 @@ def restart_units(width: int) -> int:
     return next(units for units in (2, 3, 1) if columns % units == 0)
 
 
-def _segments(content: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield the marker of each segment up to the scan, and where its data start and end (T.81, B.1.1.4)."""
-    at, marker = 2, 0
-    while marker != _SCAN and content[at : at + 1] == b"\xff" and at + 4 <= len(content):
-        marker, end = content[at + 1], at + 2 + int.from_bytes(content[at + 2 : at + 4], "big")
-        yield marker, at + 4, end
-        at = end
-
-
 def layout_of(content: bytes) -> Layout | None:
     """Return the layout of a picture that can be cut and has all of its tables; None for anything else."""
     width, height, units, size_at = 0, 0, 0, 0
     seen: list[int] = []
-    for marker, at, end in _segments(content):
+    at, marker = 2, 0  # segments follow each other up to the scan (T.81, B.1.1.4)
+    while marker != _SCAN and content[at : at + 1] == b"\xff" and at + 4 <= len(content):
+        marker, begin, at = content[at + 1], at + 4, at + 2 + int.from_bytes(content[at + 2 : at + 4], "big")
+        body = content[begin:at]
         seen.append(marker)
         if marker == _SIZE:
-            size_at = at + 1
-            height, width = (int.from_bytes(content[i : i + 2], "big") for i in (size_at, size_at + 2))
-            if content[at : at + 1] + content[at + 5 : at + 6] + content[at + 7 : at + 15 : 3] != _SAMPLES:
+            size_at = begin + 1
+            height, width = int.from_bytes(body[1:3], "big"), int.from_bytes(body[3:5], "big")
+            if body[:1] + body[5:6] + body[7:15:3] != _SAMPLES:
                 return None
         elif marker == _INTERVAL:
-            units = int.from_bytes(content[at : at + 2], "big")
+            units = int.from_bytes(body[:2], "big")
         elif marker == _EXIF or marker in _OTHER_FRAMES:  # it may be turned; not baseline
             return None
         elif marker == _SCAN:
             has_tables = (seen.count(_QUANTISER), seen.count(_HUFFMAN), seen.count(_SIZE)) == (2, 4, 1)
-            if not (has_tables and width and height and units) or -(-width // UNIT) % units:
-                return None
-            is_whole = content[at : at + 1] == b"\x03" and end < len(content)
-            return Layout(width, height, units, size_at, end) if is_whole else None
+            is_whole = body[:1] == b"\x03" and at < len(content)
+            if has_tables and is_whole and width and height and units and -(-width // UNIT) % units == 0:
+                return Layout(width, height, units, size_at, at)
     return None
-
-
-def orientation_of(content: bytes) -> int:
-    """Return a picture's EXIF orientation, 1 to 8 (CIPA DC-008, 4.6.5); 1 where it has none."""
-    for marker, at, end in _segments(content):
-        if marker == _EXIF and content[at : at + 6] == b"Exif\0\0":
-            tiff = content[at + 6 : end]
-            order = "<" if tiff[:2] == b"II" else ">"
-            try:
-                (directory,) = struct.unpack_from(f"{order}I", tiff, 4)
-                (num_entries,) = struct.unpack_from(f"{order}H", tiff, directory)
-                for entry in range(num_entries):
-                    tag, _, _, value, _ = struct.unpack_from(f"{order}HHIHH", tiff, directory + 2 + 12 * entry)
-                    if tag == _ORIENTATION:
-                        return value if 1 <= value <= 8 else 1
-            except struct.error:  # damaged
-                return 1
-    return 1
 
 
 def stack_of(contents: Sequence[bytes], layout: Layout, box: tuple[int, int, int, int]) -> Stack | None:
@@ -267,8 +221,20 @@ def _bounds(together: bytes, contents: Sequence[bytes], layout: Layout, interval
     inside = np.searchsorted(marks, np.stack([scans, starts[1:]]))
     if np.any(inside[1] - inside[0] != intervals - 1):
         return None
-    bounds = np.empty((len(contents), intervals + 1), np.int64)
-    bounds[:, 0] = scans - 2
-    bounds[:, 1:-1] = marks[inside[0][:, None] + np.arange(intervals - 1)]
-    bounds[:, -1] = [start + content.rfind(_END) for start, content in zip(starts, contents, strict=False)]
-    return bounds
+    between = marks[inside[0][:, None] + np.arange(intervals - 1)]
+    ends = [start + content.rfind(_END) for start, content in zip(starts, contents, strict=False)]
+    return np.column_stack([scans - 2, between, ends])
+
+
+def _unstacked(frame: VideoFrame, stack: Stack, layout: Layout, num_pictures: int) -> Iterator[VideoFrame]:
+    """Yield whole pictures of which a decoded stack has one part each; the rest is grey."""
+    sources = planes(frame)
+    for number in range(num_pictures):
+        picture = VideoFrame(layout.width, layout.height, frame.format.name)
+        picture.colorspace, picture.color_range = frame.colorspace, frame.color_range
+        for pixels, source, target in zip((2, 1, 1), sources, planes(picture), strict=True):
+            target[:] = 128
+            left, top, y = (pixels * place // 2 for place in (stack.left, stack.top, stack.pitch * number))
+            taken = source[y : y - (-pixels * stack.height // 2)]
+            target[top : top + taken.shape[0], left : left + taken.shape[1]] = taken
+        yield picture

@@ -43,9 +43,8 @@ class Turn:
         return picture[:: -1 if self.flip_y else 1, :: -1 if self.flip_x else 1]
 
 
-# For EXIF's orientations 1 to 8.
-_FLIPS = ((False, False), (True, False), (True, True), (False, True))
-ORIENTATIONS = tuple(Turn(transpose, *flips) for transpose in (False, True) for flips in _FLIPS)
+# By quarter turns counterclockwise.
+_QUARTER_TURNS = (Turn(), Turn(True, False, True), Turn(False, True, True), Turn(True, True, False))
 
 
 def turn_of(display_matrix: bytes) -> Turn:
@@ -61,14 +60,13 @@ def turn_of(display_matrix: bytes) -> Turn:
 
 
 def turn_in(frame: VideoFrame) -> Turn:
-    """Return the turn that makes a frame upright, by its display matrix."""
+    """Return the turn that makes a frame upright, by its display matrix or its EXIF angle."""
     # Not `frame.side_data`: frame and container would hold each other until the garbage collector comes by.
     try:
         side_data: Mapping[str, Buffer] = cast(Any, SideDataContainer)(frame)
     except ValueError:
         # Side data that this PyAV does not know, such as EXIF: it gives the angle counterclockwise, but no mirroring.
-        # EXIF's orientations for 0, 90, 180 and 270 degrees are 1, 8, 3 and 6.
-        return ORIENTATIONS[(0, 7, 2, 5)[round(frame.rotation / 90) % 4]]
+        return _QUARTER_TURNS[round(frame.rotation / 90) % 4]
     matrix = side_data.get("DISPLAYMATRIX")
     return Turn() if matrix is None else turn_of(bytes(matrix))
 
@@ -86,12 +84,9 @@ class Renderer:
         self._scaler, self._painter = VideoReformatter(), VideoReformatter()
         self.stored_size = (0, 0)
 
-    def __call__(self, frame: VideoFrame, turn: Turn | None = None) -> list[Frames]:
-        """Return one contiguous (crop_height, crop_width, C) picture a view; the first frame's size counts.
-
-        turn: makes the frame upright; by default the display matrix's.
-        """
-        turn = turn or turn_in(frame)
+    def __call__(self, frame: VideoFrame) -> list[Frames]:
+        """Return one contiguous (crop_height, crop_width, C) picture a view; the first frame's size counts."""
+        turn = turn_in(frame)
         self._look(*turn.size(frame.width, frame.height), (frame.width, frame.height))
         return [np.ascontiguousarray(picture) for picture in self.together([frame], turn)[0]]
 

@@ -1,4 +1,4 @@
-"""The frames of a video one by one, in presentation order: of a file, of a pipe, or raw.
+"""Every frame of a video in presentation order, past damage: of a file, of a pipe, or raw; and the facts of a file.
 
 Only the current frame is held, so the memory does not grow with the video. What is damaged is left out, counted and
 named; the frames after it follow.
@@ -9,25 +9,52 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from io import RawIOBase
 from itertools import count
 
+import av
+import av.logging
 import numpy as np
 from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from summit_train.data.video.decode import USUAL_FPS as USUAL_FPS
-from summit_train.data.video.decode import Reading as Reading
-from summit_train.data.video.decode import check_end, error_log, every_frame, open_source, open_video, read_log
-from summit_train.data.video.source import Budget, DecodeError, Encoded, Limits
+from summit_train.data.video.decode import Packet, demuxed, open_source, open_video
+from summit_train.data.video.render import turn_in
+from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, Limits, VideoInfo
 
 PIPE = "standard input"
+USUAL_FPS = Fraction(25)
 _ENDLESS = Limits(packets=sys.maxsize, seconds=math.inf)
 _NO_PIPE = "its index is at the end, which only a file can be searched for; pipe matroska, mpegts or fragmented mp4"
+# Decoders give a packet's frame back within this many packets.
+_MAX_DELAY = 64
+
+# FFmpeg's messages: level, speaker, line.
+Log = list[tuple[int, str, str]]
+
+
+@dataclass
+class Reading:
+    """What was read of a video so far.
+
+    num_frames: decoded, with the damaged ones. num_damaged: of them, left out. damage: the first damage of any kind.
+    fps: as the container says, or the usual one; known from the first frame on.
+    """
+
+    num_frames: int = 0
+    num_damaged: int = 0
+    damage: str | None = None
+    fps: Fraction = USUAL_FPS
+
+    def damaged(self, reason: str) -> None:
+        """Remember the first damage."""
+        self.damage = self.damage or reason
 
 
 @dataclass(frozen=True)
@@ -44,25 +71,52 @@ class StreamFrame:
     decoded: VideoFrame
 
 
+def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
+    """Decode every frame of a video and return its facts.
+
+    Raises DecodeError for a file that is not a video, and for a video that is damaged or cut short anywhere.
+    """
+    budget, reading, size = Budget(video.name, limits), Reading(), (0, 0)
+    times = list[tuple[int, int]]()
+    with _error_log() as log, open_video(video, budget) as (container, stream):
+        for frame, _ in _every_frame(container, stream, log, budget, reading):
+            if reading.num_frames == 1:
+                size = turn_in(frame).size(frame.width, frame.height)
+            if frame.pts is not None:
+                times.append((frame.pts, frame.duration))
+        if reading.damage or not reading.num_frames:
+            reason = reading.damage or "no frame can be decoded"
+            raise DecodeError(video.name, f"{reason} ({reading.num_frames} frames decoded)")
+        fps = float(stream.average_rate or stream.guessed_rate or 0) or None
+        duration = duration_of(times, stream.time_base)
+        return VideoInfo(reading.num_frames, fps, *size, duration, stream.codec_context.name)
+
+
+def duration_of(times: list[tuple[int, int]], unit: Fraction | None) -> float | None:
+    """Return seconds from the first frame's start to the last one's end, given (time, duration) as decoded.
+
+    Without the last one's duration, a mean interval takes its place. None without times.
+    """
+    if not times or not unit:
+        return None
+    span = max(time for time, _ in times) - min(time for time, _ in times)
+    last = times[-1][1] or Fraction(span, max(1, len(times) - 1))
+    return float((span + last) * unit) or None
+
+
 def file_frames(path: str, reading: Reading) -> Iterator[StreamFrame]:
     """Yield the whole frames of a video file. Raises DecodeError if none can be read."""
-    video, budget = Encoded(path), Budget(path, _ENDLESS)
-    # The log starts before the opening, which reads a short file to its end.
-    with error_log() as log, open_video(video, budget) as (container, stream):
+    budget = Budget(path, _ENDLESS)
+    with _error_log() as log, open_video(Encoded(path), budget) as (container, stream):
         yield from _whole_frames(container, stream, log, budget, reading)
-        check_end(container, stream, reading)
-    if reading.num_frames == reading.num_damaged:
-        raise DecodeError(path, reading.damage or "no frame can be decoded")
 
 
 def pipe_frames(file: RawIOBase, reading: Reading) -> Iterator[StreamFrame]:
     """Yield the whole frames of a container that arrives by a pipe. Raises DecodeError if none can be read."""
     budget, pipe = Budget(PIPE, _ENDLESS), _Pipe(file)
     try:
-        with error_log() as log, open_source(PIPE, pipe, budget) as (container, stream):
+        with _error_log() as log, open_source(PIPE, pipe, budget) as (container, stream):
             yield from _whole_frames(container, stream, log, budget, reading)
-        if reading.num_frames == reading.num_damaged:
-            raise DecodeError(PIPE, reading.damage or "no frame can be decoded")
     except DecodeError as error:
         if pipe.head[4:8] == b"ftyp" and not reading.num_frames:
             raise DecodeError(PIPE, f"no frame of this mp4 can be read: it is damaged, or {_NO_PIPE}") from error
@@ -70,30 +124,6 @@ def pipe_frames(file: RawIOBase, reading: Reading) -> Iterator[StreamFrame]:
     finally:
         if pipe.is_interrupted:
             raise KeyboardInterrupt
-
-
-def raw_frames(file: RawIOBase, size: tuple[int, int], fps: Fraction, reading: Reading) -> Iterator[StreamFrame]:
-    """Yield frames that arrive as raw RGB pictures of this (width, height), three bytes a pixel.
-
-    Raises DecodeError if there are none, or for a size that a frame cannot have.
-    """
-    width, height = size
-    Budget(PIPE, _ENDLESS).size(width, height)
-    reading.fps, num_bytes = fps, width * height * 3
-    for number in count():
-        content, filled = bytearray(num_bytes), 0
-        while filled < num_bytes and (more := file.readinto(memoryview(content)[filled:])):
-            filled += more
-        if filled < num_bytes:
-            break
-        reading.num_frames += 1
-        picture = np.frombuffer(content, np.uint8).reshape(height, width, 3)
-        decoded = VideoFrame.from_ndarray(picture, "rgb24")
-        yield StreamFrame(number, float(number / fps), time.monotonic(), decoded)
-    if filled:
-        reading.damaged(f"ends in the middle of frame {number}: {filled:,} of its {num_bytes:,} bytes")
-    if not reading.num_frames:
-        raise DecodeError(PIPE, reading.damage or "is empty")
 
 
 @dataclass
@@ -117,12 +147,36 @@ class _Pipe:
         return content
 
 
+def raw_frames(file: RawIOBase, size: tuple[int, int], fps: Fraction, reading: Reading) -> Iterator[StreamFrame]:
+    """Yield frames that arrive as raw RGB pictures of this (width, height), three bytes a pixel.
+
+    Raises DecodeError if there are none, or for a size that a frame cannot have.
+    """
+    width, height = size
+    Budget(PIPE, _ENDLESS).size(width, height)
+    reading.fps, num_bytes = fps, width * height * 3
+    for number in count():
+        content, filled = bytearray(num_bytes), 0
+        while filled < num_bytes and (more := file.readinto(memoryview(content)[filled:])):
+            filled += more
+        if filled < num_bytes:
+            break
+        reading.num_frames += 1
+        picture = np.frombuffer(content, np.uint8).reshape(height, width, 3)
+        yield StreamFrame(number, float(number / fps), time.monotonic(), VideoFrame.from_ndarray(picture, "rgb24"))
+    if filled:
+        reading.damaged(f"ends in the middle of frame {number}: {filled:,} of its {num_bytes:,} bytes")
+    if not reading.num_frames:
+        raise DecodeError(PIPE, reading.damage or "is empty")
+
+
 def _whole_frames(
-    container: InputContainer, stream: VideoStream, log: list[tuple[int, str, str]], budget: Budget, reading: Reading
+    container: InputContainer, stream: VideoStream, log: Log, budget: Budget, reading: Reading
 ) -> Iterator[StreamFrame]:
+    """Yield the frames that are not damaged, with their times. Raises DecodeError if there is none."""
     reading.fps = stream.average_rate or stream.guessed_rate or USUAL_FPS
     interval, first, due = 1 / reading.fps, None, Fraction(0)
-    for frame, is_damaged in every_frame(container, stream, budget, reading):
+    for frame, is_damaged in _every_frame(container, stream, log, budget, reading):
         # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong.
         is_guess = container.format.name == "avi" and stream.codec_context.has_b_frames
         # A frame without a time is shown one interval after the one before it.
@@ -130,5 +184,67 @@ def _whole_frames(
         first, due = shown if first is None else first, shown + interval
         if not is_damaged:
             yield StreamFrame(reading.num_frames - 1, float(shown - first), time.monotonic(), frame)
-        read_log(log, container, reading)
-    read_log(log, container, reading)
+    if reading.num_frames == reading.num_damaged:
+        raise DecodeError(budget.name, reading.damage or "no frame can be decoded")
+
+
+def _every_frame(
+    container: InputContainer, stream: VideoStream, log: Log, budget: Budget, reading: Reading
+) -> Iterator[tuple[VideoFrame, bool]]:
+    """Decode to the end, past errors; yield each frame and whether it is damaged, after counting it in `reading`."""
+    packets, torn = demuxed(container, stream, budget), deque[int | None](maxlen=_MAX_DELAY)
+    packet: Packet | None = None
+    is_over = False
+    while not is_over:
+        try:
+            packet = next(packets, None)
+        except av.FFmpegError as error:
+            reading.damaged(f"ends after frame {reading.num_frames}, where it is cut or damaged: {error.strerror}")
+            packet = None
+        is_over = packet is None
+        if packet is not None and packet.is_corrupt:
+            torn.append(packet.pts)
+            reading.damaged(f"a packet after frame {reading.num_frames} is damaged or cut short")
+        try:
+            frames = stream.decode(packet)
+        except av.FFmpegError as error:
+            reading.damaged(f"decoding fails after frame {reading.num_frames}: {error.strerror}")
+            frames = []
+        for frame in frames:
+            is_damaged = frame.is_corrupt or (frame.pts is not None and frame.pts in torn)
+            if is_damaged:
+                reading.num_damaged += 1
+                reading.damaged(f"frame {reading.num_frames} is damaged")
+            reading.num_frames += 1
+            yield frame, is_damaged
+        _read_log(log, container, reading)
+    # The index names a packet behind the end. (A pipe has a negative size.)
+    if any(entry.pos + entry.size > container.size >= 0 for entry in stream.index_entries):
+        reading.damaged("the file is cut short")
+
+
+def _read_log(log: Log, container: InputContainer, reading: Reading) -> None:
+    """Note FFmpeg's messages of damage, and clear the log, which must not grow with a stream."""
+    for _, speaker, line in log:
+        # Decoders' messages are often harmless; those of containers are not, nor of HEVC, which marks no frame.
+        if speaker in (container.format.name, "hevc"):
+            reading.damaged(f"{speaker}: {line.strip()}")
+    log.clear()
+
+
+@contextmanager
+def _error_log() -> Iterator[Log]:
+    """Collect FFmpeg's error messages; some damage shows nowhere else.
+
+    It starts before the file is opened, which reads a short file to its end.
+    """
+    level, skip_repeated = av.logging.get_level(), av.logging.get_skip_repeated()
+    av.logging.set_level(av.logging.ERROR)
+    # Else a message that the file before had too is dropped.
+    av.logging.set_skip_repeated(False)
+    try:
+        with av.logging.Capture() as lines:
+            yield lines
+    finally:
+        av.logging.set_level(level)
+        av.logging.set_skip_repeated(skip_repeated)

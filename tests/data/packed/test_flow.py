@@ -206,7 +206,7 @@ def test_the_command_wants_the_bound(given: FileStore, tmp_path: Path, capsys: p
     words = ["data", "pack", str(tmp_path / "list.csv"), str(tmp_path / "out"), "--workers", "0", "--kind"]
     write_manifest(tmp_path / "list.csv", [ManifestRow("b", 1)])
     assert main([*words, "bytes"]) == 2
-    assert "b: holds optical flow and no frames: x_*.png, y_*.png" in capsys.readouterr().err
+    assert "b: must hold one series of frames such as 00001.jpg, got x_*.png, y_*.png" in capsys.readouterr().err
     assert main([*words, "jpeg", "--bound", "20"]) == 2
     assert "--bound: for --kind bytes; pictures of flow are packed as they are" in capsys.readouterr().err
     assert main([*words, "bytes", "--bound", "20"]) == 0
