@@ -26,11 +26,10 @@ from summit_train.data.packed.format import (
     picture_checksum,
 )
 from summit_train.data.video.augment import View, scaled_size
-from summit_train.data.video.clips import list_pictures
+from summit_train.data.video.clips import decode_picture, list_pictures
 from summit_train.data.video.decode import count_packets, read_from_start
 from summit_train.data.video.flow import encode, flow_method, grey
-from summit_train.data.video.pictures import PictureReader, probe_picture, restart_units
-from summit_train.data.video.render import Renderer
+from summit_train.data.video.render import Renderer, turn_in
 from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, load_video, read_bytes
 
 # From a clip's facts to those that are packed, and to the bytes of its file or pictures. Raises DecodeError.
@@ -173,20 +172,19 @@ class _Converter:
     def picture(self, path: str) -> list[bytes]:
         """Return what is packed of the next frame, a picture file: its own bytes if they are a JPEG that is small."""
         content = read_bytes(path)
+        codec, frame = decode_picture(path, content, self.budget)
         if self._compute is None:
-            codec, width, height = probe_picture(path, content, self.budget)
+            width, height = turn_in(frame).size(frame.width, frame.height)
             self._size = self._size or (width, height)
             if codec == "mjpeg" and min(width, height) <= self._packing.short_side:
                 return [content]
-        ((picture,),) = PictureReader(self._renderer, self.budget).read([(path, content)])
+        (picture,) = self._renderer(frame)
         return self._encoded(picture)
 
     def _encoded(self, picture: NDArray[np.uint8]) -> list[bytes]:
         """Return what is packed of the next frame, RGB (height, width, 3)."""
-        pictures, options = [picture], {}
-        if self._compute is None:
-            options = {"restart_marker_blocks": restart_units(picture.shape[1])}  # let a reader decode a part
-        else:
+        pictures = [picture]
+        if self._compute is not None:
             before, self._before = self._before, grey(picture)
             if before is None:
                 return []
@@ -198,7 +196,7 @@ class _Converter:
         encoded = []
         for one in pictures:
             stream = io.BytesIO()
-            Image.fromarray(one).save(stream, "JPEG", quality=self._packing.quality, **options)
+            Image.fromarray(one).save(stream, "JPEG", quality=self._packing.quality)
             encoded.append(stream.getvalue())
         return encoded
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -15,7 +15,6 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
 from summit_train.data.video.augment import View, cut
-from summit_train.spec.modality import RGB
 
 Frames: TypeAlias = NDArray[np.uint8]
 ViewsOf = Callable[[int, int], Sequence[View]]
@@ -72,7 +71,7 @@ def turn_in(frame: VideoFrame) -> Turn:
 
 
 class Renderer:
-    """Turns decoded frames into crops: scales a frame, then makes interleaved RGB of the crops all at once.
+    """Turns decoded frames into crops: scales a frame, then makes interleaved RGB of each crop.
 
     Scaling straight to interleaved RGB would take twice as long, and swscale then averages the colours of two
     neighbouring pixels. is_grey: the crops are grey, (crop_height, crop_width, 1): pictures of flow.
@@ -87,32 +86,12 @@ class Renderer:
     def __call__(self, frame: VideoFrame) -> list[Frames]:
         """Return one contiguous (crop_height, crop_width, C) picture a view; the first frame's size counts."""
         turn = turn_in(frame)
-        self._look(*turn.size(frame.width, frame.height), (frame.width, frame.height))
-        return [np.ascontiguousarray(picture) for picture in self.together([frame], turn)[0]]
-
-    def box(self, width: int, height: int) -> tuple[int, int, int, int]:
-        """Return (left, top, right, bottom) of the part of an upright picture that the views need, in its pixels."""
-        self._look(width, height, (width, height))
-        across = [_needed(view.x, view.crop_width, view.width, width) for view in self._views]
-        down = [_needed(view.y, view.crop_height, view.height, height) for view in self._views]
-        (lefts, rights), (tops, bottoms) = zip(*across, strict=True), zip(*down, strict=True)
-        return min(lefts), min(tops), max(rights), max(bottoms)
-
-    def _look(self, width: int, height: int, stored_size: tuple[int, int]) -> None:
-        """Choose the views at the first frame."""
         if not self._views:
-            self.stored_size = stored_size
-            self._views = self._views_of(width, height)
-
-    def together(self, frames: Iterable[VideoFrame], turn: Turn) -> list[list[Frames]]:
-        """Return the crops of each of several frames of one kind; the first frame or `box` chose the views.
-
-        The crops of a view become RGB all at once, and may be views of one array.
-        """
+            self.stored_size = (frame.width, frame.height)
+            self._views = self._views_of(*turn.size(*self.stored_size))
         sizes = {(view.width, view.height) for view in self._views}
-        scaled = [{size: self._scaled(frame, turn.size(*size)) for size in sizes} for frame in frames]
-        crops = [self._crops(view, turn, [frame[view.width, view.height] for frame in scaled]) for view in self._views]
-        return [list(pictures) for pictures in zip(*crops, strict=True)]
+        scaled = {size: self._scaled(frame, turn.size(*size)) for size in sizes}
+        return [self._crop(view, turn, scaled[view.width, view.height]) for view in self._views]
 
     def _scaled(self, frame: VideoFrame, size: tuple[int, int]) -> VideoFrame:
         """Return a frame at this size. Its pixel format defines the pixels of a clip.
@@ -125,53 +104,40 @@ class Renderer:
         kind = "gray" if self._is_grey else kind
         return self._scaler.reformat(frame, *size, kind, interpolation=Interpolation.BILINEAR, threads=1)
 
-    def _crops(self, view: View, turn: Turn, frames: Sequence[VideoFrame]) -> list[Frames]:
-        """Return the view's crop of each scaled frame."""
+    def _crop(self, view: View, turn: Turn, frame: VideoFrame) -> Frames:
+        """Return the view's crop of a scaled frame."""
         if self._is_grey:
-            return [cut(turn(planes(frame)[0][..., None]), view) for frame in frames]
+            return cut(turn(_planes(frame)[0][..., None]), view)
         if turn != Turn():
-            return [cut(turn(self._rgb(frame)), view) for frame in frames]
-        sheet, left, top = _sheet(view, frames)
-        x = sheet.width - view.crop_width - left if view.flip else left
-        by_frame = self._rgb(sheet).reshape(len(frames), -1, sheet.width, RGB.channels)
-        return list(by_frame[:, top : top + view.crop_height, x : x + view.crop_width])
+            return cut(turn(self._rgb(frame)), view)
+        part, left, top = _part(view, frame)
+        x = part.width - view.crop_width - left if view.flip else left
+        return np.ascontiguousarray(self._rgb(part)[top : top + view.crop_height, x : x + view.crop_width])
 
     def _rgb(self, frame: VideoFrame) -> Frames:
         rgb = self._painter.reformat(frame, format="rgb24", interpolation=Interpolation.BILINEAR, threads=1)
         return cast(Frames, rgb.to_ndarray())
 
 
-def _sheet(view: View, frames: Sequence[VideoFrame]) -> tuple[VideoFrame, int, int]:
-    """Return a sheet of the frames' crops, one below the other, mirrored if the view is, and their left and top."""
-    kind = frames[0].format.name
+def _part(view: View, frame: VideoFrame) -> tuple[VideoFrame, int, int]:
+    """Return the part of a frame that has the crop, mirrored if the view is, and the crop's left and top in it."""
+    kind = frame.format.name
     unit = 2 if kind in _HALF_COLOUR else 1  # pixels that share a colour
     left, right = view.x // unit, -(-(view.x + view.crop_width) // unit)
     top, bottom = view.y // unit, -(-(view.y + view.crop_height) // unit)
     # Wider, for swscale's fast path of 16 pixels at a time; the padding is not set.
-    sheet = VideoFrame(-(-unit * (right - left) // 16) * 16, unit * (bottom - top) * len(frames), kind)
-    sheet.colorspace, sheet.color_range = frames[0].colorspace, frames[0].color_range
-    targets = planes(sheet)
-    for number, frame in enumerate(frames):
-        for pixels, source, target in zip((unit, 1, 1), planes(frame), targets, strict=True):
-            taken = source[pixels * top : pixels * bottom, pixels * left : pixels * right]
-            first = pixels * (bottom - top) * number
-            target[first : first + taken.shape[0], : taken.shape[1]] = taken
-    for plane in targets if view.flip else ():
-        eights = plane.view(np.uint64)
-        eights[:] = eights[:, ::-1].byteswap()  # ten times as fast as byte by byte
-    return sheet, view.x % unit, view.y % unit
+    part = VideoFrame(-(-unit * (right - left) // 16) * 16, unit * (bottom - top), kind)
+    part.colorspace, part.color_range = frame.colorspace, frame.color_range
+    for pixels, source, target in zip((unit, 1, 1), _planes(frame), _planes(part), strict=True):
+        taken = source[pixels * top : pixels * bottom, pixels * left : pixels * right]
+        target[: taken.shape[0], : taken.shape[1]] = taken
+        if view.flip:
+            eights = target.view(np.uint64)
+            eights[:] = eights[:, ::-1].byteswap()  # ten times as fast as byte by byte
+    return part, view.x % unit, view.y % unit
 
 
-def _needed(start: int, length: int, scaled: int, stored: int) -> tuple[int, int]:
-    """Return the first and last pixel of a stored side that are needed for a part of the scaled side.
-
-    The margin is two pixels of half-resolution colour, and as much again for each time it is scaled down.
-    """
-    margin = 2 * (1 + -(-stored // scaled))
-    return max(0, start * stored // scaled - margin), min(stored, -(-(start + length) * stored // scaled) + margin)
-
-
-def planes(frame: VideoFrame) -> list[Frames]:
+def _planes(frame: VideoFrame) -> list[Frames]:
     """Return each plane of a frame, (height, width), as a view of its memory."""
     return [
         np.frombuffer(cast(Any, plane), np.uint8).reshape(plane.height, plane.line_size)[:, : plane.width]
