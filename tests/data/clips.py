@@ -9,15 +9,23 @@ from typing import Any
 
 import av
 import numpy as np
+import pytest
 
 from summit_train.data.batches.stores import Store
-from summit_train.data.video import decode
+from summit_train.data.video import stream
 from summit_train.data.video.augment import View
 from summit_train.data.video.clips import Choose, Frames, read_views
 from summit_train.data.video.source import Encoded, VideoInfo
 
+CLIPS = Path(__file__).parents[2].parent / "shared" / "clips"
+needs_clips = pytest.mark.skipif(not CLIPS.is_dir(), reason="the real clips in ../shared/clips are not here")
+
 ViewOf = Callable[[int, int], View]
 Video = Encoded | str | os.PathLike[str]
+
+
+def all_of(width: int, height: int) -> View:
+    return View(width, height, 0, 0, width, height)
 
 
 def encoded(video: Video) -> Encoded:
@@ -25,7 +33,7 @@ def encoded(video: Video) -> Encoded:
 
 
 def probe(video: Video, *limits: Any) -> VideoInfo:
-    return decode.probe(encoded(video), *limits)
+    return stream.probe(encoded(video), *limits)
 
 
 def _single(choose: Choose, view_of: ViewOf) -> tuple[Choose, Callable[[int, int], list[View]]]:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import read_manifest
 from summit_train.data.motion import MotionSet, write_motion_set
-from summit_train.data.video.augment import View
-from tests.data.clips import read_clip
+from tests.data.clips import all_of, read_clip
 
 
 def _places(frames: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -96,7 +95,7 @@ def test_a_set_is_whole_balanced_readable_and_what_was_drawn(tmp_path: Path) -> 
     for row in rows[::3]:
         split, number = row.path[len("videos/") :].removesuffix(".mp4").split("_")
         drawn, label = videos.video(split, int(number))
-        read = read_clip(tmp_path / "set" / row.path, np.arange, lambda w, h: View(w, h, 0, 0, w, h), row.num_frames)
+        read = read_clip(tmp_path / "set" / row.path, np.arange, all_of, row.num_frames)
         assert row.label == label
         assert np.abs(read.astype(int) - drawn).mean() < 6  # half of it is colour at half resolution
 

@@ -80,12 +80,13 @@ class WatchedDataset(Dataset[Any]):
     def give_up(self, dead: Iterable[Worker]) -> bool:
         """Make the clips that dead workers were reading unreadable from now on; return whether there are any."""
         clips = {process: clip - 1 for process, clip in self.rows.tolist() if clip}
-        culprits = {clips[worker.pid]: worker.exitcode for worker in dead if worker.pid in clips}
-        for clip, status in culprits.items():
-            hint = ": killed, or out of memory?" if status == -signal.SIGKILL else ""
-            self._given_up[clip] = f"kills the process that reads it (exit status {status}{hint})"
-            if status == -signal.SIGALRM:
-                self._given_up[clip] = f"is not read within {self._seconds:g} s: its reader never came back"
+        culprits = [worker for worker in dead if worker.pid in clips]
+        for worker in culprits:
+            hint = ": killed, or out of memory?" if worker.exitcode == -signal.SIGKILL else ""
+            reason = f"kills the process that reads it (exit status {worker.exitcode}{hint})"
+            if worker.exitcode == -signal.SIGALRM:
+                reason = f"is not read within {self._seconds:g} s: its reader never came back"
+            self._given_up[clips[worker.pid]] = reason
         return bool(culprits)
 
 
@@ -107,16 +108,35 @@ class Batches(Iterator[Batch]):
         self._batches: Iterator[Any] | None = self._start(self._keys)
 
     def _start(self, keys: Iterable[Key]) -> Iterator[Any]:
+        """Start workers that ask the dataset for whole batches by key (batch_size=None: no collation)."""
+
         def noted() -> Iterator[Key]:
             for key in keys:
                 self._asked.append(key)
                 yield key
 
+        has_workers = self._num_workers > 0
+        if has_workers:
+            claim_leftovers()
+        # Forking a process that has MPI, CUDA or threads is unsafe; workers are forked from a clean one.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["summit_train.data.batches.loader"])
+        batches = DataLoader(
+            self._dataset,
+            batch_size=None,
+            sampler=noted(),
+            num_workers=self._num_workers,
+            multiprocessing_context=context if has_workers else None,
+            prefetch_factor=PREFETCHED_PER_WORKER if has_workers else None,
+            worker_init_fn=prepare_reader,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # else it would draw from the global one
+        )
         others = set(multiprocessing.active_children())
         with _signals_held_back():
-            batches = iter(_data_loader(self._dataset, noted(), self._num_workers))
+            iterator = iter(batches)
         self._workers[:] = set(multiprocessing.active_children()) - others
-        return batches
+        return iterator
 
     def __next__(self) -> Batch:
         while self._batches is not None:
@@ -162,26 +182,6 @@ class Batches(Iterator[Batch]):
         """Kill the workers and drop batches that were read ahead. May be called again."""
         self._batches = None  # the DataLoader's iterator asks its workers to end, and waits some seconds
         self._kill()  # those that hang in a file system or a decoder
-
-
-def _data_loader(dataset: WatchedDataset, keys: Iterable[Key], num_workers: int) -> DataLoader[Any]:
-    """Return a loader that asks the dataset for whole batches by key (batch_size=None: no collation)."""
-    if num_workers:
-        claim_leftovers()
-    # Forking a process that has MPI, CUDA or threads is unsafe; workers are forked from a clean one.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["summit_train.data.batches.loader"])
-    return DataLoader(
-        dataset,
-        batch_size=None,
-        sampler=keys,
-        num_workers=num_workers,
-        multiprocessing_context=context if num_workers else None,
-        prefetch_factor=PREFETCHED_PER_WORKER if num_workers else None,
-        worker_init_fn=prepare_reader,
-        pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # else it would draw from the global one
-    )
 
 
 @contextmanager

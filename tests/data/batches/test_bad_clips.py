@@ -50,14 +50,10 @@ def test_a_bad_video_of_the_test_ends_it_or_is_left_out(broken: Manifest, worker
 # Substitutes for what cannot be read.
 
 
-def _kept(*excluded: int) -> Kept:
-    return Kept(NUM_VIDEOS, np.array(excluded, np.int64))
-
-
 def test_clips_in_quarantine_are_left_out(manifest: Manifest) -> None:
-    data = data_spec()
+    data, kept = data_spec(), Kept(NUM_VIDEOS, np.array([2, 3, 8]))
     run = Order(6, 5, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=6)
-    batches = loader.training_batches(data, open_store(data, manifest), run, 0, 1, range(6), _kept(2, 3, 8))
+    batches = loader.training_batches(data, open_store(data, manifest), run, 0, 1, range(6), kept)
     order_ = epoch_order(6, 5, 0)
     assert [batch.ids.item() for batch in batches] == [[0, 1, 4, 5, 6, 7][place] for place in order_]
 
@@ -90,10 +86,13 @@ def test_substitutes_are_the_same_on_all_ranks_workers_and_from_any_step(broken:
     assert _substituted(broken, 0, start_step=3) == alone[12:]
 
 
+def _truncate(manifest: Manifest, *videos: int) -> None:
+    for video in videos:
+        os.truncate(Path(manifest.source).parent / f"{video}.mp4", 300)
+
+
 def test_a_substitute_that_is_bad_too_is_named_and_another_taken(broken: Manifest) -> None:
-    for video in range(NUM_VIDEOS):
-        if video not in (4, 5, 6):
-            os.truncate(Path(broken.source).parent / f"{video}.mp4", 300)
+    _truncate(broken, 0, 1, 2, 7, 8)
     tried = set[int]()
     for *_, ids, labels, _, bad in _substituted(broken, 0):
         assert ids[0] in (4, 5, 6) and labels == [ids[0] % 4]
@@ -101,11 +100,7 @@ def test_a_substitute_that_is_bad_too_is_named_and_another_taken(broken: Manifes
         tried |= {clip.clip for clip in bad[1:]}
         assert all(clip.substitute is None for clip in bad[1:])
     assert tried and not tried & {4, 5, 6}
-
-
-def test_a_set_without_one_good_clip_ends_the_run(broken: Manifest) -> None:
-    for video in range(NUM_VIDEOS):
-        os.truncate(Path(broken.source).parent / f"{video}.mp4", 300)
+    _truncate(broken, 4, 5, 6)
     with pytest.raises(DecodeError, match="nor can 16 others be read in its place"):
         _substituted(broken, 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,37 +154,30 @@ def test_a_packed_set_of_flow_gives_the_same_clips(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_a_record_of_pictures_says_nothing_of_flow(tmp_path: Path) -> None:
-    text = (write_packed(tmp_path / "rgb", [numbered_fields(2)], [0], "rgb") / "pack.json").read_text()
-    assert "modality" not in text and "bound" not in text
-    assert read_pack(tmp_path / "rgb").packing.modality == "rgb"
-
-
-def _message(kind: type[UserError], data: DataSpec, manifest: Path) -> str:
-    with pytest.raises(kind) as caught:
-        open_store(data, read_manifest(manifest))
+@pytest.mark.parametrize(
+    ("modality", "manifest", "message"),
+    [
+        ("rgb", "flow", r"holds flow, and .* rgb: name the videos' own set, or set data\.modality=flow"),
+        ("flow", "rgb", "holds rgb, and .* flow: make flow of the videos with `summit-train data flow`"),
+        ("flow", "videos/list.csv", r"list\.csv:2: \S+0\.mp4 is a video, and data\.modality is flow: make flow of"),
+        ("rgb", "raw.csv", r"raw\.csv:2: \S+ holds flow, and data\.modality is rgb"),
+        ("flow", "back.csv", r"back\.csv:3: this clip is played backwards"),
+        ("flow", "span.csv", r"span\.csv: has clips that are spans of videos; make flow of the videos"),
+    ],
+)
+def test_a_set_without_the_flow_or_the_pictures_of_the_spec_is_refused(
+    tmp_path: Path, videos: Path, modality: str, manifest: str, message: str
+) -> None:
+    if manifest in ("flow", "rgb"):
+        write_packed(tmp_path / manifest, [numbered_fields(8)], [0], manifest)
+    write_folders(tmp_path, [numbered_fields(8)], [0], "raw")
+    row = ManifestRow("raw/000", 0)
+    write_manifest(tmp_path / "back.csv", [row, replace(row, reversed=True)])
+    write_manifest(tmp_path / "span.csv", [replace(row, start_frame=2, end_frame=5)])
+    path = videos / "list.csv" if manifest == "videos/list.csv" else tmp_path / manifest
+    with pytest.raises(UserError, match=message) as caught:
+        open_store(_spec(modality=modality), read_manifest(path))
     assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_a_set_of_the_other_modality_is_refused(tmp_path: Path, videos: Path) -> None:
-    flow, rgb = _spec(), _spec(modality="rgb")
-    packed = {name: write_packed(tmp_path / name, [numbered_fields(8)], [0], name) for name in ("flow", "rgb")}
-    message = _message(UserError, rgb, packed["flow"])
-    assert "holds flow, and data.modality is rgb: name the videos' own set, or set data.modality=flow" in message
-    assert "make flow with `summit-train data flow`" in _message(UserError, flow, packed["rgb"])
-    message = _message(UserError, flow, videos / "list.csv")
-    assert "list.csv:2" in message and "0.mp4 is a video, and data.modality is flow: make its flow with" in message
-    manifest = write_folders(tmp_path, [numbered_fields(8)], [0], "raw")
-    assert "raw.csv:2" in _message(UserError, rgb, manifest) and "holds flow" in _message(UserError, rgb, manifest)
-
-
-def test_clips_whose_flow_is_not_known_are_refused(tmp_path: Path) -> None:
-    write_folder(tmp_path / "video", numbered_fields(8))
-    write_manifest(tmp_path / "back.csv", [ManifestRow("video", 0), ManifestRow("video", 0, reversed=True)])
-    assert "back.csv:3: this clip is played backwards" in _message(UserError, _spec(), tmp_path / "back.csv")
-    write_manifest(tmp_path / "span.csv", [ManifestRow("video", 0, start_frame=2, end_frame=5)])
-    assert "spans of videos" in _message(UserError, _spec(), tmp_path / "span.csv")
 
 
 def test_a_folder_of_another_number_of_fields_is_bad(tmp_path: Path) -> None:

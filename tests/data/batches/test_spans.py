@@ -15,12 +15,12 @@ from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
-from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Frames
 from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import WHOLE, Span
 from summit_train.spec import DataSpec, EvaluateSpec
+from tests.data.clips import all_of, stored_clip
 
 NUM_FRAMES = 14
 FRAMES = np.random.default_rng(3).integers(0, 256, (NUM_FRAMES, 4, 5, 3), np.uint8).repeat(8, 1).repeat(8, 2)
@@ -81,32 +81,16 @@ def test_frame_numbers_are_those_in_the_video(tmp_path: Path, is_reversed: bool,
         assert np.abs(FRAMES.astype(int) - seen).mean((1, 2, 3)).argmin() == number
 
 
-@pytest.fixture(scope="module")
-def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A video whose frames need each other, with key frames 5 apart."""
-    path = tmp_path_factory.mktemp("video") / "a.mp4"
-    write_video(path, FRAMES, key_every=5)
-    return path
+@pytest.mark.parametrize("num_frames", [None, NUM_FRAMES, 30])  # the manifest may be wrong about the file too
+def test_a_span_of_a_video_of_key_frames_and_others(tmp_path: Path, num_frames: int | None) -> None:
+    write_video(tmp_path / "a.mp4", FRAMES, key_every=5)
 
+    def read(span: Span) -> Frames:
+        write_manifest(tmp_path / "list.csv", [ManifestRow("a.mp4", 0, num_frames).with_span(span)])
+        return stored_clip(FileStore(read_manifest(tmp_path / "list.csv"), str(tmp_path)), 0, np.arange, all_of)
 
-def _all_of(video: Path, row: ManifestRow) -> Frames:
-    """Every frame of a clip, in the order of its own numbers."""
-    write_manifest(video.parent / "list.csv", [row])
-    store = FileStore(read_manifest(video.parent / "list.csv"), str(video.parent))
-    frames: Frames = store.read_views(0, lambda n: np.arange(n)[None], lambda w, h: [View(w, h, 0, 0, w, h)])[0]
-    return frames
-
-
-@pytest.mark.parametrize("num_frames", [None, NUM_FRAMES])
-def test_a_span_of_a_video_of_key_frames_and_others(video: Path, num_frames: int | None) -> None:
-    row = ManifestRow("a.mp4", 0, num_frames)
-    every = _all_of(video, row)
+    every = read(WHOLE)
     for span in (Span(0, 3), Span(4, 11), Span(13), Span(7, 8)):
-        expected = every[span.start : span.end if span.end > 0 else None]
-        np.testing.assert_array_equal(_all_of(video, row.with_span(span)), expected)
-
-
-@pytest.mark.parametrize("num_frames", [None, 30])  # the manifest may be wrong about the file too
-def test_a_span_outside_its_file_is_a_bad_clip(video: Path, num_frames: int | None) -> None:
+        np.testing.assert_array_equal(read(span), every[span.start : span.end if span.end > 0 else None])
     with pytest.raises(DecodeError, match=r"a.mp4: has 14 frames, and the span 10:20 does not lie among them"):
-        _all_of(video, ManifestRow("a.mp4", 0, num_frames).with_span(Span(10, 20)))
+        read(Span(10, 20))

@@ -13,11 +13,10 @@ from summit_train.core.errors import UserError
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
-from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec
-from tests.data.clips import stored_clip
+from tests.data.clips import all_of, stored_clip
 
 
 def _manifest(folder: Path, *paths: str) -> Manifest:
@@ -55,10 +54,6 @@ def test_a_root_that_does_not_fit_the_manifest_is_refused(tmp_path: Path) -> Non
 # What is read.
 
 
-def _view(width: int, height: int) -> View:
-    return View(width, height, 0, 0, width, height)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A video and a folder of pictures of 6 frames each."""
@@ -74,10 +69,10 @@ def test_each_path_is_a_video_or_a_folder_of_pictures(folder: Path) -> None:
     store = FileStore(_manifest(folder, "a.mp4", "b"), str(folder))
     assert pickle.loads(pickle.dumps(store)).path(1) == store.path(1)
     for clip in range(2):
-        views = store.read_views(clip, lambda n: np.array([[0, n - 1], [1, 2]]), lambda w, h: [_view(w, h)])
+        views = store.read_views(clip, lambda n: np.array([[0, n - 1], [1, 2]]), lambda w, h: [all_of(w, h)])
         assert views.shape == (2, 2, 16, 32, 3)
         np.testing.assert_allclose(views, 90, atol=5)
-        one = stored_clip(store, clip, lambda n: np.array([n - 1]), _view)
+        one = stored_clip(store, clip, lambda n: np.array([n - 1]), all_of)
         np.testing.assert_array_equal(one[0], views[0, 1])
 
 
@@ -89,8 +84,8 @@ def test_a_file_that_is_not_the_one_that_was_indexed_is_named(
     content = (folder / "a.mp4").read_bytes()
     write_manifest(folder / "list.csv", [ManifestRow("a.mp4", 0, 6, sha256=hashlib.sha256(content).hexdigest())])
     store = FileStore(read_manifest(folder / "list.csv"), str(folder))
-    assert stored_clip(store, 0, np.arange, _view).shape == (6, 16, 32, 3)
+    assert stored_clip(store, 0, np.arange, all_of).shape == (6, 16, 32, 3)
     # A byte of the title, which no decoder looks at.
     (folder / "a.mp4").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(DecodeError, match=r"a\.mp4: has changed since it was indexed"):
-        stored_clip(store, 0, np.arange, _view)
+        stored_clip(store, 0, np.arange, all_of)

@@ -25,11 +25,10 @@ import pytest
 from summit_train.data.check import spread
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
-from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError, Limits
 from summit_train.data.video.stream import Reading, file_frames, pipe_frames
-from tests.data.clips import probe, read_clip, stored_clip, write_sound
+from tests.data.clips import all_of, probe, read_clip, stored_clip, write_sound
 
 SEED = 20191
 NUM_FRAMES = 16
@@ -187,12 +186,8 @@ def mutants(tmp_path_factory: pytest.TempPathFactory) -> Mutants:
     return Mutants(folder, kinds, sources, {name: _digest(folder / name) for name in originals})
 
 
-def _all_of(width: int, height: int) -> View:
-    return View(width, height, 0, 0, width, height)
-
-
 def _digest(path: Path) -> str:
-    return hashlib.sha256(read_clip(path, np.arange, _all_of, NUM_FRAMES).tobytes()).hexdigest()
+    return hashlib.sha256(read_clip(path, np.arange, all_of, NUM_FRAMES).tobytes()).hexdigest()
 
 
 def test_there_are_enough_of_them(mutants: Mutants) -> None:
@@ -209,7 +204,7 @@ def test_none_passes_for_the_video_that_was_indexed(mutants: Mutants) -> None:
     outcomes = Counter[str]()
     for clip, name in enumerate(mutants.kinds):
         try:
-            frames = stored_clip(store, clip, np.arange, _all_of)
+            frames = stored_clip(store, clip, np.arange, all_of)
         except DecodeError as error:
             assert error.reason and "\n" not in str(error)
             outcomes["named"] += 1
@@ -243,7 +238,7 @@ def _look(root: str, path: str) -> Seen:
             return None
 
     def frames() -> str:
-        clip = read_clip(full, np.arange, _all_of, NUM_FRAMES, limits=Limits(seconds=SECONDS / 4))
+        clip = read_clip(full, np.arange, all_of, NUM_FRAMES, limits=Limits(seconds=SECONDS / 4))
         return hashlib.sha256(clip.tobytes()).hexdigest()
 
     full = os.path.join(root, path)

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError, Limits
-from tests.data.clips import probe, read_clip
+from tests.data.clips import all_of, probe, read_clip
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_video_beyond_a_limit_is_refused(video: Path, limits: Limits, reason: str) -> None:
     for count in (None, 20):
         with pytest.raises(DecodeError, match=reason):
-            read_clip(video, lambda n: np.array([n - 1]), lambda w, h: View(w, h, 0, 0, w, h), count, limits=limits)
+            read_clip(video, lambda n: np.array([n - 1]), all_of, count, limits=limits)
     with pytest.raises(DecodeError, match=reason):
         probe(video, limits)
 

@@ -18,10 +18,15 @@ from summit_train.data.video.clips import read_views
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Renderer
 from summit_train.data.video.source import DecodeError, Encoded
-from summit_train.data.video.stream import Reading, StreamFrame, file_frames, pipe_frames, raw_frames
-
-CLIPS = Path(__file__).parents[3].parent / "shared" / "clips" / "codecs"
-needs_clips = pytest.mark.skipif(not CLIPS.is_dir(), reason="the real clips in ../shared/clips are not here")
+from summit_train.data.video.stream import (
+    Reading,
+    StreamFrame,
+    duration_of,
+    file_frames,
+    pipe_frames,
+    raw_frames,
+)
+from tests.data.clips import CLIPS, needs_clips
 
 Frames = NDArray[np.uint8]
 Read = Callable[[Path, Reading], Iterator[StreamFrame]]
@@ -115,6 +120,19 @@ def test_times_are_the_containers(tmp_path: Path) -> None:
     write_video(tmp_path / "a.mkv", noise(4), 10, times=[5, 15, 35, 36])
     frames = list(of_file(tmp_path / "a.mkv", Reading()))
     assert [frame.seconds for frame in frames] == pytest.approx([0, 1.0, 3.0, 3.1])
+
+
+@pytest.mark.parametrize(
+    ("times", "seconds"),
+    [
+        ([(20, 3), (25, 3), (22, 3)], 0.8),  # to the end of the last frame
+        ([(0, 0), (1, 0), (4, 0)], 0.6),  # without its duration a mean interval
+        ([(5, 0)], None),
+        ([], None),
+    ],
+)
+def test_the_duration_follows_the_frames_times(times: list[tuple[int, int]], seconds: float | None) -> None:
+    assert duration_of(times, Fraction(1, 10)) == pytest.approx(seconds)
 
 
 def test_a_pipe_is_read_as_far_as_it_is_needed(tmp_path: Path) -> None:
@@ -226,6 +244,6 @@ def test_real_clips_of_many_codecs(read: Read) -> None:
         ("38_asl_again_mkv_fullrange.mkv", 77),
     ):
         reading = Reading()
-        seconds = [frame.seconds for frame in read(CLIPS / name, reading)]
+        seconds = [frame.seconds for frame in read(CLIPS / "codecs" / name, reading)]
         assert (len(seconds), reading.damage) == (num_frames, None), name
         assert seconds == sorted(seconds) and seconds[0] == 0, name
