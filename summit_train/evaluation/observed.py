@@ -16,7 +16,7 @@ from torch import nn
 
 from summit_train.core.errors import UserError
 from summit_train.core.saved import give_weights
-from summit_train.data.batches.whole import whole_videos
+from summit_train.data.batches.loader import whole_videos
 from summit_train.data.video.augment import num_observed, observed_frames, stream_frames
 from summit_train.data.video.source import DecodeError
 from summit_train.evaluation.evaluation import read_weights

@@ -22,9 +22,8 @@ from summit_train.core.errors import RunFailed
 from summit_train.core.files import replacing
 from summit_train.core.watch import Ballot, Stopped, StopRequest
 from summit_train.data.bad_clips import check_test, record_test
-from summit_train.data.batches.loader import BadClip, test_batches
+from summit_train.data.batches.loader import BadClip, FrameBlock, WholeVideo, test_batches, whole_videos
 from summit_train.data.batches.stores import Store
-from summit_train.data.batches.whole import FrameBlock, WholeVideo, whole_videos
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest
 from summit_train.data.video.augment import stream_frames

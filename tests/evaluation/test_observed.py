@@ -10,7 +10,7 @@ import pytest
 
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
-from summit_train.data.batches import whole
+from summit_train.data.batches import loader
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.observed import TENTHS, _curves, parse_fractions, score_observed
 from summit_train.evaluation.scores import Scores
@@ -124,7 +124,7 @@ def test_pieces_change_nothing(write_spec: WriteSpec, tmp_path: Path, monkeypatc
     spec = load_spec(write_spec(model={"shift_direction": "past"}, data=data))
     scores = caught_scores(monkeypatch)
     observed(spec, TENTHS)
-    monkeypatch.setattr(whole, "PICTURES_AT_ONCE", 7)
+    monkeypatch.setattr(loader, "PICTURES_AT_ONCE", 7)
     observed(spec, TENTHS)
     np.testing.assert_array_equal(scores[0].scores, scores[1].scores)
 

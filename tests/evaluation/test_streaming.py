@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from summit_train.core.errors import UserError
-from summit_train.data.batches import whole
+from summit_train.data.batches import loader
+from summit_train.data.batches.loader import whole_videos
 from summit_train.data.batches.stores import open_store
-from summit_train.data.batches.whole import whole_videos
 from summit_train.data.manifest import read_manifest
 from summit_train.data.video.augment import stream_frames
 from summit_train.data.video.source import DecodeError
@@ -64,7 +64,7 @@ def test_a_long_video_is_read_in_pieces(
     spec = load_spec(write_spec(model={"shift_direction": "past"}, data=data), ["evaluate.mode=stream"])
     model = network_of(spec)
     at_once = score(spec, model)
-    monkeypatch.setattr(whole, "PICTURES_AT_ONCE", 10)
+    monkeypatch.setattr(loader, "PICTURES_AT_ONCE", 10)
     store = open_store(spec.data, read_manifest(spec.data.val))
     frames = partial(stream_frames, spec.data)
     found = [list(one.blocks()) for one in whole_videos(spec.data, spec.evaluate, store, [0, 1], frames)]
@@ -82,7 +82,7 @@ def test_pieces_of_a_video_with_fewer_frames_than_its_manifest_says(
     path = Path(noise_videos(tmp_path, [25], counted=True))
     path.write_text(path.read_text().replace("25", "31", 1))
     spec = load_spec(write_spec(data={"val": str(path)}))
-    monkeypatch.setattr(whole, "PICTURES_AT_ONCE", 10)
+    monkeypatch.setattr(loader, "PICTURES_AT_ONCE", 10)
     store = open_store(spec.data, read_manifest(path))
     (one,) = whole_videos(spec.data, spec.evaluate, store, [0], partial(stream_frames, spec.data))
     assert [(block.num_frames, len(block.numbers)) for block in one.blocks()] == [(25, 10), (25, 10), (25, 5)]

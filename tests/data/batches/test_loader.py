@@ -14,14 +14,7 @@ from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest
 from summit_train.data.video import augment
 from summit_train.spec import EvaluateSpec
-from tests.data.batches.conftest import (
-    NUM_FRAMES,
-    NUM_VIDEOS,
-    data_spec,
-    grey,
-    open_batches,
-    plain,
-)
+from tests.data.batches.conftest import NUM_FRAMES, NUM_VIDEOS, data_spec, grey, open_batches, plain
 from tests.data.clips import read_clip
 
 # Training.
@@ -35,16 +28,12 @@ def test_a_micro_batch_holds_the_clips_that_the_keys_say(manifest: Manifest, vid
         assert (batch.labels.dtype, batch.ids.dtype) == (torch.int64, torch.int64)
         assert batch.labels.tolist() == [video % 4 for video in batch.ids.tolist()]
         for clip, video in zip(batch.clips.numpy(), batch.ids.tolist(), strict=True):
-            _check_clip(clip, videos, video, epoch=batch.step // 2)
-
-
-def _check_clip(clip: np.ndarray, videos: Path, video: int, epoch: int) -> None:
-    frames = augment.train_frames("dense", NUM_FRAMES, 4, 2, rng.key(5, "sampling", epoch, video))
-    frames = NUM_FRAMES - 1 - frames if video % 3 == 2 else frames
-    assert grey(clip) == frames.tolist()
-    generator = rng.key(5, "augment", epoch, video)
-    view = augment.train_view(data_spec(), 48, 32, generator)
-    assert np.array_equal(clip, read_clip(videos / f"{video}.mp4", lambda _: frames, lambda *_: view))
+            epoch, backwards = batch.step // 2, video % 3 == 2
+            frames = augment.train_frames("dense", NUM_FRAMES, 4, 2, rng.key(5, "sampling", epoch, video))
+            frames = NUM_FRAMES - 1 - frames if backwards else frames
+            view = augment.train_view(data_spec(), 48, 32, rng.key(5, "augment", epoch, video))
+            expected = read_clip(videos / f"{video}.mp4", lambda _, frames=frames: frames, lambda *_, view=view: view)
+            assert grey(clip) == frames.tolist() and np.array_equal(clip, expected)
 
 
 def test_each_epoch_shows_a_clip_differently(manifest: Manifest) -> None:

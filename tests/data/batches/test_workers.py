@@ -21,15 +21,9 @@ from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest
 from summit_train.spec import EvaluateSpec, load_spec
 from tests.conftest import WriteSpec
-from tests.data.batches.conftest import (
-    data_spec,
-    open_batches,
-    until,
-)
+from tests.data.batches.conftest import data_spec, open_batches, until
 from tests.runs import steps_of
 from tests.worlds import needs_ranks, run, start
-
-# Workers.
 
 
 @pytest.mark.parametrize("way", ["close", "end", "forget"])
