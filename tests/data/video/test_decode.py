@@ -245,15 +245,6 @@ def test_limited_and_full_range_and_ten_bits_give_the_same_grey(
     np.testing.assert_allclose(picture, 191, atol=3)  # swscale's fast path is off by 2
 
 
-# What a file holds.
-
-
-def test_probe_says_what_was_decoded(video: Path) -> None:
-    info = probe(video)
-    assert (info.num_frames, info.width, info.height, info.codec) == (40, 48, 32, "h264")
-    assert info.fps == pytest.approx(25) and info.duration == pytest.approx(40 / 25)
-
-
 # Files that are no whole videos.
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError, Limits
+from summit_train.data.video.span import WHOLE, Span
 from tests.data.clips import all_of, probe, read_clip
 
 
@@ -61,3 +63,9 @@ except MemoryError:
 def test_a_bounded_process_is_refused_gigabytes_and_lives_on() -> None:
     done = subprocess.run([sys.executable, "-c", _HOARD], capture_output=True, text=True, check=True)
     assert done.stdout == "refused\n"
+
+
+def test_an_error_travels_between_processes_with_its_span() -> None:
+    error = pickle.loads(pickle.dumps(DecodeError("a.mp4", "is outside", Span(3, 9))))
+    assert (error.path, error.reason, error.span) == ("a.mp4", "is outside", Span(3, 9))
+    assert str(error) == "a.mp4: is outside" and DecodeError("a", "b").span == WHOLE

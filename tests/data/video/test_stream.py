@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from summit_train.data.video import augment
 from summit_train.data.video.augment import View
-from summit_train.data.video.clips import read_views
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Renderer
-from summit_train.data.video.source import DecodeError, Encoded
+from summit_train.data.video.source import DecodeError
 from summit_train.data.video.stream import (
     Reading,
     StreamFrame,
@@ -26,7 +24,7 @@ from summit_train.data.video.stream import (
     pipe_frames,
     raw_frames,
 )
-from tests.data.clips import CLIPS, needs_clips
+from tests.data.clips import CLIPS, all_of, needs_clips, read_clip
 
 Frames = NDArray[np.uint8]
 Read = Callable[[Path, Reading], Iterator[StreamFrame]]
@@ -64,17 +62,16 @@ def of_pipe(path: Path, reading: Reading) -> Iterator[StreamFrame]:
 
 
 def whole(width: int, height: int) -> list[View]:
-    return [View(width, height, 0, 0, width, height)]
+    return [all_of(width, height)]
 
 
-def pictures(frames: Iterator[StreamFrame], views: Callable[[int, int], list[View]] = whole) -> Frames:
-    render = Renderer(views)
+def pictures(frames: Iterator[StreamFrame]) -> Frames:
+    render = Renderer(whole)
     return np.stack([render(frame.decoded)[0] for frame in frames])
 
 
-def stored(path: Path, views: Callable[[int, int], list[View]] = whole) -> Frames:
-    found: Frames = read_views(Encoded(str(path)), lambda n: np.arange(n)[None], views)[0]
-    return found
+def stored(path: Path) -> Frames:
+    return read_clip(path, np.arange, all_of)
 
 
 each_way = pytest.mark.parametrize("read", [of_file, of_pipe])
@@ -89,7 +86,7 @@ each_way = pytest.mark.parametrize("read", [of_file, of_pipe])
         ("a.webm", {"codec": "libvpx-vp9", "b_frames": 0}),
         ("a.avi", {"codec": "mpeg4", "b_frames": 0}),
         ("a.avi", {"codec": "mpeg4", "b_frames": 2}),  # AVI has no presentation times
-        ("a.mkv", {"key_every": 250}),
+        ("a.mkv", {"key_every": 250, "rotation": 90}),
         ("a.h264", {"b_frames": 0}),  # has no times
     ],
 )
@@ -103,17 +100,6 @@ def test_every_frame_comes_once_in_order(tmp_path: Path, read: Read, name: str, 
     assert [frame.seconds for frame in frames] == pytest.approx([n / 25 for n in range(NUM_FRAMES)], abs=1e-3)
     assert (pictures(iter(frames)) == stored(tmp_path / name)).all()
     assert reading == Reading(NUM_FRAMES, 0, None, Fraction(25))
-
-
-@each_way
-def test_the_crop_is_that_of_the_test_views(tmp_path: Path, read: Read) -> None:
-    path = tmp_path / "a.mkv"
-    write_video(path, noise(3), rotation=90)
-    for crops in (1, "full"):
-        views = lambda width, height, crops=crops: augment.test_views(20, crops, width, height)  # noqa: E731
-        ours = pictures(read(path, Reading()), views)
-        assert ours.shape[1:] == ((20, 20, 3) if crops == 1 else (30, 20, 3))  # 48 x 32 turned upright is 32 x 48
-        assert (ours == stored(path, views)).all()
 
 
 def test_times_are_the_containers(tmp_path: Path) -> None:
