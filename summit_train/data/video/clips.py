@@ -126,7 +126,8 @@ def decode_picture(
     if len(frames) != 1:
         raise DecodeError(name, "is damaged: no picture can be decoded")
     budget.size(frames[0].width, frames[0].height)
-    decoders[head] = decoder
+    if codec == "mjpeg":  # that of PNG pictures gives wrong pixels the second time
+        decoders[head] = decoder
     return codec, frames[0]
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import BytesIO
 from itertools import chain
-from typing import Any, TypeAlias, cast
+from typing import IO, Any, TypeAlias, cast
 
 import av
 from av.container import InputContainer
@@ -53,55 +53,48 @@ class _InMemory(BytesIO):
 
 
 @contextmanager
-def open_video(video: Encoded, budget: Budget) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open a file or its bytes for decoding; errors of FFmpeg within the block become DecodeErrors."""
-    video.check()
-    # PyAV gets an opened file: it would take a name such as "a:b.mp4" for a protocol, and refuse one that is not UTF-8.
-    with _decode_errors(video.name):
-        if video.content is None:
-            source: Any = open(video.name, "rb")  # noqa: SIM115
-        else:
-            source = _InMemory(video.content)
-            source.name = video.name
-        with source, open_source(video.name, source, budget) as opened:
-            yield opened
+def open_video(video: Encoded, budget: Budget, pipe: Any = None) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open a video for decoding, and close it; errors of FFmpeg within the block become DecodeErrors.
 
-
-@contextmanager
-def open_source(name: str, source: Any, budget: Budget) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open an object with a `read` method for decoding, and close it; errors in the block become DecodeErrors.
-
-    The stream is the first that is not a cover picture. It decodes on one thread: loaders run many processes.
+    pipe: an object with a `read` method, which is read in place of the file. The stream is the first that is not a
+    cover picture. It decodes on one thread: loaders run many processes.
     """
-    with _decode_errors(name):
-        try:
-            container = cast(InputContainer, av.open(source, options=codec_options(budget), **_OPEN))
-        except (av.InvalidDataError, av.ArgumentError) as error:
-            reason = "is not a video of a kind that is read here, or its header is damaged"
-            raise DecodeError(name, reason) from error
-        with container:
+    if pipe is None:
+        video.check()
+    try:
+        with ExitStack() as stack:
+            # An opened file: PyAV would take a name such as "a:b.mp4" for a protocol, and refuse one that is not UTF-8.
+            source = pipe or stack.enter_context(_opened(video))
+            try:
+                opened = av.open(source, options=codec_options(budget), **_OPEN)
+            except (av.InvalidDataError, av.ArgumentError) as error:
+                reason = "is not a video of a kind that is read here, or its header is damaged"
+                raise DecodeError(video.name, reason) from error
+            container = stack.enter_context(cast(InputContainer, opened))
             covers = Disposition.attached_pic
             stream = next((stream for stream in container.streams.video if not stream.disposition & covers), None)
             if stream is None:
-                raise DecodeError(name, "has no video stream")
+                raise DecodeError(video.name, "has no video stream")
             if stream.codec_context is None:
-                raise DecodeError(name, "has a video codec without a decoder here")
+                raise DecodeError(video.name, "has a video codec without a decoder here")
             budget.size(stream.width, stream.height)
             stream.codec_context.thread_count = 1
             stream.codec_context.options = codec_options(budget)
             yield container, stream
-
-
-@contextmanager
-def _decode_errors(name: str) -> Iterator[None]:
-    try:
-        yield
     except av.FFmpegError as error:
-        raise DecodeError(name, f"cannot be decoded: {error.strerror}") from error
+        raise DecodeError(video.name, f"cannot be decoded: {error.strerror}") from error
     except MemoryError as error:
-        raise DecodeError(name, "needs more memory than a video may have") from error
+        raise DecodeError(video.name, "needs more memory than a video may have") from error
     except OSError as error:
-        raise DecodeError(name, error.strerror or str(error)) from error
+        raise DecodeError(video.name, error.strerror or str(error)) from error
+
+
+def _opened(video: Encoded) -> IO[bytes]:
+    if video.content is None:
+        return open(video.name, "rb")
+    file = _InMemory(video.content)
+    file.name = video.name
+    return file
 
 
 def codec_options(budget: Budget) -> dict[str, str]:

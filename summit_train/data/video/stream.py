@@ -24,7 +24,7 @@ from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from summit_train.data.video.decode import Packet, demuxed, open_source, open_video
+from summit_train.data.video.decode import Packet, demuxed, open_video
 from summit_train.data.video.render import turn_in
 from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, Limits, VideoInfo
 
@@ -115,7 +115,7 @@ def pipe_frames(file: RawIOBase, reading: Reading) -> Iterator[StreamFrame]:
     """Yield the whole frames of a container that arrives by a pipe. Raises DecodeError if none can be read."""
     budget, pipe = Budget(PIPE, _ENDLESS), _Pipe(file)
     try:
-        with _error_log() as log, open_source(PIPE, pipe, budget) as (container, stream):
+        with _error_log() as log, open_video(Encoded(PIPE), budget, pipe) as (container, stream):
             yield from _whole_frames(container, stream, log, budget, reading)
     except DecodeError as error:
         if pipe.head[4:8] == b"ftyp" and not reading.num_frames:
