@@ -199,13 +199,6 @@ def test_views_are_crops_of_the_scaled_picture_clip_by_clip(video: Path) -> None
     np.testing.assert_array_equal(views[3], whole[[2, 0], 2:14, 14:][:, :, ::-1])
 
 
-def test_a_picture_keeps_its_colours(tmp_path: Path) -> None:
-    colours = np.array([[200, 30, 40], [30, 180, 60], [40, 50, 190], [128, 128, 128]], np.uint8)
-    write_video(tmp_path / "colours.mp4", colours.repeat(256, 0).reshape(4, 16, 16, 3), quality=1)
-    clip = read_clip(tmp_path / "colours.mp4", _every, all_of)
-    np.testing.assert_allclose(clip.mean((1, 2)), colours, atol=4)
-
-
 @pytest.mark.parametrize(("degrees", "turns"), [(90, 1), (180, 2), (-90, 3)])
 def test_the_display_matrix_turns_pictures_upright(tmp_path: Path, degrees: int, turns: int) -> None:
     write_video(tmp_path / "stored.mp4", _numbered(14))
