@@ -18,7 +18,7 @@ from summit_train.data.video.clips import Choose, Frames, ViewsOf, holds_flow
 from summit_train.data.video.source import Limits
 from summit_train.spec import DataSpec
 
-_MAKE_FLOW = "make flow of the videos with `summit-train data flow`, and name that instead"
+_MAKE_FLOW = "make its flow with `summit-train data flow`, and name that instead"
 
 
 class Store(Protocol):

@@ -158,11 +158,15 @@ def test_a_packed_set_of_flow_gives_the_same_clips(tmp_path: Path) -> None:
     ("modality", "manifest", "message"),
     [
         ("rgb", "flow", r"holds flow, and .* rgb: name the videos' own set, or set data\.modality=flow"),
-        ("flow", "rgb", "holds rgb, and .* flow: make flow of the videos with `summit-train data flow`"),
-        ("flow", "videos/list.csv", r"list\.csv:2: \S+0\.mp4 is a video, and data\.modality is flow: make flow of"),
+        ("flow", "rgb", "holds rgb, and .* flow: make its flow with `summit-train data flow`"),
+        (
+            "flow",
+            "videos/list.csv",
+            r"list\.csv:2: \S+0\.mp4 is a video, and data\.modality is flow: make its flow with",
+        ),
         ("rgb", "raw.csv", r"raw\.csv:2: \S+ holds flow, and data\.modality is rgb"),
         ("flow", "back.csv", r"back\.csv:3: this clip is played backwards"),
-        ("flow", "span.csv", r"span\.csv: has clips that are spans of videos; make flow of the videos"),
+        ("flow", "span.csv", r"span\.csv: has clips that are spans of videos; make its flow"),
     ],
 )
 def test_a_set_without_the_flow_or_the_pictures_of_the_spec_is_refused(
