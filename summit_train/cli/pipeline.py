@@ -22,12 +22,12 @@ from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_ask
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class
 from summit_train.evaluation.evaluation import Evaluation
 from summit_train.evaluation.scores import PREDICTIONS
-from summit_train.evaluation.scoring import Scorer, unusable_partials
+from summit_train.evaluation.scoring import Scorer
 from summit_train.spec import Spec, changes_scores, dump_spec, load_spec
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog
-from summit_train.training.run import Run, RunLock
+from summit_train.training.run import Run, run_lock
 from summit_train.training.start import (
     Inputs,
     check_agreement,
@@ -38,8 +38,6 @@ from summit_train.training.start import (
     stage_sets,
 )
 
-STOPPED = 85
-
 
 def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, force: bool) -> Result:
     """Train, evaluate and report a spec. The status is 85 if it was stopped on request."""
@@ -48,8 +46,8 @@ def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, forc
     with session(launch) as world, ExitStack() as held:
         watchdog = held.enter_context(Watchdog(world, world.broadcast(inputs.spec.watch.stall_seconds)))
         check_agreement(world, inputs.spec, inputs.datasets, command="train", force_resume=force)
-        lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
-        run = Run(inputs, world, choose_device(world), force_resume=force, lock=lock)
+        world.together(lambda: None if world.rank else held.enter_context(run_lock(inputs.spec.run_path)))
+        run = Run(inputs, world, choose_device(world), force_resume=force)
         run.notes += stage_sets(inputs, world, watchdog)
         try:
             return _run(inputs, run, watchdog, stop, interactive=launch.interactive)
@@ -82,19 +80,17 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
     """Evaluate the last checkpoints; reuse the scores of an evaluation that was stopped."""
     spec, world = run.spec, run.world
 
-    def last() -> list[Path]:
+    def last() -> tuple[list[Path], list[str]]:
         paths = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)
-        return _still_there(spec, paths)[-spec.evaluate.last_checkpoints :]
+        return current_experiment(paths[-spec.evaluate.last_checkpoints :])
 
-    paths, left_out = world.from_first(lambda: current_experiment(last()))
+    paths, left_out = world.from_first(last)
     # What scores depend on: another walltime, number of workers or place of the data loses none of them.
     same = identity(spec, inputs.datasets)
     known = {key: value for key, value in same.items() if "(" in key or changes_scores(spec, key)}
     key = hashlib.sha256(repr(known).encode()).hexdigest()
     if world.rank == 0:
         warn_left_out(left_out)
-        for unusable in unusable_partials(spec.run_path, key):
-            print(f"warning: {unusable}: spec, list or code changed; its videos are scored again", file=sys.stderr)
     scorer = Scorer(spec, inputs.val, world, run.device, stop)
     training = (inputs.plan, inputs.train) if spec.evaluate.precise_bn else None
     evaluation = Evaluation(scorer, watchdog, training, resume_key=key)
@@ -117,22 +113,14 @@ def _stopped(spec: Spec, world: World, stop: StopRequest) -> Result:
     stop.leave()
 
     def record() -> None:
-        last = _still_there(spec, find_checkpoints(spec.run_path))[-1]
+        last = find_checkpoints(spec.run_path)[-1]
         # For the job script: a launcher that ends all ranks at the first one that leaves may hide their status.
         write_text(spec.run_path / "stopped", f"{last}\n")
         by = stop.signal or "a signal to another rank"
         show(Result([f"stopped by {by}; resumes from {last} when started again"]))
 
     world.from_first(record)  # no rank leaves before that is written
-    return Result(status=STOPPED)
-
-
-def _still_there(spec: Spec, paths: list[Path]) -> list[Path]:
-    """Return the checkpoints of a run that has saved some. Raises RunFailed where there is none."""
-    if not paths:
-        gone = "its checkpoints are gone: they were removed while this run was using the directory"
-        raise RunFailed(f"{spec.run_path}: {gone}")
-    return paths
+    return Result(status=85)
 
 
 def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> None:

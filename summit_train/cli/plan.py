@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from summit_train.cluster.estimate import Estimate, check_ranks, estimate, scored_clips
+from summit_train.cluster.estimate import Estimate, check_ranks, estimate
 from summit_train.cluster.site import Site, load_site, parse_walltime
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable
@@ -25,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks (default: one a virtual GPU)")
     parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     parser.add_argument(
-        "--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the time the run takes"
+        "--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the cost on the site"
     )
     add_site_arguments(parser, required=False)
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes of the site (default: one GPU a virtual GPU)")
@@ -57,14 +56,13 @@ def run(args: argparse.Namespace) -> Result:
     plan = make_plan(spec, ranks, files.clips)
     for line in files.warnings:
         warn(line)
-    hours = {} if args.speed is None else _hours(spec, plan, args.speed, files.videos)
     cost = None if site is None else estimate(site, spec, plan, nodes, args.walltime, args.speed, files.videos)
     values = _values(plan) | {"quarantined_clips": files.left_out}
-    values |= {"warnings": files.warnings, "not_checked": files.not_checked, **hours}
+    values |= {"warnings": files.warnings, "not_checked": files.not_checked}
     if site is not None and cost is not None:
         values["site"] = {"name": args.site, "comm": site.comm, **cost.values()}
     if args.compare is None:
-        return Result(_text(spec, plan, _more_rows(spec, plan, files, hours, cost, site)), values=values)
+        return Result(_text(spec, plan, _more_rows(spec, files, cost, site)), values=values)
     other = load_spec(args.compare, args.overrides)
     other_ranks = args.ranks or other.scale.gpus or 1
     compared = make_plan(other, other_ranks, check_files(other, args.clips).clips)
@@ -84,7 +82,7 @@ def _values(plan: Plan) -> dict[str, Any]:
 def _nodes_and_ranks(args: argparse.Namespace, site: Site | None, spec: Spec) -> tuple[int, int]:
     """Return --nodes and --ranks; by default as many as the virtual GPUs fill."""
     if site is None:
-        for name in ("nodes", "walltime"):
+        for name in ("nodes", "walltime", "speed"):
             if getattr(args, name) is not None:
                 raise UserError(f"--{name} is of a site: name it with --site")
         ranks = args.ranks if args.ranks is not None else spec.scale.gpus or 1
@@ -162,24 +160,7 @@ def check_weights(spec: Spec, to_come: Path | None = None, *, may_be_missing: bo
     return []
 
 
-def _hours(spec: Spec, plan: Plan, speed: float, videos: int | None) -> dict[str, float | None]:
-    """Return the run's hours at `speed` clips a second of a rank. evaluation_hours: None if `videos` is unknown."""
-    if not 0 < speed < math.inf:
-        raise UserError(f"--speed {speed:g}: must be a number above 0")
-    hours_a_clip = 1 / plan.ranks / speed / 3600
-    training = plan.total_steps * plan.global_batch * hours_a_clip
-    evaluation = None if videos is None else scored_clips(spec, plan, videos) * hours_a_clip
-    return {"training_hours": training, "rank_hours": training * plan.ranks, "evaluation_hours": evaluation}
-
-
-def _more_rows(
-    spec: Spec,
-    plan: Plan,
-    files: Files,
-    hours: dict[str, float | None],
-    cost: Estimate | None,
-    site: Site | None,
-) -> list[tuple[str, str]]:
+def _more_rows(spec: Spec, files: Files, cost: Estimate | None, site: Site | None) -> list[tuple[str, str]]:
     """Return the rows below those that every plan has."""
     rows = [("left out", f"{files.left_out:,} clips, by {spec.data.quarantine}")] if files.left_out else []
     rows += [("not checked", ", ".join(files.not_checked))] if files.not_checked else []
@@ -187,12 +168,6 @@ def _more_rows(
         joined = "auto: Horovod where it is installed and MPI starts the ranks, else torch.distributed"
         comm = joined if site.comm == "auto" else f"{site.comm}, by the site profile"
         rows += [("nodes", f"{cost.nodes:,}"), ("comm", comm), *cost.rows()]
-    elif hours:
-        more = "without evaluation (how many videos is unknown)"
-        if hours["evaluation_hours"] is not None:
-            more = f"and {hours['evaluation_hours']:,.2f} h of evaluation"
-        text = f"{hours['training_hours']:,.2f} h, {hours['rank_hours']:,.1f} rank-hours, {more}"
-        rows.append(("training time", text))
     return rows
 
 

@@ -15,7 +15,7 @@ from summit_train.data.batches.order import Order
 from summit_train.plan import Rung, make_plan
 from summit_train.spec import Spec, spec_from_values
 from summit_train.spec.optimizer import GrowBatchSpec
-from summit_train.training.growth import GrowingBatch
+from summit_train.training.averaging import GrowingBatch
 from tests.conftest import WriteSpec
 from tests.runs import assert_bit_equal, final_state
 from tests.worlds import train
