@@ -44,15 +44,6 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     assert describe(caught.value) == "log: No space left on device"
 
 
-def test_another_error_keeps_its_own_name_or_none(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="here") as caught, replacing(tmp_path / "a"):
-        raise OSError(28, "No space left on device", "here")
-    assert caught.value.filename == "here"
-    with pytest.raises(OSError, match="down") as caught, replacing(tmp_path / "a"):
-        raise OSError(100, "Network is down")
-    assert caught.value.filename is None
-
-
 def test_a_process_killed_while_it_writes_leaves_the_old_or_the_new_content(tmp_path: Path) -> None:
     write_text(tmp_path / "a", "old")
     number = 1

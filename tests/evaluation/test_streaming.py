@@ -116,16 +116,8 @@ def test_a_run_says_that_it_streamed(trained_run: Path, tmp_path: Path) -> None:
     (beside,) = (tmp_path / "run").glob("eval_*.json")
     result = json.loads(beside.read_text())
     assert (result["mode"], result["clips"]) == ("stream", None)
-    output = succeed(
-        0,
-        "train",
-        spec,
-        *words,
-        "name=other",
-        "evaluate.every_epochs=1",
-        "schedule.epochs=1",
-        "schedule.warmup_epochs=0",
-    )
+    more = ("name=other", "evaluate.every_epochs=1", "schedule.epochs=1", "schedule.warmup_epochs=0")
+    output = succeed(0, "train", spec, *words, *more)
     assert "(41 videos, all frames streamed)" in output and "(41 videos, all frames streamed x 1 crops" in output
     log = (tmp_path / "other/metrics.jsonl").read_text().splitlines()
     (validation,) = (record for record in map(json.loads, log) if record["kind"] == "eval")

@@ -100,13 +100,11 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(refused: Cal
         ("", ("model={arch: tsm}",), "override 'model={arch: tsm}': model.num_classes: is missing", ("no default",)),
         ("schedule: 100\n", (), "spec.yaml:5: schedule: must be a section of keys, got 100", ()),
         ("schedule: {epochs: '100'}\n", (), "spec.yaml:5: schedule.epochs: ", ("integer", "got '100'")),
-        ("schedule: {epochs: 1.5}\n", (), "spec.yaml:5: schedule.epochs: ", ("integer", "got 1.5")),
         ("schedule: {epochs: 0}\n", (), "spec.yaml:5: schedule.epochs: ", ("greater than or equal to 1",)),
         ("optimizer: {base_lr: .nan}\n", (), "spec.yaml:5: optimizer.base_lr: ", ("finite", "got nan")),
         ("optimizer: {base_lr: 0}\n", (), "spec.yaml:5: optimizer.base_lr: ", ("greater than 0",)),
         ("optimizer: {momentum: 1}\n", (), "spec.yaml:5: optimizer.momentum: ", ("less than 1",)),
         ("optimizer: {betas: [0.9]}\n", (), "spec.yaml:5: optimizer.betas.1: is missing", ()),
-        ("optimizer: {eps: 0}\n", (), "spec.yaml:5: optimizer.eps: ", ("greater than 0",)),
         ("optimizer: {trust_ratio: lars}\n", (), "spec.yaml:5: optimizer.trust_ratio: must be a section of keys", ()),
         ("optimizer: {trust_ratio: {kind: lasr}}\n", (), "spec.yaml:5: optimizer.trust_ratio.kind: ", ("mean lars?",)),
         ("optimizer: {trust_ratio: {kind: lars, lowr: 1}}\n", (), "spec.yaml:5: optimizer.trust_ratio.lowr: unknown",
@@ -114,22 +112,17 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(refused: Cal
         ("seed: 9223372036854775808\n", (), "spec.yaml:5: seed: ", ("less than 9223372036854775808",)),
         ("evaluate: {crops: 2}\n", (), "spec.yaml:5: evaluate.crops: 2 is not a choice; valid: 1, 3, full", ()),
         ("", ("data.short_side=[256]",), "override 'data.short_side=[256]': data.short_side.1: is missing", ()),
-        ("", ("data.short_side=[1, 2, 3]",), "override 'data.short_side=[1, 2, 3]': data.short_side: ", ("at most 2",)),
         ("", ("data.flow_length=0",), "override 'data.flow_length=0': data.flow_length: ", ("greater",)),
         ("", ("data.crop_scales=[]",), "override 'data.crop_scales=[]': data.crop_scales: must be null or have", ()),
-        ("", ("data.crop_scales=[1.5]",), "override 'data.crop_scales=[1.5]': data.crop_scales", ("1.5",)),
         ("", ("data.flip=1",), "override 'data.flip=1': data.flip: ", ("boolean",)),
-        ("", ("data.train=",), "override 'data.train=': data.train: ", ("string", "got None")),
         ("", ("data.train=''",), "override \"data.train=''\": data.train: the path must not be empty", ()),
         ("", ("data.train=$NO_SUCH_NAME/a",), "override 'data.train=$NO_SUCH_NAME/a': data.train: ",
          ("the environment variable $NO_SUCH_NAME is not set",)),
         ("", ("name=a/b",), "override 'name=a/b': name: the name becomes a folder", ("without '/'", "got 'a/b'")),
-        ("", ("name=..",), "override 'name=..': name: the name becomes a folder", ()),
         ("", ("name=''",), "override \"name=''\": name: the name becomes a folder", ()),
         ("", ('name="a\\0"',), "override 'name=\"a\\\\0\"': name: the name becomes a folder", ()),
         ("", ("name=" + "é" * 101,), "override 'name=ééé", ("the name becomes a folder: must be 1 to 200 bytes",)),
         ("", ('name="a\\nb"',), "override 'name=\"a\\\\nb\"': name: ", ("without '/' and control", r"got 'a\nb'")),
-        ("", ('name="\\u202e"',), "override 'name=\"\\\\u202e\"': name: ", ("control characters",)),
         ("schedule: {epochs: 1000000000}\n", (), "spec.yaml:5: schedule.epochs: ", ("equal to 1000000, got 10",)),
         ("", ("optimizer.head_lr_factor=1e308",), "override 'optimizer.head_lr_factor=1e308': ", ("1000000",)),
         ("", ("optimizer.weight_decay=1e308",), "override 'optimizer.weight_decay=1e308': ", ("1000000",)),
@@ -137,7 +130,6 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(refused: Cal
         ("", (f"data.num_frames={10**20}",), f"override 'data.num_frames={10**20}': ", ("less than or equal to 4096",)),
         ("", (f"model.num_classes={10**20}",), f"override 'model.num_classes={10**20}': ", ("equal to 1000000",)),
         ("", (f"parallel.period={10**20}",), f"override 'parallel.period={10**20}': ", ("from 1 to 1,000,000",)),
-        ("", ("name=7",), "override 'name=7': name: ", ("string", "got 7")),
     ],
 )  # fmt: skip
 def test_a_mistake_is_placed_and_the_right_value_is_told(
@@ -172,7 +164,6 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
         ("data.num_frames=129 model.arch=trn", "data.num_frames", "trn takes at most 128 frames, got 129"),
         ("model.arch=x3d_m model.backbone=resnet50", "model.backbone",
          "x3d_m is a network of its own, without a backbone; leave the key out"),
-        ("model.arch=eco_lite model.backbone=resnet50", "model.backbone", "eco_lite is a network of its own, without"),
         ("model.arch=ir_csn model.backbone=resnet50", "model.backbone", "built on resnet50; valid: resnet152"),
         ("model.arch=i3d_3x1x1 model.backbone=resnet18", "model.backbone", "valid: resnet50, resnet101"),
         ("model.arch=trn model.backbone=mobilenet_v2", "model.backbone", "trn cannot be built on mobilenet_v2"),
@@ -181,7 +172,6 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
         ("model.arch=i3d_3x3x3 data.num_frames=16 model.pool1=1x3x3", "model.pool1",
          "1x3x3 is for i3d_3x1x1, and i3d_3x3x3 has no choice; leave the key out"),
         ("model.backbone=mobilenet_v2 model.non_local=tsm", "model.non_local", "takes no non-local blocks; tsm, tsn"),
-        ("model.backbone=resnet34 model.non_local=original", "model.non_local", "on one of resnet50, resnet101"),
         ("model.non_local=true", "model.non_local", "True is not a choice; valid: false, tsm, original"),
         ("data.crop=16 model.non_local=tsm", "model.non_local", "a crop of 17 pixels or more, got 16"),
         ("checkpoint.keep=3", "evaluate.last_checkpoints", "must be at most checkpoint.keep, 3, got 5"),
@@ -214,29 +204,21 @@ def test_impossible_combinations_are_refused(
         "model.non_local=false model.backbone=mobilenet_v2",
         "checkpoint.keep=5",
         "data.short_side=[256,256]",
-        "scale.gpus=null evaluate.crops=full optimizer.clip_norm=20",
+        "scale.gpus=null evaluate.crops=full optimizer.clip_norm=20 optimizer.base_lr=2e-3 optimizer.weight_decay=1",
+        "optimizer.trust_ratio.kind=bounded optimizer.trust_ratio.lower=1 optimizer.trust_ratio.upper=1",
+        # Bounds are of the other kind.
+        "optimizer.trust_ratio.kind=lars optimizer.trust_ratio.lower=20 optimizer.betas=[0,0.99]",
+        "optimizer.trust_ratio=null optimizer.name=lamb",
     ],
 )
 def test_the_edge_of_the_possible_is_accepted(load: Callable[..., Spec], overrides: str) -> None:
     load("", *overrides.split())
 
 
-def test_trust_ratios_at_their_edges_are_accepted(load: Callable[..., Spec]) -> None:
-    load("", "optimizer.trust_ratio={kind: bounded, lower: 1, upper: 1}", "optimizer.name=lamb")
-    load("", "optimizer.trust_ratio={kind: lars, lower: 20}")  # bounds are of the other kind
-    load("", "optimizer.trust_ratio=null", "optimizer.betas=[0, 0.99]")
-
-
 def test_choices_and_limits_are_those_of_the_networks() -> None:
     schema = Spec.model_json_schema()["$defs"]["ModelSpec"]["properties"]
     assert set(schema["arch"]["enum"]) == set(ARCHITECTURES)
     assert set(schema["backbone"]["anyOf"][0]["enum"]) == set(BACKBONES)
-
-
-def test_numbers_without_a_dot_are_numbers(load: Callable[..., Spec]) -> None:
-    assert load("optimizer: {weight_decay: 1e-4}\n", "optimizer.base_lr=2e-3").optimizer.weight_decay == 1e-4
-    assert load("", "optimizer.base_lr=2e-3").optimizer.base_lr == 0.002
-    assert load("", "optimizer.base_lr=1").optimizer.base_lr == 1.0
 
 
 def test_paths_are_expanded(load: Callable[..., Spec], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,13 +58,6 @@ def test_estimates_below_0_are_averaged_and_named() -> None:
     assert NoiseScale(1, 2).add(Squares(0.0, 0.0))["noise_scale"] == math.inf
 
 
-def test_the_averages_survive_a_checkpoint() -> None:
-    noise, again = NoiseScale(2, 2), NoiseScale(2, 2)
-    noise.add(Squares(7.0, 5.0))
-    again.load_state_dict(noise.state_dict())
-    assert again.add(Squares(3.0, 2.0)) == noise.add(Squares(3.0, 2.0))
-
-
 @pytest.mark.parametrize(("clips_per_gpu", "virtual_gpus"), [(1, 2), (2, 4), (8, 3)])
 def test_a_quadratic_with_a_known_covariance(clips_per_gpu: int, virtual_gpus: int) -> None:
     """The loss of a clip x is |w - x|^2 / 2, its gradient w - x: G = w - mean, Sigma the clips' covariance.
