@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from summit_train.cluster.estimate import Estimate, check_ranks, estimate
 from summit_train.cluster.site import Site, load_site, parse_walltime
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable
-from summit_train.core.text import NONE, counted
+from summit_train.core.text import counted
 from summit_train.plan import Plan, averages_per_epoch, make_plan, sample_learning_rates
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.optimizer import describe_decay, describe_solver
@@ -28,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_site_arguments(parser, required=False)
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes of the site (default: one GPU a virtual GPU)")
-    parser.add_argument("--compare", metavar="SPEC2", help="print this spec's plan alongside; overrides hold for both")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
@@ -57,26 +54,20 @@ def run(args: argparse.Namespace) -> Result:
     for line in files.warnings:
         warn(line)
     cost = None if site is None else estimate(site, spec, plan, nodes, args.walltime, args.speed, files.videos)
-    values = _values(plan) | {"quarantined_clips": files.left_out}
-    values |= {"warnings": files.warnings, "not_checked": files.not_checked}
+    values = plan.values() | {
+        "learning_rates": [{"step": step, "lr": lr} for step, lr in sample_learning_rates(plan)],
+        "quarantined_clips": files.left_out,
+        "warnings": files.warnings,
+        "not_checked": files.not_checked,
+    }
     if site is not None and cost is not None:
         values["site"] = {"name": args.site, "comm": site.comm, **cost.values()}
-    if args.compare is None:
-        return Result(_text(spec, plan, _more_rows(spec, files, cost, site)), values=values)
-    other = load_spec(args.compare, args.overrides)
-    other_ranks = args.ranks or other.scale.gpus or 1
-    compared = make_plan(other, other_ranks, check_files(other, args.clips).clips)
-    values["compare"] = {"name": other.name, **_values(compared)}
-    return Result(_columns([(spec, plan), (other, compared)]), values=values)
+    return Result(_text(spec, plan, _more_rows(spec, files, cost, site)), values=values)
 
 
 def warn(line: str) -> None:
     """Print a warning."""
     print(f"warning: {line}", file=sys.stderr)
-
-
-def _values(plan: Plan) -> dict[str, Any]:
-    return plan.values() | {"learning_rates": [{"step": step, "lr": lr} for step, lr in sample_learning_rates(plan)]}
 
 
 def _nodes_and_ranks(args: argparse.Namespace, site: Site | None, spec: Spec) -> tuple[int, int]:
@@ -215,32 +206,11 @@ def _text(spec: Spec, plan: Plan, more: list[tuple[str, str]]) -> list[str | Tex
     stacked = f" of {spec.data.flow_length} flow fields" if spec.data.modality == "flow" else ""
     rates = [("step", "epoch", "learning rate", "")]
     for step, lr in sample_learning_rates(plan):
-        rates.append((f"{step:,}", f"{step / plan.steps_per_epoch:.1f}", f"{lr:.6g}", _bar(lr, plan.peak_lr, 24)))
+        bar = f"{'#' * round(24 * lr / plan.peak_lr):<24}"
+        rates.append((f"{step:,}", f"{step / plan.steps_per_epoch:.1f}", f"{lr:.6g}", bar))
     return [
         f"{spec.name}: {spec.model.title}, {spec.data.num_frames} frames{stacked}",
         TextTable([*_rows(spec, plan), *more], left=2, indent="  "),
         "",
         TextTable(rates, left=0, indent="  "),
     ]
-
-
-def _bar(lr: float, largest: float, width: int) -> str:
-    return f"{'#' * round(width * lr / largest):<{width}}"
-
-
-def _columns(planned: Sequence[tuple[Spec, Plan]]) -> list[str | TextTable]:
-    """Return two plans in columns, and their LRs at the same epochs, drawn to one scale."""
-    names, plans = zip(*((spec.name, plan) for spec, plan in planned), strict=True)
-    one, other = (dict(_rows(spec, plan)) for spec, plan in planned)
-    rows = [("", *names)]
-    rows += [(name, one.get(name, NONE), other.get(name, NONE)) for name in dict.fromkeys((*one, *other))]
-    rates = [("epoch", *(cell for name in names for cell in (name, "")))]
-    largest = max(plan.peak_lr for plan in plans)
-    for epoch in sorted({step / plan.steps_per_epoch for plan in plans for step, _ in sample_learning_rates(plan)}):
-        cells = []
-        for plan in plans:
-            step = round(epoch * plan.steps_per_epoch)
-            lr = plan.learning_rate(step) if step < plan.total_steps else 0.0
-            cells += [f"{lr:.6g}" if lr else NONE, _bar(lr, largest, 12)]
-        rates.append((f"{epoch:.2f}", *cells))
-    return [TextTable(rows, left=3), "", TextTable(rates, left=0)]

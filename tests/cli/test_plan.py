@@ -1,9 +1,8 @@
-"""`summit-train plan`: the files that `train` would refuse, classes, evaluation, two plans side by side, averaging."""
+"""`summit-train plan`: the files that `train` would refuse, classes, evaluation, averaging."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -118,43 +117,6 @@ def test_plan_says_how_long_the_evaluation_takes(write_spec: WriteSpec, plan: Pl
     assert plan(*words, "--clips", "960")["site"]["evaluation_hours"] is None
 
 
-DATE = {"warmup_epochs": 0.5, "warmup_scaling": "linear", "decay": "linear"}
-
-
-@pytest.fixture
-def specs(write_spec: WriteSpec) -> list[str]:
-    """Ten steps an epoch for two epochs, cosine; and for three epochs from a base batch of half the size, linear."""
-    optimizer = {"base_lr": 0.01, "base_batch": 4, "lr_scaling": "sqrt"}
-    long = write_spec("long", schedule={"epochs": 3, **DATE}, optimizer=optimizer)
-    return [str(write_spec("short")), str(long)]
-
-
-def test_the_other_spec_has_a_second_column(specs: list[str], plan: Plan) -> None:
-    first, second = specs
-    rows = [re.split(r"\s{2,}", line.strip()) for line in plan(first, "--compare", second).splitlines()]
-    by_name = {row[0]: row[1:] for row in rows}
-    assert by_name["steps"] == ["20 = 2 epochs x 10", "30 = 3 epochs x 10"]
-    # 80 clips: half an epoch of 20 updates of 4 clips are 10 updates, one epoch of the global batch of 8.
-    assert by_name["warm-up"] == ["10 steps = 1 epochs, linear", "10 steps = 1 epochs, linear"]
-    assert by_name["decay"] == ["cosine", "linear"]
-    assert by_name["0.90"] == ["0.005", "####", "0.0141421", "############"]  # the peaks, drawn to one scale
-    assert by_name["2.90"] == ["—", "1e-06"]  # the run of two epochs is over
-
-
-def test_json_has_both_plans_and_overrides_hold_for_both(specs: list[str], plan: Plan) -> None:
-    first, second = specs
-    found = plan(first, "--compare", second, "--json", "scale.gpus=2")
-    other = found["compare"]
-    assert (found["global_batch"], other["name"], other["global_batch"]) == (4, "long", 4)
-    assert other["peak_lr"] == 0.01 and other["decay"] == "linear" and found["decay"] == "cosine"
-    assert other["learning_rates"][-1] == {"step": 59, "lr": 1e-6}
-
-
-def test_a_mistake_in_the_other_spec_is_one_line(specs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", specs[0], "--compare", "gone.yaml"]) == 2
-    assert "gone.yaml: cannot be read" in capsys.readouterr().err
-
-
 GROWING = {"method": "averaging", "grow_batch": {"factor": 2}}
 
 
@@ -178,15 +140,6 @@ def test_a_period_makes_more_averages_and_a_local_state_smaller_ones(write_spec:
     assert found["averaging_bytes"] == 4 * found["parameters"] and len(found["ladder"]) == 1
     assert found["checkpoint_bytes"] == (1 + 4) * 2 * 4 * found["parameters"]  # each learner's beside the average
     assert "4 learners; 3 averages an epoch of " in plan(spec)
-
-
-def test_beside_a_synchronous_plan_each_has_its_rows(write_spec: WriteSpec, plan: Plan) -> None:
-    one, other = write_spec("one"), write_spec("other", parallel={"method": "averaging"})
-    lines = plan(one, "--compare", other).splitlines()
-    gradients, averaging = (
-        next(line for line in lines if line.startswith(name)) for name in ("gradients", "averaging")
-    )
-    assert gradients.endswith("—") and "4 learners" in averaging
 
 
 def test_memory_has_every_learner_of_a_rank(write_spec: WriteSpec, plan: Plan) -> None:
