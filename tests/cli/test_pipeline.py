@@ -17,7 +17,7 @@ from summit_train.__main__ import main
 from summit_train.evaluation.scoring import Scorer
 from summit_train.report import page
 from tests.conftest import WriteSpec
-from tests.runs import steps_of
+from tests.runs import records, steps_of
 from tests.worlds import Say, forked, lines, main_without_reports, succeed, train_signalled
 
 VIDEOS = 41
@@ -57,8 +57,7 @@ def train(say: Say) -> Say:
 
 
 def _records(run: Path, kind: str) -> list[dict[str, Any]]:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{**record, "seconds": 0} for record in records if record["kind"] == kind]
+    return [{**record, "seconds": 0} for record in records(run, kind)]
 
 
 def _accuracy(run: Path) -> Any:

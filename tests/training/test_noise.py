@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from summit_train.optim.sgd import build_sgd, parameter_groups
 from summit_train.training.noise import NoiseScale, PassSquares, Squares
 from summit_train.training.step import StepSettings, TrainStep
 from tests.conftest import WriteSpec
-from tests.runs import rewound
+from tests.runs import records, rewound
 from tests.training.test_step import _micro_batches, _model, _Poison
 from tests.worlds import train
 
@@ -163,19 +162,13 @@ def test_fp16_is_unscaled_and_a_skipped_step_has_no_squares() -> None:
     assert _step(poisoned, 2)(_micro_batches(2), 0.1).read(4, 2, 1).squares is None
 
 
-def _records(run: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "step"]
-
-
 def test_4_ranks_x_1_are_2_x_2_are_1_x_4(write_spec: WriteSpec, tmp_path: Path) -> None:
     measured = {}
     for ranks in (1, 2, 4):
         spec = write_spec(f"on{ranks}", precision="fp64", schedule={"epochs": 1})
         output = train(ranks if ranks > 1 else 0, spec, "noise_scale.every_steps=4")
-        records = _records(tmp_path / f"runs/on{ranks}")
-        assert [record["step"] for record in records if "noise_scale" in record] == [4, 8]
-        measured[ranks] = [record for record in records if "noise_scale" in record]
+        measured[ranks] = [step for step in records(tmp_path / f"runs/on{ranks}", "step") if "noise_scale" in step]
+        assert [step["step"] for step in measured[ranks]] == [4, 8]
         assert "  noise scale " in output
     for name in ("noise_scale", "gradient_variance", "gradient_square"):
         for one, other in ((1, 2), (1, 4)):
@@ -191,7 +184,7 @@ def test_a_resumed_run_measures_the_same_numbers(write_spec: WriteSpec, tmp_path
     train(0, str(write_spec("resumed")), "noise_scale.every_steps=3")
     names = ("step", "noise_scale", "gradient_variance", "gradient_square")
     whole, resumed = (
-        [[record.get(name) for name in names] for record in _records(tmp_path / "runs" / run)]
+        [[record.get(name) for name in names] for record in records(tmp_path / "runs" / run, "step")]
         for run in ("whole", "resumed")
     )
     assert resumed[-10:] == whole[-10:] and sum(row[2] is not None for row in whole) == 6
@@ -200,4 +193,4 @@ def test_a_resumed_run_measures_the_same_numbers(write_spec: WriteSpec, tmp_path
 def test_one_virtual_gpu_is_told_that_nothing_is_measured(write_spec: WriteSpec, tmp_path: Path) -> None:
     output = train(0, write_spec(scale={"gpus": 1, "clips_per_gpu": 8}, schedule={"epochs": 1}))
     assert output.count("noise scale") == 1 and "noise scale: not measured; one virtual GPU" in output
-    assert not any("noise_scale" in record for record in _records(tmp_path / "runs/run"))
+    assert not any("noise_scale" in record for record in records(tmp_path / "runs/run", "step"))

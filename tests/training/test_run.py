@@ -13,7 +13,7 @@ import pytest
 
 from summit_train.training.checkpoint import save_checkpoint
 from tests.conftest import WriteSpec, spec_writer
-from tests.runs import assert_bit_equal, final_state, load_any, steps_of
+from tests.runs import assert_bit_equal, final_state, load_any, records, steps_of
 from tests.worlds import PATIENCE_S, command, start, succeed, train, train_signalled
 
 
@@ -108,13 +108,11 @@ def test_a_run_leaves_what_the_contract_names(write_spec: WriteSpec, tmp_path: P
     assert names >= {
         "spec.yaml", "plan.json", "metrics.jsonl", "checkpoints", "eval.json", "predictions", "report.html"
     }  # fmt: skip
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = [r for r in records if r["kind"] == "step"]
+    steps, evals = records(run, "step"), records(run, "eval")
     assert [r["step"] for r in steps] == list(range(1, 21))
     assert set(steps[0]) >= {"epoch", "loss", "lr", "clips_per_second", "step_s", "data_wait_s"}
     # 8 clips, base_lr 0.005 for 8: the peak is 0.005, reached by step 10 in tenths
     assert steps[0]["lr"] == pytest.approx(0.0005) and steps[9]["lr"] == pytest.approx(0.005)
-    evals = [r for r in records if r["kind"] == "eval"]
     assert [(r["epoch"], r["step"], r["videos"]) for r in evals] == [(1, 10, 41), (2, 20, 41)]
     result = json.loads((run / "eval.json").read_text())
     assert result["videos"] == 41 and len(result["checkpoints"]) == 2
@@ -129,9 +127,7 @@ def test_minutes_between_checkpoints_work_in_mid_epoch(write_spec: WriteSpec, tm
     """So few that every step is due. A wish is voted on in its step and carried out after the next, whose own wish the
     same checkpoint meets: every second step."""
     train(0, write_spec(schedule={"epochs": 1}, checkpoint={"every_minutes": 1e-9, "keep": 1}))
-    records = (tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()
-    saved = [record["step"] for record in map(json.loads, records) if record["kind"] == "checkpoint"]
-    assert saved == [2, 4, 6, 8, 10]
+    assert [record["step"] for record in records(tmp_path / "runs/run", "checkpoint")] == [2, 4, 6, 8, 10]
     assert [p.name for p in (tmp_path / "runs/run/checkpoints").glob("*.pt")] == ["step_00000010.pt"]
 
 
