@@ -43,14 +43,17 @@ def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, forc
     """Train, evaluate and report a spec. The status is 85 if it was stopped on request."""
     launch = this_launch()
     inputs = read_inputs(load_spec(path, overrides), launch.size)
-    with session(launch) as world, ExitStack() as held:
-        watchdog = held.enter_context(Watchdog(world, world.broadcast(inputs.spec.watch.stall_seconds)))
+    with (
+        session(launch) as world,
+        Watchdog(world, world.broadcast(inputs.spec.watch.stall_seconds)) as watchdog,
+        ExitStack() as held,
+    ):
         check_agreement(world, inputs.spec, inputs.datasets, command="train", force_resume=force)
         world.together(lambda: None if world.rank else held.enter_context(run_lock(inputs.spec.run_path)))
         run = Run(inputs, world, choose_device(world), force_resume=force)
         run.notes += stage_sets(inputs, world, watchdog)
         try:
-            return _run(inputs, run, watchdog, stop, interactive=launch.interactive)
+            return _run(inputs, run, watchdog, stop)
         except Stopped:
             return _stopped(inputs.spec, world, stop)
         except AgreedError as error:
@@ -60,10 +63,10 @@ def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, forc
             raise RunFailed(str(error)) from error
 
 
-def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> Result:
+def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -> Result:
     began = time.monotonic()
     spec, world = run.spec, run.world
-    _train(run, watchdog, stop, interactive=interactive)
+    _train(run, watchdog, stop)
     _evaluate(inputs, run, watchdog, stop)
     leave_if_asked(world, stop)
     report = world.from_first(lambda: _report(spec, stop))
@@ -123,7 +126,7 @@ def _stopped(spec: Spec, world: World, stop: StopRequest) -> Result:
     return Result(status=85)
 
 
-def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> None:
+def _train(run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
     """Train; rank 0 writes the run's records."""
     spec, plan, world = run.spec, run.plan, run.world
     hosts = world.gather(world.host)
@@ -140,7 +143,7 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool
     write_json(
         spec.run_path / "environment.json", environment(world, run.device, hosts) | {"network": run.model.execution}
     )
-    with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps, interactive=interactive) as log:
+    with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps) as log:
         log.write("start", step=run.start_step, ranks=world.size, time=time.time())
         for note in run.notes:
             log.say(note)
