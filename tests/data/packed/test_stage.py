@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,6 @@ from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec
 from tests.data.packed.conftest import NUM_VIDEOS, PackSet, all_frames, content_of
 from tests.killing import killed_at
-from tests.worlds import program
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_killed_at_any_moment_the_next_call_makes_the_same(packed: Path, dest: P
 
 
 def test_two_processes_share_the_work_of_one_node(packed: Path, dest: Path) -> None:
-    words = program(0, "-m", "summit_train", "data", "stage", str(packed), str(dest))
+    words = [sys.executable, "-m", "summit_train", "data", "stage", str(packed), str(dest)]
     both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = [process.communicate()[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
