@@ -247,13 +247,6 @@ def test_plans_json_has_the_contracts_keys(say: Callable[..., Said], spec: str) 
     assert {"step": 12_499, "lr": pytest.approx(0.015)} in rates
 
 
-def test_plan_counts_the_clips_of_the_manifest(say: Callable[..., Said], spec: str, tmp_path: Path) -> None:
-    _manifests(tmp_path, 197)
-    plan = _plan(say, spec, "--json")
-    assert (plan["clips"], plan["steps_per_epoch"], plan["dropped_clips_per_epoch"]) == (197, 2, 5)
-    assert plan["ranks"] == 6  # one a virtual GPU
-
-
 def test_the_plan_for_people(say: Callable[..., Said], spec: str) -> None:
     status, out, err = say("plan", spec, "--clips", "240000")
     assert (status, err) == (0, "")

@@ -21,7 +21,7 @@ from summit_train.optim.sgd import build_sgd, parameter_groups
 from summit_train.training.noise import NoiseScale, PassSquares, Squares
 from summit_train.training.step import StepSettings, TrainStep
 from tests.conftest import WriteSpec
-from tests.runs import records, rewound
+from tests.runs import records
 from tests.training.test_step import _micro_batches, _model, _Poison
 from tests.worlds import train
 
@@ -175,19 +175,6 @@ def test_4_ranks_x_1_are_2_x_2_are_1_x_4(write_spec: WriteSpec, tmp_path: Path) 
             # null where the averages of eight clips scatter too widely: on all ranks, or on none
             mine, theirs = ([record[name] or math.inf for record in measured[ranks]] for ranks in (one, other))
             assert mine == pytest.approx(theirs, rel=1e-9), name
-
-
-def test_a_resumed_run_measures_the_same_numbers(write_spec: WriteSpec, tmp_path: Path) -> None:
-    """Resumed at step 10, whose averages it takes over, as the next measurement is that of step 12."""
-    train(0, write_spec("whole"), "noise_scale.every_steps=3")
-    rewound(tmp_path / "runs/whole", "resumed", 20)
-    train(0, str(write_spec("resumed")), "noise_scale.every_steps=3")
-    names = ("step", "noise_scale", "gradient_variance", "gradient_square")
-    whole, resumed = (
-        [[record.get(name) for name in names] for record in records(tmp_path / "runs" / run, "step")]
-        for run in ("whole", "resumed")
-    )
-    assert resumed[-10:] == whole[-10:] and sum(row[2] is not None for row in whole) == 6
 
 
 def test_one_virtual_gpu_is_told_that_nothing_is_measured(write_spec: WriteSpec, tmp_path: Path) -> None:

@@ -74,14 +74,6 @@ def test_ranks_train_from_a_staged_copy(write_spec: WriteSpec, packed: Path, tmp
     assert ": 0 bytes copied, " in again
 
 
-def test_without_a_disk_it_trains_from_the_shared_set_and_says_so_once(
-    write_spec: WriteSpec, packed: Path, tmp_path: Path
-) -> None:
-    absent = str(tmp_path / "no" / "disk")
-    printed = train(0, write_spec("absent", data=_data(packed, "bytes", stage=absent), schedule={"epochs": 1}))
-    assert printed.count("warning: ") == 1 and f"{absent}: No such file or directory" in printed
-
-
 class _Node(World):
     """One rank of four on two nodes, of which the others have done the same."""
 
