@@ -100,19 +100,13 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(refused: Cal
         ("", ("model={arch: tsm}",), "override 'model={arch: tsm}': model.num_classes: is missing", ("no default",)),
         ("schedule: 100\n", (), "spec.yaml:5: schedule: must be a section of keys, got 100", ()),
         ("schedule: {epochs: '100'}\n", (), "spec.yaml:5: schedule.epochs: ", ("integer", "got '100'")),
-        ("schedule: {epochs: 0}\n", (), "spec.yaml:5: schedule.epochs: ", ("greater than or equal to 1",)),
         ("optimizer: {base_lr: .nan}\n", (), "spec.yaml:5: optimizer.base_lr: ", ("finite", "got nan")),
-        ("optimizer: {base_lr: 0}\n", (), "spec.yaml:5: optimizer.base_lr: ", ("greater than 0",)),
-        ("optimizer: {momentum: 1}\n", (), "spec.yaml:5: optimizer.momentum: ", ("less than 1",)),
-        ("optimizer: {betas: [0.9]}\n", (), "spec.yaml:5: optimizer.betas.1: is missing", ()),
         ("optimizer: {trust_ratio: lars}\n", (), "spec.yaml:5: optimizer.trust_ratio: must be a section of keys", ()),
         ("optimizer: {trust_ratio: {kind: lasr}}\n", (), "spec.yaml:5: optimizer.trust_ratio.kind: ", ("mean lars?",)),
         ("optimizer: {trust_ratio: {kind: lars, lowr: 1}}\n", (), "spec.yaml:5: optimizer.trust_ratio.lowr: unknown",
          ("did you mean lower?",)),
-        ("seed: 9223372036854775808\n", (), "spec.yaml:5: seed: ", ("less than 9223372036854775808",)),
         ("evaluate: {crops: 2}\n", (), "spec.yaml:5: evaluate.crops: 2 is not a choice; valid: 1, 3, full", ()),
         ("", ("data.short_side=[256]",), "override 'data.short_side=[256]': data.short_side.1: is missing", ()),
-        ("", ("data.flow_length=0",), "override 'data.flow_length=0': data.flow_length: ", ("greater",)),
         ("", ("data.crop_scales=[]",), "override 'data.crop_scales=[]': data.crop_scales: must be null or have", ()),
         ("", ("data.flip=1",), "override 'data.flip=1': data.flip: ", ("boolean",)),
         ("", ("data.train=''",), "override \"data.train=''\": data.train: the path must not be empty", ()),
@@ -123,12 +117,6 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(refused: Cal
         ("", ('name="a\\0"',), "override 'name=\"a\\\\0\"': name: the name becomes a folder", ()),
         ("", ("name=" + "é" * 101,), "override 'name=ééé", ("the name becomes a folder: must be 1 to 200 bytes",)),
         ("", ('name="a\\nb"',), "override 'name=\"a\\\\nb\"': name: ", ("without '/' and control", r"got 'a\nb'")),
-        ("schedule: {epochs: 1000000000}\n", (), "spec.yaml:5: schedule.epochs: ", ("equal to 1000000, got 10",)),
-        ("", ("optimizer.head_lr_factor=1e308",), "override 'optimizer.head_lr_factor=1e308': ", ("1000000",)),
-        ("", ("optimizer.weight_decay=1e308",), "override 'optimizer.weight_decay=1e308': ", ("1000000",)),
-        ("", ("watch.stall_seconds=1e10",), "override 'watch.stall_seconds=1e10': ", ("equal to 100000000, got",)),
-        ("", (f"data.num_frames={10**20}",), f"override 'data.num_frames={10**20}': ", ("less than or equal to 4096",)),
-        ("", (f"model.num_classes={10**20}",), f"override 'model.num_classes={10**20}': ", ("equal to 1000000",)),
         ("", (f"parallel.period={10**20}",), f"override 'parallel.period={10**20}': ", ("from 1 to 1,000,000",)),
     ],
 )  # fmt: skip
@@ -301,54 +289,27 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/
 @st.composite
 def specs(draw: st.DrawFn) -> Spec:
     """Specs of many kinds, each possible."""
-    low = draw(st.integers(32, 300))
-    epochs = draw(st.integers(1, 300))
-    keep = draw(st.integers(1, 9))
     arch = draw(st.sampled_from(list(ARCHITECTURES)))
-    return spec_from_values(
-        {
-            "name": draw(NAMES),
-            "seed": draw(st.integers(0, 2**63 - 1)),
-            "model": {
-                "arch": arch,
-                "backbone": draw(st.sampled_from([None, *ARCHITECTURES[arch].backbones])),
-                "width": draw(st.floats(0.01, 8)),
-                "num_classes": draw(st.integers(1, 1000)),
-                "pretrained": draw(st.none() | PATHS),
-            },
-            "data": {
-                "train": draw(PATHS),
-                "val": draw(PATHS),
-                "root": draw(st.none() | PATHS),
-                "num_frames": 8 * draw(st.integers(2, 8)),
-                "short_side": [low, low + draw(st.integers(0, 99))],
-                "crop": draw(st.integers(1, low)),
-                "flip": draw(st.booleans()),
-            },
-            "scale": {"gpus": draw(st.none() | st.integers(1, 10**6))},
-            "optimizer": {
-                "base_lr": draw(st.floats(1e-300, 1e300)),
-                "name": draw(st.sampled_from(["sgd", "rmsprop", "adagrad", "adam", "lamb"])),
-                "momentum": draw(st.none() | st.floats(0, 0.99)),
-                "trust_ratio": draw(st.none() | st.builds(dict, kind=st.just("bounded"), upper=st.floats(0.1, 1e3))),
-                "clip_norm": draw(st.none() | st.floats(1e-9, 1e9)),
-            },
-            "schedule": {
-                "epochs": epochs,
-                "warmup_epochs": draw(st.floats(0, epochs)),
-                "decay": draw(st.sampled_from(["cosine", "linear", "none"])),
-                "milestones": draw(st.lists(st.floats(0, 300), max_size=3)),
-            },
-            "precision": draw(st.sampled_from(["fp32", "fp16", "bf16", "fp64"])),
-            "evaluate": {
-                "crops": draw(st.sampled_from([1, 3, "full"])),
-                "last_checkpoints": draw(st.integers(1, keep)),
-            },
-            "checkpoint": {"keep": keep},
-            "run_dir": draw(PATHS),
+    model = {"arch": arch, "backbone": draw(st.sampled_from([None, *ARCHITECTURES[arch].backbones]))}
+    model |= {"width": draw(st.floats(0.01, 8)), "pretrained": draw(st.none() | PATHS)}
+    optimizer = {
+        "base_lr": draw(st.floats(1e-300, 1e300)),
+        "name": draw(st.sampled_from(["sgd", "rmsprop", "adagrad", "adam", "lamb"])),
+        "momentum": draw(st.none() | st.floats(0, 0.99)),
+        "trust_ratio": draw(st.none() | st.builds(dict, kind=st.just("bounded"), upper=st.floats(0.1, 1e3))),
+        "clip_norm": draw(st.none() | st.floats(1e-9, 1e9)),
+    }
+    sections = {
+        "model": model,
+        "data": {"train": draw(PATHS), "root": draw(st.none() | PATHS), "num_frames": 8 * draw(st.integers(2, 8))},
+        "optimizer": optimizer,
+        "schedule": {
+            "warmup_epochs": draw(st.floats(0, 100)),
+            "milestones": draw(st.lists(st.floats(0, 300), max_size=3)),
         },
-        "drawn",
-    )
+        "evaluate": {"crops": draw(st.sampled_from([1, 3, "full"]))},
+    }
+    return spec_from_values(_values(name=draw(NAMES), seed=draw(st.integers(0, 2**63 - 1)), **sections), "drawn")
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])

@@ -96,7 +96,6 @@ def _last_rank_has(ranks: int, words: Sequence[str], more: Sequence[str], comm: 
     [
         (2, "horovod", "optimizer.base_lr", "0.005", "0.006"),
         (2, "torch", "parallel.method", "'synchronous'", "'averaging'"),
-        (2, "torch", "watch.stall_seconds", "900.0", "60.0"),
         (3, "torch", "schedule.epochs", "2", "3"),
     ],
 )

@@ -89,19 +89,14 @@ def _saved(tmp_path: Path, name: str, step: int = 20) -> Path:
     return tmp_path / "runs" / name / "checkpoints" / f"step_{step:08d}.pt"
 
 
-def test_the_average_is_the_same_on_2_ranks_and_after_a_resume_and_evaluated(
-    write_spec: WriteSpec, tmp_path: Path
-) -> None:
-    """fp64, 2 epochs, the last two checkpoints evaluated; 'moved' continues from step 10, bit-equal on one rank."""
+def test_the_average_is_the_same_on_2_ranks_and_evaluated(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """fp64, 2 epochs, the last two checkpoints evaluated."""
     options = ("ema.decay=0.8", "precision=fp64", "evaluate.last_checkpoints=2")
     output = train(0, str(write_spec("alone")), *options)
     train(2, str(write_spec("both")), *options)
-    rewound(tmp_path / "runs/alone", "moved", 20)
-    train(0, str(write_spec("moved")), *options)
-    alone, both, moved = (load_any(_saved(tmp_path, name)) for name in ("alone", "both", "moved"))
+    alone, both = (load_any(_saved(tmp_path, name)) for name in ("alone", "both"))
     assert alone["ema"]["updates"] == both["ema"]["updates"] == 20
     for name, value in alone["ema"]["model"].items():
-        assert torch.equal(value, moved["ema"]["model"][name]), name
         assert_near(value, both["ema"]["model"][name], 1e-9, name)
     assert not torch.equal(alone["ema"]["model"]["conv1.weight"], alone["model"]["conv1.weight"])
     result = json.loads((tmp_path / "runs/alone/eval.json").read_text())

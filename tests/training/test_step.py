@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -119,26 +120,19 @@ def test_the_vote_has_the_mean_loss_the_top1_and_the_requests(smoothing: float) 
     assert (vote.stop, vote.checkpoint, vote.data_wait_s) == (True, False, 0.25)
 
 
-def test_dropout_is_keyed_by_step_and_virtual_gpu() -> None:
-    """The same micro-batches in another order: the same mean gradient, so the masks went with them."""
-    one, other = _model(dropout=0.5), _model(dropout=0.5)
-    batches = _micro_batches(2)
-    _step(one, 2)(batches, 0.1)
-    _step(other, 2)(batches[::-1], 0.1)
-    assert_near(one.state_dict()["fc.weight"], other.state_dict()["fc.weight"], 1e-12)
-
-
-def test_trns_tuples_are_keyed_by_step_and_virtual_gpu() -> None:
-    one, other, unkeyed = (_model(arch="trn") for _ in range(3))
-    batches = _micro_batches(2)
-    _step(one, 2)(batches, 0.1)
-    _step(other, 2)(batches[::-1], 0.1)
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"dropout": 0.5}, "fc.weight"), ({"arch": "trn"}, "consensus.fc_fusion_scales.2.1.weight")],
+)
+def test_masks_and_tuples_are_keyed_by_step_and_virtual_gpu(options: dict[str, Any], name: str) -> None:
+    """The same micro-batches in another order: the same mean gradient, so what was drawn went with them."""
+    models, batches = [_model(**options) for _ in range(3)], _micro_batches(2)
     swapped = [dataclasses.replace(batch, virtual_gpu=1 - batch.virtual_gpu) for batch in batches]
-    _step(unkeyed, 2)(swapped, 0.1)
-    name = "consensus.fc_fusion_scales.2.1.weight"
-    first, second, third = (model.state_dict()[name] for model in (one, other, unkeyed))
+    for model, order in zip(models, (batches, batches[::-1], swapped), strict=True):
+        _step(model, 2)(order, 0.1)
+    first, second, unkeyed = (model.state_dict()[name] for model in models)
     assert_near(first, second, 1e-12)
-    assert (first - third).norm() > 1e-9 * first.norm()
+    assert (first - unkeyed).norm() > 1e-9 * first.norm()
 
 
 def _solving(model: nn.Module, solver: str, kind: str | None, precision: str, clip_norm: float | None) -> TrainStep:
