@@ -195,10 +195,7 @@ def _communication_rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     if len(plan.ladder) > 1:
         sizes = ", ".join(f"{rung.clips_per_gpu:,}" for rung in plan.ladder)
         lengths = ", ".join(f"{rung.steps_per_epoch:,}" for rung in plan.ladder)
-        rows += [
-            ("growing batch", f"{sizes} clips of a learner: {lengths} steps an epoch"),
-            ("updates", f"{plan.total_steps:,} if it never grows, {plan.fewest_updates:,} if each decision grows it"),
-        ]
+        rows.append(("growing batch", f"{sizes} clips of a learner: {lengths} steps an epoch"))
     return rows
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -223,22 +222,6 @@ def _copy(targets: Tensors, values: Sequence[torch.Tensor]) -> None:
         target.copy_(value)
 
 
-@dataclass(frozen=True)
-class Decision:
-    """One decision: the best accuracy before it, in percent, and the batch before and after."""
-
-    best: float
-    before: Rung
-    after: Rung
-
-    def __str__(self) -> str:
-        before, after = self.before.clips_per_gpu, self.after
-        if after == self.before:
-            return f"batch of a learner stays at {before} clips"
-        sizes = f"from {before} clips to {after.clips_per_gpu}"
-        return f"batch of a learner grows {sizes}, {after.steps_per_epoch} steps an epoch"
-
-
 class GrowingBatch:
     """The current batch, and what decides the next one. It is the same on all ranks, and part of a checkpoint.
 
@@ -257,16 +240,19 @@ class GrowingBatch:
         """Return whether the batch depends on this many validations, and one is still to come."""
         return self._spec is not None and self._validations < validations
 
-    def decide(self, accuracy: float) -> Decision | None:
-        """Take in a validation's accuracy; return the decision, None where the next one is not due."""
+    def decide(self, accuracy: float) -> tuple[float, Rung] | None:
+        """Take in a validation's accuracy, in percent; return the best one before it and the batch from here on.
+
+        Returns None where the next decision is not due.
+        """
         self._validations += 1
         if self._spec is None or self._validations % self._spec.every:
             return None
-        before, best = self.rung, self._best
+        best = self._best
         if accuracy < best * self._spec.margin:
             self._place = min(self._place + 1, len(self._ladder) - 1)
         self._best = max(best, accuracy)
-        return Decision(best, before, self.rung)
+        return best, self.rung
 
     def state_dict(self) -> dict[str, Any]:
         return {"clips_per_gpu": self.rung.clips_per_gpu, "best": self._best, "validations": self._validations}

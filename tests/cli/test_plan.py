@@ -120,17 +120,15 @@ def test_plan_says_how_long_the_evaluation_takes(write_spec: WriteSpec, plan: Pl
 GROWING = {"method": "averaging", "grow_batch": {"factor": 2}}
 
 
-def test_the_plan_shows_averages_ladder_and_both_extremes(write_spec: WriteSpec, plan: Plan) -> None:
-    """80 clips, 4 learners of 2: 20 each. Two epochs, so no decision can grow the batch before the last one."""
-    words = (write_spec(parallel=GROWING, evaluate={"every_epochs": 1}), "schedule.epochs=4")
+def test_the_plan_shows_averages_and_the_ladder(write_spec: WriteSpec, plan: Plan) -> None:
+    """80 clips, 4 learners of 2: 20 each."""
+    words = (write_spec(parallel=GROWING, evaluate={"every_epochs": 1}),)
     found, output = plan(*words, "--json"), plan(*words)
     assert found["averaging_bytes"] == 2 * 4 * found["parameters"]  # SGD's momentum
     assert [rung["clips_per_gpu"] for rung in found["ladder"]] == [2, 4, 8, 16, 20]
-    assert (found["total_steps"], found["fewest_updates"]) == (40, 10 + 10 + 5 + 2)
     megabytes = f"{found['averaging_bytes'] / 1e6:,.1f}"
     assert f"4 learners; 1 average an epoch of {megabytes} MB of weights and solver state" in output
     assert "2, 4, 8, 16, 20 clips of a learner: 10, 5, 2, 1, 1 steps an epoch" in output
-    assert "40 if it never grows, 27 if each decision grows it" in output
     assert "through the allreduce" not in output
 
 
