@@ -119,10 +119,8 @@ def grow(run: Run, log: RunLog | None, epoch: int, top1: float | None) -> None:
     before, decision = run.growth.rung.clips_per_gpu, run.growth.decide(accuracy)
     if log is not None and decision is not None:
         best, rung = decision
-        size = rung.clips_per_gpu
-        log.write(
-            "batch", epoch=epoch, clips_per_gpu=size, global_batch=rung.global_batch, accuracy=accuracy, best=best
-        )
+        size, batch = rung.clips_per_gpu, rung.global_batch
+        log.write("batch", epoch=epoch, clips_per_gpu=size, global_batch=batch, accuracy=accuracy, best=best)
         grows = f"grows from {before} clips to {size}, {rung.steps_per_epoch} steps an epoch"
         change = grows if size > before else f"stays at {size} clips"
         log.say(f"epoch {epoch}: batch of a learner {change} ({accuracy:.2f} %, best before {best:.2f} %)")
