@@ -84,6 +84,7 @@ def test_a_validation_is_known_by_its_step_until_the_run_comes_there_again(tmp_p
 
 def test_a_full_disk_is_named_with_the_file_of_the_records(tmp_path: Path) -> None:
     log = RunLog(tmp_path, "t", 0, 1)
+    log._events.flush()  # by a thread of its own, which may be slow
     with log, pytest.raises(OSError, match="File too large") as caught, full_disk():
         log.write("start", step=0)
     assert describe(caught.value) == f"{tmp_path}/metrics.jsonl: File too large"
