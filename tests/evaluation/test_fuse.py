@@ -202,11 +202,11 @@ def test_columns_that_do_not_fit(tmp_path: Path, change: dict[str, np.ndarray | 
 
 
 def test_a_damaged_file_is_refused_in_one_line_or_read_as_it_was(tmp_path: Path) -> None:
-    """Every byte changed, and every length."""
+    """Every third byte changed, and every third length."""
     path = write_scores(tmp_path / "a.npz", RGB)
     whole, content = read_run(str(path)), path.read_bytes()
-    changed = [content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :] for i in range(len(content))]
-    cut = [content[:length] for length in range(len(content))]
+    changed = [content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :] for i in range(0, len(content), 3)]
+    cut = [content[:length] for length in range(0, len(content), 3)]
     refused = 0
     for damaged in changed + cut:
         path.write_bytes(damaged)
