@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="",
         metavar="R,R,...",
         help="early recognition: accuracy when these fractions of each video are seen (0.1,0.2,...,1); one checkpoint, "
-        "the newest by default",
+        "by default the newest of a whole epoch",
     )
     parser.add_argument("--out", metavar="FILE", help="with --observed: draw the curves")
     parser.add_argument("--beside", nargs="+", metavar="RUN", help="with --out: and those of other runs' directories")
