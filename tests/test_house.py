@@ -43,7 +43,7 @@ NEEDS_TORCH = re.compile(
     r"core\.(comm|saved|session|watch).*|models.*|plan|evaluation\.(?!fuse|scores).*|training\..*|"
     r"inference\..*|optim\.(?!schedule).*|data\.(bad_clips|dataset|batches\.(loader|whole|workers))|bench\..*|"
     r"scaling\..*|cluster\.(estimate|doctor.*)|sweep\.start|"
-    r"cli\.(pipeline|train|evaluate|observed|predict|plan|model|simulate|submit|sweep|data.*)"
+    r"cli\.(pipeline|train|evaluate|predict|plan|model|simulate|submit|sweep|data.*)"
 )
 
 # Who may print: the commands, and what fails or speaks for them.
