@@ -22,9 +22,10 @@ def test_the_new_content_takes_the_old_one_s_place(tmp_path: Path) -> None:
 
 def test_an_error_in_the_block_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
     write_text(tmp_path / "a", "old")
-    with pytest.raises(RuntimeError, match="half"), replacing(tmp_path / "a") as file:
+    with pytest.raises(OSError, match="down") as caught, replacing(tmp_path / "a") as file:
         file.write(b"new")
-        raise RuntimeError("half way")
+        raise OSError(100, "Network is down")
+    assert caught.value.filename is None
     assert (tmp_path / "a").read_text() == "old"
     assert os.listdir(tmp_path) == ["a"]
 
