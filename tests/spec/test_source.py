@@ -165,6 +165,8 @@ READERS = (read_tree, load_spec, load_sweep, load_site, load_machine)
 def test_a_file_far_too_large_is_refused_before_it_is_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
+    value = _refused(tmp_path, "a: 1\n", "b=[" + "1," * 50_000 + "]")
+    assert value.endswith("quote it: more than 50,000 lines, commas and brackets")
     path = _write(tmp_path / "large.yaml", text)
     monkeypatch.setattr("summit_train.spec.source._Loader", None)
     for read in READERS:
@@ -172,8 +174,6 @@ def test_a_file_far_too_large_is_refused_before_it_is_parsed(
             read(path)
     with pytest.raises(UserError, match="/dev/zero: larger than"):
         read_tree("/dev/zero")
-    message = _refused(tmp_path, "a: 1\n", "b=[" + "1," * 50_000 + "]")
-    assert message.endswith("quote it: more than 50,000 lines, commas and brackets")
 
 
 def _diamonds(tmp_path: Path, levels: int) -> str:
