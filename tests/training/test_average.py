@@ -10,14 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.core.comm import World
-from summit_train.optim.sgd import build_sgd, parameter_groups
 from summit_train.training.checkpoint import save_checkpoint
-from summit_train.training.step import StepSettings, TrainStep, WeightAverage
+from summit_train.training.step import WeightAverage
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec
 from tests.runs import load_any, rewound
-from tests.training.test_step import _micro_batches, _model, _Poison
+from tests.training.test_step import _micro_batches, _model, _Poison, _step
 from tests.worlds import command, train
 
 DONE, SKIPPED = torch.zeros(()), torch.ones(())
@@ -70,8 +68,7 @@ def test_a_step_averages_what_it_leaves_behind_and_changes_no_bit() -> None:
     states = {}
     for decay in (0.25, None):
         model = _Poison(_model())
-        optimizer = build_sgd(parameter_groups(model, 0.1), 0.9)
-        step = TrainStep(model, optimizer, World(), torch.device("cpu"), StepSettings(0, 2, "fp64", ema_decay=decay))
+        step = _step(model, 2, ema_decay=decay)
         after = []
         for model.on in (False, True, False):
             step(_micro_batches(2), 0.1)

@@ -12,17 +12,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from summit_train.core.comm import World
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
 from summit_train.models.precision import Normalise
 from summit_train.models.recompute import recompute_blocks
-from summit_train.optim.sgd import build_sgd, parameter_groups
 from summit_train.training.noise import NoiseScale, PassSquares, Squares
-from summit_train.training.step import StepSettings, TrainStep
 from tests.conftest import WriteSpec
 from tests.runs import records
-from tests.training.test_step import _micro_batches, _model, _Poison
+from tests.training.test_step import _micro_batches, _model, _Poison, _step
 from tests.worlds import train
 
 CPU = torch.device("cpu")
@@ -81,11 +78,6 @@ def test_a_quadratic_with_a_known_covariance(clips_per_gpu: int, virtual_gpus: i
     assert float(ratios.median()) == pytest.approx(14 / 12, rel=0.15)
 
 
-def _step(model: nn.Module, accumulation: int, precision: str = "fp64", every: int = 1) -> TrainStep:
-    optimizer = build_sgd(parameter_groups(model, 0.1), 0.9)
-    return TrainStep(model, optimizer, World(), CPU, StepSettings(0, accumulation, precision, noise_every=every))
-
-
 def _reference(model: nn.Module, accumulation: int) -> Squares:
     """Squares of the micro-batches' gradients and of their mean, each by a backward pass of its own."""
     gradients = []
@@ -105,7 +97,7 @@ def test_a_step_measures_each_virtual_gpu_and_the_average(recompute: bool) -> No
     if recompute:
         assert isinstance(model, VideoNetwork)
         recompute_blocks(model)
-    squares = _step(model, 3)(_micro_batches(3), 0.1).read(6, 3, 1).squares
+    squares = _step(model, 3, noise_every=1)(_micro_batches(3), 0.1).read(6, 3, 1).squares
     assert squares is not None and squares.single > 1.5 * squares.average
     assert squares.single == pytest.approx(wanted.single, rel=1e-10)
     assert squares.average == pytest.approx(wanted.average, rel=1e-10)
@@ -118,7 +110,7 @@ def test_no_parameter_of_an_accelerated_network_is_missed(arch: str) -> None:
     generator = torch.Generator().manual_seed(1)
     model = build_model(arch, None, frames, 5, width=0.125, generator=generator).double()
     accelerate(model)
-    squares = _step(model, 1)(_micro_batches(1, frames=frames), 0.0).read(2, 1, 1).squares
+    squares = _step(model, 1, noise_every=1)(_micro_batches(1, frames=frames), 0.0).read(2, 1, 1).squares
     assert squares is not None and squares.single > 0
     assert squares.single == pytest.approx(squares.average, rel=1e-12)
 
@@ -126,7 +118,7 @@ def test_no_parameter_of_an_accelerated_network_is_missed(arch: str) -> None:
 def test_every_nth_step_is_measured_which_changes_no_bit() -> None:
     measured, plain = _model(), _model()
     for model, every, wanted in ((measured, 3, [3, 6]), (plain, 0, [])):
-        step, found = _step(model, 2, every=every), []
+        step, found = _step(model, 2, noise_every=every), []
         for number in range(7):
             batches = [replace(batch, step=number) for batch in _micro_batches(2, side=16)]
             if step(batches, 0.1).read(4, 2, 1).squares is not None:
@@ -148,7 +140,7 @@ def test_a_frozen_parameter_has_no_part() -> None:
 def test_fp16_is_unscaled_and_a_skipped_step_has_no_squares() -> None:
     wanted = _reference(_model(), 2)
     model = _model(dtype=torch.float32)
-    step = _step(model, 2, "fp16")
+    step = _step(model, 2, "fp16", noise_every=1)
     assert step.loss_scale.scale.item() == 2.0**16
     squares = step(_micro_batches(2), 0.0).read(4, 2, 1).squares
     assert squares is not None
@@ -159,7 +151,7 @@ def test_fp16_is_unscaled_and_a_skipped_step_has_no_squares() -> None:
     assert vote.skipped and vote.squares is None
     poisoned = _Poison(_model())
     poisoned.on = True
-    assert _step(poisoned, 2)(_micro_batches(2), 0.1).read(4, 2, 1).squares is None
+    assert _step(poisoned, 2, noise_every=1)(_micro_batches(2), 0.1).read(4, 2, 1).squares is None
 
 
 def test_4_ranks_x_1_are_2_x_2_are_1_x_4(write_spec: WriteSpec, tmp_path: Path) -> None:

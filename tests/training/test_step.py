@@ -16,7 +16,7 @@ from summit_train.core.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
 from summit_train.models.precision import Normalise
-from summit_train.optim.sgd import build_sgd, parameter_groups
+from summit_train.optim.sgd import parameter_groups
 from summit_train.optim.solvers import build_solver
 from summit_train.optim.trust import TrustRatio
 from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
@@ -56,13 +56,19 @@ def _step(
     model: nn.Module,
     accumulation: int,
     precision: str = "fp64",
-    clip_norm: float | None = None,
-    decay: float = 0.1,
-    label_smoothing: float = 0.0,
+    *,
+    solver: str = "sgd",
+    trust: str | None = None,
+    **settings: Any,
 ) -> TrainStep:
-    optimizer = build_sgd(parameter_groups(model, decay), 0.9)
-    settings = StepSettings(0, accumulation, precision, clip_norm, label_smoothing)
-    return TrainStep(model, optimizer, World(), CPU, settings)
+    """A step of one rank; trust: the kind of a trust ratio."""
+    spec = OptimizerSpec.model_validate({"name": solver, "weight_decay": 0.1})
+    optimizer = build_solver(spec, parameter_groups(model, spec.weight_decay))
+    ratio = None
+    if trust is not None:
+        keys = {"kind": trust, "lower": 1.0, "upper": 1e5}
+        ratio = TrustRatio(TrustRatioSpec.model_validate(keys), model, optimizer)
+    return TrainStep(model, optimizer, World(), CPU, StepSettings(0, accumulation, precision, **settings), ratio)
 
 
 def _reference_gradients(model: nn.Module, batches: Sequence[MicroBatch]) -> dict[str, torch.Tensor]:
@@ -135,15 +141,6 @@ def test_masks_and_tuples_are_keyed_by_step_and_virtual_gpu(options: dict[str, A
     assert (first - unkeyed).norm() > 1e-9 * first.norm()
 
 
-def _solving(model: nn.Module, solver: str, kind: str | None, precision: str, clip_norm: float | None) -> TrainStep:
-    """A step of two micro-batches by another solver, with a trust ratio."""
-    spec = OptimizerSpec.model_validate({"name": solver, "weight_decay": 0.1})
-    optimizer = build_solver(spec, parameter_groups(model, spec.weight_decay))
-    bounds = {"lower": 1.0, "upper": 1e5}
-    trust = kind and TrustRatio(TrustRatioSpec.model_validate({"kind": kind, **bounds}), model, optimizer)
-    return TrainStep(model, optimizer, World(), CPU, StepSettings(0, 2, precision, clip_norm), trust or None)
-
-
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 def test_the_trust_ratio_is_that_of_the_mean_gradient_as_it_is_clipped(clip_norm: float | None) -> None:
     model, batches = _model(), _micro_batches(2)
@@ -151,7 +148,7 @@ def test_the_trust_ratio_is_that_of_the_mean_gradient_as_it_is_clipped(clip_norm
     norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
     factor = 1.0 if clip_norm is None else min(1.0, clip_norm / float(norm))
     lengths = {name: float(parameter.detach().norm()) for name, parameter in model.named_parameters()}
-    result = _solving(model, "sgd", "bounded", "fp64", clip_norm)(batches, 0.1)
+    result = _step(model, 2, trust="bounded", clip_norm=clip_norm)(batches, 0.1)
     assert result.ratios is not None
     found = result.ratios.read()
     assert found.keys() == gradients.keys()
@@ -167,7 +164,7 @@ def test_the_trust_ratio_is_that_of_the_mean_gradient_as_it_is_clipped(clip_norm
 )
 def test_every_solver_skips_an_overflow_of_fp16_and_goes_on(solver: str, kind: str | None) -> None:
     model = _model(dtype=torch.float32)
-    step = _solving(model, solver, kind, "fp16", 1.0)
+    step = _step(model, 2, "fp16", solver=solver, trust=kind, clip_norm=1.0)
     step.loss_scale.scale = torch.tensor(2.0**40)
     before = copy.deepcopy(model.state_dict())
     vote = step(_micro_batches(2), 0.01).read(4, 2, 1)
