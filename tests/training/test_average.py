@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.step import WeightAverage
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec
-from tests.runs import load_any, rewound
+from tests.runs import load_any
 from tests.training.test_step import _micro_batches, _model, _Poison, _step
-from tests.worlds import command, train
+from tests.worlds import train
 
 DONE, SKIPPED = torch.zeros(()), torch.ones(())
 
@@ -104,22 +103,3 @@ def test_the_average_is_the_same_on_2_ranks_and_evaluated(write_spec: WriteSpec,
     assert plain.shape == averaged.shape and not np.array_equal(plain, averaged)
     top1 = 100 * float(np.mean(averaged.argmax(1) == np.load(folder / "step_00000020_ema.npz")["label"]))
     assert result["ema"]["checkpoints"][1]["top1"] == pytest.approx(top1)
-
-
-def test_a_checkpoint_older_than_the_average_and_the_noise_scale_continues(
-    write_spec: WriteSpec, tmp_path: Path
-) -> None:
-    train(0, write_spec("whole"))
-    rewound(tmp_path / "runs/whole", "run", 20)
-    spec = str(write_spec())
-    state = load_any(_saved(tmp_path, "run", 10))
-    del state["noise_scale"], state["experiment"]["ema.decay"]
-    save_checkpoint(_saved(tmp_path, "run", 10), state)
-    status, output = command(0, "train", spec, "ema.decay=0.9")
-    assert status == 2 and "ema.decay: the checkpoint has None, this run 0.9" in output
-    assert "resumes from" in train(0, spec)
-    for later in (tmp_path / "runs/run/checkpoints").glob("step_00000020*"):
-        later.unlink()
-    output = train(0, spec, "ema.decay=0.9", "--force-resume")
-    assert "no average of the weights; it begins here" in output
-    assert load_any(_saved(tmp_path, "run"))["ema"]["updates"] == 10

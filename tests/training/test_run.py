@@ -159,8 +159,11 @@ def test_a_checkpoint_older_than_the_keys_of_the_recipe_goes_on_but_not_with_ano
         if section in first and name not in first[section].split():
             del state["experiment"][key]
     assert "optimizer.trust_ratio" not in state["experiment"] and "schedule.milestones" not in state["experiment"]
+    del state["noise_scale"], state["experiment"]["ema.decay"]
     save_checkpoint(path, state)
     assert "resumes from" in train(0, done)
+    averaged = train(0, done, "ema.decay=0.9", "--force-resume")
+    assert "ema: the checkpoint has no average of the weights; it begins here" in averaged
     status, output = command(0, "train", done, "optimizer.name=adam", "--force-resume")
     assert status == 2 and "Traceback" not in output
     assert "step_00000010.pt has another solver's state, which adam cannot use" in output
