@@ -27,7 +27,7 @@ from summit_train.spec import Spec, changes_scores, dump_spec, load_spec
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog
-from summit_train.training.run import Run, run_lock
+from summit_train.training.run import Run, RunLock
 from summit_train.training.start import (
     Inputs,
     check_agreement,
@@ -49,8 +49,8 @@ def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, forc
         ExitStack() as held,
     ):
         check_agreement(world, inputs.spec, inputs.datasets, command="train", force_resume=force)
-        world.together(lambda: None if world.rank else held.enter_context(run_lock(inputs.spec.run_path)))
-        run = Run(inputs, world, choose_device(world), force_resume=force)
+        lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
+        run = Run(inputs, world, choose_device(world), force_resume=force, lock=lock)
         run.notes += stage_sets(inputs, world, watchdog)
         try:
             return _run(inputs, run, watchdog, stop)
@@ -85,7 +85,7 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
 
     def last() -> tuple[list[Path], list[str]]:
         paths = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)
-        return current_experiment(paths[-spec.evaluate.last_checkpoints :])
+        return current_experiment(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
 
     paths, left_out = world.from_first(last)
     # What scores depend on: another walltime, number of workers or place of the data loses none of them.
@@ -116,7 +116,7 @@ def _stopped(spec: Spec, world: World, stop: StopRequest) -> Result:
     stop.leave()
 
     def record() -> None:
-        last = find_checkpoints(spec.run_path)[-1]
+        last = _still_there(spec, find_checkpoints(spec.run_path))[-1]
         # For the job script: a launcher that ends all ranks at the first one that leaves may hide their status.
         write_text(spec.run_path / "stopped", f"{last}\n")
         by = stop.signal or "a signal to another rank"
@@ -124,6 +124,14 @@ def _stopped(spec: Spec, world: World, stop: StopRequest) -> Result:
 
     world.from_first(record)  # no rank leaves before that is written
     return Result(status=85)
+
+
+def _still_there(spec: Spec, paths: list[Path]) -> list[Path]:
+    """Return the checkpoints of a run that has saved some. Raises RunFailed where there is none."""
+    if not paths:
+        gone = "its checkpoints are gone: they were removed while this run was using the directory"
+        raise RunFailed(f"{spec.run_path}: {gone}")
+    return paths
 
 
 def _train(run: Run, watchdog: Watchdog, stop: StopRequest) -> None:

@@ -73,15 +73,15 @@ def file_sha256(path: str | Path) -> str:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[IO[bytes]]:
-    """Hold the lock on this file, and yield it open for appending, for the block. A missing folder is made.
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock on this file for the block. A missing folder is made.
 
     wait: block until another process has released it; otherwise raise BlockingIOError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:
         fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield file
+        yield
 
 
 def is_locked(path: Path) -> bool:

@@ -19,6 +19,7 @@ from summit_train.core.errors import UserError
 
 KeyPath = tuple[str, ...]
 
+_MOST_VALUES = 100_000  # nine levels of nine aliases each would be 387 million
 # Checked before parsing, which takes 25 microseconds a value. A sweep of 1,000 runs of 25 keys stays below both.
 _MOST_BYTES = 1_000_000
 _MOST_ENTRIES = 50_000
@@ -58,28 +59,44 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class _Loader(yaml.SafeLoader):
-    """Load every key as text, refuse double keys and aliases, and say where a value is wrong."""
+    """Load every key as text, refuse double keys and boundless aliases, and say where a value is wrong."""
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node. Nine levels of nine aliases each would be 387 million values."""
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(None, None, "write values out in place of an alias (*)", mark)
-        return super().compose_node(parent, index)
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._sizes: dict[yaml.Node, int] = {}  # values in a finished node, with aliases written out
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        """Compose a node, and count its values."""
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        assert node is not None
+        if not is_alias:
+            parts = node.value if isinstance(node, yaml.CollectionNode) else []
+            flat = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts
+            self._sizes[node] = 1 + sum(self._sizes[part] for part in flat)
+        elif node not in self._sizes:
+            raise yaml.composer.ComposerError(None, None, "an alias (*) is inside what it names", mark)
+        if self._sizes[node] > _MOST_VALUES:
+            problem = f"more than {_MOST_VALUES:,} values, with aliases (*) written out"
+            raise yaml.composer.ComposerError(None, None, problem, mark)
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Compose a mapping whose keys are words, each given once."""
+        # Keys are checked here because the constructor's `<<` may add a second one of a key.
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise yaml.composer.ComposerError(None, None, "a key must be a word", key_node.start_mark)
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             if key_node.value in seen:
                 problem = f"the key {key_node.value!r} is given twice"
                 raise yaml.composer.ComposerError(None, None, problem, key_node.start_mark)
             seen.add(key_node.value)
-            # YAML 1.1 would make true of `on`, a date of a date, and merge the value of `<<`.
-            key_node.tag = "tag:yaml.org,2002:str"
+            key_node.tag = "tag:yaml.org,2002:str"  # YAML 1.1 would make true of `on`, and a date of a date
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -96,9 +113,6 @@ class _Loader(yaml.SafeLoader):
 
 class _Dumper(yaml.SafeDumper):
     """Dump what _Loader reads back: quote what it would take for a number, and text that is not plain."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         # Left to itself, PyYAML writes the line break U+0085 so that it reads back as a space.
@@ -241,7 +255,7 @@ def _merge(base: dict[str, Any], top: Mapping[str, Any], above: KeyPath = ()) ->
     """Merge `top` into `base`; yield the path of each list that is replaced, and its items that the new one lacks."""
     for key, value in top.items():
         if isinstance(value, dict):
-            # Copied into a new section: the one of `top` may be part of a tree that is merged twice.
+            # Copied into a new section: the one of `top` may be an alias, or part of a tree that is merged twice.
             if not isinstance(base.get(key), dict):
                 base[key] = {}
             yield from _merge(base[key], value, (*above, key))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import nn
 
 from summit_train.core import rng
 from summit_train.core.comm import World
-from summit_train.core.errors import UserError
-from summit_train.core.files import locked, naming
+from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.files import naming
 from summit_train.core.saved import CheckpointError, bound_of, check_fit, give_weights, load_newest
 from summit_train.data.bad_clips import BadClips
 from summit_train.data.batches.order import virtual_gpus_of
@@ -41,13 +41,21 @@ class Run:
     start_step: the number of updates in the checkpoint that it resumes from. notes: lines for people.
     """
 
-    def __init__(self, inputs: Inputs, world: World, device: torch.device, *, force_resume: bool = False) -> None:
+    def __init__(
+        self,
+        inputs: Inputs,
+        world: World,
+        device: torch.device,
+        *,
+        force_resume: bool = False,
+        lock: RunLock | None = None,
+    ) -> None:
         """Build the model and the optimizer and load the newest whole checkpoint. Collective.
 
         Raises CheckpointError if the checkpoint is of another experiment (unless `force_resume`) or none is whole, and
-        UserError where this machine's gradients would be wrong.
+        UserError where this machine's gradients would be wrong. lock: rank 0's, checked at each checkpoint.
         """
-        self.world, self.device = world, device
+        self.world, self.device, self._lock = world, device, lock
         self.spec, self.plan = spec, plan = inputs.spec, inputs.plan
         self.train_set, self.val_set = inputs.train, inputs.val
         world.together(lambda: check_arithmetic(spec, device))
@@ -79,7 +87,11 @@ class Run:
         self.bad_clips.load_state_dict(_part(path, saved, "bad_clips", self.bad_clips.state_dict()), self.start_step)
 
     def save(self, step: int) -> None:
-        """Write the checkpoint after `step` updates on rank 0 and delete those that are not kept. Collective."""
+        """Write the checkpoint after `step` updates on rank 0 and delete those that are not kept. Collective.
+
+        Raises AgreedError where another run has taken the directory.
+        """
+        self.world.together(lambda: None if self._lock is None else self._lock.check())
         path = checkpoint_path(self.spec.run_path, step)
         parts = self.step.checkpoint(path, step)
         if self.world.rank != 0:
@@ -204,25 +216,53 @@ def drive_solver(
     return TrainStep(model, optimizer, world, device, settings, trust)
 
 
-@contextmanager
-def run_lock(run_path: Path) -> Iterator[None]:
-    """Hold a run directory for this process within the block. Raises UserError if another run holds it.
+class RunLock:
+    """Holds a run directory for this process within the block.
 
-    The lock ends with the process, however it ends. It belongs to the file, not to its name: whoever deletes `lock`
-    lets another run in.
+    It is a POSIX record lock on the file `lock`, so it ends with the process, however it ends. It belongs to the file,
+    not to its name: if `lock` is deleted, another run can take the directory.
     """
-    path = run_path / "lock"
-    with ExitStack() as held:
+
+    def __init__(self, run_path: Path) -> None:
+        run_path.mkdir(parents=True, exist_ok=True)
+        self._path = run_path / "lock"
+        self._file = self._take()
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def check(self) -> None:
+        """Take the directory again where `lock` was deleted. Raises RunFailed if another run has been faster."""
         try:
-            file = held.enter_context(locked(path, wait=False))
-        except BlockingIOError as error:
-            holder = path.read_text(encoding="utf-8").strip() or "unknown"
+            if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
+                return
+            raise RunFailed(
+                f"{self._path} was deleted or replaced while this run was using the directory, and another run has "
+                f"taken it ({self._path.read_text(encoding='utf-8').strip()}); this one stops here"
+            )
+        except FileNotFoundError:
+            self._file.close()
+        try:
+            self._file = self._take()
+        except UserError as error:
+            raise RunFailed(str(error)) from error
+
+    def _take(self) -> IO[str]:
+        file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            file.close()
             raise UserError(
-                f"{run_path}: another run is using this directory ({holder}); wait for it, or give this one another "
-                "name (name=...)"
+                f"{self._path.parent}: another run is using this directory ({holder}); wait for it, or give this one "
+                "another name (name=...)"
             ) from error
-        with naming(path):
-            file.truncate(0)
-            # Through this handle: closing another one of the same file would release the lock.
+        file.truncate(0)
+        with naming(self._path):
             os.write(file.fileno(), f"{os.uname().nodename}, process {os.getpid()}\n".encode())
-        yield
+        return file

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from summit_train.__main__ import main
+from summit_train.cli import pipeline
 from summit_train.evaluation.scoring import Scorer
 from summit_train.report import page
+from summit_train.training.step import TrainStep
 from tests.conftest import WriteSpec
 from tests.runs import records, steps_of
 from tests.worlds import Say, forked, lines, main_without_reports, succeed, train_signalled
@@ -138,6 +140,64 @@ def test_a_request_to_stop_ends_the_report(
     monkeypatch.setattr(page, "write_report", honest)
     assert train(spec)[0] == 0
     assert (tmp_path / "runs/run/report.html").exists() and scoring.videos == list(range(VIDEOS))
+
+
+def _at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
+    """Do `act` before the update number `step`, counted from 0."""
+    honest = TrainStep.__call__
+
+    def call(self: TrainStep, batches: Any, *arguments: Any, **options: Any) -> Any:
+        batches = list(batches)
+        if batches[0].step == step:
+            act()
+        return honest(self, batches, *arguments, **options)
+
+    monkeypatch.setattr(TrainStep, "__call__", call)
+
+
+def test_a_deleted_lock_is_taken_again(
+    write_spec: WriteSpec, tmp_path: Path, train: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "runs/run/lock"
+    _at_step(monkeypatch, 3, lock.unlink)
+    assert train(write_spec(schedule={"epochs": 1}))[0] == 0
+    assert f"process {os.getpid()}" in lock.read_text()
+
+
+def test_a_run_whose_directory_another_one_took_writes_no_checkpoint_there(
+    write_spec: WriteSpec, tmp_path: Path, train: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "runs/run/lock"
+
+    def take() -> None:
+        lock.unlink()
+        lock.write_text("node7, process 7\n")
+
+    _at_step(monkeypatch, 3, take)
+    status, _, err = train(write_spec(schedule={"epochs": 1}))
+    assert status == 1
+    assert err == (
+        f"summit-train: {lock} was deleted or replaced while this run was using the directory, and another run has "
+        "taken it (node7, process 7); this one stops here\n"
+    )
+    assert not list((tmp_path / "runs/run").glob("checkpoints/*"))
+
+
+GONE = "its checkpoints are gone: they were removed while this run was using the directory"
+
+
+def test_checkpoints_that_are_removed_before_the_evaluation_are_named(
+    write_spec: WriteSpec, tmp_path: Path, train: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, honest = tmp_path / "runs/run", pipeline._train
+
+    def train_and_lose(*arguments: Any, **options: Any) -> None:
+        honest(*arguments, **options)
+        shutil.rmtree(run / "checkpoints")
+
+    monkeypatch.setattr(pipeline, "_train", train_and_lose)
+    status, _, err = train(write_spec(schedule={"epochs": 1}))
+    assert (status, err) == (1, f"summit-train: {run}: {GONE}\n")
 
 
 def test_a_run_folder_removed_during_the_evaluation_is_no_mistake_of_the_user(

@@ -121,7 +121,7 @@ def test_values_are_what_they_look_like(tmp_path: Path) -> None:
         ("a: 1\n? [b, c]\n: 2\n", "spec.yaml:2: not valid YAML: a key must be a word"),
         ("a: 1\n\tb: 2\n", "spec.yaml:2: not valid YAML: "),
         ("a: 1\n---\nb: 2\n", "spec.yaml:2: not valid YAML: "),
-        ("a: &a [1]\nb: *a\n", "spec.yaml:2: not valid YAML: write values out in place of an alias (*)"),
+        ("a: 1\nb: *nothing\n", "spec.yaml:2: not valid YAML: found undefined alias 'nothing'"),
         ("a: 1\nb: x\x01y\n", "spec.yaml:2: not valid YAML: the character U+0001 is not text"),
         ("a: 1\nb: 2020-13-01\n", "spec.yaml:2: not valid YAML: '2020-13-01' is not a valid timestamp"),
         ("a: 1\nb: !!int x\n", "spec.yaml:2: not valid YAML: 'x' is not a valid int"),
@@ -151,7 +151,42 @@ def test_keys_are_text_whatever_yaml_sees_in_them(tmp_path: Path) -> None:
     assert _place(tree, tmp_path, "2020-01-01") == "spec.yaml:3"
 
 
+def test_anchors_and_merges_work_and_a_key_may_stand_beside_a_merged_one(tmp_path: Path) -> None:
+    text = "a: {deep: {b: &b {<<: &c {x: 1, y: 1}, x: 2}}}\nd: {<<: *b, z: 3}\ne: *c\n"
+    tree = _read(tmp_path, text)
+    assert tree.values == {
+        "a": {"deep": {"b": {"x": 2, "y": 1}}}, "d": {"x": 2, "y": 1, "z": 3}, "e": {"x": 1, "y": 1},
+    }  # fmt: skip
+
+
+LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
+
+
 READERS = (read_tree, load_spec, load_sweep, load_site, load_machine)
+
+
+def test_aliases_that_multiply_are_refused_with_their_line(tmp_path: Path) -> None:
+    """9^9 values in ten lines. a5 is 9^5 lists of one word (118,098 values) and the lists around them (7,381)."""
+    path = _write(tmp_path / "laughs.yaml", LAUGHS)
+    for read in READERS:
+        with pytest.raises(UserError) as caught:
+            read(path)
+        assert f"{path}:6: not valid YAML: more than 100,000 values, with aliases (*) written out" in str(caught.value)
+
+
+def test_aliases_that_multiply_are_refused_wherever_they_stand(tmp_path: Path) -> None:
+    lists = LAUGHS.replace("\n", ", ").rstrip(", ")
+    assert "spec.yaml:2: not valid YAML: more than 100,000" in _refused(tmp_path, f"a: 1\nb: {{{lists}}}\n")
+    assert "quote it: more than 100,000 values" in _refused(tmp_path, "a: 1\n", f"b={{{lists}}}")
+    merges = "a0: &a0 {k: x}\n" + "".join(
+        f"a{n}: &a{n} {{{', '.join(f'k{i}: *a{n - 1}' for i in range(9))}}}\n" for n in range(1, 10)
+    )
+    assert "spec.yaml:6: not valid YAML: more than 100,000" in _refused(tmp_path, merges)
+
+
+def test_a_section_that_is_an_alias_is_changed_alone(tmp_path: Path) -> None:
+    _write(tmp_path / "base.yaml", "a: {x: &x {y: 0}, z: *x}\n")
+    assert _read(tmp_path, "extends: base.yaml\na: {x: {y: 1}}\n").values == {"a": {"x": {"y": 1}, "z": {"y": 0}}}
 
 
 @pytest.mark.parametrize(
