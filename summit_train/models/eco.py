@@ -7,9 +7,8 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from summit_train.models.keyed import Dropout
 from summit_train.models.resnet import scaled_channels
-from summit_train.models.video import VideoNetwork
+from summit_train.models.video import Dropout, VideoNetwork
 
 
 class ECOLite(VideoNetwork):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from summit_train.models.keyed import Dropout
-from summit_train.models.video import VideoNetwork
+from summit_train.models.video import Dropout, VideoNetwork
 
 # Expansion t, channels c, blocks n, stride s of the first (Sandler et al., Table 2).
 BLOCKS = (

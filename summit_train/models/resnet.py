@@ -8,8 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from summit_train.models.keyed import Dropout
-from summit_train.models.video import VideoNetwork
+from summit_train.models.video import Dropout, VideoNetwork
 
 
 class ResidualBlock(nn.Module):

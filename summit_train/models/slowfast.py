@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from summit_train.models.keyed import Dropout
 from summit_train.models.resnet import STAGES as RESNET_STAGES
 from summit_train.models.resnet import ResidualBlock, projection, scaled_channels
-from summit_train.models.video import VideoNetwork
+from summit_train.models.video import Dropout, VideoNetwork
 
 ALPHA = 8  # frames of the fast pathway for each frame of the slow one
 BETA_INVERSE = 8  # channels of the slow pathway for each channel of the fast one

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import nn
 
-from summit_train.models.keyed import KeyedModule
 from summit_train.models.resnet import ResNet, scaled_channels
+from summit_train.models.video import KeyedModule
 
 FEATURES = 256  # of a frame
 TUPLES = 3  # of each scale, summed

@@ -7,10 +7,9 @@ import math
 import torch
 from torch import nn
 
-from summit_train.models.keyed import Dropout
 from summit_train.models.mobilenet import rounded_channels
 from summit_train.models.resnet import STAGES, projection, scaled_channels
-from summit_train.models.video import VideoNetwork
+from summit_train.models.video import Dropout, VideoNetwork
 
 # Channels of conv1 and of res2 to res5: X2D's 12, 12, 24, 48, 96 (Table 1) times the width factor of 2.0.
 CHANNELS = (24, 24, 48, 96, 192)

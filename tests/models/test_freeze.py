@@ -9,7 +9,7 @@ import torch
 
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
-from summit_train.models.freeze import freeze_norms, is_frozen
+from summit_train.models.video import freeze_norms, is_frozen
 
 
 def network(which: str, fast: bool) -> VideoNetwork:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from summit_train.models import build_model
-from summit_train.models.keyed import Dropout
+from summit_train.models.video import Dropout
 
 
 def _mask(dropout: Dropout, seed: int | None = None) -> torch.Tensor:

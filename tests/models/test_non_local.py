@@ -8,8 +8,8 @@ from torch import nn
 
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
-from summit_train.models.freeze import freeze_norms, is_frozen
 from summit_train.models.non_local import NonLocal
+from summit_train.models.video import freeze_norms, is_frozen
 from summit_train.spec.catalog import ARCHITECTURES
 from tests.closeness import assert_near
 

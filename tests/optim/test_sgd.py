@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from summit_train.models import build_model
-from summit_train.optim.sgd import build_sgd, parameter_groups, set_learning_rate
+from summit_train.optim.solvers import build_sgd, parameter_groups, set_learning_rate
 from tests.closeness import assert_all_near
 from tests.optim.shared import give_gradients, network
 

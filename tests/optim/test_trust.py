@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.optim.sgd import parameter_groups, set_learning_rate
-from summit_train.optim.solvers import build_solver
+from summit_train.optim.solvers import build_solver, parameter_groups, set_learning_rate
 from summit_train.optim.trust import Ratios, TrustRatio
 from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
 from tests.closeness import assert_all_near, assert_near

@@ -12,7 +12,7 @@ from torch import nn
 
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
-from summit_train.optim.sgd import build_sgd, parameter_groups
+from summit_train.optim.solvers import build_sgd, parameter_groups
 from summit_train.spec import load_spec
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.step import StepSettings, TrainStep, WeightAverage

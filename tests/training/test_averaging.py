@@ -13,8 +13,7 @@ from torch import nn
 from summit_train.core.comm import World
 from summit_train.core.saved import CheckpointError, bound_of, learner_path, load_checkpoint
 from summit_train.data.batches.loader import MicroBatch
-from summit_train.optim.sgd import parameter_groups
-from summit_train.optim.solvers import build_solver
+from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.spec.optimizer import OptimizerSpec, ParallelSpec
 from summit_train.training.averaging import AveragingStep
 from summit_train.training.checkpoint import checkpoint_path, save_checkpoint

@@ -16,9 +16,9 @@ from torch.nn import functional
 from summit_train.core.comm import World
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
+from summit_train.models.network import recompute_blocks
 from summit_train.models.precision import Normalise
-from summit_train.models.recompute import recompute_blocks
-from summit_train.optim.sgd import build_sgd, parameter_groups
+from summit_train.optim.solvers import build_sgd, parameter_groups
 from summit_train.training.noise import NoiseScale, PassSquares, Squares
 from summit_train.training.step import StepSettings, TrainStep
 from tests.conftest import WriteSpec

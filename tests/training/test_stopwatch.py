@@ -11,7 +11,7 @@ import torch
 from summit_train.core.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
-from summit_train.optim.sgd import build_sgd, parameter_groups
+from summit_train.optim.solvers import build_sgd, parameter_groups
 from summit_train.training.step import StepSettings, TrainStep
 from summit_train.training.stopwatch import PHASES, Mark, Recorder
 

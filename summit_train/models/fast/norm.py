@@ -13,7 +13,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from summit_train.models.fast.native import kernels
+from summit_train.models.fast import kernels
 
 
 class _Normalise(torch.autograd.Function):

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from summit_train.models.fast.native import kernels
-from summit_train.models.fast.native.kernels import Group, Kernels
+from summit_train.models.fast import kernels
+from summit_train.models.fast.kernels import Group, Kernels
 from tests.models.test_shift import plain
 
-pytestmark = pytest.mark.skipif(not isinstance(kernels.kernels(), Kernels), reason=f"no kernels: {kernels.kernels()}")
+pytestmark = pytest.mark.skipif(not isinstance(kernels.loaded(), Kernels), reason=f"no kernels: {kernels.loaded()}")
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from summit_train.core.errors import RunFailed
-from summit_train.models.fast.native import kernels as library
-from summit_train.models.fast.native.kernels import Kernels, compiled, library_file, targets
+from summit_train.models.fast import kernels as library
+from summit_train.models.fast.kernels import Kernels, compiled, library_file, targets
 
 
 @pytest.fixture

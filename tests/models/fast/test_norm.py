@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from summit_train.models.fast.native import kernels
-from summit_train.models.fast.native.kernels import Kernels
+from summit_train.models.fast import kernels
+from summit_train.models.fast.kernels import Kernels
 from summit_train.models.fast.norm import FusedNorm
 from tests.closeness import assert_near
 
-pytestmark = pytest.mark.skipif(not isinstance(kernels.kernels(), Kernels), reason=f"no kernels: {kernels.kernels()}")
+pytestmark = pytest.mark.skipif(not isinstance(kernels.loaded(), Kernels), reason=f"no kernels: {kernels.loaded()}")
 WHAT = ["normalised", "rectified", "joined"]
 
 
