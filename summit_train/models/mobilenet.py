@@ -71,7 +71,6 @@ class MobileNetV2(VideoNetwork):
         self.classifier = nn.Sequential(Dropout(dropout), nn.Linear(last, num_classes))
 
     def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the last convolution's output of frames (M, C, H, W): (M, F, H / 32, W / 32)."""
         return self.features(x)
 
     def extract(self, x: torch.Tensor) -> torch.Tensor:

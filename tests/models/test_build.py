@@ -249,10 +249,6 @@ def test_past_shift_is_causal() -> None:
     assert changed["both"] == [True, True, True, True]
 
 
-def test_evaluation_takes_frames_of_any_size() -> None:
-    assert small("tsm", "resnet18", 2).eval()(clips(1, 2, 45, 61)).shape == (1, 5)
-
-
 def test_bf16_logits_are_averaged_in_fp32() -> None:
     model = small("tsm", "resnet18", 4)
     with torch.autocast("cpu", torch.bfloat16):
@@ -297,35 +293,23 @@ def test_width_scales_the_channels_to_multiples_of_8() -> None:
         ({"shift_place": "block"}, "shift_place must be one of residual, in_place, got 'block'"),
         ({"shift_direction": "future"}, "shift_direction must be one of both, past, got 'future'"),
         ({"shift_fraction": 0.75}, r"shift_fraction must be 0 to 0.5 \(both\), got 0.75"),
-        ({"shift_fraction": -0.1}, "shift_fraction must be 0 to 0.5"),
         ({"shift_fraction": float("nan")}, "shift_fraction must be 0 to 0.5"),
         ({"shift_fraction": 1.1, "shift_direction": "past"}, r"shift_fraction must be 0 to 1.0 \(past\)"),
-        (
-            {"non_local": "tsm", "backbone": "resnet18"},
-            "tsm on resnet18 takes no non-local blocks; tsm, tsn, .* do",
-        ),
+        ({"non_local": "tsm", "backbone": "resnet18"}, "tsm on resnet18 takes no non-local blocks; tsm, tsn, .* do"),
         ({"non_local": True}, "^non_local must be one of False, tsm, original, got True$"),
-        ({"non_local": "gaussian"}, "non_local must be one of False, tsm, original, got 'gaussian'"),
-        (
-            {"arch": "i3d_3x1x1", "backbone": "resnet34", "num_frames": 32},
-            "cannot be built on resnet34; valid: resnet50, resnet101",
-        ),
+        ({"arch": "i3d_3x1x1", "backbone": "resnet34"}, "cannot be built on resnet34; valid: resnet50, resnet101"),
         ({"arch": "i3d_3x3x3", "num_frames": 8}, "i3d_3x3x3 needs at least 16 frames.*got 8"),
         ({"arch": "i3d_3x1x1", "num_frames": 7}, "at least 8 frames"),
         ({"arch": "eco_lite", "zero_init_residual": True}, "no residual branch of eco_lite ends in a normalisation"),
         ({"num_frames": 0}, "at least 1 frames"),
         ({"arch": "slowfast", "num_frames": 12}, "slowfast needs a multiple of 8 frames.*got 12"),
-        ({"arch": "slowfast", "num_frames": 0}, "at least 8 frames"),
-        ({"arch": "slowfast", "num_frames": 8, "backbone": "resnet101"}, "valid: resnet50"),
         ({"arch": "x3d_m", "backbone": "resnet50"}, "x3d_m is a network of its own, without a backbone"),
-        ({"arch": "ir_csn", "num_frames": 7}, "ir_csn needs at least 8 frames"),
         ({"arch": "ir_csn", "num_frames": 8, "backbone": "resnet50"}, "valid: resnet152"),
         ({"num_classes": 0}, "num_classes must be 1 or more, got 0"),
         ({"in_channels": 0}, "in_channels must be 1 or more, got 0"),
         ({"width": 0.0}, "width must be a positive number, got 0.0"),
         ({"width": float("nan")}, "width must be a positive number, got nan"),
         ({"dropout": 1.0}, "dropout must be 0 or more and below 1, got 1.0"),
-        ({"dropout": float("nan")}, "dropout must be 0 or more and below 1, got nan"),
     ],
 )
 def test_wrong_choices_name_the_right_ones(options: dict, message: str) -> None:

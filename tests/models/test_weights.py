@@ -17,7 +17,7 @@ from torch import nn
 
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork, build_model
-from summit_train.models.weights import LoadReport, Mismatch, load_pretrained
+from summit_train.models.weights import LoadReport, load_pretrained
 from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
 from tests.closeness import assert_near
 
@@ -72,18 +72,22 @@ def test_norm_counters_are_nobodys_business(tmp_path: Path, source: VideoNetwork
     """Files from before torch 0.4.1 have no num_batches_tracked: nothing is missing then."""
     state = {n: v for n, v in source.state_dict().items() if not n.endswith("num_batches_tracked")}
     assert loaded(network(), state, tmp_path).missing == ()
-    state["other.num_batches_tracked"] = torch.tensor(3)
-    assert loaded(network(), state, tmp_path).unexpected == ()
+    model, kinds = (
+        network(),
+        {"other.num_batches_tracked": torch.tensor(3), "bn1.num_batches_tracked": torch.tensor(3.0)},
+    )
+    assert loaded(model, state | kinds, tmp_path).unexpected == ()
+    assert model.state_dict()["bn1.num_batches_tracked"].tolist() == 3 and _same(model, state)
 
 
 def test_another_number_of_classes_keeps_the_new_classifier(tmp_path: Path, source: VideoNetwork) -> None:
     model = network(classes=3)
     fresh = model.fc.weight.clone()
     report = loaded(model, source.state_dict(), tmp_path)
-    assert report.mismatched == (Mismatch("fc.weight", (3, 64), (5, 64)), Mismatch("fc.bias", (3,), (5,)))
+    weight = "fc.weight (the model has (3, 64), the file (5, 64))"
+    assert report.mismatched == (weight, "fc.bias (the model has (3,), the file (5,))") and weight in str(report)
     assert torch.equal(model.fc.weight, fresh)
     assert _same(model, source.state_dict(), but=("fc.weight", "fc.bias"))
-    assert "fc.weight (the model has (3, 64), the file (5, 64))" in str(report)
 
 
 def test_every_key_that_did_not_fit_is_named(tmp_path: Path, source: VideoNetwork) -> None:
@@ -115,23 +119,14 @@ def test_an_i3d_checkpoint_goes_into_an_i3d_only(tmp_path: Path) -> None:
         load_pretrained(network("tsn"), tmp_path / "w.pt")
 
 
-def test_weights_for_other_channels_are_averaged(tmp_path: Path, source: VideoNetwork) -> None:
+def test_the_first_convolution_alone_is_averaged_for_other_channels(tmp_path: Path, source: VideoNetwork) -> None:
     """Five flow fields of two channels in place of RGB (Wang et al., TSN, section 3.2)."""
-    model = network()
-    model.in_channels, model.conv1 = 10, nn.Conv2d(10, 8, 7, 2, padding=3, bias=False)
+    model = build_model("tsn", "resnet18", 2, 5, width=0.125, in_channels=10)
     report = loaded(model, source.state_dict(), tmp_path)
     assert report.made == {"conv1.weight": "averaged over 3 input channels"}
     assert (report.missing, report.unexpected, report.mismatched) == ((), (), ())
     assert_near(model.conv1.weight, source.conv1.weight.mean(1, keepdim=True).expand(8, 10, 7, 7), 1e-6)
     assert _same(model, source.state_dict(), but=("conv1.weight",))
-
-
-def test_the_first_convolution_alone_is_averaged(tmp_path: Path) -> None:
-    """Not each that ends in conv1.weight, as in the TSM authors' code."""
-    model = build_model("tsn", "resnet18", 2, 5, width=0.125, in_channels=8)
-    report = loaded(model, network(seed=1).state_dict(), tmp_path)
-    assert report.made == {"conv1.weight": "averaged over 3 input channels"}
-    assert _same(model, network(seed=1).state_dict(), but=("conv1.weight",))
 
 
 NAMES = ["bend", "jack", "jump", "run", "walk"]
@@ -171,7 +166,7 @@ def test_nothing_is_said_of_a_classifier_that_does_not_fit(tmp_path: Path) -> No
         network(), {"model": network(classes=7).state_dict(), "step": 1, "classes": list("abcdefg")}, tmp_path, NAMES
     )
     assert (report.fresh, report.classes) == ((), "") and "classifier" not in str(report)
-    assert [mismatch.name for mismatch in report.mismatched] == ["fc.weight", "fc.bias"]
+    assert [line.split()[0] for line in report.mismatched] == ["fc.weight", "fc.bias"]
 
 
 def test_channels_are_averaged_before_time_is_inflated(tmp_path: Path) -> None:
@@ -266,14 +261,6 @@ def test_whole_numbers_are_no_weights(tmp_path: Path, source: VideoNetwork) -> N
         loaded(network(), {**weights, "fc.bias": weights["fc.bias"].long()}, tmp_path)
 
 
-def test_a_norm_counter_of_another_type_is_taken(tmp_path: Path, source: VideoNetwork) -> None:
-    weights = source.state_dict()
-    model = network()
-    loaded(model, {**weights, "bn1.num_batches_tracked": torch.tensor(3.0)}, tmp_path)
-    assert model.state_dict()["bn1.num_batches_tracked"].tolist() == 3
-    assert _same(model, weights, but=("bn1.num_batches_tracked",))
-
-
 class _Bomb:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -295,6 +282,7 @@ def _bad_files(folder: Path, state: dict[str, torch.Tensor]) -> dict[Path, str]:
         (folder / name).write_bytes(content)
     torch.save([1, 2], folder / "list.pth")
     torch.save({"epoch": 3}, folder / "numbers.pth")
+    torch.save({"encoder.weight": torch.ones(3), "bn1.num_batches_tracked": torch.tensor(1)}, folder / "other.pth")
     (folder / "empty_run").mkdir()
     bad = {folder / name: "cannot be read as a file of torch's" for name in contents}
     return bad | {
@@ -302,6 +290,7 @@ def _bad_files(folder: Path, state: dict[str, torch.Tensor]) -> dict[Path, str]:
         folder / "numbers.pth": "must contain tensors by name, got none",
         folder / "empty_run": "no checkpoints/step_",
         folder / "absent.pth": "no such file",
+        folder / "other.pth": r"no tensor fits.*encoder\.weight.*conv1\.weight",
     }
 
 
@@ -315,12 +304,6 @@ def test_what_is_no_weights_file_is_refused_by_name(tmp_path: Path, source: Vide
         assert "\n" not in str(caught.value)
     assert _same(model, before)
     assert not (tmp_path / "bombed").exists()
-
-
-def test_nothing_fitting_is_an_error(tmp_path: Path) -> None:
-    state = {"encoder.weight": torch.ones(3), "bn1.num_batches_tracked": torch.tensor(1)}
-    with pytest.raises(UserError, match=r"w\.pth: no tensor fits.*encoder\.weight.*conv1\.weight"):
-        loaded(network(), state, tmp_path)
 
 
 def _legacy_tar(path: Path) -> None:

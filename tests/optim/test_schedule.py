@@ -50,6 +50,7 @@ def test_a_run_of_ten_steps_by_hand() -> None:
     ("schedule", "expected"),
     [
         (Schedule(1.0, 6, 2, decay="none"), [0.5, 1, 1, 1, 1, 1]),
+        (Schedule(1.0, 4, 4), [0.25, 0.5, 0.75, 1.0]),
         (Schedule(1.6, 6, 4, warmup="squared", decay="none"), [0.1, 0.4, 0.9, 1.6, 1.6, 1.6]),
         # (T - i) / (T - W) with i = 3, 4, 5, 6, the last one at the floor.
         (Schedule(1.0, 6, 2, decay="linear"), [0.5, 1, 0.75, 0.5, 0.25, 1e-6]),
@@ -80,27 +81,14 @@ IN_STEPS = {1: 3.013239e-5, 58: 1.747679e-3, 117: 3.525490e-3}  # and as above a
 
 @pytest.mark.parametrize("iteration", ALGORITHM_1)
 def test_the_worked_example_of_date(iteration: int) -> None:
+    """And as a run of ours counts, in steps throughout: peak * min(i / W, (T - i) / (T - W)), W = 16 / 30 * T."""
     assert pytest.approx(3.535534e-3, rel=1e-6) == PEAK
     in_epochs, in_steps = 16 * 60_000 / 8192, 16 / 30 * 220
     warmup_steps = in_epochs if iteration <= 117 else in_steps
     rate = Schedule(PEAK, 220, warmup_steps, decay="linear").learning_rate(iteration - 1)
     assert rate == pytest.approx(ALGORITHM_1[iteration], rel=3e-7)
-
-
-@pytest.mark.parametrize("iteration", ALGORITHM_1)
-def test_the_worked_example_in_steps_throughout(iteration: int) -> None:
-    """As a run of ours counts: peak * min(i / W, (T - i) / (T - W)), W = 16 / 30 * T."""
-    rate = Schedule(PEAK, 220, 16 / 30 * 220, decay="linear").learning_rate(iteration - 1)
+    rate = Schedule(PEAK, 220, in_steps, decay="linear").learning_rate(iteration - 1)
     assert rate == pytest.approx(IN_STEPS.get(iteration, ALGORITHM_1[iteration]), rel=3e-7)
-    assert rate == pytest.approx(ALGORITHM_1[iteration], rel=1.4e-3)
-
-
-def test_a_run_that_is_all_warm_up_ends_at_the_peak() -> None:
-    assert _rates(Schedule(1.0, 4, 4)) == [0.25, 0.5, 0.75, 1.0]
-
-
-def test_a_run_without_warm_up_starts_at_the_peak() -> None:
-    assert Schedule(1.0, 4, 0).learning_rate(0) == 1.0
 
 
 @LAWS

@@ -86,6 +86,9 @@ def _join_shift(block: ResidualBlock | InvertedResidual, shift: TemporalShift) -
 
 
 def _fuse_norms(model: nn.Module) -> None:
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d | nn.BatchNorm3d)]
+    if not all(norm.affine and norm.track_running_stats and norm.momentum is not None for norm in norms):
+        return  # the kernels know the usual form alone
     if isinstance(model, ResNet) and isinstance(model.bn1, nn.BatchNorm2d | nn.BatchNorm3d):
         model.bn1, model.relu = FusedNorm(model.bn1, relu=True), nn.Identity()
     for name, module in list(model.named_modules()):
