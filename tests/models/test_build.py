@@ -76,12 +76,13 @@ def test_2d_networks_have_torchvisions_names_and_shapes(arch: str, backbone: str
     assert [tuple(value.shape) for value in state.values() if value.dim()] == shapes
 
 
-@pytest.mark.parametrize("arch", ["i3d_3x3x3", "i3d_3x1x1"])
+@pytest.mark.parametrize("arch", ["i3d_3x3x3", "i3d_3x1x1", "i3d_replace", "ir_csn"])
 def test_inflated_networks_have_the_same_names(arch: str) -> None:
+    backbone = ARCHITECTURES[arch].usual_backbone
     with torch.device("meta"):
-        flat, inflated = (build_model(a, "resnet50", 16).state_dict() for a in ("tsn", arch))
+        flat, inflated = (build_model(a, backbone, 16).state_dict() for a in ("tsn", arch))
     assert list(flat) == list(inflated)
-    for name, value in flat.items():
+    for name, value in flat.items() if arch != "ir_csn" else ():
         other = tuple(inflated[name].shape)
         assert (other[:2] + other[3:] if value.dim() == 4 else other) == tuple(value.shape)
 
@@ -109,21 +110,11 @@ def test_i3d_3x3x3_inflates_every_3x3() -> None:
     assert len(basic) == 16 and all(n.endswith(("conv1", "conv2")) for n in basic)
 
 
-def _shifted_blocks(backbone: str, place: str = "residual", width: float = 0.125) -> list[str]:
-    with torch.device("meta"):
-        model = build_model("tsm", backbone, shift_place=place, width=width)
-    return [name.rpartition(".")[0] for name, module in model.named_modules() if isinstance(module, TemporalShift)]
-
-
-def test_where_the_shifts_sit_in_mobilenet() -> None:
-    """The blocks of Lin et al.'s code (ops/models.py), 0-based and without the stem: 10 of 17."""
-    blocks = [f"features.{block + 1}" for block in (2, 4, 5, 7, 8, 9, 11, 12, 14, 15)]
-    assert _shifted_blocks("mobilenet_v2") == _shifted_blocks("mobilenet_v2", width=1.0) == blocks
-
-
 @pytest.mark.parametrize(
     ("backbone", "place", "depths"),
     [
+        # The blocks of Lin et al.'s code (ops/models.py), 0-based and without the stem: 10 of 17.
+        ("mobilenet_v2", "residual", (2, 4, 5, 7, 8, 9, 11, 12, 14, 15)),
         ("resnet50", "residual", (3, 4, 6, 3)),
         ("resnet101", "in_place", (3, 4, 23, 3)),
         # 23 blocks or more in a stage: every second block.
@@ -136,7 +127,11 @@ def test_where_the_shifts_sit_in_mobilenet() -> None:
 def test_where_the_shifts_sit(backbone: str, place: str, depths: tuple[int, ...]) -> None:
     step = 1 if backbone == "resnet50" or place == "in_place" else 2
     expected = [f"layer{stage}.{step * number}" for stage, depth in enumerate(depths, 1) for number in range(depth)]
-    assert _shifted_blocks(backbone, place) == expected
+    if backbone == "mobilenet_v2":
+        expected = [f"features.{block + 1}" for block in depths]
+    with torch.device("meta"):
+        model = build_model("tsm", backbone, shift_place=place)
+    assert [n.rpartition(".")[0] for n, m in model.named_modules() if isinstance(m, TemporalShift)] == expected
 
 
 @pytest.mark.parametrize("place", ["residual", "in_place"])
@@ -255,8 +250,11 @@ def test_bf16_logits_are_averaged_in_fp32() -> None:
         assert model(clips(1, 4)).dtype == torch.float32
 
 
-def test_initial_weights() -> None:
+def test_channels_and_initial_weights() -> None:
     """Convolutions N(0, 2 / fan_out), norms 1 and 0, classifier N(0, 0.001) and 0."""
+    narrow = build_model("tsn", "resnet18", 1, 5, width=0.3)
+    # 64, 128, 256, 512 times 0.3: 19.2, 38.4, 76.8, 153.6, to multiples of 8.
+    assert [narrow.get_submodule(f"layer{i}")[0].conv1.out_channels for i in (1, 2, 3, 4)] == [16, 40, 80, 152]
     model = build_model("tsn", "resnet18", 1, 400)
     kernel = model.layer4[0].conv2.weight
     assert kernel.std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.01)
@@ -275,14 +273,6 @@ def test_weights_come_from_the_generator_alone(arch: str) -> None:
     backbone = "resnet50" if non_local else None
     first, second = (small(arch, backbone, 16, non_local=non_local).state_dict() for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_width_scales_the_channels_to_multiples_of_8() -> None:
-    model = build_model("tsn", "resnet18", 1, 5, width=0.3)
-    # 64, 128, 256, 512 times 0.3: 19.2, 38.4, 76.8, 153.6.
-    assert model.conv1.out_channels == 16
-    assert [model.get_submodule(f"layer{i}")[0].conv1.out_channels for i in (1, 2, 3, 4)] == [16, 40, 80, 152]
-    assert model.fc.in_features == 152
 
 
 @pytest.mark.parametrize(

@@ -109,20 +109,6 @@ def test_one_image_repeated_gives_the_2d_features(arch: str, tmp_path: Path) -> 
         assert off[0] > 1e-2 and off[-1] > 1e-2, stage
 
 
-def test_an_inflated_kernel_of_length_one_is_the_2d_network_everywhere(tmp_path: Path) -> None:
-    """No temporal padding at all: the layers that are not inflated equal the 2D ones on every frame."""
-    flat = _trained_looking("resnet50")
-    torch.save(flat.state_dict(), tmp_path / "w.pth")
-    inflated = build_model("i3d_3x1x1", "resnet50", 8, 5, width=0.125).eval()
-    load_pretrained(inflated, tmp_path / "w.pth")
-    # layer2.1 is a block of the published pattern (1010) that stays 1x1x1.
-    frames = torch.randn(6, flat.layer2[1].conv1.in_channels, 8, 8)
-    volume = frames.transpose(0, 1).unsqueeze(0)
-    with torch.no_grad():
-        expected, actual = flat.layer2[1](frames), inflated.layer2[1](volume)
-    assert_near(actual[0].transpose(0, 1), expected, 1e-5)
-
-
 def _random(arch: str, backbone: str, num_frames: int, seed: int, **options: object) -> VideoNetwork:
     """A narrow network in double and evaluation mode whose tensors are all random."""
     generator = torch.Generator().manual_seed(seed)

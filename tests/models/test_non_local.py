@@ -111,12 +111,6 @@ def test_at_its_start_the_network_is_the_one_without(
     assert frozen == {name for name, module in without.named_modules() if isinstance(module, _BatchNorm)}
 
 
-def _places(backbone: str, form: str, arch: str = "tsm") -> list[str]:
-    with torch.device("meta"):
-        model = build_model(arch, backbone, 8, non_local=form)
-    return [name.removesuffix(".nl") for name, module in model.named_modules() if isinstance(module, NonLocal)]
-
-
 @pytest.mark.parametrize(
     ("backbone", "form", "res3", "res4"),
     [
@@ -131,15 +125,19 @@ def _places(backbone: str, form: str, arch: str = "tsm") -> list[str]:
 )
 def test_where_the_blocks_stand(backbone: str, form: str, res3: tuple[int, ...], res4: tuple[int, ...]) -> None:
     """The first three rows are published: Lin et al., ops/non_local.py; Wang et al., lib/models/resnet_video.py."""
-    assert _places(backbone, form) == [f"layer2.{i}" for i in res3] + [f"layer3.{i}" for i in res4]
-    assert _places(backbone, form, "i3d_3x1x1") == _places(backbone, form)
+    for arch in ("tsm", "i3d_3x1x1"):
+        with torch.device("meta"):
+            model = build_model(arch, backbone, 8, non_local=form)
+        places = [name for name, module in model.named_modules() if isinstance(module, NonLocal)]
+        assert places == [f"layer2.{i}.nl" for i in res3] + [f"layer3.{i}.nl" for i in res4]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_names_are_the_authors(form: str) -> None:
     with torch.device("meta"):
         model = build_model("tsm", "resnet50", 8, non_local=form)
-    found = {name: tuple(value.shape) for name, value in model.layer2[_first(model)].nl.state_dict().items()}
+    nl = next(module for module in model.modules() if isinstance(module, NonLocal))
+    found = {name: tuple(value.shape) for name, value in nl.state_dict().items()}
     inner = {f"{name}.weight": (256, 512, 1, 1) for name in ("theta", "phi.0", "g.0")}
     inner |= {f"{name}.bias": (256,) for name in ("theta", "phi.0", "g.0")}
     norm = {f"W.1.{part}": (512,) for part in ("weight", "bias", "running_mean", "running_var")}
@@ -147,15 +145,11 @@ def test_the_names_are_the_authors(form: str) -> None:
     assert found == inner | outer | norm | {"W.1.num_batches_tracked": ()}
 
 
-def _first(model: VideoNetwork) -> int:
-    return next(number for number, block in enumerate(model.layer2) if isinstance(block.nl, NonLocal))
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_initial_weights(form: str) -> None:
     """Published: PyTorch's own, uniform within 1 / sqrt(C); N(0, 0.01) with zero biases. Both: gamma = beta = 0."""
     model = build_model("tsm", "resnet50", 2, width=0.5, non_local=form, generator=torch.Generator().manual_seed(0))
-    nl = model.layer3[max(n for n, b in enumerate(model.layer3) if isinstance(b.nl, NonLocal))].nl
+    nl = [module for module in model.modules() if isinstance(module, NonLocal)][-1]
     assert not nl.W[1].weight.any() and not nl.W[1].bias.any()
     for conv in (nl.theta, nl.phi[0], nl.g[0], nl.W[0]):
         bound = conv.in_channels**-0.5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from summit_train.models import VideoNetwork, build_model
 from tests.closeness import assert_near
@@ -84,27 +83,6 @@ def test_each_lateral_feeds_the_slow_pathway(number: int) -> None:
     assert not torch.allclose(model(clip), model(changed))
     model.get_submodule(f"lateral{number}").bn.weight.data.zero_()
     assert torch.equal(model(clip), model(changed))
-
-
-def test_kernels_and_channels_are_table_1() -> None:
-    with torch.device("meta"):
-        model = build_model("slowfast", "resnet50", 32)
-    spans = {name: module.kernel_size[0] for name, module in model.named_modules() if isinstance(module, nn.Conv3d)}
-    for pathway, stem, stages in (("slow", 1, (1, 1, 3, 3)), ("fast", 5, (3, 3, 3, 3))):
-        assert spans[f"{pathway}.conv1"] == stem
-        for number, span in enumerate(stages, 1):
-            stage = {name: s for name, s in spans.items() if name.startswith(f"{pathway}.layer{number}.")}
-            assert {s for name, s in stage.items() if name.endswith(".conv1")} == {span}
-            assert {s for name, s in stage.items() if not name.endswith(".conv1")} == {1}
-    for number, channels in enumerate((64, 256, 512, 1024), 1):
-        lateral = model.get_submodule(f"lateral{number}").conv
-        assert (lateral.in_channels, lateral.out_channels) == (channels // 8, channels // 4)
-        assert (lateral.kernel_size, lateral.stride) == ((5, 1, 1), (8, 1, 1))
-        first = model.get_submodule(f"slow.layer{number}")[0]
-        assert first.conv1.in_channels == first.downsample[0].in_channels == channels + channels // 4
-        strides = {module.stride for module in model.get_submodule(f"fast.layer{number}")[0].modules()
-                   if isinstance(module, nn.Conv3d)}  # fmt: skip
-        assert strides == ({(1, 1, 1)} if number == 1 else {(1, 1, 1), (1, 2, 2)})
 
 
 def test_the_classifier_takes_both_averages() -> None:
