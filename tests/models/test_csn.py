@@ -16,11 +16,8 @@ def test_convolutions_over_time_are_depthwise_and_norms_have_the_authors_epsilon
     for stage, channels in zip(model.blocks, (64, 128, 256, 512), strict=True):
         for number, block in enumerate(model.get_submodule(stage)):
             stride = (2, 2, 2) if stage != "layer1" and number == 0 else (1, 1, 1)
-            conv = block.conv2
-            assert (conv.groups, conv.out_channels, conv.kernel_size, conv.stride) == (channels,) * 2 + (
-                (3, 3, 3),
-                stride,
-            )
+            assert block.conv2.groups == block.conv2.out_channels == channels
+            assert (block.conv2.kernel_size, block.conv2.stride) == ((3, 3, 3), stride)
             assert block.conv1.kernel_size == block.conv3.kernel_size == (1, 1, 1)
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm3d)]
     assert len(norms) == 1 + 3 * 50 + 4 and {norm.eps for norm in norms} == {1e-3}
