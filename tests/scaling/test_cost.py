@@ -6,8 +6,6 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from summit_train.core.errors import UserError
 from summit_train.plan import make_plan
@@ -127,16 +125,6 @@ def test_several_nodes_without_a_link_are_refused() -> None:
     single = SUMMIT.model_copy(update={"network": SUMMIT.network.model_copy(update={"inter": None})})
     with pytest.raises(UserError, match=r"network\.inter"):
         forecast(_job(2, machine=single))
-
-
-@settings(max_examples=30)
-@given(st.integers(1, 1000), st.sampled_from(["ring", "tree", "hierarchical", "fastest"]), st.booleans())
-def test_more_nodes_are_faster_in_all_and_less_efficient_each(nodes: int, algorithm: str, blocking: bool) -> None:
-    machine = _machine(network__algorithm=algorithm, network__blocking=str(blocking).lower(), network__cycle_s="1.0e-6")
-    few, more = forecast(_job(nodes, machine=machine)), forecast(_job(2 * nodes, machine=machine))
-    assert more.efficiency <= few.efficiency + 1e-3 <= 1 + 1e-3
-    assert more.step_s >= few.step_s * (1 - 1e-3)
-    assert few.step_s >= few.parts["compute_s"]
 
 
 def _averaging(**keys: Any) -> Spec:

@@ -65,15 +65,6 @@ def test_fastest_is_neither_slower_than_ring_nor_tree(n: int, g: int, size: int)
         assert fastest == min(ring_seconds(NETWORK, n, g, size), tree_seconds(NETWORK, n, g, size))
 
 
-@given(st.sampled_from([ring_seconds, tree_seconds, hierarchical_seconds]), nodes, per_node, sizes)
-def test_more_nodes_and_more_bytes_never_take_less(kind, n: int, g: int, size: int) -> None:  # type: ignore[no-untyped-def]
-    if n * g == 1:
-        return
-    here = kind(NETWORK, n, g, size)
-    assert kind(NETWORK, n + 1, g, size) >= here * (1 - 1e-12)
-    assert kind(NETWORK, n, g, 2 * size) > here
-
-
 @given(st.floats(1e-6, 1e-2), st.floats(1e7, 1e11))
 def test_the_fit_finds_what_made_the_points(latency: float, bandwidth: float) -> None:
     num_bytes = [4**i for i in range(2, 14)]
