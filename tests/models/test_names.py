@@ -95,7 +95,7 @@ def mmactions(state: Tensors, shifted: bool = False) -> Tensors:
     return {new: state[name] for name, new in names.items()}
 
 
-def flat_mobilenet(state: Tensors, shifted: bool) -> Tensors:
+def flat_mobilenet(state: Tensors, shifted: bool = False) -> Tensors:
     """archs/mobilenet_v2.py: conv.0 to conv.7, ReLUs numbered; the first block, which does not expand, to conv.4."""
     layers = {"features.0.0": "features.0.0", "features.0.1": "features.0.1"}
     layers |= {f"features.1.conv.{ours}": f"features.1.conv.{theirs}"
@@ -133,10 +133,6 @@ def whole_blocks(state: Tensors) -> Tensors:
     return {re.sub(r"^base_model\.fc\.", "new_fc.", f"base_model.{name}"): value for name, value in file.items()}
 
 
-def online_mobilenet(state: Tensors) -> Tensors:
-    return flat_mobilenet(state, shifted=False)
-
-
 def offline_mobilenet(state: Tensors) -> Tensors:
     file = flat_mobilenet(state, shifted=True)
     return {re.sub(r"^base_model\.classifier", "new_fc", f"base_model.{name}"): value for name, value in file.items()}
@@ -161,12 +157,7 @@ def imagenet_within_mmaction(state: Tensors) -> Tensors:
             "module.base_model.layer2.0.block.conv1.net.weight",
         ),
         ("resnet50", {"shift_place": "in_place"}, whole_blocks, "base_model.layer1.0.net.conv1.weight"),
-        (
-            "mobilenet_v2",
-            {"shift_direction": "past"},
-            lambda state: flat_mobilenet(state, False),
-            "features.1.conv.4.bias",
-        ),
+        ("mobilenet_v2", {"shift_direction": "past"}, flat_mobilenet, "features.1.conv.4.bias"),
         ("mobilenet_v2", {}, offline_mobilenet, "base_model.features.3.conv.0.net.weight"),
         ("resnet50", {}, lambda state: mmactions(state, True), "backbone.layer1.0.conv1.conv.net.weight"),
         ("resnet50", {"arch": "tsn"}, mmactions, "backbone.layer1.0.downsample.bn.running_var"),
