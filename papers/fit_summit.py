@@ -70,7 +70,7 @@ def fit_table_3(machine: Machine, nodes: tuple[int, ...] = ROWS) -> Fit:
     n: clips a GPU, d: by how many deviations the slowest rank is behind. Two rows with one n give cv, the third with
     another n the other two. Raises RunFailed for other rows, and where a constant would have to be zero or below.
     """
-    rows = sorted((row for row in published.timed_rows() if row.nodes in nodes), key=lambda row: -row.clips_per_gpu)
+    rows = sorted((row for row in published.TIMED_ROWS if row.nodes in nodes), key=lambda row: -row.clips_per_gpu)
     if len(rows) != 3 or rows[0].clips_per_gpu == rows[1].clips_per_gpu:
         raise RunFailed("three rows with two numbers of clips a GPU are needed, to tell clips and passes apart")
 
@@ -108,7 +108,7 @@ def job_of(machine: Machine, spec: Spec, row: published.Row) -> Job:
 
 def errors_of(machine: Machine) -> dict[int, float]:
     """Return the relative errors of the predicted times of Table 3, by the rows' nodes: 0.01 is 1 % too long."""
-    rows = published.timed_rows()
+    rows = published.TIMED_ROWS
     return {row.nodes: forecast(job_of(machine, SPECS["tsm"], row)).run_s / (row.seconds or 0) - 1 for row in rows}
 
 
@@ -174,7 +174,7 @@ def print_fit(machine: Machine, fit: Fit) -> None:
     print(f"  a rank's pass deviates by {100 * fit.straggler_cv:.2f} % of its time")
     print("\nnodes  published s  predicted s   error  step s, published times / (100 x ceil(240000 / batch))")
     errors = errors_of(machine)
-    for row in published.timed_rows():
+    for row in published.TIMED_ROWS:
         seconds, error = row.seconds or 0, errors[row.nodes]
         note = "fitted" if row.nodes in fit.rows else f"(printed to {row.resolution_s} s)"
         times = f"{seconds:11,}  {seconds * (1 + error):11,.0f}  {100 * error:+5.2f} %"

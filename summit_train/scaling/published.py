@@ -80,14 +80,7 @@ TABLE_3 = (
 )
 
 
-def timed_rows() -> tuple[Row, ...]:
-    """Return the rows of Table 3 that have a training time."""
-    return tuple(row for row in TABLE_3 if row.seconds is not None)
-
-
-def row_of(global_batch: int) -> Row | None:
-    """Return the row of Table 3 with that batch."""
-    return next((row for row in TABLE_3 if row.global_batch == global_batch), None)
+TIMED_ROWS = tuple(row for row in TABLE_3 if row.seconds is not None)
 
 
 def label_of(spec: Spec) -> str:

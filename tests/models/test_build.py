@@ -208,15 +208,6 @@ def test_the_forms_of_pool1(pool1: str, side: int, sees_odd: int) -> None:
     assert list(model.state_dict()) == list(build_model("i3d_3x1x1", "resnet50", 8, 5, width=0.125).state_dict())
 
 
-def test_tsn_logits_are_the_mean_of_the_frames_logits() -> None:
-    model = small("tsn", "resnet18", 4).eval()
-    single = small("tsn", "resnet18", 1).eval()
-    single.load_state_dict(model.state_dict())
-    clip = clips(2, 4)
-    frames = torch.stack([single(clip[:, t : t + 1]) for t in range(4)])
-    assert_near(model(clip), frames.mean(0), 1e-5)
-
-
 def test_bf16_logits_are_averaged_in_fp32() -> None:
     model = small("tsm", "resnet18", 4)
     with torch.autocast("cpu", torch.bfloat16):
@@ -319,8 +310,6 @@ def test_every_network_takes_clips_of_other_channels(arch: str) -> None:
         model = build_model(arch, None, frames, 5, width=0.125, in_channels=4).eval()
         plain = build_model(arch, None, frames, 5, width=0.125)
         assert model(torch.empty(1, frames, 4, 32, 32)).shape == (1, 5)
-        with pytest.raises(ValueError, match=rf"takes \(N, {frames}, 4, H, W\)"):
-            model(torch.empty(1, frames, 3, 32, 32))
     # Nothing else of the network differs.
     changed = {f"{layer}.weight" for layer in model.stem}
     shapes = {name: value.shape for name, value in plain.state_dict().items()}

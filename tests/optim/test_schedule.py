@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from summit_train.optim.schedule import Schedule, peak_learning_rate
-
-# No deadline and no limit on drawing: how fast the machine is, is not the question.
-LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize(
@@ -89,27 +83,3 @@ def test_the_worked_example_of_date(iteration: int) -> None:
     assert rate == pytest.approx(ALGORITHM_1[iteration], rel=3e-7)
     rate = Schedule(PEAK, 220, in_steps, decay="linear").learning_rate(iteration - 1)
     assert rate == pytest.approx(IN_STEPS.get(iteration, ALGORITHM_1[iteration]), rel=3e-7)
-
-
-@LAWS
-@given(
-    total=st.integers(1, 400),
-    share=st.floats(0, 1),
-    peak=st.floats(1e-9, 1e3),
-    warmup=st.sampled_from(["linear", "squared"]),
-    decay=st.sampled_from(["cosine", "linear", "polynomial"]),
-)
-def test_up_without_a_jump_then_down_and_never_below_zero(
-    total: int, share: float, peak: float, warmup: str, decay: str
-) -> None:
-    schedule = Schedule(peak, total, round(share * total), warmup, decay)
-    rates, end = _rates(schedule), int(schedule.warmup_steps)
-    assert all(after > before > 0 for before, after in pairwise(rates[:end]))
-    assert all(before >= after > 0 for before, after in pairwise(rates[end:]))
-    # No jump between the two, and the peak on both sides (but for the last bit of peak * n / n).
-    assert end == 0 or rates[end - 1] == pytest.approx(peak, rel=1e-15)
-    assert end == total or decay == "linear" or rates[end] == peak
-    # The steepest step of the warm-up and of the decay bounds every step.
-    falling = {"cosine": math.pi / 2, "linear": 1, "polynomial": 2}[decay]
-    steepest = max((2 if warmup == "squared" else 1) / max(1, end), falling / max(1, total - end))
-    assert all(abs(b - a) <= peak * steepest * (1 + 1e-9) for a, b in pairwise(rates))

@@ -12,14 +12,8 @@ def test_table_3_is_the_papers() -> None:
     assert [row.global_batch for row in published.TABLE_3] == batches
     assert [row.gpus for row in published.TABLE_3] == [6, 48, 96, 192, 384, 768, 1536, 2304, 3072, 6144]
     # Against one node's 49 h 55 min: the node-seconds of 8, 256 and 384 nodes, in percent.
-    one, *others = published.timed_rows()
+    one, *others = published.TIMED_ROWS
     shares = {row.nodes: 100 * (one.seconds or 0) / ((row.seconds or 1) * row.nodes) for row in others}
     assert shares[8] == pytest.approx(87.7, abs=0.05)
     assert shares[256] == pytest.approx(82.3, abs=0.05)
     assert shares[384] == pytest.approx(76.8, abs=0.05)
-
-
-def test_a_row_is_found_by_its_batch() -> None:
-    row = published.row_of(12_288)
-    assert row is not None and (row.seconds, row.top1, row.std) == (853, 73.99, 0.07)
-    assert published.row_of(12_289) is None
