@@ -31,7 +31,7 @@ from torch import nn
 from summit_train.core.comm import World
 from summit_train.core.saved import bound_of, check_fit, give_weights, learner_path, load_checkpoint
 from summit_train.data.batches.loader import MicroBatch
-from summit_train.models.freeze import trained_norms
+from summit_train.models.video import trained_norms
 from summit_train.plan import Rung
 from summit_train.spec.optimizer import GrowBatchSpec, ParallelSpec
 from summit_train.training.checkpoint import save_checkpoint

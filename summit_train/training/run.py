@@ -22,8 +22,7 @@ from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network, make_ready
 from summit_train.models.precision import parameter_type
 from summit_train.models.weights import load_pretrained
-from summit_train.optim.sgd import parameter_groups
-from summit_train.optim.solvers import build_solver
+from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan
 from summit_train.spec import Spec, experiment_keys

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
+from summit_train.models.network import recompute_blocks
 from summit_train.models.precision import Normalise
-from summit_train.models.recompute import recompute_blocks
 from summit_train.training.noise import NoiseScale, PassSquares, Squares
 from tests.conftest import WriteSpec
 from tests.runs import records

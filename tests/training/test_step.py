@@ -16,8 +16,7 @@ from summit_train.core.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
 from summit_train.models.precision import Normalise
-from summit_train.optim.sgd import parameter_groups
-from summit_train.optim.solvers import build_solver
+from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
 from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
 from summit_train.training.step import (
