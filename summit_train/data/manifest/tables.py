@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -38,12 +37,8 @@ DTYPES: dict[str, DTypeLike] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Table:
-    """The rows of a source: their line numbers (0 in class folders) and their cells, column by column."""
-
-    lines: Sequence[int]
-    cells: dict[str, Sequence[str]]
+# The rows of a list: their line numbers (0 in class folders), and their cells, column by column.
+Table = tuple[Sequence[int], dict[str, Sequence[str]]]
 
 
 @contextmanager
@@ -66,7 +61,7 @@ def read_table(source: Path) -> Table:
         header, line = _header(source, file)
         rows = list(_csv_rows(source, file, len(header), line) if header else _list_rows(source, file))
     lines, *columns = zip(*rows, strict=True) if rows else ((),)
-    return Table(lines, dict(zip(header or ("path", "num_frames", "label"), columns, strict=bool(rows))))
+    return lines, dict(zip(header or ("path", "num_frames", "label"), columns, strict=bool(rows)))
 
 
 def class_folders(source: Path) -> tuple[str, ...]:
@@ -80,13 +75,12 @@ def class_folders(source: Path) -> tuple[str, ...]:
 
 def folder_table(source: Path) -> Table:
     """List the videos below each class folder, at any depth, sorted; their paths are relative to `source`."""
-    cells: dict[str, list[str]] = {"path": [], "label": []}
+    paths, labels = list[str](), list[str]()
     for label, name in enumerate(class_folders(source)):
         files = (os.path.join(folder, file) for folder, _, files in os.walk(source / name) for file in files)
-        paths = sorted(os.path.relpath(file, source) for file in files if is_video(os.path.basename(file)))
-        cells["path"] += paths
-        cells["label"] += [str(label)] * len(paths)
-    return Table([0] * len(cells["path"]), dict(cells))
+        paths += sorted(os.path.relpath(file, source) for file in files if is_video(os.path.basename(file)))
+        labels += [str(label)] * (len(paths) - len(labels))
+    return [0] * len(paths), {"path": paths, "label": labels}
 
 
 def is_video(name: str) -> bool:
@@ -155,29 +149,29 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
 
     Raises UserError at the first bad cell of a column.
     """
-    paths = [path.encode("utf-8", "surrogateescape") for path in table.cells["path"]]
+    lines, cells = table
+    paths = [path.encode("utf-8", "surrogateescape") for path in cells["path"]]
     if b"" in paths:
-        raise UserError(f"{source}:{table.lines[paths.index(b'')]}: the path is empty")
+        raise UserError(f"{source}:{lines[paths.index(b'')]}: the path is empty")
     empty = [""] * len(paths)
-
     numbers = {name: number for number, name in enumerate(classes or ())}
 
     def parsed(name: str, dtype: DTypeLike) -> NDArray[Any]:
         """Parse a column, each different text once; a missing one has empty cells."""
-        texts = table.cells.get(name, empty)
+        texts = cells.get(name, empty)
         values: dict[str, object] = {}
         for text in dict.fromkeys(texts):
             try:
                 values[text] = _label(numbers, text) if name == "label" else _optional(name, text)
             except ValueError as error:
-                raise UserError(f"{source}:{table.lines[texts.index(text)]}: {error}") from None
+                raise UserError(f"{source}:{lines[texts.index(text)]}: {error}") from None
         return np.array([values[text] for text in texts], dtype)
 
     frame_counts = parsed("num_frames", np.int32)
     spans: list[Span] = []
-    if table.cells.keys() & {"start_frame", "end_frame"}:
-        cells = (table.cells.get(name, empty) for name in ("start_frame", "end_frame"))
-        for line, num_frames, start, end in zip(table.lines, frame_counts.tolist(), *cells, strict=True):
+    if cells.keys() & {"start_frame", "end_frame"}:
+        starts, ends = (cells.get(name, empty) for name in ("start_frame", "end_frame"))
+        for line, num_frames, start, end in zip(lines, frame_counts.tolist(), starts, ends, strict=True):
             try:
                 spans.append(parse_span(start, end))
                 if num_frames > 0:
@@ -192,8 +186,8 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
         "labels": parsed("label", np.int32),
         "frame_counts": frame_counts,
         "reversed_flags": parsed("reversed", np.bool_),
-        "lines": np.array(table.lines, np.int32),
-        "digests": parsed("sha256", "V32") if "sha256" in table.cells else np.zeros(0, "V32"),
+        "lines": np.array(lines, np.int32),
+        "digests": parsed("sha256", "V32") if "sha256" in cells else np.zeros(0, "V32"),
         "spans": np.array(spans, DTYPES["spans"]),
     }
 

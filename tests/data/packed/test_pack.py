@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import os
 import shutil
 import signal
 import time
@@ -56,11 +55,6 @@ def test_the_index_is_numpys(pack_set: PackSet) -> None:
     assert set(clips["width"].tolist()) == {52} and set(clips["height"].tolist()) == {40}
 
 
-def test_workers_change_nothing(raw: FileStore, pack_set: PackSet, tmp_path: Path) -> None:
-    pack_module.pack_set(raw, tmp_path / "other", Packing("bytes"), SHARD_BYTES, workers=2)
-    assert content_of(tmp_path / "other") == content_of(pack_set())
-
-
 @pytest.mark.parametrize(("side", "size"), [(20, (26, 20)), (256, (52, 40))])
 def test_pictures_are_scaled_down_and_never_up(pack_set: PackSet, side: int, size: tuple[int, int]) -> None:
     out = pack_set(kind="jpeg", short_side=side)
@@ -69,16 +63,6 @@ def test_pictures_are_scaled_down_and_never_up(pack_set: PackSet, side: int, siz
 
 
 # What is begun again.
-
-
-def test_a_finished_set_is_left_alone(raw: FileStore, pack_set: PackSet) -> None:
-    for packing, other in ((Packing("bytes"), Packing("jpeg")), (Packing("jpeg"), Packing("jpeg", quality=50))):
-        out = pack_set(name=packing.kind, kind=packing.kind)
-        before = content_of(out)
-        assert begin(raw, out, packing, SHARD_BYTES, workers=0) is None
-        with pytest.raises(UserError, match="contains a different set"):
-            begin(raw, out, other, SHARD_BYTES, workers=0)
-        assert content_of(out) == before
 
 
 def test_what_is_unfinished_is_not_read_and_not_mixed(raw: FileStore, tmp_path: Path) -> None:
@@ -92,19 +76,23 @@ def test_what_is_unfinished_is_not_read_and_not_mixed(raw: FileStore, tmp_path: 
         begin(raw, tmp_path / "out", Packing("jpeg"), SHARD_BYTES, workers=0)
 
 
-def test_what_cannot_be_begun_is_refused(raw: FileStore, pack_set: PackSet, videos: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
+def test_what_cannot_be_begun_is_refused_and_left_alone(raw: FileStore, pack_set: PackSet, tmp_path: Path) -> None:
+    mine, jpeg, done = tmp_path / "mine", Packing("jpeg"), pack_set(kind="jpeg")
     mine.mkdir()
     (mine / "mine.txt").write_text("precious")
-    packed, wrong = FileStore(read_manifest(pack_set()), ""), FileStore(raw.manifest, str(tmp_path / "wrong"))
-    for store, folder, message in (
-        (raw, mine, "must be an empty or a new folder"),
-        (packed, tmp_path / "again", "is packed already; pack from the manifest"),
-        (wrong, tmp_path / "out", rf"none of {NUM_VIDEOS} clips that were tried can be read below .*wrong"),
+    before = content_of(tmp_path)
+    assert begin(raw, done, jpeg, SHARD_BYTES, workers=0) is None  # it has this set
+    packed, wrong = FileStore(read_manifest(done), ""), FileStore(raw.manifest, str(tmp_path / "wrong"))
+    for store, folder, packing, message in (
+        (raw, done, Packing("bytes"), "contains a different set"),
+        (raw, done, Packing("jpeg", quality=50), "contains a different set"),
+        (raw, mine, jpeg, "must be an empty or a new folder"),
+        (packed, tmp_path / "again", jpeg, "is packed already; pack from the manifest"),
+        (wrong, tmp_path / "out", jpeg, rf"none of {NUM_VIDEOS} clips that were tried can be read below .*wrong"),
     ):
         with pytest.raises(UserError, match=message):
-            begin(store, folder, Packing("jpeg"), SHARD_BYTES, workers=0)
-    assert os.listdir(mine) == ["mine.txt"]
+            begin(store, folder, packing, SHARD_BYTES, workers=0)
+    assert content_of(tmp_path) == before
 
 
 @pytest.mark.parametrize(("kind", "number", "stride"), [("bytes", 1, 3), ("jpeg", 2, 6)])

@@ -107,7 +107,7 @@ def test_two_processes_share_the_work_of_one_node(packed: Path, dest: Path) -> N
     both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = [process.communicate()[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert sum(": 0 bytes copied and checked" in out for out in outputs) == 1
+    assert sum(": 0 B copied and checked" in out for out in outputs) == 1
     assert content_of(staged_folder(dest, packed)) == content_of(packed)
 
 
