@@ -6,7 +6,7 @@ import csv
 import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -55,13 +55,23 @@ def opened(path: str | Path, what: str = "") -> Iterator[TextIO]:
         raise UserError(f"{path}: {what}cannot be read: {reason}") from error
 
 
-def read_table(source: Path) -> Table:
-    """Read a CSV with a header, or header-less lines `path label` or `path num_frames label`. Raises UserError."""
-    with opened(source, "the manifest ") as file:
-        header, line = _header(source, file)
-        rows = list(_csv_rows(source, file, len(header), line) if header else _list_rows(source, file))
-    lines, *columns = zip(*rows, strict=True) if rows else ((),)
-    return lines, dict(zip(header or ("path", "num_frames", "label"), columns, strict=bool(rows)))
+def read_table(source: Path, columns: tuple[str, str] = ("path", "label"), what: str = "the manifest ") -> Table:
+    """Read a CSV whose header has these columns, or header-less lines `path label` or `path num_frames label`.
+
+    Raises UserError, with `what` if the file cannot be read.
+    """
+    with opened(source, what) as file:
+        lines = [(line, text) for line, text in enumerate(file, 1) if text.strip()]
+    names = [name.strip().strip('"') for name in lines[0][1].split(",")] if lines else []
+    if set(columns) & set(names):
+        _check_header(f"{source}:{lines[0][0]}", names, columns)
+        lines = lines[1:]
+        rows: list[Sequence[str]] = list(_csv_rows(source, lines, len(names)))
+    else:
+        names = ["path", "num_frames", "label"]
+        rows = [_list_row(f"{source}:{line}", text) for line, text in lines]
+    cells: Iterable[Sequence[str]] = zip(*rows, strict=True) if rows else [()] * len(names)
+    return [line for line, _ in lines], dict(zip(names, cells, strict=True))
 
 
 def class_folders(source: Path) -> tuple[str, ...]:
@@ -88,60 +98,44 @@ def is_video(name: str) -> bool:
     return name.lower().endswith(VIDEO_EXTENSIONS) and not name.startswith(".")
 
 
-def _header(source: Path, file: TextIO) -> tuple[list[str], int]:
-    """Return the header's names and its line, with the file positioned after it; ([], 0) where there is none."""
-    for line, text in enumerate(iter(file.readline, ""), 1):
-        if text.strip():
-            names = [name.strip().strip('"') for name in text.split(",")]
-            if not {"path", "label"} & set(names):
-                break
-            for name in ("path", "label"):
-                if names.count(name) != 1:
-                    got = ", ".join(names)
-                    raise UserError(f"{source}:{line}: the header must have one column {name!r}, got {got}")
-            for name in names:
-                near = difflib.get_close_matches(name, COLUMNS, n=1, cutoff=0.8)
-                if near and near[0] != name:
-                    raise UserError(f"{source}:{line}: unknown column {name!r}: did you mean {near[0]!r}?")
-            return names, line
-    file.seek(0)
-    return [], 0
+def _check_header(place: str, names: Sequence[str], columns: tuple[str, str]) -> None:
+    for name in columns:
+        if names.count(name) != 1:
+            raise UserError(f"{place}: the header must have one column {name!r}, got {', '.join(names)}")
+    for name in names:
+        near = difflib.get_close_matches(name, COLUMNS, n=1, cutoff=0.8)
+        if near and near[0] != name:
+            raise UserError(f"{place}: unknown column {name!r}: did you mean {near[0]!r}?")
 
 
-def _csv_rows(source: Path, file: TextIO, width: int, line: int) -> Iterator[tuple[Any, ...]]:
-    """Yield (line, cells) of the rows below the header, which ends with `line`."""
-    rows = csv.reader(file)
+def _csv_rows(source: Path, lines: Sequence[tuple[int, str]], width: int) -> Iterator[Sequence[str]]:
+    """Yield the cells of each line below the header. One line is one row: a quote must end where it began."""
+    rows = csv.reader(text for _, text in lines)
     try:
-        # One row is one line, blank lines being empty rows, so a row's place is its line number.
-        for number, row in enumerate(rows, line + 1):
-            if len(row) == width:
-                yield number, *row
-            elif any("\n" in cell for cell in row):
-                raise UserError(f"{source}:{number}: a double quote is not closed on its line")
-            elif row:
+        for (line, _), row in zip(lines, rows, strict=False):
+            if any("\n" in cell for cell in row):
+                raise UserError(f"{source}:{line}: a double quote is not closed on its line")
+            if len(row) != width:
                 hint = 'put a path with a comma in double quotes: "a, b.mp4",3'
-                raise UserError(f"{source}:{number}: {len(row)} fields where the header has {width}; {hint}")
+                raise UserError(f"{source}:{line}: {len(row)} fields where the header has {width}; {hint}")
+            yield row
     except csv.Error as error:
-        raise UserError(f"{source}:{line + rows.line_num}: not a CSV: {error}") from error
+        raise UserError(f"{source}:{lines[rows.line_num - 1][0]}: not a CSV: {error}") from error
 
 
-def _list_rows(source: Path, file: TextIO) -> Iterator[tuple[Any, ...]]:
-    """Yield (line, path, num_frames or "", label) of a list's lines; the path may contain blanks."""
-    for line, text in enumerate(file, 1):
-        if text.isspace():
-            continue
-        path, *label = text.strip().rsplit(None, 1)
-        if not label:
-            raise UserError(
-                f"{source}:{line}: {path[:80]!r} is neither `path label` nor below a header: begin the file with the "
-                "line path,label or separate path and label by a blank"
-            )
-        shorter, *frames = path.rsplit(None, 1)
-        if path.lower().endswith(VIDEO_EXTENSIONS) or not frames or not frames[0].isdecimal():
-            yield line, path, "", label[0]
-        else:
-            # A path without a video's extension is a folder of pictures, and lists of those give the number of frames.
-            yield line, shorter, frames[0], label[0]
+def _list_row(place: str, text: str) -> Sequence[str]:
+    """Return path, num_frames or "", and label of a header-less line; the path may contain blanks."""
+    path, *label = text.strip().rsplit(None, 1)
+    if not label:
+        raise UserError(
+            f"{place}: {path[:80]!r} is neither `path label` nor below a header: begin the file with the "
+            "line path,label or separate path and label by a blank"
+        )
+    shorter, *frames = path.rsplit(None, 1)
+    # A path without a video's extension is a folder of pictures, and lists of those give the number of frames.
+    if path.lower().endswith(VIDEO_EXTENSIONS) or not frames or not frames[0].isdecimal():
+        return path, "", label[0]
+    return shorter, frames[0], label[0]
 
 
 def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> dict[str, NDArray[Any]]:

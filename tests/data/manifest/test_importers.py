@@ -145,7 +145,7 @@ def test_something_v2(tmp_path: Path) -> None:
         ),
         ("kinetics", {"source": f"{HEADER}\n,x,0,10,test\n"}, ":2: must have a youtube_id and a label"),
         ("kinetics", {"source": f"{HEADER}\na,x,zero,10,train\n"}, ":2: time_start and time_end"),
-        ("kinetics", {"source": f"{HEADER}\na,x\n"}, ":2: fewer fields"),
+        ("kinetics", {"source": f"{HEADER}\na,x\n"}, ":2: time_start and time_end must be seconds, got"),
         ("ucf101", UCF101 | {"source": "ApplyEyeMakeup/a.avi 2\n"}, ":1: 2 is not the number of ApplyEyeMakeup"),
         ("hmdb51", {"wave_test_split3.txt": ""}, r"CLASS_test_split1\.txt"),
         ("something_v1", V1 | {"source": "100218\n"}, ":1: must be ID;label"),

@@ -84,10 +84,10 @@ def test_a_bad_span_leaves_the_others_of_its_file_and_a_bad_file_none(tmp_path: 
     [
         (None, "cannot be read"),
         ("", "bad.csv:1: the header must be path,reason"),
-        ("path,label\na,0\n", "bad.csv:1: the header must be"),
-        ("path,reason\na,b,c\n", "bad.csv:2: must have a path and a reason, got 3 fields"),
+        ("path,label\na,0\n", "bad.csv:1: the header must have one column 'reason', got path, label"),
+        ("path,reason\na,b,c\n", "bad.csv:2: 3 fields where the header has 2"),
         (f"{SPANS}\na,b,4,2\n", "bad.csv:2: end_frame must be after start_frame, got 4 to 2"),
-        (f"{SPANS}\na,b\n", "bad.csv:2: must have a path and a reason, and start_frame and end_frame, got 2 fields"),
+        (f"{SPANS}\na,b\n", "bad.csv:2: 2 fields where the header has 4"),
         ("path,reason\n" + "".join(f'"{name}",x\n' for name in NAMES), "names every clip"),
     ],
 )

@@ -5,7 +5,6 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as pack_module
 from summit_train.data.packed.format import Packing, read_pack
 from summit_train.data.packed.pack import begin, missing_shards, pack_shards
-from summit_train.data.video.encode import write_video
 from tests.data.packed.conftest import (
     NUM_FRAMES,
     NUM_VIDEOS,
@@ -154,22 +152,6 @@ def test_bad_clips_are_named_and_no_shard_has_one(videos: Path, tmp_path: Path, 
     assert sorted(path.name for path in job.folder.glob("*")) == [".packing", "000000.tar", "000003.tar"]
 
 
-def test_a_disk_that_is_full_ends_it_and_the_next_call_goes_on(
-    raw: FileStore, pack_set: PackSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = begin(raw, tmp_path / "out", Packing("bytes"), SHARD_BYTES, workers=0)
-    assert job is not None
-
-    def full(*_: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
-        patched.setattr(pack_module, "replacing", full)
-        list(pack_shards(job, missing_shards(job), workers=0))
-    pack_module.pack_set(raw, tmp_path / "out", Packing("bytes"), SHARD_BYTES)
-    assert content_of(tmp_path / "out") == content_of(pack_set())
-
-
 @pytest.mark.parametrize(("kind", "side"), [("bytes", 256), ("jpeg", 256), ("jpeg", 24)])
 def test_frame_folders_are_packed(tmp_path: Path, kind: str, side: int) -> None:
     generator = np.random.default_rng(1)
@@ -186,9 +168,3 @@ def test_frame_folders_are_packed(tmp_path: Path, kind: str, side: int) -> None:
     # JPEGs that are small enough stay as they are; PNGs do where bytes were asked for.
     assert [one == files for one, files in zip(content, own, strict=True)] == [side == 256, kind == "bytes"]
     assert packed.manifest.frame_counts.tolist() == [6, 6] and complaints(out) == []
-
-
-def test_a_video_of_one_frame(tmp_path: Path) -> None:
-    write_video(tmp_path / "one.mp4", np.zeros((1, 16, 16, 3), np.uint8))
-    packed = packed_store(stored(tmp_path, [ManifestRow("one.mp4", 0)]), tmp_path / "out", Packing("jpeg", every=4))
-    assert packed.manifest.frame_counts.tolist() == [1]
