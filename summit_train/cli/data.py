@@ -28,7 +28,7 @@ from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request, locate
 from summit_train.data.manifest.quarantine import write_quarantine
 from summit_train.data.manifest.reading import check_beside, write_classes
-from summit_train.data.manifest.split import Splitting, split_manifest
+from summit_train.data.manifest.split import split_manifest
 from summit_train.data.manifest.tables import CLASSES_FILE
 from summit_train.data.motion import KINDS as MOTION_KINDS
 from summit_train.data.motion import MotionSet, write_motion_set
@@ -241,8 +241,8 @@ def _split_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _split(args: argparse.Namespace) -> Result:
-    how = Splitting(args.folds, args.group, args.seed, tuple(args.only), args.both_directions)
-    folds = split_manifest(args.manifest, args.out, how)
+    how = {"seed": args.seed, "only": args.only, "both_directions": args.both_directions}
+    folds = split_manifest(args.manifest, args.out, args.folds, args.group, **how)
     rows = [["class", *(f"{fold.folder.name} train/val" for fold in folds)]]
     rows += [[name, *(f"{fold.train[name]:,}/{fold.val[name]:,}" for fold in folds)] for name in folds[0].train]
     text: list[str | TextTable] = [TextTable(rows)]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from summit_train.__main__ import main
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
-from summit_train.data.manifest.split import Fold, Splitting, split_manifest
+from summit_train.data.manifest.split import Fold, split_manifest
 from summit_train.data.video.span import Span
 
 PERSON = "^[^_]+"
@@ -41,7 +41,7 @@ def _sides(out: Path, fold: int) -> tuple[Manifest, Manifest]:
 
 
 def _split(folder: Path | str, folds: int, group: str | None = PERSON, **how: Any) -> list[Fold]:
-    return split_manifest(f"{folder}/clips.csv", f"{folder}/out", Splitting(folds, group, **how))
+    return split_manifest(f"{folder}/clips.csv", f"{folder}/out", folds, group, **how)
 
 
 @settings(max_examples=25, deadline=None)
