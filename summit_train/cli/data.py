@@ -167,10 +167,10 @@ def _index_text(listing: Listing, rows: Sequence[ManifestRow]) -> list[str | Tex
     if listing.skipped:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(listing.skipped.items()))
         text.append(f"no videos by their names: {kinds}")
-    return text + _shown("the same bytes as another", [f"{path} = {first}" for path, first in copies(rows)])
+    return text + _first_lines("the same bytes as another", [f"{path} = {first}" for path, first in copies(rows)])
 
 
-def _shown(title: str, lines: Sequence[object]) -> list[str]:
+def _first_lines(title: str, lines: Sequence[object]) -> list[str]:
     """Return the first of some lines below their number; nothing where there are none."""
     more = [f"  ... and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
     return [f"{title}: {len(lines):,}", *(f"  {line}" for line in lines[:_SHOWN]), *more] if lines else []
@@ -268,7 +268,7 @@ def _write(
     # The list first: where the manifest exists, the list does too.
     path = out.with_name(f"{out.stem}.left_out.csv")
     path.unlink(missing_ok=True)
-    written = _shown("left out", left_out)
+    written = _first_lines("left out", left_out)
     if left_out:
         write_quarantine(path, left_out)
         written.append(f"wrote {path}: all {len(left_out):,} that are left out")

@@ -34,13 +34,13 @@ _PATIENCE = 1.5
 
 
 @dataclass(frozen=True)
-class Facts(VideoInfo):
+class FileFacts(VideoInfo):
     """What a video or a folder of pictures holds. sha256: in hexadecimal digits."""
 
     sha256: str
 
 
-Found = Facts | DecodeError
+Found = FileFacts | DecodeError
 Examine = Callable[[str, str], Found]
 
 
@@ -59,7 +59,7 @@ def examine(root: str, path: str) -> Found:
     except OSError as error:
         return DecodeError(path, error.strerror or str(error))
     fps, duration = (value and round(value, 6) for value in (info.fps, info.duration))
-    return Facts(**asdict(info) | {"fps": fps, "duration": duration, "sha256": digest})
+    return FileFacts(**asdict(info) | {"fps": fps, "duration": duration, "sha256": digest})
 
 
 def spread(
@@ -127,7 +127,9 @@ class Journal:
                     continue
                 path = record["path"]
                 if path in asked and record["state"] == self._state(path):
-                    found[path] = DecodeError(path, record["error"]) if "error" in record else Facts(**record["facts"])
+                    found[path] = (
+                        DecodeError(path, record["error"]) if "error" in record else FileFacts(**record["facts"])
+                    )
         return found
 
     def add(self, rank: int, path: str, found: Found) -> None:
@@ -195,12 +197,12 @@ def sort_clips(
         error = facts if isinstance(facts, DecodeError) else _why_bad(row, facts, min_frames, compare)
         if error is not None:
             bad.setdefault((error.path, error.span), error)
-        elif isinstance(facts, Facts):
+        elif isinstance(facts, FileFacts):
             good.append(replace(row, **asdict(facts)))
     return good, list(bad.values())
 
 
-def _why_bad(row: ManifestRow, facts: Facts, min_frames: int, compare: bool) -> DecodeError | None:
+def _why_bad(row: ManifestRow, facts: FileFacts, min_frames: int, compare: bool) -> DecodeError | None:
     if compare and row.sha256 not in (None, facts.sha256):
         return DecodeError(row.path, "has changed since it was indexed: its SHA-256 is not the manifest's")
     if compare and row.num_frames not in (None, facts.num_frames):

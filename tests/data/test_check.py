@@ -15,7 +15,7 @@ import pytest
 from summit_train.core.errors import UserError
 from summit_train.data.check import (
     Examine,
-    Facts,
+    FileFacts,
     Found,
     Journal,
     Listing,
@@ -33,7 +33,7 @@ from tests.worlds import PATIENCE_S
 
 CLIPS = Path(__file__).parents[2].parent / "shared" / "clips"
 needs_clips = pytest.mark.skipif(not CLIPS.is_dir(), reason="the real clips in ../shared/clips are not here")
-FACTS = Facts(9, 29.97, 32, 16, 0.3003, "h264", "ab" * 32)
+FACTS = FileFacts(9, 29.97, 32, 16, 0.3003, "h264", "ab" * 32)
 
 
 def _die_of_b(root: str, path: str) -> Found:
@@ -169,7 +169,7 @@ def test_videos_outside_class_folders_and_folders_without_any_are_refused(tmp_pa
 
 
 def test_clips_are_sorted_into_good_ones_and_errors_each_once() -> None:
-    short, one = Facts(3, None, 2, 2, None, "x", "2"), replace(FACTS, sha256="1")
+    short, one = FileFacts(3, None, 2, 2, None, "x", "2"), replace(FACTS, sha256="1")
     found: dict[str, Found] = dict.fromkeys("acd", one) | {"b": short, "f": DecodeError("f", "is empty")}
     rows = [ManifestRow(path, 0) for path in "ffabbcd"]
     # A video in both directions is not a copy of itself; of a file with a bad span the others are good.
@@ -192,7 +192,7 @@ def test_clips_are_sorted_into_good_ones_and_errors_each_once() -> None:
         (FACTS, None),
     ],
 )
-def test_a_scan_compares_the_files_with_the_manifest(facts: Facts, reason: str | None) -> None:
+def test_a_scan_compares_the_files_with_the_manifest(facts: FileFacts, reason: str | None) -> None:
     rows = [ManifestRow("a", 0, 9, sha256="ab" * 32), ManifestRow("b", 0)]
     _, bad = sort_clips(rows, {"a": facts, "b": facts}, compare=True)
     assert [(error.path, error.reason) for error in bad] == ([] if reason is None else [("a", reason)])

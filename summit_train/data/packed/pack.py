@@ -155,7 +155,6 @@ def _mean_bytes(job: Job, workers: int) -> float:
 
 
 def missing_shards(job: Job) -> list[int]:
-    """Return the shards that are still to be packed."""
     names = {path.name for path in job.folder.iterdir()}
     return [n for n, part in enumerate(job.parts()) if shard_name(n) not in names or not part.exists()]
 

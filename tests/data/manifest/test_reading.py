@@ -34,14 +34,14 @@ def test_a_csv_with_all_columns(tmp_path: Path) -> None:
     manifest = _read(
         tmp_path,
         "path,label,num_frames,fps,width,height,group,sha256,reversed\n"
-        f"a/1.mp4,2,84,25,180,144,daria,{'78' * 32},0\n"
+        f"a/1.mp4,2,84,25,180,144,daria,{'78' * 31}00,0\n"
         '"a/2, b.mp4",0,,,,,,,1\n'
         "/abs/3.mp4,1,-1,,,,,,\n",
     )
     assert _clips(manifest) == [("a/1.mp4", 2), ("a/2, b.mp4", 0), ("/abs/3.mp4", 1)]
     assert [manifest.num_frames(index) for index in range(3)] == [84, None, None]
     assert [manifest.is_reversed(index) for index in range(3)] == [False, True, False]
-    assert [manifest.sha256(index) for index in range(3)] == [b"x" * 32, None, None]
+    assert [manifest.sha256(index) for index in range(3)] == [b"x" * 31 + b"\0", None, None]
     assert (len(manifest), manifest.classes, manifest.class_names) == (3, None, ("0", "1", "2"))
     assert manifest.labels.dtype == np.int32
 
