@@ -136,7 +136,6 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
     root = "only where SOURCE is a manifest: the folder where its paths start [its own folder]"
     add("--root", metavar="DIR", type=Path, help=root)
     add("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
-    add("--min-frames", type=int, default=1, metavar="N", help="leave out shorter ones [%(default)s]")
 
 
 def _index(args: argparse.Namespace) -> Result:
@@ -148,7 +147,7 @@ def _index(args: argparse.Namespace) -> Result:
         found = _survey(world, str(listing.root), (row.path for row in listing.rows), args.out, args.workers)
         if world.rank:
             return Result()
-        rows, left_out = sort_clips(listing.rows, found, args.min_frames)
+        rows, left_out = sort_clips(listing.rows, found, compare=False)
         text = _index_text(listing, rows)
         nothing = f"{args.source}: contains no video that can be used"
         text += _write(args.out, rows, listing.classes, listing.root, left_out, text, nothing)

@@ -127,9 +127,8 @@ class Journal:
                     continue
                 path = record["path"]
                 if path in asked and record["state"] == self._state(path):
-                    found[path] = (
-                        DecodeError(path, record["error"]) if "error" in record else FileFacts(**record["facts"])
-                    )
+                    error = record.get("error")
+                    found[path] = FileFacts(**record["facts"]) if error is None else DecodeError(path, error)
         return found
 
     def add(self, rank: int, path: str, found: Found) -> None:
@@ -184,7 +183,7 @@ def list_videos(source: Path, root: Path | None = None) -> Listing:
 
 
 def sort_clips(
-    rows: Iterable[ManifestRow], found: Mapping[str, Found], min_frames: int = 1, *, compare: bool = False
+    rows: Iterable[ManifestRow], found: Mapping[str, Found], *, compare: bool
 ) -> tuple[list[ManifestRow], list[DecodeError]]:
     """Return the clips that can be used, with the facts of their files, and why the others cannot.
 
@@ -193,27 +192,22 @@ def sort_clips(
     """
     good, bad = list[ManifestRow](), dict[tuple[str, Span], DecodeError]()
     for row in rows:
-        facts = found[row.path]
-        error = facts if isinstance(facts, DecodeError) else _why_bad(row, facts, min_frames, compare)
-        if error is not None:
+        try:
+            good.append(_with_facts(row, found[row.path], compare=compare))
+        except DecodeError as error:
             bad.setdefault((error.path, error.span), error)
-        elif isinstance(facts, FileFacts):
-            good.append(replace(row, **asdict(facts)))
     return good, list(bad.values())
 
 
-def _why_bad(row: ManifestRow, facts: FileFacts, min_frames: int, compare: bool) -> DecodeError | None:
-    if compare and row.sha256 not in (None, facts.sha256):
-        return DecodeError(row.path, "has changed since it was indexed: its SHA-256 is not the manifest's")
-    if compare and row.num_frames not in (None, facts.num_frames):
-        return DecodeError(row.path, f"has {facts.num_frames} frames, but the manifest says {row.num_frames}")
-    try:
-        count = len(row.span.frames(row.path, facts.num_frames))
-    except DecodeError as error:
-        return error
-    if count < min_frames:
-        return DecodeError(row.path, f"has {count} frames, fewer than {min_frames}", row.span)
-    return None
+def _with_facts(row: ManifestRow, found: Found, *, compare: bool) -> ManifestRow:
+    if isinstance(found, DecodeError):
+        raise found
+    if compare and row.sha256 not in (None, found.sha256):
+        raise DecodeError(row.path, "has changed since it was indexed: its SHA-256 is not the manifest's")
+    if compare and row.num_frames not in (None, found.num_frames):
+        raise DecodeError(row.path, f"has {found.num_frames} frames, but the manifest says {row.num_frames}")
+    row.span.frames(row.path, found.num_frames)
+    return replace(row, **asdict(found))
 
 
 def copies(rows: Iterable[ManifestRow]) -> list[tuple[str, str]]:
