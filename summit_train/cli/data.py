@@ -203,14 +203,14 @@ def _survey(world: World, root: str, paths: Iterable[str], out: Path, workers: i
 def _scan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("manifest", metavar="MANIFEST", type=Path, help="manifest, or folder of class folders")
-    add("--root", type=Path, help="where the manifest's paths start [its own folder]")
+    add("--root", metavar="DIR", help="where the manifest's paths start [its own folder]")
     add("--out", metavar="BAD.csv", type=Path, required=True, help="list for data.quarantine")
     add("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
 
 
 def _scan(args: argparse.Namespace) -> Result:
     manifest = read_manifest(args.manifest)
-    root = located_root(None if args.root is None else str(args.root), manifest)
+    root = located_root(args.root, manifest)
     rows = [manifest.row(clip) for clip in range(len(manifest))]
     with session(this_launch()) as world:
         found = _survey(world, root, (row.path for row in rows), args.out, args.workers)
