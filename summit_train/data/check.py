@@ -212,6 +212,6 @@ def _with_facts(row: ManifestRow, found: Found, *, compare: bool) -> ManifestRow
 
 def copies(rows: Iterable[ManifestRow]) -> list[tuple[str, str]]:
     """Return the path of each file with the same bytes as an earlier one, and the path of that one."""
-    first: dict[str | None, str] = {}
     digests = {row.path: row.sha256 for row in rows}  # each file once
-    return [(path, first[digest]) for path, digest in digests.items() if first.setdefault(digest, path) != path]
+    first = {digest: path for path, digest in reversed(digests.items())}
+    return [(path, first[digest]) for path, digest in digests.items() if first[digest] != path]

@@ -6,8 +6,9 @@ import csv
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -35,8 +36,6 @@ DTYPES: dict[str, DTypeLike] = {
     "labels": np.int32, "frame_counts": np.int32, "reversed_flags": np.bool_, "lines": np.int32, "digests": "V32",
     "spans": [("start", "<i4"), ("end", "<i4")],
 }  # fmt: skip
-
-
 # The rows of a list: their line numbers (0 in class folders), and their cells, column by column.
 Table = tuple[Sequence[int], dict[str, Sequence[str]]]
 
@@ -61,17 +60,18 @@ def read_table(source: Path, columns: tuple[str, str] = ("path", "label"), what:
     Raises UserError, with `what` if the file cannot be read.
     """
     with opened(source, what) as file:
-        lines = [(line, text) for line, text in enumerate(file, 1) if text.strip()]
-    names = [name.strip().strip('"') for name in lines[0][1].split(",")] if lines else []
+        texts = file.readlines()
+    start = next((number for number, text in enumerate(texts) if text.strip()), 0)
+    names = [name.strip().strip('"') for name in texts[start].split(",")] if texts else []
     if set(columns) & set(names):
-        _check_header(f"{source}:{lines[0][0]}", names, columns)
-        lines = lines[1:]
-        rows: list[Sequence[str]] = list(_csv_rows(source, lines, len(names)))
+        _check_header(f"{source}:{start + 1}", names, columns)
+        rows = list(_csv_rows(source, texts, start + 1, len(names)))
     else:
         names = ["path", "num_frames", "label"]
-        rows = [_list_row(f"{source}:{line}", text) for line, text in lines]
-    cells: Iterable[Sequence[str]] = zip(*rows, strict=True) if rows else [()] * len(names)
-    return [line for line, _ in lines], dict(zip(names, cells, strict=True))
+        listed = ((line, text) for line, text in enumerate(texts, 1) if text.strip())
+        rows = [(line, *_list_row(f"{source}:{line}", text)) for line, text in listed]
+    lines, *cells = zip(*rows, strict=True) if rows else [()] * (1 + len(names))
+    return lines, dict(zip(names, cells, strict=True))
 
 
 def class_folders(source: Path) -> tuple[str, ...]:
@@ -108,22 +108,24 @@ def _check_header(place: str, names: Sequence[str], columns: tuple[str, str]) ->
             raise UserError(f"{place}: unknown column {name!r}: did you mean {near[0]!r}?")
 
 
-def _csv_rows(source: Path, lines: Sequence[tuple[int, str]], width: int) -> Iterator[Sequence[str]]:
-    """Yield the cells of each line below the header. One line is one row: a quote must end where it began."""
-    rows = csv.reader(text for _, text in lines)
+def _csv_rows(source: Path, texts: Sequence[str], first: int, width: int) -> Iterator[tuple[Any, ...]]:
+    """Yield (line, cells) of the rows from texts[first] on."""
+    rows, line = csv.reader(islice(texts, first, None)), first + 1
     try:
-        for (line, _), row in zip(lines, rows, strict=False):
-            if any("\n" in cell for cell in row):
+        for row in rows:
+            if len(row) == width:
+                yield line, *row
+            elif any("\n" in cell for cell in row):
                 raise UserError(f"{source}:{line}: a double quote is not closed on its line")
-            if len(row) != width:
+            elif row:
                 hint = 'put a path with a comma in double quotes: "a, b.mp4",3'
                 raise UserError(f"{source}:{line}: {len(row)} fields where the header has {width}; {hint}")
-            yield row
+            line = first + rows.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{source}:{lines[rows.line_num - 1][0]}: not a CSV: {error}") from error
+        raise UserError(f"{source}:{first + rows.line_num}: not a CSV: {error}") from error
 
 
-def _list_row(place: str, text: str) -> Sequence[str]:
+def _list_row(place: str, text: str) -> tuple[str, str, str]:
     """Return path, num_frames or "", and label of a header-less line; the path may contain blanks."""
     path, *label = text.strip().rsplit(None, 1)
     if not label:

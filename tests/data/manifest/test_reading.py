@@ -147,7 +147,7 @@ def test_a_path_of_any_bytes_survives(tmp_path: Path) -> None:
         ("path,label,num_frame\na,0,1\n", "list.csv:1: unknown column 'num_frame': did you mean 'num_frames'"),
         ("path,label\na,0\n\nb,1,2\n", "list.csv:4: 3 fields where the header has 2"),
         ('path,label\na,0\n"b,1\nc,2\n', "list.csv:3: a double quote is not closed"),
-        ("path,label\na,0\n,1\n", "list.csv:3: the path is empty"),
+        ('path,label\n"a\n\nb",0\n,1\n', "list.csv:5: the path is empty"),
         ("path,label\na,0\nb,-1\n", "list.csv:3: label -1 is out of range: labels start from 0"),
         (f"path,label\na,{10**20}\n", f"list.csv:2: label {10**20} is out of range"),
         ("path,label\na,0\nb,\n", "list.csv:3: the label is empty"),
