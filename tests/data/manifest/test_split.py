@@ -114,6 +114,11 @@ def test_a_class_that_cannot_be_on_both_sides_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the class '0' has clips in 1 of .* try more groups"):
         write_manifest(tmp_path / "clips.csv", [ManifestRow("p0_a.mp4", 0), *rows[-3:]])
         _split(tmp_path, 2)
+    # Two of three groups have each class, so two are on one side, which leaves the other without a class.
+    pairs = [("a", 0), ("a", 1), ("b", 1), ("b", 2), ("c", 0), ("c", 2)]
+    write_manifest(tmp_path / "clips.csv", [ManifestRow(f"{group}_{label}.mp4", label) for group, label in pairs])
+    with pytest.raises(UserError, match=r"no split into 2 folds was found with the class '[012]' on both sides"):
+        _split(tmp_path, 2)
 
 
 def test_a_rare_class_within_mixed_groups_comes_on_both_sides(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def test_what_is_unfinished_is_not_read_and_not_mixed(raw: FileStore, tmp_path: 
         read_manifest(tmp_path / "out")
     with pytest.raises(UserError, match="contains an unfinished, different set"):
         begin(raw, tmp_path / "out", Packing("jpeg"), SHARD_BYTES, workers=0)
+    assert begin(raw, tmp_path / "out", Packing("bytes"), SHARD_BYTES, workers=0) == job
 
 
 def test_what_cannot_be_begun_is_refused_and_left_alone(raw: FileStore, pack_set: PackSet, tmp_path: Path) -> None:
