@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from summit_train.core.text import counted
 from summit_train.report.caption import drawn
 from summit_train.report.figures import Picture, drawable, house_style, image
-from summit_train.report.metrics import Run
+from summit_train.report.records import Run
 from summit_train.report.tables import MOST_CLASSES
 
 MOST_PAIRS = 10

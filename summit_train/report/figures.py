@@ -23,8 +23,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from summit_train.core.text import mean_std
-from summit_train.report.metrics import Run
-from summit_train.report.records import StepRecord, number
+from summit_train.report.records import Run, StepRecord, number
 from summit_train.report.tables import machine_of, views_of
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from summit_train.core.text import noise_text
-from summit_train.report.metrics import Run
-from summit_train.report.records import StepRecord, number
+from summit_train.report.records import Run, StepRecord, number
 
 QUARTERS = 4
 FEWEST = 4  # measurements of a part of the run that is shown on its own

@@ -24,8 +24,7 @@ from summit_train.report.figures import (
     image,
     series,
 )
-from summit_train.report.metrics import OBSERVED_FILE, Run
-from summit_train.report.records import Observed
+from summit_train.report.records import OBSERVED_FILE, Observed, Run
 
 _X, _Y = "observed part of each video (%)", "top-1 (%)"
 _CLIP: dict[str, Any] = {"linestyle": "-", "markersize": 5}

@@ -17,9 +17,9 @@ from summit_train.core.files import replacing
 from summit_train.core.text import duration, mean_std, percent, show
 from summit_train.report.confusion import read_confusion
 from summit_train.report.figures import Picture, pictures
-from summit_train.report.metrics import Run, read_runs
 from summit_train.report.noise import noise_section
 from summit_train.report.observed import observed_pictures
+from summit_train.report.records import Run, read_runs
 from summit_train.report.tables import class_rows, notes_of, rows, start_rows, summary_row, views_of
 
 

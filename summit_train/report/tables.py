@@ -8,8 +8,7 @@ from statistics import median
 from typing import Any
 
 from summit_train.core.text import MOST_ITEMS, NONE, counted, duration, listed, mean_std, percent, show
-from summit_train.report.metrics import Run
-from summit_train.report.records import ClipsPerClass, FinalEval, StartRecord, number
+from summit_train.report.records import ClipsPerClass, FinalEval, Run, StartRecord, number
 
 MOST_CLASSES = 30  # of a table with a row for each class
 CONSEQUENCES = {  # of a file that is missing

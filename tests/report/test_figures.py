@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from summit_train.report.figures import Canvas, _log_axis, drawable, finite, moving_mean, pictures, smoothed, thinned
-from summit_train.report.metrics import Run, read_runs
+from summit_train.report.records import Run, read_runs
 
 TITLES = ["Loss", "Accuracy", "Learning rate", "Throughput", "Data wait"]
 HOSTILE = "_$\\frac{$ <script>alert(1)</script> --> \x07 \u6771\u4eac"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from summit_train.core.text import noise_text
-from summit_train.report.metrics import Run
+from summit_train.report.records import Run
 from summit_train.report.noise import batch_rows, clips_factor, measured, noise_section, steps_factor
 from summit_train.report.page import render
 from summit_train.report.records import StepRecord

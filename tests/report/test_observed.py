@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.report.metrics import read_runs
+from summit_train.report.records import read_runs
 from summit_train.report.observed import draw_observed, labels, observed_pictures
 from summit_train.report.page import render
 from summit_train.report.records import Observed

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from summit_train.core.errors import UserError, describe
-from summit_train.report.metrics import read_runs
+from summit_train.report.records import read_runs
 from summit_train.report.page import render, write_report
 from tests.runs import full_disk
 

@@ -22,7 +22,7 @@ from summit_train.data.batches.loader import BadClip
 from summit_train.data.manifest.clip import Clip, clip_columns
 from summit_train.inference.arguments import add_network, checked, open_named, report_bad, tell
 from summit_train.inference.cam.figure import ACROSS, draw_strip
-from summit_train.inference.cam.maps import THRESHOLD_FILE, Heatmap, Mapper, threshold_for
+from summit_train.inference.cam.maps import Heatmap, Mapper, measure_threshold
 from summit_train.inference.trained import Trained
 from summit_train.inference.videos import list_videos
 from summit_train.training.start import choose_device, split_overrides
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--threshold", type=threshold, metavar="VALUE",
-        help="of the foreground [what keeps 20 %% of the pixels of the validation set]",
+        help="of the foreground [measured: what keeps 20 %% of the pixels of the validation set]",
     )  # fmt: skip
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
@@ -62,11 +62,7 @@ def run(args: argparse.Namespace) -> Result:
     trained = open_named(args.run, overrides, args.classes)
     listings = list_videos(words, trained, tell, use_labels=False)
     mapper = Mapper(trained, choose_device(World()), args.wanted)
-    network: dict[str, Any] = {"name": trained.spec.name, "network": trained.spec.model.title, "was_saved": False}
-    network |= {"checkpoint": str(trained.path), "views": mapper.views, "threshold": args.threshold}
-    if args.threshold is None:
-        record, file, was_saved = threshold_for(mapper, args.out / THRESHOLD_FILE)
-        network |= {"file": str(file), "was_saved": was_saved, **record}
+    measured = measure_threshold(mapper) if args.threshold is None else {"threshold": args.threshold}
 
     clips = [(listing, listing.clip(number)) for listing in listings for number in listing.clips.tolist()]
     names = output_names([clip.path for _, clip in clips])
@@ -76,17 +72,22 @@ def run(args: argparse.Namespace) -> Result:
         if isinstance(found, BadClip):
             bad.append((clip, listing.reason(found)))
         else:
-            done.append((clip, _write(clip, args.out / name, trained, found, network["threshold"], args.frames)))
+            done.append((clip, _write(clip, args.out / name, trained, found, measured["threshold"], args.frames)))
 
-    write_text(table, maps_csv(done))
+    places = clip_columns([clip for clip, _ in done])
+    rows = [_COLUMNS, *([row[name] for name in _COLUMNS] for _, row in done)]
+    write_text(table, csv_text([*place, *row] for place, row in zip(places, rows, strict=True)))
+    network = {"name": trained.spec.name, "network": trained.spec.model.title, "checkpoint": str(trained.path)}
     values = {
         "csv": str(table),
-        "network": network,
+        "network": network | measured,
         "videos": [clip.values() | row for clip, row in done],
         "bad": [clip.values() | {"reason": reason} for clip, reason in bad],
     }
     report_bad(bad, len(clips), "--json names all")
-    return Result(_text(done, network, table), values=values, status=1 if bad else 0)
+    return Result(
+        [*_strips(done), _seen(trained, measured), f"all of it: {table}"], values=values, status=int(bool(bad))
+    )
 
 
 def _write(
@@ -122,16 +123,7 @@ def output_names(paths: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def maps_csv(videos: Sequence[tuple[Clip, Mapping[str, Any]]]) -> str:
-    """Return the table of videos, a line each."""
-    rows = [_COLUMNS, *([row[name] for name in _COLUMNS] for _, row in videos)]
-    places = clip_columns([clip for clip, _ in videos])
-    return csv_text([*place, *row] for place, row in zip(places, rows, strict=True))
-
-
-def _text(
-    done: Sequence[tuple[Clip, dict[str, Any]]], network: Mapping[str, Any], table: Path
-) -> list[str | TextTable]:
+def _strips(done: Sequence[tuple[Clip, dict[str, Any]]]) -> list[TextTable]:
     rows = [
         {
             "video": str(clip),
@@ -144,14 +136,20 @@ def _text(
         }
         for clip, row in done
     ]
-    views = network["views"]
-    stride = f", every {views['frame_stride']}" if views["frame_stride"] else ""
-    seen = f"{views['num_frames']} frames ({views['sampling']}{stride}), the {views['crop']} at {views['short_side']}"
-    text = f"{network['network']} ({network['name']}): sees {seen}; threshold {network['threshold']:.6g}"
-    if "kept" in network:
-        left_out = f" ({len(network['bad_videos'])} bad ones left out)" if network["bad_videos"] else ""
-        kept = f"keeps {share(network['kept'])} of the pixels of {network['videos']:,} validation videos{left_out}"
-        text += f" {kept}, {'from' if network['was_saved'] else 'saved in'} {network['file']}"
-    else:
-        text += ", as given"
-    return [*([TextTable.of_records(rows)] if rows else []), text, f"all of it: {table}"]
+    return [TextTable.of_records(rows)] if rows else []
+
+
+def _seen(trained: Trained, measured: Mapping[str, Any]) -> str:
+    """Return what the network sees of a video, and where the threshold comes from."""
+    spec, threshold = trained.spec, f"{measured['threshold']:.6g}"
+    stride = f", every {spec.data.frame_stride}" if spec.data.sampling == "dense" else ""
+    crop = "whole frame" if spec.evaluate.crops == "full" else "centre square"
+    text = (
+        f"{spec.model.title} ({spec.name}): sees {spec.data.num_frames} frames ({spec.data.sampling}{stride}), the "
+        f"{crop} at {spec.evaluate.short_side}; threshold {threshold}"
+    )
+    if "kept" not in measured:
+        return f"{text} as given"
+    left_out = f" ({len(measured['bad_videos'])} bad ones left out)" if measured["bad_videos"] else ""
+    videos = f"{measured['videos']:,} validation videos{left_out}"
+    return f"{text} keeps {share(measured['kept'])} of the pixels of {videos}; --threshold {threshold} skips this pass"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import nullcontext
 from fractions import Fraction
 from io import FileIO
 from typing import Any
@@ -18,8 +17,8 @@ from summit_train.core.result import Result, show
 from summit_train.core.session import check_single
 from summit_train.data.video.stream import PIPE, USUAL_FPS, Reading, StreamFrame, file_frames, pipe_frames, raw_frames
 from summit_train.inference.arguments import add_network, checked, open_named
-from summit_train.inference.stream.follow import Follower, Show, shown_in
-from summit_train.inference.stream.stream import CUT_THRESHOLD, Stream, open_stream, renderer
+from summit_train.inference.stream.follow import Follower, shown_in
+from summit_train.inference.stream.stream import CUT_THRESHOLD, open_stream, renderer
 from summit_train.inference.trained import Trained
 from summit_train.training.start import choose_device
 
@@ -66,15 +65,16 @@ def run(args: argparse.Namespace) -> Result:
         )
     stride = args.stride or spec.data.frame_stride
     follower = Follower(stream, renderer(spec.evaluate), trained.classes, reading, stride)
-    showing: AbstractContextManager[Show | None] = nullcontext()
-    if args.show:
-        showing = shown_in(args.show, args.video, reading)
     is_interrupted = False
-    with _signals(stream), showing as writer:
-        try:
-            _print(follower.follow(frames, live=args.live, show=writer), args, trained, stride)
-        except KeyboardInterrupt:
-            is_interrupted = True
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop ends the stream as Ctrl-C does
+    try:
+        with shown_in(args.show, args.video, reading) if args.show else nullcontext() as writer:
+            try:
+                _print(follower.follow(frames, live=args.live, show=writer), args, trained, stride)
+            except KeyboardInterrupt:
+                is_interrupted = True
+    finally:
+        signal.signal(signal.SIGTERM, before)
     print(follower.summary(), file=sys.stderr)
     if reading.damage is not None and not is_interrupted:
         name, whole = PIPE if args.video == "-" else args.video, reading.num_frames - reading.num_damaged
@@ -107,8 +107,7 @@ def _print(results: Iterator[dict[str, Any]], args: argparse.Namespace, trained:
             window = trained.spec.data.num_frames if args.window is None else args.window
             spans = f"the average of the last {window}" if window else "the average of all since the start"
             which = "every frame" if stride == 1 else f"1 frame in {stride}"
-            what = f"{trained.path}: {trained.spec.model.title}, {which}, {spans}"
-            print(f"{what}; kill -USR1 {os.getpid()} resets it", file=sys.stderr)
+            print(f"{trained.path}: {trained.spec.model.title}, {which}, {spans}", file=sys.stderr)
             if trained.spec.evaluate.crops == 3:
                 print("evaluate.crops is 3: a stream sees the centre crop alone", file=sys.stderr)
         dropped += result.get("dropped", 0)
@@ -120,15 +119,3 @@ def _print(results: Iterator[dict[str, Any]], args: argparse.Namespace, trained:
             dropped = 0
         show(Result(text, values=result), as_json=args.json)
         last = result["label"]
-
-
-@contextmanager
-def _signals(stream: Stream) -> Iterator[None]:
-    """Reset the stream on SIGUSR1, and end it in order on SIGTERM as on SIGINT."""
-    handlers = {signal.SIGUSR1: lambda *_: stream.reset(), signal.SIGTERM: signal.default_int_handler}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -88,10 +88,9 @@ class Follower:
         self.latencies.append(latency_s)
         self.num_seen += 1
         self.num_resets += is_reset
-        values: dict[str, Any] = {"frame": frame.number, "seconds": round(frame.seconds, 6)}
-        values |= {"label": best.label, "name": best.name, "score": round(best.score, 6)}
-        values |= {"latency_ms": round(1000 * latency_s, 3)}
-        return values | ({"reset": True} if is_reset else {}) | ({"dropped": dropped} if dropped else {})
+        values = {"frame": frame.number, "seconds": round(frame.seconds, 6), **best, "score": round(best["score"], 6)}
+        values |= {"latency_ms": round(1000 * latency_s, 3)} | ({"reset": True} if is_reset else {})
+        return values | ({"dropped": dropped} if dropped else {})
 
     def summary(self) -> str:
         """Return the counts and the latencies in one line."""

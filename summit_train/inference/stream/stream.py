@@ -43,27 +43,23 @@ class Stream:
         self._network = StreamNetwork(network)
         self._normalise = Normalise(next(network.parameters()).dtype, device)
         self._window, self._cut, self._thumbnail = window, cut, torch.empty(0)
-        self._wants_reset, self._count = True, 0
-
-    def reset(self) -> None:
-        """Forget all frames before the next one goes in. Signal handlers may call it."""
-        self._wants_reset = True
+        self._caches: Sequence[torch.Tensor] = ()
+        self._last = deque[NDArray[np.float64]](maxlen=window)
+        self._mean, self._count = np.zeros(1), 0  # of all frames since the last reset
 
     def see(self, picture: Frames) -> tuple[NDArray[np.float64], bool]:
         """Take the next frame, uint8 RGB (H, W, 3), of one size each time; return the averaged logits (classes,).
 
         And whether this frame is the first after a reset. Raises RunFailed for NaN or infinity.
         """
-        starts = self._wants_reset
+        is_reset = False
         if self._cut is not None:
             pixels = torch.from_numpy(picture).permute(2, 0, 1).to(torch.float32)
             before, self._thumbnail = self._thumbnail, adaptive_avg_pool2d(pixels, _THUMBNAIL)
-            starts |= bool(len(before)) and float((self._thumbnail - before).abs().mean()) > self._cut
-        is_reset, self._wants_reset = starts and self._count > 0, False
-        if starts:
-            self._caches: Sequence[torch.Tensor] = ()
-            self._last = deque[NDArray[np.float64]](maxlen=self._window)
-            self._mean, self._count = np.zeros(1), 0  # of all frames, if the window is 0
+            is_reset = bool(len(before)) and float((self._thumbnail - before).abs().mean()) > self._cut
+        if is_reset:
+            self._caches, self._mean, self._count = (), np.zeros(1), 0
+            self._last.clear()
         with torch.inference_mode():
             frames = self._normalise(torch.from_numpy(picture)[None, None])[0]
             logits, self._caches = self._network(frames, self._caches)
