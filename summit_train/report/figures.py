@@ -1,4 +1,4 @@
-"""Figures of one run, or of several runs overlaid, as SVG. Drawn by matplotlib without pyplot.
+"""The house style of figures, and those of one run or of several runs overlaid. Drawn by matplotlib without pyplot.
 
 Colours: the set of Okabe and Ito (jfly.uni-koeln.de/color), which is safe for the colour-blind.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import base64
 import io
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
@@ -22,6 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
+from summit_train.core.files import replacing
 from summit_train.core.text import mean_std
 from summit_train.report.records import Run, StepRecord, number
 from summit_train.report.tables import machine_of, views_of
@@ -47,6 +50,7 @@ STYLE: dict[Any, Any] = {
 }
 WIDTH, THIRD, HEIGHT, LEGEND_LINE = 6.4, 4.3, 3.3, 0.22  # inches; two wide figures in a row, or three narrow
 MOST_LABEL = 60  # characters
+CAPTION_LETTERS = 140  # of a line below a figure of 10 inches
 MOST_POINTS = 1500  # of one curve; a long run has 250,000 steps
 SMOOTH_SHARE = 1 / 30  # window of the moving mean / length of the curve
 # Line styles of the accuracies: of training, validation in training, final evaluation.
@@ -78,6 +82,22 @@ def image(figure: Figure, kind: str = "svg") -> bytes:
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}[kind]
     figure.savefig(content, format=kind, dpi="figure" if kind == "svg" else 150, metadata=metadata)
     return content.getvalue()
+
+
+def wrapped(caption: str) -> str:
+    """Break the lines of a caption at the width of a figure."""
+    return "\n".join(textwrap.fill(line, CAPTION_LETTERS, break_on_hyphens=False) for line in caption.splitlines())
+
+
+@contextmanager
+def drawn(path: Path, caption: str, inches: tuple[float, float] = (10.0, 4.4)) -> Iterator[Figure]:
+    """Yield a figure to draw on; then add the caption below it and write the file at once."""
+    with house_style():
+        figure = Figure(figsize=inches, layout="constrained")
+        yield figure
+        figure.supxlabel(caption.replace("$", r"\$"), fontsize=9, color=GREY)
+        with replacing(path) as file:
+            file.write(image(figure, path.suffix[1:]))
 
 
 def add_legend(figure: Figure, entries: Sequence[tuple[Line2D, str]], place: Any) -> None:

@@ -12,7 +12,6 @@ from matplotlib.lines import Line2D
 from pydantic import ValidationError
 
 from summit_train.core.errors import UserError
-from summit_train.report.caption import drawn, wrapped
 from summit_train.report.figures import (
     GREY,
     HEIGHT,
@@ -20,9 +19,11 @@ from summit_train.report.figures import (
     WIDTH,
     Picture,
     add_legend,
+    drawn,
     house_style,
     image,
     series,
+    wrapped,
 )
 from summit_train.report.records import OBSERVED_FILE, Observed, Run
 
@@ -53,7 +54,7 @@ def draw_observed(path: Path, runs: Sequence[Observed]) -> None:
 def observed_pictures(runs: Sequence[Run]) -> list[Picture]:
     """Return the figure of those of a report's runs that have curves, or no figure."""
     found = {run.label: run.observed for run in runs}
-    curves = [curve for curve in found.values() if curve is not None]
+    curves = [curve for curve in found.values() if curve]
     if not curves:
         return []
     with house_style():

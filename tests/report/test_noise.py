@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from summit_train.core.text import noise_text
-from summit_train.report.records import Run
 from summit_train.report.noise import batch_rows, clips_factor, measured, noise_section, steps_factor
 from summit_train.report.page import render
-from summit_train.report.records import StepRecord
+from summit_train.report.records import Run, StepRecord
 from summit_train.report.tables import notes_of
 
 

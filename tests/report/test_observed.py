@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.report.records import read_runs
 from summit_train.report.observed import draw_observed, labels, observed_pictures
 from summit_train.report.page import render
-from summit_train.report.records import Observed
+from summit_train.report.records import Observed, read_runs
 
 POINTS = [{"fraction": 0.1, "top1": 40.0, "top5": 80.0}, {"fraction": 1.0, "top1": 90.0, "top5": 100.0}]
 CURVES = {"name": "_online $", "frames": 8, "videos": 101, "crops": 1, "observed": POINTS, "anytime": POINTS}

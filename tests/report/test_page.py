@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from summit_train.core.errors import UserError, describe
-from summit_train.report.records import read_runs
 from summit_train.report.page import render, write_report
+from summit_train.report.records import read_runs
 from tests.runs import full_disk
 
 HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>{{ 7 * 7 }}</title>"

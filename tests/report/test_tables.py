@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from summit_train.core.text import show
-from summit_train.report.records import Run
-from summit_train.report.records import ClipsPerClass
+from summit_train.report.records import ClipsPerClass, Run
 from summit_train.report.tables import class_rows, machine_of, notes_of, rows, start_rows, summary_row
 
 

@@ -67,7 +67,6 @@ def test_a_stream_gives_each_frame_the_clip_networks_logits(clips: torch.Tensor)
     assert {name: operators[name] for name in counts} == counts and "BatchNormalization" not in operators
     assert versions["torch"] == torch.__version__ and versions["opset"] >= 18
     assert b"/summit_train/" not in content and b".py" not in content, "paths of this machine"
-    assert runtime.seconds_a_call() > 0
 
 
 def test_a_clip_network_of_both_directions(clips: torch.Tensor) -> None:

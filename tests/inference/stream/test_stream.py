@@ -61,11 +61,10 @@ def test_after_the_frames_of_a_clip_the_stream_has_the_clips_logits(
     assert np.ptp(expected) > 1e-3
 
 
-def test_after_a_reset_a_clip_begins(trained: Trained, motion_set: Path, pictures: list[Frames]) -> None:
-    stream = open_stream(trained, CPU)
-    for picture in pictures[:4]:
-        stream.see(picture)
-    stream.reset()
+@pytest.mark.parametrize("window", [4, 0])
+def test_after_a_cut_a_clip_begins(trained: Trained, motion_set: Path, pictures: list[Frames], window: int) -> None:
+    stream = open_stream(trained, CPU, window, cut=45)
+    stream.see(pictures[0] // 2 + 128)
     found = [stream.see(picture) for picture in pictures[4:]]
     assert [is_reset for _, is_reset in found] == [True, False, False, False]
     assert_near(found[-1][0], clip_logits(trained, motion_set / "videos/val_000002.mp4", [4, 5, 6, 7]), 1e-5)
