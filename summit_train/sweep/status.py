@@ -16,7 +16,7 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import is_locked
 from summit_train.core.result import TextTable
 from summit_train.core.text import NONE, duration, has_top5, mean_std, percent, show
-from summit_train.report.noise import Measured, measured, measured_steps, pooled
+from summit_train.report.noise import Measured, measurements, pooled
 from summit_train.report.records import Run, number
 from summit_train.report.tables import machine_of
 from summit_train.spec import experiment_keys, spec_from_values
@@ -101,11 +101,10 @@ def _results(found: Run, nodes: int | None) -> Row:
         row |= {"final": True, "top1": final.top1_mean, "top1_std": final.top1_std, "top5": final.top5_mean}
     elif found.evals:
         row |= {"top1": found.evals[-1].top1, "top5": found.evals[-1].top5}
-    if steps := measured_steps(found):
-        noise = measured(steps)
+    if pairs := [pair for _, *pair in measurements(found)]:
+        noise = pooled(pairs)
         row |= {"noise_scale": noise.value, "noise_scale_error": noise.error}
-        row["gradient_square"] = fmean(step.gradient_square or 0.0 for step in steps)
-        row["gradient_variance"] = fmean(step.gradient_variance or 0.0 for step in steps)
+        row["gradient_square"], row["gradient_variance"] = map(fmean, zip(*pairs, strict=True))
     return row
 
 

@@ -32,9 +32,6 @@ _MOST_BYTES = 180  # of a name; file systems take 255, and endings are added
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    frames = checked(
-        lambda text: None if text == "all" else int(text), lambda n: n is None or n > 0, "1 or more, or all"
-    )
     threshold = checked(float, math.isfinite, "a finite number")
     add_network(parser, videos=True)
     parser.add_argument(
@@ -42,9 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--class", dest="wanted", metavar="NAME|NUMBER", help="the class to map [of each video the predicted one]"
-    )
-    parser.add_argument(
-        "--frames", type=frames, default=ACROSS, metavar="N|all", help="most frames in a strip [%(default)s]"
     )
     parser.add_argument(
         "--threshold", type=threshold, metavar="VALUE",
@@ -72,7 +66,7 @@ def run(args: argparse.Namespace) -> Result:
         if isinstance(found, BadClip):
             bad.append((clip, listing.reason(found)))
         else:
-            done.append((clip, _write(clip, args.out / name, trained, found, measured["threshold"], args.frames)))
+            done.append((clip, _write(clip, args.out / name, trained, found, measured["threshold"])))
 
     places = clip_columns([clip for clip, _ in done])
     rows = [_COLUMNS, *([row[name] for name in _COLUMNS] for _, row in done)]
@@ -90,14 +84,12 @@ def run(args: argparse.Namespace) -> Result:
     )
 
 
-def _write(
-    clip: Clip, stem: Path, trained: Trained, found: Heatmap, threshold: float, most: int | None
-) -> dict[str, Any]:
-    """Write a video's strip, of at most `most` frames, and its map; return its row."""
+def _write(clip: Clip, stem: Path, trained: Trained, found: Heatmap, threshold: float) -> dict[str, Any]:
+    """Write a video's strip and its map; return its row."""
     strip, file = (stem.with_name(stem.name + ending) for ending in (".png", ".npz"))
     row = found.record(threshold)
     num_frames = len(found.frames)
-    places = np.linspace(0, num_frames - 1, min(num_frames, most or num_frames)).round().astype(int).tolist()
+    places = np.linspace(0, num_frames - 1, min(num_frames, ACROSS)).round().astype(int).tolist()
     shown = replace(clip, path=str(PurePath(*PurePath(clip.path).parts[-2:])))
     name = found.name if trained.has_names else f"class {found.label}"
     title = f"{name}, score {found.score:.2f}, foreground {share(row['foreground'])}"

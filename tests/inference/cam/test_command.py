@@ -74,7 +74,7 @@ def test_a_named_class_and_names_for_a_lone_checkpoint(
     cam: Cam, trained_run: Path, motion_set: Path, tmp_path: Path
 ) -> None:
     alone = changed_copy(trained_run, tmp_path / "alone.pt", classes=None)
-    words = [alone, motion_set / VIDEO, "--threshold", "-100", "--frames", "3", "--json", "--class"]
+    words = [alone, motion_set / VIDEO, "--threshold", "-100", "--json", "--class"]
     out, err = cam(*words, "2")
     assert err == f"{alone}: lacks the names of its classes: numbers are shown; --classes FILE gives them names\n"
     assert json.loads(out)["videos"][0]["foreground"] == 1.0 and json.loads(out)["network"]["threshold"] == -100
@@ -146,7 +146,7 @@ def test_mistakes_are_found_before_the_work(cam: Cam, trained_run: Path, motion_
     ):
         printed, err = cam(*words, status=2, out=folder)
         assert printed == "" and len(err.splitlines()) == 1 and re.search(reason, err), err
-    for option, value in (("--frames", "0"), ("--frames", "some"), ("--threshold", "nan"), ("--threshold", "x")):
+    for option, value in (("--threshold", "nan"), ("--threshold", "x")):
         _, err = cam("run", "a.mp4", option, value, status=2)
         assert f"argument {option}: must be " in err and err.endswith(f", got '{value}'\n")
     assert not (out / "cam.csv").exists()
