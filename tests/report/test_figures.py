@@ -107,11 +107,6 @@ def test_thinned_keeps_both_spikes_of_a_long_curve():
     assert thin[x == 12_345] == [9.0] and thin[x == 54_321] == [-9.0]
 
 
-def test_short_curves_are_not_thinned():
-    x, y = np.arange(5.0), np.array([1.0, np.nan, 2.0, 3.0, 4.0])
-    assert thinned(x, y)[1] is y
-
-
 def test_smoothed_keeps_the_mean_of_a_long_curve():
     x, y = smoothed(np.arange(60_000.0), np.tile([1.0, 2.0, 3.0], 20_000), most=1000)
     assert len(x) == len(y) == 1000

@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from summit_train.report.observed import draw_observed, labels, observed_pictures
 from summit_train.report.page import render
 from summit_train.report.records import Observed, read_runs
@@ -36,10 +34,9 @@ def test_it_names_the_runs_and_both_kinds_of_curves(tmp_path: Path) -> None:
         assert words in drawn
 
 
-@pytest.mark.parametrize("suffix", [".png", ".pdf"])
-def test_without_a_stream_there_is_no_word_of_one(tmp_path: Path, suffix: str) -> None:
-    draw_observed(tmp_path / f"a{suffix}", [Observed.model_validate(CURVES)])
-    assert (tmp_path / f"a{suffix}").stat().st_size > 1000
+def test_without_a_stream_there_is_no_word_of_one(tmp_path: Path) -> None:
+    draw_observed(tmp_path / "a.pdf", [Observed.model_validate(CURVES)])
+    assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
     draw_observed(tmp_path / "a.svg", [Observed.model_validate(CURVES | {"anytime": []})])
     drawn = " ".join(_texts((tmp_path / "a.svg").read_text()))
     assert "stream" not in drawn and "Solid: 8 frames" in drawn

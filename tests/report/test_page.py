@@ -7,10 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from summit_train.core.errors import UserError, describe
+from summit_train.core.errors import UserError
 from summit_train.report.page import render, write_report
 from summit_train.report.records import read_runs
-from tests.runs import full_disk
 
 HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>{{ 7 * 7 }}</title>"
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -122,18 +121,6 @@ def test_without_evaluation_and_records_the_page_says_so(write_run):
     path = write_run("other", leave_out=("metrics.jsonl",))
     (path / "eval.json").write_text('{"top1_mean": 50.0, "top5_mean": null, "checkpoints": []}')
     assert "50.00 %" in page_of(path).text
-
-
-def test_the_page_is_written_whole_or_not_at_all(write_run, tmp_path):
-    path, out = write_run(leave_out=("metrics.jsonl",)), tmp_path / "new" / "page.html"
-    assert write_report([path], out) == out
-    first = out.read_bytes()
-    assert write_report([path], out).read_bytes() == first
-    other = write_run("other", leave_out=("metrics.jsonl",))
-    with pytest.raises(OSError, match="File too large") as caught, full_disk():
-        write_report([other], out)
-    assert describe(caught.value) == f"{out}: File too large"
-    assert out.read_bytes() == first and list(out.parent.iterdir()) == [out]
 
 
 def test_a_bad_argument_writes_nothing(write_run, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -11,6 +12,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from numpy.typing import NDArray
 
 from summit_train.core.comm import World
 from summit_train.core.files import check_output, replacing, write_text
@@ -21,14 +25,19 @@ from summit_train.core.text import csv_text, share
 from summit_train.data.batches.loader import BadClip
 from summit_train.data.manifest.clip import Clip, clip_columns
 from summit_train.inference.arguments import add_network, checked, open_named, report_bad, tell
-from summit_train.inference.cam.figure import ACROSS, draw_strip
 from summit_train.inference.cam.maps import Heatmap, Mapper, measure_threshold
 from summit_train.inference.trained import Trained
 from summit_train.inference.videos import list_videos
+from summit_train.report.figures import drawable, house_style
 from summit_train.training.start import choose_device, split_overrides
 
 _COLUMNS = ("label", "class", "score", "logit", "mean", "peak_frame", "foreground", "threshold", "strip", "maps")
 _MOST_BYTES = 180  # of a name; file systems take 255, and endings are added
+
+_ACROSS = 8  # most pictures side by side, as in the paper
+_DARKENED = 0.25  # of the background's brightness is left
+_DPI, _LEAST_HEIGHT, _MOST_HEIGHT, _LEAST_WIDTH = 100, 128, 256, 480  # pixels; a picture keeps its height within them
+_LETTERS_PER_INCH, _MOST_LETTERS = 12, 120
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +98,7 @@ def _write(clip: Clip, stem: Path, trained: Trained, found: Heatmap, threshold: 
     strip, file = (stem.with_name(stem.name + ending) for ending in (".png", ".npz"))
     row = found.record(threshold)
     num_frames = len(found.frames)
-    places = np.linspace(0, num_frames - 1, min(num_frames, ACROSS)).round().astype(int).tolist()
+    places = np.linspace(0, num_frames - 1, min(num_frames, _ACROSS)).round().astype(int).tolist()
     shown = replace(clip, path=str(PurePath(*PurePath(clip.path).parts[-2:])))
     name = found.name if trained.has_names else f"class {found.label}"
     title = f"{name}, score {found.score:.2f}, foreground {share(row['foreground'])}"
@@ -145,3 +154,29 @@ def _seen(trained: Trained, measured: Mapping[str, Any]) -> str:
     left_out = f" ({len(measured['bad_videos'])} bad ones left out)" if measured["bad_videos"] else ""
     videos = f"{measured['videos']:,} validation videos{left_out}"
     return f"{text} keeps {share(measured['kept'])} of the pixels of {videos}; --threshold {threshold} skips this pass"
+
+
+def draw_strip(
+    path: Path, titles: Sequence[str], frames: Sequence[int], pictures: NDArray[np.uint8], foreground: NDArray[np.bool_]
+) -> None:
+    """Write a PNG of pictures, uint8 RGB (n, H, W, 3), darkened outside of their foreground (n, H, W): TSM, Figure 14.
+
+    Each title is cut to 120 characters and wrapped.
+    """
+    height = min(max(pictures.shape[1], _LEAST_HEIGHT), _MOST_HEIGHT) / _DPI
+    width = height * pictures.shape[2] / pictures.shape[1]
+    inches = max(_LEAST_WIDTH / _DPI, len(frames) * (width + 0.05))
+    text = "\n".join(textwrap.fill(drawable(one, _MOST_LETTERS), int(_LETTERS_PER_INCH * inches)) for one in titles)
+    shown = np.where(foreground[..., None], pictures, (pictures * _DARKENED).astype(np.uint8))
+    with house_style():
+        size = (inches, height + 0.25 + 0.2 * (1 + text.count("\n")) + 0.1)
+        layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
+        figure = Figure(figsize=size, dpi=_DPI, layout=layout)
+        figure.suptitle(text, fontsize=10, parse_math=False)
+        all_axes = figure.subplots(1, len(frames), squeeze=False).ravel()
+        for axes, frame, picture in zip(all_axes, frames, shown, strict=True):
+            axes.set_axis_off()
+            axes.imshow(picture)
+            axes.set_title(f"frame {frame}", fontsize=8, pad=2)
+        with replacing(path) as file:
+            figure.savefig(file, format="png")

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from fractions import Fraction
 from io import FileIO
+from pathlib import Path
 from typing import Any
 
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.files import check_output
 from summit_train.core.result import Result, show
 from summit_train.core.session import check_single
+from summit_train.data.video.augment import View
+from summit_train.data.video.encode import Write, open_writer, with_caption
+from summit_train.data.video.render import Renderer
 from summit_train.data.video.stream import PIPE, USUAL_FPS, Reading, StreamFrame, file_frames, pipe_frames, raw_frames
 from summit_train.inference.arguments import add_network, checked, open_named
-from summit_train.inference.stream.follow import Follower, shown_in
-from summit_train.inference.stream.stream import CUT_THRESHOLD, open_stream, renderer
+from summit_train.inference.stream.stream import CUT_THRESHOLD, Follower, Show, open_stream, renderer
 from summit_train.inference.trained import Trained
 from summit_train.training.start import choose_device
 
 _INTERRUPTED = 130
+_ENDINGS = (".mp4", ".mkv", ".mov")
+# The times of a stream's frames need not be multiples of anything.
+_TICK = Fraction(1, 90_000)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,3 +127,32 @@ def _print(results: Iterator[dict[str, Any]], args: argparse.Namespace, trained:
             dropped = 0
         show(Result(text, values=result), as_json=args.json)
         last = result["label"]
+
+
+@contextmanager
+def shown_in(path: str, source: str, reading: Reading) -> Iterator[Show]:
+    """Yield a function that adds a frame with a caption to a copy of the video: upright, at its time.
+
+    All frames get the size of the first. The file appears when the block ends; after an error nothing is left of it.
+    Raises UserError at once if no video can be written to `path`, or it is the source.
+    """
+    if Path(path).suffix.lower() not in _ENDINGS:
+        raise UserError(f"--show must be a name that ends in {', '.join(_ENDINGS)}, got {path}")
+    if os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source):
+        raise UserError(f"--show {path}: is the video that is streamed; write to another file")
+    check_output("--show", path, path)
+    render = Renderer(lambda width, height: [View(width, height, 0, 0, width, height)])
+    write: Write | None = None
+    last = -1
+
+    def add(frame: StreamFrame, caption: str) -> None:
+        nonlocal write, last
+        picture = render(frame.decoded)[0]
+        if write is None:
+            size = (picture.shape[1], picture.shape[0])
+            write = stack.enter_context(open_writer(path, size, reading.fps, tick=_TICK))
+        last = max(round(frame.seconds / _TICK), last + 1)  # a container may give two frames one time
+        write(with_caption(picture, caption), last)
+
+    with ExitStack() as stack:
+        yield add

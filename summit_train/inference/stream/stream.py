@@ -6,17 +6,26 @@ logits of the last frames are averaged, as the clip network averages those of it
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import adaptive_avg_pool2d
 
-from summit_train.core.errors import RunFailed
+from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.text import counted
 from summit_train.data.video.augment import test_views
 from summit_train.data.video.render import Frames, Renderer
+from summit_train.data.video.stream import Reading, StreamFrame
+from summit_train.inference.predict import most_probable
 from summit_train.inference.trained import Trained
 from summit_train.models import VideoNetwork
 from summit_train.models.online import StreamNetwork
@@ -29,6 +38,11 @@ from summit_train.spec.catalog import stream_problem
 # costs one window, a missed cut mixes two scenes.
 CUT_THRESHOLD = 45.0
 _THUMBNAIL = 16
+# Frames that may wait. More would make the labels late; fewer would drop frames at every hiccup.
+MAX_WAITING = 4
+_LATENCIES = 100_000  # the summary gives the latencies of the last ones
+
+Show = Callable[[StreamFrame, str], None]  # (frame, caption)
 
 
 class Stream:
@@ -83,3 +97,107 @@ def renderer(evaluate: EvaluateSpec) -> Renderer:
     """Return what renders a frame as in evaluation: the centre square, or the whole frame."""
     crops = "full" if evaluate.crops == "full" else 1
     return Renderer(lambda width, height: test_views(evaluate.short_side, crops, width, height))
+
+
+@dataclass
+class Follower:
+    """Follows a stream once: labels the frames 0, stride, 2 * stride, ... of its source, and counts all of them.
+
+    names: of the classes. reading: what the source counts.
+    """
+
+    stream: Stream
+    render: Renderer
+    names: Sequence[str]
+    reading: Reading
+    stride: int
+    num_seen: int = 0
+    num_skipped: int = 0
+    num_dropped: int = 0
+    num_resets: int = 0
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
+    began: float = field(default_factory=time.monotonic)
+
+    def follow(self, frames: Iterable[StreamFrame], *, live: bool, show: Show | None) -> Iterator[dict[str, Any]]:
+        """Yield the line of --json of each frame that is due.
+
+        live: drop frames as `newest` does. show: takes all frames, or of a live source those that are seen.
+        """
+
+        def strided() -> Iterator[StreamFrame]:
+            for frame in frames:
+                is_due = frame.number % self.stride == 0
+                self.num_skipped += not is_due
+                if is_due or (show is not None and not live):
+                    yield frame
+
+        caption, result = "", None
+        for frame, dropped in newest(strided()) if live else ((frame, 0) for frame in strided()):
+            self.num_dropped += dropped
+            if frame.number % self.stride == 0:
+                result = self._label(frame, dropped)
+                caption = f"{result['name']} {result['score']:.2f}"
+            # Before its label is yielded, as the reader of the label may end the stream.
+            if show is not None:
+                show(frame, caption)
+            if result is not None:
+                yield result
+            result = None
+
+    def _label(self, frame: StreamFrame, dropped: int) -> dict[str, Any]:
+        logits, is_reset = self.stream.see(self.render(frame.decoded)[0])
+        (best,) = most_probable(logits, self.names, 1)
+        latency_s = time.monotonic() - frame.arrived  # with the wait in the queue of a live source
+        self.latencies.append(latency_s)
+        self.num_seen += 1
+        self.num_resets += is_reset
+        values = {"frame": frame.number, "seconds": round(frame.seconds, 6), **best, "score": round(best["score"], 6)}
+        values |= {"latency_ms": round(1000 * latency_s, 3)} | ({"reset": True} if is_reset else {})
+        return values | ({"dropped": dropped} if dropped else {})
+
+    def summary(self) -> str:
+        """Return the counts and the latencies in one line."""
+        parts = (
+            f"{self.num_seen:,} seen, {self.num_skipped:,} skipped by the stride, {self.num_dropped:,} dropped, "
+            f"{self.reading.num_damaged:,} damaged"
+        )
+        resets = f", {counted(self.num_resets, 'reset')}" if self.num_resets else ""
+        median, late, most = 1000 * np.percentile(self.latencies or [0.0], (50, 99, 100))
+        times = f"median {median:.1f} ms, 99th percentile {late:.1f} ms, max {most:.1f} ms"
+        speed = self.reading.num_frames / max(1e-9, time.monotonic() - self.began)
+        return f"{counted(self.reading.num_frames, 'frame')} ({parts}){resets}; latency {times}; {speed:.1f} frames/s"
+
+
+def newest(frames: Iterable[StreamFrame], max_waiting: int = MAX_WAITING) -> Iterator[tuple[StreamFrame, int]]:
+    """Read frames in a thread, and drop the oldest if more than `max_waiting` wait.
+
+    Yield each frame and the number of frames dropped just before it. Raises the UserError of `frames`, after the frames
+    before it, and RunFailed if the thread fails otherwise.
+    """
+    waiting = queue.Queue[tuple[int, StreamFrame] | Exception | None](max_waiting)
+
+    def read() -> None:
+        end: Exception | None = RunFailed("the thread that reads the stream failed; its traceback says why")
+        try:
+            for numbered in enumerate(frames):
+                while True:
+                    try:
+                        waiting.put_nowait(numbered)
+                        break
+                    except queue.Full:
+                        with suppress(queue.Empty):  # taken just now
+                            waiting.get_nowait()
+            end = None
+        except UserError as error:
+            end = error
+        finally:
+            waiting.put(end)
+
+    threading.Thread(target=read, daemon=True).start()
+    due = 0
+    while (found := waiting.get()) is not None:
+        if isinstance(found, Exception):
+            raise found
+        number, frame = found
+        yield frame, number - due
+        due = number + 1

@@ -13,10 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from summit_train.core.errors import UserError
 from summit_train.data.video.encode import write_video
-from summit_train.data.video.stream import Reading, file_frames
-from tests.data.video.test_stream import noise
+from summit_train.data.video.render import Renderer
+from summit_train.data.video.stream import Reading, StreamFrame, file_frames
+from summit_train.inference.stream.command import shown_in
+from tests.data.video.test_stream import noise, whole
 from tests.runs import changed_copy
 from tests.worlds import ROOT, Said, Say, environment, main_said
 
@@ -216,3 +220,65 @@ def test_values_that_cannot_be(say: Say) -> None:
 def test_a_real_clip_that_is_damaged(say: Say) -> None:
     said = say(CLIPS / "40_corrupted.mp4", "--json")
     assert said[0] == 1 and len(lines(said)) == 48 and "40_corrupted.mp4: decoding fails after frame 28" in said[2]
+
+
+LEVELS = 20 + 10 * np.arange(20)
+
+
+@pytest.fixture
+def turned(tmp_path: Path) -> Path:
+    """20 grey frames of 96 x 64 pixels, stored turned by 90 degrees, of variable rate."""
+    pictures = np.broadcast_to(LEVELS[:, None, None, None].astype(np.uint8), (20, 96, 64, 3))
+    times = [n if n < 10 else 3 * n for n in range(20)]
+    write_video(tmp_path / "a.mkv", np.ascontiguousarray(pictures), 10, rotation=90, times=times)
+    return tmp_path / "a.mkv"
+
+
+def read(path: Path) -> tuple[list[StreamFrame], NDArray[np.uint8]]:
+    found, render = list(file_frames(str(path), Reading())), Renderer(whole)
+    return found, np.stack([render(frame.decoded)[0] for frame in found])
+
+
+def test_every_frame_is_shown_upright_and_on_time(turned: Path, tmp_path: Path) -> None:
+    out, reading = tmp_path / "show.mp4", Reading()
+    with shown_in(str(out), str(turned), reading) as add:
+        for frame in file_frames(str(turned), reading):
+            add(frame, "walk 0.93" if frame.number >= 5 else "")
+            assert not out.exists()
+    (source, _), (found, pictures) = read(turned), read(out)
+    assert [frame.seconds for frame in found] == pytest.approx([frame.seconds for frame in source], abs=1e-3)
+    assert pictures.shape == (20, 64, 96, 3)
+    assert pictures[:, 40:, 50:].mean((1, 2, 3)) == pytest.approx(LEVELS, abs=2)
+    corner = pictures[:, :8, :20].min((1, 2, 3))
+    assert (corner[5:] < 12).all() and corner[:5] == pytest.approx(LEVELS[:5], abs=6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mkv", "show.mp4"]
+
+
+def test_two_frames_of_one_time_and_an_error(turned: Path, tmp_path: Path) -> None:
+    source, _ = read(turned)
+    with shown_in(str(tmp_path / "show.mkv"), str(turned), Reading()) as add:
+        for number in (0, 1, 1, 0, 2):
+            add(source[number], "")
+    seconds = [frame.seconds for frame in read(tmp_path / "show.mkv")[0]]
+    assert len(seconds) == 5 and seconds == sorted(seconds) and seconds[-1] == pytest.approx(0.2, abs=1e-3)
+    with pytest.raises(ZeroDivisionError), shown_in(str(tmp_path / "torn.mp4"), str(turned), Reading()) as add:
+        add(source[0], "")
+        _ = 1 / 0
+    with shown_in(str(tmp_path / "empty.mp4"), str(turned), Reading()):
+        pass  # without a frame there is no video
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mkv", "show.mkv"]
+
+
+def test_a_copy_that_cannot_be_written_is_refused_at_once(turned: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder.mp4").mkdir()
+    (tmp_path / "file").touch()
+    for name, reason in (
+        ("show.avi", r"--show must be a name that ends in \.mp4, \.mkv, \.mov"),
+        ("folder.mp4", "cannot be written: is not a regular file"),
+        ("a.mkv", "is the video that is streamed"),
+        ("file/show.mp4", "cannot be written: Not a directory"),
+    ):
+        with pytest.raises(UserError, match=reason) as caught, shown_in(str(tmp_path / name), str(turned), Reading()):
+            pass
+        assert str(tmp_path / name) in str(caught.value) and "\n" not in str(caught.value)
+    assert len(list(tmp_path.iterdir())) == 3

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from summit_train.inference.cam.figure import draw_strip
+from summit_train.inference.cam.command import draw_strip
 
 BRIGHT, DARK = (200, 100, 40), (50, 25, 10)
 ODD = "$Pretending$ to put \N{SNOWMAN} " + "something behind something, " * 9
