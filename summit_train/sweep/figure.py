@@ -33,10 +33,8 @@ def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
 
 
 def written(sweep: Sweep) -> str:
-    """Return the names of the files that `write_sweep` wrote, and why a figure is missing."""
-    tables, figures = (sorted(path.name for path in sweep.folder.glob(f"{kind}.*")) for kind in ("table", "accuracy"))
-    missing = "" if figures else "; no figure, which needs a finished run and batch sizes that differ"
-    return ", ".join([*tables, *figures]) + missing
+    """Return the names of the files that `write_sweep` wrote."""
+    return ", ".join(sorted(path.name for kind in ("table", "accuracy") for path in sweep.folder.glob(f"{kind}.*")))
 
 
 def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:

@@ -84,7 +84,7 @@ def test_clips_per_class_and_classes_of_one_side_are_shown(write_run):
     text = page_of(write_run(clips_per_class=counts, leave_out=("metrics.jsonl",))).text
     assert "Clips per class" in text and "Classes without validation clips: run" in text
     table = "".join(text.split("Clips per class")[1].split())
-    assert table.startswith("classtrainingvalidation<jump>723run310all3823")
+    assert table.startswith("classtrainingvalidation<jump>723run310all2classes3823")
     assert "Clips per class" not in page_of(write_run("old", leave_out=("metrics.jsonl",))).text
 
 
