@@ -20,8 +20,8 @@ from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
 from summit_train.evaluation.scoring import Scorer
-from summit_train.report.observed import draw_observed, read_observed
-from summit_train.report.records import OBSERVED_FILE, Observed
+from summit_train.report.figures import draw_observed
+from summit_train.report.records import OBSERVED_FILE, Observed, read_observed
 from summit_train.spec import Spec
 from summit_train.spec.catalog import stream_problem
 from summit_train.training.run import fresh_model

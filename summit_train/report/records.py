@@ -344,6 +344,18 @@ def read_runs(directories: Sequence[str | Path]) -> list[Run]:
     return runs
 
 
+def read_observed(run_path: Path) -> Observed:
+    """Read a run's curves. Raises UserError where there are none."""
+    path = run_path / OBSERVED_FILE
+    try:
+        return Observed.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        why = f"{path}: {error.strerror}; `summit-train eval SPEC --observed` writes it into the directory of its run"
+        raise UserError(why) from error
+    except (ValueError, ValidationError) as error:
+        raise UserError(f"{path}: is not what `summit-train eval SPEC --observed` writes") from error
+
+
 def _check_is_run(path: Path) -> None:
     """Raise UserError for what is not the directory of a run, with what would be right."""
     if not path.is_dir():

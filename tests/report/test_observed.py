@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from summit_train.report.observed import draw_observed, labels, observed_pictures
+from summit_train.report.figures import draw_observed, labels, pictures
 from summit_train.report.page import render
 from summit_train.report.records import Observed, read_runs
 
@@ -45,9 +45,9 @@ def test_without_a_stream_there_is_no_word_of_one(tmp_path: Path) -> None:
 def test_the_report_shows_it_where_it_is(write_run: WriteRun) -> None:
     bare, with_curves = (write_run(name, leave_out=("metrics.jsonl",)) for name in ("bare", "with_curves"))
     (with_curves / "observed.json").write_text(json.dumps(CURVES))
-    assert observed_pictures(read_runs([bare])) == [] and "Early recognition" not in render(read_runs([bare]))
+    assert "Early recognition" not in render(read_runs([bare]))
     assert render(read_runs([with_curves])).count("<b>Early recognition.</b>") == 1
     # Of two runs: in the comparison, and with its own run.
     assert render(read_runs([bare, with_curves])).count("<b>Early recognition.</b>") == 2
-    (picture,) = observed_pictures(read_runs([bare, with_curves]))
+    picture = pictures(read_runs([bare, with_curves]))[-1]
     assert "with_curves" in _texts(picture.svg.decode())
