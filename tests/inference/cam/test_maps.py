@@ -69,7 +69,6 @@ def test_the_view_is_the_whole_frame_or_the_centre(trained: Trained, trained_run
         square = open_trained(trained_run, ["evaluate.short_side=64", f"evaluate.crops={crops}"])
         found = _heatmap(square, video)
         assert found.map.shape == (4, 2, 2) and found.pictures.shape == (4, 64, 64, 3)
-    assert Mapper(trained, CPU).views["crop"] == "whole frame"
     short = _heatmap(trained, _video(tmp_path / "short.mp4", 2))
     assert short.frames.tolist() == [0, 1, 0, 1] and short.record(0)["peak_frame"] in (0, 1)
 
