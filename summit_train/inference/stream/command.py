@@ -23,7 +23,7 @@ from summit_train.data.video.encode import Write, open_writer, with_caption
 from summit_train.data.video.render import Renderer
 from summit_train.data.video.stream import PIPE, USUAL_FPS, Reading, StreamFrame, file_frames, pipe_frames, raw_frames
 from summit_train.inference.arguments import add_network, checked, open_named
-from summit_train.inference.stream.stream import CUT_THRESHOLD, Follower, Show, open_stream, renderer
+from summit_train.inference.stream.stream import Follower, Show, open_stream, renderer
 from summit_train.inference.trained import Trained
 from summit_train.training.start import choose_device
 
@@ -42,17 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rate = checked(Fraction, lambda rate: rate > 0, "frames a second, such as 25 or 30000/1001")
     stride = checked(int, range(1, 10**9).__contains__, "1 or more")
     window = checked(int, range(10**9).__contains__, "0 or more")
-    levels = checked(float, lambda value: 0 < value <= 255, "a difference of more than 0 and at most 255 levels")
     add_network(parser)
     parser.add_argument("video", metavar="VIDEO|-", help="video file, or - for a container on standard input")
     parser.add_argument("--raw", type=size, metavar="WxH", help="standard input has raw RGB frames of this size")
     parser.add_argument("--fps", type=rate, metavar="F", help=f"frames a second of --raw [{USUAL_FPS}]")
     parser.add_argument("--stride", type=stride, metavar="N", help="see every Nth frame [data.frame_stride]")
     parser.add_argument("--window", type=window, metavar="N", help="average N frames; 0: all [data.num_frames]")
-    parser.add_argument(
-        "--reset-on-cut", type=levels, nargs="?", const=CUT_THRESHOLD, metavar="LEVELS",
-        help=f"start over where the picture changes by more than this [{CUT_THRESHOLD:g} of 255]",
-    )  # fmt: skip
     parser.add_argument("--live", action="store_true", help="never wait: drop the oldest frames that come too fast")
     parser.add_argument("--show", metavar="OUT.mp4", help="write the video with the label drawn on it")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
@@ -65,7 +60,7 @@ def run(args: argparse.Namespace) -> Result:
     frames = _frames(args, reading)
     trained = open_named(args.run, args.overrides, args.classes)
     spec = trained.spec
-    stream = open_stream(trained, choose_device(World()), args.window, args.reset_on_cut)
+    stream = open_stream(trained, choose_device(World()), args.window)
     if args.stride is None and spec.data.sampling == "uniform":
         raise UserError(
             "the network was trained on frames spread over each video (data.sampling uniform), without a fixed "
@@ -120,9 +115,8 @@ def _print(results: Iterator[dict[str, Any]], args: argparse.Namespace, trained:
                 print("evaluate.crops is 3: a stream sees the centre crop alone", file=sys.stderr)
         dropped += result.get("dropped", 0)
         text = []
-        if result["label"] != last or "reset" in result:
-            notes = [f"{dropped:,} frames dropped before it"] * (dropped > 0) + ["reset"] * ("reset" in result)
-            more = f"  ({', '.join(notes)})" if notes else ""
+        if result["label"] != last:
+            more = f"  ({dropped:,} frames dropped before it)" if dropped else ""
             text.append(f"{result['seconds']:9.2f} s  {result['score']:4.2f}  {result['name']}{more}")
             dropped = 0
         show(Result(text, values=result), as_json=args.json)

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import adaptive_avg_pool2d
 
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.text import counted
@@ -33,11 +32,6 @@ from summit_train.models.precision import Normalise
 from summit_train.spec import EvaluateSpec
 from summit_train.spec.catalog import stream_problem
 
-# Mean difference of two thumbnails' levels, 0 to 255. From one frame to the next the cuts of an edited clip gave 47 to
-# 130, motion up to 35; a jerk of a hand-held camera gave 47, and over eight frames fast pans give 70. A false alarm
-# costs one window, a missed cut mixes two scenes.
-CUT_THRESHOLD = 45.0
-_THUMBNAIL = 16
 # Frames that may wait. More would make the labels late; fewer would drop frames at every hiccup.
 MAX_WAITING = 4
 _LATENCIES = 100_000  # the summary gives the latencies of the last ones
@@ -48,32 +42,21 @@ Show = Callable[[StreamFrame, str], None]  # (frame, caption)
 class Stream:
     """A network that sees the frames of one video in turn, with its caches and the running average.
 
-    window: frames that the average spans; 0: all since the start or the last reset. cut: a frame resets the stream if
-    its thumbnail differs by more than this from the one before (mean over 16 x 16 x 3 values of the absolute
-    difference, in levels of 0 to 255); None: no frame does. Raises ValueError for a network that cannot stream.
+    window: frames that the average spans; 0: all since the start. Raises ValueError for a network that cannot stream.
     """
 
-    def __init__(self, network: VideoNetwork, device: torch.device, window: int, cut: float | None = None) -> None:
+    def __init__(self, network: VideoNetwork, device: torch.device, window: int) -> None:
         self._network = StreamNetwork(network)
         self._normalise = Normalise(next(network.parameters()).dtype, device)
-        self._window, self._cut, self._thumbnail = window, cut, torch.empty(0)
         self._caches: Sequence[torch.Tensor] = ()
-        self._last = deque[NDArray[np.float64]](maxlen=window)
-        self._mean, self._count = np.zeros(1), 0  # of all frames since the last reset
+        self._window, self._last = window, deque[NDArray[np.float64]](maxlen=window)
+        self._mean, self._count = np.zeros(1), 0  # of all frames
 
-    def see(self, picture: Frames) -> tuple[NDArray[np.float64], bool]:
+    def see(self, picture: Frames) -> NDArray[np.float64]:
         """Take the next frame, uint8 RGB (H, W, 3), of one size each time; return the averaged logits (classes,).
 
-        And whether this frame is the first after a reset. Raises RunFailed for NaN or infinity.
+        Raises RunFailed for NaN or infinity.
         """
-        is_reset = False
-        if self._cut is not None:
-            pixels = torch.from_numpy(picture).permute(2, 0, 1).to(torch.float32)
-            before, self._thumbnail = self._thumbnail, adaptive_avg_pool2d(pixels, _THUMBNAIL)
-            is_reset = bool(len(before)) and float((self._thumbnail - before).abs().mean()) > self._cut
-        if is_reset:
-            self._caches, self._mean, self._count = (), np.zeros(1), 0
-            self._last.clear()
         with torch.inference_mode():
             frames = self._normalise(torch.from_numpy(picture)[None, None])[0]
             logits, self._caches = self._network(frames, self._caches)
@@ -83,14 +66,14 @@ class Stream:
         self._count += 1
         self._last.append(own)
         self._mean = self._mean + (own - self._mean) / self._count
-        return np.stack(self._last).mean(0) if self._window else self._mean, is_reset
+        return np.stack(self._last).mean(0) if self._window else self._mean
 
 
-def open_stream(trained: Trained, device: torch.device, window: int | None = None, cut: float | None = None) -> Stream:
+def open_stream(trained: Trained, device: torch.device, window: int | None = None) -> Stream:
     """Return the stream of a trained network. window: None for the frames of a training clip. Raises UserError."""
     spec = trained.spec
     trained.check_pictures(stream_problem(spec.model.arch, spec.model.shift_direction, spec.model.non_local))
-    return Stream(trained.network(device, ready=False), device, spec.data.num_frames if window is None else window, cut)
+    return Stream(trained.network(device, ready=False), device, spec.data.num_frames if window is None else window)
 
 
 def renderer(evaluate: EvaluateSpec) -> Renderer:
@@ -114,7 +97,6 @@ class Follower:
     num_seen: int = 0
     num_skipped: int = 0
     num_dropped: int = 0
-    num_resets: int = 0
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
     began: float = field(default_factory=time.monotonic)
 
@@ -145,14 +127,13 @@ class Follower:
             result = None
 
     def _label(self, frame: StreamFrame, dropped: int) -> dict[str, Any]:
-        logits, is_reset = self.stream.see(self.render(frame.decoded)[0])
+        logits = self.stream.see(self.render(frame.decoded)[0])
         (best,) = most_probable(logits, self.names, 1)
         latency_s = time.monotonic() - frame.arrived  # with the wait in the queue of a live source
         self.latencies.append(latency_s)
         self.num_seen += 1
-        self.num_resets += is_reset
         values = {"frame": frame.number, "seconds": round(frame.seconds, 6), **best, "score": round(best["score"], 6)}
-        values |= {"latency_ms": round(1000 * latency_s, 3)} | ({"reset": True} if is_reset else {})
+        values |= {"latency_ms": round(1000 * latency_s, 3)}
         return values | ({"dropped": dropped} if dropped else {})
 
     def summary(self) -> str:
@@ -161,11 +142,10 @@ class Follower:
             f"{self.num_seen:,} seen, {self.num_skipped:,} skipped by the stride, {self.num_dropped:,} dropped, "
             f"{self.reading.num_damaged:,} damaged"
         )
-        resets = f", {counted(self.num_resets, 'reset')}" if self.num_resets else ""
         median, late, most = 1000 * np.percentile(self.latencies or [0.0], (50, 99, 100))
         times = f"median {median:.1f} ms, 99th percentile {late:.1f} ms, max {most:.1f} ms"
         speed = self.reading.num_frames / max(1e-9, time.monotonic() - self.began)
-        return f"{counted(self.reading.num_frames, 'frame')} ({parts}){resets}; latency {times}; {speed:.1f} frames/s"
+        return f"{counted(self.reading.num_frames, 'frame')} ({parts}); latency {times}; {speed:.1f} frames/s"
 
 
 def newest(frames: Iterable[StreamFrame], max_waiting: int = MAX_WAITING) -> Iterator[tuple[StreamFrame, int]]:

@@ -1,4 +1,4 @@
-"""`summit-train stream`: JSON lines and text, pipes, resets, live sources, the video that shows it, wrong input."""
+"""`summit-train stream`: JSON lines and text, pipes, live sources, the video that shows it, wrong input."""
 
 from __future__ import annotations
 
@@ -128,16 +128,6 @@ def test_a_stream_that_ends_in_the_middle_of_a_frame(say: Say, tmp_path: Path, r
     assert reason.endswith(f"; {len(lines(said))} whole frames were read")
 
 
-def test_a_cut_and_its_threshold(say: Say, tmp_path: Path) -> None:
-    frames = np.repeat(np.array([20, 20, 20, 180, 180, 120], np.uint8), 32 * 32 * 3).reshape(6, 32, 32, 3)
-    write_video(tmp_path / "a.mkv", frames)
-    for option, wanted in (([], []), (["--reset-on-cut"], [3, 5])):
-        found = lines(say(tmp_path / "a.mkv", "--json", *option))
-        assert [line["frame"] for line in found if "reset" in line] == wanted
-    said = say(tmp_path / "a.mkv", "--reset-on-cut", "100")
-    assert said[1].count("(reset)") == 1 and ", 1 reset; latency" in said[2]
-
-
 @pytest.mark.parametrize("live", [(), ("--live",)])
 def test_a_signal_ends_the_stream_in_order(trained_run: Path, tmp_path: Path, live: tuple[str, ...]) -> None:
     words = ("-m", "summit_train", "stream", trained_run, "-", "--raw", "32x32", "--json", *live)
@@ -208,7 +198,6 @@ def test_values_that_cannot_be(say: Say) -> None:
         ("--fps", ("0", "1/0")),
         ("--stride", ("0",)),
         ("--window", ("-1",)),
-        ("--reset-on-cut", ("256", "nan")),
     ):
         for value in values:
             status, out, err = say("-", f"{option}={value}")

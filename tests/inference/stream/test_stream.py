@@ -1,4 +1,4 @@
-"""The stream against the clip network; average, cuts and resets by hand; which frames are seen, dropped and counted."""
+"""The stream against the clip network; its average by hand; which frames are seen, dropped and counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from summit_train.core.errors import RunFailed, UserError
 from summit_train.data.video.clips import read_views
 from summit_train.data.video.source import DecodeError, Encoded
 from summit_train.data.video.stream import Reading, StreamFrame, file_frames
-from summit_train.inference.stream.stream import CUT_THRESHOLD, Follower, Stream, newest, open_stream, renderer
+from summit_train.inference.stream.stream import Follower, Stream, newest, open_stream, renderer
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.models.precision import Normalise, parameter_type
 from tests.closeness import assert_near
@@ -58,25 +58,16 @@ def test_after_the_frames_of_a_clip_the_stream_has_the_clips_logits(
     trained = open_trained(trained_run, [f"precision={precision}"])
     stream = open_stream(trained, CPU)  # the window is that of training, 4 frames
     for picture in pictures[: 4 * stride : stride]:
-        logits, _ = stream.see(picture)
+        logits = stream.see(picture)
     expected = clip_logits(trained, motion_set / "videos/val_000002.mp4", [0, stride, 2 * stride, 3 * stride])
     assert_near(logits, expected, 1e-5 if precision == "fp32" else 1e-12)
     assert np.ptp(expected) > 1e-3
 
 
-@pytest.mark.parametrize("window", [4, 0])
-def test_after_a_cut_a_clip_begins(trained: Trained, motion_set: Path, pictures: list[Frames], window: int) -> None:
-    stream = open_stream(trained, CPU, window, cut=45)
-    stream.see(pictures[0] // 2 + 128)
-    found = [stream.see(picture) for picture in pictures[4:]]
-    assert [is_reset for _, is_reset in found] == [True, False, False, False]
-    assert_near(found[-1][0], clip_logits(trained, motion_set / "videos/val_000002.mp4", [4, 5, 6, 7]), 1e-5)
-
-
 def test_the_average_spans_the_window(trained: Trained, pictures: list[Frames]) -> None:
     def streamed(window: int) -> NDArray[np.float64]:
         stream = open_stream(trained, CPU, window)
-        return np.stack([stream.see(picture)[0] for picture in pictures])
+        return np.stack([stream.see(picture) for picture in pictures])
 
     own = streamed(1)
     assert np.ptp(own, axis=0).min() > 1e-4
@@ -86,38 +77,11 @@ def test_the_average_spans_the_window(trained: Trained, pictures: list[Frames]) 
     assert_near(streamed(0), np.cumsum(own, 0) / np.arange(1, 9)[:, None], 1e-12)
 
 
-def grey(level: int) -> Frames:
-    return np.full((32, 32, 3), level, np.uint8)
-
-
-def resets(trained: Trained, shown: Sequence[Frames], cut: float | None) -> list[bool]:
-    stream = open_stream(trained, CPU, cut=cut)
-    return [stream.see(picture)[1] for picture in shown]
-
-
-def test_a_cut_is_a_difference_of_thumbnails_above_the_threshold(trained: Trained) -> None:
-    shown = [grey(level) for level in (50, 94, 50, 96, 97)]  # differences of 44, 44, 46, 1
-    assert resets(trained, shown, 45) == [False, False, False, True, False]
-    assert resets(trained, shown, None) == [False] * 5
-    board = (np.indices((32, 32)).sum(0) % 2 * 255).astype(np.uint8)  # squares of one pixel: its thumbnail is grey
-    assert resets(trained, [np.stack([board] * 3, 2), np.stack([255 - board] * 3, 2)], 5) == [False, False]
-    left = grey(0)
-    left[:, :8] = 200  # a quarter of the picture changes by 200: 50 in the mean
-    assert resets(trained, [grey(0), left], 49) == [False, True]
-    assert resets(trained, [grey(0), left], 51) == [False, False]
-
-
-def test_motion_is_no_cut_and_another_scene_is(trained: Trained, motion_set: Path, pictures: list[Frames]) -> None:
-    assert not any(resets(trained, pictures, CUT_THRESHOLD))
-    cut_at_4 = resets(trained, [*pictures[:4], *(255 - picture // 4 for picture in pictures[4:])], CUT_THRESHOLD)
-    assert cut_at_4 == [False] * 4 + [True] + [False] * 3
-
-
 def test_scores_that_are_no_numbers_end_the_stream(trained: Trained) -> None:
     weights = {**trained.weights, "fc.bias": torch.full((4,), math.nan)}
     stream = open_stream(dataclasses.replace(trained, weights=weights), CPU)
     with pytest.raises(RunFailed, match="not finite"):
-        stream.see(grey(7))
+        stream.see(np.zeros((32, 32, 3), np.uint8))
 
 
 RESNET50 = ("model.backbone=resnet50", "data.num_frames=16")
@@ -142,7 +106,7 @@ def test_the_2d_twin_streams_and_an_accelerated_network_does_not(
     trained: Trained, trained_run: Path, pictures: list[Frames]
 ) -> None:
     twin = open_trained(trained_run, ["model.arch=tsn"])
-    assert len(open_stream(twin, CPU).see(pictures[0])[0]) == 4
+    assert len(open_stream(twin, CPU).see(pictures[0])) == 4
     with pytest.raises(ValueError, match="plain network"):
         Stream(trained.network(CPU), CPU, 4)
 
@@ -164,13 +128,10 @@ def frames(*numbers: int) -> list[StreamFrame]:
 
 
 class Network:
-    """A stream whose logits are those of label 1 with a score of 3/4, and whose third frame comes after a reset."""
+    """A stream whose logits are those of label 1 with a score of 3/4."""
 
-    count = 0
-
-    def see(self, picture: Any) -> tuple[NDArray[np.float64], bool]:
-        self.count += 1
-        return np.array([1000.0, 1000.0 + math.log(3)]), self.count == 3
+    def see(self, picture: Any) -> NDArray[np.float64]:
+        return np.array([1000.0, 1000.0 + math.log(3)])
 
 
 def follower(stride: int) -> Follower:
@@ -186,7 +147,7 @@ def test_the_stride_counts_from_the_first_frame_and_captions_stay() -> None:
     assert shown == [(number, "down 0.75") for number in range(10)]
     assert list(found[0]) == ["frame", "seconds", "label", "name", "score", "latency_ms"]
     assert [found[0][key] for key in ("label", "name", "score")] == [1, "down", 0.75]
-    assert found[1]["seconds"] == 0.16 and [line.get("reset") for line in found] == [None, None, True]
+    assert found[1]["seconds"] == 0.16
 
 
 def test_a_damaged_frame_does_not_move_the_others() -> None:
@@ -200,8 +161,6 @@ def test_the_summary_has_every_frame() -> None:
     one.latencies.extend(milliseconds / 1000 for milliseconds in range(1, 202))
     counts = "1,200 frames (200 seen, 900 skipped by the stride, 98 dropped, 2 damaged)"
     assert one.summary().startswith(f"{counts}; latency median 101.0 ms, 99th percentile 199.0 ms, max 201.0 ms; ")
-    one.num_resets = 2
-    assert f"{counts}, 2 resets; latency" in one.summary()
     assert "max 0.0 ms" in follower(1).summary()  # ended before the first frame
 
 
