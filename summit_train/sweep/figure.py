@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from summit_train.core.files import locked, replacing, write_json, write_text
 from summit_train.core.text import counted, csv_text, listed
@@ -66,9 +64,8 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
                 marker="s", markerfacecolor="white", linestyle=":", color=GREY, capsize=3,
             )  # fmt: skip
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(FixedLocator(sorted(batches)))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda batch, _: f"{batch:,.0f}"))
+        axes.set_xticks(sorted(batches), [f"{batch:,}" for batch in sorted(batches)])
+        axes.minorticks_off()
         axes.tick_params(axis="x", labelsize=9 if len(batches) > 8 else 10)
         axes.set_xlabel("global batch (clips)")
         axes.set_ylabel("top-1 (%)")
@@ -77,8 +74,10 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
         for text in figure.legend(loc="outside lower left", ncols=2).get_texts():
             text.set_parse_math(False)
         caption = _caption(rows, done, points, sorted(filter(None, noise_at)))
-        place: Any = ((0, 0), (0, -44), "axes fraction", "offset points")
-        axes.annotate(caption, *place, fontsize=8, color=GREY, va="top").set_parse_math(False)
+        below = axes.annotate(
+            caption, (0, 0), (0, -44), "axes fraction", "offset points", fontsize=8, color=GREY, va="top"
+        )
+        below.set_parse_math(False)
         return {f"accuracy.{kind}": image(figure, kind) for kind in ("png", "svg")}
 
 

@@ -20,7 +20,7 @@ from summit_train.core.files import check_output, replacing, write_json
 from summit_train.data.batches.loader import test_batches
 from summit_train.data.dataset import Dataset
 from summit_train.data.video.augment import View, scaled_size
-from summit_train.inference.export.onnx_file import Runtime, exported, facts, state_of, with_metadata
+from summit_train.inference.export.onnx_file import Runtime, exported, facts, state_of
 from summit_train.inference.trained import Trained
 from summit_train.models import VideoNetwork
 from summit_train.models.precision import Normalise
@@ -88,7 +88,7 @@ class Export:
         data = spec.data.model_copy(update={"num_frames": self.num_frames})
         checked = replace(self.trained, spec=spec.model_copy(update={"data": data}))
         network = checked.network(_CPU, ready=False).float()
-        content = with_metadata(exported(network, self.batch, *self.crop, stream=self.stream), self.usage())
+        content = exported(network, self.batch, *self.crop, self.usage(), stream=self.stream)
         runtime = Runtime(content)
         self.tell("checking it against the network")
         num_clips = (self.batch or _CLIPS) if self.stream else max(_CLIPS, self.batch or 0)

@@ -68,12 +68,14 @@ class _StreamGraph(nn.Module):
         return (logits, *(cache for cache, shape in zip(after, self.shapes, strict=True) if shape[0]))
 
 
-def exported(network: VideoNetwork, batch: int | None, height: int, width: int, *, stream: bool) -> bytes:
+def exported(
+    network: VideoNetwork, batch: int | None, height: int, width: int, metadata: Mapping[str, Any], *, stream: bool
+) -> bytes:
     """Return a plain network as an ONNX file, in fp32 and in the opset that torch's exporter chooses.
 
     `clip` (N, T, C, H, W) becomes `logits` (N, num_classes). With `stream`, `frame` (N, C, H, W) and `cache_in_i`
     (N, fold, H', W') become `logits` and `cache_out_i`, each the next frame's `cache_in_i`; caches are zero where a
-    stream starts. batch: N, None for any.
+    stream starts. batch: N, None for any. metadata: custom properties of the file, each as JSON.
     """
     module: nn.Module
     shapes: dict[str, tuple[int, ...]]
@@ -114,6 +116,7 @@ def exported(network: VideoNetwork, batch: int | None, height: int, width: int, 
     # The exporter notes where in the source each node comes from, with this machine's paths.
     for part in (model, model.graph, *model.graph.node, *model.graph.value_info):
         part.ClearField("metadata_props")
+    onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in metadata.items()})
     onnx.checker.check_model(model)
     content: bytes = model.SerializeToString()
     return content
@@ -122,14 +125,6 @@ def exported(network: VideoNetwork, batch: int | None, height: int, width: int, 
 def state_of(inputs: Iterable[str]) -> dict[str, str]:
     """Return, for each cache among a graph's inputs, the output that is its value for the next frame."""
     return {name: name.replace("_in_", "_out_") for name in inputs if name.startswith("cache_in_")}
-
-
-def with_metadata(model: bytes, values: Mapping[str, Any]) -> bytes:
-    """Return the ONNX file with `values` as custom metadata, each as JSON."""
-    loaded = onnx.load_from_string(model)
-    onnx.helper.set_model_props(loaded, {name: json.dumps(value) for name, value in values.items()})
-    content: bytes = loaded.SerializeToString()
-    return content
 
 
 def facts(model: bytes) -> tuple[dict[str, Any], dict[str, int]]:
