@@ -79,11 +79,24 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
         except UserError:
             found = None  # nothing there, or only the files of a submission
         state, note = _state(run, found, job_state)
-        row: Row = dict.fromkeys(COLUMNS)
-        row |= {"name": run.name, "curve": run.curve, "state": state, "nodes": run.nodes, "virtual_gpus": scale.gpus}
-        row |= {"global_batch": batch, "frames_per_batch": batch and batch * run.spec.data.num_frames, "step": 0}
-        row |= {"final": False, "job": job, "run": str(run.spec.run_path), "machine": "", "note": note}
-        row |= {"num_classes": run.spec.model.num_classes} | (_results(found, run.nodes) if found else {})
+        row: Row = dict.fromkeys(COLUMNS) | {
+            "name": run.name,
+            "curve": run.curve,
+            "state": state,
+            "nodes": run.nodes,
+            "virtual_gpus": scale.gpus,
+            "global_batch": batch,
+            "frames_per_batch": batch and batch * run.spec.data.num_frames,
+            "step": 0,
+            "final": False,
+            "job": job,
+            "run": str(run.spec.run_path),
+            "machine": "",
+            "note": note,
+            "num_classes": run.spec.model.num_classes,
+        }
+        if found:
+            row |= _results(found, run.nodes)
         if point := published.get(row["global_batch"]):
             row |= {"reference_top1": point.top1, "reference_top1_std": point.top1_std}
         rows.append(row)
@@ -218,18 +231,26 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
     """
     of_runs = []
     for row in rows:
-        cells = {"run": row["name"], "state": row["state"], "nodes": show(row["nodes"])}
         gpus = f" = {row['ranks']} x {row['accumulation']}" if row["ranks"] else ""
-        cells |= {"GPUs": show(row["virtual_gpus"]) + gpus, "batch": show(row["global_batch"])}
-        cells |= {"frames": show(row["frames_per_batch"]), "peak LR": show(row["peak_lr"])}
-        cells["step"] = f"{row['step']:,} of {row['total_steps']:,}" if row["total_steps"] else NONE
         in_training = "" if row["final"] or row["top1"] is None else " (in training)"
-        cells["train top-1"] = percent(row["training_top1"])
-        cells["top-1"] = mean_std(row["top1"], row["top1_std"]) + in_training
-        cells["top-5"] = percent(row["top5"]) if has_top5(row["num_classes"]) else NONE
-        cells["published"] = mean_std(row["reference_top1"], row["reference_top1_std"])
-        cells["time"] = duration(row["seconds"]) if row["seconds"] else NONE
-        of_runs.append(cells | {"job": row["job"] or NONE, "note": row["note"]})
+        cells = {
+            "run": row["name"],
+            "state": row["state"],
+            "nodes": show(row["nodes"]),
+            "GPUs": show(row["virtual_gpus"]) + gpus,
+            "batch": show(row["global_batch"]),
+            "frames": show(row["frames_per_batch"]),
+            "peak LR": show(row["peak_lr"]),
+            "step": f"{row['step']:,} of {row['total_steps']:,}" if row["total_steps"] else NONE,
+            "train top-1": percent(row["training_top1"]),
+            "top-1": mean_std(row["top1"], row["top1_std"]) + in_training,
+            "top-5": percent(row["top5"]) if has_top5(row["num_classes"]) else NONE,
+            "published": mean_std(row["reference_top1"], row["reference_top1_std"]),
+            "time": duration(row["seconds"]) if row["seconds"] else NONE,
+            "job": row["job"] or NONE,
+            "note": row["note"],
+        }
+        of_runs.append(cells)
     points = sweep_points(sweep, rows)
     if not has_seeds(points):
         return str(TextTable.of_records(of_runs))
