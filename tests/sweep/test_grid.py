@@ -285,3 +285,9 @@ def test_an_override_of_what_the_runs_differ_in_is_refused(write: Write, overrid
 
 def test_an_entry_that_changes_nothing_is_the_base(write: Write) -> None:
     assert _names(load_sweep(write("runs: [{}, {nodes: 4}]\n"))) == ["base", "nodes-4"]
+
+
+def test_a_long_name_is_cut_and_ends_in_a_digest_of_all(write: Write) -> None:
+    first, second = _names(load_sweep(write(f"grid: {{model.pretrained: [{'x' * 90}, {'x' * 91}]}}\n")))
+    assert first != second and len(first) == len(second) == 80
+    assert re.fullmatch("pretrained-x{60}-[0-9a-f]{8}", first)
