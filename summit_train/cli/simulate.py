@@ -145,8 +145,7 @@ def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> Non
     # Imported here: without --out the command draws nothing.
     from matplotlib.ticker import NullLocator
 
-    from summit_train.report.caption import drawn
-    from summit_train.report.figures import GREY, PALETTE, drawable, series
+    from summit_train.report.figures import GREY, PALETTE, drawable, drawn, series
 
     spec, machine, nodes = jobs[0].spec, jobs[0].machine, [row["nodes"] for row in rows]
     known = [row for row in rows if not row["projection"]]
