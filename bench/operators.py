@@ -28,8 +28,7 @@ from summit_train.core.result import TextTable
 from summit_train.core.text import share
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.plan import make_plan
-from summit_train.report.caption import drawn, wrapped
-from summit_train.report.figures import PALETTE, drawable
+from summit_train.report.figures import PALETTE, drawable, drawn, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.spec import load_spec
 from summit_train.training.run import build_step, fresh_model

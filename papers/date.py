@@ -48,8 +48,7 @@ from summit_train.core.text import NONE
 from summit_train.models.precision import parameter_type
 from summit_train.optim.schedule import Schedule
 from summit_train.plan import plan_schedule
-from summit_train.report.caption import drawn, wrapped
-from summit_train.report.figures import GREY, series
+from summit_train.report.figures import GREY, drawn, series, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec, TrustRatioSpec
 from summit_train.training.run import drive_solver

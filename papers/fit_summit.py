@@ -3,8 +3,8 @@
     python papers/fit_summit.py             prints constants and predictions
     python papers/fit_summit.py --write     also writes configs/machines/summit.yaml
 
-Three numbers are fitted to three times: seconds a clip, fixed seconds a pass, and a rank's deviation. The network is
-not fitted: at these sizes its exposed part is milliseconds, which the rows cannot tell from stragglers.
+Three numbers are worked out of three times: seconds a clip, fixed seconds a pass, and the deviation of a rank. The
+network is not fitted: at these sizes its exposed part is milliseconds, which the rows cannot tell from stragglers.
 Source: Lin, Gan, Han, "Training Kinetics in 15 Minutes" (2019), Tables 1 and 3, section 4.2.
 """
 
@@ -12,12 +12,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from summit_train.core.errors import RunFailed
 from summit_train.core.files import write_text
@@ -27,7 +23,6 @@ from summit_train.scaling.machines import Compute, Machine, Rate, Storage, load_
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import to_yaml
 
-Vector = NDArray[np.float64]
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 FILES = {"tsm": "tsm_r50_8f_1536gpu", "i3d_3x3x3": "i3d_3x3x3_r50_16f", "i3d_3x1x1": "i3d_3x1x1_r50_32f"}
 SPECS = {
@@ -41,12 +36,12 @@ HEADER = """\
 # Fitted: compute.step_overhead_s, straggler_cv and tsm's rate, to the rows of {rows} nodes of Table 3 of Lin, Gan,
 # Han, "Training Kinetics in 15 Minutes" (2019); the file system's frames, to the 2.9 times of its section 4.2.
 # Not fitted: the network (summit_published.yaml). The other rows of Table 3 come out within {worst:.1f} %.
-# last_batch keep: the published times fit steps that count an epoch's partial batch; `train` drops it (--last-batch).
+# last_batch keep: the published times fit steps that count an epoch's partial batch; `train` drops it, as does
+# `simulate --set last_batch=drop`.
 """
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """The fitted constants and the rows (numbers of nodes) that they come from."""
 
     rows: tuple[int, ...]
@@ -70,52 +65,32 @@ def main() -> int:
 
 
 def fit_table_3(machine: Machine, nodes: tuple[int, ...] = ROWS) -> Fit:
-    """Fit the constants with the least squared relative errors on the rows of `nodes` nodes, by Gauss-Newton.
+    """Solve step = (overhead + n clip) (1 + cv d) + communication for overhead, clip and cv on three rows.
 
-    Raises RunFailed where the rows leave the constants open: all with one batch a GPU, or fewer than three.
+    n: clips a GPU, d: by how many deviations the slowest rank is behind. Two rows with one n give cv, the third with
+    another n the other two. Raises RunFailed for other rows, and where a constant would have to be zero or below.
     """
-    rows = [row for row in published.timed_rows() if row.nodes in nodes]
-    if len(rows) < 3 or len({row.clips_per_gpu for row in rows}) < 2:
+    rows = sorted((row for row in published.TIMED_ROWS if row.nodes in nodes), key=lambda row: -row.clips_per_gpu)
+    if len(rows) != 3 or rows[0].clips_per_gpu == rows[1].clips_per_gpu:
         raise RunFailed("three rows with two numbers of clips a GPU are needed, to tell clips and passes apart")
 
-    clips = np.array([row.clips_per_gpu for row in rows])
-    deviations = np.array([expected_maximum(row.gpus) for row in rows])  # by which the slowest rank is behind
-    seconds = np.array([published_step_seconds(row) for row in rows])
-    point, found = np.array([0.04, 0.05, 0.05]), []
+    seconds = [published_step_seconds(row) for row in rows]
+    behind = [expected_maximum(row.gpus) for row in rows]
+    fit, tried = Fit(nodes, 0.04, 0.05, 0.05), []
     for _ in range(ROUNDS):
         # Communication is worked out with the constants so far: it jumps by up to a cycle where a gradient just misses
-        # one, and nothing that jumps can be fitted by slopes. So the last round is not always the best either.
-        tried = with_constants(machine, Fit(nodes, *point.tolist()))
-        exposed = np.array([step_time(job_of(tried, SPECS["tsm"], row)).communication_s for row in rows])
-
-        def errors(constants: Vector, exposed: Vector = exposed) -> Vector:
-            clip_s, overhead_s, cv = constants
-            step_s = (overhead_s + clips * clip_s) * (1 + cv * deviations) + exposed
-            return np.asarray(step_s / seconds - 1)
-
-        found.append((float(sum(errors(point) ** 2)), point.tolist()))
-        point = gauss_newton(errors, point)
-    return Fit(nodes, *min(found)[1])
-
-
-def gauss_newton(errors: Callable[[Vector], Vector], start: Vector, rounds: int = 100) -> Vector:
-    """Return the positive numbers near `start` with the least sum of squared `errors`.
-
-    Raises RunFailed where the errors leave a number open, and where a number wants to be zero or below.
-    """
-    point, width = start, 1e-6
-    for _ in range(rounds):
-        here = errors(point)
-        slopes = np.stack([(errors(point + width * unit) - here) / width for unit in np.eye(len(point))], axis=1)
-        move, _, rank, _ = np.linalg.lstsq(slopes, -here, rcond=1e-7)
-        if rank < len(point):
-            raise RunFailed("the rows do not determine the constants: they leave one of them open")
-        while not (point + move > 0).all():
-            move = move / 2
-        point = point + move
-        if (abs(move) < 1e-9 * point).all():
-            return point
-    raise RunFailed(f"no positive constants found after {rounds} rounds, last {point.tolist()}")
+        # one. So the last round is not always the best.
+        steps = [step_time(job_of(with_constants(machine, fit), SPECS["tsm"], row)) for row in rows]
+        errors = [step.step_s / published_s - 1 for step, published_s in zip(steps, seconds, strict=True)]
+        tried.append((sum(error**2 for error in errors), fit))
+        left_s, first_s, second_s = (t - step.communication_s for t, step in zip(seconds, steps, strict=True))
+        cv = (second_s - first_s) / (first_s * behind[2] - second_s * behind[1])
+        long_pass_s, pass_s = left_s / (1 + cv * behind[0]), first_s / (1 + cv * behind[1])
+        clip_s = (long_pass_s - pass_s) / (rows[0].clips_per_gpu - rows[1].clips_per_gpu)
+        fit = Fit(nodes, clip_s, pass_s - rows[1].clips_per_gpu * clip_s, cv)
+        if min(fit[1:]) <= 0:
+            raise RunFailed(f"no positive constants solve the rows of {nodes} nodes: {fit}")
+    return min(tried)[1]
 
 
 def published_step_seconds(row: published.Row) -> float:
@@ -133,7 +108,7 @@ def job_of(machine: Machine, spec: Spec, row: published.Row) -> Job:
 
 def errors_of(machine: Machine) -> dict[int, float]:
     """Return the relative errors of the predicted times of Table 3, by the rows' nodes: 0.01 is 1 % too long."""
-    rows = published.timed_rows()
+    rows = published.TIMED_ROWS
     return {row.nodes: forecast(job_of(machine, SPECS["tsm"], row)).run_s / (row.seconds or 0) - 1 for row in rows}
 
 
@@ -199,7 +174,7 @@ def print_fit(machine: Machine, fit: Fit) -> None:
     print(f"  a rank's pass deviates by {100 * fit.straggler_cv:.2f} % of its time")
     print("\nnodes  published s  predicted s   error  step s, published times / (100 x ceil(240000 / batch))")
     errors = errors_of(machine)
-    for row in published.timed_rows():
+    for row in published.TIMED_ROWS:
         seconds, error = row.seconds or 0, errors[row.nodes]
         note = "fitted" if row.nodes in fit.rows else f"(printed to {row.resolution_s} s)"
         times = f"{seconds:11,}  {seconds * (1 + error):11,.0f}  {100 * error:+5.2f} %"

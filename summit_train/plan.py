@@ -37,8 +37,7 @@ class Rung:
 class Plan:
     """The numbers of one run. Bytes are bytes; LR as the optimizer gets it.
 
-    ladder: the batches that the run may have, the first one first; fewest_updates: of a run whose batch grows at every
-    decision. All other numbers are those of the first batch.
+    ladder: the batches that the run may have, the first one first. All other numbers are those of the first batch.
     """
 
     spec: Spec = field(repr=False, compare=False)
@@ -56,7 +55,6 @@ class Plan:
     peak_lr: float
     schedule: Schedule
     ladder: tuple[Rung, ...]
-    fewest_updates: int
     dropped_clips_per_epoch: int
     input_bytes_per_step_and_rank: int
 
@@ -162,7 +160,6 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
             f"(scale.gpus {virtual_gpus} x scale.clips_per_gpu {spec.scale.clips_per_gpu})"
         )
     accumulation = virtual_gpus // ranks
-    ladder = _ladder(spec, virtual_gpus, num_clips)
     schedule = plan_schedule(spec.optimizer, spec.schedule, global_batch, num_clips)
     clip_bytes = math.prod(spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))  # uint8
     return Plan(
@@ -180,8 +177,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         warmup_steps=int(schedule.warmup_steps),
         peak_lr=schedule.peak_lr,
         schedule=schedule,
-        ladder=ladder,
-        fewest_updates=_fewest_updates(spec, ladder),
+        ladder=_ladder(spec, virtual_gpus, num_clips),
         dropped_clips_per_epoch=num_clips - steps_per_epoch * global_batch,
         input_bytes_per_step_and_rank=accumulation * spec.scale.clips_per_gpu * clip_bytes,
     )
@@ -203,16 +199,6 @@ def _ladder(spec: Spec, learners: int, num_clips: int) -> tuple[Rung, ...]:
         while sizes[-1] < largest:
             sizes.append(min(sizes[-1] * grow.factor, largest))
     return tuple(Rung(size, learners * size, num_clips // (learners * size)) for size in sizes)
-
-
-def _fewest_updates(spec: Spec, ladder: tuple[Rung, ...]) -> int:
-    """Return the updates of a run whose batch grows at every decision but the first, which has nothing to compare."""
-    grow, updates = spec.parallel.grow_batch, 0
-    between = spec.evaluate.every_epochs * grow.every if grow is not None else spec.schedule.epochs
-    for epoch in range(spec.schedule.epochs):
-        grown = max(0, epoch // between - 1)
-        updates += ladder[min(grown, len(ladder) - 1)].steps_per_epoch
-    return updates
 
 
 def averages_per_epoch(spec: Spec, steps_per_epoch: int) -> int:

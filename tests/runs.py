@@ -43,19 +43,39 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def steps_of(run: Path) -> list[int]:
-    """The steps that the run has written down so far, in the order of the file."""
+def records(run: Path, kind: str) -> list[dict[str, Any]]:
+    """What the run has recorded of one kind so far, in the order of the file."""
     path = run / "metrics.jsonl"
-    if not path.exists():
-        return []
-    records = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-    return [record["step"] for record in records if record["kind"] == "step"]
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [record for record in (json.loads(line) for line in lines if line.endswith("}")) if record["kind"] == kind]
 
 
-def final_state(run: Path) -> dict[str, object]:
+def steps_of(run: Path) -> list[int]:
+    """The steps that the run has recorded so far."""
+    return [record["step"] for record in records(run, "step")]
+
+
+def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Relative difference of the networks of two checkpoints: of weights and of running statistics, the larger.
+
+    Each as one vector: tensor by tensor would divide the rounding of BN biases, which begin at 0, by next to nothing.
+    """
+    one, other = one["model"], other["model"]
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one if key.endswith("num_batches_tracked"))
+    found = [0.0]
+    for are_statistics in (True, False):
+        keys = [key for key in one if ("running_" in key) == are_statistics and one[key].is_floating_point()]
+        if keys:
+            mine, theirs = (torch.cat([state[key].double().flatten() for key in keys]) for state in (one, other))
+            found.append(float((mine - theirs).norm() / mine.norm()))
+    return max(found)
+
+
+def final_state(run: Path) -> dict[str, Any]:
     """The newest checkpoint of a run that trained to its end."""
     path = max((run / "checkpoints").glob("step_*.pt"))
-    state: dict[str, object] = torch.load(path, weights_only=True)
+    state: dict[str, Any] = torch.load(path, weights_only=True)
     assert state["step"] == json.loads((run / "plan.json").read_text())["total_steps"]
     return state
 
@@ -76,7 +96,7 @@ def changed_copy(run: Path, target: Path, **changes: object) -> Path:
     return target
 
 
-def assert_bit_equal(one: dict[str, object], other: dict[str, object]) -> None:
+def assert_bit_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
     """Weights, running statistics, solver, loss scale, averages of two checkpoints are the same bits."""
     parts = {"model", "optimizer", "loss_scale", "ema", "noise_scale"}
     assert one.keys() == other.keys()

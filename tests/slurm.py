@@ -16,7 +16,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from summit_train.__main__ import main
-from tests.worlds import PATIENCE_S, ROOT, environment, forked, mpirun
+from summit_train.core.processes import find_mpirun
+from tests.worlds import PATIENCE_S, ROOT, environment, forked
 
 NODES = ("n1", "n2")
 _DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -73,7 +74,7 @@ def missing() -> str | None:
     lacking += [name for name, pattern in _LIBRARIES.items() if not list(Path("/usr/lib").glob(pattern))]
     if lacking:
         return f"Slurm lacks {', '.join(lacking)}; as root on Debian or Ubuntu tests/install_slurm.sh installs it"
-    return None if mpirun() else "no mpirun; `make setup` installs it"
+    return None if find_mpirun() else "no mpirun; `make setup` installs it"
 
 
 def _program(name: str) -> str | None:

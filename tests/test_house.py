@@ -28,8 +28,8 @@ FEATURES = ("inference.cam", "inference.export", "inference.stream")
 OWNERS = {
     "yaml": {"spec.source"},
     "horovod": {"core.comm.horovod_world"},
-    "mpi4py": {"core.comm.horovod_world", "core.comm.rendezvous"},
-    "torch.distributed": {"core.comm.torch_world", "core.comm.rendezvous"},
+    "mpi4py": {"core.comm.horovod_world", "core.comm.torch_world"},
+    "torch.distributed": {"core.comm.torch_world"},
     "av": {"data.video"},
     "cv2": {"data.video.flow"},
     "PIL": {"data.packed.payload", "data.video.encode"},
@@ -43,7 +43,7 @@ NEEDS_TORCH = re.compile(
     r"core\.(comm|saved|session|watch).*|models.*|plan|evaluation\.(?!fuse|scores).*|training\..*|"
     r"inference\..*|optim\.(?!schedule).*|data\.(bad_clips|dataset|batches\.(loader|workers))|bench\..*|"
     r"scaling\..*|cluster\.(estimate|doctor.*)|sweep\.start|"
-    r"cli\.(pipeline|train|evaluate|observed|predict|plan|model|simulate|submit|sweep|data.*)"
+    r"cli\.(pipeline|train|evaluate|predict|plan|model|simulate|submit|sweep|data.*)"
 )
 
 # Who may print: the commands, and what fails or speaks for them.
@@ -278,7 +278,7 @@ def test_no_module_has_state() -> None:
         ("core.comm.horovod_world", "os.environ.setdefault"),
         ("core.comm.horovod_world", "os.environ.update"),
         ("core.comm.torch_world", "os.environ.setdefault"),
-        ("core.comm.rendezvous", "os.environ.update"),
+        ("core.comm.torch_world", "os.environ.update"),
         ("models.network", "os.environ.update"),
     }
     written = [

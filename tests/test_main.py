@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +17,6 @@ from typing import Any
 import pytest
 
 from summit_train.core.errors import AgreedError, RunFailed
-from summit_train.core.result import Result
 from summit_train.training.start import split_overrides
 from tests.conftest import WriteSpec
 from tests.worlds import Said, main_said
@@ -119,8 +117,7 @@ def test_wrong_arguments_end_with_2_and_the_usage(say: Callable[..., Said], argu
         (["plan", "SPEC", "--clips", "-5"], "data.train has -5 clips"),
         (["plan", "SPEC", "--clips", "960", "--ranks", "4"], "which 4 ranks do not divide"),
         (["plan", "SPEC", "--clips", "960", "--ranks", "0"], "--ranks 0: must be 1 or more"),
-        (["plan", "SPEC", "--clips", "960", "--speed", "0"], "--speed 0: must be a number above 0"),
-        (["plan", "SPEC", "--clips", "960", "--speed", "nan"], "--speed nan: must be a number above 0"),
+        (["plan", "SPEC", "--clips", "960", "--speed", "8"], "--speed is of a site: name it with --site"),
         (["plan", "SPEC", "sead=1"], "override 'sead=1': sead: unknown key; did you mean seed?"),
         (["plan", "SPEC", "word", "--json"], "override 'word': must have the form section.key=value"),
         (["train", "SPEC"], "train.csv not found (relative paths start at "),
@@ -138,11 +135,6 @@ def test_a_mistake_of_the_user_is_one_line_and_2(
     assert err.startswith("summit-train: ")
     assert err.count("\n") == 1
     assert part in err
-
-
-def test_every_mistake_of_a_spec_has_its_line(say: Callable[..., Said], spec: str) -> None:
-    status, _, err = say("plan", spec, "sead=1", "model.arch=x", "--clips", "960")
-    assert (status, len(err.splitlines())) == (2, 2)
 
 
 def _manifests(folder: Path, clips: int) -> None:
@@ -189,25 +181,6 @@ def test_a_fault_of_ours_keeps_its_traceback(say: Callable[..., Said], monkeypat
         _raising(monkeypatch, fault)
         with pytest.raises(type(fault)):
             say("schema")
-
-
-def test_under_several_ranks_a_bug_has_its_traceback_with_rank_and_host(
-    say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    _raising(monkeypatch, ValueError("bad axis"))
-    for rank in ("0", "1"):
-        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
-        status, _, err = say("schema")
-        assert status == 1
-        assert err.startswith(f"summit-train, rank {rank} on {socket.gethostname()}:\nTraceback (most recent call ")
-        assert err.endswith("ValueError: bad axis\n")
-
-
-def test_stopped_on_request_is_85(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("summit_train.cli.schema.run", lambda args: Result(status=85))
-    assert say("schema") == (85, "", "")
 
 
 @pytest.mark.parametrize(
@@ -274,25 +247,11 @@ def test_plans_json_has_the_contracts_keys(say: Callable[..., Said], spec: str) 
     assert {"step": 12_499, "lr": pytest.approx(0.015)} in rates
 
 
-def test_plan_counts_the_clips_of_the_manifest(say: Callable[..., Said], spec: str, tmp_path: Path) -> None:
-    _manifests(tmp_path, 197)
-    plan = _plan(say, spec, "--json")
-    assert (plan["clips"], plan["steps_per_epoch"], plan["dropped_clips_per_epoch"]) == (197, 2, 5)
-    assert plan["ranks"] == 6  # one a virtual GPU
-
-
-def test_plan_says_how_long_the_run_takes(say: Callable[..., Said], spec: str) -> None:
-    # 100 epochs of 9,600 clips on 6 ranks of 8 clips a second: 960,000 / 48 = 20,000 s.
-    plan = _plan(say, spec, "--clips", "9600", "--speed", "8", "--json")
-    assert plan["training_hours"] == pytest.approx(20_000 / 3_600)
-    assert plan["rank_hours"] == pytest.approx(6 * 20_000 / 3_600)
-
-
 def test_the_plan_for_people(say: Callable[..., Said], spec: str) -> None:
-    status, out, err = say("plan", spec, "--clips", "240000", "--speed", "8")
+    status, out, err = say("plan", spec, "--clips", "240000")
     assert (status, err) == (0, "")
     for part in ("6 = 6 ranks x 1", "96 clips = 768 frames", "250,000 = 100 epochs x 2,500", "0.015 (linear",
-                 "24,327,632", "97.3 MB", "138.89 h, 833.3 rank-hours", "12,499"):  # fmt: skip
+                 "24,327,632", "97.3 MB", "12,499"):  # fmt: skip
         assert part in out
 
 

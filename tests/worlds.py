@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from torch.distributed import TCPStore
 
 from summit_train.__main__ import main
 from summit_train.core.comm import BACKENDS as BACKENDS
+from summit_train.core.processes import ROOT_ALLOWED, find_mpirun
 from summit_train.training.step import TrainStep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,14 +38,8 @@ Said = tuple[int, str, str]
 Say = Callable[..., Said]
 
 
-def mpirun() -> str | None:
-    """The mpirun that belongs to this Python, else the one on PATH."""
-    beside = Path(sys.executable).with_name("mpirun")
-    return str(beside) if beside.exists() else shutil.which("mpirun")
-
-
 needs_ranks = pytest.mark.skipif(
-    mpirun() is None or importlib.util.find_spec("horovod") is None,
+    find_mpirun() is None or importlib.util.find_spec("horovod") is None,
     reason="needs mpirun and Horovod; `make setup` installs both",
 )
 
@@ -55,20 +49,6 @@ def environment(**more: str) -> dict[str, str]:
     launchers = ("OMPI_", "PMI", "SLURM_", "JSM_", "MV2_", "MASTER_", "TORCHELASTIC_", "RANK", "WORLD_SIZE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
     return {"OMP_NUM_THREADS": "1"} | kept | {"PYTHONPATH": str(ROOT)} | more
-
-
-def program(ranks: int, *words: str, last: Sequence[str] = ()) -> list[str]:
-    """The command line of `python ...` on `ranks` ranks; 0: without a launcher.
-
-    last: what one more rank, the last one, is started with instead.
-    """
-    python = [sys.executable, *words]
-    if ranks == 0:
-        return python
-    launcher = mpirun()
-    assert launcher is not None
-    more = [":", "-np", "1", sys.executable, *last] if last else []
-    return [launcher, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *python, *more]
 
 
 def main_said(capsys: pytest.CaptureFixture[str], *words: object) -> Said:
@@ -89,12 +69,17 @@ def start(
     last: Sequence[str] = (),
     errors: int = subprocess.STDOUT,
 ) -> subprocess.Popen[str]:
-    """Start `python ...` on `ranks` ranks in a process group of its own; `errors`: where its stderr goes."""
-    more = dict(env or {})
-    if ranks and os.geteuid() == 0:
-        more |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    """Start `python ...` in a process group of its own, on `ranks` ranks under mpirun; 0: without a launcher.
+
+    last: what one more rank, the last one, is started with instead. errors: where its stderr goes.
+    """
+    python, more = [sys.executable, *words], dict(env or {})
+    if ranks:
+        python = [find_mpirun() or "mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *python]
+        python += [":", "-np", "1", sys.executable, *last] if last else []
+        more |= ROOT_ALLOWED if os.geteuid() == 0 else {}
     return subprocess.Popen(
-        program(ranks, *words, last=last),
+        python,
         env=environment(**more),
         cwd=ROOT,
         text=True,

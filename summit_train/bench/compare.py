@@ -24,8 +24,7 @@ from summit_train.core.text import counted, share
 from summit_train.models import VideoNetwork
 from summit_train.models.network import count_network
 from summit_train.models.precision import mixed_precision, parameter_type
-from summit_train.report.caption import drawn, wrapped
-from summit_train.report.figures import GREY, PALETTE, drawable
+from summit_train.report.figures import GREY, PALETTE, drawable, drawn, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.scaling.published import SLOWEST, label_of, table_1_row
 from summit_train.spec import Spec, load_spec

@@ -25,8 +25,7 @@ from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import NONE, counted
 from summit_train.models.network import count_network
-from summit_train.report.caption import drawn, wrapped
-from summit_train.report.figures import GREY, PALETTE, drawable
+from summit_train.report.figures import GREY, PALETTE, drawable, drawn, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES, Row, Table
 from summit_train.spec import Spec, load_spec

@@ -23,8 +23,7 @@ from summit_train.core.processes import Facts, answer, find_mpirun, mpi_environm
 from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import share
-from summit_train.report.caption import drawn, wrapped
-from summit_train.report.figures import GREY, drawable, series
+from summit_train.report.figures import GREY, drawable, drawn, series, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.scaling.published import SCALABILITY, label_of
 from summit_train.spec import load_spec

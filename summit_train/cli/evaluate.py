@@ -1,6 +1,7 @@
-"""`summit-train eval`: the accuracy of a run's checkpoints, every video once, on any number of ranks.
+"""`summit-train eval`: the accuracy of a run's checkpoints, of whole videos or, with --observed, of their first parts.
 
-With precise BN, whose batches are those of training, the number of ranks must divide the virtual GPUs.
+Every video is scored once, on any number of ranks. With precise BN, whose batches are those of training, the number of
+ranks must divide the virtual GPUs.
 """
 
 from __future__ import annotations
@@ -10,22 +11,26 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
-from summit_train.core.result import Result
+from summit_train.core.files import figure_path, write_json
+from summit_train.core.progress import watched
+from summit_train.core.result import Result, TextTable
 from summit_train.core.saved import CheckpointError
 from summit_train.core.session import session
-from summit_train.core.text import counted
+from summit_train.core.text import counted, has_top5
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import OFFICIAL, Evaluation, show_accuracy
+from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
 from summit_train.evaluation.scoring import Scorer
 from summit_train.spec import Spec, changes_scores, flat_keys, load_spec
+from summit_train.spec.catalog import stream_problem
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints, steps_per_epoch
 from summit_train.training.run import fresh_model
 from summit_train.training.start import check_agreement, choose_device, read_inputs, run_spec, split_overrides
@@ -45,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="",
         metavar="R,R,...",
         help="early recognition: accuracy when these fractions of each video are seen (0.1,0.2,...,1); one checkpoint, "
-        "the newest by default",
+        "by default the newest of a whole epoch",
     )
     parser.add_argument("--out", metavar="FILE", help="with --observed: draw the curves")
     parser.add_argument("--beside", nargs="+", metavar="RUN", help="with --out: and those of other runs' directories")
@@ -57,38 +62,41 @@ def run(args: argparse.Namespace) -> Result:
 
     If an override changes scores, eval.json stays as it is and the result goes to a file of its own.
     """
-    launch = this_launch()
     chosen, more = split_overrides(args.checkpoints or [])
-    args.beside, words = (None, []) if args.beside is None else split_overrides(args.beside)
+    beside, words = split_overrides(args.beside or [])
     overrides = [*args.overrides, *more, *words]
     if "=" in (args.observed or ""):  # --observed alone, before an override
         args.observed, overrides = "", [*overrides, args.observed]
-    if args.observed is None and (args.out is not None or args.beside is not None):
+    if args.observed is None and (args.out is not None or beside):
         raise UserError("--out and --beside are for the figure of early recognition: add --observed")
-    if args.beside is not None and args.out is None:
+    if beside and args.out is None:
         raise UserError("--beside draws other runs' curves: add --out FILE.png")
     if args.observed is not None:
-        # Imported here because it needs matplotlib: training imports this module on all ranks, and only one draws.
-        from summit_train.cli.observed import run_observed
-
-        return run_observed(args, chosen, overrides)
+        return _run_observed(args, chosen, beside, overrides)
     spec = run_spec(args.spec, overrides)
     # Only precise BN needs the training data and the plan.
-    inputs = read_inputs(spec, launch.size) if spec.evaluate.precise_bn else None
+    inputs = read_inputs(spec, this_launch().size) if spec.evaluate.precise_bn else None
     datasets = {"val": Dataset.open(spec, "val")} if inputs is None else inputs.datasets
     paths, left_out = _paths(spec, chosen)
     others = bool(chosen) and chosen != [f"last:{spec.evaluate.last_checkpoints}"]
     changed = _changed_keys(spec, paths if others else [])
-    with session(launch) as world, ExitStack() as held:
-        watchdog = held.enter_context(Watchdog(world, world.broadcast(spec.watch.stall_seconds)))
-        check_agreement(world, spec, datasets, command="eval", checkpoints=list(map(str, paths)))
-        device = choose_device(world)
-        scorer = Scorer(spec, datasets["val"], world, device)
+    with _scoring(spec, datasets, command="eval", checkpoints=list(map(str, paths))) as (scorer, watchdog):
         training = None if inputs is None else (inputs.plan, inputs.train)
         evaluation = Evaluation(scorer, watchdog, training, changed, _result_name(spec, changed))
-        if world.rank == 0:
+        if scorer.world.rank == 0:
             warn_left_out(left_out)
-        return accuracy_result(evaluation, evaluation.score_checkpoints(fresh_model(spec, device), paths))
+        return accuracy_result(evaluation, evaluation.score_checkpoints(fresh_model(spec, scorer.device), paths))
+
+
+@contextmanager
+def _scoring(spec: Spec, datasets: Mapping[str, Dataset], **arguments: object) -> Iterator[tuple[Scorer, Watchdog]]:
+    """Open the ranks, compare what they were started with, and yield what scores the validation set."""
+    with (
+        session(this_launch()) as world,
+        Watchdog(world, world.broadcast(spec.watch.stall_seconds)) as watchdog,
+    ):
+        check_agreement(world, spec, datasets, **arguments)
+        yield Scorer(spec, datasets["val"], world, choose_device(world)), watchdog
 
 
 def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Result:
@@ -170,3 +178,62 @@ def _paths(spec: Spec, chosen: Sequence[str]) -> tuple[list[Path], list[str]]:
     if missing:
         raise CheckpointError(f"checkpoint {', '.join(missing)} not found; must be a file or last:N")
     return paths, left_out
+
+
+def _run_observed(
+    args: argparse.Namespace, chosen: Sequence[str], others: Sequence[str], overrides: Sequence[str]
+) -> Result:
+    """Score one checkpoint after parts of the videos; rank 0 writes observed.json and draws."""
+    # Imported here because it needs matplotlib: training imports this module on all ranks, and only one draws.
+    from summit_train.report.figures import draw_observed
+    from summit_train.report.records import OBSERVED_FILE, Observed, read_observed
+
+    fractions = parse_fractions(args.observed) if args.observed else TENTHS
+    out = None if args.out is None else figure_path(args.out)
+    beside = [read_observed(Path(run)) for run in others]
+    spec = run_spec(args.spec, overrides)
+    if spec.data.modality == "flow":
+        raise UserError(
+            "--observed: a frame of flow (data.modality) stacks the fields after it, so that the network would see "
+            "more than the observed part; take an rgb run"
+        )
+    datasets = {"val": Dataset.open(spec, "val")}
+    paths, _ = _paths(spec, chosen or ["last:1"])
+    if len(paths) != 1:
+        raise CheckpointError(f"--observed takes one checkpoint, not {' '.join(chosen)}; by default the newest")
+    path = paths[0]
+    arguments = {"checkpoint": str(path), "fractions": [str(fraction) for fraction in fractions]}
+    with (
+        _scoring(spec, datasets, command="eval --observed", **arguments) as (scorer, watchdog),
+        watched("videos", "evaluating video", scorer.world, watchdog) as progress,
+    ):
+        result = score_observed(scorer, fresh_model(spec, scorer.device), path, fractions, progress)
+        if result is None:
+            return Result()
+        write_json(spec.run_path / OBSERVED_FILE, result)
+        if out is not None:
+            draw_observed(out, [Observed.model_validate(result), *beside])
+        return Result(_curves_text(result, spec), values=result)
+
+
+def _curves_text(result: dict[str, Any], spec: Spec) -> list[str | TextTable]:
+    """Return the curves as a table, and what cannot be seen in it."""
+    top5 = ["top5"] if has_top5(spec.model.num_classes) else []
+    names = {"top1": "top-1", "top5": "top-5"}
+    curves = {"clip": result["observed"], "stream": result.get("anytime")}
+    known = {kind: rows for kind, rows in curves.items() if rows}
+    keys = ["top1", *top5]
+    rows = [["observed", *(f"{kind} {names[key]}" for kind in known for key in keys)]]
+    for place, point in enumerate(result["observed"]):
+        cells = [f"{curve[place][key]:.2f} %" for curve in known.values() for key in keys]
+        rows.append([f"{100 * point['fraction']:g} %", *cells])
+    unread = f"; {result['bad_videos']} could not be read and count as wrong" if result["bad_videos"] else ""
+    lines: list[str | TextTable] = [TextTable(rows), f"{result['videos']} videos, step {result['step']}{unread}"]
+    model = spec.model
+    if (why := stream_problem(model.arch, model.shift_direction, model.non_local)) is not None:
+        lines.append(f"no stream: {why}")
+    undecided = {100 * row["fraction"]: row["undecided"] for row in curves["stream"] or [] if row["undecided"]}
+    if undecided:
+        parts = ", ".join(f"{number} at {part:g} %" for part, number in undecided.items())
+        lines.append(f"videos of which the stream has no frame yet, which count as wrong: {parts}")
+    return lines

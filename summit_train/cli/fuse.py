@@ -16,10 +16,9 @@ from summit_train.core.session import check_single
 from summit_train.core.text import counted, has_top5
 from summit_train.evaluation.fuse import fuse, fused_values, parse_weights, read_runs
 from summit_train.report.confusion import confusion_of
-from summit_train.report.fusion import draw_gains
 
 _SHOWN = 5  # classes of the largest gains, and as many of the largest losses
-_NPZ, _JSON, _CONFUSION, _GAINS = "fused.npz", "fuse.json", "confusion.png", "gains.png"
+_NPZ, _JSON = "fused.npz", "fuse.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--softmax", action="store_true", default=True, help="add probabilities [the default]")
     kind.add_argument("--logits", dest="softmax", action="store_false", help="add logits")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write fused scores, JSON and two figures there")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write fused scores and the JSON object there")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -54,9 +53,7 @@ def run(args: argparse.Namespace) -> Result:
                 fused = replace(fused, scores=np.log(fused.scores))
         fused.save(out / _NPZ, runs[0].clips, names)
         write_json(out / _JSON, values)
-        draw_gains(out / _GAINS, values)
-        confusion.draw(out / _CONFUSION)
-        text.append(f"in {out}: {_NPZ}, {_JSON}, {_GAINS}, {_CONFUSION}")
+        text.append(f"in {out}: {_NPZ}, {_JSON}")
     return Result(text, values=values)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 
 from summit_train.core.result import Result, TextTable
-from summit_train.models.count import Count
 from summit_train.models.network import count_network, stream_elements
-from summit_train.spec import Spec, load_spec
+from summit_train.spec import load_spec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,13 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     """Count the spec's network on one training clip."""
     spec = load_spec(args.spec, args.overrides)
-    count = count_network(spec)
-    cached = stream_elements(spec)
-    values = count.values() | ({} if cached is None else {"cache_elements": cached})
-    return Result([_table(spec, count, cached)], values=values)
-
-
-def _table(spec: Spec, count: Count, cached: int | None) -> TextTable:
+    count, cached = count_network(spec), stream_elements(spec)
     frames, height, width = count.clip
     channels = count.input_bytes // (frames * height * width)
     rows = {
@@ -39,4 +32,5 @@ def _table(spec: Spec, count: Count, cached: int | None) -> TextTable:
     if cached:
         size = f"{4 * cached:,} bytes ({4 * cached / 2**20:.2f} MiB) in fp32"
         rows["stream cache"] = f"{cached:,} elements, of the input of each shift: {size}"
-    return TextTable(list(rows.items()), left=2)
+    values = count.values() | ({} if cached is None else {"cache_elements": cached})
+    return Result([TextTable(list(rows.items()), left=2)], values=values)

@@ -22,7 +22,7 @@ from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_ask
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class
 from summit_train.evaluation.evaluation import Evaluation
 from summit_train.evaluation.scores import PREDICTIONS
-from summit_train.evaluation.scoring import Scorer, unusable_partials
+from summit_train.evaluation.scoring import Scorer
 from summit_train.spec import Spec, changes_scores, dump_spec, load_spec
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints
 from summit_train.training.loop import train
@@ -38,21 +38,22 @@ from summit_train.training.start import (
     stage_sets,
 )
 
-STOPPED = 85
-
 
 def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, force: bool) -> Result:
     """Train, evaluate and report a spec. The status is 85 if it was stopped on request."""
     launch = this_launch()
     inputs = read_inputs(load_spec(path, overrides), launch.size)
-    with session(launch) as world, ExitStack() as held:
-        watchdog = held.enter_context(Watchdog(world, world.broadcast(inputs.spec.watch.stall_seconds)))
+    with (
+        session(launch) as world,
+        Watchdog(world, world.broadcast(inputs.spec.watch.stall_seconds)) as watchdog,
+        ExitStack() as held,
+    ):
         check_agreement(world, inputs.spec, inputs.datasets, command="train", force_resume=force)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
         run = Run(inputs, world, choose_device(world), force_resume=force, lock=lock)
         run.notes += stage_sets(inputs, world, watchdog)
         try:
-            return _run(inputs, run, watchdog, stop, interactive=launch.interactive)
+            return _run(inputs, run, watchdog, stop)
         except Stopped:
             return _stopped(inputs.spec, world, stop)
         except AgreedError as error:
@@ -62,10 +63,10 @@ def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, forc
             raise RunFailed(str(error)) from error
 
 
-def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> Result:
+def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -> Result:
     began = time.monotonic()
     spec, world = run.spec, run.world
-    _train(run, watchdog, stop, interactive=interactive)
+    _train(run, watchdog, stop)
     _evaluate(inputs, run, watchdog, stop)
     leave_if_asked(world, stop)
     report = world.from_first(lambda: _report(spec, stop))
@@ -82,19 +83,17 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
     """Evaluate the last checkpoints; reuse the scores of an evaluation that was stopped."""
     spec, world = run.spec, run.world
 
-    def last() -> list[Path]:
+    def last() -> tuple[list[Path], list[str]]:
         paths = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)
-        return _still_there(spec, paths)[-spec.evaluate.last_checkpoints :]
+        return current_experiment(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
 
-    paths, left_out = world.from_first(lambda: current_experiment(last()))
+    paths, left_out = world.from_first(last)
     # What scores depend on: another walltime, number of workers or place of the data loses none of them.
     same = identity(spec, inputs.datasets)
     known = {key: value for key, value in same.items() if "(" in key or changes_scores(spec, key)}
     key = hashlib.sha256(repr(known).encode()).hexdigest()
     if world.rank == 0:
         warn_left_out(left_out)
-        for unusable in unusable_partials(spec.run_path, key):
-            print(f"warning: {unusable}: spec, list or code changed; its videos are scored again", file=sys.stderr)
     scorer = Scorer(spec, inputs.val, world, run.device, stop)
     training = (inputs.plan, inputs.train) if spec.evaluate.precise_bn else None
     evaluation = Evaluation(scorer, watchdog, training, resume_key=key)
@@ -124,7 +123,7 @@ def _stopped(spec: Spec, world: World, stop: StopRequest) -> Result:
         show(Result([f"stopped by {by}; resumes from {last} when started again"]))
 
     world.from_first(record)  # no rank leaves before that is written
-    return Result(status=STOPPED)
+    return Result(status=85)
 
 
 def _still_there(spec: Spec, paths: list[Path]) -> list[Path]:
@@ -135,7 +134,7 @@ def _still_there(spec: Spec, paths: list[Path]) -> list[Path]:
     return paths
 
 
-def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool) -> None:
+def _train(run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
     """Train; rank 0 writes the run's records."""
     spec, plan, world = run.spec, run.plan, run.world
     hosts = world.gather(world.host)
@@ -152,7 +151,7 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, *, interactive: bool
     write_json(
         spec.run_path / "environment.json", environment(world, run.device, hosts) | {"network": run.model.execution}
     )
-    with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps, interactive=interactive) as log:
+    with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps) as log:
         log.write("start", step=run.start_step, ranks=world.size, time=time.time())
         for note in run.notes:
             log.say(note)

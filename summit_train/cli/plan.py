@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from summit_train.cluster.estimate import Estimate, check_ranks, estimate, scored_clips
+from summit_train.cluster.estimate import Estimate, check_ranks, estimate
 from summit_train.cluster.site import Site, load_site, parse_walltime
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable
-from summit_train.core.text import NONE, counted
+from summit_train.core.text import counted
 from summit_train.plan import Plan, averages_per_epoch, make_plan, sample_learning_rates
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.optimizer import describe_decay, describe_solver
@@ -25,11 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks (default: one a virtual GPU)")
     parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     parser.add_argument(
-        "--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the time the run takes"
+        "--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the cost on the site"
     )
     add_site_arguments(parser, required=False)
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes of the site (default: one GPU a virtual GPU)")
-    parser.add_argument("--compare", metavar="SPEC2", help="print this spec's plan alongside; overrides hold for both")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
@@ -57,19 +53,16 @@ def run(args: argparse.Namespace) -> Result:
     plan = make_plan(spec, ranks, files.clips)
     for line in files.warnings:
         warn(line)
-    hours = {} if args.speed is None else _hours(spec, plan, args.speed, files.videos)
     cost = None if site is None else estimate(site, spec, plan, nodes, args.walltime, args.speed, files.videos)
-    values = _values(plan) | {"quarantined_clips": files.left_out}
-    values |= {"warnings": files.warnings, "not_checked": files.not_checked, **hours}
+    values = plan.values() | {
+        "learning_rates": [{"step": step, "lr": lr} for step, lr in sample_learning_rates(plan)],
+        "quarantined_clips": files.left_out,
+        "warnings": files.warnings,
+        "not_checked": files.not_checked,
+    }
     if site is not None and cost is not None:
         values["site"] = {"name": args.site, "comm": site.comm, **cost.values()}
-    if args.compare is None:
-        return Result(_text(spec, plan, _more_rows(spec, plan, files, hours, cost, site)), values=values)
-    other = load_spec(args.compare, args.overrides)
-    other_ranks = args.ranks or other.scale.gpus or 1
-    compared = make_plan(other, other_ranks, check_files(other, args.clips).clips)
-    values["compare"] = {"name": other.name, **_values(compared)}
-    return Result(_columns([(spec, plan), (other, compared)]), values=values)
+    return Result(_text(spec, plan, _more_rows(spec, files, cost, site)), values=values)
 
 
 def warn(line: str) -> None:
@@ -77,14 +70,10 @@ def warn(line: str) -> None:
     print(f"warning: {line}", file=sys.stderr)
 
 
-def _values(plan: Plan) -> dict[str, Any]:
-    return plan.values() | {"learning_rates": [{"step": step, "lr": lr} for step, lr in sample_learning_rates(plan)]}
-
-
 def _nodes_and_ranks(args: argparse.Namespace, site: Site | None, spec: Spec) -> tuple[int, int]:
     """Return --nodes and --ranks; by default as many as the virtual GPUs fill."""
     if site is None:
-        for name in ("nodes", "walltime"):
+        for name in ("nodes", "walltime", "speed"):
             if getattr(args, name) is not None:
                 raise UserError(f"--{name} is of a site: name it with --site")
         ranks = args.ranks if args.ranks is not None else spec.scale.gpus or 1
@@ -162,24 +151,7 @@ def check_weights(spec: Spec, to_come: Path | None = None, *, may_be_missing: bo
     return []
 
 
-def _hours(spec: Spec, plan: Plan, speed: float, videos: int | None) -> dict[str, float | None]:
-    """Return the run's hours at `speed` clips a second of a rank. evaluation_hours: None if `videos` is unknown."""
-    if not 0 < speed < math.inf:
-        raise UserError(f"--speed {speed:g}: must be a number above 0")
-    hours_a_clip = 1 / plan.ranks / speed / 3600
-    training = plan.total_steps * plan.global_batch * hours_a_clip
-    evaluation = None if videos is None else scored_clips(spec, plan, videos) * hours_a_clip
-    return {"training_hours": training, "rank_hours": training * plan.ranks, "evaluation_hours": evaluation}
-
-
-def _more_rows(
-    spec: Spec,
-    plan: Plan,
-    files: Files,
-    hours: dict[str, float | None],
-    cost: Estimate | None,
-    site: Site | None,
-) -> list[tuple[str, str]]:
+def _more_rows(spec: Spec, files: Files, cost: Estimate | None, site: Site | None) -> list[tuple[str, str]]:
     """Return the rows below those that every plan has."""
     rows = [("left out", f"{files.left_out:,} clips, by {spec.data.quarantine}")] if files.left_out else []
     rows += [("not checked", ", ".join(files.not_checked))] if files.not_checked else []
@@ -187,12 +159,6 @@ def _more_rows(
         joined = "auto: Horovod where it is installed and MPI starts the ranks, else torch.distributed"
         comm = joined if site.comm == "auto" else f"{site.comm}, by the site profile"
         rows += [("nodes", f"{cost.nodes:,}"), ("comm", comm), *cost.rows()]
-    elif hours:
-        more = "without evaluation (how many videos is unknown)"
-        if hours["evaluation_hours"] is not None:
-            more = f"and {hours['evaluation_hours']:,.2f} h of evaluation"
-        text = f"{hours['training_hours']:,.2f} h, {hours['rank_hours']:,.1f} rank-hours, {more}"
-        rows.append(("training time", text))
     return rows
 
 
@@ -229,10 +195,7 @@ def _communication_rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     if len(plan.ladder) > 1:
         sizes = ", ".join(f"{rung.clips_per_gpu:,}" for rung in plan.ladder)
         lengths = ", ".join(f"{rung.steps_per_epoch:,}" for rung in plan.ladder)
-        rows += [
-            ("growing batch", f"{sizes} clips of a learner: {lengths} steps an epoch"),
-            ("updates", f"{plan.total_steps:,} if it never grows, {plan.fewest_updates:,} if each decision grows it"),
-        ]
+        rows.append(("growing batch", f"{sizes} clips of a learner: {lengths} steps an epoch"))
     return rows
 
 
@@ -240,32 +203,11 @@ def _text(spec: Spec, plan: Plan, more: list[tuple[str, str]]) -> list[str | Tex
     stacked = f" of {spec.data.flow_length} flow fields" if spec.data.modality == "flow" else ""
     rates = [("step", "epoch", "learning rate", "")]
     for step, lr in sample_learning_rates(plan):
-        rates.append((f"{step:,}", f"{step / plan.steps_per_epoch:.1f}", f"{lr:.6g}", _bar(lr, plan.peak_lr, 24)))
+        bar = f"{'#' * round(24 * lr / plan.peak_lr):<24}"
+        rates.append((f"{step:,}", f"{step / plan.steps_per_epoch:.1f}", f"{lr:.6g}", bar))
     return [
         f"{spec.name}: {spec.model.title}, {spec.data.num_frames} frames{stacked}",
         TextTable([*_rows(spec, plan), *more], left=2, indent="  "),
         "",
         TextTable(rates, left=0, indent="  "),
     ]
-
-
-def _bar(lr: float, largest: float, width: int) -> str:
-    return f"{'#' * round(width * lr / largest):<{width}}"
-
-
-def _columns(planned: Sequence[tuple[Spec, Plan]]) -> list[str | TextTable]:
-    """Return two plans in columns, and their LRs at the same epochs, drawn to one scale."""
-    names, plans = zip(*((spec.name, plan) for spec, plan in planned), strict=True)
-    one, other = (dict(_rows(spec, plan)) for spec, plan in planned)
-    rows = [("", *names)]
-    rows += [(name, one.get(name, NONE), other.get(name, NONE)) for name in dict.fromkeys((*one, *other))]
-    rates = [("epoch", *(cell for name in names for cell in (name, "")))]
-    largest = max(plan.peak_lr for plan in plans)
-    for epoch in sorted({step / plan.steps_per_epoch for plan in plans for step, _ in sample_learning_rates(plan)}):
-        cells = []
-        for plan in plans:
-            step = round(epoch * plan.steps_per_epoch)
-            lr = plan.learning_rate(step) if step < plan.total_steps else 0.0
-            cells += [f"{lr:.6g}" if lr else NONE, _bar(lr, largest, 12)]
-        rates.append((f"{epoch:.2f}", *cells))
-    return [TextTable(rows, left=3), "", TextTable(rates, left=0)]

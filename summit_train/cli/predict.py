@@ -45,8 +45,9 @@ def run(args: argparse.Namespace) -> Result:
                     write_text(args.csv, predictions.csv_text())
                 except OSError as error:
                     raise RunFailed(f"{args.csv}: cannot be written: {error.strerror}") from error
-            report_bad(predictions.bad, len(predictions.videos), "--json and --csv name all")
-        has_bad = world.broadcast(bool(predictions and predictions.bad))
+            bad = [(video.clip, video.error) for video in predictions.videos if video.error is not None]
+            report_bad(bad, len(predictions.videos), "--json and --csv name all")
+        has_bad = world.broadcast(predictions is not None and any(video.error for video in predictions.videos))
     return Result(status=1 if has_bad else 0)
 
 
@@ -65,9 +66,8 @@ def _result(predictions: Predictions, num_classes: int) -> Result:
     """Return a row for each class of each video, of which only the first has the path, and the accuracy."""
     values = predictions.values()
     rows = [
-        (str(video.clip) if rank == 0 else "", prediction.name, share(prediction.score))
+        (str(video.clip) if rank == 0 else "", prediction["name"], share(prediction["score"]))
         for video in predictions.videos
-        if video.error is None
         for rank, prediction in enumerate(video.predictions)
     ]
     text: list[str | TextTable] = [TextTable([("video", "class", "score"), *rows], left=2)] if rows else []

@@ -20,7 +20,6 @@ from summit_train.spec import Spec, load_spec
 from summit_train.spec.catalog import BOTTLENECK_BACKBONES
 
 NODES = "1,8,16,32,64,128,256,384,512,1024"  # those of the paper's Table 3
-ROUND_TIMES = (1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10800, 36000, 108000, 360000, 1080000)  # seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,8 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--videos", type=int, metavar="N", help="validation videos, likewise")
     parser.add_argument("--clips-per-second", type=float, metavar="X", help="of one GPU, measured with this spec")
     parser.add_argument("--storage", choices=("shared", "local"), default="shared", help="where the frames lie")
-    last_batch = "an epoch's partial batch (default: the machine's)"
-    parser.add_argument("--last-batch", choices=("drop", "keep"), help=last_batch)
     parser.add_argument("--out", metavar="FILE", help="draw Figure 6 and the times of Table 3: .png, .svg or .pdf")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
@@ -80,8 +77,7 @@ def parse_nodes(text: str) -> list[int]:
 def _job(args: argparse.Namespace) -> Job:
     """Return the job on one node."""
     spec = load_spec(args.spec, args.overrides)
-    last_batch = [] if args.last_batch is None else [f"last_batch={args.last_batch}"]
-    machine = load_machine(args.site, [*args.set, *last_batch])
+    machine = load_machine(args.site, args.set)
     if args.clips_per_second is not None:
         machine = with_rate(machine, spec, args.clips_per_second)
     gpus = spec.scale.gpus if args.fixed_batch else None
@@ -108,11 +104,12 @@ def _count(option: str, spec: Spec, path: str, kinetics: int) -> int:
 def _row(job: Job) -> dict[str, Any]:
     """Return the forecast with what the paper published of the same network, batch and machine."""
     found = forecast(job)
-    ours = published.is_table_3_network(job.spec) and job.spec.parallel.method == "synchronous"
-    seen = published.accuracy(found.global_batch) if ours else None
-    known = published.row_of(found.global_batch, found.gpus) if ours and job.machine.name == "summit" else None
-    seconds = known and known.seconds
-    accuracy = seen and seen | {"source": "the paper's Table 3 and Figure 4"}
+    is_papers = published.is_table_3_network(job.spec) and job.spec.parallel.method == "synchronous"
+    rows = {row.global_batch: row for row in published.TABLE_3} if is_papers else {}
+    row = rows.get(found.global_batch)
+    is_timed = job.machine.name == "summit" and row is not None and row.gpus == found.gpus
+    seconds = row.seconds if is_timed and row else None
+    accuracy = row and {"top1": row.top1, "std": row.std, "source": "the paper's Table 3 and Figure 4"}
     return asdict(found) | {"published_run_s": seconds, "projection": seconds is None, "accuracy": accuracy}
 
 
@@ -125,10 +122,8 @@ def _text(values: Mapping[str, Any], epochs: int) -> list[str | TextTable]:
         counts = (f"{row[name]:,}" for name in ("nodes", "gpus", "global_batch", "steps_per_epoch"))
         seconds = (row["parts"][name] for name in ("compute_s", "communication_s", "stragglers_s", "data_s"))
         steps.append((*counts, *(f"{part_s:.4f}" for part_s in (row["step_s"], *seconds))))
-        accuracy, top1 = row["accuracy"], NONE
-        if accuracy is not None:
-            about = "~" * accuracy["interpolated"]
-            top1 = f"{about}{accuracy['top1']:.2f} \N{PLUS-MINUS SIGN} {accuracy['std']:.2f}"
+        accuracy = row["accuracy"]
+        top1 = f"{accuracy['top1']:.2f} \N{PLUS-MINUS SIGN} {accuracy['std']:.2f}" if accuracy else NONE
         speeds = (f"{row['nodes']:,}", f"{row['clips_per_second']:,.0f}", f"{100 * row['efficiency']:.1f} %")
         run = (duration(row["run_s"]), f"{row['node_hours']:,.1f}", duration(row["evaluation_s"]))
         runs.append((*speeds, *run, NONE if row["projection"] else duration(row["published_run_s"]), top1))
@@ -140,7 +135,7 @@ def _text(values: Mapping[str, Any], epochs: int) -> list[str | TextTable]:
         "",
         TextTable(runs, left=0),
         "\npublished: training time in Table 3; a row without one is a projection. top-1: what the paper saw at that",
-        "batch, ~ interpolated. Efficiency: against one node's speed times the nodes. Evaluation comes on top.",
+        "batch. Efficiency: against one node's speed times the nodes. Evaluation comes on top.",
         *([f"drawn: {values['figure']}"] if values["figure"] else []),
     ]
 
@@ -148,10 +143,9 @@ def _text(values: Mapping[str, Any], epochs: int) -> list[str | TextTable]:
 def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> None:
     """Draw the paper's Figure 6: speed of the paper's networks, and the spec's training times with those of Table 3."""
     # Imported here: without --out the command draws nothing.
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    from matplotlib.ticker import NullLocator
 
-    from summit_train.report.caption import drawn
-    from summit_train.report.figures import GREY, PALETTE, drawable, series
+    from summit_train.report.figures import GREY, PALETTE, drawable, drawn, series
 
     spec, machine, nodes = jobs[0].spec, jobs[0].machine, [row["nodes"] for row in rows]
     known = [row for row in rows if not row["projection"]]
@@ -173,11 +167,11 @@ def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> Non
                 left.plot([], [], "--", color=GREY, linewidth=1.0, label="ideal: one node's speed times the nodes")
         left.set_ylabel("training speed (clips/s)")
         label = drawable(f"predicted: {spec.name}")
-        right.plot(nodes, [row["run_s"] for row in rows], "-", markersize=5, label=label, **series(0))
+        right.plot(nodes, [row["run_s"] / 3600 for row in rows], "-", markersize=5, label=label, **series(0))
         if known:
-            points = ([row["nodes"] for row in known], [row["published_run_s"] for row in known])
+            points = ([row["nodes"] for row in known], [row["published_run_s"] / 3600 for row in known])
             right.plot(*points, "+", label="published: Table 3", markersize=10, markeredgewidth=1.8, color=PALETTE[1])
-        right.set_ylabel("training time")
+        right.set_ylabel("training time (hours)")
         shown = [count for count in nodes if count & (count - 1) == 0] or nodes
         for axes in (left, right):
             if known:
@@ -188,9 +182,6 @@ def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> Non
             axes.xaxis.set_minor_locator(NullLocator())
             axes.set_xlabel(f"nodes ({machine.gpus_per_node} GPUs each)" if machine.gpus_per_node > 1 else "nodes")
             axes.legend()
-        right.yaxis.set_major_locator(FixedLocator(ROUND_TIMES))
-        right.yaxis.set_minor_locator(NullLocator())
-        right.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: duration(seconds)))
 
 
 def _variants(spec: Spec, machine: Machine) -> list[Spec]:

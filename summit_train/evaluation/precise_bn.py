@@ -24,9 +24,9 @@ from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.scoring import Scorer
 from summit_train.models import VideoNetwork
-from summit_train.models.freeze import is_frozen, norm_momentum
 from summit_train.models.network import build_network
 from summit_train.models.precision import Normalise, mixed_precision, parameter_type
+from summit_train.models.video import is_frozen, norm_momentum
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 

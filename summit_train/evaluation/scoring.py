@@ -6,7 +6,7 @@ import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest
 from summit_train.data.video.augment import stream_frames
 from summit_train.data.video.source import DecodeError
-from summit_train.evaluation.scores import PREDICTIONS, Scores
+from summit_train.evaluation.scores import Scores
 from summit_train.models.network import build_network
 from summit_train.models.online import StreamNetwork
 from summit_train.models.precision import Normalise, mixed_precision, parameter_type
@@ -51,10 +51,14 @@ class PartialScores:
         self.results: dict[int, NDArray[np.float64]] = {}
         self.bad: list[BadClip] = []
         self._path, self._key = path, key
-        kept = {} if path is None else read_partial(path)
-        if str(kept.get("key")) == key:
-            bad = [BadClip(**clip) for clip in json.loads(str(kept["bad"]))]
-            self.add(kept["video"].tolist(), list(kept["scores"]), bad)
+        if path is None:
+            return
+        # A missing or damaged file: all videos are scored again.
+        with suppress(FileNotFoundError, BadZipFile, EOFError, KeyError, ValueError), np.load(path) as file:
+            kept = dict(file)
+            if str(kept["key"]) == key:
+                bad = [BadClip(**clip) for clip in json.loads(str(kept["bad"]))]
+                self.add(kept["video"].tolist(), list(kept["scores"]), bad)
 
     def add(self, videos: Sequence[int], results: Sequence[NDArray[np.float64]], bad: Sequence[BadClip]) -> None:
         self.results |= zip(videos, results, strict=True)
@@ -66,21 +70,6 @@ class PartialScores:
             videos, scores = np.array(list(self.results), np.int64), np.stack(list(self.results.values()))
             with replacing(self._path) as file:
                 np.savez(file, key=np.array(self._key), video=videos, scores=scores, bad=np.array(unreadable))
-
-
-def read_partial(path: Path) -> dict[str, np.ndarray]:
-    """Return what PartialScores has saved; nothing if the file is missing or damaged: all videos are scored again."""
-    try:
-        with np.load(path) as file:
-            return dict(file)
-    except (FileNotFoundError, BadZipFile, EOFError, KeyError, ValueError):
-        return {}
-
-
-def unusable_partials(run_path: Path, key: str) -> list[Path]:
-    """Return the files of a stopped evaluation's scores that one with `key` cannot use."""
-    paths = sorted((run_path / PREDICTIONS).glob("*.partial"))
-    return [path for path in paths if not str(read_partial(path).get("key", "damaged")).startswith(key)]
 
 
 @dataclass(frozen=True)

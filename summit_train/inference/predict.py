@@ -20,48 +20,33 @@ from summit_train.inference.videos import Listing
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """One of a video's classes. score: its softmax, from 0 to 1."""
-
-    label: int
-    name: str
-    score: float
-
-
-@dataclass(frozen=True)
 class PredictedVideo:
-    """A video and its most probable classes, in order; or why it has none."""
+    """A video and its most probable classes in order, each with label, name and score (its softmax, from 0 to 1).
+
+    error: why it has none.
+    """
 
     clip: Clip
-    predictions: tuple[Prediction, ...]
+    predictions: Sequence[dict[str, Any]]
     error: str | None = None
-
-    def values(self) -> dict[str, Any]:
-        """Return the video's part of the JSON."""
-        if self.error is not None:
-            return self.clip.values() | {"error": self.error}
-        return self.clip.values() | {"predictions": [vars(prediction) for prediction in self.predictions]}
 
 
 @dataclass(frozen=True)
 class Predictions:
     """The videos in their order, and the scores of those with known labels, None without any."""
 
-    videos: tuple[PredictedVideo, ...]
+    videos: Sequence[PredictedVideo]
     labelled: Scores | None
-
-    @property
-    def bad(self) -> list[tuple[Clip, str]]:
-        """Return the videos that have no prediction, and why."""
-        return [(video.clip, video.error) for video in self.videos if video.error is not None]
 
     def values(self) -> dict[str, Any]:
         """Return the JSON object. Accuracies are in percent; a labelled video without a prediction counts as wrong."""
-        values: dict[str, Any] = {"videos": [video.values() for video in self.videos]}
-        if self.labelled is None:
-            return values
-        top = {f"top{k}": self.labelled.top(k) for k in (1, 5)}
-        return values | top | {"videos_labelled": len(self.labelled.videos)}
+        found = [{"error": one.error} if one.error else {"predictions": one.predictions} for one in self.videos]
+        rows = [video.clip.values() | row for video, row in zip(self.videos, found, strict=True)]
+        values: dict[str, Any] = {"videos": rows}
+        if self.labelled is not None:
+            values |= {"top1": self.labelled.top(1), "top5": self.labelled.top(5)}
+            values["videos_labelled"] = len(self.labelled.videos)
+        return values
 
     def csv_text(self) -> str:
         """Return a CSV with a row for each video: path, label, name, score, label_2, ... and error.
@@ -70,11 +55,11 @@ class Predictions:
         """
         depth = max((len(video.predictions) for video in self.videos), default=0)
         ranks = ["", *(f"_{rank}" for rank in range(2, depth + 1))]
-        header: list[object] = [f"{column}{rank}" for rank in ranks for column in ("label", "name", "score")]
-        rows = [[*header, "error"]]
+        header = [f"{column}{rank}" for rank in ranks for column in ("label", "name", "score")]
+        rows: list[list[object]] = [[*header, "error"]]
         for video in self.videos:
-            classes = [cell for one in video.predictions for cell in (one.label, one.name, one.score)]
-            rows.append([*classes, *[""] * (len(header) - len(classes)), video.error or ""])
+            cells = [cell for one in video.predictions for cell in one.values()]
+            rows.append([*cells, *[""] * (len(header) - len(cells)), video.error or ""])
         places = clip_columns([video.clip for video in self.videos])
         return csv_text([*place, *row] for place, row in zip(places, rows, strict=True))
 
@@ -105,7 +90,7 @@ def predict_videos(
         reasons = {one.clip: listing.reason(one) for one in found.bad}
         for clip, own in zip(listing.clips.tolist(), scores.scores, strict=True):
             error = reasons.get(clip) or (None if np.isfinite(own).all() else "its scores are not finite")
-            best = most_probable(own, trained.classes, top) if error is None else ()
+            best = most_probable(own, trained.classes, top) if error is None else []
             videos.append(PredictedVideo(listing.clip(clip), best, error))
             if listing.has_labels:
                 labels.append(int(listing.manifest.labels[clip]))
@@ -115,12 +100,12 @@ def predict_videos(
         return None
     known = np.array(labels, np.int64)
     labelled = Scores(np.arange(len(known)), known, np.stack(logits), np.array(is_read)) if labels else None
-    return Predictions(tuple(videos), labelled)
+    return Predictions(videos, labelled)
 
 
-def most_probable(logits: NDArray[np.floating[Any]], classes: Sequence[str], top: int) -> tuple[Prediction, ...]:
-    """Return the `top` classes of the highest logits (classes,); equal ones are ordered by class number."""
+def most_probable(logits: NDArray[np.floating[Any]], classes: Sequence[str], top: int) -> list[dict[str, Any]]:
+    """Return label, name and softmax of the `top` highest logits (classes,); equal ones are ordered by class number."""
     powers = np.exp(logits.astype(np.float64) - logits.max())
     softmax = powers / powers.sum()
     order = np.argsort(-logits, kind="stable")[:top].tolist()
-    return tuple(Prediction(label, classes[label], float(softmax[label])) for label in order)
+    return [{"label": label, "name": classes[label], "score": float(softmax[label])} for label in order]

@@ -15,11 +15,8 @@ class IrCSN(ResNet):
     conv1 is 3x7x7 / (1, 2, 2), pool1 1x3x3 / (1, 2, 2); in each block the 3x3 becomes 3x3x3 with one channel a group,
     so that channels meet in the 1x1x1s alone (Figure 2 c); res3 to res5 halve T together with H and W (Table 1).
 
-    Norms add 1e-3 to the variance, as the authors' code does (VMZ; mmaction2 too), and not torch's 1e-5. VMZ's port to
-    torch also copies Caffe2's momentum of 0.9, which in torch's convention is 0.1: 0.1 is meant here. pytorchvideo's
-    create_csn has by default no pool1 and res5 keeps T, for 112 pixels and 4 frames; the paper's 224 pixels are meant.
-
-    Names of parameters are those of torchvision's 2D ResNet, as I3D's are; VMZ and mmaction2 publish two other sets.
+    Norms add 1e-3 to the variance, as the authors' code does (VMZ), and not torch's 1e-5. docs/networks.md lists where
+    public code differs. Names of parameters are those of torchvision's 2D ResNet, as I3D's are.
     """
 
     memory_format = torch.channels_last_3d

@@ -7,19 +7,17 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from summit_train.models.keyed import Dropout
 from summit_train.models.resnet import scaled_channels
-from summit_train.models.video import VideoNetwork
+from summit_train.models.video import Dropout, VideoNetwork
 
 
 class ECOLite(VideoNetwork):
     """BN-Inception on each frame, up to a branch of its block 3c; then a 3D ResNet-18 from its conv3_x on.
 
     Where the paper is silent the authors' code is meant: shortcuts that change shape are 3x3x3 convolutions, sums are
-    normalised on their way into the next block only, every convolution has a bias, and pools round sizes up.
-
-    Joined, the parts of a parameter's name give the layer's name in the authors' code: `inception.3a.1x1.bn` is
-    inception_3a_1x1_bn there, `resnet.res4.a_1.bn` is res4a_1_bn, `resnet.res4.a_1.conv` is res4a_1.
+    normalised on their way into the next block only, every convolution has a bias, and pools round sizes up. Joined,
+    the parts of a parameter's name give the layer's name there: `inception.3a.1x1.bn` is inception_3a_1x1_bn,
+    `resnet.res4.a_1.bn` is res4a_1_bn, `resnet.res4.a_1.conv` is res4a_1.
     """
 
     blocks = ("inception", "resnet")

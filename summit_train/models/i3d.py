@@ -17,8 +17,8 @@ class I3D(ResNet):
     i3d_3x3x3 (Hara et al., 2018): every 3x3 becomes 3x3x3; res3 to res5 halve T together with H and W; conv1 is
     7x7x7 / (1, 2, 2), pool1 3x3x3 / 2.
     i3d_3x1x1 (Wang et al., "Non-local neural networks", 2018): the first 1x1 of every block of res2, of blocks 1010..
-    of res3 and res4 and 010 of res5 becomes 3x1x1; conv1 is 5x7x7 / 2, pool1 2x3x3 / 2, pool2 2x1x1 after res2. Public
-    networks have three forms of pool1: the authors' code for the paper does not pad it, mmaction2's is 1x3x3 / 2.
+    of res3 and res4 and 010 of res5 becomes 3x1x1; conv1 is 5x7x7 / 2, pool1 2x3x3 / 2 (public networks have two other
+    forms, docs/networks.md), pool2 2x1x1 after res2.
     """
 
     memory_format = torch.channels_last_3d
@@ -55,7 +55,6 @@ class I3D(ResNet):
         inflate_norms(self)
 
     def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the last stage's output of volumes (N, C, T, H, W): (N, F, T', H / 32, W / 32)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.pool2(self.layer1(x))
         return self.layer4(self.layer3(self.layer2(x)))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from summit_train.models.keyed import Dropout
-from summit_train.models.video import VideoNetwork
+from summit_train.models.video import Dropout, VideoNetwork
 
 # Expansion t, channels c, blocks n, stride s of the first (Sandler et al., Table 2).
 BLOCKS = (
@@ -72,7 +71,6 @@ class MobileNetV2(VideoNetwork):
         self.classifier = nn.Sequential(Dropout(dropout), nn.Linear(last, num_classes))
 
     def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the last convolution's output of frames (M, C, H, W): (M, F, H / 32, W / 32)."""
         return self.features(x)
 
     def extract(self, x: torch.Tensor) -> torch.Tensor:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from collections import OrderedDict
 from collections.abc import Collection
-from functools import cache
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
 from summit_train.core.machine import processor_digest
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.count import Count, count
-from summit_train.models.freeze import freeze_norms
 from summit_train.models.online import cache_shapes
-from summit_train.models.recompute import recompute_blocks
+from summit_train.models.video import freeze_norms, norm_momentum
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.catalog import stream_problem
 from summit_train.spec.modality import RGB
@@ -63,6 +66,36 @@ def make_ready(network: VideoNetwork, spec: Spec) -> None:
     # parameters' names stay.
     network.extract = torch.compile(network.extract)  # type: ignore[method-assign]
     network.execution = "compiled by torch.compile"
+
+
+class RecomputedBlocks(nn.Sequential):
+    """Blocks one after the other. Between forward and backward pass only each block's input is kept.
+
+    The others are computed again (Chen et al., 2016). The gradients are those of nn.Sequential to the bit, and BN's
+    running statistics take each micro-batch in once.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self:
+            if torch.is_grad_enabled() and self.training:
+                contexts = partial(_contexts, block)
+                # No block draws random numbers, so the state of the generators need not be kept.
+                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+            else:
+                x = block(x)
+        return x
+
+
+def recompute_blocks(network: VideoNetwork) -> None:
+    """Make the sequences of blocks of `network` keep the blocks' inputs only."""
+    for name in network.blocks:
+        stage = network.get_submodule(name)
+        network.set_submodule(name, RecomputedBlocks(OrderedDict(stage.named_children())))
+
+
+def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the contexts of the two forward passes. The second leaves the running statistics, which have the batch."""
+    return nullcontext(), norm_momentum([m for m in block.modules() if isinstance(m, _BatchNorm)], 0.0)
 
 
 def separate_compile_cache() -> None:

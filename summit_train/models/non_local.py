@@ -17,10 +17,9 @@ class NonLocal(nn.Module):
     theta, phi and g are 1x1x1 convolutions to half the channels, and phi and g see H and W halved by a max pool. W is a
     1x1x1 convolution back and a normalisation that begins at 0, so that the block begins as the identity.
 
-    "tsm" (Lin et al., ops/non_local.py) pools after phi and g and leaves the product as it is, which is also what Wang
-    et al.'s paper describes. "original" is what their code does (lib/models/nonlocal_helper.py), and their numbers are
-    of it: it pools before phi and g and multiplies the product by (C / 2)^-0.5. Weights of one form do not fit the
-    other.
+    "tsm" (Lin et al., ops/non_local.py) pools after phi and g and leaves the product as it is, as Wang et al.'s paper
+    does. "original" is Wang et al.'s code (lib/models/nonlocal_helper.py), with which they got their numbers: it pools
+    before phi and g and multiplies the product by (C / 2)^-0.5.
 
     Volumes (N, C, T, H, W) come where `num_frames` is None, otherwise frames (N*T, C, H, W), on which 1x1x1 is 1x1.
     Parameter names are those of Lin et al.'s code.
@@ -75,9 +74,8 @@ def add_non_local(network: nn.Module, form: NonLocalForm, num_frames: int | None
     """Give five bottleneck blocks of a ResNet a non-local block each, which follows the residual one.
 
     Two of res3 and three of res4, in equal steps: "tsm" takes the first block of each step, "original" the last. In
-    ResNet-50 that is 0, 2 of res3 and 0, 2, 4 of res4 for "tsm", 1, 3 and 1, 3, 5 for "original", which has 6, 13, 20
-    in res4 of ResNet-101, all as published. The code of "tsm" knows ResNet-50 alone; deeper networks get the same steps
-    here: 0, 7, 14 in res4 of ResNet-101 and ResNeXt-101. ResNet-152 has 0, 4 and 0, 12, 24; 3, 7 and 11, 23, 35.
+    ResNet-50 that is 0, 2 of res3 and 0, 2, 4 of res4 for "tsm", 1, 3 and 1, 3, 5 for "original", as published.
+    The code of "tsm" knows ResNet-50 alone; deeper networks get the same steps here.
     """
     for stage, count in STAGES.items():
         blocks = list(network.get_submodule(stage).children())

@@ -8,8 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from summit_train.models.keyed import Dropout
-from summit_train.models.video import VideoNetwork
+from summit_train.models.video import Dropout, VideoNetwork
 
 
 class ResidualBlock(nn.Module):
@@ -139,6 +138,5 @@ class ResNet(VideoNetwork):
         self.fc = nn.Linear(channels, num_classes)
 
     def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the last stage's output of frames (M, C, H, W): (M, F, H / 32, W / 32)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         return self.layer4(self.layer3(self.layer2(self.layer1(x))))

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from summit_train.models.keyed import Dropout
 from summit_train.models.resnet import STAGES as RESNET_STAGES
 from summit_train.models.resnet import ResidualBlock, projection, scaled_channels
-from summit_train.models.video import VideoNetwork
+from summit_train.models.video import Dropout, VideoNetwork
 
 ALPHA = 8  # frames of the fast pathway for each frame of the slow one
 BETA_INVERSE = 8  # channels of the slow pathway for each channel of the fast one
@@ -79,7 +78,6 @@ class Pathway(nn.Module):
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
 
     def stem(self, x: torch.Tensor) -> torch.Tensor:
-        """Return pool1 of volumes (N, C, T, H, W): (N, channels, T, H / 4, W / 4)."""
         return self.maxpool(self.relu(self.bn1(self.conv1(x))))
 
 
@@ -94,7 +92,6 @@ class Lateral(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, slow: torch.Tensor, fast: torch.Tensor) -> torch.Tensor:
-        """Return the slow pathway's channels and behind them those of the fast one."""
         return torch.cat((slow, self.relu(self.bn(self.conv(fast)))), dim=1)
 
 
@@ -106,15 +103,9 @@ class SlowFast(VideoNetwork):
     fast pathway's channels to the slow one's (Table 1; section 3.3, "time-strided convolution"). The classifier sees
     both pathways' averages.
 
-    Where the authors' code (PySlowFast) and the paper differ, the paper is meant: of 32 frames the slow ones are 0, 8,
-    16 and 24, a stride in time, and the lateral convolutions are centred on them; PySlowFast's loader and
-    pytorchvideo's examples take 0, 10, 20 and 31. Where the paper is silent, PySlowFast is meant: a norm and a relu
-    follow each lateral convolution (mmaction2 has neither). PySlowFast begins the last norm of each residual branch at
-    0 (zero_init_residual) and drops half of the features before the classifier; neither is a default here.
-
-    `width` multiplies both pathways' channels; the fast one's stay at 8 or more, so that below 1 its part grows. Names
-    of parameters are those of torchvision's ResNet in `slow` and `fast`: PySlowFast, pytorchvideo and mmaction2 publish
-    three different sets.
+    docs/networks.md lists where public code differs. The slow frames are every 8th, as in the paper; a norm and a relu
+    follow each lateral convolution, as in PySlowFast. Names of parameters are those of torchvision's ResNet in `slow`
+    and `fast`. `width` multiplies both pathways' channels; the fast one's stay at 8 or more.
     """
 
     memory_format = torch.channels_last_3d
@@ -133,7 +124,6 @@ class SlowFast(VideoNetwork):
         self.fc = nn.Linear(self.slow.outputs[-1] + self.fast.outputs[-1], num_classes)
 
     def extract(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the averages over T, H and W of the slow and of the fast pathway, one behind the other: (N, F)."""
         fast, slow = self.fast.stem(x), self.slow.stem(x[:, :, ::ALPHA])
         slow, fast = self.slow.layer1(self.lateral1(slow, fast)), self.fast.layer1(fast)
         slow, fast = self.slow.layer2(self.lateral2(slow, fast)), self.fast.layer2(fast)

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import nn
 
-from summit_train.models.keyed import KeyedModule
 from summit_train.models.resnet import ResNet, scaled_channels
+from summit_train.models.video import KeyedModule
 
 FEATURES = 256  # of a frame
 TUPLES = 3  # of each scale, summed
@@ -54,8 +54,7 @@ class Relations(KeyedModule):
     meant, so the layer's bias counts once for each tuple.
 
     In training the tuples are drawn, the same for all clips of a micro-batch. In evaluation they are fixed, evenly
-    spread over all tuples of s frames in lexicographic order: the same logits every time, at the cost of training. The
-    authors' code and mmaction2 draw in testing too, so their accuracy varies from run to run.
+    spread over all tuples of s frames in lexicographic order; the authors' code draws then too.
     """
 
     def __init__(self, num_frames: int, features: int, num_classes: int) -> None:

@@ -1,19 +1,65 @@
-"""What all video networks share: a clip becomes frames or a volume, and the logits of its parts are averaged."""
+"""What all video networks share: from clip to logits, random draws by key, frozen norms, initial weights."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from summit_train.models.freeze import keep_frozen
-from summit_train.models.keyed import KeyedModule
 from summit_train.models.non_local import NonLocal
-from summit_train.spec.catalog import Pool1
+from summit_train.spec.catalog import FreezeBN, Pool1
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+class KeyedModule(nn.Module):
+    """A module with a random generator of its own, whose draws depend neither on ranks nor on what ran before.
+
+    `reseed(seed)` before a micro-batch makes the draws of that micro-batch depend on the seed alone (and on the kind of
+    device that the generator is on: CPU and CUDA draw different numbers).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seed = 0
+        self._generator: torch.Generator | None = None
+
+    def reseed(self, seed: int) -> None:
+        """Restart the draws from `seed` in [0, 2**63); torch's CPU generator reads the low 32 bits."""
+        self._seed = seed
+        if self._generator is not None:
+            self._generator.manual_seed(seed)
+
+    def generator_on(self, device: torch.device) -> torch.Generator:
+        """Return the generator, which continues after its last draw."""
+        # Made here and not in __init__, since a module does not know its device before it is moved there.
+        if self._generator is None or self._generator.device != device:
+            self._generator = torch.Generator(device).manual_seed(self._seed)
+        return self._generator
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A CUDA generator cannot be copied or pickled; the seed can.
+        return {**self.__dict__, "_generator": None}
+
+
+class Dropout(KeyedModule):
+    """Zeroes each element with probability `p` in [0, 1) in training and scales the rest by 1 / (1 - p)."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.p == 0.0 or not self.training:
+            return x
+        # Drawn in fp32 whatever x is: under autocast the same elements fall as without it.
+        draw = torch.rand(x.shape, generator=self.generator_on(x.device), device=x.device)
+        return x * (draw >= self.p).to(x.dtype).div_(1.0 - self.p)
 
 
 class VideoNetwork(nn.Module):
@@ -77,7 +123,9 @@ class VideoNetwork(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all modules but frozen normalisations, which stay in evaluation mode."""
         super().train(mode)
-        keep_frozen(self)
+        for module in self.modules():
+            if is_frozen(module):
+                module.eval()
         return self
 
     def reseed(self, seed: int) -> None:
@@ -98,11 +146,10 @@ def initialise(model: VideoNetwork, generator: torch.Generator | None = None) ->
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         return
-    added = [module for module in model.modules() if isinstance(module, NonLocal)]
-    within = {module for block in added for module in block.modules()}
+    inside_non_local = _modules_of_non_local(model)
     with torch.no_grad():
         for module in model.modules():
-            if module in within:
+            if module in inside_non_local:
                 continue
             if isinstance(module, nn.Conv2d | nn.Conv3d):
                 fan_out = module.out_channels * module.weight[0, 0].numel()
@@ -113,5 +160,49 @@ def initialise(model: VideoNetwork, generator: torch.Generator | None = None) ->
                 module.weight.normal_(0.0, 0.001, generator=generator)
                 module.bias.zero_()
         model.initialise_head(generator)
-        for block in added:
-            block.initialise(generator)
+        for module in model.modules():
+            if isinstance(module, NonLocal):
+                module.initialise(generator)
+
+
+def freeze_norms(network: nn.Module, which: FreezeBN) -> None:
+    """Freeze the normalisations of `network`: "all", "all_but_first", as TSN's partial BN, or "none".
+
+    A frozen one normalises by its running statistics and keeps them, and its weight and bias get no gradient (Lin et
+    al., "TSM", section 5.1). Those of non-local blocks are never frozen, as in Lin et al.'s code: with its weight at 0
+    such a block would never learn.
+    """
+    if which == "none":
+        return
+    inside_non_local = _modules_of_non_local(network)
+    norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+    for norm in norms[1:] if which == "all_but_first" else norms:
+        if norm not in inside_non_local:
+            norm.requires_grad_(False).eval()
+
+
+def is_frozen(module: nn.Module) -> bool:
+    """Return whether `module` is a normalisation whose weight gets no gradient."""
+    return isinstance(module, _BatchNorm) and module.weight is not None and not module.weight.requires_grad
+
+
+def trained_norms(network: nn.Module) -> list[_BatchNorm]:
+    """Return the normalisations whose running statistics training moves: those that are not frozen."""
+    return [module for module in network.modules() if isinstance(module, _BatchNorm) and not is_frozen(module)]
+
+
+@contextmanager
+def norm_momentum(norms: Sequence[_BatchNorm], momentum: float) -> Iterator[None]:
+    """Give normalisations another momentum for the block: 0 keeps their running statistics, 1 forgets earlier ones."""
+    before = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = momentum
+    try:
+        yield
+    finally:
+        for norm, own in zip(norms, before, strict=True):
+            norm.momentum = own
+
+
+def _modules_of_non_local(network: nn.Module) -> set[nn.Module]:
+    return {module for block in network.modules() if isinstance(block, NonLocal) for module in block.modules()}

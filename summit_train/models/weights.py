@@ -11,33 +11,26 @@ import torch
 
 from summit_train.core.errors import UserError
 from summit_train.core.saved import bound_of, check_digest, find_checkpoints, load_newest, load_saved
-from summit_train.models.inflation import Fitted, Shift, fitted
 from summit_train.models.names import is_mmactions_resnet, our_names
 from summit_train.models.non_local import NonLocal
-from summit_train.models.shift import shift_step
+from summit_train.models.shift import num_shifted_channels, shift_step
 from summit_train.models.video import VideoNetwork
+from summit_train.spec.catalog import ShiftDirection
 
 Tensors = Mapping[str, torch.Tensor]
+# The temporal shift in front of a convolution: the fraction of the channels in each direction, 0 for none.
+Shift = tuple[float, ShiftDirection]
+# A tensor of a file in the shape that a model needs, and how it was made; "" where the numbers are the file's.
+Fitted = tuple[torch.Tensor, str]
 # Keys that wrap a state dict in the files people have: our checkpoints ("model") and others' ("state_dict").
 _WRAPPERS = ("model", "state_dict")
 # BatchNorm's step counter: absent in old files, and read by no norm that has a momentum.
 _COUNTER = "num_batches_tracked"
 
 
-class Mismatch(NamedTuple):
-    """A key that both sides have with different shapes; the network's own value stays."""
-
-    name: str
-    expected: tuple[int, ...]
-    found: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name} (the model has {self.expected}, the file {self.found})"
-
-
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of each key: `loaded`; `missing` in the file; `unexpected` by the model; `mismatched`.
+    """What became of each key: `loaded`; `missing` in the file; `unexpected` by the model; `mismatched` in its shape.
 
     Names are the model's, but those of `unexpected`, which are the file's. made: name -> how a loaded tensor was made
     that is not the file's own. fresh: the classifier's tensors if it is for other classes, as many as the model's.
@@ -49,7 +42,7 @@ class LoadReport:
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
-    mismatched: tuple[Mismatch, ...]
+    mismatched: tuple[str, ...]
     made: Mapping[str, str]
     fresh: tuple[str, ...] = ()
     classes: str = ""
@@ -68,7 +61,7 @@ class LoadReport:
         if self.missing:
             parts.append(f"not in the file, left as initialised: {', '.join(self.missing)}")
         if self.mismatched:
-            parts.append(f"different shape, left as initialised: {', '.join(map(str, self.mismatched))}")
+            parts.append(f"different shape, left as initialised: {', '.join(self.mismatched)}")
         parts += [f"passed over: {complaint}" for complaint in self.passed_over]
         if self.unexpected:
             parts.append(f"not in the model, ignored: {', '.join(self.unexpected)}")
@@ -90,29 +83,29 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
 
     `path` is a file under torchvision's names, the TSM authors' or mmaction2's, one of our checkpoints, or a run
     directory (its newest whole checkpoint). A 2D kernel is inflated for a 3D convolution, or made of the shift where
-    the file is a TSM's; the first one is averaged for clips of other channels (see models.inflation). A classifier for
+    the file is a TSM's; the first one is averaged for clips of other channels (see _fitted). A classifier for
     another number of classes, or for classes of other names, is left as initialised and reported. classes: the names of
     the model's, if they are known. Raises UserError, with the path, and leaves the model unchanged if the file is
     missing, cannot be read, or is of another network.
     """
-    file, content, passed_over = read_weights(Path(path), model)
+    file, content, passed_over = _read(Path(path), model)
     targets = model.state_dict()
-    names = our_names(content.tensors, "fc" if "fc.weight" in targets else _classifier(model, targets))
+    head = [name for name in targets if name.startswith(f"{model.head}.")]
+    last = [name for name in head if name.endswith(".weight")][-1]
+    names = our_names(content.tensors, "fc" if "fc.weight" in targets else last.removesuffix(".weight"))
     theirs: dict[str, str] = {}
     for name, ours in names.items():
         if theirs.setdefault(ours, name) != name:
             raise UserError(f"{file}: {theirs[ours]} and {name} are both {ours} in this model; remove one of them")
-    found = {ours: content.tensors[name] for name, ours in names.items()}
+    found = {ours: content.tensors[name] for ours, name in theirs.items()}
     for name in found.keys() & targets.keys():
         if targets[name].is_floating_point() and not found[name].is_floating_point():
             raise UserError(f"{file}: {name} must be {targets[name].dtype}, got {found[name].dtype}")
     fitting, mismatched = _fitting(found, targets, model, _shifts(content, names, model))
-    # What of a fitting head has a row for each of the model's classes.
-    last = fitting.get(f"{_classifier(model, fitting)}.weight")
-    head = [name for name in fitting if name.startswith(f"{model.head}.")]
-    layers = tuple(name for name in head if last is not None and len(fitting[name].value) == len(last.value))
+    # The tensors of a fitting classifier that have a row for each class.
+    rows = tuple(n for n in head if n in fitting and last in fitting and len(targets[n]) == len(targets[last]))
     same = classes is None or content.classes is None or tuple(classes) == content.classes
-    fresh = () if same else layers
+    fresh = () if same else rows
     fitting = {name: tensor for name, tensor in fitting.items() if name not in fresh}
     known = [name for name in targets if not name.endswith(_COUNTER)]
     unknown = (name for name, ours in names.items() if ours not in targets)
@@ -122,9 +115,9 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
         missing=tuple(name for name in known if name not in found and name not in fitting),
         unexpected=tuple(name for name in unknown if not name.endswith(_COUNTER)),
         mismatched=tuple(mismatched),
-        made={name: tensor.made for name, tensor in fitting.items() if tensor.made},
+        made={name: made for name, (_, made) in fitting.items() if made},
         fresh=fresh,
-        classes=_compared(content.classes, classes) if layers else "",
+        classes=_compared(content.classes, classes) if rows else "",
         passed_over=passed_over,
         pool1=model.pool1_form if _pool1(content, found) == "" else None,
     )
@@ -134,16 +127,13 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
     if reason is not None:
         raise UserError(f"{file}: weights of another network: {reason}")
     with torch.no_grad():
-        for name, tensor in fitting.items():
-            targets[name].copy_(tensor.value)
+        for name, (value, _) in fitting.items():
+            targets[name].copy_(value)
     return report
 
 
-def read_weights(path: Path, model: VideoNetwork) -> tuple[Path, Content, tuple[str, ...]]:
-    """Return (file, content, why newer checkpoints were passed over), on the CPU.
-
-    Of a run directory it is the newest whole checkpoint. A file is checked against its SHA-256 file, if it has one.
-    """
+def _read(path: Path, model: VideoNetwork) -> tuple[Path, Content, tuple[str, ...]]:
+    """Return (file, content, why newer checkpoints were passed over): a run directory's newest whole checkpoint."""
     check_weights_exist(path)
     bound = bound_of(model)
     if path.is_dir():
@@ -182,12 +172,6 @@ def _content(file: Path, content: Any) -> Content:
     return Content(tensors, section if isinstance(section, Mapping) else {}, known)
 
 
-def _classifier(model: VideoNetwork, targets: Iterable[str]) -> str:
-    """Return the name of the model's last layer: "fc", "classifier.1"."""
-    weights = [name for name in targets if name.startswith(f"{model.head}.") and name.endswith(".weight")]
-    return weights[-1].removesuffix(".weight") if weights else model.head
-
-
 def _compared(theirs: Sequence[str] | None, ours: Sequence[str] | None) -> str:
     if theirs is None or ours is None:
         return "for as many classes, whose names are not known on both sides"
@@ -198,10 +182,11 @@ def _compared(theirs: Sequence[str] | None, ours: Sequence[str] | None) -> str:
 
 def _shifts(content: Content, names: Mapping[str, str], model: VideoNetwork) -> dict[str, Shift]:
     """Return the shifts in front of the file's convolutions, by our names; none where it is of no TSM."""
-    shifts = {ours: Shift() for name, ours in names.items() if name.endswith(".net.weight")}
+    authors: Shift = (0.125, "both")
+    shifts = {ours: authors for name, ours in names.items() if name.endswith(".net.weight")}
     spec = content.spec
     if model.blocks and spec.get("arch") == "tsm" and spec.get("shift_place", "residual") == "residual":
-        shift = Shift(spec.get("shift_fraction", 0.125), spec.get("shift_direction", "both"))
+        shift = spec.get("shift_fraction", 0.125), spec.get("shift_direction", "both")
         stages = {name: len(list(model.get_submodule(name).children())) for name in model.blocks}
         step = shift_step(stages.values(), "residual")
         for stage, num_blocks in stages.items():
@@ -232,26 +217,66 @@ def _pool1(content: Content, found: Tensors) -> str | None:
 
 def _fitting(
     found: Tensors, targets: Tensors, model: VideoNetwork, shifts: dict[str, Shift]
-) -> tuple[dict[str, Fitted], list[Mismatch]]:
+) -> tuple[dict[str, Fitted], list[str]]:
     """Return what of `found` fits the shapes of `targets`, and what does not."""
-    fitting, mismatched = dict[str, Fitted](), list[Mismatch]()
+    fitting, mismatched = dict[str, Fitted](), list[str]()
     stem = {f"{layer}.weight" for layer in model.stem}
+    no_shift: Shift = (0.0, "both")  # in a TSM, a convolution without a shift sees its own frame alone
     for name, target in targets.items():
         if name in found:
-            # In a TSM, a convolution without a shift sees its own frame alone.
-            shift = shifts.get(name, Shift(0.0)) if shifts else None
-            tensor = fitted(found[name], target.shape, shift, sees_clip=name in stem)
-            if tensor is None:
-                mismatched.append(Mismatch(name, tuple(target.shape), tuple(found[name].shape)))
+            shift = shifts.get(name, no_shift) if shifts else None
+            value, made = _fitted(found[name], target.shape, shift, sees_clip=name in stem)
+            if value.shape == target.shape:
+                fitting[name] = value, made
             else:
-                fitting[name] = tensor
+                mismatched.append(f"{name} (the model has {tuple(target.shape)}, the file {tuple(found[name].shape)})")
         elif name.endswith(".bias") and f"{name.removesuffix('bias')}weight" in fitting:
             # As W of mmaction2's non-local blocks.
-            fitting[name] = Fitted(torch.zeros_like(target), "0, since the file's layer has no bias")
+            fitting[name] = torch.zeros_like(target), "0, since the file's layer has no bias"
     return fitting, mismatched
 
 
-def _other_network(model: VideoNetwork, targets: Tensors, found: Tensors, mismatched: Iterable[Mismatch]) -> str | None:
+def _fitted(value: torch.Tensor, shape: torch.Size, shift: Shift | None, *, sees_clip: bool) -> Fitted:
+    """Return `value` as near to `shape` as published methods lead.
+
+    shift: that of the file's network in front of this convolution; None where the file is of a network without shifts.
+    sees_clip: the convolution's input is the clip, so that it may be averaged for one of other channels.
+    """
+    made = []
+    if value.dim() == 5 and len(shape) == 4 and value.shape[2] == 1:
+        value = value.squeeze(2)  # 1x1x1 in published non-local blocks, 1x1 on frames
+    if sees_clip and value.dim() >= 4 and value.shape[1] != shape[1]:
+        made.append(f"averaged over {value.shape[1]} input channels")
+        # Wang et al., "Temporal segment networks", section 3.2, cross-modality initialisation.
+        value = value.mean(1, keepdim=True).repeat_interleave(shape[1], 1)
+    if value.dim() == 4 and len(shape) == 5:
+        if shift is not None and shape[2:] == (3, 1, 1) and value.shape[2:] == (1, 1):
+            made.append("the shift as taps in time")
+            value = shift_taps(value, *shift)
+        else:
+            made += [f"inflated over {shape[2]} frames"] if shape[2] > 1 else []
+            # On an image repeated in time this does what the 2D convolution does, away from the clip's ends, where it
+            # sees its zero padding (Carreira and Zisserman, "Quo vadis", section 2.4.1).
+            value = value.unsqueeze(2).repeat(1, 1, shape[2], 1, 1) / shape[2]
+    return value, ", ".join(made)
+
+
+def shift_taps(kernel: torch.Tensor, fraction: float, direction: ShiftDirection = "both") -> torch.Tensor:
+    """Return the 3x1x1 kernel (O, I, 3, 1, 1) that does what a shift and the 1x1 `kernel` (O, I, 1, 1) behind it do.
+
+    Channels that the shift takes from frame t+1 have the last tap alone, those from t-1 the first, all others the
+    middle one. Zero padding is what the shift reads outside of the clip.
+    """
+    fold = num_shifted_channels(kernel.shape[1], fraction)
+    from_next = fold if direction == "both" else 0
+    taps = kernel.new_zeros(*kernel.shape[:2], 3, 1, 1)
+    taps[:, :from_next, 2] = kernel[:, :from_next]
+    taps[:, from_next : from_next + fold, 0] = kernel[:, from_next : from_next + fold]
+    taps[:, from_next + fold :, 1] = kernel[:, from_next + fold :]
+    return taps
+
+
+def _other_network(model: VideoNetwork, targets: Tensors, found: Tensors, mismatched: Iterable[str]) -> str | None:
     """Return what shows that the file is of another network; None where its blocks are the model's.
 
     Non-local blocks may be on one side only: other networks start theirs from one without.
@@ -266,8 +291,8 @@ def _other_network(model: VideoNetwork, targets: Tensors, found: Tensors, mismat
     if inside and not any(name.startswith(inside) for name in found if name in targets):
         return f"it has nothing of {', '.join(model.blocks)}. {_first_names(found, targets)}"
     for mismatch in mismatched:
-        if mismatch.name.startswith(inside):
-            return str(mismatch)
+        if mismatch.startswith(inside):
+            return mismatch
     ours, theirs = ({name.partition(".nl.")[0] for name in names if ".nl." in name} for names in (targets, found))
     if ours and theirs and ours != theirs:
         places = " and ".join(", ".join(sorted(blocks)) for blocks in (theirs, ours))

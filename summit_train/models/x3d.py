@@ -7,10 +7,9 @@ import math
 import torch
 from torch import nn
 
-from summit_train.models.keyed import Dropout
 from summit_train.models.mobilenet import rounded_channels
 from summit_train.models.resnet import STAGES, projection, scaled_channels
-from summit_train.models.video import VideoNetwork
+from summit_train.models.video import Dropout, VideoNetwork
 
 # Channels of conv1 and of res2 to res5: X2D's 12, 12, 24, 48, 96 (Table 1) times the width factor of 2.0.
 CHANNELS = (24, 24, 48, 96, 192)
@@ -69,13 +68,9 @@ class X3D(VideoNetwork):
     Blocks 0, 2, 4 ... of a stage have squeeze-excitation, with a 16th of the inner channels.
 
     Where the paper gives no detail the authors' code (PySlowFast) is meant: squeezed channels are rounded as those of
-    MobileNetV2 (8, 8, 16, 32), swish follows the depthwise convolution alone, relu all others. pytorchvideo has no norm
-    on the shortcut of res2, where the number of channels stays; PySlowFast and this network have one (48 parameters).
-    In a test the average is over the whole crop; PySlowFast's has the size of the training crop. It begins the last
-    norm of each residual branch at 0 and drops half of the features before the classifier; neither is a default here.
-
-    `width` multiplies the channels, on top of the 2.0 of X3D-M. Names of parameters follow torchvision's ResNet:
-    PySlowFast, pytorchvideo and mmaction2 publish three different sets.
+    MobileNetV2 (8, 8, 16, 32), swish follows the depthwise convolution alone, relu all others, and res2's shortcut has
+    a norm. The average is over the whole crop. docs/networks.md lists where public code differs. `width` multiplies the
+    channels, on top of the 2.0 of X3D-M. Names of parameters follow torchvision's ResNet.
     """
 
     memory_format = torch.channels_last_3d
@@ -107,7 +102,6 @@ class X3D(VideoNetwork):
         self.fc = nn.Linear(features, num_classes)
 
     def extract(self, x: torch.Tensor) -> torch.Tensor:
-        """Return fc1 of the average over T, H and W of volumes (N, C, T, H, W): (N, F)."""
         x = self.relu(self.bn1(self.conv1(self.conv1_xy(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         x = self.avgpool(self.relu(self.bn5(self.conv5(x))))

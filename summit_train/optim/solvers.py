@@ -1,15 +1,58 @@
-"""Build the spec's solver, one that skips an update on the device: torch's fused kernels, else foreach operations."""
+"""Solvers that can skip an update on the device: torch's fused kernels, and others in foreach operations.
+
+All of them read two attributes in `step`: grad_scale, which gradients are divided by, and found_inf, 1 where the update
+is to be skipped. No operation waits for the device.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from summit_train.optim.foreach import Adagrad, Lamb, RMSprop
-from summit_train.optim.sgd import build_sgd
 from summit_train.spec.optimizer import OptimizerSpec
+
+Tensors = list[torch.Tensor]
+
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, lr_factors: Mapping[str, float] | None = None
+) -> list[dict[str, Any]]:
+    """Return convolution and linear weights, with decay, and biases and BN's scale and shift, without.
+
+    lr_factors: of the modules with these names, whose LR is that many times the others'; each such LR has two groups of
+    its own. Source: the paper, section 4.1 ("no weight decay on BatchNorm and bias").
+    """
+    factors = lr_factors or {}
+    factor_of = {p: factor for name, factor in factors.items() for p in model.get_submodule(name).parameters()}
+    groups: list[dict[str, Any]] = []
+    for factor in dict.fromkeys((1.0, *factors.values())):
+        own = [p for p in model.parameters() if factor_of.get(p, 1.0) == factor]
+        for decay, params in ((weight_decay, [p for p in own if p.ndim > 1]), (0.0, [p for p in own if p.ndim <= 1])):
+            if params:  # a convolution without a bias has one group
+                groups.append({"params": params, "weight_decay": decay, "lr_factor": factor})
+    return groups
+
+
+def build_sgd(groups: list[dict[str, Any]], momentum: float) -> torch.optim.SGD:
+    """Return fused SGD, whose LR is set before each update. Only the fused kernel can skip an update on the device.
+
+    The LR stays outside the momentum buffer (v <- m v + g; w <- w - lr v), so a warm-up needs no momentum correction
+    (Goyal et al., section 3). The buffers begin with zeros: m * 0 + g is the first update's g. The fused kernel would
+    leave them uninitialised if the first update is skipped.
+    """
+    optimizer = torch.optim.SGD(groups, lr=0.0, momentum=momentum, fused=True)
+    for parameter in (p for group in groups for p in group["params"] if momentum):
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the LR of every group: `lr` times the group's factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_factor", 1.0)  # checkpoints of before the factor have none
 
 
 def build_solver(spec: OptimizerSpec, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -31,10 +74,139 @@ def kept_state(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
 
     Found by one step of a solver of the same kind and options.
     """
-    kinds = (torch.optim.SGD, torch.optim.Adam, RMSprop, Adagrad, Lamb)
-    kind: Any = next(kind for kind in kinds if isinstance(optimizer, kind))
+    kind: Any = type(optimizer)
     parameter = nn.Parameter(torch.zeros(1, 1))
     parameter.grad = torch.zeros(1, 1)
     solver = kind([{**optimizer.param_groups[0], "params": [parameter]}])
     solver.step()
     return {name: value.shape == parameter.shape for name, value in solver.state[parameter].items()}
+
+
+class ForeachSolver(torch.optim.Optimizer):
+    """A solver whose algebra a subclass gives for one group of parameters.
+
+    Skipping is part of the algebra: the gradients are zeros then, and `keep` is 0 instead of 1. A running average with
+    the factor b is written a <- (1 - keep (1 - b)) a + (1 - b) g, so it stays to the bit.
+    """
+
+    grad_scale: torch.Tensor | None = None
+    found_inf: torch.Tensor | None = None
+
+    def __init__(self, groups: Iterable[dict[str, Any]], **options: float | tuple[float, float]) -> None:
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, **options})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Make one update, or leave weights and state as they are where found_inf is 1."""
+        assert closure is None
+        for group in self.param_groups:
+            weights = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if weights:
+                keep, gradients = self._gradients(weights)
+                self._advance(group, weights, gradients, keep)
+
+    def _advance(self, group: dict[str, Any], weights: Tensors, gradients: Tensors, keep: torch.Tensor) -> None:
+        """Advance state and weights of one group in place."""
+        raise NotImplementedError
+
+    def _gradients(self, weights: Tensors) -> tuple[torch.Tensor, Tensors]:
+        """Return keep and the unscaled gradients, zeros where the update is skipped."""
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        if self.grad_scale is not None:
+            flat = flat / self.grad_scale
+        keep = torch.ones((), dtype=flat.dtype, device=flat.device)
+        if self.found_inf is not None:
+            keep = (self.found_inf <= 0).to(flat.dtype)
+            flat = torch.where(keep > 0, flat, 0)  # a product would keep a NaN
+        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+        return keep, [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
+
+    def _state(self, name: str, weights: Tensors, like: torch.Tensor | None = None) -> Tensors:
+        """Return one state of each weight, of the weight's shape or that of `like`, zeros at first."""
+        for weight in weights:
+            if name not in self.state[weight]:
+                self.state[weight][name] = torch.zeros_like(weight if like is None else like)
+        return [self.state[weight][name] for weight in weights]
+
+
+class RMSprop(ForeachSolver):
+    """RMSprop (Tieleman and Hinton, lecture 6.5) as torch's: s <- a s + (1 - a) g^2; w <- w - lr g / (sqrt(s) + eps).
+
+    With momentum m: v <- m v + g / (sqrt(s) + eps); w <- w - lr v. Options: alpha, eps, momentum.
+    """
+
+    def _advance(self, group: dict[str, Any], weights: Tensors, gradients: Tensors, keep: torch.Tensor) -> None:
+        # The gradients of the loss with an L2 penalty: g + decay * w.
+        gradients = list(torch._foreach_add(gradients, torch._foreach_mul(weights, keep * group["weight_decay"])))
+        squares = self._state("square_avg", weights)
+        torch._foreach_mul_(squares, 1 - keep * (1 - group["alpha"]))
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["alpha"])
+        moves = _divided(gradients, squares, group["eps"])
+        if group["momentum"]:
+            velocity = self._state("momentum_buffer", weights)
+            torch._foreach_mul_(velocity, 1 - keep * (1 - group["momentum"]))
+            torch._foreach_add_(velocity, moves)
+            moves = velocity
+        torch._foreach_add_(weights, torch._foreach_mul(moves, -group["lr"] * keep))
+
+
+class Adagrad(ForeachSolver):
+    """AdaGrad (Duchi, Hazan, Singer 2011) as torch's: s <- s + g^2; w <- w - lr g / (sqrt(s) + eps). Option: eps.
+
+    torch has a fused kernel of it for CPUs, for GPUs in its newest releases alone.
+    """
+
+    def _advance(self, group: dict[str, Any], weights: Tensors, gradients: Tensors, keep: torch.Tensor) -> None:
+        gradients = list(torch._foreach_add(gradients, torch._foreach_mul(weights, keep * group["weight_decay"])))
+        sums = self._state("sum", weights)
+        torch._foreach_addcmul_(sums, gradients, gradients, 1.0)
+        torch._foreach_add_(weights, _divided(gradients, sums, group["eps"]), alpha=-group["lr"])
+
+
+def _divided(gradients: Tensors, squares: Tensors, eps: float) -> Tensors:
+    """Return g / (sqrt(s) + eps)."""
+    roots = torch._foreach_sqrt(squares)
+    torch._foreach_add_(roots, eps)
+    return list(torch._foreach_div(gradients, roots))
+
+
+class Lamb(ForeachSolver):
+    """LAMB (You et al., *Large Batch Optimization for Deep Learning*, 2019, Algorithm 2).
+
+        m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  m^ = m / (1 - b1^t);  v^ = v / (1 - b2^t)
+        u = m^ / (sqrt(v^) + eps) + weight_decay w;  w <- w - lr |w| / |u| u
+
+    The ratio |w| / |u| is 1 where one of them is 0, and for biases and batch normalisation, which have no decay either.
+    phi, which may clip |w|, is the identity. t counts the updates that were not skipped. Options: betas, eps.
+    """
+
+    def _advance(self, group: dict[str, Any], weights: Tensors, gradients: Tensors, keep: torch.Tensor) -> None:
+        directions = self._adam(group, weights, gradients, keep)
+        torch._foreach_add_(directions, weights, alpha=group["weight_decay"])
+        if weights[0].ndim > 1:  # a group has matrices and kernels, or biases and norms
+            norms, lengths = layer_norms(weights), layer_norms(directions)
+            ratios = torch.where((norms > 0) & (lengths > 0), norms / lengths, 1)
+            torch._foreach_mul_(directions, list(ratios.unbind()))
+        torch._foreach_mul_(directions, -group["lr"] * keep)
+        torch._foreach_add_(weights, directions)
+
+    def _adam(self, group: dict[str, Any], weights: Tensors, gradients: Tensors, keep: torch.Tensor) -> Tensors:
+        """Return m^ / (sqrt(v^) + eps) after this gradient."""
+        (one, two), means, squares = group["betas"], self._state("exp_avg", weights), self._state("exp_avg_sq", weights)
+        torch._foreach_mul_(means, 1 - keep * (1 - one))
+        torch._foreach_add_(means, gradients, alpha=1 - one)
+        torch._foreach_mul_(squares, 1 - keep * (1 - two))
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - two)
+        updates = self._state("updates", weights, keep)
+        torch._foreach_add_(updates, keep)
+        count = updates[0].clamp(min=1)  # the same for all; 0 if the first update is skipped
+        unbiased = torch._foreach_div(squares, 1 - two**count)
+        directions = _divided(means, list(unbiased), group["eps"])
+        torch._foreach_div_(directions, 1 - one**count)
+        return directions
+
+
+def layer_norms(tensors: Tensors) -> torch.Tensor:
+    """Return the L2 norm of each tensor, shape (tensors,), in a few kernels for all of them."""
+    return torch.stack(torch._foreach_norm(tensors))

@@ -16,12 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from summit_train.optim.solvers import layer_norms
 from summit_train.spec.optimizer import TrustRatioSpec
-
-
-def layer_norms(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return the L2 norm of each tensor, shape (tensors,), in a few kernels for all of them."""
-    return torch.stack(torch._foreach_norm(tensors))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The report of finished and unfinished runs: records (metrics), tables, figures, one HTML page.
+"""The report of finished and unfinished runs: records of runs, tables, figures, one HTML page.
 
-This package needs no torch; `metrics` and `tables` need no matplotlib either.
+This package needs no torch; `records` and `tables` need no matplotlib either.
 """

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import textwrap
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from summit_train.core.text import counted
-from summit_train.report.caption import drawn
 from summit_train.report.figures import Picture, drawable, house_style, image
-from summit_train.report.metrics import Run
+from summit_train.report.records import Run
 from summit_train.report.tables import MOST_CLASSES
 
 MOST_PAIRS = 10
@@ -59,41 +58,28 @@ class Confusion:
         """Draw the matrix, each row in percent of its class, with the counts. None for more than 30 classes."""
         if len(self.names) > MOST_CLASSES:
             return None
-        caption, inches = self._layout()
+        side = 0.42 * len(self.names)
+        share = self.counts / np.maximum(1, self.counts.sum(1, keepdims=True))
+        labels = [drawable(name) for name in self.names]
         with house_style():
-            figure = Figure(figsize=inches, layout="constrained")
-            self._draw_on(figure)
-            alt = "Confusion matrix: true class by predicted class"
-            return Picture("Confusion", caption, alt, image(figure), third=False)
-
-    def draw(self, path: Path) -> None:
-        """Write the matrix as PNG. With more than 30 classes it has neither names nor counts."""
-        caption, inches = self._layout()
-        with drawn(path, textwrap.fill(caption, round(13 * inches[0])), inches) as figure:
-            self._draw_on(figure)
-
-    def _layout(self) -> tuple[str, tuple[float, float]]:
-        """Return the caption, and the width and height in inches."""
+            figure = Figure(figsize=(2.2 + side, 1.8 + side), layout="constrained")
+            axes = figure.subplots()
+            axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+            axes.set_xlabel("predicted")
+            axes.set_ylabel("true")
+            axes.grid(visible=False)
+            turned: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+            axes.set_xticks(range(len(labels)), labels, parse_math=False, **turned)
+            axes.set_yticks(range(len(labels)), labels, parse_math=False)
+            for row, column in np.argwhere(self.counts).tolist():
+                colour = "white" if share[row, column] > 0.5 else "black"
+                axes.text(
+                    column, row, str(self.counts[row, column]), ha="center", va="center", color=colour, fontsize=9
+                )
+            svg = image(figure)
         unread = f" Left out, as they could not be read: {counted(self.unread, 'video')}." if self.unread else ""
         caption = f"Videos of {self.checkpoint}. Rows: true class, shaded by its share.{unread}"
-        side = 0.42 * min(len(self.names), MOST_CLASSES)
-        return caption, (2.2 + side, 1.8 + side)
-
-    def _draw_on(self, figure: Figure) -> None:
-        share = self.counts / np.maximum(1, self.counts.sum(1, keepdims=True))
-        axes = figure.subplots()
-        axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
-        axes.set_xlabel("predicted")
-        axes.set_ylabel("true")
-        axes.grid(visible=False)
-        if len(self.names) > MOST_CLASSES:
-            return
-        labels = [drawable(name) for name in self.names]
-        axes.set_xticks(range(len(labels)), labels, rotation=60, ha="right", rotation_mode="anchor", parse_math=False)
-        axes.set_yticks(range(len(labels)), labels, parse_math=False)
-        for row, column in np.argwhere(self.counts).tolist():
-            colour = "white" if share[row, column] > 0.5 else "black"
-            axes.text(column, row, str(self.counts[row, column]), ha="center", va="center", color=colour, fontsize=9)
+        return Picture("Confusion", caption, "Confusion matrix: true class by predicted class", svg, third=False)
 
 
 def read_confusion(run: Run) -> Confusion | None:

@@ -1,4 +1,4 @@
-"""Figures of one run, or of several runs overlaid, as SVG. Drawn by matplotlib without pyplot.
+"""The house style of figures, and those of one run or of several runs overlaid. Drawn by matplotlib without pyplot.
 
 Colours: the set of Okabe and Ito (jfly.uni-koeln.de/color), which is safe for the colour-blind.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
@@ -22,9 +24,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
+from summit_train.core.files import replacing
 from summit_train.core.text import mean_std
-from summit_train.report.metrics import Run
-from summit_train.report.records import StepRecord, number
+from summit_train.report.records import Observed, Run, StepRecord, number
 from summit_train.report.tables import machine_of, views_of
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -48,10 +50,14 @@ STYLE: dict[Any, Any] = {
 }
 WIDTH, THIRD, HEIGHT, LEGEND_LINE = 6.4, 4.3, 3.3, 0.22  # inches; two wide figures in a row, or three narrow
 MOST_LABEL = 60  # characters
+CAPTION_LETTERS = 140  # of a line below a figure of 10 inches
 MOST_POINTS = 1500  # of one curve; a long run has 250,000 steps
 SMOOTH_SHARE = 1 / 30  # window of the moving mean / length of the curve
 # Line styles of the accuracies: of training, validation in training, final evaluation.
 KINDS: tuple[dict[str, Any], ...] = ({"linewidth": 1.0}, {"marker": "o", "markersize": 4.0}, {"linestyle": "--"})
+_X, _Y = "observed part of each video (%)", "top-1 (%)"
+CLIP: dict[str, Any] = {"linestyle": "-", "markersize": 5}
+STREAM: dict[str, Any] = {"linestyle": "--", "markersize": 5, "markerfacecolor": "white"}
 TWICE = "Thin: every step. Thick: moving mean."
 
 Floats = NDArray[np.float64]
@@ -79,6 +85,22 @@ def image(figure: Figure, kind: str = "svg") -> bytes:
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}[kind]
     figure.savefig(content, format=kind, dpi="figure" if kind == "svg" else 150, metadata=metadata)
     return content.getvalue()
+
+
+def wrapped(caption: str) -> str:
+    """Break the lines of a caption at the width of a figure."""
+    return "\n".join(textwrap.fill(line, CAPTION_LETTERS, break_on_hyphens=False) for line in caption.splitlines())
+
+
+@contextmanager
+def drawn(path: Path, caption: str, inches: tuple[float, float] = (10.0, 4.4)) -> Iterator[Figure]:
+    """Yield a figure to draw on; then add the caption below it and write the file at once."""
+    with house_style():
+        figure = Figure(figsize=inches, layout="constrained")
+        yield figure
+        figure.supxlabel(caption.replace("$", r"\$"), fontsize=9, color=GREY)
+        with replacing(path) as file:
+            file.write(image(figure, path.suffix[1:]))
 
 
 def add_legend(figure: Figure, entries: Sequence[tuple[Line2D, str]], place: Any) -> None:
@@ -136,7 +158,7 @@ class Canvas:
 
 
 def pictures(runs: Sequence[Run]) -> list[Picture]:
-    """Draw what these runs have data for: loss, accuracy, LR, throughput, data wait, noise scale, trust ratios."""
+    """Draw what these runs have data for: loss, accuracy, LR, throughput, data wait, noise scale, ..."""
     wait_share = lambda s: 100 * s.data_wait_s / s.step_s if s.step_s > 0 else np.nan  # noqa: E731
     with house_style():
         drawn = (
@@ -147,6 +169,7 @@ def pictures(runs: Sequence[Run]) -> list[Picture]:
             _steps(runs, "Data wait", "data wait (% of step time)", wait_share, least=5.0),
             _noise_scale(runs),
             _trust_ratios(runs),
+            _observed(runs),
         )
         return [picture for picture in drawn if picture is not None]
 
@@ -290,6 +313,79 @@ def _accuracy_curves(canvas: Canvas, i: int, run: Run) -> dict[str, int]:
             axes.axhspan(mean - std, mean + std, color=colours[2], alpha=0.2, linewidth=0)
         kinds[label] = 2
     return kinds
+
+
+# Early recognition: accuracy against the observed part of each video, as in Figures 7 and 8 of the TSM paper.
+
+
+def draw_observed(path: Path, runs: Sequence[Observed]) -> None:
+    """Draw the curves of several runs."""
+    curves = dict(zip(labels(runs), runs, strict=True))
+    with drawn(path, wrapped(_observed_caption(runs)), (10.0, 5.0)) as figure:
+        add_legend(figure, [*_draw_observed(figure, curves), *_kinds(runs)], "outside right upper")
+
+
+def _observed(runs: Sequence[Run]) -> Picture | None:
+    """Draw the runs that have curves of early recognition. None if no run has any."""
+    found = {run.label: run.observed for run in runs}
+    curves = [curve for curve in found.values() if curve]
+    if not curves:
+        return None
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    names = _draw_observed(figure, found)
+    entries = [*(names if len(runs) > 1 else []), *_kinds(curves)]
+    figure.set_size_inches(WIDTH, HEIGHT + LEGEND_LINE * len(entries))
+    add_legend(figure, entries, "outside lower left")
+    alt = f"Early recognition, {_Y} by {_X}: {', '.join(label for label in found if found[label])}"
+    return Picture("Early recognition", _observed_caption(curves), alt, image(figure), third=False)
+
+
+def labels(runs: Sequence[Observed]) -> list[str]:
+    """Return the runs' names, numbered where several have one."""
+    names = [run.name for run in runs]
+    return [
+        name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
+        for place, name in enumerate(names)
+    ]
+
+
+def _draw_observed(figure: Figure, runs: Mapping[str, Observed | None]) -> list[tuple[Line2D, str]]:
+    """Draw the runs that have curves; return their names. Run i has its colour also if those before it have none."""
+    axes, names = figure.subplots(), list[tuple[Line2D, str]]()
+    for i, (label, run) in enumerate(runs.items()):
+        if run is None:
+            continue
+        names.append((Line2D([], [], markersize=5, **series(i)), label))
+        for curve, style in ((run.observed, CLIP), (run.anytime, STREAM)):
+            percents = [100 * point.fraction for point in curve]
+            axes.plot(percents, [point.top1 for point in curve], **style, **series(i))
+    axes.set_xlabel(_X)
+    axes.set_ylabel(_Y)
+    axes.set_xlim(0, 103)
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(0.0, low), min(103.0, high))
+    return names
+
+
+def _kinds(runs: Sequence[Observed]) -> list[tuple[Line2D, str]]:
+    """Return the legend's entries for the two kinds of curves, if there are both."""
+    if not any(run.anytime for run in runs):
+        return []
+    clip = Line2D([], [], color=GREY, marker="o", markersize=5)
+    return [(clip, "a clip of the part"), (Line2D([], [], color=GREY, marker="o", **STREAM), "the stream so far")]
+
+
+def _observed_caption(runs: Sequence[Observed]) -> str:
+    """Return what is drawn, as exactly as the runs agree on it."""
+    frames, videos = ({getattr(run, key) for run in runs} for key in ("frames", "videos"))
+    of = f"{frames.pop()}" if len(frames) == 1 else "T"
+    count = f" {videos.pop():,} videos." if len(videos) == 1 and None not in videos else ""
+    streams = any(run.anytime for run in runs)
+    stream = " Dashed: the average of a stream's logits over the frames of the part." if streams else ""
+    return (
+        "Early recognition, as in Figures 7 and 8 of the TSM paper (journal version). Solid: "
+        f"{of} frames, taken uniformly from the observed part.{stream}{count}"
+    )
 
 
 # A curve is prepared for drawing: gaps, thinning, moving mean.

@@ -14,24 +14,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from summit_train.core.text import noise_text
-from summit_train.report.metrics import Run
-from summit_train.report.records import StepRecord, number
+from summit_train.report.records import Run, number
 
 QUARTERS = 4
 FEWEST = 4  # measurements of a part of the run that is shown on its own
 FACTORS = (1, 2, 4, 8, 16, 32, 64)  # batches in the table, times the run's
-
-
-def steps_factor(batch: float, noise_scale: float) -> float:
-    """Return S / S_min: 2 where the batch is the noise scale, towards 1 above it."""
-    return 1 + noise_scale / batch
-
-
-def clips_factor(batch: float, noise_scale: float) -> float:
-    """Return E / E_min: towards 1 below the noise scale, 2 where the batch is the noise scale."""
-    return 1 + batch / noise_scale
 
 
 @dataclass(frozen=True)
@@ -49,7 +39,7 @@ class Measured:
         return noise_text(self.value).removesuffix(" clips" if error else "") + error
 
 
-def pooled(pairs: Sequence[tuple[float, float]]) -> Measured:
+def pooled(pairs: Sequence[Sequence[float]]) -> Measured:
     """Return the ratio of the means of tr(Sigma) and |G|^2 from pairs (|G|^2, tr(Sigma)).
 
     Its standard error is that of a ratio of two means, to first order; the measurements count as independent.
@@ -63,49 +53,42 @@ def pooled(pairs: Sequence[tuple[float, float]]) -> Measured:
     return Measured(count, value, error)
 
 
-def measured(steps: Sequence[StepRecord]) -> Measured:
-    """Return the noise scale over `steps`, all measured."""
-    return pooled([(step.gradient_square or 0.0, step.gradient_variance or 0.0) for step in steps])
+def measurements(run: Run) -> list[tuple[int, float, float]]:
+    """Return (step, |G|^2, tr(Sigma)) of the steps that measured their gradient."""
+    return [
+        (step.step, step.gradient_square, step.gradient_variance)
+        for step in run.steps
+        if step.gradient_square is not None and step.gradient_variance is not None
+    ]
 
 
-def measured_steps(run: Run) -> list[StepRecord]:
-    """Return the steps of a run that measured its gradient."""
-    return [step for step in run.steps if step.gradient_square is not None and step.gradient_variance is not None]
+def noise_section(run: Run) -> dict[str, Any] | None:
+    """Return what the report shows of the noise scale; None where it was not measured.
 
-
-@dataclass(frozen=True)
-class NoiseSection:
-    """The noise scale in the report: of all measured steps, of the quarters of the run, and the table of batches."""
-
-    whole: Measured
-    parts: tuple[Measured, ...]
-    batches: tuple[tuple[str, ...], ...]
-
-
-def noise_section(run: Run) -> NoiseSection | None:
-    """Return what the report shows of the noise scale; None where it was not measured."""
-    steps = measured_steps(run)
-    if not steps:
+    whole, parts: Measured, over all steps and over the quarters of the run. batches: rows of `batch_rows`.
+    """
+    found = measurements(run)
+    if not found:
         return None
-    length = steps[-1].step
-    quarters: list[list[StepRecord]] = [[] for _ in range(QUARTERS)]
-    for step in steps:
-        quarters[min(QUARTERS - 1, (step.step - 1) * QUARTERS // length)].append(step)
-    parts = [measured(part) for part in quarters if len(part) >= FEWEST]
-    whole, batch = measured(steps), number(run.plan.get("global_batch"))
-    rows = batch_rows(batch, whole.value) if batch and whole.value else ()
-    return NoiseSection(whole, tuple(parts) if len(parts) > 1 else (), rows)
+    length = found[-1][0]
+    quarters: list[list[tuple[float, float]]] = [[] for _ in range(QUARTERS)]
+    for step, square, variance in found:
+        quarters[min(QUARTERS - 1, (step - 1) * QUARTERS // length)].append((square, variance))
+    parts = [pooled(part) for part in quarters if len(part) >= FEWEST]
+    whole, batch = pooled([pair for _, *pair in found]), number(run.plan.get("global_batch"))
+    rows = batch_rows(batch, whole.value) if batch and whole.value else []
+    return {"whole": whole, "parts": parts if len(parts) > 1 else [], "batches": rows}
 
 
-def batch_rows(batch: float, noise_scale: float) -> tuple[tuple[str, ...], ...]:
+def batch_rows(batch: float, noise_scale: float) -> list[tuple[str, ...]]:
     """Return (batch, S / S_min, E / E_min, steps, clips) of the run's batch and larger ones.
 
     steps and clips are those to the same loss, as shares of what the run's batch needs.
     """
     rows = []
     for factor in FACTORS:
-        other = factor * batch
-        steps, clips = steps_factor(other, noise_scale), clips_factor(other, noise_scale)
-        share = (steps / steps_factor(batch, noise_scale), clips / clips_factor(batch, noise_scale))
-        rows.append((f"{other:,.0f}", f"{steps:.2f}", f"{clips:.2f}", *(f"{100 * part:,.0f} %" for part in share)))
-    return tuple(rows)
+        steps, clips = 1 + noise_scale / (factor * batch), 1 + factor * batch / noise_scale
+        share = (steps / (1 + noise_scale / batch), clips / (1 + batch / noise_scale))
+        cells = (f"{factor * batch:,.0f}", f"{steps:.2f}", f"{clips:.2f}")
+        rows.append((*cells, *(f"{100 * part:,.0f} %" for part in share)))
+    return rows

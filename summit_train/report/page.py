@@ -16,10 +16,9 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import replacing
 from summit_train.core.text import duration, mean_std, percent, show
 from summit_train.report.confusion import read_confusion
-from summit_train.report.figures import Picture, pictures
-from summit_train.report.metrics import Run, read_runs
+from summit_train.report.figures import pictures
 from summit_train.report.noise import noise_section
-from summit_train.report.observed import observed_pictures
+from summit_train.report.records import Run, read_runs
 from summit_train.report.tables import class_rows, notes_of, rows, start_rows, summary_row, views_of
 
 
@@ -39,21 +38,17 @@ def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
 
 def render(runs: Sequence[Run]) -> str:
     """Return the page as HTML; the same text for the same runs."""
-
-    def drawn(runs: Sequence[Run]) -> list[Picture]:
-        return [*pictures(runs), *observed_pictures(runs)]
-
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(percent=percent, show=show, duration=duration, views=views_of, notes=notes_of, rows=rows)
     environment.filters.update(class_rows=class_rows, start_rows=start_rows, noise=noise_section)
-    environment.globals.update(mean_std=mean_std, pictures=drawn, read_confusion=read_confusion)
+    environment.globals.update(mean_std=mean_std, pictures=pictures, read_confusion=read_confusion)
     template = resources.files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
         summary=[summary_row(run) for run in runs],
         shows_top5=any(run.shows_top5 for run in runs),
-        overlay=drawn(runs) if len(runs) > 1 else [],
+        overlay=pictures(runs) if len(runs) > 1 else [],
         runs=runs,
     )

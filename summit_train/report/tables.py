@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from statistics import median
 from typing import Any
 
 from summit_train.core.text import MOST_ITEMS, NONE, counted, duration, listed, mean_std, percent, show
-from summit_train.report.metrics import Run
-from summit_train.report.records import ClipsPerClass, FinalEval, StartRecord, number
+from summit_train.report.records import ClipsPerClass, FinalEval, Run, StartRecord, number
 
 MOST_CLASSES = 30  # of a table with a row for each class
 CONSEQUENCES = {  # of a file that is missing
@@ -103,22 +101,11 @@ def _averaging_notes(run: Run) -> list[str]:
 
 
 def class_rows(classes: ClipsPerClass) -> list[tuple[str, ...]]:
-    """Return (class, training clips, validation clips) for each class.
-
-    With more than 30 classes: rows for the smallest, the median and the largest class that has clips, and the number of
-    classes without clips. Both end with the sum.
-    """
+    """Return (class, training clips, validation clips) for each of up to 30 classes, and the sum."""
     sides = list(classes.sides().values())
-    total = ("all", *(f"{sum(counts.values()):,}" for counts in sides))
-    if len(sides[0]) <= MOST_CLASSES:
-        return [*((name, *(f"{counts[name]:,}" for counts in sides)) for name in sides[0]), total]
-    columns = []
-    for counts in sides:
-        ranked = sorted((count, name) for name, count in counts.items() if count > 0)
-        ends = [f"{count:,} ({name})" for count, name in (ranked[0], ranked[-1])] if ranked else [NONE, NONE]
-        middle = f"{median(count for count, _ in ranked):,.4g}" if ranked else NONE
-        columns.append((ends[0], middle, ends[1], f"{len(counts) - len(ranked):,} of {len(counts):,} classes"))
-    return [*zip(("smallest", "median", "largest", "without clips"), *columns, strict=True), total]
+    names = list(sides[0]) if len(sides[0]) <= MOST_CLASSES else []
+    total = (f"all {len(sides[0]):,} classes", *(f"{sum(counts.values()):,}" for counts in sides))
+    return [*((name, *(f"{counts[name]:,}" for counts in sides)) for name in names), total]
 
 
 def start_rows(starts: Sequence[StartRecord]) -> list[tuple[str, str, str, str]]:

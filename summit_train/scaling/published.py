@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
-
-import numpy as np
 
 from summit_train.spec import Spec
 from summit_train.spec.catalog import ARCHITECTURES, Arch
@@ -83,28 +80,7 @@ TABLE_3 = (
 )
 
 
-def timed_rows() -> tuple[Row, ...]:
-    """Return the rows of Table 3 that have a training time."""
-    return tuple(row for row in TABLE_3 if row.seconds is not None)
-
-
-def row_of(global_batch: int, gpus: int) -> Row | None:
-    """Return the row of Table 3 with that batch on that many GPUs."""
-    return next((row for row in TABLE_3 if (row.global_batch, row.gpus) == (global_batch, gpus)), None)
-
-
-def accuracy(global_batch: int) -> dict[str, Any] | None:
-    """Return top1 in percent, its std over the last five checkpoints, and whether it is interpolated.
-
-    Figure 4's values at the paper's batches, interpolated over log(batch) between them. None outside of 96 to 49,152
-    clips: the paper trained nothing there.
-    """
-    batches = [row.global_batch for row in TABLE_3]
-    if not batches[0] <= global_batch <= batches[-1]:
-        return None
-    at, logs = math.log(global_batch), [math.log(batch) for batch in batches]
-    found = {name: float(np.interp(at, logs, [getattr(row, name) for row in TABLE_3])) for name in ("top1", "std")}
-    return found | {"interpolated": global_batch not in batches}
+TIMED_ROWS = tuple(row for row in TABLE_3 if row.seconds is not None)
 
 
 def label_of(spec: Spec) -> str:

@@ -77,6 +77,5 @@ def _item(container: Any) -> Any:
 
 
 def _choices(given: str, choices: Sequence[str]) -> str:
-    near = difflib.get_close_matches(given, choices, len(choices))
-    near.sort(key=lambda choice: sorted(choice) != sorted(given))  # swapped letters are one slip, another letter is two
+    near = difflib.get_close_matches(given, choices, 1)
     return (f"did you mean {near[0]}? " if near else "") + f"valid: {', '.join(choices)}"

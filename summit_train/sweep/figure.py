@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from summit_train.core.files import locked, replacing, write_json, write_text
 from summit_train.core.text import counted, csv_text, listed
 from summit_train.report.figures import GREY, PALETTE, drawable, finite, house_style, image, series
 from summit_train.report.noise import Measured
 from summit_train.sweep.grid import Sweep
-from summit_train.sweep.status import (
-    JobState,
-    Point,
-    SweepRow,
-    as_values,
-    has_seeds,
-    read_rows,
-    sweep_points,
-    tables,
-)
+from summit_train.sweep.status import COLUMNS, Row, as_values, has_seeds, read_rows, sweep_points, tables
 
 
-def write_sweep(sweep: Sweep, jobs: Mapping[str, JobState]) -> list[SweepRow]:
+def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
     """Write table.txt, table.csv, table.json, accuracy.png and .svg into the sweep's folder; return the rows."""
     # Several runs that end together all do this. One lock covers reading and writing, so that no run overwrites newer
     # results by older ones.
     with locked(sweep.folder / "lock"):
         rows = read_rows(sweep, jobs)
         write_text(sweep.folder / "table.txt", tables(sweep, rows) + "\n")
-        columns = [field.name for field in fields(SweepRow)]
-        write_text(sweep.folder / "table.csv", csv_text([columns, *(asdict(row).values() for row in rows)]))
+        write_text(sweep.folder / "table.csv", csv_text([COLUMNS, *(row.values() for row in rows)]))
         write_json(sweep.folder / "table.json", as_values(sweep, rows))
         for name, content in draw_accuracy(sweep, rows).items():
             with replacing(sweep.folder / name) as file:
@@ -44,30 +31,28 @@ def write_sweep(sweep: Sweep, jobs: Mapping[str, JobState]) -> list[SweepRow]:
 
 
 def written(sweep: Sweep) -> str:
-    """Return the names of the files that `write_sweep` wrote, and why a figure is missing."""
-    tables, figures = (sorted(path.name for path in sweep.folder.glob(f"{kind}.*")) for kind in ("table", "accuracy"))
-    missing = "" if figures else "; no figure, which needs a finished run and batch sizes that differ"
-    return ", ".join([*tables, *figures]) + missing
+    """Return the names of the files that `write_sweep` wrote."""
+    return ", ".join(sorted(path.name for kind in ("table", "accuracy") for path in sweep.folder.glob(f"{kind}.*")))
 
 
-def draw_accuracy(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, bytes]:
+def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
     """Draw top-1 of the finished runs against the global batch; return file name -> content, PNG and SVG.
 
     Validation: the final evaluation, mean and standard deviation over the seeds; where no runs differ in their seed
     alone, over the last checkpoints. Training: the batches of the last epoch, of a single curve. Each curve has its
     noise scale at the smallest batch at which it is clear. Without two batch sizes nothing is drawn.
     """
-    done = [row for row in rows if row.state == "done" and row.global_batch is not None]
-    if not done or len({row.global_batch for row in rows}) < 2:
+    done = [row for row in rows if row["state"] == "done" and row["global_batch"]]
+    if not done or len({row["global_batch"] for row in rows}) < 2:
         return {}
-    points = [point for point in sweep_points(sweep, rows) if point.done]
-    names = list(dict.fromkeys(point.curve for point in points))
+    points = [point for point in sweep_points(sweep, rows) if point["done"] and point["global_batch"]]
+    names = list(dict.fromkeys(point["curve"] for point in points))
     with house_style():
         figure = Figure(figsize=(6.4, 4.2 + 0.2 * len(names)), layout="constrained")
         axes = figure.subplots()
         axes.set_title(f"{sweep.name}: accuracy against batch size", loc="left", fontsize=12)
         noise_at = {_draw_curve(axes, i, name, points) for i, name in enumerate(names)}
-        batches = {row.global_batch for row in done if row.global_batch}
+        batches = {row["global_batch"] for row in done}
         if sweep.reference is not None:
             published = sorted(sweep.reference.points, key=lambda point: point.global_batch)
             batches |= {point.global_batch for point in published}
@@ -79,9 +64,8 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, bytes]:
                 marker="s", markerfacecolor="white", linestyle=":", color=GREY, capsize=3,
             )  # fmt: skip
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(FixedLocator(sorted(batches)))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda batch, _: f"{batch:,.0f}"))
+        axes.set_xticks(sorted(batches), [f"{batch:,}" for batch in sorted(batches)])
+        axes.minorticks_off()
         axes.tick_params(axis="x", labelsize=9 if len(batches) > 8 else 10)
         axes.set_xlabel("global batch (clips)")
         axes.set_ylabel("top-1 (%)")
@@ -90,32 +74,36 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, bytes]:
         for text in figure.legend(loc="outside lower left", ncols=2).get_texts():
             text.set_parse_math(False)
         caption = _caption(rows, done, points, sorted(filter(None, noise_at)))
-        place: Any = ((0, 0), (0, -44), "axes fraction", "offset points")
-        axes.annotate(caption, *place, fontsize=8, color=GREY, va="top").set_parse_math(False)
+        below = axes.annotate(
+            caption, (0, 0), (0, -44), "axes fraction", "offset points", fontsize=8, color=GREY, va="top"
+        )
+        below.set_parse_math(False)
         return {f"accuracy.{kind}": image(figure, kind) for kind in ("png", "svg")}
 
 
-def clear_noise(curve: Sequence[Point]) -> tuple[int, Measured] | None:
-    """Return the smallest batch of a curve at which its noise scale exceeds its standard error, and the noise scale.
+def clear_noise(curve: Sequence[Row]) -> tuple[int, Measured] | None:
+    """Return the first batch of a curve at which its noise scale exceeds its standard error, and the noise scale.
 
     None where it does so at none.
     """
-    found = [(point.global_batch, point.noise_scale) for point in curve if point.global_batch and point.noise_scale]
-    clear = [(batch, noise) for batch, noise in found if noise.value is not None and noise.value > (noise.error or 0.0)]
-    return min(clear, default=None, key=lambda pair: pair[0])
+    for point in curve:
+        noise: Measured | None = point["noise_scale"]
+        if noise and noise.value is not None and noise.value > (noise.error or 0.0):
+            return point["global_batch"], noise
+    return None
 
 
-def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Point]) -> int | None:
+def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Row]) -> int | None:
     """Draw the accuracies of curve i and its noise scale; return the batch at which this was measured."""
-    curve = sorted((point for point in points if point.curve == name), key=lambda point: point.global_batch or 0)
-    batches, top1 = finite(point.global_batch for point in curve), finite(point.top1 for point in curve)
+    curve = sorted((point for point in points if point["curve"] == name), key=lambda point: point["global_batch"])
+    batches, top1 = finite(point["global_batch"] for point in curve), finite(point["top1"] for point in curve)
     seeds = has_seeds(points)
-    bars = [(point.top1_std if seeds else point.checkpoints_std) or 0.0 for point in curve]
+    bars = [(point["top1_std"] if seeds else point["checkpoints_std"]) or 0.0 for point in curve]
     title = f", {drawable(name)}" if name else ""
     style = series(i) | {"capsize": 3}
     axes.errorbar(batches, top1, bars, label=f"validation{title}", zorder=3, **style)
     if len(curve) == len(points):  # as the paper's Figure 4; the training of several curves would hide their validation
-        training = finite(point.training_top1 for point in curve)
+        training = finite(point["training_top1"] for point in curve)
         style |= {"markerfacecolor": "white", "linestyle": "--", "color": PALETTE[1]}
         axes.errorbar(batches, training, label="training, last epoch", **style)
     clear = clear_noise(curve)
@@ -129,12 +117,10 @@ def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Point]) -> int |
     return batch
 
 
-def _caption(
-    rows: Sequence[SweepRow], done: Sequence[SweepRow], points: Sequence[Point], measured_at: Sequence[int]
-) -> str:
+def _caption(rows: Sequence[Row], done: Sequence[Row], points: Sequence[Row], measured_at: Sequence[int]) -> str:
     bars = "Bars: one standard deviation over the last checkpoints."
     if has_seeds(points):
-        fewest, most = min(point.done for point in points), max(point.done for point in points)
+        fewest, most = min(point["done"] for point in points), max(point["done"] for point in points)
         seeds = counted(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
         bars = f"Mean and standard deviation (n - 1) over {seeds}."
     missing = f" {len(rows) - len(done)} of {len(rows)} runs are not done and not shown." if done != rows else ""
@@ -142,6 +128,6 @@ def _caption(
     if measured_at:
         clips = f"Noise scale measured at {listed(measured_at, most=4)} clips"
         lines.append(f"{clips}: below it larger batches save steps, above it they cost clips.")
-    machines = "; ".join(dict.fromkeys(row.machine for row in done if row.machine))
+    machines = "; ".join(dict.fromkeys(row["machine"] for row in done if row["machine"]))
     lines.append(f"Machine: {machines}" if machines else "")
     return "\n".join(line if len(line) < 110 else f"{line[:108]}\N{HORIZONTAL ELLIPSIS}" for line in lines)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from summit_train.core.errors import UserError
 from summit_train.spec import PathText, Spec, spec_from_tree
@@ -37,15 +37,7 @@ MOST_RUNS = 1000  # an array's indices stay below Slurm's usual MaxArraySize, 10
 _LONGEST_NAME = 80
 _SAFE = "A-Za-z0-9.,+=@_-"  # the characters of names: folders, words in job scripts and schedulers' lists
 
-
-def _safe_name(name: str) -> str:
-    if not re.fullmatch(rf"[A-Za-z0-9][{_SAFE}]*", name) or len(name) > _LONGEST_NAME:
-        form = f"a letter or digit, then letters, digits and .,+=@_-, at most {_LONGEST_NAME} characters"
-        raise ValueError(f"the name becomes a folder and must be {form}")
-    return name
-
-
-SafeName = Annotated[str, AfterValidator(_safe_name)]
+SafeName = Annotated[str, Field(pattern=rf"^[A-Za-z0-9][{_SAFE}]*$", max_length=_LONGEST_NAME)]
 Percent = Annotated[float, Field(ge=0, le=100)]
 Axis = Annotated[list[Any], Field(min_length=1)]
 
@@ -148,15 +140,19 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     file = Path(path)
     tree = read_tree(file / "sweep.yaml" if file.is_dir() else file)
     sweep = validated(SweepFile, tree)
-    drafts = list(_axes(sweep, tree))
-    for i, entry in enumerate(sweep.runs):
-        at, given = ("runs", str(i)), entry.model_extra or {}
-        values = {key: (value, tree.place((*at, key))) for key, value in given.items()}
-        parts = tuple(given.items()) or ((("nodes", entry.nodes),) if entry.nodes else ())
-        drafts.append(_Draft(tree.place(at), values, parts, entry.nodes, entry.name, entry.curve))
+    drafts = [*_combinations(sweep, tree), *_explicit_runs(sweep, tree)]
     if not drafts:
         raise UserError(f"{tree.place(())}: a sweep must have runs; give grid, zip, presets or runs")
-    base = _base(sweep, tree, overrides, {key for draft in drafts for key in draft.values})
+    base = _read_relative(sweep.base, "base", tree.place(("base",)))
+    for key, value in sweep.set.items():
+        _put(base, key, value, tree.place(("set", key)), reserved=("name",))
+    swept = sorted({key for draft in drafts for key in draft.values})
+    for override in overrides:
+        key = f"{override.partition('=')[0]}."
+        if clash := next((one for one in swept if f"{one}.".startswith(key) or key.startswith(f"{one}.")), None):
+            raise UserError(f"override {override!r}: the runs of this sweep differ in {clash}; change the sweep file")
+        apply_override(base, override)
+    specs = _specs(drafts, base, sweep.name)
     runs = [
         SweepRun(
             name=name,
@@ -165,9 +161,9 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
             curve=draft.curve,
             changes={key: value for key, (value, _) in draft.values.items()},
         )
-        for draft, spec, name in zip(drafts, _specs(drafts, base, sweep.name), _names(drafts), strict=True)
+        for draft, spec, name in zip(drafts, specs, _names(drafts), strict=True)
     ]
-    return Sweep(sweep.name, Path(runs[0].spec.run_dir), tuple(runs), sweep.at_once, sweep.reference, base.values)
+    return Sweep(sweep.name, Path(specs[0].run_dir), tuple(runs), sweep.at_once, sweep.reference, base.values)
 
 
 def sweep_texts(sweep: Sweep) -> dict[str, str]:
@@ -180,18 +176,6 @@ def sweep_texts(sweep: Sweep) -> dict[str, str]:
     reference = None if sweep.reference is None else sweep.reference.model_dump(mode="json")
     values = {"name": sweep.name, "base": "base.yaml", "at_once": sweep.at_once, "runs": runs, "reference": reference}
     return {"base.yaml": to_yaml(base), "sweep.yaml": to_yaml(values)}
-
-
-def _base(sweep: SweepFile, tree: Tree, overrides: Sequence[str], swept: Iterable[str]) -> Tree:
-    """Return the values that all runs share: the base spec, then `set`, then the overrides."""
-    base = _read_relative(sweep.base, "base", tree.place(("base",)))
-    for key, value in sweep.set.items():
-        _put(base, key, value, tree.place(("set", key)), reserved=("name",))
-    for override in overrides:
-        if clash := _overlapping(override.partition("=")[0], sorted(swept)):
-            raise UserError(f"override {override!r}: the runs of this sweep differ in {clash}; change the sweep file")
-        apply_override(base, override)
-    return base
 
 
 def _read_relative(target: str, key: str, place: str) -> Tree:
@@ -211,12 +195,15 @@ def _put(tree: Tree, key: str, value: Any, place: str, reserved: Sequence[str] =
     put(tree, key, copy.deepcopy(value), place)
 
 
-def _overlapping(key: str, others: Iterable[str]) -> str | None:
-    """Return the first of the other keys that equals the key, or is its parent section or a key within it."""
-    return next((o for o in others if f"{key}.".startswith(f"{o}.") or f"{o}.".startswith(f"{key}.")), None)
+def _explicit_runs(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
+    for i, entry in enumerate(sweep.runs):
+        at, given = ("runs", str(i)), entry.model_extra or {}
+        values = {key: (value, tree.place((*at, key))) for key, value in given.items()}
+        parts = tuple(given.items()) or ((("nodes", entry.nodes),) if entry.nodes else ())
+        yield _Draft(tree.place(at), values, parts, entry.nodes, entry.name, entry.curve)
 
 
-def _axes(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
+def _combinations(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
     """Yield every preset with every point of the grid with every row of zip."""
     if not (sweep.presets or sweep.grid or sweep.zip):
         return
@@ -243,18 +230,18 @@ def _axes(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
 
 
 def _axis_places(sweep: SweepFile, tree: Tree) -> dict[str, str]:
-    """Check the axes of grid and zip against each other; return key -> place of each."""
+    """Check the axes of grid and zip; return key -> place of each."""
     places: dict[str, str] = {}
     for name, axes in (("grid", sweep.grid), ("zip", sweep.zip)):
         for key, values in axes.items():
             place = f"{tree.place((name, key))}: {name}.{key}"
-            first, others = next(iter(axes.items()))
-            if clash := _overlapping(key, places):
-                raise UserError(f"{place}: {clash} is an axis already")
+            if key in places:
+                raise UserError(f"{place}: is an axis already")
             if key == "nodes" and not all(type(value) is int and value > 0 for value in values):
                 raise UserError(f"{place}: must be whole numbers above 0, got {values}")
-            if name == "zip" and len(values) != len(others):
-                raise UserError(f"{place}: must have as many values as {first}, {len(others)}, got {len(values)}")
+            first, expected = next(iter(axes.items()))
+            if name == "zip" and len(values) != len(expected):
+                raise UserError(f"{place}: must have as many values as {first}, {len(expected)}, got {len(values)}")
             places[key] = tree.place((name, key))
     return places
 
@@ -267,9 +254,9 @@ def _preset(name: str, preset: Preset, tree: Tree, axes: Iterable[str]) -> Value
         file = _read_relative(preset.extends, f"presets.{name}.extends", tree.place((*at, "extends")))
         values |= {".".join(path): (value, file.place(path)) for path, value in _leaves(file.values)}
     values |= {key: (value, tree.place((*at, key))) for key, value in (preset.model_extra or {}).items()}
-    for key, (_, place) in values.items():
-        if clash := _overlapping(key, axes):
-            raise UserError(f"{place}: {key}: {clash} is an axis already; remove it here or there")
+    for key in axes:
+        if key in values:
+            raise UserError(f"{values[key][1]}: {key}: is an axis already; remove it here or there")
     return values
 
 
@@ -304,19 +291,16 @@ def _names(drafts: Sequence[_Draft]) -> list[str]:
     """Return the runs' names: their own, else the preset's and `key-value` for every key that distinguishes them."""
     last = Counter(key.rpartition(".")[2] for key in {key for draft in drafts for key, _ in draft.parts})
     in_full = {word for word, count in last.items() if count > 1}
-    names = [draft.name or _joined(draft.parts, in_full) or "base" for draft in drafts]
-    count = Counter(map(str.casefold, names))  # the file system may ignore case
-    taken: set[str] = set()
-    for i, draft in enumerate(drafts):
-        if not draft.name and count[names[i].casefold()] > 1:
-            names[i] = _joined(draft.parts, in_full, ends_in_digest=True)
-        if names[i].casefold() in taken:
-            raise UserError(f"{draft.place}: two runs have the name {names[i]}; give one another name under runs")
-        taken.add(names[i].casefold())
-    return names
+    names: dict[str, str] = {}  # in small letters -> name, as the file system may ignore case
+    for draft in drafts:
+        name = draft.name or _joined(draft.parts, in_full) or "base"
+        if name.casefold() in names:
+            raise UserError(f"{draft.place}: two runs have the name {name}; list them under runs, each with its name")
+        names[name.casefold()] = name
+    return list(names.values())
 
 
-def _joined(parts: Sequence[tuple[str, Any]], in_full: Iterable[str] = (), *, ends_in_digest: bool = False) -> str:
+def _joined(parts: Sequence[tuple[str, Any]], in_full: Iterable[str] = ()) -> str:
     """Return `date_gpus-48_base_lr-0.02`. A long name is cut and ends in a digest of all.
 
     in_full: last words of keys that are ambiguous.
@@ -326,7 +310,7 @@ def _joined(parts: Sequence[tuple[str, Any]], in_full: Iterable[str] = (), *, en
         last = key.rpartition(".")[2]
         words.append(f"{key if last in in_full else last}-{_text(value)}" if key else _text(value))
     name = "_".join(words)
-    if len(name) <= _LONGEST_NAME and not ends_in_digest:
+    if len(name) <= _LONGEST_NAME:
         return name
     digest = hashlib.blake2b(json.dumps(parts, default=str).encode(), digest_size=4).hexdigest()
     return f"{name[: _LONGEST_NAME - len(digest) - 1]}-{digest}"

@@ -24,9 +24,10 @@ from summit_train.spec import Spec
 from summit_train.spec.source import to_yaml
 from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, sweep_texts
-from summit_train.sweep.status import JobState, read_rows, tables, to_start
+from summit_train.sweep.status import read_rows, tables, to_start
 
 Say = Callable[[str], None]
+Jobs = Mapping[str, tuple[str, str]]  # run -> (id, state) of its last job
 
 _STOPPED, _INTERRUPTED = 85, 130
 _STOP_STATUSES = (_STOPPED, 128 + signal.SIGTERM, _INTERRUPTED)
@@ -82,6 +83,7 @@ def planned_table(planned: Sequence[PlannedRun]) -> TextTable:
     rows = []
     for run in planned:
         plan, cost = run.plan, run.cost
+        jobs = f"{cost.jobs} x " if cost and cost.jobs > 1 else ""
         row = {
             "run": run.name,
             "nodes": show(run.nodes),
@@ -94,11 +96,8 @@ def planned_table(planned: Sequence[PlannedRun]) -> TextTable:
             "peak LR": show(plan.peak_lr),
             "time": NONE if cost is None or cost.hours is None else duration(cost.hours * 3600),
             "node-hours": NONE if cost is None or cost.node_hours is None else f"{cost.node_hours:,.1f}",
-            "walltime": NONE,
+            "walltime": NONE if cost is None else jobs + walltime_text(cost.walltime_minutes),
         }
-        if cost is not None:
-            jobs = f"{cost.jobs} x " if cost.jobs > 1 else ""
-            row["walltime"] = jobs + walltime_text(cost.walltime_minutes)
         rows.append(row)
     return TextTable.of_records(rows)
 
@@ -116,9 +115,7 @@ def planned_values(sweep: Sweep, planned: Sequence[PlannedRun]) -> dict[str, Any
     return {"sweep": sweep.name, "at_once": sweep.at_once, "node_hours": total, "runs": runs}
 
 
-def submit_runs(
-    sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Mapping[str, JobState], say: Say
-) -> None:
+def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs, say: Say) -> None:
     """Submit the missing and failed runs: one job array if all have the same node count, else a job for each run."""
     check_scheduler(site)
     folder = sweep.folder.absolute()
@@ -151,7 +148,7 @@ def submit_runs(
     say(f"summit-train sweep {sweep.folder} --status    shows their state and writes the table")
 
 
-def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Mapping[str, JobState], say: Say) -> int:
+def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs, say: Say) -> int:
     """Run the missing and failed runs one after another; return 0, 1 if any failed, 85 or 130 if asked to stop."""
     runs = _runs_to_start(sweep, planned, jobs, say)
     began, num_failed = time.monotonic(), 0
@@ -163,12 +160,12 @@ def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Mapp
         alone = [sys.executable, "-m", "summit_train", "train", str(script.with_name("spec.yaml"))]
         # One rank needs no MPI, and so not the script.
         status, signals = _run_command(alone if run.plan.ranks == 1 else ["bash", str(script)])
-        row = next(row for row in write_sweep(sweep, jobs) if row.name == run.name)
+        row = next(row for row in write_sweep(sweep, jobs) if row["name"] == run.name)
         if signals or status in _STOP_STATUSES:
             say(f"{sweep.name}: stopped at {run.name}; start the sweep again to continue there")
             return _INTERRUPTED if signal.SIGINT in signals or status == _INTERRUPTED else _STOPPED
         num_failed += status != 0
-        outcome = f"failed with exit status {status}" if status else f"top-1 {mean_std(row.top1, row.top1_std)}"
+        outcome = f"failed with exit status {status}" if status else f"top-1 {mean_std(row['top1'], row['top1_std'])}"
         now = time.monotonic()
         left = f"; about {duration((now - began) / i * (len(runs) - i))} left" if i < len(runs) else ""
         say(f"[{i}/{len(runs)}] {run.name}: {outcome} in {duration(now - start)}{left}")
@@ -177,13 +174,11 @@ def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Mapp
     return 1 if num_failed else 0
 
 
-def _runs_to_start(
-    sweep: Sweep, planned: Sequence[PlannedRun], jobs: Mapping[str, JobState], say: Say
-) -> list[PlannedRun]:
+def _runs_to_start(sweep: Sweep, planned: Sequence[PlannedRun], jobs: Jobs, say: Say) -> list[PlannedRun]:
     """Return the failed and missing runs, name the others, and write the sweep into its folder."""
     rows = read_rows(sweep, jobs)
     names = set(to_start(rows))
-    others = [f"{row.name} ({row.state})" for row in rows if row.name not in names]
+    others = [f"{row['name']} ({row['state']})" for row in rows if row["name"] not in names]
     if others:
         say(f"{sweep.name}: not started again: {', '.join(others)}")
     for name, text in sweep_texts(sweep).items():
@@ -203,10 +198,9 @@ def _run_command(command: Sequence[str]) -> tuple[int, set[int]]:
         if number != signal.SIGINT:
             process.terminate()
 
+    numbers = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
     with subprocess.Popen(command) as process:
-        previous = {
-            number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
-        }
+        previous = {number: signal.signal(number, on_signal) for number in numbers}
         try:
             return process.wait(), received
         finally:

@@ -116,12 +116,14 @@ def grow(run: Run, log: RunLog | None, epoch: int, top1: float | None) -> None:
         return
     accuracy = run.world.broadcast(top1)
     assert accuracy is not None
-    decision = run.growth.decide(accuracy)
+    before, decision = run.growth.rung.clips_per_gpu, run.growth.decide(accuracy)
     if log is not None and decision is not None:
-        after, best = decision.after, decision.best
-        sizes = {"clips_per_gpu": after.clips_per_gpu, "global_batch": after.global_batch}
-        log.write("batch", epoch=epoch, **sizes, accuracy=accuracy, best=best)
-        log.say(f"epoch {epoch}: {decision} ({accuracy:.2f} %, best before {best:.2f} %)")
+        best, rung = decision
+        size, batch = rung.clips_per_gpu, rung.global_batch
+        log.write("batch", epoch=epoch, clips_per_gpu=size, global_batch=batch, accuracy=accuracy, best=best)
+        grows = f"grows from {before} clips to {size}, {rung.steps_per_epoch} steps an epoch"
+        change = grows if size > before else f"stays at {size} clips"
+        log.say(f"epoch {epoch}: batch of a learner {change} ({accuracy:.2f} %, best before {best:.2f} %)")
 
 
 def validates(spec: Spec, epoch: int) -> bool:

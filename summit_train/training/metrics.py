@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
 from summit_train.core.files import naming
@@ -23,12 +22,9 @@ _SCALARS = ("loss", "lr", "top1", "top5", "clips_per_second", "step_s", "data_wa
 
 
 class RunLog:
-    """Rank 0's record of the run, with a line that moves on a terminal, or a few plain lines a minute elsewhere.
+    """Rank 0's record of the run, with a few lines a minute for the person who looks."""
 
-    `interactive` false: never a moving line. A launcher may give its ranks a terminal that no one watches.
-    """
-
-    def __init__(self, run_path: Path, title: str, start_step: int, total_steps: int, *, interactive: bool) -> None:
+    def __init__(self, run_path: Path, title: str, start_step: int, total_steps: int) -> None:
         # Unbuffered: if the disk was full, a buffer would be written again on closing.
         self._file = open(run_path / METRICS_FILE, "a+b", buffering=0)  # noqa: SIM115  (closed in __exit__)
         if self._file.tell():
@@ -42,21 +38,11 @@ class RunLog:
         self._title, self._start, self._total = title, start_step, total_steps
         self._began = self._last_line = time.monotonic()
         self._noise_scale: float | None = None  # as measured last
-        self._bar: Progress | None = None
-        if interactive and self._console.is_terminal:
-            text = TextColumn("{task.fields[state]}", markup=False)
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn(), text)
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)
-            self._task = self._bar.add_task(title, total=total_steps, completed=start_step, state="")
 
     def __enter__(self) -> RunLog:
-        if self._bar is not None:
-            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
         self._file.close()
         with naming(self._events.log_dir):
             self._events.close()
@@ -94,9 +80,7 @@ class RunLog:
         if values.get("bad_clips"):
             state += f"  {values['bad_clips']} bad clips"
         now = time.monotonic()
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, state=state)
-        elif now - self._last_line >= _SECONDS_BETWEEN_LINES or step == self._total:
+        if now - self._last_line >= _SECONDS_BETWEEN_LINES or step == self._total:
             self._last_line = now
             left = (now - self._began) / max(1, step - self._start) * (self._total - step)
             self.say(f"{self._title}: step {step}/{self._total}  {state}  {duration(left)} left")

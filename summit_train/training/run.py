@@ -22,15 +22,13 @@ from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network, make_ready
 from summit_train.models.precision import parameter_type
 from summit_train.models.weights import load_pretrained
-from summit_train.optim.sgd import parameter_groups
-from summit_train.optim.solvers import build_solver
+from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan
 from summit_train.spec import Spec, experiment_keys
 from summit_train.spec.optimizer import OptimizerSpec
-from summit_train.training.averaging import AveragingStep
+from summit_train.training.averaging import AveragingStep, GrowingBatch
 from summit_train.training.checkpoint import checkpoint_path, experiment_differences, prune_checkpoints, save_checkpoint
-from summit_train.training.growth import GrowingBatch
 from summit_train.training.noise import NoiseScale
 from summit_train.training.start import Inputs, check_arithmetic
 from summit_train.training.step import StepSettings, TrainStep

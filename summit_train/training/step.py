@@ -15,9 +15,9 @@ from summit_train.core import rng
 from summit_train.core.comm import World
 from summit_train.core.saved import check_fit
 from summit_train.data.batches.loader import MicroBatch
-from summit_train.models.freeze import trained_norms
 from summit_train.models.precision import Normalise, mixed_precision, parameter_type
-from summit_train.optim.sgd import set_learning_rate
+from summit_train.models.video import trained_norms
+from summit_train.optim.solvers import set_learning_rate
 from summit_train.optim.trust import Ratios, TrustRatio
 from summit_train.spec.modality import RGB, Modality
 from summit_train.training.checkpoint import restore_solver

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import time
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import numpy as np
 import pytest
 
 from summit_train.__main__ import main
-from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.quarantine import read_quarantine
 from summit_train.data.video.encode import write_video
+from summit_train.data.video.span import Span
 from tests.worlds import PATIENCE_S, Say, start, succeed
 
 
@@ -25,23 +27,8 @@ def folder(tmp_path: Path) -> Path:
 
 def test_motion_writes_a_set_and_says_how_to_use_it(tmp_path: Path, say: Say) -> None:
     out = tmp_path / "m"
-    words = [
-        "--train",
-        "4",
-        "--val",
-        "2",
-        "--size",
-        "16",
-        "--frames",
-        "4",
-        "--classes",
-        "2",
-        "--kind",
-        "order",
-        "--seed",
-        "5",
-    ]
-    status, printed, _ = say("data", "motion", out, *words)
+    words = "--train 4 --val 2 --size 16 --frames 4 --classes 2 --kind order --seed 5"
+    status, printed, _ = say("data", "motion", out, *words.split())
     assert status == 0
     assert len(read_manifest(out / "train.csv")) == 4 and len(read_manifest(out / "val.csv")) == 2
     assert len(list((out / "videos").glob("*.mp4"))) == 6
@@ -50,12 +37,13 @@ def test_motion_writes_a_set_and_says_how_to_use_it(tmp_path: Path, say: Say) ->
 
 def test_index_writes_the_good_and_names_the_bad(folder: Path, say: Say) -> None:
     out = folder.parent / "list.csv"
+    (folder / "walk" / "notes.txt").touch()
     status, printed, _ = say("data", "index", folder, "--out", out, "--workers", 0)
-    assert status == 0
+    assert status == 0 and "no videos by their names: 1 .txt" in printed
     manifest = read_manifest(out)
     assert [manifest.path(index) for index in range(len(manifest))] == ["jump/a.mp4", "walk/b.mp4"]
     assert manifest.classes == ("jump", "walk")
-    assert "left out, unreadable: 1\n  jump/torn.mp4: is not a video" in printed
+    assert "left out: 1\n  jump/torn.mp4: is not a video" in printed
     assert "2 videos, 6 frames, 2 classes" in printed
     assert "the same bytes as another: 1\n  walk/b.mp4 = jump/a.mp4" in printed
     assert read_quarantine(folder.parent / "list.left_out.csv")[0].path == "jump/torn.mp4"
@@ -64,8 +52,8 @@ def test_index_writes_the_good_and_names_the_bad(folder: Path, say: Say) -> None
 
 
 def test_index_of_nothing_usable_writes_nothing(tmp_path: Path, say: Say) -> None:
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "a.mp4").write_text("x")
+    (tmp_path / "set/a").mkdir(parents=True)
+    (tmp_path / "set/a/a.mp4").write_text("x")
     status, out, err = say("data", "index", tmp_path / "set", "--out", tmp_path / "list.csv", "--workers", 0)
     assert status == 2 and "a.mp4: is not a video" in out and "contains no video that can be used" in err
     assert not (tmp_path / "list.csv").exists()
@@ -78,26 +66,14 @@ def test_index_does_not_renumber_the_classes_of_a_neighbour(folder: Path, say: S
     assert (folder.parent / "classes.txt").read_text() == "walk\njump\n"
 
 
-def test_index_leaves_out_what_is_missing_or_too_short(folder: Path, say: Say) -> None:
-    rows = [ManifestRow("jump/a.mp4", 0), ManifestRow("gone.mp4", 1), ManifestRow("walk/b.mp4", 1)]
-    write_video(folder / "walk" / "b.mp4", np.zeros((9, 16, 16, 3), np.uint8))
-    write_manifest(folder.parent / "old.csv", rows)
-    out = folder.parent / "new.csv"
-    words = ("--root", folder, "--out", out, "--workers", 0, "--min-frames", 8)
-    status, printed, _ = say("data", "index", folder.parent / "old.csv", *words)
-    assert status == 0
-    assert "missing: 1\n  gone.mp4: No such file" in printed
-    assert "too short: 1\n  jump/a.mp4: has 3 frames, fewer than 8" in printed
-    assert len(read_manifest(out)) == 1 and len(read_quarantine(folder.parent / "new.left_out.csv")) == 2
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("motion TMP/m --train 4 --val 4 --classes 9", "choose 2 to 8 directions"),
         ("motion TMP/set/jump/a.mp4/m --train 4 --val 4", "TMP/set/jump/a.mp4/m"),
         ("index TMP/missing --out TMP/list.csv", "missing"),
-        ("index TMP/set --out TMP/missing/list.csv", "missing"),
+        ("index TMP/set --out TMP/set/jump/a.mp4/list.csv", "a.mp4/list.csv: cannot be written: Not a directory"),
+        ("scan TMP/set --out TMP/set", "--out TMP/set: cannot be written: is not a regular file"),
         ("index TMP/set --out TMP/list.csv --root TMP/set/jump", "--root must be left out where SOURCE is a folder"),
     ],
 )
@@ -105,9 +81,6 @@ def test_mistakes_exit_2_and_write_nothing(folder: Path, say: Say, words: str, m
     status, _, err = say("data", *words.replace("TMP", str(folder.parent)).split())
     assert status == 2 and message.replace("TMP", str(folder.parent)) in err
     assert [path.name for path in folder.parent.iterdir()] == ["set"]
-
-
-# Scan.
 
 
 def test_scan_lists_what_should_not_be_trained_on(folder: Path, say: Say) -> None:
@@ -121,6 +94,41 @@ def test_scan_lists_what_should_not_be_trained_on(folder: Path, say: Say) -> Non
     reason = "has changed since it was indexed: its SHA-256 is not the manifest's"
     assert list(map(str, read_quarantine(bad))) == [f"walk/b.mp4: {reason}"]
     assert f"2 videos decoded, 1 bad\n       1  {reason}\n" in printed and f"data.quarantine={bad}" in printed
+
+
+# Clips that are spans of their files.
+
+
+@pytest.fixture
+def spans(tmp_path: Path) -> Path:
+    """Five clips of a file of 20 frames, of which two lie outside it, one of no video, and one of no file."""
+    write_video(tmp_path / "a.mp4", np.zeros((20, 16, 16, 3), np.uint8))
+    (tmp_path / "torn.mp4").write_text("x")
+    rows = "a.mp4,0,0,8\na.mp4,1,8,\na.mp4,0,15,21\na.mp4,1,,\na.mp4,0,20,\ntorn.mp4,1,2,3\ngone.mp4,1,,\n"
+    (tmp_path / "list.csv").write_text(f"path,label,start_frame,end_frame\n{rows}")
+    return tmp_path / "list.csv"
+
+
+def test_index_leaves_out_what_is_missing_torn_or_outside_its_file(spans: Path, say: Say) -> None:
+    out = spans.parent / "indexed.csv"
+    status, printed, _ = say("data", "index", spans, "--out", out, "--workers", 0)
+    assert status == 0
+    manifest, digest = read_manifest(out), hashlib.sha256((spans.parent / "a.mp4").read_bytes()).digest()
+    assert [manifest.span(clip) for clip in range(len(manifest))] == [Span(0, 8), Span(8), Span()]
+    assert [(manifest.num_frames(clip), manifest.sha256(clip)) for clip in range(3)] == [(20, digest)] * 3
+    assert "3 clips, 40 frames, 2 classes" in printed
+    assert "left out: 4\n  a.mp4: has 20 frames, and the span 15:21 does not lie among them\n" in printed
+    assert "gone.mp4: No such file" in printed
+    left_out = [(error.path, error.span) for error in read_quarantine(spans.parent / "indexed.left_out.csv")]
+    assert left_out == [("a.mp4", Span(15, 21)), ("a.mp4", Span(20)), ("torn.mp4", Span()), ("gone.mp4", Span())]
+
+
+def test_scan_decodes_a_file_once_and_names_spans_outside_it(spans: Path, say: Say) -> None:
+    bad = spans.parent / "bad.csv"
+    status, printed, _ = say("data", "scan", spans, "--out", bad, "--workers", 0)
+    found = [(error.path, error.span) for error in read_quarantine(bad)]
+    assert found == [("a.mp4", Span(15, 21)), ("a.mp4", Span(20)), ("torn.mp4", Span()), ("gone.mp4", Span())]
+    assert status == 0 and "3 videos decoded for 7 clips, 4 bad" in printed
 
 
 # Killed, and on several ranks.
@@ -142,12 +150,12 @@ def _results(folder: Path) -> list[bytes]:
     return [(folder / name).read_bytes() for name in ("list.csv", "list.left_out.csv", "classes.txt")]
 
 
-def test_an_index_that_was_killed_goes_on_and_ends_as_if_it_had_not_been(many: Path, tmp_path: Path) -> None:
-    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    for out in (undisturbed, killed):
+def test_an_index_killed_or_shared_by_ranks_ends_as_one_alone(many: Path, tmp_path: Path) -> None:
+    alone, killed, shared = tmp_path / "alone", tmp_path / "killed", tmp_path / "shared"
+    for out in (alone, killed, shared):
         out.mkdir()
     words = ["data", "index", str(many), "--workers", "1", "--out"]
-    assert main([*words, str(undisturbed / "list.csv")]) == 0
+    assert main([*words, str(alone / "list.csv")]) == 0
     journal = killed / ".list.csv.journal" / "000000.jsonl"
     process = start(0, "-m", "summit_train", *words, str(killed / "list.csv"))
     deadline = time.monotonic() + PATIENCE_S
@@ -157,14 +165,9 @@ def test_an_index_that_was_killed_goes_on_and_ends_as_if_it_had_not_been(many: P
     process.wait()
     assert not (killed / "list.csv").exists() and journal.stat().st_size
     assert "resumes: " in succeed(0, *words, str(killed / "list.csv"))
-    assert _results(killed) == _results(undisturbed)
+    assert _results(killed) == _results(alone)
     assert not journal.parent.exists()
 
-
-def test_ranks_share_an_index(many: Path, tmp_path: Path) -> None:
-    alone, shared = tmp_path / "alone", tmp_path / "shared"
-    for ranks, out in ((0, alone), (2, shared)):
-        out.mkdir()
-        output = succeed(ranks, "data", "index", str(many), "--workers", "0", "--out", str(out / "list.csv"))
-        assert output.count("24 videos") == 0 and output.count("23 videos, ") == 1
+    output = succeed(2, "data", "index", str(many), "--workers", "0", "--out", str(shared / "list.csv"))
+    assert output.count("24 videos") == 0 and output.count("23 videos, ") == 1
     assert _results(shared) == _results(alone)

@@ -38,16 +38,11 @@ fused                         100.00 %  +33.33
 class  videos     rgb     fused     gain
 run         1  0.00 %  100.00 %  +100.00
 classes that gain: 1, that lose: 0, of 3
-in out/two: fused.npz, fuse.json, gains.png, confusion.png
+in out/two: fused.npz, fuse.json
 """,
         "",
     )
-    assert sorted(path.name for path in Path("out/two").iterdir()) == [
-        "confusion.png",
-        "fuse.json",
-        "fused.npz",
-        "gains.png",
-    ]
+    assert sorted(path.name for path in Path("out/two").iterdir()) == ["fuse.json", "fused.npz"]
 
 
 def test_json_and_the_files(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,7 @@ def test_the_figure_of_several_runs(run: Path, tmp_path: Path, say: Say) -> None
         (["--observed", "--out", "a.png", "--beside", "nowhere"], "nowhere/observed.json: No such file"),
         (["--observed", "--beside", "nowhere"], "--beside draws other runs' curves: add --out"),
         (["--out", "a.png"], "add --observed"),
-        (["--observed", "name=nobody"], "nobody: no checkpoint to evaluate"),
+        (["--observed", "name=nobody"], "nobody: no checkpoint of a whole epoch to evaluate"),
     ],
 )
 def test_mistakes(run: Path, say: Say, words: list[str], part: str) -> None:

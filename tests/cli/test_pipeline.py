@@ -19,8 +19,8 @@ from summit_train.evaluation.scoring import Scorer
 from summit_train.report import page
 from summit_train.training.step import TrainStep
 from tests.conftest import WriteSpec
-from tests.runs import steps_of
-from tests.worlds import Say, forked, lines, main_without_reports, succeed
+from tests.runs import records, steps_of
+from tests.worlds import Say, forked, lines, main_without_reports, succeed, train_signalled
 
 VIDEOS = 41
 
@@ -33,14 +33,14 @@ class Scoring:
         self.stop_at = -1
         honest = Scorer._results
 
-        def scores(scorer: Scorer, model: Any, videos: Any) -> Iterator[Any]:
-            for video, score in zip(videos, honest(scorer, model, videos), strict=True):
+        def results(scorer: Scorer, model: Any, videos: Any) -> Iterator[Any]:
+            for video, result in zip(videos, honest(scorer, model, videos), strict=True):
                 self.videos.append(video)
                 if len(self.videos) == self.stop_at:
                     os.kill(os.getpid(), signal.SIGUSR2)
-                yield score
+                yield result
 
-        monkeypatch.setattr(Scorer, "_results", scores)
+        monkeypatch.setattr(Scorer, "_results", results)
 
 
 @pytest.fixture
@@ -59,8 +59,7 @@ def train(say: Say) -> Say:
 
 
 def _records(run: Path, kind: str) -> list[dict[str, Any]]:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{**record, "seconds": 0} for record in records if record["kind"] == kind]
+    return [{**record, "seconds": 0} for record in records(run, kind)]
 
 
 def _accuracy(run: Path) -> Any:
@@ -115,12 +114,11 @@ def test_a_stopped_validation_is_made_up_for(
 
 
 def test_a_run_stopped_at_an_epochs_edge_makes_up_for_its_validation(
-    write_spec: WriteSpec, tmp_path: Path, scoring: Scoring, train: Say, monkeypatch: pytest.MonkeyPatch
+    write_spec: WriteSpec, tmp_path: Path, train: Say
 ) -> None:
     """The votes of a step are read after the next one: asked in step 9, it stops after step 10, the first epoch's."""
-    _at_step(monkeypatch, 8, lambda: os.kill(os.getpid(), signal.SIGUSR2))
     spec, run = write_spec(evaluate={"every_epochs": 1}), tmp_path / "runs/run"
-    assert train(spec)[0] == 85
+    assert train_signalled(spec, signal.SIGUSR2, 9)[0] == 85
     assert steps_of(run) == list(range(1, 11)) and _records(run, "eval") == []
     assert train(spec)[0] == 0
     assert [record["epoch"] for record in _records(run, "eval")] == [1, 2]
@@ -202,40 +200,16 @@ def test_checkpoints_that_are_removed_before_the_evaluation_are_named(
     assert (status, err) == (1, f"summit-train: {run}: {GONE}\n")
 
 
-def test_checkpoints_that_are_removed_before_a_stop_are_named(
-    write_spec: WriteSpec, tmp_path: Path, scoring: Scoring, train: Say, monkeypatch: pytest.MonkeyPatch
+def test_a_run_folder_removed_during_the_evaluation_is_no_mistake_of_the_user(
+    write_spec: WriteSpec, tmp_path: Path, train: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, honest = tmp_path / "runs/run", pipeline._stopped
-
-    def stopped(*arguments: Any) -> Any:
-        shutil.rmtree(run / "checkpoints")
-        return honest(*arguments)
-
-    monkeypatch.setattr(pipeline, "_stopped", stopped)
-    scoring.stop_at = 1
-    status, _, err = train(write_spec(schedule={"epochs": 1}))
-    assert status == 1 and err.endswith(f"summit-train: {run}: {GONE}\n") and "Traceback" not in err
-
-
-@pytest.mark.parametrize("missing_at", [1, VIDEOS + 1])
-def test_a_run_folder_that_is_removed_in_the_evaluation_is_no_mistake_of_the_user(
-    write_spec: WriteSpec,
-    tmp_path: Path,
-    scoring: Scoring,
-    train: Say,
-    monkeypatch: pytest.MonkeyPatch,
-    missing_at: int,
-) -> None:
-    """With two checkpoints, in the scoring of each."""
     run, honest = tmp_path / "runs/run", Scorer._results
 
-    def scores(*arguments: Any) -> Iterator[Any]:
-        for score in honest(*arguments):
-            if len(scoring.videos) == missing_at:
-                shutil.rmtree(run)
-            yield score
+    def results(*arguments: Any) -> Iterator[Any]:
+        shutil.rmtree(run, ignore_errors=True)
+        yield from honest(*arguments)
 
-    monkeypatch.setattr(Scorer, "_results", scores)
+    monkeypatch.setattr(Scorer, "_results", results)
     status, _, err = train(write_spec(evaluate={"last_checkpoints": 2}))
     assert status == 1 and err.startswith(f"summit-train: {run}") and err.count("\n") == 1, err
 
@@ -245,14 +219,14 @@ def test_one_rank_that_is_asked_to_stop_takes_the_others_with_it(write_spec: Wri
     spec, honest, scored = write_spec(schedule={"epochs": 1}), Scorer._results, []
 
     def work(stop_at: int) -> int:
-        def scores(scorer: Scorer, model: Any, videos: Any) -> Iterator[Any]:
+        def results(scorer: Scorer, model: Any, videos: Any) -> Iterator[Any]:
             for number, (video, score) in enumerate(zip(videos, honest(scorer, model, videos), strict=True)):
                 if (os.environ["RANK"], number) == ("1", stop_at):
                     os.kill(os.getpid(), signal.SIGUSR2)
                 os.write(1, f"scored {video}\n".encode())
                 yield score
 
-        Scorer._results = scores  # type: ignore[assignment,method-assign]  # in a forked process
+        Scorer._results = results  # type: ignore[assignment,method-assign]  # in a forked process
         return main_without_reports(["train", str(spec)])
 
     for stop_at, expected in ((5, 85), (-1, 0)):

@@ -12,7 +12,7 @@ import pytest
 
 from summit_train.__main__ import main
 from tests.runs import changed_copy
-from tests.worlds import Say, command, lines, run
+from tests.worlds import Say, command, lines
 
 
 @pytest.fixture
@@ -150,11 +150,6 @@ def test_what_is_wrong_is_one_line_and_2(
         assert err.startswith("summit-train: ") and err.count("\n") == 1 and reason in err, err
 
 
-def test_an_override_of_the_network_is_refused(say: Say, videos: Path) -> None:
-    status, _, err = say(videos / "0.mp4", "model.width=0.25")
-    assert status == 2 and "does not fit: model.conv1.weight must be" in err and err.count("\n") == 1
-
-
 def test_a_disk_that_fails_in_the_end_leaves_the_old_csv_and_the_printed_result(
     say: Say, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,14 +163,3 @@ def test_a_disk_that_fails_in_the_end_leaves_the_old_csv_and_the_printed_result(
     assert status == 1 and json.loads(out)["videos"]
     assert f"{tmp_path}/out.csv: cannot be written: No space left on device" in err
     assert (tmp_path / "out.csv").read_text() == "old"
-
-
-def test_a_terminal_shows_the_progress_and_the_time_left(trained_run: Path, videos: Path) -> None:
-    program = (
-        "import os, pty, sys\n"
-        "status = pty.spawn([sys.executable, '-m', 'summit_train', 'predict', *sys.argv[1:]])\n"
-        "sys.exit(os.waitstatus_to_exitcode(status))"
-    )
-    status, output = run(0, "-c", program, str(trained_run), str(videos), env={"TERM": "xterm", "COLUMNS": "100"})
-    assert status == 1, output
-    assert "3/3" in output and "0:00:00" in output and "1 of 3 videos could not be read" in output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,24 @@ SPEC = str(ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml")
 KEYS = {"nodes", "gpus", "global_batch", "steps_per_epoch", "step_s", "run_s", "efficiency", "node_hours"}
 
 
-def _run(*words: str) -> int:
-    return main(["simulate", *words])
+Simulate = Callable[..., dict[str, Any]]
 
 
-def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert _run(*words, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert isinstance(found, dict)
-    return found
+@pytest.fixture
+def simulated(capsys: pytest.CaptureFixture[str]) -> Simulate:
+    """What `simulate SPEC ... --json` prints."""
+
+    def run(*words: str) -> dict[str, Any]:
+        assert main(["simulate", SPEC, *words, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert isinstance(found, dict)
+        return found
+
+    return run
 
 
-def test_the_contracts_rows_of_the_papers_run(capsys: pytest.CaptureFixture[str]) -> None:
-    found = _json(capsys, SPEC, "--site", "summit")
+def test_the_contracts_rows_of_the_papers_run(simulated: Simulate) -> None:
+    found = simulated("--site", "summit")
     rows = {row["nodes"]: row for row in found["rows"]}
     assert list(rows) == [1, 8, 16, 32, 64, 128, 256, 384, 512, 1024]
     assert all(set(row) >= KEYS for row in rows.values())
@@ -47,35 +53,31 @@ def test_the_contracts_rows_of_the_papers_run(capsys: pytest.CaptureFixture[str]
     assert (found["clips"], found["manifest_counted"], found["last_batch"]) == (240_000, False, "keep")
 
 
-def test_this_trainer_drops_the_partial_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    row = _json(capsys, SPEC, "--site", "summit", "--nodes", "256", "--last-batch", "drop")["rows"][0]
-    assert row["steps_per_epoch"] == 19
-
-
-def test_another_network_or_machine_has_no_published_times(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_network_or_machine_has_no_published_times(simulated: Simulate) -> None:
     for words in (("--site", "summit", "model.arch=tsn"), ("--site", "ib_cluster")):
-        row = _json(capsys, SPEC, "--nodes", "8", *words)["rows"][0]
+        row = simulated("--nodes", "8", *words)["rows"][0]
         assert row["projection"] and row["published_run_s"] is None
     assert row["steps_per_epoch"] == 240_000 // (8 * 64)
 
 
-def test_a_fixed_batch_and_a_measured_rate(capsys: pytest.CaptureFixture[str]) -> None:
-    words = (SPEC, "--site", "summit", "--nodes", "64", "--fixed-batch", "--clips-per-second", "100")
-    row = _json(capsys, *words)["rows"][0]
+def test_a_fixed_batch_and_a_measured_rate(simulated: Simulate) -> None:
+    words = ("--site", "summit", "--nodes", "64", "--fixed-batch", "--clips-per-second", "100")
+    row = simulated(*words, "--set", "last_batch=drop")["rows"][0]
+    assert row["steps_per_epoch"] == 19
     assert (row["accumulation"], row["global_batch"]) == (4, 12_288)
     assert row["parts"]["compute_s"] == pytest.approx(4 * 8 / 100)
 
 
-def test_ones_own_data_set_is_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_ones_own_data_set_is_counted(simulated: Simulate, tmp_path: Path) -> None:
     (tmp_path / "clips.csv").write_text("path,label\n" + "".join(f"{i}.mp4,0\n" for i in range(960)))
     data = [f"data.{which}={tmp_path}/clips.csv" for which in ("train", "val")]
-    found = _json(capsys, SPEC, "--site", "summit", "--nodes", "1", *data)
+    found = simulated("--site", "summit", "--nodes", "1", *data)
     assert (found["clips"], found["videos"], found["manifest_counted"]) == (960, 960, True)
     assert found["rows"][0]["steps_per_epoch"] == 20
 
 
 def test_the_table_shows_predicted_beside_published(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(SPEC, "--site", "summit", "--nodes", "256,1024") == 0
+    assert main(["simulate", SPEC, "--site", "summit", "--nodes", "256,1024"]) == 0
     _, steps, runs, notes = (block.splitlines() for block in capsys.readouterr().out.split("\n\n"))
     for table in (steps, runs):
         assert len(table) == 3 and len({len(line) for line in table}) == 1
@@ -85,18 +87,11 @@ def test_the_table_shows_predicted_beside_published(capsys: pytest.CaptureFixtur
     assert "projection" in notes[0]
 
 
-@pytest.mark.parametrize("kind", [".png", ".svg", ".pdf"])
-def test_the_figure_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str) -> None:
-    path = tmp_path / f"figure{kind}"
-    _json(capsys, SPEC, "--site", "summit", "--nodes", "1,8,...,1024", "--out", str(path))
-    opening = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[kind]
-    assert path.read_bytes().startswith(opening)
-
-
-def test_nodes() -> None:
-    assert parse_nodes("1,8,...,1024") == [1, 8, 16, 32, 64, 128, 256, 512, 1024]
-    assert parse_nodes("3,...,20") == [3, 6, 12, 20]
-    assert parse_nodes("384") == [384]
+def test_the_figure_is_drawn(simulated: Simulate, tmp_path: Path) -> None:
+    path = tmp_path / "figure.png"
+    found = simulated("--site", "summit", "--nodes", "3,...,20,256", "--out", str(path))
+    assert [row["nodes"] for row in found["rows"]] == [3, 6, 12, 20, 256]
+    assert found["figure"] == str(path) and path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("text", ["", "0", "8,", "...,8", "8,...", "8,...,x", "-1", "1.5", "²"])
@@ -112,7 +107,7 @@ def test_nodes_that_are_none(text: str) -> None:
         (["--out", "figure.jpg"], "ends in .png, .svg, .pdf"),
         (["--clips-per-second", "0"], "must be above 0"),
         (["--clips", "0"], "--clips must be above 0 and finite, got 0"),
-        (["--nodes", "8192", "--last-batch", "drop"], "do not fill one global batch"),
+        (["--nodes", "8192"], "do not fill one global batch"),
         (["--fixed-batch", "--nodes", "5"], "which 30 ranks"),
         (["--fixed-batch", "scale.gpus=null"], "has no batch to keep"),
         (["model.num_classes=10"], "give the number of its clips with --clips N"),
@@ -122,6 +117,6 @@ def test_nodes_that_are_none(text: str) -> None:
 def test_what_cannot_be_is_refused_with_what_would_be_right(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _run(SPEC, "--site", "summit", *words) == 2
+    assert main(["simulate", SPEC, "--site", "summit", *words]) == 2
     printed = capsys.readouterr()
     assert message in printed.err and printed.out == ""

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from summit_train.__main__ import main
+from summit_train.core.processes import find_mpirun
 from tests.conftest import WriteSpec
 from tests.runs import steps_of
 from tests.standins import Standins, requeues, start_lsf_job, warn
-from tests.worlds import PATIENCE_S, ROOT, forked, mpirun, needs_ranks
+from tests.worlds import PATIENCE_S, ROOT, forked, needs_ranks
 
 # The shipped sites with nodes of CPUs: Summit's with one rank each, the other with two ranks on one.
 SITES = {
@@ -51,7 +52,7 @@ def test_a_job_that_the_walltime_ends_goes_on(lsf: Standins, write_spec: WriteSp
     assert (job["folder"], job["named"]) == (str(run / "job"), site == "summit")  # bsub job.sh; bsub < job.sh
     assert job["options"].items() >= {"-W": "0:10", "-wa": "USR2", "-wt": "5", "-Q": "85", "-r": ""}.items()
     assert job["options"].get("-nnodes" if site == "summit" else "-n") == "2"
-    environ = AS_ROOT | {"STANDIN_MPIRUN": mpirun() or ""}
+    environ = AS_ROOT | {"STANDIN_MPIRUN": find_mpirun() or ""}
     output = run / "job/101.out"
 
     process = start_lsf_job(lsf, job, **environ)

@@ -72,33 +72,28 @@ def test_a_rank_that_makes_progress_is_left_alone(clock: SimpleNamespace) -> Non
 
 
 @pytest.mark.parametrize(
-    ("rank", "waits", "speaks"), [(0, False, 125), (7, False, 136), (0, True, 150), (7, True, 161)]
+    ("rank", "waits", "silent", "speaks", "says"),
+    [
+        # A silent rank is named before any other one.
+        (0, True, 60.0, 100, "has been silent for 60 s: stopped, or cut off? Last report: in step 8"),
+        (0, False, 2.0, 125, "is alive"),
+        (7, False, 2.0, 136, "is alive"),
+        (0, True, 2.0, 150, "is alive"),
+        (7, True, None, 161, "was never heard (is UDP blocked between the hosts?)"),
+    ],
 )
 def test_a_rank_that_is_busy_speaks_before_all_that_wait(
-    clock: SimpleNamespace, rank: int, waits: bool, speaks: int
+    clock: SimpleNamespace, rank: int, waits: bool, silent: float | None, speaks: int, says: str
 ) -> None:
     world = World()
     world.rank, world.size = rank, 8
     watchdog = Watchdog(world, None)
     watchdog.at("in step 8", waits=waits)
     clock.now = speaks - 1.0
-    assert watchdog._fault(100.0, _Before(2.0)) is None
+    assert watchdog._fault(100.0, _Before(silent)) is None
     clock.now = speaks + 1.0
-    text = f"no progress for {speaks + 1} s while in step 8; rank 6 on node3"
-    assert watchdog._fault(100.0, _Before(2.0)) == f"{text} is alive"
-    assert watchdog._fault(100.0, _Before(None)) == f"{text} was never heard (is UDP blocked between the hosts?)"
-
-
-def test_a_rank_that_is_silent_is_named_before_any_other(clock: SimpleNamespace) -> None:
-    watchdog = Watchdog(World(), None)
-    watchdog.at("waiting for the other ranks", waits=True)
-    clock.now = 99.0
-    assert watchdog._fault(100.0, _Before(60.0)) is None
-    clock.now = 101.0
-    assert watchdog._fault(100.0, _Before(60.0)) == (
-        "no progress for 101 s while waiting for the other ranks; rank 6 on node3 has been silent for 60 s: stopped, "
-        "or cut off? Last report: in step 8"
-    )
+    text = f"no progress for {speaks + 1} s while in step 8; rank 6 on node3 {says}"
+    assert watchdog._fault(100.0, _Before(silent)) == text
 
 
 def test_without_a_stall_time_nothing_is_watched() -> None:

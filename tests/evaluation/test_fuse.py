@@ -111,20 +111,14 @@ def test_the_order_of_the_videos_changes_nothing(
         ("1,-0.5", "must be finite, 0 or more"),
         ("0,0", "one above 0"),
         ("nan,1", "must be finite"),
-        ("1,inf", "must be finite"),
-        ("1,x", "must be numbers with commas"),
         ("1,", "must be numbers with commas"),
     ],
 )
 def test_weights_that_are_none(text: str, part: str) -> None:
+    assert parse_weights("0,2e0", 2) == (0.0, 2.0) and parse_weights(None, 3) == (1.0, 1.0, 1.0)
     with pytest.raises(UserError, match=part) as caught:
         parse_weights(text, 2)
     assert str(caught.value).startswith(f"--weights {text}: ") and "\n" not in str(caught.value)
-
-
-def test_weights_that_are_some() -> None:
-    assert parse_weights("1,1.5", 2) == (1.0, 1.5) and parse_weights("0,2e0", 2) == (0.0, 2.0)
-    assert parse_weights(None, 3) == (1.0, 1.0, 1.0)
 
 
 FOUR = [[0.25] * 4] * 3
@@ -135,19 +129,10 @@ FOUR = [[0.25] * 4] * 3
     [
         ((FOUR, LABELS, CLIPS, ()), "rgb.npz has 3 classes and .*flow.npz has 4; must be the same"),
         ((FLOW, LABELS, CLIPS, ("hop", "jog", "skip")), "same classes: they differ in 'jog', 'run'"),
-        ((FLOW, LABELS, CLIPS, NAMES[::-1]), "same classes: they differ in 'only in their order'"),
         ((FLOW, (0, 2, 2)), r"b.mp4: is class 1 in .*rgb.npz and 2 in .*flow.npz \(1 of 3 videos differ\)"),
-        (
-            (FLOW, LABELS, [Clip("a.mp4"), Clip("b.mp4"), Clip("d.mp4")]),
-            "of 3 and 3 videos 2 match; flow lacks c.mp4, and has a.mp4",
-        ),
         ((FLOW[:2], LABELS[:2], CLIPS[:2]), "of 3 and 2 videos 2 match; flow lacks c.mp4"),
         ((FLOW, LABELS, [Clip("a.mp4", Span(1)), *CLIPS[1:]]), "2 match; flow lacks a.mp4, and has a.mp4 1:"),
         ((FLOW, LABELS, [Clip("a.mp4", is_reversed=True), *CLIPS[1:]]), "and has a.mp4 backwards"),
-        (
-            ([*FLOW, FLOW[0]], (*LABELS, 0), [*CLIPS, Clip("z.mp4")]),
-            "of 3 and 4 videos 3 match; rgb lacks z.mp4, and has a.mp4",
-        ),
     ],
 )
 def test_runs_that_do_not_match(tmp_path: Path, other: tuple[Any, ...], part: str) -> None:
@@ -196,17 +181,13 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("change", "part"),
     [
         ({"scores": np.zeros(3)}, r"scores of shape \(3,\)"),
-        ({"scores": np.zeros((3, 3), np.int64)}, "type int64"),
         ({"scores": np.zeros((4, 3))}, r"video of shape \(3,\)"),
         ({"label": np.zeros(3)}, "label of shape .* type float64 for 3 videos"),
         ({"label": np.array([0, 1, 3])}, "labels from 0 to 3 for 3 classes"),
         ({"label": np.array([0, 1, -1])}, "labels from -1 to 1"),
-        ({"path": np.array(["a", "b"])}, "path of shape"),
         ({"class_names": np.array([1, 2])}, "class_names is not a list"),
         ({"scores": np.array([[1, 2, 3], [1, 2, np.nan], [1, 2, 3]])}, r"scores of b\.mp4 are not finite"),
-        ({"is_read": np.ones(2, bool)}, "is_read of shape"),
         ({"label": None}, "has no column 'label'; `summit-train eval` writes"),
-        ({"reversed": None}, "has no column 'reversed'"),
         ({"path": np.array(["a", "b", "a"])}, "has a twice; scores are matched by video"),
     ],
 )
@@ -221,11 +202,11 @@ def test_columns_that_do_not_fit(tmp_path: Path, change: dict[str, np.ndarray | 
 
 
 def test_a_damaged_file_is_refused_in_one_line_or_read_as_it_was(tmp_path: Path) -> None:
-    """Every byte changed, and every length."""
+    """Every third byte changed, and every third length."""
     path = write_scores(tmp_path / "a.npz", RGB)
     whole, content = read_run(str(path)), path.read_bytes()
-    changed = [content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :] for i in range(len(content))]
-    cut = [content[:length] for length in range(len(content))]
+    changed = [content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :] for i in range(0, len(content), 3)]
+    cut = [content[:length] for length in range(0, len(content), 3)]
     refused = 0
     for damaged in changed + cut:
         path.write_bytes(damaged)

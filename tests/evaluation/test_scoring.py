@@ -69,32 +69,17 @@ def test_a_rank_that_is_done_waits_as_long_as_the_others_work(write_spec: WriteS
 BAD = BadClip(7, "seven.mp4", "is cut", None)
 
 
-def _kept(path: Path) -> PartialScores:
-    partial = PartialScores(path, "views")
-    partial.add([4, 7], [np.array([1 / 3, 1e300]), np.full(2, np.nan)], [BAD])
-    partial.save()
-    return partial
-
-
-def test_what_is_kept_comes_back_to_the_bit(tmp_path: Path) -> None:
+def test_kept_results_come_back_to_the_bit_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "step_00000010.partial"
-    kept, found = _kept(path), PartialScores(path, "views")
+    kept = PartialScores(path, "views")
+    kept.save()
+    assert not path.exists()
+    kept.add([4, 7], [np.array([1 / 3, 1e300]), np.full(2, np.nan)], [BAD])
+    kept.save()
+    found = PartialScores(path, "views")
     assert list(found.results) == [4, 7] and found.bad == [BAD]
     assert all(np.array_equal(found.results[video], kept.results[video], equal_nan=True) for video in (4, 7))
-
-
-def test_what_depends_on_something_else_or_is_damaged_is_not_taken_over(tmp_path: Path) -> None:
-    path = tmp_path / "step_00000010.partial"
-    _kept(path)
     assert PartialScores(path, "other views").results == {}
     for content in (path.read_bytes()[:-100], b"", b"no zip file at all"):
         path.write_bytes(content)
         assert PartialScores(path, "views").results == {}
-
-
-def test_without_scores_or_a_file_nothing_is_written(tmp_path: Path) -> None:
-    PartialScores(tmp_path / "none.partial", "views").save()
-    partial = PartialScores()
-    partial.add([1], [np.zeros(2)], [])
-    partial.save()
-    assert list(tmp_path.iterdir()) == []

@@ -21,6 +21,7 @@ from summit_train.spec import load_spec
 from summit_train.training.run import fresh_model
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec
+from tests.runs import records
 from tests.streamed import CPU, network_of, noise_videos, score
 from tests.worlds import succeed
 
@@ -116,19 +117,10 @@ def test_a_run_says_that_it_streamed(trained_run: Path, tmp_path: Path) -> None:
     (beside,) = (tmp_path / "run").glob("eval_*.json")
     result = json.loads(beside.read_text())
     assert (result["mode"], result["clips"]) == ("stream", None)
-    output = succeed(
-        0,
-        "train",
-        spec,
-        *words,
-        "name=other",
-        "evaluate.every_epochs=1",
-        "schedule.epochs=1",
-        "schedule.warmup_epochs=0",
-    )
+    more = ("name=other", "evaluate.every_epochs=1", "schedule.epochs=1", "schedule.warmup_epochs=0")
+    output = succeed(0, "train", spec, *words, *more)
     assert "(41 videos, all frames streamed)" in output and "(41 videos, all frames streamed x 1 crops" in output
-    log = (tmp_path / "other/metrics.jsonl").read_text().splitlines()
-    (validation,) = (record for record in map(json.loads, log) if record["kind"] == "eval")
+    (validation,) = records(tmp_path / "other", "eval")
     assert validation["clips"] is None
     assert validation["top1"] == json.loads((tmp_path / "other/eval.json").read_text())["top1_mean"]
     assert "all frames, streamed" in (tmp_path / "other/report.html").read_text()

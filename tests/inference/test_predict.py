@@ -22,7 +22,7 @@ from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.span import TO_THE_END, Span
 from summit_train.evaluation.scores import Scores
 from summit_train.evaluation.scoring import Scorer
-from summit_train.inference.predict import PredictedVideo, Prediction, Predictions, most_probable, predict_videos
+from summit_train.inference.predict import PredictedVideo, Predictions, most_probable, predict_videos
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.inference.videos import list_videos
 from tests.closeness import assert_near
@@ -45,7 +45,7 @@ def predicted(trained: Trained, *words: Path, top: int = 4) -> Predictions:
 
 def scores(video: PredictedVideo) -> list[float]:
     """The softmax of every class, label 0 first."""
-    return [one.score for one in sorted(video.predictions, key=lambda one: one.label)]
+    return [one["score"] for one in sorted(video.predictions, key=lambda one: int(one["label"]))]
 
 
 def write_pictures(folder: Path, frames: Sequence[np.ndarray]) -> Path:
@@ -58,19 +58,19 @@ def write_pictures(folder: Path, frames: Sequence[np.ndarray]) -> Path:
 def test_the_softmax_by_hand_and_the_order_of_equal_classes() -> None:
     logits = np.array([0, math.log(3), 0, math.log(6)], np.float32) + 1000
     found = most_probable(logits, NAMES, 3)
-    assert [(one.label, one.name) for one in found] == [(3, "d"), (1, "b"), (0, "a")]
-    assert [one.score for one in found] == pytest.approx([6 / 11, 3 / 11, 1 / 11], rel=1e-4)
+    assert [(one["label"], one["name"]) for one in found] == [(3, "d"), (1, "b"), (0, "a")]
+    assert [one["score"] for one in found] == pytest.approx([6 / 11, 3 / 11, 1 / 11], rel=1e-4)
     assert len(most_probable(logits, NAMES, 9)) == 4
 
 
 def test_json_and_csv_by_hand() -> None:
+    first = [{"label": 2, "name": "c", "score": 0.75}, {"label": 0, "name": "a", "score": 0.125}]
     videos = (
-        PredictedVideo(Clip("x, y.mp4"), (Prediction(2, "c", 0.75), Prediction(0, "a", 0.125))),
+        PredictedVideo(Clip("x, y.mp4"), first),
         PredictedVideo(Clip("z.mp4", Span(3, TO_THE_END)), (), "is empty"),
     )
     labelled = Scores(np.arange(2), np.array([0, 1]), np.array([[1.0, 0, 2, 0], [np.nan] * 4]), np.array([True, False]))
     values = Predictions(videos, labelled).values()
-    first = [{"label": 2, "name": "c", "score": 0.75}, {"label": 0, "name": "a", "score": 0.125}]
     assert values == {
         "videos": [
             {"path": "x, y.mp4", "predictions": first},
@@ -88,9 +88,9 @@ def test_json_and_csv_by_hand() -> None:
         ["z.mp4", "3", "", *[""] * 6, "is empty"],
     ]
     assert Predictions(videos[:1], None).csv_text().startswith("path,label,name,score,label_2,")
-    backwards = replace(videos[0], clip=Clip("x, y.mp4", is_reversed=True))
-    assert backwards.values() == {"path": "x, y.mp4", "reversed": True, "predictions": first}
-    rows = list(csv.reader(io.StringIO(Predictions((*videos[:1], backwards), None).csv_text())))
+    backwards = Predictions([videos[0], replace(videos[0], clip=Clip("x, y.mp4", is_reversed=True))], None)
+    assert backwards.values()["videos"][1] == {"path": "x, y.mp4", "reversed": True, "predictions": first}
+    rows = list(csv.reader(io.StringIO(backwards.csv_text())))
     assert [row[:3] for row in rows] == [["path", "reversed", "label"], ["x, y.mp4", "0", "2"], ["x, y.mp4", "1", "2"]]
 
 
@@ -105,7 +105,7 @@ def test_the_scores_are_those_of_the_evaluation(trained: Trained, motion_set: Pa
     assert found.values()["top1"] == wanted.top(1)
     assert [video.clip.path for video in found.videos] == [manifest.path(clip) for clip in range(41)]
     for video, logits in zip(found.videos, wanted.scores, strict=True):
-        assert video.predictions[0].label == int(np.argmax(logits))
+        assert video.predictions[0]["label"] == int(np.argmax(logits))
         assert_near(scores(video), torch.softmax(torch.from_numpy(logits).double(), 0).numpy(), 1e-12)
 
 
@@ -159,9 +159,8 @@ def test_a_bad_file_is_named_and_the_rest_goes_on(trained: Trained, motion_set: 
     torn = write_pictures(tmp_path / "pictures", frames) / "00001.png"
     torn.write_bytes(torn.read_bytes()[:40])
     found = predicted(trained, tmp_path / "bad.mp4", good, tmp_path / "pictures")
-    assert [clip.path for clip, _ in found.bad] == [str(tmp_path / "bad.mp4"), str(tmp_path / "pictures")]
-    assert found.bad[0][1] == "is not a video of a kind that is read here, or its header is damaged"
-    assert found.bad[1][1] == "00001.png is cut short"
+    damaged = "is not a video of a kind that is read here, or its header is damaged"
+    assert [video.error for video in found.videos] == [damaged, None, "00001.png is cut short"]
     assert scores(found.videos[1]) == scores(predicted(trained, good).videos[0])
 
 
@@ -169,7 +168,7 @@ def test_a_labelled_video_that_cannot_be_read_counts_as_wrong(
     trained: Trained, motion_set: Path, tmp_path: Path
 ) -> None:
     name = "videos/val_000000.mp4"
-    label = predicted(trained, motion_set / name).videos[0].predictions[0].label
+    label = predicted(trained, motion_set / name).videos[0].predictions[0]["label"]
     (tmp_path / "list.csv").write_text(f"path,label\n{motion_set}/{name},{label}\ngone.mp4,0\n")
     values = predicted(trained, tmp_path / "list.csv").values()
     assert (values["top1"], values["videos_labelled"]) == (50.0, 2)
@@ -179,7 +178,7 @@ def test_a_labelled_video_that_cannot_be_read_counts_as_wrong(
 def test_scores_that_are_not_finite_are_no_prediction(trained: Trained, motion_set: Path) -> None:
     broken = {**trained.weights, "fc.bias": torch.full((4,), torch.nan)}
     video = motion_set / "videos/val_000000.mp4"
-    assert predicted(replace(trained, weights=broken), video).bad[0][1] == "its scores are not finite"
+    assert predicted(replace(trained, weights=broken), video).videos[0].error == "its scores are not finite"
 
 
 def test_progress_counts_over_all_lists_of_this_rank(trained: Trained, motion_set: Path) -> None:

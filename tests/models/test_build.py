@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -76,54 +77,32 @@ def test_2d_networks_have_torchvisions_names_and_shapes(arch: str, backbone: str
     assert [tuple(value.shape) for value in state.values() if value.dim()] == shapes
 
 
-@pytest.mark.parametrize("arch", ["i3d_3x3x3", "i3d_3x1x1"])
+@pytest.mark.parametrize("arch", ["i3d_3x3x3", "i3d_3x1x1", "i3d_replace", "ir_csn"])
 def test_inflated_networks_have_the_same_names(arch: str) -> None:
+    backbone = ARCHITECTURES[arch].usual_backbone
     with torch.device("meta"):
-        flat, inflated = (build_model(a, "resnet50", 16).state_dict() for a in ("tsn", arch))
+        flat, inflated = (build_model(a, backbone, 16).state_dict() for a in ("tsn", arch))
     assert list(flat) == list(inflated)
-    for name, value in flat.items():
+    for name, value in flat.items() if arch != "ir_csn" else ():
         other = tuple(inflated[name].shape)
         assert (other[:2] + other[3:] if value.dim() == 4 else other) == tuple(value.shape)
 
 
-def _lengths(arch: str, backbone: str = "resnet50") -> dict[str, int]:
-    with torch.device("meta"):
-        model = build_model(arch, backbone, 32)
-    lengths = {n: m.kernel_size[0] for n, m in model.named_modules() if isinstance(m, nn.Conv3d)}
-    return {name: length for name, length in lengths.items() if length > 1}
-
-
-def test_i3d_3x1x1_inflates_the_published_blocks() -> None:
-    inflated = {"layer1": (0, 1, 2), "layer2": (0, 2), "layer3": (0, 2, 4), "layer4": (1,)}
+@pytest.mark.parametrize(("backbone", "layer3"), [("resnet50", (0, 2, 4)), ("resnet101", range(0, 23, 2))])
+def test_i3d_3x1x1_inflates_the_published_blocks(backbone: str, layer3: Sequence[int]) -> None:
+    inflated = {"layer1": (0, 1, 2), "layer2": (0, 2), "layer3": layer3, "layer4": (1,)}
     expected = {f"{layer}.{block}.conv1": 3 for layer, blocks in inflated.items() for block in blocks}
-    assert _lengths("i3d_3x1x1") == {"conv1": 5, **expected}
-    deep = _lengths("i3d_3x1x1", "resnet101")
-    assert [int(n.split(".")[1]) for n in deep if n.startswith("layer3")] == list(range(0, 23, 2))
-
-
-def test_i3d_3x3x3_inflates_every_3x3() -> None:
-    blocks = {"layer1": 3, "layer2": 4, "layer3": 6, "layer4": 3}
-    expected = {f"{layer}.{block}.conv2": 3 for layer, count in blocks.items() for block in range(count)}
-    assert _lengths("i3d_3x3x3") == {"conv1": 7, **expected}
-    basic = [n for n in _lengths("i3d_3x3x3", "resnet18") if n != "conv1"]
-    assert len(basic) == 16 and all(n.endswith(("conv1", "conv2")) for n in basic)
-
-
-def _shifted_blocks(backbone: str, place: str = "residual", width: float = 0.125) -> list[str]:
     with torch.device("meta"):
-        model = build_model("tsm", backbone, shift_place=place, width=width)
-    return [name.rpartition(".")[0] for name, module in model.named_modules() if isinstance(module, TemporalShift)]
-
-
-def test_where_the_shifts_sit_in_mobilenet() -> None:
-    """The blocks of Lin et al.'s code (ops/models.py), 0-based and without the stem: 10 of 17."""
-    blocks = [f"features.{block + 1}" for block in (2, 4, 5, 7, 8, 9, 11, 12, 14, 15)]
-    assert _shifted_blocks("mobilenet_v2") == _shifted_blocks("mobilenet_v2", width=1.0) == blocks
+        model = build_model("i3d_3x1x1", backbone, 32)
+    spans = {name: module.kernel_size[0] for name, module in model.named_modules() if isinstance(module, nn.Conv3d)}
+    assert {name: span for name, span in spans.items() if span > 1} == {"conv1": 5, **expected}
 
 
 @pytest.mark.parametrize(
     ("backbone", "place", "depths"),
     [
+        # The blocks of Lin et al.'s code (ops/models.py), 0-based and without the stem: 10 of 17.
+        ("mobilenet_v2", "residual", (2, 4, 5, 7, 8, 9, 11, 12, 14, 15)),
         ("resnet50", "residual", (3, 4, 6, 3)),
         ("resnet101", "in_place", (3, 4, 23, 3)),
         # 23 blocks or more in a stage: every second block.
@@ -136,7 +115,11 @@ def test_where_the_shifts_sit_in_mobilenet() -> None:
 def test_where_the_shifts_sit(backbone: str, place: str, depths: tuple[int, ...]) -> None:
     step = 1 if backbone == "resnet50" or place == "in_place" else 2
     expected = [f"layer{stage}.{step * number}" for stage, depth in enumerate(depths, 1) for number in range(depth)]
-    assert _shifted_blocks(backbone, place) == expected
+    if backbone == "mobilenet_v2":
+        expected = [f"features.{block + 1}" for block in depths]
+    with torch.device("meta"):
+        model = build_model("tsm", backbone, shift_place=place)
+    assert [n.rpartition(".")[0] for n, m in model.named_modules() if isinstance(m, TemporalShift)] == expected
 
 
 @pytest.mark.parametrize("place", ["residual", "in_place"])
@@ -225,42 +208,17 @@ def test_the_forms_of_pool1(pool1: str, side: int, sees_odd: int) -> None:
     assert list(model.state_dict()) == list(build_model("i3d_3x1x1", "resnet50", 8, 5, width=0.125).state_dict())
 
 
-def test_tsn_logits_are_the_mean_of_the_frames_logits() -> None:
-    model = small("tsn", "resnet18", 4).eval()
-    single = small("tsn", "resnet18", 1).eval()
-    single.load_state_dict(model.state_dict())
-    clip = clips(2, 4)
-    frames = torch.stack([single(clip[:, t : t + 1]) for t in range(4)])
-    assert_near(model(clip), frames.mean(0), 1e-5)
-
-
-def test_past_shift_is_causal() -> None:
-    """What a frame of online TSM gives does not change with the frames after it; with both it does."""
-    clip = clips(1, 4)
-    later = clip.clone()
-    later[:, 2:] += 1.0
-    changed = {}
-    for direction in ("past", "both"):
-        model = small("tsm", "resnet18", 4, shift_direction=direction, shift_fraction=0.25).eval()
-        first, second = (model.extract(model.to_input(x)) for x in (clip, later))
-        difference = (first - second).abs().amax(dim=1)
-        changed[direction] = (difference > 1e-4).tolist()
-    assert changed["past"] == [False, False, True, True]
-    assert changed["both"] == [True, True, True, True]
-
-
-def test_evaluation_takes_frames_of_any_size() -> None:
-    assert small("tsm", "resnet18", 2).eval()(clips(1, 2, 45, 61)).shape == (1, 5)
-
-
 def test_bf16_logits_are_averaged_in_fp32() -> None:
     model = small("tsm", "resnet18", 4)
     with torch.autocast("cpu", torch.bfloat16):
         assert model(clips(1, 4)).dtype == torch.float32
 
 
-def test_initial_weights() -> None:
+def test_channels_and_initial_weights() -> None:
     """Convolutions N(0, 2 / fan_out), norms 1 and 0, classifier N(0, 0.001) and 0."""
+    narrow = build_model("tsn", "resnet18", 1, 5, width=0.3)
+    # 64, 128, 256, 512 times 0.3: 19.2, 38.4, 76.8, 153.6, to multiples of 8.
+    assert [narrow.get_submodule(f"layer{i}")[0].conv1.out_channels for i in (1, 2, 3, 4)] == [16, 40, 80, 152]
     model = build_model("tsn", "resnet18", 1, 400)
     kernel = model.layer4[0].conv2.weight
     assert kernel.std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.01)
@@ -281,14 +239,6 @@ def test_weights_come_from_the_generator_alone(arch: str) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_width_scales_the_channels_to_multiples_of_8() -> None:
-    model = build_model("tsn", "resnet18", 1, 5, width=0.3)
-    # 64, 128, 256, 512 times 0.3: 19.2, 38.4, 76.8, 153.6.
-    assert model.conv1.out_channels == 16
-    assert [model.get_submodule(f"layer{i}")[0].conv1.out_channels for i in (1, 2, 3, 4)] == [16, 40, 80, 152]
-    assert model.fc.in_features == 152
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -297,35 +247,23 @@ def test_width_scales_the_channels_to_multiples_of_8() -> None:
         ({"shift_place": "block"}, "shift_place must be one of residual, in_place, got 'block'"),
         ({"shift_direction": "future"}, "shift_direction must be one of both, past, got 'future'"),
         ({"shift_fraction": 0.75}, r"shift_fraction must be 0 to 0.5 \(both\), got 0.75"),
-        ({"shift_fraction": -0.1}, "shift_fraction must be 0 to 0.5"),
         ({"shift_fraction": float("nan")}, "shift_fraction must be 0 to 0.5"),
         ({"shift_fraction": 1.1, "shift_direction": "past"}, r"shift_fraction must be 0 to 1.0 \(past\)"),
-        (
-            {"non_local": "tsm", "backbone": "resnet18"},
-            "tsm on resnet18 takes no non-local blocks; tsm, tsn, .* do",
-        ),
+        ({"non_local": "tsm", "backbone": "resnet18"}, "tsm on resnet18 takes no non-local blocks; tsm, tsn, .* do"),
         ({"non_local": True}, "^non_local must be one of False, tsm, original, got True$"),
-        ({"non_local": "gaussian"}, "non_local must be one of False, tsm, original, got 'gaussian'"),
-        (
-            {"arch": "i3d_3x1x1", "backbone": "resnet34", "num_frames": 32},
-            "cannot be built on resnet34; valid: resnet50, resnet101",
-        ),
+        ({"arch": "i3d_3x1x1", "backbone": "resnet34"}, "cannot be built on resnet34; valid: resnet50, resnet101"),
         ({"arch": "i3d_3x3x3", "num_frames": 8}, "i3d_3x3x3 needs at least 16 frames.*got 8"),
         ({"arch": "i3d_3x1x1", "num_frames": 7}, "at least 8 frames"),
         ({"arch": "eco_lite", "zero_init_residual": True}, "no residual branch of eco_lite ends in a normalisation"),
         ({"num_frames": 0}, "at least 1 frames"),
         ({"arch": "slowfast", "num_frames": 12}, "slowfast needs a multiple of 8 frames.*got 12"),
-        ({"arch": "slowfast", "num_frames": 0}, "at least 8 frames"),
-        ({"arch": "slowfast", "num_frames": 8, "backbone": "resnet101"}, "valid: resnet50"),
         ({"arch": "x3d_m", "backbone": "resnet50"}, "x3d_m is a network of its own, without a backbone"),
-        ({"arch": "ir_csn", "num_frames": 7}, "ir_csn needs at least 8 frames"),
         ({"arch": "ir_csn", "num_frames": 8, "backbone": "resnet50"}, "valid: resnet152"),
         ({"num_classes": 0}, "num_classes must be 1 or more, got 0"),
         ({"in_channels": 0}, "in_channels must be 1 or more, got 0"),
         ({"width": 0.0}, "width must be a positive number, got 0.0"),
         ({"width": float("nan")}, "width must be a positive number, got nan"),
         ({"dropout": 1.0}, "dropout must be 0 or more and below 1, got 1.0"),
-        ({"dropout": float("nan")}, "dropout must be 0 or more and below 1, got nan"),
     ],
 )
 def test_wrong_choices_name_the_right_ones(options: dict, message: str) -> None:
@@ -372,8 +310,6 @@ def test_every_network_takes_clips_of_other_channels(arch: str) -> None:
         model = build_model(arch, None, frames, 5, width=0.125, in_channels=4).eval()
         plain = build_model(arch, None, frames, 5, width=0.125)
         assert model(torch.empty(1, frames, 4, 32, 32)).shape == (1, 5)
-        with pytest.raises(ValueError, match=rf"takes \(N, {frames}, 4, H, W\)"):
-            model(torch.empty(1, frames, 3, 32, 32))
     # Nothing else of the network differs.
     changed = {f"{layer}.weight" for layer in model.stem}
     shapes = {name: value.shape for name, value in plain.state_dict().items()}

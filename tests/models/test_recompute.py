@@ -10,7 +10,7 @@ import torch
 from summit_train.models import build_model
 from summit_train.models.count import count
 from summit_train.models.fast import accelerate
-from summit_train.models.recompute import RecomputedBlocks, recompute_blocks
+from summit_train.models.network import RecomputedBlocks, recompute_blocks
 
 NETWORKS = [
     ("tsm", "resnet18", 4),

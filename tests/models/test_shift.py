@@ -53,11 +53,11 @@ def test_forward_and_gradient_equal_the_plain_loop(
 ) -> None:
     x = torch.randn(2 * num_frames, channels, 3, 2, dtype=torch.double).to(memory_format=memory_format)
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    weight = torch.randn_like(x)
+    weight = torch.randn(x.shape, dtype=torch.double)  # the gradient's format is not always that of x
     fold = num_shifted_channels(channels, fraction)
     out = temporal_shift(ours, num_frames, fraction, direction)
     expected = plain(theirs, num_frames, fold, direction)
-    assert torch.equal(out, expected)
+    assert torch.equal(out, expected) and out.stride() == x.stride()
     (out * weight).sum().backward()
     (expected * weight).sum().backward()
     assert torch.equal(ours.grad, theirs.grad)
@@ -71,25 +71,6 @@ def test_gradcheck(num_frames: int, direction: str) -> None:
     assert gradgradcheck(lambda x: temporal_shift(x, num_frames, 0.4, direction).pow(3), x)
 
 
-def test_past_may_shift_every_channel() -> None:
-    x = torch.randn(6, 3, 1, 1)
-    assert torch.equal(temporal_shift(x, 3, 1.0, "past"), plain(x, 3, 3, "past"))
-
-
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_memory_format_is_kept(memory_format: torch.memory_format) -> None:
-    x = torch.randn(8, 16, 6, 5).to(memory_format=memory_format)
-    assert TemporalShift(4)(x).stride() == x.stride()
-
-
-def test_a_gradient_of_another_format_is_still_right() -> None:
-    x = torch.randn(4, 8, 3, 3).to(memory_format=torch.channels_last).requires_grad_()
-    grad = torch.randn(4, 8, 3, 3)
-    (returned,) = torch.autograd.grad(temporal_shift(x, 4), x, grad)
-    expected = torch.autograd.grad(plain(x, 4, 1, "both"), x, grad)[0]
-    assert torch.equal(returned, expected)
-
-
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 def test_non_contiguous_input(view: object) -> None:
     x = view(torch.randn(8, 16, 4, 6))  # type: ignore[operator]
@@ -97,13 +78,6 @@ def test_non_contiguous_input(view: object) -> None:
     fold = num_shifted_channels(x.shape[1], 0.25)
     assert torch.equal(temporal_shift(x, 4, 0.25), plain(x, 4, fold, "both"))
     assert torch.equal(x, before)
-
-
-def test_nothing_leaks_between_clips() -> None:
-    x = torch.zeros(6, 4, 1, 1)
-    x[3:] = 1.0
-    shifted = temporal_shift(x, 3, 0.5)
-    assert shifted[:3].abs().sum() == 0
 
 
 def test_under_autocast_the_type_stays_what_the_convolution_gave() -> None:

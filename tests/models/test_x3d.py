@@ -1,29 +1,12 @@
-"""X3D-M: its channels and blocks, where squeeze-excitation stands and what it does."""
+"""X3D-M: where squeeze-excitation stands and what it does; tests/models/test_count.py has its channels and blocks."""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from summit_train.models import build_model
 from summit_train.models.x3d import SqueezeExcitation
 from tests.closeness import assert_near
-
-
-def test_channels_and_blocks_are_table_3() -> None:
-    with torch.device("meta"):
-        model = build_model("x3d_m", None, 16)
-    assert (model.conv1_xy.kernel_size, model.conv1_xy.stride) == ((1, 3, 3), (1, 2, 2))
-    assert (model.conv1.kernel_size, model.conv1.groups, model.conv1.in_channels) == ((5, 1, 1), 24, 24)
-    stages = [model.get_submodule(name) for name in model.blocks]
-    assert [len(stage) for stage in stages] == [3, 5, 11, 7]
-    for stage, channels, inner in zip(stages, (24, 48, 96, 192), (54, 108, 216, 432), strict=True):
-        for number, block in enumerate(stage):
-            assert (block.conv1.out_channels, block.conv3.out_channels) == (inner, channels)
-            assert (block.conv2.groups, block.conv2.kernel_size) == (inner, (3, 3, 3))
-            assert block.conv2.stride == ((1, 2, 2) if number == 0 else (1, 1, 1))
-            assert isinstance(block.downsample, nn.Sequential) == (number == 0)
-    assert (model.conv5.out_channels, model.fc1.out_channels, model.fc.in_features) == (432, 2048, 2048)
 
 
 def test_every_second_block_has_squeeze_excitation() -> None:

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from summit_train.optim.schedule import Schedule, peak_learning_rate
-
-# No deadline and no limit on drawing: how fast the machine is, is not the question.
-LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize(
@@ -50,6 +44,7 @@ def test_a_run_of_ten_steps_by_hand() -> None:
     ("schedule", "expected"),
     [
         (Schedule(1.0, 6, 2, decay="none"), [0.5, 1, 1, 1, 1, 1]),
+        (Schedule(1.0, 4, 4), [0.25, 0.5, 0.75, 1.0]),
         (Schedule(1.6, 6, 4, warmup="squared", decay="none"), [0.1, 0.4, 0.9, 1.6, 1.6, 1.6]),
         # (T - i) / (T - W) with i = 3, 4, 5, 6, the last one at the floor.
         (Schedule(1.0, 6, 2, decay="linear"), [0.5, 1, 0.75, 0.5, 0.25, 1e-6]),
@@ -80,48 +75,11 @@ IN_STEPS = {1: 3.013239e-5, 58: 1.747679e-3, 117: 3.525490e-3}  # and as above a
 
 @pytest.mark.parametrize("iteration", ALGORITHM_1)
 def test_the_worked_example_of_date(iteration: int) -> None:
+    """And as a run of ours counts, in steps throughout: peak * min(i / W, (T - i) / (T - W)), W = 16 / 30 * T."""
     assert pytest.approx(3.535534e-3, rel=1e-6) == PEAK
     in_epochs, in_steps = 16 * 60_000 / 8192, 16 / 30 * 220
     warmup_steps = in_epochs if iteration <= 117 else in_steps
     rate = Schedule(PEAK, 220, warmup_steps, decay="linear").learning_rate(iteration - 1)
     assert rate == pytest.approx(ALGORITHM_1[iteration], rel=3e-7)
-
-
-@pytest.mark.parametrize("iteration", ALGORITHM_1)
-def test_the_worked_example_in_steps_throughout(iteration: int) -> None:
-    """As a run of ours counts: peak * min(i / W, (T - i) / (T - W)), W = 16 / 30 * T."""
-    rate = Schedule(PEAK, 220, 16 / 30 * 220, decay="linear").learning_rate(iteration - 1)
+    rate = Schedule(PEAK, 220, in_steps, decay="linear").learning_rate(iteration - 1)
     assert rate == pytest.approx(IN_STEPS.get(iteration, ALGORITHM_1[iteration]), rel=3e-7)
-    assert rate == pytest.approx(ALGORITHM_1[iteration], rel=1.4e-3)
-
-
-def test_a_run_that_is_all_warm_up_ends_at_the_peak() -> None:
-    assert _rates(Schedule(1.0, 4, 4)) == [0.25, 0.5, 0.75, 1.0]
-
-
-def test_a_run_without_warm_up_starts_at_the_peak() -> None:
-    assert Schedule(1.0, 4, 0).learning_rate(0) == 1.0
-
-
-@LAWS
-@given(
-    total=st.integers(1, 400),
-    share=st.floats(0, 1),
-    peak=st.floats(1e-9, 1e3),
-    warmup=st.sampled_from(["linear", "squared"]),
-    decay=st.sampled_from(["cosine", "linear", "polynomial"]),
-)
-def test_up_without_a_jump_then_down_and_never_below_zero(
-    total: int, share: float, peak: float, warmup: str, decay: str
-) -> None:
-    schedule = Schedule(peak, total, round(share * total), warmup, decay)
-    rates, end = _rates(schedule), int(schedule.warmup_steps)
-    assert all(after > before > 0 for before, after in pairwise(rates[:end]))
-    assert all(before >= after > 0 for before, after in pairwise(rates[end:]))
-    # No jump between the two, and the peak on both sides (but for the last bit of peak * n / n).
-    assert end == 0 or rates[end - 1] == pytest.approx(peak, rel=1e-15)
-    assert end == total or decay == "linear" or rates[end] == peak
-    # The steepest step of the warm-up and of the decay bounds every step.
-    falling = {"cosine": math.pi / 2, "linear": 1, "polynomial": 2}[decay]
-    steepest = max((2 if warmup == "squared" else 1) / max(1, end), falling / max(1, total - end))
-    assert all(abs(b - a) <= peak * steepest * (1 + 1e-9) for a, b in pairwise(rates))

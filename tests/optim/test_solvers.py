@@ -1,4 +1,4 @@
-"""Every solver against steps worked by hand and torch's own, and updates that are skipped on the device."""
+"""Every solver against steps by hand and torch's own, updates skipped on the device, and groups of parameters."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.optim.sgd import parameter_groups, set_learning_rate
-from summit_train.optim.solvers import build_solver
+from summit_train.models import build_model
+from summit_train.optim.solvers import build_sgd, build_solver, parameter_groups, set_learning_rate
 from summit_train.spec.optimizer import OptimizerSpec
 from tests.closeness import assert_all_near
 from tests.optim.shared import give_gradients, needs_timm, network, timm_module
@@ -119,6 +119,8 @@ def test_lambs_ratio_without_a_gradient(start: list[list[float]], decay: float, 
 
 
 _TORCHS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"momentum": 0.9}),
+    "sgd_plain": (torch.optim.SGD, {}),
     "rmsprop": (torch.optim.RMSprop, {}),
     "rmsprop_momentum": (torch.optim.RMSprop, {"momentum": 0.9}),
     "adagrad": (torch.optim.Adagrad, {}),
@@ -132,6 +134,8 @@ def test_ten_updates_are_those_of_torchs_with_its_defaults(solver: str) -> None:
     kind, options = _TORCHS[solver]
     ours, torchs = _started(_spec(solver), model), kind(parameter_groups(twin, DECAY), lr=0.01, **options)
     for step in range(10):
+        for optimizer in (ours, torchs):  # up and down: the LR stays out of the state
+            set_learning_rate(optimizer, 0.01 * (step + 1) if step < 5 else 0.1 / step)
         _step(model, ours, step)
         _step(twin, torchs, step)
     assert_all_near(model.parameters(), twin.parameters(), 1e-12)
@@ -215,3 +219,51 @@ def test_usual_constants_are_filled_in(name: str, momentum: float | None, eps: f
         spec = OptimizerSpec.model_validate(values)
         assert (spec.momentum, spec.eps) == (momentum, eps)
     assert OptimizerSpec.model_validate({"name": name, "momentum": 0.5, "eps": 1}).momentum == 0.5
+
+
+@pytest.mark.parametrize("arch", ["tsm", "i3d_3x3x3"])
+def test_weights_decay_and_norms_and_biases_do_not(arch: str) -> None:
+    model = build_model(arch, "resnet18", 16, 5, width=0.125)
+    decayed, plain = parameter_groups(model, DECAY)
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (DECAY, 0.0)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    by_layer: dict[bool, set[str]] = {True: set(), False: set()}
+    for prefix, layer in model.named_modules():
+        for name, _ in layer.named_parameters(prefix, recurse=False):
+            is_weight = isinstance(layer, nn.Conv2d | nn.Conv3d | nn.Linear) and name.endswith("weight")
+            by_layer[is_weight].add(name)
+    for group, is_weight in ((decayed, True), (plain, False)):
+        found = [names[parameter] for parameter in group["params"]]  # type: ignore[attr-defined]
+        assert len(found) == len(set(found))
+        assert set(found) == by_layer[is_weight]
+    # ResNet-18: 20 convolutions and the classifier; 20 norms' scales and shifts and the classifier's bias.
+    assert (len(by_layer[True]), len(by_layer[False])) == (21, 41)
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "mobilenet_v2"])
+def test_the_classifier_can_have_a_factor_on_its_lr(backbone: str) -> None:
+    model = build_model("tsn", backbone, 4, 5, width=0.125)
+    groups = parameter_groups(model, DECAY, {model.head: 5.0})
+    keys = [(group["weight_decay"], group["lr_factor"]) for group in groups]
+    assert keys == [(DECAY, 1.0), (0.0, 1.0), (DECAY, 5.0), (0.0, 5.0)]
+    (linear,) = (module for module in model.modules() if isinstance(module, nn.Linear))
+    assert groups[2]["params"] == [linear.weight] and groups[3]["params"] == [linear.bias]
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    optimizer = build_sgd(groups, 0.9)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0] * 4  # until it is set
+    set_learning_rate(optimizer, 0.2)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.2, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("arch", "backbone"), [("tsn", "resnet18"), ("tsn", "mobilenet_v2"), ("slowfast", None)])
+def test_the_first_convolution_can_have_a_factor_on_its_lr(arch: str, backbone: str | None) -> None:
+    model = build_model(arch, backbone, 8, 5, width=0.125, in_channels=10)
+    groups = parameter_groups(model, DECAY, {model.head: 2.0} | dict.fromkeys(model.stem, 5.0))
+    # It has no bias, so that it is one group; the normalisation after it keeps the others' LR.
+    assert [(group["weight_decay"], group["lr_factor"]) for group in groups[4:]] == [(DECAY, 5.0)]
+    (first,) = groups[4:]
+    seeing = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Conv3d) and m.in_channels == 10]
+    assert first["params"] == [conv.weight for conv in seeing]
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    # Factors of one size share their groups.
+    assert len(parameter_groups(model, DECAY, {model.head: 5.0} | dict.fromkeys(model.stem, 5.0))) == 4

@@ -12,8 +12,8 @@ from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.span import WHOLE, Span
 from summit_train.evaluation.scores import Scores
 from summit_train.report.confusion import confusion_of, read_confusion
-from summit_train.report.metrics import Run, read_runs
 from summit_train.report.page import render
+from summit_train.report.records import Run, read_runs
 
 NAN = float("nan")
 LABELS = np.array([0, 0, 0, 1, 2, 2])

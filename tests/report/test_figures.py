@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import matplotlib
@@ -7,8 +10,20 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from summit_train.report.figures import Canvas, _log_axis, drawable, finite, moving_mean, pictures, smoothed, thinned
-from summit_train.report.metrics import Run, read_runs
+from summit_train.report.figures import (
+    Canvas,
+    _log_axis,
+    draw_observed,
+    drawable,
+    finite,
+    labels,
+    moving_mean,
+    pictures,
+    smoothed,
+    thinned,
+)  # fmt: skip
+from summit_train.report.page import render
+from summit_train.report.records import Observed, Run, read_runs
 
 TITLES = ["Loss", "Accuracy", "Learning rate", "Throughput", "Data wait"]
 HOSTILE = "_$\\frac{$ <script>alert(1)</script> --> \x07 \u6771\u4eac"
@@ -107,11 +122,6 @@ def test_thinned_keeps_both_spikes_of_a_long_curve():
     assert thin[x == 12_345] == [9.0] and thin[x == 54_321] == [-9.0]
 
 
-def test_short_curves_are_not_thinned():
-    x, y = np.arange(5.0), np.array([1.0, np.nan, 2.0, 3.0, 4.0])
-    assert thinned(x, y)[1] is y
-
-
 def test_smoothed_keeps_the_mean_of_a_long_curve():
     x, y = smoothed(np.arange(60_000.0), np.tile([1.0, 2.0, 3.0], 20_000), most=1000)
     assert len(x) == len(y) == 1000
@@ -135,3 +145,45 @@ def test_the_axis_is_epochs_unless_a_run_does_not_know_them(write_run, run_recor
 def test_curves_of_hardly_any_points(length):
     y = np.ones(length)
     assert smoothed(y, y)[1].shape == thinned(y, y)[1].shape == (length,)
+
+
+# Early recognition.
+
+POINTS = [{"fraction": 0.1, "top1": 40.0, "top5": 80.0}, {"fraction": 1.0, "top1": 90.0, "top5": 100.0}]
+CURVES = {"name": "_online $", "frames": 8, "videos": 101, "crops": 1, "observed": POINTS, "anytime": POINTS}
+
+
+def _texts(svg: str) -> list[str]:
+    # Text is drawn as paths; matplotlib writes a comment beside each line.
+    return re.findall(r"<!-- (.*?) -->", svg)
+
+
+def test_it_names_the_runs_and_both_kinds_of_curves(tmp_path: Path) -> None:
+    runs = [Observed.model_validate(CURVES), Observed.model_validate(CURVES | {"frames": 16, "anytime": []})]
+    assert labels(runs) == ["_online $ (1)", "_online $ (2)"]
+    one, other = tmp_path / "one.svg", tmp_path / "other.svg"
+    draw_observed(one, runs)
+    draw_observed(other, runs)
+    assert one.read_bytes() == other.read_bytes()
+    drawn = " ".join(_texts(one.read_text()))
+    for words in ("_online $ (1)", "_online $ (2)", "the stream so far", "Solid: T frames", "101 videos"):
+        assert words in drawn
+
+
+def test_without_a_stream_there_is_no_word_of_one(tmp_path: Path) -> None:
+    draw_observed(tmp_path / "a.pdf", [Observed.model_validate(CURVES)])
+    assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
+    draw_observed(tmp_path / "a.svg", [Observed.model_validate(CURVES | {"anytime": []})])
+    drawn = " ".join(_texts((tmp_path / "a.svg").read_text()))
+    assert "stream" not in drawn and "Solid: 8 frames" in drawn
+
+
+def test_the_report_shows_it_where_it_is(write_run) -> None:
+    bare, with_curves = (write_run(name, leave_out=("metrics.jsonl",)) for name in ("bare", "with_curves"))
+    (with_curves / "observed.json").write_text(json.dumps(CURVES))
+    assert "Early recognition" not in render(read_runs([bare]))
+    assert render(read_runs([with_curves])).count("<b>Early recognition.</b>") == 1
+    # Of two runs: in the comparison, and with its own run.
+    assert render(read_runs([bare, with_curves])).count("<b>Early recognition.</b>") == 2
+    picture = pictures(read_runs([bare, with_curves]))[-1]
+    assert "with_curves" in _texts(picture.svg.decode())

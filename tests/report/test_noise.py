@@ -10,42 +10,34 @@ from typing import Any
 import pytest
 
 from summit_train.core.text import noise_text
-from summit_train.report.metrics import Run
-from summit_train.report.noise import batch_rows, clips_factor, measured, noise_section, steps_factor
+from summit_train.report.noise import batch_rows, noise_section, pooled
 from summit_train.report.page import render
-from summit_train.report.records import StepRecord
+from summit_train.report.records import Run
 from summit_train.report.tables import notes_of
 
 
-def _step(step: int, variance: float, square: float) -> StepRecord:
-    return StepRecord(step=step, epoch=0, gradient_variance=variance, gradient_square=square, noise_scale=1.0)
-
-
 def test_the_cost_of_a_batch_by_hand() -> None:
-    """Noise scale 96: a batch of 32 takes 4 times the fewest steps and 4/3 of the fewest clips; of 96, twice both."""
-    assert steps_factor(32, 96) == 4.0 and clips_factor(32, 96) == pytest.approx(4 / 3)
-    assert steps_factor(96, 96) == clips_factor(96, 96) == 2.0
-    for batch in (1, 50, 700):  # equation 2.11
-        assert (steps_factor(batch, 96) - 1) * (clips_factor(batch, 96) - 1) == pytest.approx(1)
+    """Noise scale 96: a batch of 32 takes 4 times the fewest steps and 4/3 of the fewest clips."""
     rows = batch_rows(32, 96)
     assert rows[0] == ("32", "4.00", "1.33", "100 %", "100 %")
     # 128 clips: 1 + 96/128 = 1.75 of 4 steps; 1 + 128/96 = 2.33 of 1.33 clips
     assert rows[2] == ("128", "1.75", "2.33", "44 %", "175 %")
     assert rows[-1][0] == "2,048"
+    assert batch_rows(96, 96)[0][1:3] == ("2.00", "2.00")  # equation 2.11: (2 - 1) (2 - 1) = 1
 
 
 def test_the_ratio_of_the_means_with_its_error_by_hand() -> None:
     """Variances 8 and 4, squares 3 and 1: 12/4 = 3; both residuals v - 3 s are -1 and 1, so sqrt(2 / 1 / 2) / 2."""
-    found = measured([_step(1, 8.0, 3.0), _step(2, 4.0, 1.0)])
+    found = pooled([(3.0, 8.0), (1.0, 4.0)])
     assert (found.count, found.value, found.error) == (2, 3.0, 0.5)
     assert found.text == "3 ± 0.5 clips"
-    assert measured([_step(1, 8.0, 2.0)]).text == "4 clips"
-    assert measured([_step(1, 8.0, -2.0), _step(2, 8.0, 1.0)]).text == "unclear"
+    assert pooled([(2.0, 8.0)]).text == "4 clips"
+    assert pooled([(-2.0, 8.0), (1.0, 8.0)]).text == "unclear"
 
 
 def test_the_standard_error_is_the_scatter_of_repeated_measurements() -> None:
     draw = random.Random(5)
-    runs = [measured([_step(i, draw.gauss(14, 3), draw.gauss(2, 1)) for i in range(200)]) for _ in range(400)]
+    runs = [pooled([(draw.gauss(2, 1), draw.gauss(14, 3)) for _ in range(200)]) for _ in range(400)]
     values, errors = [run.value or 0.0 for run in runs], [run.error or 0.0 for run in runs]
     assert statistics.fmean(values) == pytest.approx(7, rel=0.01)
     assert statistics.stdev(values) == pytest.approx(statistics.fmean(errors), rel=0.1)
@@ -70,8 +62,8 @@ def test_the_page_shows_it_with_the_batches_or_as_unclear(write_run, run_records
     lines = _noisy(run_records())
     run = Run(write_run("noisy", lines=lines))
     section = noise_section(run)
-    assert section is not None and section.whole.value == pytest.approx(64 / 1.5)
-    assert [part.value for part in section.parts] == [32, 32, 64, 64]
+    assert section is not None and section["whole"].value == pytest.approx(64 / 1.5)
+    assert [part.value for part in section["parts"]] == [32, 32, 64, 64]
     page = render([run])
     for text in ("Gradient noise scale", "from 20 measured steps", "by quarter of the run", "32 ± 0 clips", "1,024"):
         assert text in page, text

@@ -22,9 +22,10 @@ network:
 """
 
 
-def _file(tmp_path: Path, text: str) -> Path:
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
     path = tmp_path / "mine.yaml"
-    path.write_text(text)
+    path.write_text(MINIMAL)
     return path
 
 
@@ -35,9 +36,9 @@ def test_each_shipped_machine_loads_by_name(name: str) -> None:
     assert machine.network.inter is not None and machine.network.inter.source
 
 
-def test_a_file_of_ones_own_may_extend_and_be_overridden(tmp_path: Path) -> None:
-    path = _file(tmp_path, f"extends: {ROOT}/configs/machines/summit.yaml\nname: mine\n")
-    machine = load_machine(path, ["network.algorithm=ring"])
+def test_a_file_of_ones_own_may_extend_and_be_overridden(mine: Path) -> None:
+    mine.write_text(f"extends: {ROOT}/configs/machines/summit.yaml\nname: mine\n")
+    machine = load_machine(mine, ["network.algorithm=ring"])
     assert (machine.name, machine.network.algorithm, machine.gpus_per_node) == ("mine", "ring", 6)
 
 
@@ -50,24 +51,19 @@ def test_a_file_of_ones_own_may_extend_and_be_overridden(tmp_path: Path) -> None
         ("compute: {rates: [{arch: tsm}]}", "num_frames: is missing"),
     ],
 )
-def test_a_mistake_is_told_with_its_line(tmp_path: Path, line: str, message: str) -> None:
+def test_a_mistake_is_told_with_its_line(mine: Path, line: str, message: str) -> None:
+    mine.write_text(MINIMAL + line + "\n")
     with pytest.raises(UserError) as error:
-        load_machine(_file(tmp_path, MINIMAL + line + "\n"))
+        load_machine(mine)
     assert message in str(error.value)
 
 
-def test_two_levels_need_a_link_between_nodes(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"network\.algorithm: hierarchical needs network\.inter"):
-        load_machine(_file(tmp_path, MINIMAL), ["network.algorithm=hierarchical"])
-
-
-def test_a_name_that_is_none_lists_those_that_are() -> None:
+def test_what_is_missing_says_what_to_do(mine: Path) -> None:
     with pytest.raises(UserError, match=r"ib_cluster.*summit"):
         load_machine("sumit")
-
-
-def test_a_rate_that_is_not_there_says_what_to_do(tmp_path: Path) -> None:
-    machine = load_machine(_file(tmp_path, MINIMAL))
+    with pytest.raises(UserError, match=r"network\.algorithm: hierarchical needs network\.inter"):
+        load_machine(mine, ["network.algorithm=hierarchical"])
+    machine = load_machine(mine)
     with pytest.raises(UserError, match=r"no rate for tsm in bf16.*--clips-per-second"):
         find_rate(machine, "tsm", "bf16")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +47,15 @@ def test_every_key_knows_its_line(tmp_path: Path) -> None:
     tree = _read(tmp_path, "# a comment\n\na: 1\nb:\n  c: 2\n\n  d: {e: 3,\n      f: 4}\ng: |\n  text\n  text\nh: 5\n")
     assert tree.values == {"a": 1, "b": {"c": 2, "d": {"e": 3, "f": 4}}, "g": "text\ntext\n", "h": 5}
     lines = {"a": 3, "b": 4, "b.c": 5, "b.d": 7, "b.d.e": 7, "b.d.f": 8, "g": 9, "h": 12}
+    lines |= {"b.missing": 4, "missing.too": 1}  # a key that is not there has the place of its section
     assert {dotted: _place(tree, tmp_path, dotted) for dotted in lines} == {
         dotted: f"spec.yaml:{line}" for dotted, line in lines.items()
     }
-
-
-def test_a_key_that_is_not_there_has_the_place_of_its_section(tmp_path: Path) -> None:
-    tree = _read(tmp_path, "a: 1\nb:\n  c: 2\n")
-    assert _place(tree, tmp_path, "b.missing") == "spec.yaml:2"
-    assert _place(tree, tmp_path, "missing.too") == "spec.yaml:1"
+    tree = _read(tmp_path, "runs:\n  - {x: 1}\n  - x: 2\n    y: 3\nlist: [\n  1,\n  2]\n")
+    lines = {"runs.0": 2, "runs.0.x": 2, "runs.1": 3, "runs.1.y": 4, "list.1": 7}
+    assert {key: _place(tree, tmp_path, key) for key in lines} == {
+        key: f"spec.yaml:{line}" for key, line in lines.items()
+    }
 
 
 def test_extends_lays_files_over_each_other(tmp_path: Path) -> None:
@@ -95,9 +94,6 @@ def test_a_wrong_extends_is_named_with_its_line(tmp_path: Path) -> None:
     assert _refused(tmp_path, "a: 1\nextends: no/such.yaml\n") == "spec.yaml:2: extends: file no/such.yaml not found"
     assert _refused(tmp_path, "extends: 3\n") == "spec.yaml:1: extends: must be a path or a list of paths, got 3"
     assert _refused(tmp_path, "extends: [1]\n").startswith("spec.yaml:1: extends:")
-
-
-def test_a_mistake_in_a_base_is_placed_in_the_base(tmp_path: Path) -> None:
     _write(tmp_path / "base.yaml", "a: 1\nb: [\n")
     assert _refused(tmp_path, "extends: base.yaml\n").startswith("base.yaml:3: not valid YAML")
 
@@ -129,17 +125,13 @@ def test_values_are_what_they_look_like(tmp_path: Path) -> None:
         ("a: 1\nb: x\x01y\n", "spec.yaml:2: not valid YAML: the character U+0001 is not text"),
         ("a: 1\nb: 2020-13-01\n", "spec.yaml:2: not valid YAML: '2020-13-01' is not a valid timestamp"),
         ("a: 1\nb: !!int x\n", "spec.yaml:2: not valid YAML: 'x' is not a valid int"),
-        ("a: 1\nb: !!int ''\n", "spec.yaml:2: not valid YAML: '' is not a valid int"),
         ("a: 1\nb: !!bool perhaps\n", "spec.yaml:2: not valid YAML: 'perhaps' is not a valid bool"),
-        ("a: 1\nb: " + "9" * 5000 + "\n", "spec.yaml:2: not valid YAML: '9999999"),
         ("a: " + "[" * 1200, "spec.yaml:1: not valid YAML: it is nested too deeply"),
         ("a: 1\nb: 0x" + "f" * 5000 + "\n", "spec.yaml:2: not valid YAML: '0xffffff"),
         ("a: 1\nb: 1" + ":1" * 5000 + "\n", "spec.yaml:2: not valid YAML: '1:1:1:1"),
     ],
 )
 def test_what_is_no_mapping_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
-    if "9" * 5000 in text and not hasattr(sys, "get_int_max_str_digits"):
-        pytest.skip("this Python reads integers of any length")
     refused = _refused(tmp_path, text)
     assert refused.startswith(message)
     assert len(refused) < 250
@@ -192,6 +184,11 @@ def test_aliases_that_multiply_are_refused_wherever_they_stand(tmp_path: Path) -
     assert "spec.yaml:6: not valid YAML: more than 100,000" in _refused(tmp_path, merges)
 
 
+def test_a_section_that_is_an_alias_is_changed_alone(tmp_path: Path) -> None:
+    _write(tmp_path / "base.yaml", "a: {x: &x {y: 0}, z: *x}\n")
+    assert _read(tmp_path, "extends: base.yaml\na: {x: {y: 1}}\n").values == {"a": {"x": {"y": 1}, "z": {"y": 0}}}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -203,21 +200,15 @@ def test_aliases_that_multiply_are_refused_wherever_they_stand(tmp_path: Path) -
 def test_a_file_far_too_large_is_refused_before_it_is_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
+    value = _refused(tmp_path, "a: 1\n", "b=[" + "1," * 50_000 + "]")
+    assert value.endswith("quote it: more than 50,000 lines, commas and brackets")
     path = _write(tmp_path / "large.yaml", text)
     monkeypatch.setattr("summit_train.spec.source._Loader", None)
     for read in READERS:
         with pytest.raises(UserError, match=f"large.yaml.*: {message}"):
             read(path)
-
-
-def test_a_file_without_end_is_refused() -> None:
     with pytest.raises(UserError, match="/dev/zero: larger than"):
         read_tree("/dev/zero")
-
-
-def test_a_value_without_end_is_refused(tmp_path: Path) -> None:
-    message = _refused(tmp_path, "a: 1\n", "b=[" + "1," * 50_000 + "]")
-    assert message.endswith("quote it: more than 50,000 lines, commas and brackets")
 
 
 def _diamonds(tmp_path: Path, levels: int) -> str:
@@ -249,17 +240,6 @@ def test_extends_without_end_is_refused(tmp_path: Path) -> None:
     assert twice == "spec.yaml:1: extends: each file may be named once, got ['0.yaml', '0.yaml']"
 
 
-def test_a_section_that_is_an_alias_is_changed_alone(tmp_path: Path) -> None:
-    _write(tmp_path / "base.yaml", "a: {x: &x {y: 0}, z: *x}\n")
-    assert _read(tmp_path, "extends: base.yaml\na: {x: {y: 1}}\n").values == {"a": {"x": {"y": 1}, "z": {"y": 0}}}
-
-
-def test_an_alias_may_be_used_often(tmp_path: Path) -> None:
-    tree = _read(tmp_path, "one: &one [1, 2]\nall: [" + ", ".join(["*one"] * 1000) + "]\n")
-    assert tree.values["all"] == [[1, 2]] * 1000
-    assert _place(tree, tmp_path, "all.999.1") == "spec.yaml:1"
-
-
 def test_a_file_that_cannot_be_read_or_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "video.mp4").write_bytes(b"\x00\x00\x00\x18ftypmp42\xff\xfe")
@@ -280,14 +260,10 @@ def test_overrides_come_last_and_in_their_order(tmp_path: Path) -> None:
     assert _place(tree, tmp_path, "a.y") == "spec.yaml:2"
     for made in ("new", "new.deep", "new.deep.key", "new.deep.other"):
         assert _place(tree, tmp_path, made) == "override 'new.deep.key=[7]'"
-
-
-def test_an_overridden_section_forgets_the_lines_of_the_old_one(tmp_path: Path) -> None:
+    # What was below an overridden section is gone, with its lines.
     tree = _read(tmp_path, "a:\n  x: 1\n  y: 1\nab: 2\n", "a={x: 2, z: 2}")
-    assert tree.values == {"a": {"x": 2, "z": 2}, "ab": 2}
-    for key in ("a", "a.x", "a.z"):
-        assert _place(tree, tmp_path, key) == "override 'a={x: 2, z: 2}'"
-    assert _place(tree, tmp_path, "ab") == "spec.yaml:4"
+    assert tree.values == {"a": {"x": 2, "z": 2}, "ab": 2} and _place(tree, tmp_path, "ab") == "spec.yaml:4"
+    assert {_place(tree, tmp_path, key) for key in ("a", "a.x", "a.z")} == {"override 'a={x: 2, z: 2}'"}
 
 
 @pytest.mark.parametrize(
@@ -330,16 +306,9 @@ def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, va
     "text", ["1e5", "12e4567", ".5e1", "a\x85b", "\x85", "0x1F", "1:20", "on", "<<", "=", "\r", "é"]
 )
 def test_text_that_looks_like_something_else_reads_back_as_text(tmp_path: Path, text: str) -> None:
-    values = {"name": text, text: 1, "list": [text], "number": math.pi}
+    several = [text]
+    values = {"name": text, text: 1, "list": several, "again": several, "number": math.pi}
     assert _read(tmp_path, to_yaml(values)).values == values
-
-
-def test_the_items_of_a_list_have_lines_too(tmp_path: Path) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_text("runs:\n  - {x: 1}\n  - x: 2\n    y: 3\nlist: [\n  1,\n  2]\n")
-    places = read_tree(path).places
-    keys = [("runs", "0"), ("runs", "0", "x"), ("runs", "1"), ("runs", "1", "y"), ("list", "1")]
-    assert [places[key] for key in keys] == [f"{path}:{line}" for line in (2, 2, 3, 4, 7)]
 
 
 def test_a_value_is_put_with_its_place_and_a_section_that_is_null_is_made(tmp_path: Path) -> None:

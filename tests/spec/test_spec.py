@@ -100,44 +100,24 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(refused: Cal
         ("", ("model={arch: tsm}",), "override 'model={arch: tsm}': model.num_classes: is missing", ("no default",)),
         ("schedule: 100\n", (), "spec.yaml:5: schedule: must be a section of keys, got 100", ()),
         ("schedule: {epochs: '100'}\n", (), "spec.yaml:5: schedule.epochs: ", ("integer", "got '100'")),
-        ("schedule: {epochs: 1.5}\n", (), "spec.yaml:5: schedule.epochs: ", ("integer", "got 1.5")),
-        ("schedule: {epochs: 0}\n", (), "spec.yaml:5: schedule.epochs: ", ("greater than or equal to 1",)),
         ("optimizer: {base_lr: .nan}\n", (), "spec.yaml:5: optimizer.base_lr: ", ("finite", "got nan")),
-        ("optimizer: {base_lr: 0}\n", (), "spec.yaml:5: optimizer.base_lr: ", ("greater than 0",)),
-        ("optimizer: {momentum: 1}\n", (), "spec.yaml:5: optimizer.momentum: ", ("less than 1",)),
-        ("optimizer: {betas: [0.9]}\n", (), "spec.yaml:5: optimizer.betas.1: is missing", ()),
-        ("optimizer: {eps: 0}\n", (), "spec.yaml:5: optimizer.eps: ", ("greater than 0",)),
         ("optimizer: {trust_ratio: lars}\n", (), "spec.yaml:5: optimizer.trust_ratio: must be a section of keys", ()),
         ("optimizer: {trust_ratio: {kind: lasr}}\n", (), "spec.yaml:5: optimizer.trust_ratio.kind: ", ("mean lars?",)),
         ("optimizer: {trust_ratio: {kind: lars, lowr: 1}}\n", (), "spec.yaml:5: optimizer.trust_ratio.lowr: unknown",
          ("did you mean lower?",)),
-        ("seed: 9223372036854775808\n", (), "spec.yaml:5: seed: ", ("less than 9223372036854775808",)),
         ("evaluate: {crops: 2}\n", (), "spec.yaml:5: evaluate.crops: 2 is not a choice; valid: 1, 3, full", ()),
         ("", ("data.short_side=[256]",), "override 'data.short_side=[256]': data.short_side.1: is missing", ()),
-        ("", ("data.short_side=[1, 2, 3]",), "override 'data.short_side=[1, 2, 3]': data.short_side: ", ("at most 2",)),
-        ("", ("data.flow_length=0",), "override 'data.flow_length=0': data.flow_length: ", ("greater",)),
         ("", ("data.crop_scales=[]",), "override 'data.crop_scales=[]': data.crop_scales: must be null or have", ()),
-        ("", ("data.crop_scales=[1.5]",), "override 'data.crop_scales=[1.5]': data.crop_scales", ("1.5",)),
         ("", ("data.flip=1",), "override 'data.flip=1': data.flip: ", ("boolean",)),
-        ("", ("data.train=",), "override 'data.train=': data.train: ", ("string", "got None")),
         ("", ("data.train=''",), "override \"data.train=''\": data.train: the path must not be empty", ()),
         ("", ("data.train=$NO_SUCH_NAME/a",), "override 'data.train=$NO_SUCH_NAME/a': data.train: ",
          ("the environment variable $NO_SUCH_NAME is not set",)),
         ("", ("name=a/b",), "override 'name=a/b': name: the name becomes a folder", ("without '/'", "got 'a/b'")),
-        ("", ("name=..",), "override 'name=..': name: the name becomes a folder", ()),
         ("", ("name=''",), "override \"name=''\": name: the name becomes a folder", ()),
         ("", ('name="a\\0"',), "override 'name=\"a\\\\0\"': name: the name becomes a folder", ()),
         ("", ("name=" + "é" * 101,), "override 'name=ééé", ("the name becomes a folder: must be 1 to 200 bytes",)),
         ("", ('name="a\\nb"',), "override 'name=\"a\\\\nb\"': name: ", ("without '/' and control", r"got 'a\nb'")),
-        ("", ('name="\\u202e"',), "override 'name=\"\\\\u202e\"': name: ", ("control characters",)),
-        ("schedule: {epochs: 1000000000}\n", (), "spec.yaml:5: schedule.epochs: ", ("equal to 1000000, got 10",)),
-        ("", ("optimizer.head_lr_factor=1e308",), "override 'optimizer.head_lr_factor=1e308': ", ("1000000",)),
-        ("", ("optimizer.weight_decay=1e308",), "override 'optimizer.weight_decay=1e308': ", ("1000000",)),
-        ("", ("watch.stall_seconds=1e10",), "override 'watch.stall_seconds=1e10': ", ("equal to 100000000, got",)),
-        ("", (f"data.num_frames={10**20}",), f"override 'data.num_frames={10**20}': ", ("less than or equal to 4096",)),
-        ("", (f"model.num_classes={10**20}",), f"override 'model.num_classes={10**20}': ", ("equal to 1000000",)),
         ("", (f"parallel.period={10**20}",), f"override 'parallel.period={10**20}': ", ("from 1 to 1,000,000",)),
-        ("", ("name=7",), "override 'name=7': name: ", ("string", "got 7")),
     ],
 )  # fmt: skip
 def test_a_mistake_is_placed_and_the_right_value_is_told(
@@ -172,7 +152,6 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
         ("data.num_frames=129 model.arch=trn", "data.num_frames", "trn takes at most 128 frames, got 129"),
         ("model.arch=x3d_m model.backbone=resnet50", "model.backbone",
          "x3d_m is a network of its own, without a backbone; leave the key out"),
-        ("model.arch=eco_lite model.backbone=resnet50", "model.backbone", "eco_lite is a network of its own, without"),
         ("model.arch=ir_csn model.backbone=resnet50", "model.backbone", "built on resnet50; valid: resnet152"),
         ("model.arch=i3d_3x1x1 model.backbone=resnet18", "model.backbone", "valid: resnet50, resnet101"),
         ("model.arch=trn model.backbone=mobilenet_v2", "model.backbone", "trn cannot be built on mobilenet_v2"),
@@ -181,7 +160,6 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
         ("model.arch=i3d_3x3x3 data.num_frames=16 model.pool1=1x3x3", "model.pool1",
          "1x3x3 is for i3d_3x1x1, and i3d_3x3x3 has no choice; leave the key out"),
         ("model.backbone=mobilenet_v2 model.non_local=tsm", "model.non_local", "takes no non-local blocks; tsm, tsn"),
-        ("model.backbone=resnet34 model.non_local=original", "model.non_local", "on one of resnet50, resnet101"),
         ("model.non_local=true", "model.non_local", "True is not a choice; valid: false, tsm, original"),
         ("data.crop=16 model.non_local=tsm", "model.non_local", "a crop of 17 pixels or more, got 16"),
         ("checkpoint.keep=3", "evaluate.last_checkpoints", "must be at most checkpoint.keep, 3, got 5"),
@@ -214,29 +192,21 @@ def test_impossible_combinations_are_refused(
         "model.non_local=false model.backbone=mobilenet_v2",
         "checkpoint.keep=5",
         "data.short_side=[256,256]",
-        "scale.gpus=null evaluate.crops=full optimizer.clip_norm=20",
+        "scale.gpus=null evaluate.crops=full optimizer.clip_norm=20 optimizer.base_lr=2e-3 optimizer.weight_decay=1",
+        "optimizer.trust_ratio.kind=bounded optimizer.trust_ratio.lower=1 optimizer.trust_ratio.upper=1",
+        # Bounds are of the other kind.
+        "optimizer.trust_ratio.kind=lars optimizer.trust_ratio.lower=20 optimizer.betas=[0,0.99]",
+        "optimizer.trust_ratio=null optimizer.name=lamb",
     ],
 )
 def test_the_edge_of_the_possible_is_accepted(load: Callable[..., Spec], overrides: str) -> None:
     load("", *overrides.split())
 
 
-def test_trust_ratios_at_their_edges_are_accepted(load: Callable[..., Spec]) -> None:
-    load("", "optimizer.trust_ratio={kind: bounded, lower: 1, upper: 1}", "optimizer.name=lamb")
-    load("", "optimizer.trust_ratio={kind: lars, lower: 20}")  # bounds are of the other kind
-    load("", "optimizer.trust_ratio=null", "optimizer.betas=[0, 0.99]")
-
-
 def test_choices_and_limits_are_those_of_the_networks() -> None:
     schema = Spec.model_json_schema()["$defs"]["ModelSpec"]["properties"]
     assert set(schema["arch"]["enum"]) == set(ARCHITECTURES)
     assert set(schema["backbone"]["anyOf"][0]["enum"]) == set(BACKBONES)
-
-
-def test_numbers_without_a_dot_are_numbers(load: Callable[..., Spec]) -> None:
-    assert load("optimizer: {weight_decay: 1e-4}\n", "optimizer.base_lr=2e-3").optimizer.weight_decay == 1e-4
-    assert load("", "optimizer.base_lr=2e-3").optimizer.base_lr == 0.002
-    assert load("", "optimizer.base_lr=1").optimizer.base_lr == 1.0
 
 
 def test_paths_are_expanded(load: Callable[..., Spec], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,22 +250,9 @@ def test_every_section_is_frozen_and_strict(section: BaseModel) -> None:
         type(section).model_validate({**section.model_dump(), "something_new": 1})
 
 
-def test_a_swap_of_letters_is_the_nearest_slip(refused: Callable[..., list[str]]) -> None:
-    for wrong, meant in (
-        ("model.arch=tms", "tsm"), ("model.arch=stm", "tsm"), ("model.arch=tns", "tsn"),
-        ("model.backbone=resnet110", "resnet101"), ("optimizer.lr_scaling=sqtr", "sqrt"), ("precision=pf16", "fp16"),
-        ("schedule.decay=noen", "none"), ("precision=bf61", "bf16"), ("optimizer.base_rl=1", "base_lr"),
-    ):  # fmt: skip
-        assert f"did you mean {meant}?" in refused("", wrong)[0]
-
-
 def test_values_of_a_checkpoint_are_checked_too() -> None:
     with pytest.raises(UserError, match=r"^step_00000001\.pt: model\.arch: 'resnext' is not a choice"):
         spec_from_values(_values(model={"arch": "resnext"}), "step_00000001.pt")
-
-
-def test_an_alias_within_itself_is_refused(refused: Callable[..., list[str]]) -> None:
-    assert "is inside what it names" in refused("watch: &w {stall_seconds: *w}\n")[0]
 
 
 def test_a_checkpoint_older_than_a_key_is_of_the_same_experiment() -> None:
@@ -319,54 +276,27 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/
 @st.composite
 def specs(draw: st.DrawFn) -> Spec:
     """Specs of many kinds, each possible."""
-    low = draw(st.integers(32, 300))
-    epochs = draw(st.integers(1, 300))
-    keep = draw(st.integers(1, 9))
     arch = draw(st.sampled_from(list(ARCHITECTURES)))
-    return spec_from_values(
-        {
-            "name": draw(NAMES),
-            "seed": draw(st.integers(0, 2**63 - 1)),
-            "model": {
-                "arch": arch,
-                "backbone": draw(st.sampled_from([None, *ARCHITECTURES[arch].backbones])),
-                "width": draw(st.floats(0.01, 8)),
-                "num_classes": draw(st.integers(1, 1000)),
-                "pretrained": draw(st.none() | PATHS),
-            },
-            "data": {
-                "train": draw(PATHS),
-                "val": draw(PATHS),
-                "root": draw(st.none() | PATHS),
-                "num_frames": 8 * draw(st.integers(2, 8)),
-                "short_side": [low, low + draw(st.integers(0, 99))],
-                "crop": draw(st.integers(1, low)),
-                "flip": draw(st.booleans()),
-            },
-            "scale": {"gpus": draw(st.none() | st.integers(1, 10**6))},
-            "optimizer": {
-                "base_lr": draw(st.floats(1e-300, 1e300)),
-                "name": draw(st.sampled_from(["sgd", "rmsprop", "adagrad", "adam", "lamb"])),
-                "momentum": draw(st.none() | st.floats(0, 0.99)),
-                "trust_ratio": draw(st.none() | st.builds(dict, kind=st.just("bounded"), upper=st.floats(0.1, 1e3))),
-                "clip_norm": draw(st.none() | st.floats(1e-9, 1e9)),
-            },
-            "schedule": {
-                "epochs": epochs,
-                "warmup_epochs": draw(st.floats(0, epochs)),
-                "decay": draw(st.sampled_from(["cosine", "linear", "none"])),
-                "milestones": draw(st.lists(st.floats(0, 300), max_size=3)),
-            },
-            "precision": draw(st.sampled_from(["fp32", "fp16", "bf16", "fp64"])),
-            "evaluate": {
-                "crops": draw(st.sampled_from([1, 3, "full"])),
-                "last_checkpoints": draw(st.integers(1, keep)),
-            },
-            "checkpoint": {"keep": keep},
-            "run_dir": draw(PATHS),
+    model = {"arch": arch, "backbone": draw(st.sampled_from([None, *ARCHITECTURES[arch].backbones]))}
+    model |= {"width": draw(st.floats(0.01, 8)), "pretrained": draw(st.none() | PATHS)}
+    optimizer = {
+        "base_lr": draw(st.floats(1e-300, 1e300)),
+        "name": draw(st.sampled_from(["sgd", "rmsprop", "adagrad", "adam", "lamb"])),
+        "momentum": draw(st.none() | st.floats(0, 0.99)),
+        "trust_ratio": draw(st.none() | st.builds(dict, kind=st.just("bounded"), upper=st.floats(0.1, 1e3))),
+        "clip_norm": draw(st.none() | st.floats(1e-9, 1e9)),
+    }
+    sections = {
+        "model": model,
+        "data": {"train": draw(PATHS), "root": draw(st.none() | PATHS), "num_frames": 8 * draw(st.integers(2, 8))},
+        "optimizer": optimizer,
+        "schedule": {
+            "warmup_epochs": draw(st.floats(0, 100)),
+            "milestones": draw(st.lists(st.floats(0, 300), max_size=3)),
         },
-        "drawn",
-    )
+        "evaluate": {"crops": draw(st.sampled_from([1, 3, "full"]))},
+    }
+    return spec_from_values(_values(name=draw(NAMES), seed=draw(st.integers(0, 2**63 - 1)), **sections), "drawn")
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])

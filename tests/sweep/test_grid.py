@@ -62,15 +62,9 @@ def test_a_grid_is_every_value_with_every_other_and_the_last_axis_runs_fastest(w
     assert [(run.spec.scale.gpus, run.spec.optimizer.base_lr) for run in sweep.runs] == [
         (2, 0.01), (2, 0.001), (4, 0.01), (4, 0.001),
     ]  # fmt: skip
-    assert {run.nodes for run in sweep.runs} == {3}
-    assert sweep.at_once == 2
-
-
-def test_every_run_has_a_folder_of_its_own_in_the_sweeps_and_the_rest_of_the_base(write: Write) -> None:
-    sweep = load_sweep(write("grid: {seed: [0, 1]}\n"))
+    assert {(run.nodes, run.spec.scale.clips_per_gpu) for run in sweep.runs} == {(3, 8)} and sweep.at_once == 2
     assert sweep.folder == Path("elsewhere/runs/study")
-    assert [run.spec.run_path for run in sweep.runs] == [Path("elsewhere/runs/study/seed-0"), sweep.folder / "seed-1"]
-    assert {run.spec.scale.gpus for run in sweep.runs} == {6}
+    assert [run.spec.run_path for run in sweep.runs] == [sweep.folder / name for name in _names(sweep)]
 
 
 def test_zip_goes_in_step_and_names_by_the_first_keys_that_tell_the_rows_apart(write: Write) -> None:
@@ -122,7 +116,7 @@ def _with_presets(write: Write) -> Path:
     return path
 
 
-def test_a_preset_is_a_files_keys_then_its_own_with_every_point_of_the_grid(write: Write) -> None:
+def test_a_preset_is_a_files_keys_then_its_own_with_every_point_of_the_grid(write: Write, tmp_path: Path) -> None:
     sweep = load_sweep(_with_presets(write))
     points = ["seed-0_gpus-2", "seed-0_gpus-4", "seed-1_gpus-2", "seed-1_gpus-4"]
     assert _names(sweep) == [f"{preset}_{point}" for preset in ("plain", "large") for point in points]
@@ -135,9 +129,6 @@ def test_a_preset_is_a_files_keys_then_its_own_with_every_point_of_the_grid(writ
     assert trust is not None and (trust.kind, trust.lower, trust.upper) == ("bounded", 0.5, 20)
     assert (large.optimizer.base_lr, large.optimizer.weight_decay, large.optimizer.momentum) == (0.5, 0, 0.8)
     assert (large.schedule.epochs, large.schedule.warmup_epochs, large.seed, large.scale.gpus) == (7, 2, 1, 4)
-
-
-def test_the_folder_of_a_sweep_with_presets_gives_the_same_runs(write: Write, tmp_path: Path) -> None:
     sweep = load_sweep(_with_presets(write), [f"run_dir={tmp_path / 'runs'}"])
     assert _saved(sweep, sweep.folder).runs == sweep.runs
 
@@ -172,26 +163,19 @@ def test_more_values_on_an_axis_leave_the_names_of_the_runs_that_were(write: Wri
     assert set(_names(before)) < set(_names(after))
 
 
-def test_keys_of_one_last_word_are_named_in_full(write: Write) -> None:
-    text = "grid: {data.short_side: [[256, 256], [256, 320]], evaluate.short_side: [256]}\n"
-    assert _names(load_sweep(write(text))) == [
-        "data.short_side-256-256_evaluate.short_side-256", "data.short_side-256-320_evaluate.short_side-256",
-    ]  # fmt: skip
-
-
-def test_values_that_give_one_name_are_told_apart_and_stay_so(write: Write) -> None:
-    paths = ["a/b", "a b", "A-B"]
-    first = load_sweep(write(f"grid: {{model.pretrained: {paths}}}\n"))
-    assert all(re.fullmatch(r"pretrained-[aA]-[bB]-[0-9a-f]{8}", name) for name in _names(first)), _names(first)
-    assert len({name.casefold() for name in _names(first)}) == 3
-    turned = load_sweep(write(f"grid: {{model.pretrained: {paths[::-1]}}}\n"))
-    assert _names(turned) == _names(first)[::-1]
+def test_names_are_folder_names_and_keys_of_one_last_word_are_in_full(write: Write) -> None:
+    text = (
+        "grid: {data.short_side: [[256, 256]], evaluate.short_side: [256], model.pretrained: ['a b/\u00e9.pt', null]}\n"
+    )
+    name = "data.short_side-256-256_evaluate.short_side-256_pretrained"
+    assert _names(load_sweep(write(text))) == [f"{name}-a-b-.pt", f"{name}-null"]
 
 
 VALUES = {
     "scale.gpus": st.integers(1, 10**6),
     "optimizer.base_lr": st.floats(1e-9, 1e9, exclude_min=True),
-    "model.pretrained": st.none() | st.text(st.characters(blacklist_characters="\0$~", codec="utf-8"), min_size=1),
+    # A long one is cut, and ends in a digest.
+    "model.pretrained": st.none() | st.text("bcd", min_size=1, max_size=120),
     "data.flip": st.booleans(),
     "data.short_side": st.lists(st.integers(256, 999), min_size=2, max_size=2).map(sorted),
 }
@@ -254,10 +238,11 @@ MISTAKES = [
     ("grid:\n  seed: [1]\n  scale.gpus: [2, 4.5]\n", r"sweep_file\.yaml:5: scale\.gpus: .*got 4\.5"),
     ("runs:\n  - {seed: 1}\n  - seed: 2\n    model.arch: tms\n", r"file\.yaml:6: model\.arch: 'tms' is not a choice"),
     ("runs:\n  - {seed: 1}\n  - {nodes: 0, seed: 2}\n", r"sweep_file\.yaml:5: runs\.1\.nodes: "),
-    ("runs:\n  - {name: a/b}\n", r"sweep_file\.yaml:4: runs\.0\.name: the name becomes a folder"),
+    ("runs:\n  - {name: a/b}\n", r"sweep_file\.yaml:4: runs\.0\.name: String should match .* got 'a/b'"),
     ("runs:\n  - {name: a, seed: 1}\n  - {name: A, seed: 2}\n", r"sweep_file\.yaml:5: two runs have the name A"),
     ("zip:\n  seed: [1, 2]\n  scale.gpus: [2]\n", r"yaml:5: zip\.scale\.gpus: must have as many values as seed, 2"),
-    ("grid: {seed: [1]}\nzip:\n  seed: [2]\n", r"sweep_file\.yaml:5: zip\.seed: seed is an axis already"),
+    ("grid: {seed: [1]}\nzip:\n  seed: [2]\n", r"sweep_file\.yaml:5: zip\.seed: is an axis already"),
+    ("grid: {model.pretrained: [a b, A/B]}\n", r"sweep_file\.yaml:3: two runs have the name pretrained-A-B; list them"),
     ("grid:\n  name: [a]\n", r"sweep_file\.yaml:4: name: must be a key of the spec"),
     ("grid:\n  run_dir: [a]\n", r"sweep_file\.yaml:4: run_dir: must be a key of the spec"),
     ("grid:\n  nodes: [1, x]\n", r"sweep_file\.yaml:4: grid\.nodes: must be whole numbers above 0, got \[1, 'x'\]"),
@@ -267,13 +252,13 @@ MISTAKES = [
     (f"grid: {{seed: {list(range(MOST_RUNS + 1))}}}\n", r"yaml:3: 1,001 runs; a sweep may have at most 1,000"),
     ("grid: {seed: [1]}\nat_once: 0\n", r"sweep_file\.yaml:4: at_once: "),
     ("presets:\n  a: {seed: 1}\n  b: {scale.gpu: 2}\n", r"yaml:5: scale\.gpu: unknown key; did you mean gpus\?"),
-    ("grid: {optimizer.name: [sgd]}\npresets:\n  a:\n    optimizer: {name: lamb}\n", r"yaml:6: .*\.name is an axis"),
-    ("grid: {seed: [1]}\npresets:\n  a:\n    seed: 2\n", r"yaml:6: seed: seed is an axis already; remove"),
-    ("zip: {scale.gpus: [1]}\npresets:\n  a:\n    scale: 2\n", r"sweep_file\.yaml:6: scale: scale\.gpus is an axis"),
+    ("grid: {optimizer.name: [sgd]}\npresets:\n  a:\n    optimizer: {name: lamb}\n", r"yaml:6: optimizer is a section"),
+    ("grid: {seed: [1]}\npresets:\n  a:\n    seed: 2\n", r"yaml:6: seed: is an axis already; remove"),
+    ("zip: {scale.gpus: [1]}\npresets:\n  a:\n    scale: 2\n", r"sweep_file\.yaml:3: scale is a value"),
     ("presets:\n  a: {extends: no.yaml}\n", r"yaml:4: presets\.a\.extends: .*no\.yaml does not exist; the path"),
     ("presets:\n  a: {name: b}\n", r"sweep_file\.yaml:4: name: must be a key of the spec"),
     ("presets:\n  a: {nodes: 4}\n", r"sweep_file\.yaml:4: nodes: unknown key"),
-    ("presets:\n  a/b: {seed: 4}\n", r"sweep_file\.yaml:4: presets\.a/b.*: the name becomes a folder"),
+    ("presets:\n  a/b: {seed: 4}\n", r"sweep_file\.yaml:4: presets\.a/b.*: String should match"),
     ("presets: {a: {seed: 4}, b: {seed: 4}}\n", r"sweep_file\.yaml:3: a \(.*\) and b are one and the same run"),
     ("runs: [{}]\nreference:\n  label: x\n  points: [{global_batch: 8, top1: 101}]\n", r"yaml:6: reference\.points\.0"),
 ]  # fmt: skip
@@ -300,3 +285,9 @@ def test_an_override_of_what_the_runs_differ_in_is_refused(write: Write, overrid
 
 def test_an_entry_that_changes_nothing_is_the_base(write: Write) -> None:
     assert _names(load_sweep(write("runs: [{}, {nodes: 4}]\n"))) == ["base", "nodes-4"]
+
+
+def test_a_long_name_is_cut_and_ends_in_a_digest_of_all(write: Write) -> None:
+    first, second = _names(load_sweep(write(f"grid: {{model.pretrained: [{'x' * 90}, {'x' * 91}]}}\n")))
+    assert first != second and len(first) == len(second) == 80
+    assert re.fullmatch("pretrained-x{60}-[0-9a-f]{8}", first)

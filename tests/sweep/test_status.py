@@ -18,15 +18,7 @@ from summit_train.report.noise import Measured
 from summit_train.spec import dump_spec, spec_from_values
 from summit_train.sweep.figure import write_sweep
 from summit_train.sweep.grid import Reference, ReferencePoint, Sweep
-from summit_train.sweep.status import (
-    JobState,
-    SweepRow,
-    as_values,
-    read_rows,
-    sweep_points,
-    tables,
-    to_start,
-)
+from summit_train.sweep.status import COLUMNS, Row, as_values, read_rows, sweep_points, tables, to_start
 from tests.killing import another_holds
 
 Make = Callable[..., Sweep]
@@ -51,15 +43,29 @@ def begin(sweep, write_run):
     return one
 
 
-def states(sweep: Sweep, **jobs: JobState) -> list[str]:
-    return [row.state for row in read_rows(sweep, {name.replace("_", "-"): job for name, job in jobs.items()})]
+def states(sweep: Sweep, *jobs: str) -> list[str]:
+    """States of the rows; jobs: those of the runs' jobs, in order."""
+    of = {run.name: (f"7_{i}", state) for i, (run, state) in enumerate(zip(sweep.runs, jobs, strict=False), 1)}
+    return [row["state"] for row in read_rows(sweep, of)]
 
 
 def test_a_run_that_was_never_begun_is_missing_and_known_by_its_spec(sweep):
     row = read_rows(sweep)[3]
-    assert (row.state, row.name, row.nodes, row.virtual_gpus, row.global_batch) == ("missing", "gpus-8", 2, 8, 32)
-    assert row.frames_per_batch == 32 * 8
-    assert (row.ranks, row.top1, row.training_top1, row.seconds, row.final) == (None, None, None, None, False)
+    assert (row["state"], row["name"], row["nodes"], row["virtual_gpus"], row["global_batch"]) == (
+        "missing",
+        "gpus-8",
+        2,
+        8,
+        32,
+    )
+    assert row["frames_per_batch"] == 32 * 8
+    assert (row["ranks"], row["top1"], row["training_top1"], row["seconds"], row["final"]) == (
+        None,
+        None,
+        None,
+        None,
+        False,
+    )
 
 
 def test_a_run_is_done_when_the_final_evaluation_has_its_last_step(sweep, begin):
@@ -68,11 +74,15 @@ def test_a_run_is_done_when_the_final_evaluation_has_its_last_step(sweep, begin)
     result = json.loads((early / "eval.json").read_text())
     (early / "eval.json").write_text(json.dumps(result | {"checkpoints": result["checkpoints"][:1]}))
     assert states(sweep) == ["done", "failed", "failed", "missing"]
-    assert to_start(read_rows(sweep, {"gpus-8": JobState("9", "queued")})) == ["gpus-2", "gpus-4"]
+    assert to_start(read_rows(sweep, {"gpus-8": ("9", "queued")})) == ["gpus-2", "gpus-4"]
     rows = read_rows(sweep)
-    assert (rows[0].top1, rows[0].top1_std, rows[0].top5, rows[0].final) == (96.875, 0.5, 100.0, True)
-    assert (rows[2].top1, rows[2].top1_std, rows[2].final) == (97.0, None, False)  # the last validation in training
-    assert rows[0].node_hours == pytest.approx(2 * rows[0].seconds / 3600)
+    assert (rows[0]["top1"], rows[0]["top1_std"], rows[0]["top5"], rows[0]["final"]) == (96.875, 0.5, 100.0, True)
+    assert (rows[2]["top1"], rows[2]["top1_std"], rows[2]["final"]) == (
+        97.0,
+        None,
+        False,
+    )  # the last validation in training
+    assert rows[0]["node_hours"] == pytest.approx(2 * rows[0]["seconds"] / 3600)
     assert {done.name, whole.name} == {"gpus-1", "gpus-4"}
 
 
@@ -81,7 +91,7 @@ def test_the_training_accuracy_is_the_mean_over_the_last_epoch(sweep, begin, run
     begin(0, lines=lines)
     last = [line["top1"] for line in lines if line["kind"] == "step" and line["epoch"] == 3]
     assert len(last) == 10
-    assert read_rows(sweep)[0].training_top1 == pytest.approx(sum(last) / 10)
+    assert read_rows(sweep)[0]["training_top1"] == pytest.approx(sum(last) / 10)
 
 
 def test_a_run_that_failed_before_it_wrote_anything_is_no_missing_one(sweep):
@@ -94,11 +104,8 @@ def test_a_run_that_failed_before_it_wrote_anything_is_no_missing_one(sweep):
 def test_the_scheduler_is_believed_of_what_is_not_done(sweep, begin):
     begin(0)
     begin(1, leave_out=("eval.json",))
-    jobs = {"gpus_1": JobState("7_1", "running"), "gpus_2": JobState("7_2", "running")}
-    jobs |= {"gpus_4": JobState("7_3", "queued"), "gpus_8": JobState("7_4", "unknown")}
-    assert states(sweep, **jobs) == ["done", "running", "queued", "unknown"]
-    gone = {name: JobState(job.id, "gone") for name, job in jobs.items()}
-    assert states(sweep, **gone) == ["done", "failed", "failed", "failed"]
+    assert states(sweep, "running", "running", "queued", "unknown") == ["done", "running", "queued", "unknown"]
+    assert states(sweep, *["gone"] * 4) == ["done", "failed", "failed", "failed"]
 
 
 def test_a_run_whose_directory_another_process_holds_is_running(sweep, begin):
@@ -114,7 +121,7 @@ def test_a_run_of_another_spec_is_neither_a_result_nor_started_again(sweep, begi
     spec["data"]["root"] = "elsewhere"  # where data lie makes no other experiment
     (path / "spec.yaml").write_text(yaml.safe_dump(spec))
     row = read_rows(sweep)[0]
-    assert (row.state, row.note) == ("changed", "optimizer.base_lr was 0.5, the sweep has 0.00125")
+    assert (row["state"], row["note"]) == ("changed", "optimizer.base_lr was 0.5, the sweep has 0.00125")
     with pytest.raises(UserError, match=r"gpus-1: optimizer\.base_lr was 0\.5.*; give the sweep another name"):
         to_start(read_rows(sweep))
 
@@ -124,22 +131,22 @@ def test_a_run_without_the_sweeps_growing_batch_is_changed(sweep, begin):
     averaging = {"method": "averaging", "grow_batch": {"factor": 2}}
     with_growth = sweep.runs[0].spec.model_dump(mode="json") | {"parallel": averaging}
     run = dataclasses.replace(sweep.runs[0], spec=spec_from_values(with_growth, "here"))
-    note = read_rows(dataclasses.replace(sweep, runs=(run,)))[0].note
+    note = read_rows(dataclasses.replace(sweep, runs=(run,)))[0]["note"]
     assert "parallel.grow_batch was None, the sweep has {'factor': 2" in note
     (path / "spec.yaml").write_text(yaml.safe_dump(with_growth))
-    assert "parallel.grow_batch was {'factor': 2" in read_rows(sweep)[0].note
+    assert "parallel.grow_batch was {'factor': 2" in read_rows(sweep)[0]["note"]
 
 
 def test_a_stop_on_request_is_told(sweep, begin):
     (begin(0, leave_out=("eval.json",)) / "stopped").write_text("")
     row = read_rows(sweep)[0]
-    assert (row.state, row.note) == ("failed", "stopped on request")
+    assert (row["state"], row["note"]) == ("failed", "stopped on request")
 
 
 def test_published_figures_are_in_the_row_of_their_batch(sweep):
     points = (ReferencePoint(global_batch=16, top1=70.0, top1_std=0.5), ReferencePoint(global_batch=9, top1=1.0))
     with_points = dataclasses.replace(sweep, reference=Reference(label="X", points=points))
-    published = [(row.reference_top1, row.reference_top1_std) for row in read_rows(with_points)]
+    published = [(row["reference_top1"], row["reference_top1_std"]) for row in read_rows(with_points)]
     assert published == [(None, None), (None, None), (70.0, 0.5), (None, None)]
 
 
@@ -151,8 +158,8 @@ def test_the_table_leaves_out_columns_without_a_value_and_top5_of_few_classes(sw
     lines = tables(sweep, rows).splitlines()
     assert lines[0].split("  ")[0] == "run" and "train top-1" in lines[0] and "published" not in lines[0]
     assert "40 of 40" in lines[3] and "96.88 ± 0.50 %" in lines[3]
-    assert "top-5" not in lines[0] and rows[2].top5 == 100.0
-    assert "top-5" in tables(sweep, [dataclasses.replace(row, num_classes=6) for row in rows])
+    assert "top-5" not in lines[0] and rows[2]["top5"] == 100.0
+    assert "top-5" in tables(sweep, [row | {"num_classes": 6} for row in rows])
 
 
 def test_csv_and_json_have_all_columns(sweep, begin):
@@ -163,26 +170,25 @@ def test_csv_and_json_have_all_columns(sweep, begin):
     assert read[0]["top1"] == "96.875" and read[1]["top1"] == ""
     values = json.loads(json.dumps(as_values(sweep, rows)))
     assert values["states"]["done"] == 1 and values["states"]["missing"] == 3
-    assert values["runs"][0] == {field: getattr(rows[0], field) for field in read[0]}
+    assert values["runs"] == rows and list(read[0]) == list(rows[0]) == list(COLUMNS)
 
 
 SEEDS = "presets: {a: {optimizer.base_lr: 0.1}, b: {}}\ngrid: {scale.gpus: [2, 4], seed: [0, 1, 2]}\n"
 
 
-def _done(rows: list[SweepRow], **values: list[Any]) -> list[SweepRow]:
+def _done(rows: list[Row], **values: list[Any]) -> list[Row]:
     """The rows, the first of them done with these values."""
     changed = [dict(zip(values, of_row, strict=True)) for of_row in zip(*values.values(), strict=True)]
-    done = [dataclasses.replace(row, state="done", **new) for row, new in zip(rows, changed, strict=False)]
-    return [*done, *rows[len(done) :]]
+    return [row | {"state": "done"} | new for row, new in zip(rows, changed, strict=False)] + rows[len(changed) :]
 
 
 def test_runs_that_differ_in_their_seed_alone_are_a_point(make_sweep: Make) -> None:
     sweep = make_sweep(SEEDS)
     points = sweep_points(sweep, read_rows(sweep))
-    assert [(point.curve, point.global_batch, point.runs, point.done) for point in points] == [
+    assert [(one["curve"], one["global_batch"], one["runs"], one["done"]) for one in points] == [
         ("a", 8, 3, 0), ("a", 16, 3, 0), ("b", 8, 3, 0), ("b", 16, 3, 0),
     ]  # fmt: skip
-    assert points[0].top1 is points[0].top1_std is points[0].noise_scale is None
+    assert points[0]["top1"] is points[0]["top1_std"] is points[0]["noise_scale"] is None
 
 
 @pytest.mark.parametrize(
@@ -200,42 +206,42 @@ def test_runs_that_differ_in_anything_else_are_points_of_their_own(make_sweep: M
     assert len(sweep_points(sweep, rows)) == len(sweep.runs) and "\n\n" not in tables(sweep, rows)
 
 
-def test_a_points_values_are_mean_and_deviation_over_the_runs_that_are_done(make_sweep: Make) -> None:
+def test_a_point_by_hand_and_its_table(make_sweep: Make) -> None:
     sweep = make_sweep(SEEDS)
-    values = {
+    values: dict[str, list[Any]] = {
         "top1": [90.0, 92.0, 97.0, 50.0],
         "top1_std": [0.1, 0.2, 0.6, 1.0],
         "training_top1": [99.0, 99.0, 96.0, 60.0],
+        "gradient_square": [1.0, -0.5, 2.5, 9.0],
+        "gradient_variance": [100.0, 80.0, 120.0, 1.0],
+        "noise_scale_error": [None, None, None, 7.0],
     }
-    first, second, third, _ = sweep_points(sweep, _done(read_rows(sweep), **values))
-    # (90 + 92 + 97) / 3 = 93; ((-3)^2 + (-1)^2 + 4^2) / (3 - 1) = 13
-    assert (first.top1, first.top1_std) == (93, pytest.approx(13**0.5))
-    assert (first.training_top1, first.training_top1_std) == (98, pytest.approx(3**0.5))
-    assert first.checkpoints_std == pytest.approx(0.3)
-    assert (second.runs, second.done, second.top1, second.top1_std, second.checkpoints_std) == (3, 1, 50.0, None, 1.0)
-    assert (third.done, third.top1) == (0, None)
-
-
-def _measured(rows: list[SweepRow], squares: list[float | None], variances: list[float | None]) -> list[SweepRow]:
-    return _done(rows, gradient_square=squares, gradient_variance=variances)
-
-
-def test_the_noise_scale_of_a_point_is_the_ratio_of_the_means_over_its_runs(make_sweep: Make) -> None:
-    sweep = make_sweep(SEEDS)
-    rows = _measured(read_rows(sweep), [1.0, -0.5, 2.5, 9.0], [100.0, 80.0, 120.0, 1.0])
+    rows = _done(read_rows(sweep), **values)
     first, second, third, _ = sweep_points(sweep, rows)
-    # 300 / 3 clips. The runs' own ratios are 100, -160 and 48. Residuals v - 100 s: 0, 130, -130; mean square 1.
-    assert first.noise_scale is not None and (first.noise_scale.count, first.noise_scale.value) == (3, 100)
-    assert first.noise_scale.error == pytest.approx((2 * 130**2 / 2 / 3) ** 0.5)
-    assert second.noise_scale == Measured(1, pytest.approx(1 / 9), None)
-    assert third.noise_scale is None
+    # (90 + 92 + 97) / 3 = 93; ((-3)^2 + (-1)^2 + 4^2) / (3 - 1) = 13
+    assert (first["top1"], first["top1_std"]) == (93, pytest.approx(13**0.5))
+    assert (first["training_top1"], first["training_top1_std"]) == (98, pytest.approx(3**0.5))
+    assert first["checkpoints_std"] == pytest.approx(0.3)
+    # The ratio of the means, 300 / 3 clips; the runs' own ratios are 100, -160 and 48. Residuals v - 100 s: 0, 130,
+    # -130; mean square 1.
+    assert first["noise_scale"] == Measured(3, 100, pytest.approx((2 * 130**2 / 2 / 3) ** 0.5))
+    assert (second["runs"], second["done"], second["top1"], second["top1_std"]) == (3, 1, 50.0, None)
+    assert second["checkpoints_std"] == 1.0
+    assert second["noise_scale"] == Measured(1, pytest.approx(1 / 9), 7.0)  # of one run the error over its steps
+    assert (third["done"], third["top1"], third["noise_scale"]) == (0, None, None)
+    rows[0]["state"] = "running"  # a run that is not done has no part in it
+    assert (sweep_points(sweep, rows)[0]["done"], sweep_points(sweep, rows)[0]["top1"]) == (2, 94.5)
 
-
-def test_a_run_that_is_not_done_has_no_part_in_it(make_sweep: Make) -> None:
-    sweep = make_sweep(SEEDS)
-    rows = _measured(read_rows(sweep), [1.0, 3.0, None], [50.0, 900.0, None])
-    rows[:2] = [dataclasses.replace(rows[0], noise_scale_error=7.0), dataclasses.replace(rows[1], state="running")]
-    assert sweep_points(sweep, rows)[0].noise_scale == Measured(1, 50, 7.0)  # of one run the error over its steps
+    rows = _done(read_rows(sweep), **values | {"gradient_square": [1.0] * 4, "gradient_variance": [40.0] * 4})
+    of_runs, of_points = tables(sweep, rows).split("\n\n")
+    assert len(of_runs.splitlines()) == 1 + 12
+    header, *lines = of_points.splitlines()
+    assert header.split("  ")[0] == "curve" and len(lines) == 4
+    assert "3 of 3" in lines[0] and "93.00 \u00b1 3.61 %" in lines[0] and "40 \u00b1 0 clips" in lines[0]
+    assert "1 of 3" in lines[1] and "50.00 %" in lines[1]
+    points = json.loads(json.dumps(as_values(sweep, rows)))["points"]
+    assert [point["top1"] for point in points] == [93, 50, None, None]
+    assert points[0]["noise_scale"] == {"count": 3, "value": 40, "error": 0} and points[2]["noise_scale"] is None
 
 
 def test_a_rows_noise_scale_is_that_of_its_measured_steps(make_sweep: Make, write_run: Any, run_records: Any) -> None:
@@ -245,22 +251,8 @@ def test_a_rows_noise_scale_is_that_of_its_measured_steps(make_sweep: Make, writ
         line |= {"noise_scale": 5.0, "gradient_square": square, "gradient_variance": 64.0}
     folder = write_run(str(sweep.runs[0].spec.run_path), lines=lines)
     (folder / "spec.yaml").write_text(dump_spec(sweep.runs[0].spec))
-    first, second = read_rows(sweep)
-    assert (first.gradient_square, first.gradient_variance, first.noise_scale) == (2, 64, 32)
+    keys = ("gradient_square", "gradient_variance", "noise_scale", "noise_scale_error")
+    first, second = ([row[key] for key in keys] for row in read_rows(sweep))
     # Residuals 64 - 32 s: 32, 96, 0, -128
-    assert first.noise_scale_error == pytest.approx(((32**2 + 96**2 + 128**2) / 3 / 4) ** 0.5 / 2)
-    assert (second.gradient_square, second.gradient_variance, second.noise_scale) == (None, None, None)
-
-
-def test_the_points_have_a_table_below_that_of_the_runs_and_a_place_in_the_json(make_sweep: Make) -> None:
-    sweep = make_sweep(SEEDS)
-    rows = _measured(_done(read_rows(sweep), top1=[90.0, 92.0, 97.0, 50.0]), [1.0] * 3, [40.0] * 3)
-    of_runs, of_points = tables(sweep, rows).split("\n\n")
-    assert len(of_runs.splitlines()) == 1 + 12
-    header, *lines = of_points.splitlines()
-    assert header.split("  ")[0] == "curve" and len(lines) == 4
-    assert "3 of 3" in lines[0] and "93.00 ± 3.61 %" in lines[0] and "40 ± 0 clips" in lines[0]
-    assert "1 of 3" in lines[1] and "50.00 %" in lines[1]
-    values = json.loads(json.dumps(as_values(sweep, rows)))
-    assert [point["top1"] for point in values["points"]] == [93, 50, None, None]
-    assert values["points"][0]["noise_scale"] == {"count": 3, "value": 40, "error": 0}
+    assert first == [2, 64, 32, pytest.approx(((32**2 + 96**2 + 128**2) / 3 / 4) ** 0.5 / 2)]
+    assert second == [None] * 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from summit_train.core.errors import UserError
 from summit_train.spec import load_spec
 from summit_train.training.start import Inputs, check_agreement, code_digest, identity, read_inputs
 from tests.conftest import WriteSpec
-from tests.worlds import forked, lines, main_said, needs_ranks, run
+from tests.worlds import forked, lines, needs_ranks, run
 
 HOST = socket.gethostname()
 START = "summit_train.training.start"
@@ -65,18 +64,6 @@ def test_other_code_or_another_network_is_named(
     assert str(caught.value).startswith(f"rank 1 on {HOST} differs from rank 0 on node1: {key} must be '")
 
 
-@pytest.mark.parametrize(
-    ("first", "own", "text"),
-    [({"force_resume": True}, {}, "True, got None"), ({}, {"force_resume": True}, "None, got True")],
-)
-def test_a_key_that_only_one_of_the_ranks_has_differs(
-    inputs: Inputs, first: dict[str, bool], own: dict[str, bool], text: str
-) -> None:
-    world = _Second(first | identity(inputs.spec, inputs.datasets))
-    with pytest.raises(UserError, match=f"node1: force_resume must be {text};"):
-        check_agreement(world, inputs.spec, inputs.datasets, **own)
-
-
 def test_a_nodes_own_copy_of_the_data_is_no_difference(inputs: Inputs) -> None:
     data = inputs.spec.data.model_copy(update={"root": "/local/7/videos", "stage": "/local/7"})
     elsewhere = Inputs(inputs.spec.model_copy(update={"data": data}), inputs.plan, inputs.train, inputs.val)
@@ -95,27 +82,6 @@ def test_the_digest_of_the_code_is_of_names_and_contents(tmp_path: Path) -> None
     assert len({first, second, code_digest(tmp_path)}) == 3
 
 
-@pytest.mark.parametrize(
-    ("module", "words"), [("pipeline", ["train"]), ("evaluate", ["eval"]), ("observed", ["eval", "--observed", "0.5"])]
-)
-def test_a_rank_that_hangs_while_it_is_compared_is_watched(
-    write_spec: WriteSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    module: str,
-    words: list[str],
-) -> None:
-    def compare(*arguments: object, **others: object) -> None:
-        assert "watchdog" in [thread.name for thread in threading.enumerate()]
-        raise UserError("compared")
-
-    monkeypatch.setattr(f"summit_train.cli.{module}.check_agreement", compare)
-    spec = write_spec()
-    more = ["--checkpoints", spec] if "eval" in words else []  # any file: it is not read so early
-    status, _, said = main_said(capsys, words[0], spec, *words[1:], *more)
-    assert status == 2 and "compared" in said, said
-
-
 def _last_rank_has(ranks: int, words: Sequence[str], more: Sequence[str], comm: str = "torch") -> tuple[int, str]:
     """Run `summit-train ...` on ranks of which the last one is started with more words."""
     if comm == "horovod":
@@ -130,7 +96,6 @@ def _last_rank_has(ranks: int, words: Sequence[str], more: Sequence[str], comm: 
     [
         (2, "horovod", "optimizer.base_lr", "0.005", "0.006"),
         (2, "torch", "parallel.method", "'synchronous'", "'averaging'"),
-        (2, "torch", "watch.stall_seconds", "900.0", "60.0"),
         (3, "torch", "schedule.epochs", "2", "3"),
     ],
 )

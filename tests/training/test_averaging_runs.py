@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from pathlib import Path
@@ -15,7 +14,7 @@ from summit_train.core.saved import learner_path, load_newest
 from summit_train.training.averaging import AveragingStep
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec, spec_writer
-from tests.runs import LARGE, assert_bit_equal, final_state, load_any
+from tests.runs import LARGE, assert_bit_equal, difference, final_state, load_any, records
 from tests.worlds import command, needs_ranks, train, train_each, train_signalled
 
 ADAM = {"name": "adam", "base_lr": 1e-3, "lr_scaling": "none"}
@@ -26,18 +25,6 @@ FOUR: dict[str, Any] = {
     "parallel": {"method": "averaging", "period": 3},
     "precision": "fp64",
 }
-
-
-def _records(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["kind"] == kind]
-
-
-def _difference(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """Relative difference of two networks, weights and statistics as one vector."""
-    keys = [key for key, value in one.items() if value.is_floating_point()]
-    mine, theirs = (torch.cat([state[key].double().flatten() for key in keys]) for state in (one, other))
-    return float((mine - theirs).norm() / mine.norm())
 
 
 @pytest.fixture(scope="module")
@@ -55,23 +42,23 @@ def test_4_learners_on_4_ranks_are_those_on_2_and_on_1(runs: Path) -> None:
     alone = final_state(runs / "on1")
     for ranks in (2, 4):
         other = final_state(runs / f"on{ranks}")
-        assert _difference(alone["model"], other["model"]) <= 1e-10  # type: ignore[arg-type]
-        for state, theirs in zip(*(one["optimizer"]["state"].values() for one in (alone, other)), strict=True):  # type: ignore[index]
+        assert difference(alone, other) <= 1e-10
+        for state, theirs in zip(*(one["optimizer"]["state"].values() for one in (alone, other)), strict=True):
             for name in ("exp_avg", "exp_avg_sq"):
                 assert_near(state[name], theirs[name], 1e-7, name)
             assert state["step"] == theirs["step"] == 10
-        losses = [[record["loss"] for record in _records(runs / name, "step")] for name in ("on1", f"on{ranks}")]
+        losses = [[record["loss"] for record in records(runs / name, "step")] for name in ("on1", f"on{ranks}")]
         assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
 
 @needs_ranks
 def test_the_averages_are_recorded_and_whole_epochs_need_no_learners_files(runs: Path) -> None:
     for ranks in (1, 2, 4):
-        averages = _records(runs / f"on{ranks}", "average")
+        averages = records(runs / f"on{ranks}", "average")
         assert [(record["step"], record["epoch"]) for record in averages] == [(3, 0), (5, 0), (8, 1), (10, 1)]
         assert all(record["seconds"] > 0 and record["bytes"] > 0 for record in averages)
         assert list((runs / f"on{ranks}/checkpoints").glob("*learner*")) == []
-        assert len(_records(runs / f"on{ranks}", "step")) == 10
+        assert len(records(runs / f"on{ranks}", "step")) == 10
 
 
 LONG_ROUNDS = {**FOUR, "parallel": {"method": "averaging", "period": 7}}
@@ -118,8 +105,8 @@ def test_a_run_killed_in_mid_round_ends_bit_equal(killed: Path, motion_set: Path
 def test_it_continues_on_other_ranks_to_rounding(killed: Path, motion_set: Path) -> None:
     again, other = _resumed(killed, "alone", motion_set, 0), _resumed(killed, "together", motion_set, 2)
     assert "step_00000009.pt" in again and "step_00000009.pt" in other
-    one, two = (final_state(killed / f"runs/{name}")["model"] for name in ("alone", "together"))
-    assert _difference(one, two) <= 1e-10  # type: ignore[arg-type]
+    one, two = (final_state(killed / f"runs/{name}") for name in ("alone", "together"))
+    assert difference(one, two) <= 1e-10
 
 
 @pytest.mark.parametrize("harm", ["cut", "gone"])

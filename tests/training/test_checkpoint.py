@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from summit_train.core.errors import UserError
+from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.saved import digest_path, find_checkpoints
 from summit_train.optim.solvers import build_solver
 from summit_train.spec.optimizer import OptimizerSpec
@@ -22,8 +21,7 @@ from summit_train.training.checkpoint import (
     restore_solver,
     step_of,
 )
-from tests.runs import load_any, small_checkpoints
-from tests.worlds import environment
+from tests.runs import full_disk, load_any, small_checkpoints
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
@@ -33,42 +31,16 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert state["step"] == 12 and torch.equal(state["model"]["w"], torch.arange(1000.0) + 12)
     assert torch.load(path, weights_only=True)["step"] == 12
     assert sorted(p.name for p in path.parent.iterdir()) == [path.name, f"{path.name}.sha256"]
-
-
-def test_the_digest_is_that_of_sha256sum(tmp_path: Path) -> None:
-    (path,) = small_checkpoints(tmp_path, 3)
-    done = subprocess.run(
-        ["sha256sum", "--check", digest_path(path).name], cwd=path.parent, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-_FULL_DISK = """
-import resource, signal, sys
-from pathlib import Path
-import torch
-from summit_train.core.errors import RunFailed
-from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
-run = Path(sys.argv[1])
-state = {"model": {"w": torch.zeros(1_000_000)}, "optimizer": {}, "step": 20}
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    save_checkpoint(checkpoint_path(run, 20), state)
-except RunFailed as error:
-    print(error)
-"""
+    words = ["sha256sum", "--check", digest_path(path).name]
+    subprocess.run(words, cwd=path.parent, capture_output=True, check=True)
 
 
 def test_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
-    """A file may not grow beyond 100 kB: the kernel refuses the write, as a full disk does."""
     (old,) = small_checkpoints(tmp_path, 10)
-    done = subprocess.run(
-        [sys.executable, "-c", _FULL_DISK, str(tmp_path)],
-        capture_output=True, text=True, check=True, env=environment(),
-    )  # fmt: skip
-    assert "step_00000020.pt: the checkpoint could not be written: File too large" in done.stdout
-    assert f"the last good one is {old}" in done.stdout
+    with pytest.raises(RunFailed) as caught, full_disk():
+        small_checkpoints(tmp_path, 20)
+    assert "step_00000020.pt: the checkpoint could not be written: File too large" in str(caught.value)
+    assert f"the last good one is {old}" in str(caught.value)
     assert find_checkpoints(tmp_path) == [old] and load_any(old)["step"] == 10
     assert sorted(p.name for p in old.parent.iterdir()) == [old.name, digest_path(old).name]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
@@ -18,7 +17,6 @@ from summit_train.training.exchange import (
     bucket_counts,
     split_buckets,
 )
-from tests.worlds import BACKENDS, forked, lines, needs_ranks, run
 
 KB, MB = 2**10, 2**20
 
@@ -150,52 +148,3 @@ def test_a_long_average_goes_in_messages_of_a_buckets_size(monkeypatch: pytest.M
     average(flat, world, "weights")
     assert world.messages == [("weights.0", [0.0, 1.0]), ("weights.1", [2.0, 3.0]), ("weights.2", [4.0])]
     assert flat.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
-
-
-# Three parameters with a bucket each, which get ready in another order on every other rank; rank 1 does not use c.
-_MEAN = """
-import json
-import torch
-from summit_train.core.comm import open_world
-from summit_train.training import exchange
-world = open_world()
-exchange.BUCKET_BYTES = exchange.LAST_BUCKET_BYTES = 8
-for compression in ("none", "fp16"):
-    a, b, c = weights = [torch.nn.Parameter(torch.full((2,), value)) for value in (2.0, 3.0, 5.0)]
-    way = exchange.Exchange(weights, world, compression)
-    assert len(way.buckets) == 3
-    optimizer = torch.optim.SGD(weights, lr=1.0)
-    way.begin_step()
-    (a * (world.rank + 1)).sum().backward()
-    way.begin_last_pass()
-    first, second = (a, b) if world.rank % 2 else (b, a)
-    loss = ((first * 1.0).sum() * 1.0 + second.sum()) * (world.rank + 1)
-    (loss if world.rank == 1 else loss + 4 * c.sum()).backward()
-    way.finish()
-    optimizer.step()
-    everyone = world.gather([weight.tolist() for weight in weights])
-    if everyone is not None:
-        print(json.dumps(everyone))
-world.close()
-"""
-
-
-def _mean() -> int:
-    exec(_MEAN, {})
-    return 0
-
-
-@needs_ranks
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_gradients_are_averaged_over_ranks_and_summed_over_passes(backend: str) -> None:
-    """Rank r's gradients are 2 (r + 1) for a, r + 1 for b, and 4 for c but on rank 1: on average 4, 2 and 8 / 3."""
-    if backend == "horovod":
-        status, output = run(3, "-c", _MEAN, env={"SUMMIT_TRAIN_COMM": backend})
-    else:
-        status, output = forked(3, _mean)
-    assert status == 0, output
-    plain, halves = (json.loads(line) for line in lines(output) if line.startswith("[["))
-    for everyone, bound in ((plain, 1e-6), (halves, 1e-3)):
-        assert everyone[0] == everyone[1] == everyone[2]
-        assert everyone[0][:2] == [[-2.0, -2.0], [1.0, 1.0]]
-        assert everyone[0][2] == pytest.approx([5 - 8 / 3] * 2, rel=bound)

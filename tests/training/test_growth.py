@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from summit_train.data.batches.order import Order
 from summit_train.plan import Rung, make_plan
 from summit_train.spec import Spec, spec_from_values
 from summit_train.spec.optimizer import GrowBatchSpec
-from summit_train.training.growth import GrowingBatch
+from summit_train.training.averaging import GrowingBatch
 from tests.conftest import WriteSpec
-from tests.runs import assert_bit_equal, final_state
+from tests.runs import assert_bit_equal, final_state, records
 from tests.worlds import train
 
 UCF101 = 596 * 16  # 9,536 clips: 596 for each of the paper's 16 learners
@@ -47,14 +46,6 @@ def test_the_ladder_is_that_of_the_paper() -> None:
     assert plan.values()["ladder"][1] == {"clips_per_gpu": 64, "global_batch": 1024, "steps_per_epoch": 9}
 
 
-def test_both_extremes_of_the_length() -> None:
-    """Never grown: 10 epochs of 18. At its fastest the batch grows after epochs 2, 3, 4, ...: 18 18 9 4 2 1 1 1 1 1."""
-    plan = make_plan(_spec(), 16, UCF101)
-    assert (plan.total_steps, plan.fewest_updates) == (180, 56)
-    # Decisions after epochs 2, 4, 6, 8: grown from epochs 5, 7 and 9 on.
-    assert make_plan(_spec(every=2), 16, UCF101).fewest_updates == 4 * 18 + 2 * 9 + 2 * 4 + 2 * 2
-
-
 def test_a_batch_beyond_the_share_is_refused() -> None:
     make_plan(_spec(max=596), 16, UCF101)
     with pytest.raises(UserError, match=r"max: 597 clips do not fit a learner's epoch: 16 learners have 596"):
@@ -67,7 +58,7 @@ LADDER = [Rung(size, 2 * size, 24 // size) for size in (4, 8, 12)]
 def _grown(accuracies: list[float], **keys: Any) -> list[int | None]:
     batch = GrowingBatch(GrowBatchSpec.model_validate(keys), LADDER)
     decisions = [batch.decide(accuracy) for accuracy in accuracies]
-    return [decision and decision.after.clips_per_gpu for decision in decisions]
+    return [decision and decision[1].clips_per_gpu for decision in decisions]
 
 
 def test_decisions_by_hand() -> None:
@@ -91,8 +82,7 @@ def test_the_batch_goes_on_from_a_checkpoint() -> None:
         one.decide(accuracy)
     other.load_state_dict(one.state_dict())
     assert other.rung == LADDER[1] and other.lacks(3) and not other.lacks(2)
-    again = other.decide(9.5)
-    assert again is not None and (again.best, again.after) == (10.0, LADDER[2])
+    assert other.decide(9.5) == (10.0, LADDER[2])
     assert not GrowingBatch(None, LADDER[:1]).lacks(3)
 
 
@@ -128,29 +118,24 @@ def growing(write_spec: WriteSpec) -> Path:
     )  # fmt: skip
 
 
-def _records(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["kind"] == kind]
-
-
 def test_a_run_whose_batch_grows_keeps_it_when_it_goes_on(growing: Path, tmp_path: Path) -> None:
     """Epochs of 10, 10, 5 and 2 steps; then once more from the end of epoch 2, whose validation decides on epoch 3."""
     output = train(0, growing)
     run = tmp_path / "runs/run"
     assert "epoch 2: batch of a learner grows from 2 clips to 4, 5 steps an epoch" in output
-    steps = [record["step"] for record in _records(run, "step")]
+    steps = [record["step"] for record in records(run, "step")]
     assert steps == [*range(1, 21), *range(26, 31), 39, 40]
     keys = ("epoch", "clips_per_gpu", "global_batch")
-    assert [tuple(r[key] for key in keys) for r in _records(run, "batch")] == [(1, 2, 8), (2, 4, 16), (3, 8, 32)]
-    accuracies = [record["top1"] for record in _records(run, "eval")]
-    assert [record["accuracy"] for record in _records(run, "batch")] == accuracies[:3]
-    assert [record["step"] for record in _records(run, "average")] == [4, 8, 10, 14, 18, 20, 29, 30, 40]
+    assert [tuple(r[key] for key in keys) for r in records(run, "batch")] == [(1, 2, 8), (2, 4, 16), (3, 8, 32)]
+    accuracies = [record["top1"] for record in records(run, "eval")]
+    assert [record["accuracy"] for record in records(run, "batch")] == accuracies[:3]
+    assert [record["step"] for record in records(run, "average")] == [4, 8, 10, 14, 18, 20, 29, 30, 40]
     whole = final_state(run)
     for later in (*run.glob("checkpoints/step_00000040*"), *run.glob("checkpoints/step_00000030*")):
         later.unlink()
     shutil.copytree(run, tmp_path / "kept")
     train(0, growing)
-    assert [record["step"] for record in _records(run, "step")][-7:] == [*range(26, 31), 39, 40]
+    assert [record["step"] for record in records(run, "step")][-7:] == [*range(26, 31), 39, 40]
     assert_bit_equal(whole, final_state(run))
 
 
@@ -158,7 +143,7 @@ def test_every_rank_has_the_grown_batch(growing: Path, tmp_path: Path) -> None:
     """Two learners on each of two ranks, whose decisions rank 0's accuracy makes."""
     train(2, str(growing), "schedule.epochs=3")
     run = tmp_path / "runs/run"
-    assert [record["clips_per_gpu"] for record in _records(run, "batch")] == [2, 4]
-    assert [record["step"] for record in _records(run, "step")] == [*range(1, 21), *range(26, 31)]
-    best = max(record["accuracy"] for record in _records(run, "batch"))
+    assert [record["clips_per_gpu"] for record in records(run, "batch")] == [2, 4]
+    assert [record["step"] for record in records(run, "step")] == [*range(1, 21), *range(26, 31)]
+    best = max(record["accuracy"] for record in records(run, "batch"))
     assert final_state(run)["growth"] == {"clips_per_gpu": 4, "best": best, "validations": 2}

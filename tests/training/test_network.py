@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from summit_train.models.network import separate_compile_cache
-from summit_train.models.recompute import RecomputedBlocks
+from summit_train.models.network import RecomputedBlocks, separate_compile_cache
 from summit_train.models.resnet import VARIANTS, BasicBlock
 from summit_train.spec import Spec, load_spec
 from summit_train.training.run import fresh_model

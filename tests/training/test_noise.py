@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +12,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from summit_train.core.comm import World
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
+from summit_train.models.network import recompute_blocks
 from summit_train.models.precision import Normalise
-from summit_train.models.recompute import recompute_blocks
-from summit_train.optim.sgd import build_sgd, parameter_groups
 from summit_train.training.noise import NoiseScale, PassSquares, Squares
-from summit_train.training.step import StepSettings, TrainStep
 from tests.conftest import WriteSpec
-from tests.runs import rewound
-from tests.training.test_step import _micro_batches, _model, _Poison
+from tests.runs import records
+from tests.training.test_step import _micro_batches, _model, _Poison, _step
 from tests.worlds import train
 
 CPU = torch.device("cpu")
@@ -58,13 +54,6 @@ def test_estimates_below_0_are_averaged_and_named() -> None:
     assert NoiseScale(1, 2).add(Squares(0.0, 0.0))["noise_scale"] == math.inf
 
 
-def test_the_averages_survive_a_checkpoint() -> None:
-    noise, again = NoiseScale(2, 2), NoiseScale(2, 2)
-    noise.add(Squares(7.0, 5.0))
-    again.load_state_dict(noise.state_dict())
-    assert again.add(Squares(3.0, 2.0)) == noise.add(Squares(3.0, 2.0))
-
-
 @pytest.mark.parametrize(("clips_per_gpu", "virtual_gpus"), [(1, 2), (2, 4), (8, 3)])
 def test_a_quadratic_with_a_known_covariance(clips_per_gpu: int, virtual_gpus: int) -> None:
     """The loss of a clip x is |w - x|^2 / 2, its gradient w - x: G = w - mean, Sigma the clips' covariance.
@@ -89,11 +78,6 @@ def test_a_quadratic_with_a_known_covariance(clips_per_gpu: int, virtual_gpus: i
     assert float(ratios.median()) == pytest.approx(14 / 12, rel=0.15)
 
 
-def _step(model: nn.Module, accumulation: int, precision: str = "fp64", every: int = 1) -> TrainStep:
-    optimizer = build_sgd(parameter_groups(model, 0.1), 0.9)
-    return TrainStep(model, optimizer, World(), CPU, StepSettings(0, accumulation, precision, noise_every=every))
-
-
 def _reference(model: nn.Module, accumulation: int) -> Squares:
     """Squares of the micro-batches' gradients and of their mean, each by a backward pass of its own."""
     gradients = []
@@ -113,7 +97,7 @@ def test_a_step_measures_each_virtual_gpu_and_the_average(recompute: bool) -> No
     if recompute:
         assert isinstance(model, VideoNetwork)
         recompute_blocks(model)
-    squares = _step(model, 3)(_micro_batches(3), 0.1).read(6, 3, 1).squares
+    squares = _step(model, 3, noise_every=1)(_micro_batches(3), 0.1).read(6, 3, 1).squares
     assert squares is not None and squares.single > 1.5 * squares.average
     assert squares.single == pytest.approx(wanted.single, rel=1e-10)
     assert squares.average == pytest.approx(wanted.average, rel=1e-10)
@@ -126,7 +110,7 @@ def test_no_parameter_of_an_accelerated_network_is_missed(arch: str) -> None:
     generator = torch.Generator().manual_seed(1)
     model = build_model(arch, None, frames, 5, width=0.125, generator=generator).double()
     accelerate(model)
-    squares = _step(model, 1)(_micro_batches(1, frames=frames), 0.0).read(2, 1, 1).squares
+    squares = _step(model, 1, noise_every=1)(_micro_batches(1, frames=frames), 0.0).read(2, 1, 1).squares
     assert squares is not None and squares.single > 0
     assert squares.single == pytest.approx(squares.average, rel=1e-12)
 
@@ -134,7 +118,7 @@ def test_no_parameter_of_an_accelerated_network_is_missed(arch: str) -> None:
 def test_every_nth_step_is_measured_which_changes_no_bit() -> None:
     measured, plain = _model(), _model()
     for model, every, wanted in ((measured, 3, [3, 6]), (plain, 0, [])):
-        step, found = _step(model, 2, every=every), []
+        step, found = _step(model, 2, noise_every=every), []
         for number in range(7):
             batches = [replace(batch, step=number) for batch in _micro_batches(2, side=16)]
             if step(batches, 0.1).read(4, 2, 1).squares is not None:
@@ -156,7 +140,7 @@ def test_a_frozen_parameter_has_no_part() -> None:
 def test_fp16_is_unscaled_and_a_skipped_step_has_no_squares() -> None:
     wanted = _reference(_model(), 2)
     model = _model(dtype=torch.float32)
-    step = _step(model, 2, "fp16")
+    step = _step(model, 2, "fp16", noise_every=1)
     assert step.loss_scale.scale.item() == 2.0**16
     squares = step(_micro_batches(2), 0.0).read(4, 2, 1).squares
     assert squares is not None
@@ -167,12 +151,7 @@ def test_fp16_is_unscaled_and_a_skipped_step_has_no_squares() -> None:
     assert vote.skipped and vote.squares is None
     poisoned = _Poison(_model())
     poisoned.on = True
-    assert _step(poisoned, 2)(_micro_batches(2), 0.1).read(4, 2, 1).squares is None
-
-
-def _records(run: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "step"]
+    assert _step(poisoned, 2, noise_every=1)(_micro_batches(2), 0.1).read(4, 2, 1).squares is None
 
 
 def test_4_ranks_x_1_are_2_x_2_are_1_x_4(write_spec: WriteSpec, tmp_path: Path) -> None:
@@ -180,9 +159,8 @@ def test_4_ranks_x_1_are_2_x_2_are_1_x_4(write_spec: WriteSpec, tmp_path: Path) 
     for ranks in (1, 2, 4):
         spec = write_spec(f"on{ranks}", precision="fp64", schedule={"epochs": 1})
         output = train(ranks if ranks > 1 else 0, spec, "noise_scale.every_steps=4")
-        records = _records(tmp_path / f"runs/on{ranks}")
-        assert [record["step"] for record in records if "noise_scale" in record] == [4, 8]
-        measured[ranks] = [record for record in records if "noise_scale" in record]
+        measured[ranks] = [step for step in records(tmp_path / f"runs/on{ranks}", "step") if "noise_scale" in step]
+        assert [step["step"] for step in measured[ranks]] == [4, 8]
         assert "  noise scale " in output
     for name in ("noise_scale", "gradient_variance", "gradient_square"):
         for one, other in ((1, 2), (1, 4)):
@@ -191,20 +169,7 @@ def test_4_ranks_x_1_are_2_x_2_are_1_x_4(write_spec: WriteSpec, tmp_path: Path) 
             assert mine == pytest.approx(theirs, rel=1e-9), name
 
 
-def test_a_resumed_run_measures_the_same_numbers(write_spec: WriteSpec, tmp_path: Path) -> None:
-    """Resumed at step 10, whose averages it takes over, as the next measurement is that of step 12."""
-    train(0, write_spec("whole"), "noise_scale.every_steps=3")
-    rewound(tmp_path / "runs/whole", "resumed", 20)
-    train(0, str(write_spec("resumed")), "noise_scale.every_steps=3")
-    names = ("step", "noise_scale", "gradient_variance", "gradient_square")
-    whole, resumed = (
-        [[record.get(name) for name in names] for record in _records(tmp_path / "runs" / run)]
-        for run in ("whole", "resumed")
-    )
-    assert resumed[-10:] == whole[-10:] and sum(row[2] is not None for row in whole) == 6
-
-
 def test_one_virtual_gpu_is_told_that_nothing_is_measured(write_spec: WriteSpec, tmp_path: Path) -> None:
     output = train(0, write_spec(scale={"gpus": 1, "clips_per_gpu": 8}, schedule={"epochs": 1}))
     assert output.count("noise scale") == 1 and "noise scale: not measured; one virtual GPU" in output
-    assert not any("noise_scale" in record for record in _records(tmp_path / "runs/run"))
+    assert not any("noise_scale" in record for record in records(tmp_path / "runs/run", "step"))

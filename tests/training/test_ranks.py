@@ -13,35 +13,11 @@ import pytest
 import torch
 
 from tests.conftest import WriteSpec
-from tests.runs import rewound
+from tests.runs import difference, final_state, records, rewound
 from tests.worlds import BACKENDS, command, forked, lines, needs_ranks, run, train
 
 pytestmark = needs_ranks
 HOST = socket.gethostname()
-
-
-def _checkpoint(tmp_path: Path, name: str, step: int = 20) -> dict[str, torch.Tensor]:
-    """Weights and running statistics of a run's checkpoint."""
-    path = tmp_path / "runs" / name / "checkpoints" / f"step_{step:08d}.pt"
-    state: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["model"]
-    return state
-
-
-def _largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Relative difference of all weights and of all running statistics, each as one vector; the larger of the two.
-
-    Tensor by tensor would divide the rounding of BN biases, which begin at zero, by next to nothing.
-    """
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[key], other[key]) for key in one if key.endswith("num_batches_tracked"))
-    statistics = [key for key in one if "running_" in key]
-    weights = [key for key in one if "running_" not in key and not key.endswith("num_batches_tracked")]
-    assert len(statistics) == 40 and len(weights) == 62
-    differences = []
-    for keys in (statistics, weights):
-        mine, theirs = (torch.cat([state[key].double().flatten() for key in keys]) for state in (one, other))
-        differences.append(float((mine - theirs).norm() / mine.norm()))
-    return max(differences)
 
 
 def test_6_virtual_gpus_train_the_same_network_on_any_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
@@ -55,10 +31,10 @@ def test_6_virtual_gpus_train_the_same_network_on_any_ranks(write_spec: WriteSpe
         for ranks, comm in places.items():
             scale = {"gpus": 6, "clips_per_gpu": 2}
             train(ranks, write_spec(f"on{ranks}", precision=precision, scale=scale, schedule={"epochs": 1}), comm=comm)
-        alone = _checkpoint(tmp_path, "on1", 6)
-        assert int(alone["bn1.num_batches_tracked"]) == 6
+        alone = final_state(tmp_path / "runs/on1")
+        assert alone["step"] == int(alone["model"]["bn1.num_batches_tracked"]) == 6
         for ranks in places:
-            assert _largest_difference(alone, _checkpoint(tmp_path, f"on{ranks}", 6)) <= bound, (precision, ranks)
+            assert difference(alone, final_state(tmp_path / f"runs/on{ranks}")) <= bound, (precision, ranks)
         if precision == "fp64":
             plan = json.loads((tmp_path / "runs/on3/plan.json").read_text())
             assert (plan["ranks"], plan["virtual_gpus"], plan["accumulation"]) == (3, 6, 2)
@@ -71,7 +47,7 @@ def test_a_run_of_1_rank_continues_on_2_ranks(write_spec: WriteSpec, tmp_path: P
     output = train(2, write_spec("moved", precision="fp64"))
     assert "resumes from" in output and "step_00000010.pt" in output
     assert "continues over torch (gloo); earlier steps ran over serial, so results agree to rounding" in output
-    assert _largest_difference(_checkpoint(tmp_path, "whole"), _checkpoint(tmp_path, "moved")) <= 1e-12
+    assert difference(final_state(tmp_path / "runs/whole"), final_state(tmp_path / "runs/moved")) <= 1e-12
 
 
 def test_frozen_norms_stay_frozen_over_accumulation_ranks_and_a_resume(write_spec: WriteSpec, tmp_path: Path) -> None:
@@ -80,8 +56,9 @@ def test_frozen_norms_stay_frozen_over_accumulation_ranks_and_a_resume(write_spe
     train(1, write_spec("whole", **options))
     rewound(tmp_path / "runs/whole", "moved", 20)
     train(2, write_spec("moved", **options))
-    whole = _checkpoint(tmp_path, "whole")
-    assert _largest_difference(whole, _checkpoint(tmp_path, "moved")) <= 1e-12
+    state = final_state(tmp_path / "runs/whole")
+    assert difference(state, final_state(tmp_path / "runs/moved")) <= 1e-12
+    whole = state["model"]
     for name, value in whole.items():
         if ".bn" in name or "downsample.1" in name:
             first = 1.0 if name.endswith(("running_var", "weight")) else 0.0
@@ -196,8 +173,7 @@ def test_two_steps_that_are_not_finite_end_the_run_and_name_the_rank(
     message = next(line for line in lines(output) if "steps in a row" in line)
     assert "rank 1 on" in message and "rank 0 on" not in message
     assert "step 3" in message and "step 4" in message and "videos/train_" in message
-    records = [json.loads(line) for line in (tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()]
-    skipped = {r["step"]: r["skipped"] for r in records if r["kind"] == "step"}
+    skipped = {record["step"]: record["skipped"] for record in records(tmp_path / "runs/run", "step")}
     assert skipped[1] == skipped[2] == 0 and skipped[3] == 1
 
 

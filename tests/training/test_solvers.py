@@ -6,7 +6,6 @@ Horovod goes on over torch.distributed: on two ranks both add the same two numbe
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -14,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from summit_train.spec.optimizer import OptimizerSpec
-from tests.closeness import assert_near
 from tests.conftest import spec_writer
-from tests.runs import assert_bit_equal, final_state, rewound
+from tests.runs import assert_bit_equal, difference, final_state, records, rewound
 from tests.worlds import forked, main_without_reports, needs_ranks, train, train_each
 
 pytestmark = [needs_ranks]
@@ -91,11 +88,7 @@ def test_every_solver_is_here() -> None:
 @pytest.mark.parametrize("name", SOLVERS)
 def test_two_ranks_are_one_rank(runs: Path, name: str) -> None:
     """Two micro-batches on one rank are one on each of two."""
-    alone, together = (final_state(runs / f"{place}_{name}")["model"] for place in ("alone", "together"))
-    assert isinstance(alone, dict) and isinstance(together, dict) and alone.keys() == together.keys()
-    keys = [key for key, value in alone.items() if value.is_floating_point()]
-    one, other = (torch.cat([state[key].flatten() for key in keys]) for state in (alone, together))
-    assert_near(other, one, 1e-9)
+    assert difference(final_state(runs / f"alone_{name}"), final_state(runs / f"together_{name}")) <= 1e-9
 
 
 @pytest.mark.parametrize(
@@ -106,18 +99,16 @@ def test_a_run_that_continues_is_bit_equal(runs: Path, whole: str, again: str) -
     state = final_state(runs / again)
     assert {"ema", "noise_scale"} < state.keys()
     assert_bit_equal(final_state(runs / whole), state)
-    starts = [json.loads(line) for line in (runs / again / "metrics.jsonl").read_text().splitlines()]
-    assert [start["step"] for start in starts if start["kind"] == "start"] == [0, 2]
+    assert [start["step"] for start in records(runs / again, "start")] == [0, 2]
 
 
 def test_the_trust_ratios_are_recorded(runs: Path) -> None:
     """Of each parameter in each of the four steps, and the same on one rank and on two."""
     found = {}
     for place in ("alone", "together"):
-        lines = (runs / f"{place}_bounded" / "metrics.jsonl").read_text().splitlines()
-        records = [record for record in map(json.loads, lines) if record["kind"] == "trust_ratio"]
-        assert [record["step"] for record in records] == [1, 2, 3, 4]
-        found[place] = [record["ratios"] for record in records]
+        ratios = records(runs / f"{place}_bounded", "trust_ratio")
+        assert [record["step"] for record in ratios] == [1, 2, 3, 4]
+        found[place] = [record["ratios"] for record in ratios]
     assert len(found["alone"][0]) == 62 and found["alone"][0]["bn1.bias"] == 1.0  # it begins at 0
     for one, other in zip(found["alone"], found["together"], strict=True):
         assert one == pytest.approx(other, rel=1e-6)

@@ -17,6 +17,7 @@ from summit_train.data.manifest import ManifestRow, read_manifest, write_manifes
 from summit_train.data.video.span import Span
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec
+from tests.runs import records
 from tests.worlds import train
 
 SPANS = (Span(0, 5), Span(2))
@@ -26,9 +27,8 @@ def _train(spec: Path) -> tuple[list[float], float]:
     """The losses of an epoch's steps, and the result of the test."""
     train(0, spec, "schedule.epochs=1", "schedule.warmup_epochs=0")
     run = load_spec(spec).run_path
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     tested = json.loads((run / "eval.json").read_text())
-    return [row["loss"] for row in rows if row["kind"] == "step"], tested["top1_mean"]
+    return [step["loss"] for step in records(run, "step")], tested["top1_mean"]
 
 
 def _packed(folder: Path, kind: str, name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from summit_train.spec.source import shipped
 from summit_train.training import start
 from summit_train.training.start import check_arithmetic, error_of_two_frames, stage_sets
 from tests.conftest import WriteSpec
-from tests.runs import rewound
+from tests.runs import records, rewound
 from tests.worlds import command, train
 
 
@@ -40,14 +39,13 @@ def _data(packed: Path, kind: str, **more: Any) -> dict[str, Any]:
     return {"train": str(packed / kind / "train"), "val": str(packed / kind / "val"), **more}
 
 
+def _losses(spec: Path, *overrides: str) -> list[float]:
+    return [step["loss"] for step in records(load_spec(spec, overrides).run_path, "step")]
+
+
 def _train(spec: Path, *overrides: str) -> list[float]:
     train(0, spec, *overrides)
-    return _losses(load_spec(spec, overrides).run_path)
-
-
-def _losses(run: Path) -> list[float]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if row["kind"] == "step"]
+    return _losses(spec, *overrides)
 
 
 def test_packed_bytes_train_to_the_bit_and_jpeg_closely(write_spec: WriteSpec, packed: Path, tmp_path: Path) -> None:
@@ -70,18 +68,10 @@ def test_ranks_train_from_a_staged_copy(write_spec: WriteSpec, packed: Path, tmp
     spec = write_spec("staged", data=_data(packed, "bytes", workers=1, stage=str(tmp_path / "node")), schedule=schedule)
     first = train(2, spec)
     assert first.count("staged to") == 1 and " on 1 nodes: " in first and "warning" not in first
-    assert _losses(load_spec(spec).run_path) == _losses(load_spec(raw).run_path)
+    assert _losses(spec) == _losses(raw)
     assert len(list((tmp_path / "node").glob("*/pack.json"))) == 2
     again = train(2, str(spec), "name=again")
     assert ": 0 bytes copied, " in again
-
-
-def test_without_a_disk_it_trains_from_the_shared_set_and_says_so_once(
-    write_spec: WriteSpec, packed: Path, tmp_path: Path
-) -> None:
-    absent = str(tmp_path / "no" / "disk")
-    printed = train(0, write_spec("absent", data=_data(packed, "bytes", stage=absent), schedule={"epochs": 1}))
-    assert printed.count("warning: ") == 1 and f"{absent}: No such file or directory" in printed
 
 
 class _Node(World):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +16,17 @@ from summit_train.core.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
 from summit_train.models.precision import Normalise
-from summit_train.optim.sgd import build_sgd, parameter_groups
-from summit_train.optim.solvers import build_solver
+from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
 from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
-from summit_train.training.step import LossScale, Requests, StepSettings, TrainStep
+from summit_train.training.step import (
+    LossScale,
+    Requests,
+    RunningStatistics,
+    StepSettings,
+    TrainStep,
+    count_updates,
+)
 from tests.closeness import assert_all_near, assert_near
 
 CPU = torch.device("cpu")
@@ -48,13 +55,19 @@ def _step(
     model: nn.Module,
     accumulation: int,
     precision: str = "fp64",
-    clip_norm: float | None = None,
-    decay: float = 0.1,
-    label_smoothing: float = 0.0,
+    *,
+    solver: str = "sgd",
+    trust: str | None = None,
+    **settings: Any,
 ) -> TrainStep:
-    optimizer = build_sgd(parameter_groups(model, decay), 0.9)
-    settings = StepSettings(0, accumulation, precision, clip_norm, label_smoothing)
-    return TrainStep(model, optimizer, World(), CPU, settings)
+    """A step of one rank; trust: the kind of a trust ratio."""
+    spec = OptimizerSpec.model_validate({"name": solver, "weight_decay": 0.1})
+    optimizer = build_solver(spec, parameter_groups(model, spec.weight_decay))
+    ratio = None
+    if trust is not None:
+        keys = {"kind": trust, "lower": 1.0, "upper": 1e5}
+        ratio = TrustRatio(TrustRatioSpec.model_validate(keys), model, optimizer)
+    return TrainStep(model, optimizer, World(), CPU, StepSettings(0, accumulation, precision, **settings), ratio)
 
 
 def _reference_gradients(model: nn.Module, batches: Sequence[MicroBatch]) -> dict[str, torch.Tensor]:
@@ -112,35 +125,19 @@ def test_the_vote_has_the_mean_loss_the_top1_and_the_requests(smoothing: float) 
     assert (vote.stop, vote.checkpoint, vote.data_wait_s) == (True, False, 0.25)
 
 
-def test_dropout_is_keyed_by_step_and_virtual_gpu() -> None:
-    """The same micro-batches in another order: the same mean gradient, so the masks went with them."""
-    one, other = _model(dropout=0.5), _model(dropout=0.5)
-    batches = _micro_batches(2)
-    _step(one, 2)(batches, 0.1)
-    _step(other, 2)(batches[::-1], 0.1)
-    assert_near(one.state_dict()["fc.weight"], other.state_dict()["fc.weight"], 1e-12)
-
-
-def test_trns_tuples_are_keyed_by_step_and_virtual_gpu() -> None:
-    one, other, unkeyed = (_model(arch="trn") for _ in range(3))
-    batches = _micro_batches(2)
-    _step(one, 2)(batches, 0.1)
-    _step(other, 2)(batches[::-1], 0.1)
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"dropout": 0.5}, "fc.weight"), ({"arch": "trn"}, "consensus.fc_fusion_scales.2.1.weight")],
+)
+def test_masks_and_tuples_are_keyed_by_step_and_virtual_gpu(options: dict[str, Any], name: str) -> None:
+    """The same micro-batches in another order: the same mean gradient, so what was drawn went with them."""
+    models, batches = [_model(**options) for _ in range(3)], _micro_batches(2)
     swapped = [dataclasses.replace(batch, virtual_gpu=1 - batch.virtual_gpu) for batch in batches]
-    _step(unkeyed, 2)(swapped, 0.1)
-    name = "consensus.fc_fusion_scales.2.1.weight"
-    first, second, third = (model.state_dict()[name] for model in (one, other, unkeyed))
+    for model, order in zip(models, (batches, batches[::-1], swapped), strict=True):
+        _step(model, 2)(order, 0.1)
+    first, second, unkeyed = (model.state_dict()[name] for model in models)
     assert_near(first, second, 1e-12)
-    assert (first - third).norm() > 1e-9 * first.norm()
-
-
-def _solving(model: nn.Module, solver: str, kind: str | None, precision: str, clip_norm: float | None) -> TrainStep:
-    """A step of two micro-batches by another solver, with a trust ratio."""
-    spec = OptimizerSpec.model_validate({"name": solver, "weight_decay": 0.1})
-    optimizer = build_solver(spec, parameter_groups(model, spec.weight_decay))
-    bounds = {"lower": 1.0, "upper": 1e5}
-    trust = kind and TrustRatio(TrustRatioSpec.model_validate({"kind": kind, **bounds}), model, optimizer)
-    return TrainStep(model, optimizer, World(), CPU, StepSettings(0, 2, precision, clip_norm), trust or None)
+    assert (first - unkeyed).norm() > 1e-9 * first.norm()
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
@@ -150,7 +147,7 @@ def test_the_trust_ratio_is_that_of_the_mean_gradient_as_it_is_clipped(clip_norm
     norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
     factor = 1.0 if clip_norm is None else min(1.0, clip_norm / float(norm))
     lengths = {name: float(parameter.detach().norm()) for name, parameter in model.named_parameters()}
-    result = _solving(model, "sgd", "bounded", "fp64", clip_norm)(batches, 0.1)
+    result = _step(model, 2, trust="bounded", clip_norm=clip_norm)(batches, 0.1)
     assert result.ratios is not None
     found = result.ratios.read()
     assert found.keys() == gradients.keys()
@@ -166,7 +163,7 @@ def test_the_trust_ratio_is_that_of_the_mean_gradient_as_it_is_clipped(clip_norm
 )
 def test_every_solver_skips_an_overflow_of_fp16_and_goes_on(solver: str, kind: str | None) -> None:
     model = _model(dtype=torch.float32)
-    step = _solving(model, solver, kind, "fp16", 1.0)
+    step = _step(model, 2, "fp16", solver=solver, trust=kind, clip_norm=1.0)
     step.loss_scale.scale = torch.tensor(2.0**40)
     before = copy.deepcopy(model.state_dict())
     vote = step(_micro_batches(2), 0.01).read(4, 2, 1)
@@ -241,3 +238,55 @@ def test_normalise_is_a_channels_last_view_of_imagenets_units() -> None:
     assert clips.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
     red = (frames[1, 2, 3, 4, 0].item() / 255 - 0.485) / 0.229
     assert clips[1, 2, 0, 3, 4].item() == pytest.approx(red, abs=1e-5)
+
+
+# BN's running statistics under accumulation, against the definition.
+
+
+def _normed_batches(count: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [2 * torch.randn(6, 3, 4, 4, generator=generator, dtype=torch.float64) + 1 for _ in range(count)]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 3, 8])
+def test_every_micro_batch_has_the_same_weight(accumulation: int) -> None:
+    """r <- (1 - m) r + m / A * sum(s_i), for mean and (unbiased) variance, over three steps."""
+    norm = nn.BatchNorm2d(3, momentum=0.1, dtype=torch.float64)
+    statistics = RunningStatistics(norm, accumulation, World())
+    mean, var = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    batches = _normed_batches(3 * accumulation)
+    for step in range(3):
+        mine = batches[step * accumulation : (step + 1) * accumulation]
+        statistics.begin_step()
+        for index, batch in enumerate(mine):
+            statistics.begin_pass(index)
+            norm(batch)
+        statistics.start_mean()
+        statistics.finish(torch.zeros(()))
+        mean = 0.9 * mean + 0.1 * torch.stack([b.mean((0, 2, 3)) for b in mine]).mean(0)
+        var = 0.9 * var + 0.1 * torch.stack([b.var((0, 2, 3)) for b in mine]).mean(0)
+    assert norm.running_mean is not None and norm.running_var is not None
+    assert_near(norm.running_mean, mean, 1e-13)
+    assert_near(norm.running_var, var, 1e-13)
+
+
+def test_a_skipped_step_leaves_no_trace() -> None:
+    norm = nn.BatchNorm2d(3)
+    statistics = RunningStatistics(norm, 2, World())
+    statistics.begin_step()
+    for index in range(2):
+        statistics.begin_pass(index)
+        norm(torch.full((2, 3, 2, 2), float("nan")))
+    assert norm.running_mean is not None and norm.running_mean.isnan().all()
+    statistics.start_mean()
+    statistics.finish(torch.ones(()))
+    assert norm.running_mean.tolist() == [0, 0, 0]
+    assert norm.running_var is not None and norm.running_var.tolist() == [1, 1, 1]
+
+
+def test_the_counter_counts_updates_not_passes() -> None:
+    norm = nn.BatchNorm2d(3)
+    for batch in _normed_batches(4):
+        norm(batch.float())
+    count_updates(norm, 1)
+    assert norm.num_batches_tracked is not None and norm.num_batches_tracked.item() == 1

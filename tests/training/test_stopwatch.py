@@ -8,20 +8,17 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from summit_train.core.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
-from summit_train.optim.sgd import build_sgd, parameter_groups
-from summit_train.training.step import StepSettings, TrainStep
 from summit_train.training.stopwatch import PHASES, Mark, Recorder
+from tests.training.test_step import _step
 
 CPU = torch.device("cpu")
 
 
 def _weights_after_a_step(**options: Callable[[str], None]) -> torch.Tensor:
     model = build_model("tsm", "resnet18", 2, 3, width=0.125, generator=torch.Generator().manual_seed(1))
-    optimizer = build_sgd(parameter_groups(model, 0.1), 0.9)
-    step = TrainStep(model, optimizer, World(), CPU, StepSettings(0, 2, "fp32"))
+    step = _step(model, 2, "fp32")
     frames = torch.arange(2 * 2 * 16 * 16 * 3).reshape(2, 2, 16, 16, 3).remainder(256).to(torch.uint8)
     labels, ids = torch.tensor([0, 2]), torch.arange(2)
     step([MicroBatch(0, number, frames, labels, ids) for number in range(2)], 0.1, **options)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import WriteSpec
+from tests.runs import records
 from tests.worlds import run, train
 
 PROGRAM = """
@@ -23,9 +23,5 @@ def test_a_tiny_training_without_the_fast_path(write_spec: WriteSpec, tmp_path: 
     status, said = run(0, "-c", PROGRAM, str(spec), "name=plain")
     assert status == 0 and "network: plain: models/fast is missing" in said, said
     assert "network: C++ kernels" in train(0, spec)
-    plain, fast = (
-        [json.loads(line).get("loss") for line in (tmp_path / f"runs/{name}/metrics.jsonl").read_text().splitlines()]
-        for name in ("plain", "fast")
-    )
-    losses = [loss for loss in fast if loss is not None]
-    assert len(losses) == 10 and [loss for loss in plain if loss is not None] == pytest.approx(losses, rel=1e-9)
+    plain, fast = ([step["loss"] for step in records(tmp_path / "runs" / name, "step")] for name in ("plain", "fast"))
+    assert len(fast) == 10 and plain == pytest.approx(fast, rel=1e-9)

@@ -26,14 +26,12 @@ _BY_PMI = ("srun", "flux run")  # they tell MPI of their processes where they ar
 class Launch:
     """The launcher of this process, with the process's rank and the number of processes.
 
-    interactive: a person watches stdout's terminal. A launcher's pseudo-terminal counts only with TTY_COMPATIBLE=1,
-    the variable that rich reads. by_mpi: MPI can join the processes.
+    by_mpi: MPI can join the processes.
     """
 
     launcher: str
     rank: int
     size: int
-    interactive: bool = False
     by_mpi: bool = False
 
 
@@ -53,10 +51,10 @@ def find_launch(environ: Mapping[str, str]) -> Launch | None:
                 raise UserError(f"the environment of {launcher} is broken: must be numbers, got {names}") from error
             has_pmi = any(name.startswith(("PMIX_", "PMI_", "I_MPI_PMI")) for name in environ)
             by_mpi = launcher != "torchrun" and (launcher not in _BY_PMI or has_pmi)
-            return Launch(launcher, rank, size, environ.get("TTY_COMPATIBLE") == "1", by_mpi)
+            return Launch(launcher, rank, size, by_mpi)
     return None
 
 
 def this_launch() -> Launch:
     """Return how this process was started; a process started by hand is rank 0 of 1."""
-    return find_launch(os.environ) or Launch("hand", 0, 1, interactive=True)
+    return find_launch(os.environ) or Launch("hand", 0, 1)

@@ -1,22 +1,38 @@
-"""Ranks joined by torch.distributed: gloo for tensors on CPUs and for objects, NCCL (RCCL) or XCCL on accelerators."""
+"""Ranks joined by torch.distributed: gloo for tensors on CPUs and for objects, NCCL (RCCL) or XCCL on accelerators.
+
+How processes that only know their numbers find each other: the address of rank 0 comes from MASTER_ADDR and
+MASTER_PORT, which torchrun sets; else by MPI, where the launcher is MPI's and mpi4py is installed; else it is
+MASTER_ADDR or the first host of the job's list, with a port made from the job's number.
+"""
 
 from __future__ import annotations
 
 import datetime
+import fcntl
+import importlib.util
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+import socket
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from summit_train.core.comm.launch import Launch
-from summit_train.core.comm.rendezvous import RENDEZVOUS_S, meet, use_interface_towards
-from summit_train.core.comm.world import SAME_EVERY_TIME, World
+from summit_train.core.comm.world import SAME_EVERY_TIME, World, refuse_mixed
 from summit_train.core.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
     import torch
+    from mpi4py.MPI import Intracomm
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 T = TypeVar("T")
+RENDEZVOUS_S = 300
+_PORTS = range(10_000, 30_000)  # below those that Linux hands out
+_SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 # The watchdog knows what a rank waits for and how long it may; torch's own limit would only hide its message.
 _FOREVER = datetime.timedelta(days=365)
 
@@ -122,3 +138,131 @@ class TorchWorld(World):
     def close(self) -> None:
         self.barrier()
         self._dist.destroy_process_group()
+
+
+def meet(launch: Launch, host: str) -> tuple[TCPStore, str]:
+    """Return the store in which the ranks find each other, and the address of the host that keeps it.
+
+    Raises UserError where nothing says who keeps it, RunFailed where a port is taken or ranks do not come.
+    """
+    address, port, keeps = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"), launch.rank == 0
+    if launch.by_mpi and importlib.util.find_spec("mpi4py") is not None:
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+        if world.Get_size() == launch.size:  # else this MPI does not know what the launcher said
+            refuse_mixed(world.allgather(("torch", host)))
+            if address is None or port is None:
+                return _meet_by_mpi(world, launch, address or host)
+    if address is None or port is None:
+        address, number = job_address(os.environ, launch)
+        return _store(launch, address, number, keeps=keeps), address
+    if not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UserError(f"MASTER_PORT must be a port's number, got {port!r}")
+    # torchrun's own process keeps the store of its ranks.
+    keeps = keeps and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return _store(launch, address, int(port), keeps=keeps), address
+
+
+def _meet_by_mpi(world: Intracomm, launch: Launch, address: str) -> tuple[TCPStore, str]:
+    """Let rank 0 keep the store and tell where it is. If it cannot, all ranks raise its error: none waits for it."""
+    store: TCPStore | None = None
+    told: tuple[str, int] | Exception | None = None
+    if launch.rank == 0:
+        try:
+            store = _store(launch, address, 0, keeps=True)
+            told = address, store.port
+        except (UserError, RunFailed) as error:
+            told = error
+    told = world.bcast(told)
+    if isinstance(told, Exception):
+        raise told
+    assert told is not None
+    address, port = told
+    return store or _store(launch, address, port, keeps=False), address
+
+
+def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
+    """Return rank 0's store, where this rank keeps it, else a connection to it; port 0: any that is free."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    who, patience = f"rank {launch.rank} on {socket.gethostname()}", datetime.timedelta(seconds=RENDEZVOUS_S)
+    try:
+        socket.getaddrinfo(address, None)
+    except socket.gaierror as error:  # TCPStore would ask for it again and again
+        if error.errno == socket.EAI_NONAME:
+            raise UserError(
+                f"{who}: rank 0's host {address} has no address here; set MASTER_ADDR to one that every rank can reach"
+            ) from error
+    try:
+        return TCPStore(address, port, None, keeps, patience, wait_for_workers=False)
+    except RuntimeError as error:
+        if keeps:
+            reason = str(error).strip().splitlines()[0]
+            what = f"cannot keep the rendezvous at port {port} ({reason}); set MASTER_PORT to one that is free"
+        else:
+            what = f"no answer from {address}, port {port}, within {RENDEZVOUS_S} s; is rank 0 running there?"
+        raise RunFailed(f"{who}: {what}") from error
+
+
+def job_address(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
+    """Return MASTER_ADDR or the job's first host, and a port that its number gives. Raises UserError outside a job."""
+    in_step = launch.launcher == "srun"  # mpirun starts its own daemons by srun, whose step is not the ranks'
+    found = environ.get("MASTER_ADDR") or first_host(environ, in_step=in_step)
+    jobs = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
+    job = next((environ[name] for name in jobs if name in environ), None)
+    if found is None or job is None:
+        raise UserError(
+            f"{launch.size} processes were started by {launch.launcher}, and nothing says where rank 0 is: set "
+            "MASTER_ADDR and MASTER_PORT, start them with torchrun, or install mpi4py"
+        )
+    # Two steps of one Slurm job do not meet each other.
+    step = f"{job}.{environ.get('SLURM_STEP_ID', '') if in_step else ''}"
+    return found, _PORTS[zlib.crc32(step.encode()) % len(_PORTS)]
+
+
+def first_host(environ: Mapping[str, str], *, in_step: bool = False) -> str | None:
+    """Return the first host that the scheduler lists for this process's job, or its step; None where it lists none."""
+    step = environ.get("SLURM_STEP_NODELIST") if in_step else None
+    if hosts := step or environ.get("SLURM_JOB_NODELIST"):
+        # node[003-007,9],other: Slurm's ranges keep their zeros.
+        match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", hosts)
+        return "".join(part or "" for part in match.groups()) if match else None
+    if hosts := environ.get("LSB_MCPU_HOSTS"):
+        # host cores host cores ...; where a job's script runs on a node of its own, that one is named first.
+        names = hosts.split()[::2]
+        return names[1] if len(names) > 1 and names[0].startswith(("batch", "login")) else names[0]
+    if (file := environ.get("PBS_NODEFILE")) and Path(file).is_file():
+        lines = Path(file).read_text(encoding="utf-8").split()
+        return lines[0] if lines else None
+    return None
+
+
+def use_interface_towards(address: str) -> None:
+    """Let gloo use the network interface through which this host reaches rank 0's, unless GLOO_SOCKET_IFNAME is set.
+
+    Without it gloo takes the one with the address of the host's own name, which on many machines is the loopback.
+    Where the way to rank 0 is the loopback, gloo chooses: ranks of other hosts may have to reach this one.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # sends nothing: it only looks up the route
+        except OSError:
+            return
+        own = probe.getsockname()[0]
+        if own.startswith("127."):
+            return
+        for _, name in socket.if_nameindex():
+            if _address_of(probe, name) == own:
+                os.environ.update(GLOO_SOCKET_IFNAME=name)
+                return
+
+
+def _address_of(probe: socket.socket, interface: str) -> str | None:
+    try:
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+    except OSError:  # an interface without an address
+        return None
+    return socket.inet_ntoa(answer[20:24])

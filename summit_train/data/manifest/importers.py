@@ -17,12 +17,7 @@ from typing import Any, NamedTuple
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.reading import ManifestRow
-from summit_train.data.manifest.tables import (
-    VIDEO_EXTENSIONS,
-    class_folders,
-    is_video,
-    opened,
-)
+from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, is_video, opened
 from summit_train.data.video.clips import list_clip
 from summit_train.data.video.source import MISSING, DecodeError
 
@@ -112,28 +107,24 @@ def _kinetics(ask: Request) -> Annotations:
     or in a folder for each class. Labels are the class names' places in alphabetical order; one split may lack some.
     time_start and time_end are seconds of the original video and part of the clip's name: a clip is a whole file.
     """
-    columns, rows = ("label", "youtube_id", "time_start", "time_end"), list[tuple[str, dict[str, str]]]()
+    columns = ("label", "youtube_id", "time_start", "time_end")
     with opened(ask.source) as file:
-        reader = csv.DictReader(file)
+        reader = csv.DictReader(file, restval="")
         lacking = [name for name in columns if name not in (reader.fieldnames or ())]
         if lacking:
             raise UserError(f"{ask.source}:1: must have the columns {', '.join(columns)}; lacks {lacking[0]}")
-        for row in reader:
-            rows.append((f"{ask.source}:{reader.line_num}", row))
-            if any(row[name] is None for name in columns):
-                raise UserError(f"{rows[-1][0]}: fewer fields than the header has")
-    counts = Counter(row["youtube_id"] for _, row in rows)
+        rows = [(f"{ask.source}:{reader.line_num}", [row[name].strip() for name in columns]) for row in reader]
+    counts = Counter(identity for _, (_, identity, *_) in rows)
     clips: list[Listed] = []
-    for place, row in rows:
-        identity, label = row["youtube_id"].strip(), row["label"].strip()
+    for place, (label, identity, *times) in rows:
         if not identity or not label:
             raise UserError(f"{place}: must have a youtube_id and a label (a test list has no labels)")
         try:
-            start, end = (int(float(row[name])) for name in ("time_start", "time_end"))
+            start, end = (int(float(time)) for time in times)
         except ValueError:
-            raise UserError(f"{place}: time_start and time_end must be seconds, got {row!r}") from None
+            raise UserError(f"{place}: time_start and time_end must be seconds, got {times}") from None
         # A file ID.mp4 is ambiguous where several clips of the video are listed.
-        whole = (identity,) if counts[row["youtube_id"]] == 1 else ()
+        whole = (identity,) if counts[identity] == 1 else ()
         clips.append(Listed(place, (f"{identity}_{start:06}_{end:06}", *whole), label))
     return Annotations(tuple(clips), ask.classes or tuple(sorted({clip.label for clip in clips})), by_stem=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 from collections import defaultdict
@@ -18,7 +17,7 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import write_text
 from summit_train.core.text import csv_text
 from summit_train.data.manifest.reading import Manifest
-from summit_train.data.manifest.tables import opened, parse_span
+from summit_train.data.manifest.tables import parse_span, read_table
 from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import WHOLE, Span
 from summit_train.spec import DataSpec
@@ -74,18 +73,14 @@ def kept_clips(data: DataSpec, manifest: Manifest) -> Kept:
 
 def read_quarantine(path: str | Path) -> list[DecodeError]:
     """Read the errors as they were written, with paths as the manifest has them. Raises UserError."""
-    with opened(path, "the quarantine list ") as file:
-        rows = list(csv.reader(file))
-    header = tuple(rows[0]) if rows else ()
-    if header not in (COLUMNS, COLUMNS + SPAN_COLUMNS):
+    lines, cells = read_table(Path(path), COLUMNS, "the quarantine list ")
+    if "reason" not in cells:
         raise UserError(f"{path}:1: the header must be {','.join(COLUMNS)}, as `data scan` writes it")
+    starts, ends = (cells.get(name, [""] * len(lines)) for name in SPAN_COLUMNS)
     errors = list[DecodeError]()
-    for line, row in enumerate(rows[1:], 2):
-        if row and len(row) != len(header):
-            more = f", and {' and '.join(header[2:])}" if header[2:] else ""
-            raise UserError(f"{path}:{line}: must have a path and a reason{more}, got {len(row)} fields")
+    for line, name, reason, start, end in zip(lines, cells["path"], cells["reason"], starts, ends, strict=True):
         try:
-            errors += [DecodeError(row[0], row[1], parse_span(*row[2:]))] if row else []
+            errors.append(DecodeError(name, reason, parse_span(start, end)))
         except ValueError as error:
             raise UserError(f"{path}:{line}: {error}") from None
     return errors

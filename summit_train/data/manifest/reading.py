@@ -232,7 +232,7 @@ def read_manifest(path: str | Path) -> Manifest:
     is_folder = source.is_dir()
     classes = class_folders(source) if is_folder else read_classes(source.parent / CLASSES_FILE)
     table = folder_table(source) if is_folder else read_table(source)
-    if not table.lines:
+    if not table[0]:
         raise UserError(f"{source}: no clip found in it")
     columns: dict[str, Any] = parse_table(source, table, classes)
     return Manifest(str(source), os.path.abspath(source) if is_folder else "", classes, **columns)
@@ -242,7 +242,7 @@ def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
     """Yield every clip's row with all columns of its list. Raises UserError."""
     cells: dict[str, Sequence[str]] = {}
     if not manifest.is_packed and not manifest.folder:
-        cells = dict(read_table(Path(manifest.source)).cells)
+        cells = read_table(Path(manifest.source))[1]
     groups = cells.pop("group", [""] * len(manifest))
     others = {name: column for name, column in cells.items() if name not in _KNOWN}
     for clip, group in enumerate(groups):
@@ -326,18 +326,8 @@ def write_classes(folder: Path, classes: Iterable[str]) -> None:
     write_text(folder / CLASSES_FILE, "".join(f"{name}\n" for name in classes))
 
 
-def classes_beside(manifest: Path) -> tuple[str, ...] | None:
-    """Return the class names that a new manifest at this path will be read with.
-
-    Raises UserError where its folder is missing.
-    """
-    if not manifest.parent.is_dir():
-        raise UserError(f"{manifest.parent}: no such folder; make it first")
-    return read_classes(manifest.parent / CLASSES_FILE)
-
-
 def check_beside(manifest: Path, classes: tuple[str, ...] | None, source: Path) -> None:
-    """Raise UserError where a new manifest of these classes would be misread, or its folder is missing."""
-    if classes_beside(manifest) not in (None, classes):
-        names = manifest.parent / CLASSES_FILE
+    """Raise UserError where a new manifest of these classes would be read with other ones."""
+    names = manifest.parent / CLASSES_FILE
+    if read_classes(names) not in (None, classes):
         raise UserError(f"{names}: has other classes than {source}; write to another folder")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,62 +25,63 @@ class Fold:
     val: dict[str, int]
 
 
-@dataclass(frozen=True)
-class Splitting:
-    """How to split. Fold k of `folds` validates on part k and trains on the others.
+def split_manifest(
+    manifest: str | Path,
+    out: str | Path,
+    folds: int,
+    group: str | None = None,
+    *,
+    seed: int = 0,
+    only: Sequence[str] = (),
+    both_directions: bool = False,
+) -> list[Fold]:
+    """Write out/fold1 .. out/foldN, each with train.csv, val.csv and classes.txt; fold k validates on part k.
+
+    Every column is kept. Each class is shared between the parts as evenly as the groups allow. The parts depend on the
+    clips and the seed, not on the manifest's order.
 
     group: a regular expression; its first match in a file's name (the match's first parenthesis, if there is one) is
     the clip's group, and a group is never on both sides. None: each file is a group. only: the classes to take (empty:
     all). both_directions: the classes become forwards and backwards, and every clip appears twice, once played
     backwards, so that a network that cannot see time is at chance.
-    """
 
-    folds: int
-    group: str | None = None
-    seed: int = 0
-    only: tuple[str, ...] = ()
-    both_directions: bool = False
-
-
-def split_manifest(manifest: str | Path, out: str | Path, how: Splitting) -> list[Fold]:
-    """Write out/fold1 .. out/foldN, each with train.csv, val.csv and classes.txt.
-
-    Every column is kept. Each class is shared between the parts as evenly as the groups allow. The parts
-    depend on the clips and the seed, not on the manifest's order. Raises UserError if the expression is bad, there
-    are fewer groups than folds, a class cannot be on both sides of every fold, or both directions are requested of
-    clips that are already reversed.
+    Raises UserError if the expression is bad, there are fewer groups than folds, a class cannot be on both sides of
+    every fold, or both directions are requested of clips that are already reversed.
     """
     source = read_manifest(manifest)
     names = source.class_names
-    unknown = sorted(set(how.only) - set(names))
+    unknown = sorted(set(only) - set(names))
     if unknown:
         raise UserError(f"{source.source}: must have the class {unknown[0]!r}; valid: {', '.join(names)}")
-    rows = [row for row in read_rows(source) if not how.only or names[int(row.label)] in how.only]
+    rows = [row for row in read_rows(source) if not only or names[int(row.label)] in only]
     backwards = next((row.path for row in rows if row.reversed), None)
-    if how.both_directions and backwards is not None:
+    if both_directions and backwards is not None:
         raise UserError(f"{source.source}: {backwards} is reversed already; both directions need unreversed clips")
-    groups = [row.path if how.group is None else _group_of(row.path, how.group) for row in rows]
+    groups = [row.path if group is None else _group_of(row.path, group) for row in rows]
+    if group is not None:
+        rows = [replace(row, group=name) for row, name in zip(rows, groups, strict=True)]
     counts: dict[str, Counter[str]] = {name: Counter() for name in sorted(set(groups))}
-    for row, group in zip(rows, groups, strict=True):
-        counts[group][names[int(row.label)]] += 1
-    parts = _parts(counts, how)
-    if how.both_directions:
+    for row, name in zip(rows, groups, strict=True):
+        counts[name][names[int(row.label)]] += 1
+    part_of = _parts(counts, folds, seed)
+    parts = [part_of[name] for name in groups]
+    if both_directions:
         names = ("forwards", "backwards")
-    folds = []
-    for number in range(how.folds):
+        rows = [replace(row, label=label, reversed=label == 1) for row in rows for label in (0, 1)]
+        parts = [part for part in parts for _ in (0, 1)]
+    done = []
+    for number in range(folds):
         folder = Path(out) / f"fold{number + 1}"
         sides: dict[str, list[ManifestRow]] = {"train": [], "val": []}
-        for row, group in zip(rows, groups, strict=True):
-            named = row if how.group is None else replace(row, group=group)
-            both = [replace(named, label=0), replace(named, label=1, reversed=True)]
-            sides["val" if parts[group] == number else "train"] += both if how.both_directions else [named]
+        for row, part in zip(rows, parts, strict=True):
+            sides["val" if part == number else "train"].append(row)
         for side, clips in sides.items():
             write_manifest(folder / f"{side}.csv", clips)
-        if how.both_directions or source.classes is not None:
+        if both_directions or source.classes is not None:
             write_classes(folder, names)
         train, val = (Counter(names[int(row.label)] for row in clips) for clips in sides.values())
-        folds.append(Fold(folder, *({name: side[name] for name in names if train[name]} for side in (train, val))))
-    return folds
+        done.append(Fold(folder, *({name: side[name] for name in names if train[name]} for side in (train, val))))
+    return done
 
 
 def _group_of(path: str, pattern: str) -> str:
@@ -93,48 +94,48 @@ def _group_of(path: str, pattern: str) -> str:
     return match.group(1) if match.re.groups else match.group()
 
 
-def _parts(groups: Mapping[str, Counter[str]], how: Splitting) -> dict[str, int]:
+def _parts(groups: Mapping[str, Counter[str]], folds: int, seed: int) -> dict[str, int]:
     """Return each group's part, 0 .. folds - 1. groups: the clips of each class, sorted by the groups' names."""
-    if not 2 <= how.folds <= len(groups):
+    if not 2 <= folds <= len(groups):
         shown = ", ".join(list(groups)[:12])
-        raise UserError(f"--folds must be 2 to {len(groups)}, the number of groups ({shown}), got {how.folds}")
+        raise UserError(f"--folds must be 2 to {len(groups)}, the number of groups ({shown}), got {folds}")
     num_groups = Counter(name for counts in groups.values() for name in counts)
     for name, number in sorted(num_groups.items()):
-        if number < how.folds:
+        if number < folds:
             fewer = f"--folds {number}, " if number > 1 else ""
             raise UserError(
                 f"the class {name!r} has clips in {number} of {len(groups)} groups, so it cannot be on both sides of "
-                f"each of {how.folds} folds; try {fewer}more groups (another --group), or other classes (--only)"
+                f"each of {folds} folds; try {fewer}more groups (another --group), or other classes (--only)"
             )
     for attempt in range(_ATTEMPTS):
-        parts = _balanced(groups, how, attempt)
+        parts = _balanced(groups, folds, seed, attempt)
         covered = {(part, name) for group, part in parts.items() for name in groups[group]}
-        lacking = [name for name in num_groups if any((part, name) not in covered for part in range(how.folds))]
+        lacking = [name for name in num_groups if any((part, name) not in covered for part in range(folds))]
         if not lacking:
             return parts
     raise UserError(
-        f"no split into {how.folds} folds was found with the class {min(lacking)!r} on both sides of each: "
+        f"no split into {folds} folds was found with the class {min(lacking)!r} on both sides of each: "
         "its groups belong to other classes too; try fewer --folds, or another --group or --seed"
     )
 
 
-def _balanced(groups: Mapping[str, Counter[str]], how: Splitting, attempt: int) -> dict[str, int]:
+def _balanced(groups: Mapping[str, Counter[str]], folds: int, seed: int, attempt: int) -> dict[str, int]:
     """Put each group, the heaviest first, into the part where it adds least to the imbalance of the classes.
 
     The imbalance is the sum over parts and classes of (clips in the part / clips in all)^2.
     """
     totals = sum(groups.values(), Counter())
-    order = rng.key(how.seed, "split", attempt).permutation(len(groups)).tolist()
+    order = rng.key(seed, "split", attempt).permutation(len(groups)).tolist()
     names = list(groups)
     weights = {group: sum(number / totals[name] for name, number in groups[group].items()) for group in names}
     parts: dict[str, int] = {}
-    filled: list[Counter[str]] = [Counter() for _ in range(how.folds)]
+    filled: list[Counter[str]] = [Counter() for _ in range(folds)]
     for group in sorted((names[place] for place in order), key=lambda group: -weights[group]):
         added = [
             sum((2 * part[name] * number + number**2) / totals[name] ** 2 for name, number in groups[group].items())
             for part in filled
         ]
-        best = min(range(how.folds), key=lambda part: (added[part], filled[part].total()))
+        best = min(range(folds), key=lambda part: (added[part], filled[part].total()))
         parts[group] = best
         filled[best] += groups[group]
     return parts

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -36,14 +36,8 @@ DTYPES: dict[str, DTypeLike] = {
     "labels": np.int32, "frame_counts": np.int32, "reversed_flags": np.bool_, "lines": np.int32, "digests": "V32",
     "spans": [("start", "<i4"), ("end", "<i4")],
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Table:
-    """The rows of a source: their line numbers (0 in class folders) and their cells, column by column."""
-
-    lines: Sequence[int]
-    cells: dict[str, Sequence[str]]
+# The rows of a list: their line numbers (0 in class folders), and their cells, column by column.
+Table = tuple[Sequence[int], dict[str, Sequence[str]]]
 
 
 @contextmanager
@@ -60,13 +54,24 @@ def opened(path: str | Path, what: str = "") -> Iterator[TextIO]:
         raise UserError(f"{path}: {what}cannot be read: {reason}") from error
 
 
-def read_table(source: Path) -> Table:
-    """Read a CSV with a header, or header-less lines `path label` or `path num_frames label`. Raises UserError."""
-    with opened(source, "the manifest ") as file:
-        header, line = _header(source, file)
-        rows = list(_csv_rows(source, file, len(header), line) if header else _list_rows(source, file))
-    lines, *columns = zip(*rows, strict=True) if rows else ((),)
-    return Table(lines, dict(zip(header or ("path", "num_frames", "label"), columns, strict=bool(rows))))
+def read_table(source: Path, columns: tuple[str, str] = ("path", "label"), what: str = "the manifest ") -> Table:
+    """Read a CSV whose header has these columns, or header-less lines `path label` or `path num_frames label`.
+
+    Raises UserError, with `what` if the file cannot be read.
+    """
+    with opened(source, what) as file:
+        texts = file.readlines()
+    start = next((number for number, text in enumerate(texts) if text.strip()), 0)
+    names = [name.strip().strip('"') for name in texts[start].split(",")] if texts else []
+    if set(columns) & set(names):
+        _check_header(f"{source}:{start + 1}", names, columns)
+        rows = list(_csv_rows(source, texts, start + 1, len(names)))
+    else:
+        names = ["path", "num_frames", "label"]
+        listed = ((line, text) for line, text in enumerate(texts, 1) if text.strip())
+        rows = [(line, *_list_row(f"{source}:{line}", text)) for line, text in listed]
+    lines, *cells = zip(*rows, strict=True) if rows else [()] * (1 + len(names))
+    return lines, dict(zip(names, cells, strict=True))
 
 
 def class_folders(source: Path) -> tuple[str, ...]:
@@ -80,13 +85,12 @@ def class_folders(source: Path) -> tuple[str, ...]:
 
 def folder_table(source: Path) -> Table:
     """List the videos below each class folder, at any depth, sorted; their paths are relative to `source`."""
-    cells: dict[str, list[str]] = {"path": [], "label": []}
+    paths, labels = list[str](), list[str]()
     for label, name in enumerate(class_folders(source)):
         files = (os.path.join(folder, file) for folder, _, files in os.walk(source / name) for file in files)
-        paths = sorted(os.path.relpath(file, source) for file in files if is_video(os.path.basename(file)))
-        cells["path"] += paths
-        cells["label"] += [str(label)] * len(paths)
-    return Table([0] * len(cells["path"]), dict(cells))
+        paths += sorted(os.path.relpath(file, source) for file in files if is_video(os.path.basename(file)))
+        labels += [str(label)] * (len(paths) - len(labels))
+    return [0] * len(paths), {"path": paths, "label": labels}
 
 
 def is_video(name: str) -> bool:
@@ -94,60 +98,46 @@ def is_video(name: str) -> bool:
     return name.lower().endswith(VIDEO_EXTENSIONS) and not name.startswith(".")
 
 
-def _header(source: Path, file: TextIO) -> tuple[list[str], int]:
-    """Return the header's names and its line, with the file positioned after it; ([], 0) where there is none."""
-    for line, text in enumerate(iter(file.readline, ""), 1):
-        if text.strip():
-            names = [name.strip().strip('"') for name in text.split(",")]
-            if not {"path", "label"} & set(names):
-                break
-            for name in ("path", "label"):
-                if names.count(name) != 1:
-                    got = ", ".join(names)
-                    raise UserError(f"{source}:{line}: the header must have one column {name!r}, got {got}")
-            for name in names:
-                near = difflib.get_close_matches(name, COLUMNS, n=1, cutoff=0.8)
-                if near and near[0] != name:
-                    raise UserError(f"{source}:{line}: unknown column {name!r}: did you mean {near[0]!r}?")
-            return names, line
-    file.seek(0)
-    return [], 0
+def _check_header(place: str, names: Sequence[str], columns: tuple[str, str]) -> None:
+    for name in columns:
+        if names.count(name) != 1:
+            raise UserError(f"{place}: the header must have one column {name!r}, got {', '.join(names)}")
+    for name in names:
+        near = difflib.get_close_matches(name, COLUMNS, n=1, cutoff=0.8)
+        if near and near[0] != name:
+            raise UserError(f"{place}: unknown column {name!r}: did you mean {near[0]!r}?")
 
 
-def _csv_rows(source: Path, file: TextIO, width: int, line: int) -> Iterator[tuple[Any, ...]]:
-    """Yield (line, cells) of the rows below the header, which ends with `line`."""
-    rows = csv.reader(file)
+def _csv_rows(source: Path, texts: Sequence[str], first: int, width: int) -> Iterator[tuple[Any, ...]]:
+    """Yield (line, cells) of the rows from texts[first] on."""
+    rows, line = csv.reader(islice(texts, first, None)), first + 1
     try:
-        # One row is one line, blank lines being empty rows, so a row's place is its line number.
-        for number, row in enumerate(rows, line + 1):
+        for row in rows:
             if len(row) == width:
-                yield number, *row
+                yield line, *row
             elif any("\n" in cell for cell in row):
-                raise UserError(f"{source}:{number}: a double quote is not closed on its line")
+                raise UserError(f"{source}:{line}: a double quote is not closed on its line")
             elif row:
                 hint = 'put a path with a comma in double quotes: "a, b.mp4",3'
-                raise UserError(f"{source}:{number}: {len(row)} fields where the header has {width}; {hint}")
+                raise UserError(f"{source}:{line}: {len(row)} fields where the header has {width}; {hint}")
+            line = first + rows.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{source}:{line + rows.line_num}: not a CSV: {error}") from error
+        raise UserError(f"{source}:{first + rows.line_num}: not a CSV: {error}") from error
 
 
-def _list_rows(source: Path, file: TextIO) -> Iterator[tuple[Any, ...]]:
-    """Yield (line, path, num_frames or "", label) of a list's lines; the path may contain blanks."""
-    for line, text in enumerate(file, 1):
-        if text.isspace():
-            continue
-        path, *label = text.strip().rsplit(None, 1)
-        if not label:
-            raise UserError(
-                f"{source}:{line}: {path[:80]!r} is neither `path label` nor below a header: begin the file with the "
-                "line path,label or separate path and label by a blank"
-            )
-        shorter, *frames = path.rsplit(None, 1)
-        if path.lower().endswith(VIDEO_EXTENSIONS) or not frames or not frames[0].isdecimal():
-            yield line, path, "", label[0]
-        else:
-            # A path without a video's extension is a folder of pictures, and lists of those give the number of frames.
-            yield line, shorter, frames[0], label[0]
+def _list_row(place: str, text: str) -> tuple[str, str, str]:
+    """Return path, num_frames or "", and label of a header-less line; the path may contain blanks."""
+    path, *label = text.strip().rsplit(None, 1)
+    if not label:
+        raise UserError(
+            f"{place}: {path[:80]!r} is neither `path label` nor below a header: begin the file with the "
+            "line path,label or separate path and label by a blank"
+        )
+    shorter, *frames = path.rsplit(None, 1)
+    # A path without a video's extension is a folder of pictures, and lists of those give the number of frames.
+    if path.lower().endswith(VIDEO_EXTENSIONS) or not frames or not frames[0].isdecimal():
+        return path, "", label[0]
+    return shorter, frames[0], label[0]
 
 
 def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> dict[str, NDArray[Any]]:
@@ -155,29 +145,29 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
 
     Raises UserError at the first bad cell of a column.
     """
-    paths = [path.encode("utf-8", "surrogateescape") for path in table.cells["path"]]
+    lines, cells = table
+    paths = [path.encode("utf-8", "surrogateescape") for path in cells["path"]]
     if b"" in paths:
-        raise UserError(f"{source}:{table.lines[paths.index(b'')]}: the path is empty")
+        raise UserError(f"{source}:{lines[paths.index(b'')]}: the path is empty")
     empty = [""] * len(paths)
-
     numbers = {name: number for number, name in enumerate(classes or ())}
 
     def parsed(name: str, dtype: DTypeLike) -> NDArray[Any]:
         """Parse a column, each different text once; a missing one has empty cells."""
-        texts = table.cells.get(name, empty)
+        texts = cells.get(name, empty)
         values: dict[str, object] = {}
         for text in dict.fromkeys(texts):
             try:
                 values[text] = _label(numbers, text) if name == "label" else _optional(name, text)
             except ValueError as error:
-                raise UserError(f"{source}:{table.lines[texts.index(text)]}: {error}") from None
+                raise UserError(f"{source}:{lines[texts.index(text)]}: {error}") from None
         return np.array([values[text] for text in texts], dtype)
 
     frame_counts = parsed("num_frames", np.int32)
     spans: list[Span] = []
-    if table.cells.keys() & {"start_frame", "end_frame"}:
-        cells = (table.cells.get(name, empty) for name in ("start_frame", "end_frame"))
-        for line, num_frames, start, end in zip(table.lines, frame_counts.tolist(), *cells, strict=True):
+    if cells.keys() & {"start_frame", "end_frame"}:
+        starts, ends = (cells.get(name, empty) for name in ("start_frame", "end_frame"))
+        for line, num_frames, start, end in zip(lines, frame_counts.tolist(), starts, ends, strict=True):
             try:
                 spans.append(parse_span(start, end))
                 if num_frames > 0:
@@ -192,8 +182,8 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
         "labels": parsed("label", np.int32),
         "frame_counts": frame_counts,
         "reversed_flags": parsed("reversed", np.bool_),
-        "lines": np.array(table.lines, np.int32),
-        "digests": parsed("sha256", "V32") if "sha256" in table.cells else np.zeros(0, "V32"),
+        "lines": np.array(lines, np.int32),
+        "digests": parsed("sha256", "V32") if "sha256" in cells else np.zeros(0, "V32"),
         "spans": np.array(spans, DTYPES["spans"]),
     }
 

@@ -94,7 +94,6 @@ def picture_checksum(facts_checksum: int, number: int, payload: bytes) -> int:
 
 
 def shard_name(number: int) -> str:
-    """Return a shard's file name."""
     return f"{number:06}.tar"
 
 

@@ -155,7 +155,6 @@ def _mean_bytes(job: Job, workers: int) -> float:
 
 
 def missing_shards(job: Job) -> list[int]:
-    """Return the shards that are still to be packed."""
     names = {path.name for path in job.folder.iterdir()}
     return [n for n, part in enumerate(job.parts()) if shard_name(n) not in names or not part.exists()]
 
@@ -257,13 +256,13 @@ def finish(job: Job) -> Pack:
     fingerprint = write_packed_manifest(job.folder, manifest)
     save_column(job.folder / INDEX_FOLDER / CLIPS, clips, CLIP_ROW)
     save_column(job.folder / INDEX_FOLDER / PICTURES, pictures, PICTURE_ROW)
-    shards = [
-        (shard_name(int(shard)), size, digest) for shard, size, digest in (part["about"].tolist() for part in parts)
-    ]
+    about = (part["about"].tolist() for part in parts)
+    shards = tuple(StoredFile(shard_name(int(shard)), int(size), digest) for shard, size, digest in about)
     paths = sorted(path for name in (PACKED_MANIFEST, INDEX_FOLDER) for path in (job.folder / name).iterdir())
-    files = [(str(path.relative_to(job.folder)), path.stat().st_size, file_sha256(path)) for path in paths]
-    stored = (tuple(StoredFile(name, int(size), digest) for name, size, digest in some) for some in (shards, files))
-    pack = Pack(job.packing, len(clips), job.clips_per_shard, fingerprint, *stored)
+    files = tuple(
+        StoredFile(str(path.relative_to(job.folder)), path.stat().st_size, file_sha256(path)) for path in paths
+    )
+    pack = Pack(job.packing, len(clips), job.clips_per_shard, fingerprint, shards, files)
     write_text(job.folder / PACK_FILE, pack.text())
     shutil.rmtree(job.folder / PACKING_FOLDER)
     return pack

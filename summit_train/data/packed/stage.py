@@ -21,7 +21,6 @@ from summit_train.data.manifest.reading import PACK_FILE
 from summit_train.data.packed.format import StoredFile, read_pack
 from summit_train.data.packed.read import staged_folder
 
-_BLOCK = 4096  # of a disk
 _READ_BYTES = 4 << 20
 _THREADS = 4  # reading, hashing and writing release Python's lock
 # Left free: others write to a node's disk too, and a full file system is slow.
@@ -66,9 +65,8 @@ def _copy_set(packed: Path, folder: Path, show: Callable[[int, int], None]) -> S
     folder.mkdir(exist_ok=True)
     for left in folder.rglob(".*.writing"):  # by a process that was killed
         left.unlink()
-    # Files take whole blocks.
     there = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*")}
-    needed = sum(-(-file.size // _BLOCK) * _BLOCK for file in files if there.get(file.name) != file.size)
+    needed = sum(file.size for file in files if there.get(file.name) != file.size)
     disk = shutil.disk_usage(folder)
     if needed > disk.free - _RESERVED_PART * disk.total:
         raise OSError(errno.ENOSPC, f"the disk lacks room for {needed:,} bytes", str(folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -11,6 +12,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from numpy.typing import NDArray
 
 from summit_train.core.comm import World
 from summit_train.core.files import check_output, replacing, write_text
@@ -21,20 +25,22 @@ from summit_train.core.text import csv_text, share
 from summit_train.data.batches.loader import BadClip
 from summit_train.data.manifest.clip import Clip, clip_columns
 from summit_train.inference.arguments import add_network, checked, open_named, report_bad, tell
-from summit_train.inference.cam.figure import ACROSS, draw_strip
-from summit_train.inference.cam.maps import THRESHOLD_FILE, Heatmap, Mapper, threshold_for
+from summit_train.inference.cam.maps import Heatmap, Mapper, measure_threshold
 from summit_train.inference.trained import Trained
 from summit_train.inference.videos import list_videos
+from summit_train.report.figures import drawable, house_style
 from summit_train.training.start import choose_device, split_overrides
 
 _COLUMNS = ("label", "class", "score", "logit", "mean", "peak_frame", "foreground", "threshold", "strip", "maps")
 _MOST_BYTES = 180  # of a name; file systems take 255, and endings are added
 
+_ACROSS = 8  # most pictures side by side, as in the paper
+_DARKENED = 0.25  # of the background's brightness is left
+_DPI, _LEAST_HEIGHT, _MOST_HEIGHT, _LEAST_WIDTH = 100, 128, 256, 480  # pixels; a picture keeps its height within them
+_LETTERS_PER_INCH, _MOST_LETTERS = 12, 120
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    frames = checked(
-        lambda text: None if text == "all" else int(text), lambda n: n is None or n > 0, "1 or more, or all"
-    )
     threshold = checked(float, math.isfinite, "a finite number")
     add_network(parser, videos=True)
     parser.add_argument(
@@ -44,11 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--class", dest="wanted", metavar="NAME|NUMBER", help="the class to map [of each video the predicted one]"
     )
     parser.add_argument(
-        "--frames", type=frames, default=ACROSS, metavar="N|all", help="most frames in a strip [%(default)s]"
-    )
-    parser.add_argument(
         "--threshold", type=threshold, metavar="VALUE",
-        help="of the foreground [what keeps 20 %% of the pixels of the validation set]",
+        help="of the foreground [measured: what keeps 20 %% of the pixels of the validation set]",
     )  # fmt: skip
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
@@ -62,11 +65,7 @@ def run(args: argparse.Namespace) -> Result:
     trained = open_named(args.run, overrides, args.classes)
     listings = list_videos(words, trained, tell, use_labels=False)
     mapper = Mapper(trained, choose_device(World()), args.wanted)
-    network: dict[str, Any] = {"name": trained.spec.name, "network": trained.spec.model.title, "was_saved": False}
-    network |= {"checkpoint": str(trained.path), "views": mapper.views, "threshold": args.threshold}
-    if args.threshold is None:
-        record, file, was_saved = threshold_for(mapper, args.out / THRESHOLD_FILE)
-        network |= {"file": str(file), "was_saved": was_saved, **record}
+    measured = measure_threshold(mapper) if args.threshold is None else {"threshold": args.threshold}
 
     clips = [(listing, listing.clip(number)) for listing in listings for number in listing.clips.tolist()]
     names = output_names([clip.path for _, clip in clips])
@@ -76,27 +75,30 @@ def run(args: argparse.Namespace) -> Result:
         if isinstance(found, BadClip):
             bad.append((clip, listing.reason(found)))
         else:
-            done.append((clip, _write(clip, args.out / name, trained, found, network["threshold"], args.frames)))
+            done.append((clip, _write(clip, args.out / name, trained, found, measured["threshold"])))
 
-    write_text(table, maps_csv(done))
+    places = clip_columns([clip for clip, _ in done])
+    rows = [_COLUMNS, *([row[name] for name in _COLUMNS] for _, row in done)]
+    write_text(table, csv_text([*place, *row] for place, row in zip(places, rows, strict=True)))
+    network = {"name": trained.spec.name, "network": trained.spec.model.title, "checkpoint": str(trained.path)}
     values = {
         "csv": str(table),
-        "network": network,
+        "network": network | measured,
         "videos": [clip.values() | row for clip, row in done],
         "bad": [clip.values() | {"reason": reason} for clip, reason in bad],
     }
     report_bad(bad, len(clips), "--json names all")
-    return Result(_text(done, network, table), values=values, status=1 if bad else 0)
+    return Result(
+        [*_strips(done), _seen(trained, measured), f"all of it: {table}"], values=values, status=int(bool(bad))
+    )
 
 
-def _write(
-    clip: Clip, stem: Path, trained: Trained, found: Heatmap, threshold: float, most: int | None
-) -> dict[str, Any]:
-    """Write a video's strip, of at most `most` frames, and its map; return its row."""
+def _write(clip: Clip, stem: Path, trained: Trained, found: Heatmap, threshold: float) -> dict[str, Any]:
+    """Write a video's strip and its map; return its row."""
     strip, file = (stem.with_name(stem.name + ending) for ending in (".png", ".npz"))
     row = found.record(threshold)
     num_frames = len(found.frames)
-    places = np.linspace(0, num_frames - 1, min(num_frames, most or num_frames)).round().astype(int).tolist()
+    places = np.linspace(0, num_frames - 1, min(num_frames, _ACROSS)).round().astype(int).tolist()
     shown = replace(clip, path=str(PurePath(*PurePath(clip.path).parts[-2:])))
     name = found.name if trained.has_names else f"class {found.label}"
     title = f"{name}, score {found.score:.2f}, foreground {share(row['foreground'])}"
@@ -122,16 +124,7 @@ def output_names(paths: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def maps_csv(videos: Sequence[tuple[Clip, Mapping[str, Any]]]) -> str:
-    """Return the table of videos, a line each."""
-    rows = [_COLUMNS, *([row[name] for name in _COLUMNS] for _, row in videos)]
-    places = clip_columns([clip for clip, _ in videos])
-    return csv_text([*place, *row] for place, row in zip(places, rows, strict=True))
-
-
-def _text(
-    done: Sequence[tuple[Clip, dict[str, Any]]], network: Mapping[str, Any], table: Path
-) -> list[str | TextTable]:
+def _strips(done: Sequence[tuple[Clip, dict[str, Any]]]) -> list[TextTable]:
     rows = [
         {
             "video": str(clip),
@@ -144,14 +137,46 @@ def _text(
         }
         for clip, row in done
     ]
-    views = network["views"]
-    stride = f", every {views['frame_stride']}" if views["frame_stride"] else ""
-    seen = f"{views['num_frames']} frames ({views['sampling']}{stride}), the {views['crop']} at {views['short_side']}"
-    text = f"{network['network']} ({network['name']}): sees {seen}; threshold {network['threshold']:.6g}"
-    if "kept" in network:
-        left_out = f" ({len(network['bad_videos'])} bad ones left out)" if network["bad_videos"] else ""
-        kept = f"keeps {share(network['kept'])} of the pixels of {network['videos']:,} validation videos{left_out}"
-        text += f" {kept}, {'from' if network['was_saved'] else 'saved in'} {network['file']}"
-    else:
-        text += ", as given"
-    return [*([TextTable.of_records(rows)] if rows else []), text, f"all of it: {table}"]
+    return [TextTable.of_records(rows)] if rows else []
+
+
+def _seen(trained: Trained, measured: Mapping[str, Any]) -> str:
+    """Return what the network sees of a video, and where the threshold comes from."""
+    spec, threshold = trained.spec, f"{measured['threshold']:.6g}"
+    stride = f", every {spec.data.frame_stride}" if spec.data.sampling == "dense" else ""
+    crop = "whole frame" if spec.evaluate.crops == "full" else "centre square"
+    text = (
+        f"{spec.model.title} ({spec.name}): sees {spec.data.num_frames} frames ({spec.data.sampling}{stride}), the "
+        f"{crop} at {spec.evaluate.short_side}; threshold {threshold}"
+    )
+    if "kept" not in measured:
+        return f"{text} as given"
+    left_out = f" ({len(measured['bad_videos'])} bad ones left out)" if measured["bad_videos"] else ""
+    videos = f"{measured['videos']:,} validation videos{left_out}"
+    return f"{text} keeps {share(measured['kept'])} of the pixels of {videos}; --threshold {threshold} skips this pass"
+
+
+def draw_strip(
+    path: Path, titles: Sequence[str], frames: Sequence[int], pictures: NDArray[np.uint8], foreground: NDArray[np.bool_]
+) -> None:
+    """Write a PNG of pictures, uint8 RGB (n, H, W, 3), darkened outside of their foreground (n, H, W): TSM, Figure 14.
+
+    Each title is cut to 120 characters and wrapped.
+    """
+    height = min(max(pictures.shape[1], _LEAST_HEIGHT), _MOST_HEIGHT) / _DPI
+    width = height * pictures.shape[2] / pictures.shape[1]
+    inches = max(_LEAST_WIDTH / _DPI, len(frames) * (width + 0.05))
+    text = "\n".join(textwrap.fill(drawable(one, _MOST_LETTERS), int(_LETTERS_PER_INCH * inches)) for one in titles)
+    shown = np.where(foreground[..., None], pictures, (pictures * _DARKENED).astype(np.uint8))
+    with house_style():
+        size = (inches, height + 0.25 + 0.2 * (1 + text.count("\n")) + 0.1)
+        layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
+        figure = Figure(figsize=size, dpi=_DPI, layout=layout)
+        figure.suptitle(text, fontsize=10, parse_math=False)
+        all_axes = figure.subplots(1, len(frames), squeeze=False).ravel()
+        for axes, frame, picture in zip(all_axes, frames, shown, strict=True):
+            axes.set_axis_off()
+            axes.imshow(picture)
+            axes.set_title(f"frame {frame}", fontsize=8, pad=2)
+        with replacing(path) as file:
+            figure.savefig(file, format="png")

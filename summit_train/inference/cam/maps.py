@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import json
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +15,6 @@ from torch import nn
 from torch.nn import functional
 
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.files import file_sha256, write_json
 from summit_train.core.progress import followed
 from summit_train.core.text import listed
 from summit_train.data.batches.loader import BadClip, TestBatch, test_batches
@@ -28,7 +24,6 @@ from summit_train.models.precision import Normalise, mixed_precision, parameter_
 from summit_train.models.video import VideoNetwork
 from summit_train.spec.catalog import maps_problem
 
-THRESHOLD_FILE = "cam.json"
 FRACTION = 0.2  # of the validation set's pixels are foreground, in the paper and here
 
 
@@ -105,14 +100,6 @@ class Mapper:
         self.trained = trained
         self.label = None if wanted is None else _label_of(trained, wanted)
         crops = "full" if spec.evaluate.crops == "full" else 1
-        self.views = {  # as plain values
-            "num_frames": spec.data.num_frames,
-            "sampling": spec.data.sampling,
-            "frame_stride": spec.data.frame_stride if spec.data.sampling == "dense" else None,
-            "short_side": spec.evaluate.short_side,
-            "crop": "whole frame" if crops == "full" else "centre square",
-            "precision": spec.precision,
-        }
         self._evaluate = spec.evaluate.model_copy(update={"clips": 1, "crops": crops})
         self._network, self._device = trained.network(device), device
         self._normalise = Normalise(parameter_type(spec.precision), device, spec.data.input)
@@ -162,46 +149,21 @@ def _label_of(trained: Trained, wanted: str) -> int:
     raise UserError(f"{trained.path}: class {wanted!r} not found; {hint}")
 
 
-def threshold_for(mapper: Mapper, beside: Path) -> tuple[dict[str, Any], Path, bool]:
-    """Return the content of a network's cam.json, the path of the file, and whether it existed before.
+def measure_threshold(mapper: Mapper) -> dict[str, Any]:
+    """Return the threshold that keeps 20 % of the pixels of the validation set, and what it was measured on.
 
-    The file is in the run's folder, or `beside` for a lone checkpoint and where the run's folder is read-only. It is
-    used if it is of the same checkpoint, views and validation set; of a set that is not here, the name must be the
-    same. Otherwise the threshold is measured and saved. Raises UserError if the validation set is missing for that.
-    """
-    trained, data = mapper.trained, mapper.trained.spec.data
-    same: dict[str, Any] = {"fraction": FRACTION, "sha256": file_sha256(trained.path), "views": mapper.views}
-    dataset = Dataset.open(trained.spec, "val") if Path(data.val).exists() else None
-    if dataset is None:
-        same["val"] = data.val
-    else:
-        without = dataset.kept.fingerprint()
-        same["manifest"] = dataset.manifest.fingerprint() + (f" without {without}" if without else "")
-    places = [beside] if trained.run_path is None else [trained.run_path / THRESHOLD_FILE, beside]
-    for place in places:
-        with suppress(OSError, ValueError):
-            saved = json.loads(place.read_text(encoding="utf-8"))
-            if isinstance(saved, dict) and saved == saved | same:
-                return saved, place, True
-    if dataset is None:
-        raise UserError(
-            f"{trained.path}: its threshold is measured on the validation set, and {data.val} does not exist "
-            f"(relative paths start at {Path.cwd()}); add data.val=MANIFEST data.root=DIR, or --threshold VALUE"
-        )
-    place = next(place for place in places if place == beside or os.access(place.parent, os.W_OK))
-    network = {"checkpoint": str(trained.path), "step": trained.step, "val": data.val}
-    record = {**_measured(mapper, dataset), **network, **same}
-    write_json(place, record)
-    return record, place, False
-
-
-def _measured(mapper: Mapper, dataset: Dataset) -> dict[str, Any]:
-    """Measure the quantile of the predicted classes' maps of all validation videos, at their own low resolution.
-
-    A bad video raises DecodeError or, with data.on_bad_clip "skip", is left out and named; more than
+    It is a quantile of the predicted classes' maps of all videos, at their own low resolution. Raises UserError without
+    a validation set. A bad video raises DecodeError or, with data.on_bad_clip "skip", is left out and named; more than
     data.max_bad_fraction of them raise RunFailed.
     """
-    data, maps, bad = dataset.data, list[NDArray[Any]](), list[BadClip]()
+    spec, data = mapper.trained.spec, mapper.trained.spec.data
+    if not Path(data.val).exists():
+        raise UserError(
+            f"{mapper.trained.path}: its threshold is measured on the validation set, and {data.val} does not exist "
+            f"(relative paths start at {Path.cwd()}); add data.val=MANIFEST data.root=DIR, or --threshold VALUE"
+        )
+    dataset = Dataset.open(spec, "val")
+    maps, bad = list[NDArray[Any]](), list[BadClip]()
     for found in followed(mapper.heatmaps(dataset, data.on_bad_clip), len(dataset), "validation videos"):
         if isinstance(found, Heatmap):
             maps.append(found.map.ravel())
@@ -217,6 +179,7 @@ def _measured(mapper: Mapper, dataset: Dataset) -> dict[str, Any]:
     return {
         "threshold": threshold,
         "kept": float((pixels >= threshold).mean()),
+        "val": data.val,
         "videos": len(maps),
         "pixels": pixels.size,
         "bad_videos": [[one.path, one.reason] for one in bad],

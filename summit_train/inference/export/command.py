@@ -33,8 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch", type=any_or, default=1, metavar="N|any", help="clips or streams in a call; any: not fixed [1]"
     )
-    parser.add_argument("--video", metavar="FILE", help="the video to check on [the first of the validation set]")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. data.val=videos.csv")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="e.g. data.val=videos.csv: checked on its first"
+    )
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -47,12 +48,12 @@ def run(args: argparse.Namespace) -> Result:
         packages = "pip install onnx onnxruntime onnxscript"
         raise UserError(f"export needs the package {error.name}, which is not installed: {packages}") from error
     trained = open_named(args.run, args.overrides, args.classes)
-    description = Export(trained, args.out, args.stream, args.size, args.batch, args.video, tell).run()
+    description = Export(trained, args.out, args.stream, args.size, args.batch, tell).run()
     return Result([_summary(description, args.out)], values=description)
 
 
 def _summary(description: dict[str, Any], out: Path) -> TextTable:
-    usage, speed = description["preprocessing"], description["speed"]
+    usage = description["preprocessing"]
     first, *caches = description["inputs"]
     graph = f"{description['kind']}, {first['name']} {' x '.join(map(str, first['shape']))}"
     if caches:
@@ -70,8 +71,6 @@ def _summary(description: dict[str, Any], out: Path) -> TextTable:
         "": f"{_difference(checks['video'])}, {checks['video']['path']}"
         if checks["video"]
         else f"no video: {checks['note']}",
-        "speed": f"{speed['frames_per_second']:,.1f} frames/s in onnxruntime on this machine, "
-        f"{counted(speed['threads'], 'thread')} ({speed['ms_a_call']:.2f} ms a call)",
         "written": f"{out} ({with_unit(description['bytes'], 'B')}), {out.with_suffix('.json')}",
     }
     return TextTable(list(rows.items()), left=2)

@@ -18,11 +18,9 @@ import summit_train
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import check_output, replacing, write_json
 from summit_train.data.batches.loader import test_batches
-from summit_train.data.batches.stores import Store, file_store
 from summit_train.data.dataset import Dataset
-from summit_train.data.manifest.files import plain_manifest
 from summit_train.data.video.augment import View, scaled_size
-from summit_train.inference.export.onnx_file import Runtime, exported, facts, state_of, with_metadata
+from summit_train.inference.export.onnx_file import Runtime, exported, facts, state_of
 from summit_train.inference.trained import Trained
 from summit_train.models import VideoNetwork
 from summit_train.models.precision import Normalise
@@ -53,9 +51,8 @@ class Export:
     """One export: the options, and the parts of the work.
 
     out: the file, *.onnx; its description is the file of that name with .json. size: height and width in pixels, None
-    for the square that `eval` scores. batch: clips or streams in a call, None for any. video: a file to check on, None
-    for the first of the validation set. tell: takes one line about each stage, and about each video that cannot be
-    read. Raises UserError for what cannot be exported.
+    for the square that `eval` scores. batch: clips or streams in a call, None for any. tell: takes one line about each
+    stage, and about each video that cannot be read. Raises UserError for what cannot be exported.
     """
 
     trained: Trained
@@ -63,7 +60,6 @@ class Export:
     stream: bool = False
     size: tuple[int, int] | None = None
     batch: int | None = 1
-    video: str | None = None
     tell: Callable[[str], None] = lambda line: None
 
     def __post_init__(self) -> None:
@@ -92,7 +88,7 @@ class Export:
         data = spec.data.model_copy(update={"num_frames": self.num_frames})
         checked = replace(self.trained, spec=spec.model_copy(update={"data": data}))
         network = checked.network(_CPU, ready=False).float()
-        content = with_metadata(exported(network, self.batch, *self.crop, stream=self.stream), self.usage())
+        content = exported(network, self.batch, *self.crop, self.usage(), stream=self.stream)
         runtime = Runtime(content)
         self.tell("checking it against the network")
         num_clips = (self.batch or _CLIPS) if self.stream else max(_CLIPS, self.batch or 0)
@@ -108,8 +104,6 @@ class Export:
                     f"{self.out}: not written: the exported graph is wrong: its logits differ from the "
                     f"network's by up to {found['largest_difference']:.2g} ({what}); {allowed}"
                 )
-        seconds = runtime.seconds_a_call()
-        frames = (self.batch or 1) * (1 if self.stream else spec.data.num_frames)
         versions, operators = facts(content)
         description = {
             "model": self.out.name,
@@ -126,7 +120,6 @@ class Export:
             "versions": {**versions, "summit_train": summit_train.__version__},
             "operators": operators,
             "verification": {"tolerance": TOLERANCE, **checks, "note": note},
-            "speed": {"frames_per_second": frames / seconds, "ms_a_call": 1e3 * seconds, "threads": runtime.threads},
         }
         with replacing(self.out) as file:
             file.write(content)
@@ -134,28 +127,19 @@ class Export:
         return description
 
     def _video(self) -> tuple[str, torch.Tensor | None, str | None]:
-        """Return path and clips of the video to check on, or no clips and why there are none.
-
-        Raises DecodeError for a bad --video.
-        """
+        """Return path and clips of the first readable validation video, or no clips and why there are none."""
         spec = self.trained.spec
-        changes = {"workers": 0, "num_frames": self.num_frames, "on_bad_clip": "fail" if self.video else "skip"}
+        changes = {"workers": 0, "num_frames": self.num_frames, "on_bad_clip": "skip"}
         data = spec.data.model_copy(update=changes)
         evaluate = spec.evaluate.model_copy(update={"clips": 1 if self.stream else spec.evaluate.clips})
-        store: Store
-        if self.video is not None:
-            store, videos = file_store(data, plain_manifest([self.video]), ""), [0]
-        elif not Path(data.val).exists():
-            return "", None, f"the validation set {data.val} does not exist"
-        else:
-            try:
-                dataset = Dataset.open(spec, "val")
-            except UserError as error:
-                return "", None, str(error)
-            store, videos = dataset.store, dataset.clips[:_MOST_TRIES].tolist()
-        for batch in test_batches(data, evaluate, store, videos, partial(centre_view, self.short_side, self.crop)):
+        try:
+            dataset = Dataset.open(spec, "val")
+        except UserError as error:
+            return "", None, str(error)
+        videos, view = dataset.clips[:_MOST_TRIES].tolist(), partial(centre_view, self.short_side, self.crop)
+        for batch in test_batches(data, evaluate, dataset.store, videos, view):
             if batch.bad is None:
-                return store.manifest.path(batch.video), batch.views, None
+                return dataset.manifest.path(batch.video), batch.views, None
             self.tell(f"left out: {batch.bad.path}: {batch.bad.reason}")
         return "", None, f"none of the first {len(videos)} videos of {data.val} can be read"
 

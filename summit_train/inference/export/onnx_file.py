@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,13 +22,8 @@ from summit_train.models import VideoNetwork
 from summit_train.models.online import StreamNetwork, cache_shapes
 from summit_train.models.shift import TemporalShift, num_shifted_channels
 
-Arrays = dict[str, NDArray[Any]]
-
 BATCH = "batch"  # the name of a first length that is not fixed
 _EXAMPLE = 2  # the example's batch where any is allowed: exporters take 0 and 1 for constants
-# A runtime's speed: the median of this many calls, or of as many as fit into the seconds, but three.
-_TIMED_CALLS = 20
-_TIMED_SECONDS = 3.0
 
 
 class ConcatenatedShift(nn.Module):
@@ -74,12 +68,14 @@ class _StreamGraph(nn.Module):
         return (logits, *(cache for cache, shape in zip(after, self.shapes, strict=True) if shape[0]))
 
 
-def exported(network: VideoNetwork, batch: int | None, height: int, width: int, *, stream: bool) -> bytes:
+def exported(
+    network: VideoNetwork, batch: int | None, height: int, width: int, metadata: Mapping[str, Any], *, stream: bool
+) -> bytes:
     """Return a plain network as an ONNX file, in fp32 and in the opset that torch's exporter chooses.
 
     `clip` (N, T, C, H, W) becomes `logits` (N, num_classes). With `stream`, `frame` (N, C, H, W) and `cache_in_i`
     (N, fold, H', W') become `logits` and `cache_out_i`, each the next frame's `cache_in_i`; caches are zero where a
-    stream starts. batch: N, None for any.
+    stream starts. batch: N, None for any. metadata: custom properties of the file, each as JSON.
     """
     module: nn.Module
     shapes: dict[str, tuple[int, ...]]
@@ -120,6 +116,7 @@ def exported(network: VideoNetwork, batch: int | None, height: int, width: int, 
     # The exporter notes where in the source each node comes from, with this machine's paths.
     for part in (model, model.graph, *model.graph.node, *model.graph.value_info):
         part.ClearField("metadata_props")
+    onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in metadata.items()})
     onnx.checker.check_model(model)
     content: bytes = model.SerializeToString()
     return content
@@ -128,14 +125,6 @@ def exported(network: VideoNetwork, batch: int | None, height: int, width: int, 
 def state_of(inputs: Iterable[str]) -> dict[str, str]:
     """Return, for each cache among a graph's inputs, the output that is its value for the next frame."""
     return {name: name.replace("_in_", "_out_") for name in inputs if name.startswith("cache_in_")}
-
-
-def with_metadata(model: bytes, values: Mapping[str, Any]) -> bytes:
-    """Return the ONNX file with `values` as custom metadata, each as JSON."""
-    loaded = onnx.load_from_string(model)
-    onnx.helper.set_model_props(loaded, {name: json.dumps(value) for name, value in values.items()})
-    content: bytes = loaded.SerializeToString()
-    return content
 
 
 def facts(model: bytes) -> tuple[dict[str, Any], dict[str, int]]:
@@ -157,7 +146,7 @@ class Runtime:
 
     def __init__(self, model: bytes) -> None:
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self.threads = torch.get_num_threads()
+        options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
         self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self.inputs, self.outputs = (
@@ -181,36 +170,15 @@ class Runtime:
             # The last batch is padded with copies of its last clip; the copies' logits are dropped.
             padded = np.pad(clips, [(0, -len(clips) % batch), *[(0, 0)] * 4], mode="edge")
             groups = [*padded.reshape(-1, batch, *clips.shape[1:])]
-        found = list[NDArray[Any]]()
+        names, found = [one["name"] for one in self.outputs], list[NDArray[Any]]()
         for group in groups:
-            first, *caches = self._zeros(len(group))
-            is_stream, logits = first == "frame", list[NDArray[Any]]()
-            values = self._zeros(len(group))
-            for frame in group.swapaxes(0, 1) if is_stream else [group]:
-                out = self._run({**values, first: np.ascontiguousarray(frame)})
+            values = {one["name"]: np.zeros([len(group), *one["shape"][1:]], np.float32) for one in self.inputs}
+            first, *caches = values
+            logits = list[NDArray[Any]]()
+            for frame in group.swapaxes(0, 1) if first == "frame" else [group]:
+                answer = self._session.run(names, {**values, first: np.ascontiguousarray(frame)})
+                out = dict(zip(names, answer, strict=True))
                 values = {name: out[after] for name, after in state_of(caches).items()}
                 logits.append(out["logits"])
             found.append(np.stack(logits, axis=1))
         return np.concatenate(found)[: len(clips)].astype(np.float64)
-
-    def _run(self, feed: Arrays) -> Arrays:
-        names = [one["name"] for one in self.outputs]
-        return dict(zip(names, self._session.run(names, feed), strict=True))
-
-    def _zeros(self, batch: int) -> Arrays:
-        """Return inputs of zeros; batch: where the length may be any."""
-        return {
-            one["name"]: np.zeros([batch if length == BATCH else length for length in one["shape"]], np.float32)
-            for one in self.inputs
-        }
-
-    def seconds_a_call(self) -> float:
-        """Return the median time of a call on zeros; the first call is not counted."""
-        feed = self._zeros(1)
-        self._run(feed)
-        times = list[float]()
-        while len(times) < 3 or (len(times) < _TIMED_CALLS and sum(times) < _TIMED_SECONDS):
-            began = time.perf_counter()
-            self._run(feed)
-            times.append(time.perf_counter() - began)
-        return float(np.median(times))

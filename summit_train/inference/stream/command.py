@@ -7,23 +7,30 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from fractions import Fraction
 from io import FileIO
+from pathlib import Path
 from typing import Any
 
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.files import check_output
 from summit_train.core.result import Result, show
 from summit_train.core.session import check_single
+from summit_train.data.video.augment import View
+from summit_train.data.video.encode import Write, open_writer, with_caption
+from summit_train.data.video.render import Renderer
 from summit_train.data.video.stream import PIPE, USUAL_FPS, Reading, StreamFrame, file_frames, pipe_frames, raw_frames
 from summit_train.inference.arguments import add_network, checked, open_named
-from summit_train.inference.stream.follow import Follower, Show, shown_in
-from summit_train.inference.stream.stream import CUT_THRESHOLD, Stream, open_stream, renderer
+from summit_train.inference.stream.stream import Follower, Show, open_stream, renderer
 from summit_train.inference.trained import Trained
 from summit_train.training.start import choose_device
 
 _INTERRUPTED = 130
+_ENDINGS = (".mp4", ".mkv", ".mov")
+# The times of a stream's frames need not be multiples of anything.
+_TICK = Fraction(1, 90_000)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,17 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rate = checked(Fraction, lambda rate: rate > 0, "frames a second, such as 25 or 30000/1001")
     stride = checked(int, range(1, 10**9).__contains__, "1 or more")
     window = checked(int, range(10**9).__contains__, "0 or more")
-    levels = checked(float, lambda value: 0 < value <= 255, "a difference of more than 0 and at most 255 levels")
     add_network(parser)
     parser.add_argument("video", metavar="VIDEO|-", help="video file, or - for a container on standard input")
     parser.add_argument("--raw", type=size, metavar="WxH", help="standard input has raw RGB frames of this size")
     parser.add_argument("--fps", type=rate, metavar="F", help=f"frames a second of --raw [{USUAL_FPS}]")
     parser.add_argument("--stride", type=stride, metavar="N", help="see every Nth frame [data.frame_stride]")
     parser.add_argument("--window", type=window, metavar="N", help="average N frames; 0: all [data.num_frames]")
-    parser.add_argument(
-        "--reset-on-cut", type=levels, nargs="?", const=CUT_THRESHOLD, metavar="LEVELS",
-        help=f"start over where the picture changes by more than this [{CUT_THRESHOLD:g} of 255]",
-    )  # fmt: skip
     parser.add_argument("--live", action="store_true", help="never wait: drop the oldest frames that come too fast")
     parser.add_argument("--show", metavar="OUT.mp4", help="write the video with the label drawn on it")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> Result:
     frames = _frames(args, reading)
     trained = open_named(args.run, args.overrides, args.classes)
     spec = trained.spec
-    stream = open_stream(trained, choose_device(World()), args.window, args.reset_on_cut)
+    stream = open_stream(trained, choose_device(World()), args.window)
     if args.stride is None and spec.data.sampling == "uniform":
         raise UserError(
             "the network was trained on frames spread over each video (data.sampling uniform), without a fixed "
@@ -66,15 +68,16 @@ def run(args: argparse.Namespace) -> Result:
         )
     stride = args.stride or spec.data.frame_stride
     follower = Follower(stream, renderer(spec.evaluate), trained.classes, reading, stride)
-    showing: AbstractContextManager[Show | None] = nullcontext()
-    if args.show:
-        showing = shown_in(args.show, args.video, reading)
     is_interrupted = False
-    with _signals(stream), showing as writer:
-        try:
-            _print(follower.follow(frames, live=args.live, show=writer), args, trained, stride)
-        except KeyboardInterrupt:
-            is_interrupted = True
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop ends the stream as Ctrl-C does
+    try:
+        with shown_in(args.show, args.video, reading) if args.show else nullcontext() as writer:
+            try:
+                _print(follower.follow(frames, live=args.live, show=writer), args, trained, stride)
+            except KeyboardInterrupt:
+                is_interrupted = True
+    finally:
+        signal.signal(signal.SIGTERM, before)
     print(follower.summary(), file=sys.stderr)
     if reading.damage is not None and not is_interrupted:
         name, whole = PIPE if args.video == "-" else args.video, reading.num_frames - reading.num_damaged
@@ -107,15 +110,13 @@ def _print(results: Iterator[dict[str, Any]], args: argparse.Namespace, trained:
             window = trained.spec.data.num_frames if args.window is None else args.window
             spans = f"the average of the last {window}" if window else "the average of all since the start"
             which = "every frame" if stride == 1 else f"1 frame in {stride}"
-            what = f"{trained.path}: {trained.spec.model.title}, {which}, {spans}"
-            print(f"{what}; kill -USR1 {os.getpid()} resets it", file=sys.stderr)
+            print(f"{trained.path}: {trained.spec.model.title}, {which}, {spans}", file=sys.stderr)
             if trained.spec.evaluate.crops == 3:
                 print("evaluate.crops is 3: a stream sees the centre crop alone", file=sys.stderr)
         dropped += result.get("dropped", 0)
         text = []
-        if result["label"] != last or "reset" in result:
-            notes = [f"{dropped:,} frames dropped before it"] * (dropped > 0) + ["reset"] * ("reset" in result)
-            more = f"  ({', '.join(notes)})" if notes else ""
+        if result["label"] != last:
+            more = f"  ({dropped:,} frames dropped before it)" if dropped else ""
             text.append(f"{result['seconds']:9.2f} s  {result['score']:4.2f}  {result['name']}{more}")
             dropped = 0
         show(Result(text, values=result), as_json=args.json)
@@ -123,12 +124,29 @@ def _print(results: Iterator[dict[str, Any]], args: argparse.Namespace, trained:
 
 
 @contextmanager
-def _signals(stream: Stream) -> Iterator[None]:
-    """Reset the stream on SIGUSR1, and end it in order on SIGTERM as on SIGINT."""
-    handlers = {signal.SIGUSR1: lambda *_: stream.reset(), signal.SIGTERM: signal.default_int_handler}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def shown_in(path: str, source: str, reading: Reading) -> Iterator[Show]:
+    """Yield a function that adds a frame with a caption to a copy of the video: upright, at its time.
+
+    All frames get the size of the first. The file appears when the block ends; after an error nothing is left of it.
+    Raises UserError at once if no video can be written to `path`, or it is the source.
+    """
+    if Path(path).suffix.lower() not in _ENDINGS:
+        raise UserError(f"--show must be a name that ends in {', '.join(_ENDINGS)}, got {path}")
+    if os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source):
+        raise UserError(f"--show {path}: is the video that is streamed; write to another file")
+    check_output("--show", path, path)
+    render = Renderer(lambda width, height: [View(width, height, 0, 0, width, height)])
+    write: Write | None = None
+    last = -1
+
+    def add(frame: StreamFrame, caption: str) -> None:
+        nonlocal write, last
+        picture = render(frame.decoded)[0]
+        if write is None:
+            size = (picture.shape[1], picture.shape[0])
+            write = stack.enter_context(open_writer(path, size, reading.fps, tick=_TICK))
+        last = max(round(frame.seconds / _TICK), last + 1)  # a container may give two frames one time
+        write(with_caption(picture, caption), last)
+
+    with ExitStack() as stack:
+        yield add

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from summit_train.core.errors import RunFailed
-from summit_train.models.fast.native.kernels import Kernels, compile_for_cluster, kernels
+from summit_train.models.fast.kernels import Kernels, compile_for_cluster, loaded
 from summit_train.models.fast.norm import FusedNorm
-from summit_train.models.fast.shifted_conv import CopiedShift, ShiftedConv2d
+from summit_train.models.fast.shifted_conv import ShiftedConv2d
 from summit_train.models.mobilenet import InvertedResidual
 from summit_train.models.resnet import BasicBlock, Bottleneck, ResidualBlock, ResNet
 from summit_train.models.shift import TemporalShift, num_shifted_channels
@@ -53,16 +53,17 @@ def accelerate(model: nn.Module, parts: Collection[str] = PARTS) -> str:
     On CPUs, if the C++ kernels are available, normalisations take in the relu and the shortcut's sum that follow them.
     Networks without any of these run plain.
     """
-    for block in model.modules():
-        if isinstance(block, ResidualBlock | InvertedResidual) and "shift" in parts:
-            _join_shift(block)
+    if "shift" in parts:
+        for block in model.modules():
+            if isinstance(block, ResidualBlock | InvertedResidual) and isinstance(block.shift, TemporalShift):
+                _join_shift(block, block.shift)
     devices = {parameter.device.type for parameter in model.parameters()}
     where = f"on {', '.join(sorted(devices))}"
     if devices == {"cpu"}:
         where = f"C++ kernels: {execution()}"
-        if isinstance(kernels(), Kernels) and "norms" in parts:
+        if isinstance(loaded(), Kernels) and "norms" in parts:
             _fuse_norms(model)
-    kinds = (FusedNorm, FusedBlock, ShiftedConv2d, CopiedShift)
+    kinds = (FusedNorm, FusedBlock, ShiftedConv2d)
     counted = Counter(kind for module in model.modules() for kind in kinds if isinstance(module, kind))
     counts = [f"{counted[kind]} {kind.__name__}" for kind in kinds if counted[kind]]
     return f"{where}; replaced: {', '.join(counts) or 'nothing'}"
@@ -70,24 +71,24 @@ def accelerate(model: nn.Module, parts: Collection[str] = PARTS) -> str:
 
 def execution() -> str:
     """Return what the C++ kernels for CPUs are compiled for on this machine, or why there are none."""
-    found = kernels()
+    found = loaded()
     return f"none: {found}" if isinstance(found, RunFailed) else found.target
 
 
-def _join_shift(block: ResidualBlock | InvertedResidual) -> None:
-    """Join the shift of a branch with its first convolution; copy once for a shift in place."""
-    if isinstance(block.in_place_shift, TemporalShift):
-        block.in_place_shift.__class__ = CopiedShift
-    if isinstance(shift := block.shift, TemporalShift):
-        name = "conv1" if isinstance(block, ResidualBlock) else "conv.0.0"
-        conv = block.get_submodule(name)
-        assert isinstance(conv, nn.Conv2d)
-        if num_shifted_channels(conv.in_channels, shift.fraction):
-            block.set_submodule(name, ShiftedConv2d(conv, shift))
-        block.shift = nn.Identity()
+def _join_shift(block: ResidualBlock | InvertedResidual, shift: TemporalShift) -> None:
+    """Join the shift of a branch with the branch's first convolution."""
+    name = "conv1" if isinstance(block, ResidualBlock) else "conv.0.0"
+    conv = block.get_submodule(name)
+    assert isinstance(conv, nn.Conv2d)
+    if num_shifted_channels(conv.in_channels, shift.fraction):
+        block.set_submodule(name, ShiftedConv2d(conv, shift))
+    block.shift = nn.Identity()
 
 
 def _fuse_norms(model: nn.Module) -> None:
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d | nn.BatchNorm3d)]
+    if not all(norm.affine and norm.track_running_stats and norm.momentum is not None for norm in norms):
+        return  # the kernels know the usual form alone
     if isinstance(model, ResNet) and isinstance(model.bn1, nn.BatchNorm2d | nn.BatchNorm3d):
         model.bn1, model.relu = FusedNorm(model.bn1, relu=True), nn.Identity()
     for name, module in list(model.named_modules()):

@@ -13,7 +13,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from summit_train.models.fast.native import kernels
+from summit_train.models.fast import kernels
 
 
 class _Normalise(torch.autograd.Function):
@@ -29,8 +29,10 @@ class _Normalise(torch.autograd.Function):
         mean, inverse = torch.empty(2, x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
         tensors = [x, shortcut, result, weight, bias, norm.running_mean, norm.running_var, mean, inverse]
         shape = kernels.integers(x.numel() // x.shape[1], x.shape[1], torch.get_num_threads())
-        ctx.arguments = shape, ctypes.c_int(norm.by_batch), ctypes.c_int(norm.relu)
-        numbers = ctypes.c_double(norm.count_batch()), ctypes.c_double(norm.eps)
+        ctx.arguments = shape, ctypes.c_int(norm.training), ctypes.c_int(norm.relu)
+        numbers = ctypes.c_double(norm.momentum or 0.0), ctypes.c_double(norm.eps)
+        if norm.training and norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
         kernels.call("forward", x.dtype, tensors, *ctx.arguments, *numbers)
         ctx.save_for_backward(x, weight, bias, mean, inverse, None if shortcut is None else result)
         return result
@@ -56,18 +58,18 @@ _normalise = cast("Callable[..., torch.Tensor]", _Normalise.apply)
 class FusedNorm(_BatchNorm):
     """The batch normalisation `norm` and what follows it: norm(x), relu(norm(x)), or relu(norm(x) + shortcut).
 
-    It has the parameters and buffers of `norm`, not copies of them.
+    It has the parameters and buffers of `norm`, not copies of them. `norm` has a weight and running statistics.
     """
 
     def __init__(self, norm: _BatchNorm, relu: bool) -> None:
         # Without storage of its own: that of `norm` takes its place.
-        super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats, "meta")
+        super().__init__(norm.num_features, norm.eps, norm.momentum, device="meta")
         self._parameters, self._buffers = norm._parameters, norm._buffers
         self.relu = relu
         self.training = norm.training
 
     def forward(self, x: torch.Tensor, shortcut: torch.Tensor | None = None) -> torch.Tensor:
-        if self.by_batch and x.numel() == x.shape[1]:
+        if self.training and x.numel() == x.shape[1]:
             raise ValueError(f"batch normalisation needs more than 1 value per channel, got {tuple(x.shape)}")
         if not kernels.take(x):  # fp16
             out = super().forward(x)
@@ -76,21 +78,6 @@ class FusedNorm(_BatchNorm):
         if shortcut is not None:
             shortcut = kernels.channels_last(shortcut.to(x.dtype))
         return _normalise(kernels.channels_last(x), shortcut, self.weight, self.bias, self)
-
-    @property
-    def by_batch(self) -> bool:
-        """Whether the batch's own statistics normalise it."""
-        return self.training or self.running_mean is None
-
-    def count_batch(self) -> float:
-        """Count a training batch; return its weight in the running statistics."""
-        if not (self.training and self.running_mean is not None):
-            return 0.0
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        if self.momentum is not None:
-            return float(self.momentum)
-        return 1.0 / float(cast(torch.Tensor, self.num_batches_tracked))
 
     def _check_input_dim(self, x: torch.Tensor) -> None:
         """Take both (N, C, H, W) and (N, C, T, H, W)."""

@@ -16,8 +16,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from summit_train.models.fast.native import kernels
-from summit_train.models.fast.native.kernels import Group
+from summit_train.models.fast import kernels
+from summit_train.models.fast.kernels import Group
 from summit_train.models.shift import TemporalShift, num_shifted_channels
 
 
@@ -58,7 +58,10 @@ class ShiftedConv2d(nn.Conv2d):
         super().__init__(conv.in_channels, conv.out_channels, kernel, stride, padding, bias=False, device="meta")
         self._parameters = conv._parameters
         self.num_frames, self.fraction, self.direction = shift.num_frames, shift.fraction, shift.direction
-        self.moves = _groups(conv.in_channels, shift)
+        fold = num_shifted_channels(conv.in_channels, shift.fraction)
+        left = fold if shift.direction == "both" else 0
+        from_past = Group(left, left + fold, -1)
+        self.moves = [Group(0, left, 1), from_past] if left else [from_past]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert len(x) % self.num_frames == 0
@@ -91,38 +94,6 @@ class ShiftedConv2d(nn.Conv2d):
         return grad
 
 
-class _CopiedShift(torch.autograd.Function):
-    """The shift is linear and its transpose is the shift back, so nothing is kept."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, shift: TemporalShift) -> torch.Tensor:
-        ctx.shift = shift
-        return _shifted_copy(x, shift.num_frames, _groups(x.shape[1], shift))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        groups = _groups(grad.shape[1], ctx.shift)
-        return _shifted_copy(grad, ctx.shift.num_frames, _transposed(groups)), None
-
-
-_copied_shift = cast("Callable[..., torch.Tensor]", _CopiedShift.apply)
-
-
-class CopiedShift(TemporalShift):
-    """A shift in one copy forward and one backward, where autograd's own backward pass makes twenty."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _copied_shift(x, self)
-
-
-def _groups(num_channels: int, shift: TemporalShift) -> list[Group]:
-    fold = num_shifted_channels(num_channels, shift.fraction)
-    left = fold if shift.direction == "both" else 0
-    groups = [Group(0, left, 1), Group(left, left + fold, -1)]
-    return [group for group in groups if group.end > group.begin]
-
-
 def _transposed(groups: list[Group]) -> list[Group]:
     return [Group(begin, end, -step) for begin, end, step in groups]
 
@@ -134,6 +105,6 @@ def _shifted_copy(x: torch.Tensor, num_frames: int, groups: list[Group]) -> torc
         ahead, behind = slice(1, None), slice(None, -1)
         to, source = (behind, ahead) if step > 0 else (ahead, behind)
         shifted[:, to, begin:end] = clips[:, source, begin:end]
-    rest = max((group.end for group in groups), default=0)
+    rest = groups[-1].end
     shifted[:, :, rest:] = clips[:, :, rest:]
     return out

@@ -22,7 +22,7 @@ ENVIRONMENTS = {
 @pytest.mark.parametrize("launcher", ENVIRONMENTS)
 def test_every_launcher_is_known(launcher: str) -> None:
     found = _found(ENVIRONMENTS[launcher])
-    assert (found.launcher, found.rank, found.size, found.interactive) == (launcher, 3, 8, False)
+    assert (found.launcher, found.rank, found.size) == (launcher, 3, 8)
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,6 @@ def test_a_launcher_within_a_job_of_another_is_the_one_that_counts() -> None:
     for launcher in ("mpirun (Open MPI)", "mpirun (Hydra)"):
         assert find_launch(shell | ENVIRONMENTS[launcher]) == Launch(launcher, 3, 8, by_mpi=True)
     assert find_launch(shell) == Launch("srun", 0, 1)
-
-
-def test_a_launchers_terminal_is_a_persons_only_where_that_is_said() -> None:
-    for value, interactive in (("1", True), ("0", False), ("", False)):
-        assert _found(ENVIRONMENTS["srun"] | {"TTY_COMPATIBLE": value}).interactive is interactive
 
 
 @pytest.mark.parametrize("broken", ["", "three", "3.0"])

@@ -145,7 +145,7 @@ def test_something_v2(tmp_path: Path) -> None:
         ),
         ("kinetics", {"source": f"{HEADER}\n,x,0,10,test\n"}, ":2: must have a youtube_id and a label"),
         ("kinetics", {"source": f"{HEADER}\na,x,zero,10,train\n"}, ":2: time_start and time_end"),
-        ("kinetics", {"source": f"{HEADER}\na,x\n"}, ":2: fewer fields"),
+        ("kinetics", {"source": f"{HEADER}\na,x\n"}, ":2: time_start and time_end must be seconds, got"),
         ("ucf101", UCF101 | {"source": "ApplyEyeMakeup/a.avi 2\n"}, ":1: 2 is not the number of ApplyEyeMakeup"),
         ("hmdb51", {"wave_test_split3.txt": ""}, r"CLASS_test_split1\.txt"),
         ("something_v1", V1 | {"source": "100218\n"}, ":1: must be ID;label"),
@@ -193,8 +193,8 @@ def test_a_set_is_imported_split_by_split_and_read(tmp_path: Path, capsys: pytes
         source = str(tmp_path / f"{name}.txt")
         assert main(["data", "import", "jester", source, *words, str(tmp_path / f"{name}.csv")]) == 0
     printed = capsys.readouterr().out
-    assert "3 clips listed, 2 classes: 2 found, 1 missing\n  8: No such file or directory" in printed
-    assert "1 clips listed, 2 classes: 1 found, 0 missing" in printed
+    assert "3 clips listed, 2 classes: 2 found\nleft out: 1\n  8: No such file or directory" in printed
+    assert "1 clips listed, 2 classes: 1 found\nwrote" in printed
     assert list(map(str, read_quarantine(tmp_path / "train.left_out.csv"))) == ["8: No such file or directory"]
     manifest = read_manifest(tmp_path / "train.csv")
     assert manifest.classes == ("Swiping Left", "Swiping Right")

@@ -19,6 +19,7 @@ from summit_train.data.manifest.quarantine import (
 )
 from summit_train.data.manifest.reading import check_beside, write_classes
 from summit_train.data.video.source import DecodeError
+from summit_train.data.video.span import WHOLE, Span
 from summit_train.spec import DataSpec
 
 SPANS = "path,reason,start_frame,end_frame"
@@ -63,15 +64,30 @@ def test_class_folders_are_found_too(tmp_path: Path) -> None:
     assert kept_clips(_data(quarantine=str(tmp_path / "bad.csv")), manifest).excluded.tolist() == [1]
 
 
+def test_a_bad_span_leaves_the_others_of_its_file_and_a_bad_file_none(tmp_path: Path) -> None:
+    rows = [ManifestRow("a", 0).with_span(Span(2 * n, 2 * n + 2)) for n in range(3)]
+    rows += [ManifestRow("b", 1).with_span(Span(2 * n)) for n in range(2)] + [ManifestRow("c", 0)]
+    write_manifest(tmp_path / "list.csv", rows)
+    for bad, lines, excluded in (
+        ([("a", "outside", Span(2, 4)), ("b", "so", Span(2))], ["a,outside,2,4", "b,so,2,"], [1, 4]),
+        ([("a", "empty", WHOLE), ("b", "outside", Span(7, 9))], ["a,empty,,", "b,outside,7,9"], [0, 1, 2]),
+    ):
+        write_quarantine(tmp_path / "bad.csv", [DecodeError(*one) for one in bad])
+        assert (tmp_path / "bad.csv").read_text().splitlines() == [SPANS, *lines]
+        assert [error.span for error in read_quarantine(tmp_path / "bad.csv")] == [span for _, _, span in bad]
+        kept = kept_clips(_data(quarantine=str(tmp_path / "bad.csv")), read_manifest(tmp_path / "list.csv"))
+        assert kept.excluded.tolist() == excluded
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         (None, "cannot be read"),
         ("", "bad.csv:1: the header must be path,reason"),
-        ("path,label\na,0\n", "bad.csv:1: the header must be"),
-        ("path,reason\na,b,c\n", "bad.csv:2: must have a path and a reason, got 3 fields"),
+        ("path,label\na,0\n", "bad.csv:1: the header must have one column 'reason', got path, label"),
+        ("path,reason\na,b,c\n", "bad.csv:2: 3 fields where the header has 2"),
         (f"{SPANS}\na,b,4,2\n", "bad.csv:2: end_frame must be after start_frame, got 4 to 2"),
-        (f"{SPANS}\na,b\n", "bad.csv:2: must have a path and a reason, and start_frame and end_frame, got 2 fields"),
+        (f"{SPANS}\na,b\n", "bad.csv:2: 2 fields where the header has 4"),
         ("path,reason\n" + "".join(f'"{name}",x\n' for name in NAMES), "names every clip"),
     ],
 )
@@ -137,5 +153,3 @@ def test_a_manifest_is_not_put_beside_the_names_of_other_classes(tmp_path: Path)
     check_beside(tmp_path / "new.csv", CLASSES, tmp_path / "source")
     with pytest.raises(UserError, match=r"classes\.txt: has other classes than .*source; write to another folder"):
         check_beside(tmp_path / "new.csv", CLASSES[:2], tmp_path / "source")
-    with pytest.raises(UserError, match="missing: no such folder; make it first"):
-        check_beside(tmp_path / "missing" / "new.csv", CLASSES, tmp_path / "source")

@@ -34,13 +34,14 @@ def test_a_csv_with_all_columns(tmp_path: Path) -> None:
     manifest = _read(
         tmp_path,
         "path,label,num_frames,fps,width,height,group,sha256,reversed\n"
-        f"a/1.mp4,2,84,25,180,144,daria,{'78' * 32},0\n"
+        f"a/1.mp4,2,84,25,180,144,daria,{'78' * 31}00,0\n"
         '"a/2, b.mp4",0,,,,,,,1\n'
         "/abs/3.mp4,1,-1,,,,,,\n",
     )
     assert _clips(manifest) == [("a/1.mp4", 2), ("a/2, b.mp4", 0), ("/abs/3.mp4", 1)]
     assert [manifest.num_frames(index) for index in range(3)] == [84, None, None]
     assert [manifest.is_reversed(index) for index in range(3)] == [False, True, False]
+    assert [manifest.sha256(index) for index in range(3)] == [b"x" * 31 + b"\0", None, None]
     assert (len(manifest), manifest.classes, manifest.class_names) == (3, None, ("0", "1", "2"))
     assert manifest.labels.dtype == np.int32
 
@@ -59,6 +60,16 @@ def test_other_forms_of_lists(tmp_path: Path, text: str, clips: list[tuple[str, 
     """With other columns, by a spreadsheet, in quotes, and header-less lists with and without frame counts."""
     manifest = _read(tmp_path, text)
     assert [(*clip, manifest.num_frames(index)) for index, clip in enumerate(_clips(manifest))] == clips
+
+
+def test_cells_of_spans_are_read_and_empty_ones_are_the_videos_own(tmp_path: Path) -> None:
+    for columns, rows, spans in (
+        ("start_frame,end_frame", "a,0,3,9\na,1,,4\na,1,5,\na,0,,\na,0, 0 ,\n", [(3, 9), (0, 4), (5,), (), ()]),
+        ("end_frame", "a,0,4\nb,1,\n", [(0, 4), ()]),
+        ("group", "a,0,\n", [()]),
+    ):
+        manifest = _read(tmp_path, f"path,label,{columns}\n{rows}")
+        assert [manifest.span(clip) for clip in range(len(manifest))] == [Span(*span) for span in spans]
 
 
 def test_names_are_labels_by_their_place_in_classes_txt(tmp_path: Path) -> None:
@@ -136,7 +147,7 @@ def test_a_path_of_any_bytes_survives(tmp_path: Path) -> None:
         ("path,label,num_frame\na,0,1\n", "list.csv:1: unknown column 'num_frame': did you mean 'num_frames'"),
         ("path,label\na,0\n\nb,1,2\n", "list.csv:4: 3 fields where the header has 2"),
         ('path,label\na,0\n"b,1\nc,2\n', "list.csv:3: a double quote is not closed"),
-        ("path,label\na,0\n,1\n", "list.csv:3: the path is empty"),
+        ('path,label\n"a\n\nb",0\n,1\n', "list.csv:5: the path is empty"),
         ("path,label\na,0\nb,-1\n", "list.csv:3: label -1 is out of range: labels start from 0"),
         (f"path,label\na,{10**20}\n", f"list.csv:2: label {10**20} is out of range"),
         ("path,label\na,0\nb,\n", "list.csv:3: the label is empty"),
@@ -154,6 +165,20 @@ def test_a_path_of_any_bytes_survives(tmp_path: Path) -> None:
             (f"path,label,sha256\na.mp4,0,\nb.mp4,0,{text}\n", "list.csv:3: sha256 must be 64 hexadecimal digits")
             for text in ("ab", "z" * 64, "ab" * 31 + " a", "ab" * 31 + "  ")
         ),
+        *(
+            (f"path,label,num_frames,start_frame,end_frame\na,0,20,0,20\nb,1,{cells}\n", f"list.csv:3: {message}")
+            for cells, message in (
+                (",x,9", "start_frame must be the number of a frame, 0 or more, or empty, got 'x'"),
+                (",1.5,9", "start_frame must be the number of a frame, 0 or more, or empty, got '1.5'"),
+                (",-1,9", "start_frame must be the number of a frame, 0 or more, or empty, got '-1'"),
+                (",,-1", "end_frame must be the number of a frame, 0 or more, or empty, got '-1'"),
+                (",0,99999999999", "end_frame must be the number of a frame, 0 or more, or empty, got '99999999999'"),
+                (",5,5", "end_frame must be after start_frame, got 5 to 5"),
+                (",,0", "end_frame must be after start_frame, got 0 to 0"),
+                ("20,10,21", "a video has 20 frames, and the span 10:21 does not lie among them"),
+                ("20,20,", "a video has 20 frames, and the span 20: does not lie among them"),
+            )
+        ),
     ],
 )
 def test_mistakes_are_named_with_their_place(tmp_path: Path, text: str, message: str) -> None:
@@ -164,26 +189,19 @@ def test_mistakes_are_named_with_their_place(tmp_path: Path, text: str, message:
 
 
 @pytest.mark.parametrize(
-    ("label", "message"),
+    ("label", "classes", "message"),
     [
-        ("jmup", "list.csv:3: the class 'jmup' is not in classes.txt: did you mean 'jump'?"),
-        ("zzz", "list.csv:3: the class 'zzz' is not in classes.txt with its 2 classes"),
-        ("2", "list.csv:3: label 2 is out of range: classes.txt has 2 classes"),
+        ("jmup", "jump\nrun\n", "list.csv:3: the class 'jmup' is not in classes.txt: did you mean 'jump'?"),
+        ("zzz", "jump\nrun\n", "list.csv:3: the class 'zzz' is not in classes.txt with its 2 classes"),
+        ("2", "jump\nrun\n", "list.csv:3: label 2 is out of range: classes.txt has 2 classes"),
+        ("run", "run\njump\nrun\n", "classes.txt:3: the class 'run' is listed twice"),
+        ("run", "run\n\njump\n", "classes.txt:2: an empty line among the classes"),
     ],
 )
-def test_labels_that_classes_txt_lacks(tmp_path: Path, label: str, message: str) -> None:
+def test_mistakes_in_classes_are_named_with_their_place(tmp_path: Path, label: str, classes: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        _read(tmp_path, f"path,label\na,run\nb,{label}\n", "jump\nrun\n")
+        _read(tmp_path, f"path,label\na,run\nb,{label}\n", classes)
     assert message in str(caught.value)
-
-
-def test_bad_classes(tmp_path: Path) -> None:
-    for classes, message in (
-        ("run\njump\nrun\n", "classes.txt:3: the class 'run' is listed twice"),
-        ("run\n\njump\n", "classes.txt:2: an empty line among the classes"),
-    ):
-        with pytest.raises(UserError, match=message):
-            _read(tmp_path, "path,label\na,run\n", classes)
 
 
 def test_manifests_that_are_not_there(tmp_path: Path) -> None:
@@ -227,15 +245,18 @@ def test_check_classes(tmp_path: Path) -> None:
         first.check_classes(fewer)
 
 
-def test_the_fingerprint_is_of_paths_labels_and_directions(tmp_path: Path) -> None:
-    header = "path,label,reversed,num_frames\n"
-    same = [_read(tmp_path, header + "ab,0,0,5\nc,1,0,6\n"), _read(tmp_path, header + "ab,0,,\n\nc,1,0,9\n")]
-    texts = ("a,0,0,5\nbc,1,0,6\n", "ab,1,0,5\nc,1,0,6\n", "ab,0,1,5\nc,1,0,6\n", "c,1,0,6\nab,0,0,5\n")
-    others = [_read(tmp_path, header + rows) for rows in texts]
-    fingerprints = [manifest.fingerprint() for manifest in [*same, *others]]
-    assert fingerprints[0] == fingerprints[1]
-    assert len(set(fingerprints)) == 5
-    assert len(bytes.fromhex(fingerprints[0])) == 16
+def test_the_fingerprint_is_of_paths_labels_directions_and_spans(tmp_path: Path) -> None:
+    header = "path,label,reversed,num_frames,start_frame,end_frame\n"
+    # As before there were spans, with and without their columns, and whatever the number of frames.
+    same = ("a.mp4,0,0,7,,\nb.mp4,1,1,,0,\n", "a.mp4,0,,9,,\n\nb.mp4,1,1,,,\n")
+    old = _read(tmp_path, "path,label,reversed,num_frames\na.mp4,0,0,7\nb.mp4,1,1,\n").fingerprint()
+    assert [_read(tmp_path, header + rows).fingerprint() for rows in same] == [old] * 2
+    assert old == "d531fd8c03b05cdca4f8e6fb82537620"
+    others = ["a.mp,0,0,7,,\n4b.mp4,1,1,,,\n", "a.mp4,1,0,,,\nb.mp4,1,1,,,\n", "a.mp4,0,1,,,\nb.mp4,1,1,,,\n"]
+    others += ["b.mp4,1,1,,,\na.mp4,0,0,7,,\n"]
+    for first, second in (("1,", ","), (",6", ","), (",", "1,"), ("1,6", ","), ("1,5", ","), (",", "1,6"), (",7", ",")):
+        others.append(f"a.mp4,0,0,7,{first}\nb.mp4,1,1,,{second}\n")
+    assert len({_read(tmp_path, header + rows).fingerprint() for rows in others} | {old}) == len(others) + 1
 
 
 def test_class_folders_have_the_same_fingerprint_wherever_they_lie(tmp_path: Path) -> None:
@@ -245,12 +266,3 @@ def test_class_folders_have_the_same_fingerprint_wherever_they_lie(tmp_path: Pat
     here, there = (read_manifest(tmp_path / root) for root in ("here", "there/deeper"))
     assert here.fingerprint() == there.fingerprint()
     assert here.path(0) != there.path(0)
-
-
-def test_a_clips_sha256_is_kept(tmp_path: Path) -> None:
-    rows = [ManifestRow("a.mp4", 0, sha256="ab" * 31 + "00"), ManifestRow("b.mp4", 1)]
-    write_manifest(tmp_path / "list.csv", rows)
-    manifest = read_manifest(tmp_path / "list.csv")
-    assert [manifest.sha256(clip) for clip in range(2)] == [bytes.fromhex("ab" * 31 + "00"), None]
-    write_manifest(tmp_path / "list.csv", [ManifestRow("a.mp4", 0)])
-    assert read_manifest(tmp_path / "list.csv").sha256(0) is None

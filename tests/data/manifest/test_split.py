@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from summit_train.__main__ import main
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
-from summit_train.data.manifest.split import Fold, Splitting, split_manifest
+from summit_train.data.manifest.split import Fold, split_manifest
+from summit_train.data.video.span import Span
 
 PERSON = "^[^_]+"
 ACTIONS = ("bend", "run", "walk")
@@ -39,7 +41,7 @@ def _sides(out: Path, fold: int) -> tuple[Manifest, Manifest]:
 
 
 def _split(folder: Path | str, folds: int, group: str | None = PERSON, **how: Any) -> list[Fold]:
-    return split_manifest(f"{folder}/clips.csv", f"{folder}/out", Splitting(folds, group, **how))
+    return split_manifest(f"{folder}/clips.csv", f"{folder}/out", folds, group, **how)
 
 
 @settings(max_examples=25, deadline=None)
@@ -103,17 +105,6 @@ def test_a_seed_gives_one_split_whatever_the_manifests_order(order: list[int], s
     assert found[0] == found[1] != others
 
 
-def test_files_that_sort_by_class_are_split_within_their_classes(tmp_path: Path) -> None:
-    counts = {"bend": 200, "run": 120, "walk": 80}
-    names = [(f"{name}_{i:03}.mp4", label) for label, (name, n) in enumerate(counts.items()) for i in range(n)]
-    write_manifest(tmp_path / "clips.csv", [ManifestRow(name, label) for name, label in names])
-    (tmp_path / "classes.txt").write_text("bend\nrun\nwalk\n")
-    done = _split(tmp_path, 4, None)
-    assert [fold.val for fold in done] == [{"bend": 50, "run": 30, "walk": 20}] * 4
-    assert [fold.train for fold in done] == [{"bend": 150, "run": 90, "walk": 60}] * 4
-    assert (tmp_path / "out/fold1/val.csv").read_text().startswith("path,label\n")  # no group of one file each
-
-
 def test_a_class_that_cannot_be_on_both_sides_is_named(tmp_path: Path) -> None:
     rows = [ManifestRow(f"p{i}_a.mp4", 0) for i in range(6)] + [ManifestRow(f"p{i}_b.mp4", 1) for i in (0, 0, 1)]
     write_manifest(tmp_path / "clips.csv", rows)
@@ -123,6 +114,11 @@ def test_a_class_that_cannot_be_on_both_sides_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the class '0' has clips in 1 of .* try more groups"):
         write_manifest(tmp_path / "clips.csv", [ManifestRow("p0_a.mp4", 0), *rows[-3:]])
         _split(tmp_path, 2)
+    # Two of three groups have each class, so two are on one side, which leaves the other without a class.
+    pairs = [("a", 0), ("a", 1), ("b", 1), ("b", 2), ("c", 0), ("c", 2)]
+    write_manifest(tmp_path / "clips.csv", [ManifestRow(f"{group}_{label}.mp4", label) for group, label in pairs])
+    with pytest.raises(UserError, match=r"no split into 2 folds was found with the class '[012]' on both sides"):
+        _split(tmp_path, 2)
 
 
 def test_a_rare_class_within_mixed_groups_comes_on_both_sides(tmp_path: Path) -> None:
@@ -131,16 +127,6 @@ def test_a_rare_class_within_mixed_groups_comes_on_both_sides(tmp_path: Path) ->
     write_manifest(tmp_path / "clips.csv", [*rows, ManifestRow("p0_x.mp4", 1), ManifestRow("p9_x.mp4", 1)])
     for seed in range(10):
         assert [fold.val["1"] for fold in _split(tmp_path, 2, seed=seed)] == [1, 1]
-
-
-def test_frame_counts_groups_and_classes_are_kept(tmp_path: Path) -> None:
-    _manifest(tmp_path)
-    _split(tmp_path, 2, "p([0-9])")
-    _, val = _sides(tmp_path / "out", 2)
-    person = int(val.path(0)[6])
-    assert val.classes == ACTIONS and (val.path(0), val.num_frames(0)) == (f"bend/p{person}_bend.avi", 20 + person)
-    text = (tmp_path / "out/fold2/val.csv").read_text().splitlines()
-    assert text[:2] == ["path,label,num_frames,group", f"bend/p{person}_bend.avi,0,{20 + person},{person}"]
 
 
 def test_every_column_of_the_manifest_is_kept(tmp_path: Path) -> None:
@@ -155,12 +141,27 @@ def test_every_column_of_the_manifest_is_kept(tmp_path: Path) -> None:
     assert val.sha256(0) == bytes.fromhex(f"{val.path(0)[1]}{'a' * 63}")  # so training refuses a swapped file
 
 
-def test_labels_without_names_need_no_classes_file(tmp_path: Path) -> None:
-    _manifest(tmp_path, classes=False)
-    _split(tmp_path, 2, only=("2",))
+@pytest.mark.parametrize("named", [False, True])
+def test_classes_are_taken_with_their_labels_and_names(tmp_path: Path, named: bool) -> None:
+    _manifest(tmp_path, named)
+    _split(tmp_path, 2, "p([0-9])", only=("walk" if named else "2",))
     train, val = _sides(tmp_path / "out", 1)
     assert {label for _, label, _ in _clips(train) + _clips(val)} == {2}
-    assert not (tmp_path / "out/fold1/classes.txt").exists()
+    assert train.classes == (ACTIONS if named else None)
+    lines = (tmp_path / "out/fold1/val.csv").read_text().splitlines()
+    assert lines[0] == "path,label,num_frames,group" and re.fullmatch(r"walk/p([0-9])_walk.avi,2,2\1,\1", lines[1])
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_split_keeps_spans_and_never_divides_a_files(tmp_path: Path, both: bool) -> None:
+    rows = [ManifestRow(f"{n % 4}.mp4", n % 4 % 2).with_span(Span(n, n + 9)) for n in range(12)]
+    write_manifest(tmp_path / "clips.csv", rows)
+    _split(tmp_path, 2, None, both_directions=both)
+    sides = _sides(tmp_path / "out", 1)
+    found = [[(side.path(clip), side.span(clip)) for clip in range(len(side))] for side in sides]
+    assert sorted({*found[0], *found[1]}) == sorted((row.path, row.span) for row in rows)
+    assert not {path for path, _ in found[0]} & {path for path, _ in found[1]}
+    assert sum(map(len, found)) == (24 if both else 12)
 
 
 def test_both_directions_give_each_clip_twice_on_the_same_side(tmp_path: Path) -> None:
@@ -207,10 +208,6 @@ def test_mistakes_exit_2_say_what_is_right_and_write_nothing(
 def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     words = ["data", "split", str(_manifest(tmp_path)), str(out), "--folds", "2", "--group", PERSON, "--only", "run"]
-    out.write_text("")
-    assert main(words) == 2
-    assert "out: cannot be written (Not a directory)" in capsys.readouterr().err
-    out.unlink()
     assert main([*words, "--both-directions"]) == 0
     output = capsys.readouterr().out
     assert f"{tmp_path}/out/fold2: 4 clips to train on, 4 to validate on" in output

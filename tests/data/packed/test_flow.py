@@ -13,7 +13,6 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from summit_train.__main__ import main
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.manifest.files import FileStore
@@ -26,7 +25,7 @@ from summit_train.data.video.flow import decode
 from summit_train.data.video.span import WHOLE, Span
 from tests.data.packed.conftest import bad_clips, complaints, content_of, packed_store, stored
 from tests.data.video.test_flow import textured
-from tests.worlds import succeed
+from tests.worlds import Say
 
 DIS = Packing("jpeg", quality=95, modality="flow", bound=20.0, method="dis", preset="medium")
 NUM_FRAMES, WIDTH, HEIGHT = 6, 80, 64
@@ -76,17 +75,17 @@ def test_the_flow_is_the_motion(videos: Path, tmp_path: Path, method: str) -> No
 
 
 def test_the_record_says_how(videos: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    packed = packed_store(stored(videos), out, DIS)
+    packed = packed_store(stored(videos), tmp_path / "out", DIS)
     assert packed.manifest.frame_counts.tolist() == [NUM_FRAMES - 1] * 5
-    assert packed.pack.packing.modality == "flow" and packed.pack.packing == DIS
-    said = json.loads((out / "pack.json").read_text())["packing"]
+    assert packed.pack.packing == DIS
+    said = json.loads((tmp_path / "out" / "pack.json").read_text())["packing"]
     assert [said[name] for name in ("modality", "bound", "method")] == ["flow", 20.0, "dis"]
     pixels = "jpeg short side 256, every 1, quality 95, full colour, flow dis medium, bound 20"
     assert packed.manifest.pixels == pixels
-    assert np.load(out / "index" / "clips.npy")["width"].tolist() == [WIDTH] * 5
-    assert len(np.load(out / "index" / "pictures.npy")) == 5 * 2 * (NUM_FRAMES - 1)
-    assert complaints(out) == []
+    index = tmp_path / "out" / "index"
+    assert np.load(index / "clips.npy")["width"].tolist() == [WIDTH] * 5
+    assert len(np.load(index / "pictures.npy")) == 5 * 2 * (NUM_FRAMES - 1)
+    assert complaints(tmp_path / "out") == []
 
 
 def test_frames_are_scaled_before_their_flow(videos: Path, tmp_path: Path) -> None:
@@ -109,11 +108,11 @@ def test_spans_have_the_flow_between_their_own_frames(videos: Path, tmp_path: Pa
     assert packed.manifest.span(1) == Span(1, 4)  # in frames of the video, as in the set of its frames
 
 
-def test_ranks_change_nothing(videos: Path, tmp_path: Path) -> None:
+def test_the_command_packs_the_same(videos: Path, tmp_path: Path, say: Say) -> None:
     assert len(packed_store(stored(videos), tmp_path / "alone", DIS, 20_000).pack.shards) >= 2
-    words = [str(videos / "list.csv"), str(tmp_path / "out"), "--method", "dis", "--shard-size", "20000"]
-    printed = succeed(2, "data", "flow", *words, "--workers", "0")
-    assert "5 clips in" in printed and "data.modality=flow" in printed
+    words = ("--method", "dis", "--shard-size", 20000, "--workers", 1)
+    status, printed, _ = say("data", "flow", videos / "list.csv", tmp_path / "out", *words)
+    assert status == 0 and "5 clips in" in printed and "data.modality=flow" in printed
     assert content_of(tmp_path / "out") == content_of(tmp_path / "alone")
 
 
@@ -150,18 +149,12 @@ def test_bad_clips_are_named(videos: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_computed_is_refused_before_the_work(
-    videos: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    message: str,
+    videos: Path, tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     if not words:
         monkeypatch.setitem(sys.modules, "cv2", None)
-    assert main(["data", "flow", str(videos / "list.csv"), str(tmp_path / "out"), "--method", "dis", *words]) == 2
-    said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1
+    status, _, said = say("data", "flow", videos / "list.csv", tmp_path / "out", "--method", "dis", *words)
+    assert status == 2 and message in said and said.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
@@ -202,12 +195,14 @@ def test_flow_folders_are_packed_as_they_are(videos: Path, given: FileStore, tmp
                 assert np.abs(pictures[row, ..., component] - own).max() <= (kind == "jpg") * 2
 
 
-def test_the_command_wants_the_bound(given: FileStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["data", "pack", str(tmp_path / "list.csv"), str(tmp_path / "out"), "--workers", "0", "--kind"]
+def test_the_command_wants_the_bound(given: FileStore, tmp_path: Path, say: Say) -> None:
     write_manifest(tmp_path / "list.csv", [ManifestRow("b", 1)])
-    assert main([*words, "bytes"]) == 2
-    assert "b: must hold one series of frames such as 00001.jpg, got x_*.png, y_*.png" in capsys.readouterr().err
-    assert main([*words, "jpeg", "--bound", "20"]) == 2
-    assert "--bound: for --kind bytes; pictures of flow are packed as they are" in capsys.readouterr().err
-    assert main([*words, "bytes", "--bound", "20"]) == 0
+    for kind, bound, status, message in (
+        ("bytes", (), 2, "b: must hold one series of frames such as 00001.jpg, got x_*.png, y_*.png"),
+        ("jpeg", ("--bound", 20), 2, "--bound: for --kind bytes; pictures of flow are packed as they are"),
+        ("bytes", ("--bound", 20), 0, ""),
+    ):
+        words = (tmp_path / "list.csv", tmp_path / "out", "--workers", 0, "--kind", kind, *bound)
+        found, _, said = say("data", "pack", *words)
+        assert found == status and message in said
     assert read_pack(tmp_path / "out").packing.modality == "flow"

@@ -3,12 +3,16 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import warnings
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from summit_train.core.errors import UserError
+from summit_train.data.manifest import read_manifest
 from summit_train.data.packed.format import (
     CONTENT_AT,
     SHARD_END,
@@ -22,6 +26,7 @@ from summit_train.data.packed.format import (
     read_pack,
 )
 from summit_train.data.video.span import Span
+from tests.data.packed.conftest import NUM_FRAMES, NUM_VIDEOS, PackSet
 
 FACTS = Facts("walk/a.mp4", 3, 84, True)
 
@@ -40,6 +45,27 @@ def test_a_shard_is_a_tar_file_with_webdatasets_names() -> None:
         assert json.loads(contents[2]) == about
         assert json.loads(contents[5]) == about | {"picture_ends": [450, 900]}
         assert {(m.mtime, m.uid, m.gid, m.mode, m.uname, m.isreg()) for m in members} == {(0, 0, 0, 0o644, "", True)}
+
+
+@pytest.mark.parametrize("kind", ["bytes", "jpeg"])
+def test_the_webdataset_library_reads_a_set(videos: Path, pack_set: PackSet, kind: str) -> None:
+    webdataset, out = pytest.importorskip("webdataset"), pack_set(kind=kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        samples = list(webdataset.WebDataset([str(path) for path in sorted(out.glob("*.tar"))], shardshuffle=False))
+    manifest = read_manifest(out)
+    assert [sample["__key__"] for sample in samples] == [f"{clip:09}" for clip in range(NUM_VIDEOS)]
+    for clip, sample in enumerate(samples):
+        about = json.loads(sample["json"])
+        assert about["path"] == manifest.path(clip)
+        assert int(sample["cls"]) == about["label"] == manifest.labels[clip]
+        if kind == "bytes":
+            assert sample["avi" if clip == 4 else "mp4"] == (videos / about["path"]).read_bytes()
+            continue
+        ends = [0, *about["picture_ends"]]
+        assert len(ends) == NUM_FRAMES + 1 and ends[-1] == len(sample["mjpeg"])
+        pictures = [Image.open(io.BytesIO(sample["mjpeg"][start:end])) for start, end in pairwise(ends)]
+        assert {picture.size for picture in pictures} == {(52, 40)}
 
 
 def test_endings_are_the_files_own_where_they_are_safe() -> None:

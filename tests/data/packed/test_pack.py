@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import io
-import os
 import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as pack_module
 from summit_train.data.packed.format import Packing, read_pack
 from summit_train.data.packed.pack import begin, missing_shards, pack_shards
-from summit_train.data.video.encode import write_video
 from tests.data.packed.conftest import (
     NUM_FRAMES,
     NUM_VIDEOS,
@@ -56,11 +53,6 @@ def test_the_index_is_numpys(pack_set: PackSet) -> None:
     assert set(clips["width"].tolist()) == {52} and set(clips["height"].tolist()) == {40}
 
 
-def test_workers_change_nothing(raw: FileStore, pack_set: PackSet, tmp_path: Path) -> None:
-    pack_module.pack_set(raw, tmp_path / "other", Packing("bytes"), SHARD_BYTES, workers=2)
-    assert content_of(tmp_path / "other") == content_of(pack_set())
-
-
 @pytest.mark.parametrize(("side", "size"), [(20, (26, 20)), (256, (52, 40))])
 def test_pictures_are_scaled_down_and_never_up(pack_set: PackSet, side: int, size: tuple[int, int]) -> None:
     out = pack_set(kind="jpeg", short_side=side)
@@ -69,16 +61,6 @@ def test_pictures_are_scaled_down_and_never_up(pack_set: PackSet, side: int, siz
 
 
 # What is begun again.
-
-
-def test_a_finished_set_is_left_alone(raw: FileStore, pack_set: PackSet) -> None:
-    for packing, other in ((Packing("bytes"), Packing("jpeg")), (Packing("jpeg"), Packing("jpeg", quality=50))):
-        out = pack_set(name=packing.kind, kind=packing.kind)
-        before = content_of(out)
-        assert begin(raw, out, packing, SHARD_BYTES, workers=0) is None
-        with pytest.raises(UserError, match="contains a different set"):
-            begin(raw, out, other, SHARD_BYTES, workers=0)
-        assert content_of(out) == before
 
 
 def test_what_is_unfinished_is_not_read_and_not_mixed(raw: FileStore, tmp_path: Path) -> None:
@@ -90,21 +72,26 @@ def test_what_is_unfinished_is_not_read_and_not_mixed(raw: FileStore, tmp_path: 
         read_manifest(tmp_path / "out")
     with pytest.raises(UserError, match="contains an unfinished, different set"):
         begin(raw, tmp_path / "out", Packing("jpeg"), SHARD_BYTES, workers=0)
+    assert begin(raw, tmp_path / "out", Packing("bytes"), SHARD_BYTES, workers=0) == job
 
 
-def test_what_cannot_be_begun_is_refused(raw: FileStore, pack_set: PackSet, videos: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
+def test_what_cannot_be_begun_is_refused_and_left_alone(raw: FileStore, pack_set: PackSet, tmp_path: Path) -> None:
+    mine, jpeg, done = tmp_path / "mine", Packing("jpeg"), pack_set(kind="jpeg")
     mine.mkdir()
     (mine / "mine.txt").write_text("precious")
-    packed, wrong = FileStore(read_manifest(pack_set()), ""), FileStore(raw.manifest, str(tmp_path / "wrong"))
-    for store, folder, message in (
-        (raw, mine, "must be an empty or a new folder"),
-        (packed, tmp_path / "again", "is packed already; pack from the manifest"),
-        (wrong, tmp_path / "out", rf"none of {NUM_VIDEOS} clips that were tried can be read below .*wrong"),
+    before = content_of(tmp_path)
+    assert begin(raw, done, jpeg, SHARD_BYTES, workers=0) is None  # it has this set
+    packed, wrong = FileStore(read_manifest(done), ""), FileStore(raw.manifest, str(tmp_path / "wrong"))
+    for store, folder, packing, message in (
+        (raw, done, Packing("bytes"), "contains a different set"),
+        (raw, done, Packing("jpeg", quality=50), "contains a different set"),
+        (raw, mine, jpeg, "must be an empty or a new folder"),
+        (packed, tmp_path / "again", jpeg, "is packed already; pack from the manifest"),
+        (wrong, tmp_path / "out", jpeg, rf"none of {NUM_VIDEOS} clips that were tried can be read below .*wrong"),
     ):
         with pytest.raises(UserError, match=message):
-            begin(store, folder, Packing("jpeg"), SHARD_BYTES, workers=0)
-    assert os.listdir(mine) == ["mine.txt"]
+            begin(store, folder, packing, SHARD_BYTES, workers=0)
+    assert content_of(tmp_path) == before
 
 
 @pytest.mark.parametrize(("kind", "number", "stride"), [("bytes", 1, 3), ("jpeg", 2, 6)])
@@ -166,22 +153,6 @@ def test_bad_clips_are_named_and_no_shard_has_one(videos: Path, tmp_path: Path, 
     assert sorted(path.name for path in job.folder.glob("*")) == [".packing", "000000.tar", "000003.tar"]
 
 
-def test_a_disk_that_is_full_ends_it_and_the_next_call_goes_on(
-    raw: FileStore, pack_set: PackSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = begin(raw, tmp_path / "out", Packing("bytes"), SHARD_BYTES, workers=0)
-    assert job is not None
-
-    def full(*_: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
-        patched.setattr(pack_module, "replacing", full)
-        list(pack_shards(job, missing_shards(job), workers=0))
-    pack_module.pack_set(raw, tmp_path / "out", Packing("bytes"), SHARD_BYTES)
-    assert content_of(tmp_path / "out") == content_of(pack_set())
-
-
 @pytest.mark.parametrize(("kind", "side"), [("bytes", 256), ("jpeg", 256), ("jpeg", 24)])
 def test_frame_folders_are_packed(tmp_path: Path, kind: str, side: int) -> None:
     generator = np.random.default_rng(1)
@@ -198,9 +169,3 @@ def test_frame_folders_are_packed(tmp_path: Path, kind: str, side: int) -> None:
     # JPEGs that are small enough stay as they are; PNGs do where bytes were asked for.
     assert [one == files for one, files in zip(content, own, strict=True)] == [side == 256, kind == "bytes"]
     assert packed.manifest.frame_counts.tolist() == [6, 6] and complaints(out) == []
-
-
-def test_a_video_of_one_frame(tmp_path: Path) -> None:
-    write_video(tmp_path / "one.mp4", np.zeros((1, 16, 16, 3), np.uint8))
-    packed = packed_store(stored(tmp_path, [ManifestRow("one.mp4", 0)]), tmp_path / "out", Packing("jpeg", every=4))
-    assert packed.manifest.frame_counts.tolist() == [1]

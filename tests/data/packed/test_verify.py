@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from summit_train.__main__ import main
 from summit_train.core.errors import UserError
 from tests.data.packed.conftest import NUM_VIDEOS, PackSet, complaints, content_of
+from tests.worlds import Say
 
 
 @pytest.mark.parametrize("kind", ["bytes", "jpeg"])
@@ -34,8 +33,10 @@ def test_every_flipped_byte_in_any_file_is_found(pack_set: PackSet, kind: str) -
     assert complaints(out) == []
 
 
-def test_what_is_missing_torn_or_too_much(pack_set: PackSet, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_names_what_is_missing_torn_or_too_much(pack_set: PackSet, say: Say) -> None:
     out = pack_set()
+    status, printed, _ = say("data", "verify", out)
+    assert status == 0 and f"{out}: {NUM_VIDEOS} clips in " in printed
     size = len((out / "000001.tar").read_bytes())
     (out / "000000.tar").unlink()
     (out / "000001.tar").write_bytes(b"0" * 100)
@@ -47,18 +48,13 @@ def test_what_is_missing_torn_or_too_much(pack_set: PackSet, capsys: pytest.Capt
         f"{out}/index/clips.npy: No such file or directory",
         f"{out}/000009.tar: does not belong to the set",
     ]
-    assert complaints(out) == lines
-    assert main(["data", "verify", str(out)]) == 1
-    assert "packed: 4 of its files are not as they were packed:\n" + "\n".join(lines) in capsys.readouterr().err
-
-
-def test_the_command(pack_set: PackSet, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    out = pack_set()
-    assert main(["data", "verify", str(out)]) == 0
-    assert f"{out}: {NUM_VIDEOS} clips in " in capsys.readouterr().out
-    assert main(["data", "verify", str(tmp_path / "absent")]) == 2
-    assert "no such folder" in capsys.readouterr().err
-    shutil.rmtree(out / "index")
-    (out / "pack.json").unlink()
-    assert main(["data", "verify", str(out)]) == 1
-    assert "must be a finished packed set, but lacks pack.json" in capsys.readouterr().err
+    named = "packed: 4 of its files are not as they were packed:\n" + "\n".join(lines)
+    lacking = "must be a finished packed set, but lacks pack.json"
+    for change, failed, message in (
+        (lambda: None, 1, named),
+        ((out / "pack.json").unlink, 1, lacking),
+        (lambda: shutil.rmtree(out), 2, "no such folder"),
+    ):
+        change()
+        status, _, said = say("data", "verify", out)
+        assert status == failed and message in said

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ import torch
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.data.dataset import Dataset
 from summit_train.data.video.encode import write_video
-from summit_train.inference.cam.maps import Heatmap, Mapper, threshold_for
+from summit_train.inference.cam.maps import Heatmap, Mapper, measure_threshold
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.inference.videos import list_videos
 from summit_train.models.network import build_network
@@ -24,7 +22,6 @@ from summit_train.models.precision import Normalise
 from summit_train.spec import spec_from_values
 from tests.closeness import assert_near
 from tests.data.video.test_stream import noise
-from tests.runs import changed_copy, final_state
 
 CPU = torch.device("cpu")
 
@@ -72,8 +69,6 @@ def test_the_view_is_the_whole_frame_or_the_centre(trained: Trained, trained_run
         square = open_trained(trained_run, ["evaluate.short_side=64", f"evaluate.crops={crops}"])
         found = _heatmap(square, video)
         assert found.map.shape == (4, 2, 2) and found.pictures.shape == (4, 64, 64, 3)
-        assert Mapper(square, CPU).views["crop"] == "centre square"
-    assert Mapper(trained, CPU).views["crop"] == "whole frame"
     short = _heatmap(trained, _video(tmp_path / "short.mp4", 2))
     assert short.frames.tolist() == [0, 1, 0, 1] and short.record(0)["peak_frame"] in (0, 1)
 
@@ -158,77 +153,25 @@ def _set(path: Path, motion_set: Path, videos: Iterable[int], *more: str) -> lis
     return [f"data.val={path}", f"data.root={motion_set}"]
 
 
-@pytest.fixture
-def run(trained_run: Path, tmp_path: Path) -> Path:
-    """A copy of a run; its threshold is saved in it."""
-    return Path(shutil.copytree(trained_run, tmp_path / "runs/run"))
-
-
-def _found(path: Path, beside: Path, *overrides: str) -> tuple[dict[str, Any], Path, bool]:
-    return threshold_for(Mapper(open_trained(path, overrides), CPU), beside)
-
-
-def test_the_threshold_keeps_a_fifth_of_the_validation_set(run: Path, val: list[str], tmp_path: Path) -> None:
-    found, file, was_saved = _found(run, tmp_path / "cam.json", *val)
-    assert file == run / "cam.json" and not was_saved and not (tmp_path / "cam.json").exists()
-    mapper = Mapper(open_trained(run, val), CPU)
+def test_the_threshold_keeps_a_fifth_of_the_validation_set(trained_run: Path, val: list[str]) -> None:
+    mapper = Mapper(open_trained(trained_run, val), CPU)
+    found = measure_threshold(mapper)
     heatmaps = list(mapper.heatmaps(Dataset.open(mapper.trained.spec, "val"), "fail"))
     pixels = np.sort(np.concatenate([one.map.ravel() for one in heatmaps if isinstance(one, Heatmap)]))[::-1]
-    assert found["pixels"] == pixels.size == 10 * 4 and found["videos"] == 10
-    assert pixels[8] < found["threshold"] <= pixels[7]  # the eighth of forty is foreground, the ninth is not
-    assert (found["kept"], found["fraction"]) == (0.2, 0.2)
-    assert found["checkpoint"].endswith("step_00000020.pt") and found["step"] == 20 and found["bad_videos"] == []
-    assert found["views"]["num_frames"] == 4 and found["views"]["crop"] == "centre square"
-    assert json.loads(file.read_text()) == found
-    # It counts the next time.
-    file.write_text(json.dumps(found | {"threshold": 77.5}))
-    again, place, was_saved = _found(run, tmp_path / "cam.json", *val)
-    assert again["threshold"] == 77.5 and place == file and was_saved
+    assert pixels[8] < found.pop("threshold") <= pixels[7]  # the eighth of forty is foreground, the ninth is not
+    path = val[0].removeprefix("data.val=")
+    assert found == {"kept": 0.2, "val": path, "videos": 10, "pixels": pixels.size, "bad_videos": []}
 
 
-def test_it_is_measured_again_after_a_change(
-    run: Path, val: list[str], trained_run: Path, motion_set: Path, tmp_path: Path
-) -> None:
-    first, file, _ = _found(run, tmp_path / "cam.json", *val)
-    file.write_text("{")
-    other_views = [*val, "evaluate.short_side=40"]
-    other_videos = _set(tmp_path / "other.csv", motion_set, range(1, 11))
-    for overrides in (val, other_views, other_videos):
-        again, place, was_saved = _found(run, tmp_path / "cam.json", *overrides)
-        assert not was_saved and place == file and json.loads(file.read_text()) == again
-    (target,) = (run / "checkpoints").glob("*20.pt")
-    weights = final_state(run)["model"]
-    assert isinstance(weights, dict)
-    changed_copy(trained_run, target, model=weights | {"fc.weight": 2 * weights["fc.weight"]})
-    target.with_name(target.name + ".sha256").unlink()
-    again, _, was_saved = _found(target, tmp_path / "cam.json", *val)
-    assert not was_saved and again["sha256"] != first["sha256"]
-    assert again["threshold"] == pytest.approx(2 * first["threshold"], rel=1e-3)
+def test_bad_validation_videos(trained_run: Path, motion_set: Path, tmp_path: Path) -> None:
+    def measured(*more: str) -> dict[str, Any]:
+        words = [*_set(tmp_path / "val.csv", motion_set, range(3), "missing.mp4,0"), *more]
+        return measure_threshold(Mapper(open_trained(trained_run, words), CPU))
 
-
-def test_a_lone_checkpoint_saves_beside_and_needs_the_validation_set(
-    trained_run: Path, val: list[str], tmp_path: Path
-) -> None:
-    alone = changed_copy(trained_run, tmp_path / "alone.pt")
-    found, file, was_saved = _found(alone, tmp_path / "out/cam.json", *val)
-    assert file == tmp_path / "out/cam.json" and not was_saved
-    gone = "data.val=nowhere/val.csv"
-    expected = r"nowhere/val\.csv does not exist .*data\.val=MANIFEST.*--threshold VALUE"
-    with pytest.raises(UserError, match=expected) as error:
-        _found(alone, tmp_path / "out/cam.json", gone)
-    assert "\n" not in str(error.value)
-    # Where the manifest is not here its name counts.
-    file.write_text(json.dumps(found | {"val": "nowhere/val.csv"}))
-    assert _found(alone, tmp_path / "out/cam.json", gone)[2]
-
-
-def test_bad_validation_videos(run: Path, motion_set: Path, tmp_path: Path) -> None:
-    overrides = _set(tmp_path / "val.csv", motion_set, range(3), "missing.mp4,0")
     with pytest.raises(UserError, match=r"missing\.mp4: No such file"):
-        _found(run, tmp_path / "cam.json", *overrides)
+        measured()
     with pytest.raises(RunFailed, match=r"1 of 4 videos could not be read, more than data\.max_bad_fraction"):
-        _found(run, tmp_path / "cam.json", *overrides, "data.on_bad_clip=skip")
-    found, _, _ = _found(run, tmp_path / "cam.json", *overrides, "data.on_bad_clip=skip", "data.max_bad_fraction=0.5")
+        measured("data.on_bad_clip=skip")
+    found = measured("data.on_bad_clip=skip", "data.max_bad_fraction=0.5")
     assert found["videos"] == 3 and found["pixels"] == 3 * 4
     assert found["bad_videos"] == [[str(motion_set / "missing.mp4"), "No such file or directory"]]
-    assert json.loads((run / "cam.json").read_text()) == found

@@ -47,7 +47,7 @@ def test_a_stream_gives_each_frame_the_clip_networks_logits(clips: torch.Tensor)
             low, high = (0.5, 1.5) if name.endswith(("weight", "var")) else (-0.2, 0.2)
             value.uniform_(low, high, generator=generator)
     torch.nn.init.normal_(mobile.get_parameter("classifier.1.weight"), generator=generator)
-    content = exported(mobile.eval(), 2, 64, 48, stream=True)
+    content = exported(mobile.eval(), 2, 64, 48, {}, stream=True)
     with torch.inference_mode():
         expected = mobile.classify(mobile.extract(mobile.to_input(clips))).view(*clips.shape[:2], -1).double().numpy()
     runtime = Runtime(content)
@@ -67,7 +67,6 @@ def test_a_stream_gives_each_frame_the_clip_networks_logits(clips: torch.Tensor)
     assert {name: operators[name] for name in counts} == counts and "BatchNormalization" not in operators
     assert versions["torch"] == torch.__version__ and versions["opset"] >= 18
     assert b"/summit_train/" not in content and b".py" not in content, "paths of this machine"
-    assert runtime.seconds_a_call() > 0
 
 
 def test_a_clip_network_of_both_directions(clips: torch.Tensor) -> None:
@@ -76,5 +75,7 @@ def test_a_clip_network_of_both_directions(clips: torch.Tensor) -> None:
     before = repr(network)
     with torch.inference_mode():
         expected = network(clips)[:, None].double().numpy()
-    largest, largest_logit = difference(expected, Runtime(exported(network, None, 64, 48, stream=False)).logits(clips))
+    largest, largest_logit = difference(
+        expected, Runtime(exported(network, None, 64, 48, {}, stream=False)).logits(clips)
+    )
     assert largest < 1e-5 * largest_logit and repr(network) == before

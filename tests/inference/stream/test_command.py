@@ -1,4 +1,4 @@
-"""`summit-train stream`: JSON lines and text, pipes, resets, live sources, the video that shows it, wrong input."""
+"""`summit-train stream`: JSON lines and text, pipes, live sources, the video that shows it, wrong input."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from summit_train.core.errors import UserError
 from summit_train.data.video.encode import write_video
-from summit_train.data.video.stream import Reading, file_frames
-from tests.data.video.test_stream import noise
+from summit_train.data.video.render import Renderer
+from summit_train.data.video.stream import Reading, StreamFrame, file_frames
+from summit_train.inference.stream.command import shown_in
+from tests.data.video.test_stream import noise, whole
 from tests.runs import changed_copy
 from tests.worlds import ROOT, Said, Say, environment, main_said
 
@@ -69,7 +73,7 @@ def test_one_line_a_frame(say: Say, video: Path, motion_set: Path) -> None:
         assert line["name"] == names[line["label"]] and 0.25 <= line["score"] <= 1 and line["latency_ms"] > 0
         assert line["seconds"] == pytest.approx(line["frame"] / 25)
     first, summary = said[2].splitlines()
-    assert "tsm resnet18, every frame, the average of the last 4; kill -USR1 " in first
+    assert "tsm resnet18, every frame, the average of the last 4" in first
     assert summary.startswith("8 frames (8 seen, 0 skipped by the stride, 0 dropped, 0 damaged); latency median ")
 
 
@@ -124,18 +128,8 @@ def test_a_stream_that_ends_in_the_middle_of_a_frame(say: Say, tmp_path: Path, r
     assert reason.endswith(f"; {len(lines(said))} whole frames were read")
 
 
-def test_a_cut_and_its_threshold(say: Say, tmp_path: Path) -> None:
-    frames = np.repeat(np.array([20, 20, 20, 180, 180, 120], np.uint8), 32 * 32 * 3).reshape(6, 32, 32, 3)
-    write_video(tmp_path / "a.mkv", frames)
-    for option, wanted in (([], []), (["--reset-on-cut"], [3, 5])):
-        found = lines(say(tmp_path / "a.mkv", "--json", *option))
-        assert [line["frame"] for line in found if "reset" in line] == wanted
-    said = say(tmp_path / "a.mkv", "--reset-on-cut", "100")
-    assert said[1].count("(reset)") == 1 and ", 1 reset; latency" in said[2]
-
-
 @pytest.mark.parametrize("live", [(), ("--live",)])
-def test_signals_reset_the_stream_and_end_it(trained_run: Path, tmp_path: Path, live: tuple[str, ...]) -> None:
+def test_a_signal_ends_the_stream_in_order(trained_run: Path, tmp_path: Path, live: tuple[str, ...]) -> None:
     words = ("-m", "summit_train", "stream", trained_run, "-", "--raw", "32x32", "--json", *live)
     out = tmp_path / "show.mp4"
     process = subprocess.Popen(
@@ -149,18 +143,15 @@ def test_signals_reset_the_stream_and_end_it(trained_run: Path, tmp_path: Path, 
     )
     assert process.stdin and process.stdout and process.stderr
     found = []
-    for number, picture in enumerate(noise(4, 32, 32)):
-        if number == 2:
-            process.send_signal(signal.SIGUSR1)
+    for picture in noise(4, 32, 32):
         process.stdin.write(picture.tobytes())
         process.stdin.flush()
         found.append(json.loads(process.stdout.readline()))
-    assert ["reset" in line for line in found] == [False, False, True, False]
-    assert not out.exists()
-    process.send_signal(signal.SIGINT)
+    assert [line["frame"] for line in found] == [0, 1, 2, 3] and not out.exists()
+    process.send_signal(signal.SIGTERM if live else signal.SIGINT)
     assert process.wait(60) == 130
     said = process.stderr.read().decode()
-    assert "4 frames (4 seen" in said and ", 1 reset; " in said and "Traceback" not in said
+    assert "4 frames (4 seen" in said and "Traceback" not in said
     assert len(list(file_frames(str(out), Reading()))) == 4
     for pipe in (process.stdin, process.stdout, process.stderr):
         pipe.close()
@@ -207,7 +198,6 @@ def test_values_that_cannot_be(say: Say) -> None:
         ("--fps", ("0", "1/0")),
         ("--stride", ("0",)),
         ("--window", ("-1",)),
-        ("--reset-on-cut", ("256", "nan")),
     ):
         for value in values:
             status, out, err = say("-", f"{option}={value}")
@@ -219,3 +209,65 @@ def test_values_that_cannot_be(say: Say) -> None:
 def test_a_real_clip_that_is_damaged(say: Say) -> None:
     said = say(CLIPS / "40_corrupted.mp4", "--json")
     assert said[0] == 1 and len(lines(said)) == 48 and "40_corrupted.mp4: decoding fails after frame 28" in said[2]
+
+
+LEVELS = 20 + 10 * np.arange(20)
+
+
+@pytest.fixture
+def turned(tmp_path: Path) -> Path:
+    """20 grey frames of 96 x 64 pixels, stored turned by 90 degrees, of variable rate."""
+    pictures = np.broadcast_to(LEVELS[:, None, None, None].astype(np.uint8), (20, 96, 64, 3))
+    times = [n if n < 10 else 3 * n for n in range(20)]
+    write_video(tmp_path / "a.mkv", np.ascontiguousarray(pictures), 10, rotation=90, times=times)
+    return tmp_path / "a.mkv"
+
+
+def read(path: Path) -> tuple[list[StreamFrame], NDArray[np.uint8]]:
+    found, render = list(file_frames(str(path), Reading())), Renderer(whole)
+    return found, np.stack([render(frame.decoded)[0] for frame in found])
+
+
+def test_every_frame_is_shown_upright_and_on_time(turned: Path, tmp_path: Path) -> None:
+    out, reading = tmp_path / "show.mp4", Reading()
+    with shown_in(str(out), str(turned), reading) as add:
+        for frame in file_frames(str(turned), reading):
+            add(frame, "walk 0.93" if frame.number >= 5 else "")
+            assert not out.exists()
+    (source, _), (found, pictures) = read(turned), read(out)
+    assert [frame.seconds for frame in found] == pytest.approx([frame.seconds for frame in source], abs=1e-3)
+    assert pictures.shape == (20, 64, 96, 3)
+    assert pictures[:, 40:, 50:].mean((1, 2, 3)) == pytest.approx(LEVELS, abs=2)
+    corner = pictures[:, :8, :20].min((1, 2, 3))
+    assert (corner[5:] < 12).all() and corner[:5] == pytest.approx(LEVELS[:5], abs=6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mkv", "show.mp4"]
+
+
+def test_two_frames_of_one_time_and_an_error(turned: Path, tmp_path: Path) -> None:
+    source, _ = read(turned)
+    with shown_in(str(tmp_path / "show.mkv"), str(turned), Reading()) as add:
+        for number in (0, 1, 1, 0, 2):
+            add(source[number], "")
+    seconds = [frame.seconds for frame in read(tmp_path / "show.mkv")[0]]
+    assert len(seconds) == 5 and seconds == sorted(seconds) and seconds[-1] == pytest.approx(0.2, abs=1e-3)
+    with pytest.raises(ZeroDivisionError), shown_in(str(tmp_path / "torn.mp4"), str(turned), Reading()) as add:
+        add(source[0], "")
+        _ = 1 / 0
+    with shown_in(str(tmp_path / "empty.mp4"), str(turned), Reading()):
+        pass  # without a frame there is no video
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mkv", "show.mkv"]
+
+
+def test_a_copy_that_cannot_be_written_is_refused_at_once(turned: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder.mp4").mkdir()
+    (tmp_path / "file").touch()
+    for name, reason in (
+        ("show.avi", r"--show must be a name that ends in \.mp4, \.mkv, \.mov"),
+        ("folder.mp4", "cannot be written: is not a regular file"),
+        ("a.mkv", "is the video that is streamed"),
+        ("file/show.mp4", "cannot be written: Not a directory"),
+    ):
+        with pytest.raises(UserError, match=reason) as caught, shown_in(str(tmp_path / name), str(turned), Reading()):
+            pass
+        assert str(tmp_path / name) in str(caught.value) and "\n" not in str(caught.value)
+    assert len(list(tmp_path.iterdir())) == 3

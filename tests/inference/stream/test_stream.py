@@ -1,22 +1,25 @@
-"""The stream against the clip network on real videos; its average, cuts and resets by hand; what cannot stream."""
+"""The stream against the clip network; its average by hand; which frames are seen, dropped and counted."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.data.video.clips import read_views
-from summit_train.data.video.source import Encoded
-from summit_train.data.video.stream import Reading, file_frames
-from summit_train.inference.stream.stream import CUT_THRESHOLD, Stream, open_stream, renderer
+from summit_train.data.video.source import DecodeError, Encoded
+from summit_train.data.video.stream import Reading, StreamFrame, file_frames
+from summit_train.inference.stream.stream import Follower, Stream, newest, open_stream, renderer
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.models.precision import Normalise, parameter_type
 from tests.closeness import assert_near
@@ -55,26 +58,16 @@ def test_after_the_frames_of_a_clip_the_stream_has_the_clips_logits(
     trained = open_trained(trained_run, [f"precision={precision}"])
     stream = open_stream(trained, CPU)  # the window is that of training, 4 frames
     for picture in pictures[: 4 * stride : stride]:
-        logits, _ = stream.see(picture)
+        logits = stream.see(picture)
     expected = clip_logits(trained, motion_set / "videos/val_000002.mp4", [0, stride, 2 * stride, 3 * stride])
     assert_near(logits, expected, 1e-5 if precision == "fp32" else 1e-12)
     assert np.ptp(expected) > 1e-3
 
 
-def test_after_a_reset_a_clip_begins(trained: Trained, motion_set: Path, pictures: list[Frames]) -> None:
-    stream = open_stream(trained, CPU)
-    for picture in pictures[:4]:
-        stream.see(picture)
-    stream.reset()
-    found = [stream.see(picture) for picture in pictures[4:]]
-    assert [is_reset for _, is_reset in found] == [True, False, False, False]
-    assert_near(found[-1][0], clip_logits(trained, motion_set / "videos/val_000002.mp4", [4, 5, 6, 7]), 1e-5)
-
-
 def test_the_average_spans_the_window(trained: Trained, pictures: list[Frames]) -> None:
     def streamed(window: int) -> NDArray[np.float64]:
         stream = open_stream(trained, CPU, window)
-        return np.stack([stream.see(picture)[0] for picture in pictures])
+        return np.stack([stream.see(picture) for picture in pictures])
 
     own = streamed(1)
     assert np.ptp(own, axis=0).min() > 1e-4
@@ -84,38 +77,11 @@ def test_the_average_spans_the_window(trained: Trained, pictures: list[Frames]) 
     assert_near(streamed(0), np.cumsum(own, 0) / np.arange(1, 9)[:, None], 1e-12)
 
 
-def grey(level: int) -> Frames:
-    return np.full((32, 32, 3), level, np.uint8)
-
-
-def resets(trained: Trained, shown: Sequence[Frames], cut: float | None) -> list[bool]:
-    stream = open_stream(trained, CPU, cut=cut)
-    return [stream.see(picture)[1] for picture in shown]
-
-
-def test_a_cut_is_a_difference_of_thumbnails_above_the_threshold(trained: Trained) -> None:
-    shown = [grey(level) for level in (50, 94, 50, 96, 97)]  # differences of 44, 44, 46, 1
-    assert resets(trained, shown, 45) == [False, False, False, True, False]
-    assert resets(trained, shown, None) == [False] * 5
-    board = (np.indices((32, 32)).sum(0) % 2 * 255).astype(np.uint8)  # squares of one pixel: its thumbnail is grey
-    assert resets(trained, [np.stack([board] * 3, 2), np.stack([255 - board] * 3, 2)], 5) == [False, False]
-    left = grey(0)
-    left[:, :8] = 200  # a quarter of the picture changes by 200: 50 in the mean
-    assert resets(trained, [grey(0), left], 49) == [False, True]
-    assert resets(trained, [grey(0), left], 51) == [False, False]
-
-
-def test_motion_is_no_cut_and_another_scene_is(trained: Trained, motion_set: Path, pictures: list[Frames]) -> None:
-    assert not any(resets(trained, pictures, CUT_THRESHOLD))
-    cut_at_4 = resets(trained, [*pictures[:4], *(255 - picture // 4 for picture in pictures[4:])], CUT_THRESHOLD)
-    assert cut_at_4 == [False] * 4 + [True] + [False] * 3
-
-
 def test_scores_that_are_no_numbers_end_the_stream(trained: Trained) -> None:
     weights = {**trained.weights, "fc.bias": torch.full((4,), math.nan)}
     stream = open_stream(dataclasses.replace(trained, weights=weights), CPU)
     with pytest.raises(RunFailed, match="not finite"):
-        stream.see(grey(7))
+        stream.see(np.zeros((32, 32, 3), np.uint8))
 
 
 RESNET50 = ("model.backbone=resnet50", "data.num_frames=16")
@@ -140,7 +106,7 @@ def test_the_2d_twin_streams_and_an_accelerated_network_does_not(
     trained: Trained, trained_run: Path, pictures: list[Frames]
 ) -> None:
     twin = open_trained(trained_run, ["model.arch=tsn"])
-    assert len(open_stream(twin, CPU).see(pictures[0])[0]) == 4
+    assert len(open_stream(twin, CPU).see(pictures[0])) == 4
     with pytest.raises(ValueError, match="plain network"):
         Stream(trained.network(CPU), CPU, 4)
 
@@ -150,3 +116,111 @@ def test_the_picture_is_the_centre_or_the_whole(trained_run: Path, crops: str, s
     spec = open_trained(trained_run, ["evaluate.short_side=20", f"evaluate.crops={crops}"]).spec
     (view,) = renderer(spec.evaluate)._views_of(80, 40)
     assert (view.crop_width, view.crop_height) == size and view.x == (40 - size[0]) // 2
+
+
+# A stream followed to its end.
+
+NOTHING = cast(Any, None)
+
+
+def frames(*numbers: int) -> list[StreamFrame]:
+    return [StreamFrame(number, number / 25, 0.0, cast(VideoFrame, [None])) for number in numbers]
+
+
+class Network:
+    """A stream whose logits are those of label 1 with a score of 3/4."""
+
+    def see(self, picture: Any) -> NDArray[np.float64]:
+        return np.array([1000.0, 1000.0 + math.log(3)])
+
+
+def follower(stride: int) -> Follower:
+    return Follower(cast(Any, Network()), cast(Any, lambda decoded: decoded), ("up", "down"), Reading(), stride)
+
+
+def test_the_stride_counts_from_the_first_frame_and_captions_stay() -> None:
+    one, shown = follower(4), list[tuple[int, str]]()
+    found = list(
+        one.follow(frames(*range(10)), live=False, show=lambda frame, text: shown.append((frame.number, text)))
+    )
+    assert [line["frame"] for line in found] == [0, 4, 8] and (one.num_seen, one.num_skipped) == (3, 7)
+    assert shown == [(number, "down 0.75") for number in range(10)]
+    assert list(found[0]) == ["frame", "seconds", "label", "name", "score", "latency_ms"]
+    assert [found[0][key] for key in ("label", "name", "score")] == [1, "down", 0.75]
+    assert found[1]["seconds"] == 0.16
+
+
+def test_a_damaged_frame_does_not_move_the_others() -> None:
+    one = follower(4)
+    found = one.follow(frames(0, 1, 2, 3, 5, 6, 7, 8), live=False, show=None)  # 4 is damaged
+    assert [line["frame"] for line in found] == [0, 8] and one.num_skipped == 6
+
+
+def test_the_summary_has_every_frame() -> None:
+    one = Follower(NOTHING, NOTHING, (), Reading(1200, 2), 1, num_seen=200, num_skipped=900, num_dropped=98)
+    one.latencies.extend(milliseconds / 1000 for milliseconds in range(1, 202))
+    counts = "1,200 frames (200 seen, 900 skipped by the stride, 98 dropped, 2 damaged)"
+    assert one.summary().startswith(f"{counts}; latency median 101.0 ms, 99th percentile 199.0 ms, max 201.0 ms; ")
+    assert "max 0.0 ms" in follower(1).summary()  # ended before the first frame
+
+
+def test_a_source_that_waits_loses_nothing() -> None:
+    taken = threading.Semaphore(3)
+
+    def slowly() -> Iterator[StreamFrame]:
+        for frame in frames(*range(50)):
+            taken.acquire()
+            yield frame
+
+    for number, (frame, dropped) in enumerate(newest(slowly(), max_waiting=3)):
+        assert (frame.number, dropped) == (number, 0)
+        taken.release()
+    assert number == 49
+
+
+def test_the_oldest_frames_are_dropped_and_counted() -> None:
+    may_read, is_read, may_end = threading.Event(), threading.Event(), threading.Event()
+
+    def source() -> Iterator[StreamFrame]:
+        yield from frames(0)
+        may_read.wait()
+        yield from frames(*range(1, 11))
+        is_read.set()
+        may_end.wait()
+        yield from frames(11)
+
+    one = follower(1)
+    live = one.follow(source(), live=True, show=None)
+    found = [next(live)]
+    may_read.set()
+    is_read.wait()  # 1 to 10 have come while 0 was seen: 7 to 10 wait
+    found += [next(live) for _ in range(4)]
+    may_end.set()
+    found += live
+    assert [line["frame"] for line in found] == [0, 7, 8, 9, 10, 11] and (one.num_seen, one.num_dropped) == (6, 6)
+    assert [line.get("dropped") for line in found] == [None, 6, None, None, None, None]
+
+
+def test_an_error_comes_after_the_frames_before_it() -> None:
+    def source() -> Iterator[StreamFrame]:
+        yield from frames(0, 1)
+        raise DecodeError("a.mkv", "is damaged")
+
+    taken = []
+    with pytest.raises(DecodeError, match=r"a\.mkv: is damaged"):
+        for frame, _ in newest(source()):
+            taken.append(frame.number)
+    assert taken == [0, 1]
+
+
+def test_a_fault_of_ours_ends_the_stream_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda args: printed.set())
+
+    def source() -> Iterator[StreamFrame]:
+        yield from frames(0)
+        raise ValueError("a bug")
+
+    with pytest.raises(RunFailed, match="the thread that reads the stream failed"):
+        list(newest(source()))
+    assert printed.wait(10)

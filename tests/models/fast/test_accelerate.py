@@ -74,34 +74,21 @@ def test_values_gradients_and_statistics_are_the_plain_networks(
 @needs_kernels
 def test_what_was_replaced_is_said_and_nothing_is_replaced_twice() -> None:
     model = build_model("tsm", "resnet50", 4, 3, width=0.125)
+    before = [*model.parameters(), *model.buffers()]
     said = accelerate(model)
+    assert all(one is other for one, other in zip(before, [*model.parameters(), *model.buffers()], strict=True))
     assert said == f"C++ kernels: {execution()}; replaced: 53 FusedNorm, 16 FusedBlock, 16 ShiftedConv2d"
     modules = list(model.modules())
     assert accelerate(model) == said
     assert all(before is after for before, after in zip(modules, model.modules(), strict=True))
 
 
-def test_a_shift_in_place_is_copied_once() -> None:
-    model = build_model("tsm", "resnet18", 4, 3, width=0.125, shift_place="in_place")
-    assert accelerate(model).endswith("8 CopiedShift")
-    x = torch.randn(8, 16, 6, 5).to(memory_format=torch.channels_last).requires_grad_()
-    (grad,) = torch.autograd.grad(model.layer1[0].in_place_shift(x), x, torch.randn_like(x))
-    assert grad.stride() == x.stride()
-
-
-@needs_kernels
-def test_parameters_stay_the_same_objects() -> None:
-    model = build_model("tsm", "resnet18", 4, 3, width=0.125)
-    before = [*model.parameters(), *model.buffers()]
-    accelerate(model)
-    assert all(one is other for one, other in zip(before, [*model.parameters(), *model.buffers()], strict=True))
-
-
 def test_a_network_that_it_does_not_know_runs_plain() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
-    before = list(model.modules())
-    assert accelerate(model).endswith("replaced: nothing")
-    assert list(model.modules()) == before
+    for norm in (nn.BatchNorm2d(4, affine=False), nn.BatchNorm2d(4, momentum=None), nn.GroupNorm(2, 4)):
+        model = nn.Sequential(nn.Conv2d(3, 4, 1), norm, nn.ReLU())
+        before = list(model.modules())
+        assert accelerate(model).endswith("replaced: nothing")
+        assert list(model.modules()) == before
 
 
 def test_another_device_keeps_its_normalisations() -> None:
@@ -109,21 +96,6 @@ def test_another_device_keeps_its_normalisations() -> None:
         model = build_model("tsm", "resnet18", 4, 3, width=0.125)
     assert accelerate(model) == "on meta; replaced: 8 ShiftedConv2d"
     assert not any(isinstance(module, FusedNorm) for module in model.modules())
-
-
-def test_a_frozen_norm_stays_frozen() -> None:
-    model = build_model("tsn", "resnet18", 1, 3, width=0.125).train()
-    model.layer1[0].bn1.eval()
-    accelerate(model)
-    assert not model.layer1[0].bn1.training and model.layer1[0].bn2.training
-
-
-def test_a_forward_pass_looks_no_module_up_by_a_name_that_it_makes() -> None:
-    for path in sorted((ROOT / "summit_train/models/fast").glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and node.name in ("forward", "backward", "branch", "_run"):
-                found = [ast.unparse(part) for part in ast.walk(node) if isinstance(part, ast.Attribute | ast.Call)]
-                assert not [text for text in found if text.endswith("_modules") or "get_submodule(" in text], path
 
 
 def test_only_the_door_is_used_from_outside() -> None:

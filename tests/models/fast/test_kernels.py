@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from summit_train.models.fast.native import kernels
-from summit_train.models.fast.native.kernels import Group, Kernels
+from summit_train.models.fast import kernels
+from summit_train.models.fast.kernels import Group, Kernels
 from tests.models.test_shift import plain
 
-pytestmark = pytest.mark.skipif(not isinstance(kernels.kernels(), Kernels), reason=f"no kernels: {kernels.kernels()}")
+pytestmark = pytest.mark.skipif(not isinstance(kernels.loaded(), Kernels), reason=f"no kernels: {kernels.loaded()}")
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
@@ -44,16 +44,6 @@ def test_any_shape(
         assert torch.equal(x, plain(before, num_frames, fold, "both"))
     finally:
         torch.set_num_threads(threads_before)
-
-
-def test_what_drops_out_by_hand() -> None:
-    """One clip, 3 frames, 4 channels, 1x1: the value tells frame and channel."""
-    x = torch.tensor([[10.0, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]]).view(3, 4, 1, 1)
-    x = x.contiguous(memory_format=torch.channels_last)
-    ends = x.new_empty(1, 1, 1, 2)
-    kernels.shift(x, 3, [Group(0, 1, 1), Group(1, 2, -1)], ends)
-    assert x.view(3, 4).tolist() == [[20, 0, 12, 13], [30, 11, 22, 23], [0, 21, 32, 33]]
-    assert ends.flatten().tolist() == [10, 31]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

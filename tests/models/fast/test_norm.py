@@ -6,16 +6,16 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from summit_train.models.fast.native import kernels
-from summit_train.models.fast.native.kernels import Kernels
+from summit_train.models.fast import kernels
+from summit_train.models.fast.kernels import Kernels
 from summit_train.models.fast.norm import FusedNorm
 from tests.closeness import assert_near
 
-pytestmark = pytest.mark.skipif(not isinstance(kernels.kernels(), Kernels), reason=f"no kernels: {kernels.kernels()}")
+pytestmark = pytest.mark.skipif(not isinstance(kernels.loaded(), Kernels), reason=f"no kernels: {kernels.loaded()}")
 WHAT = ["normalised", "rectified", "joined"]
 
 
@@ -78,35 +78,21 @@ def test_values_gradients_and_statistics_are_pytorchs(shape: tuple[int, ...], wh
     assert_fused_is_plain(layer.train(training), x, shortcut if what == "joined" else None, what)
 
 
+# Above 4 MiB results are written past the caches; three threads' shares do not fit into the rows.
 @settings(deadline=None, max_examples=40)
 @given(
-    images=st.integers(1, 8),
-    channels=st.integers(1, 40),
-    side=st.integers(1, 9),
+    shape=st.tuples(st.integers(1, 8), st.integers(1, 40), st.integers(2, 10), st.integers(1, 9)),
     threads=st.integers(1, 3),
     what=st.sampled_from(WHAT),
 )
-def test_any_shape(images: int, channels: int, side: int, threads: int, what: str) -> None:
-    shape = (images, channels, side + 1, side)
+@example(shape=(8, 96, 33, 35), threads=1, what="joined")
+@example(shape=(8, 96, 33, 35), threads=3, what="joined")
+def test_any_shape(shape: tuple[int, ...], threads: int, what: str) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         shortcut = frames(*shape, seed=1) if what == "joined" else None
-        assert_fused_is_plain(norm(channels), frames(*shape), shortcut, what)
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_large_activations_go_past_the_caches_and_are_the_same(threads: int) -> None:
-    """Above 4 MiB results are written past the caches; three threads' shares do not fit into the rows."""
-    shape = (8, 96, 33, 35)
-    x, shortcut = frames(*shape), frames(*shape, seed=1)
-    assert x.numel() * 8 > 1 << 22
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        assert_fused_is_plain(norm(96), x, shortcut, "joined")
+        assert_fused_is_plain(norm(shape[1]), frames(*shape), shortcut, what)
     finally:
         torch.set_num_threads(before)
 
@@ -118,7 +104,8 @@ def test_narrow_types_are_as_near_as_pytorchs(what: str, dtype: torch.dtype, tol
     x = frames(8, 32, 28, 28, dtype=dtype)
     shortcut = frames(8, 32, 28, 28, dtype=dtype, seed=1) if what == "joined" else None
     layer = norm(32, torch.float32)
-    ours = results(fused(layer, what), x, shortcut, what)
+    ours, again = (results(fused(layer, what), x, shortcut, what) for _ in range(2))
+    assert all(torch.equal(again[name], value) for name, value in ours.items())
     wide_shortcut = None if shortcut is None else shortcut.double()
     exact = results(copy.deepcopy(layer).double(), x.double(), wide_shortcut, what)
     assert ours["out"].dtype == dtype and ours["weight"].dtype == torch.float32
@@ -173,20 +160,3 @@ def test_other_formats_and_types_are_taken_too() -> None:
         assert_near(fused(plain, "joined")(x, other), expected, tolerance)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         fused(plain)(torch.randn(1, 4, 1, 1))
-
-
-def test_a_running_mean_of_all_batches() -> None:
-    """momentum=None: the mean over all batches."""
-    plain = nn.BatchNorm2d(3, momentum=None).double()
-    layer = fused(plain)
-    for seed in range(3):
-        x = frames(4, 3, 5, 5, seed=seed)
-        layer(x), plain(x)
-    assert_near(layer.running_var, plain.running_var, 1e-12)
-    assert layer.num_batches_tracked == 3
-
-
-def test_the_same_bits_twice() -> None:
-    x, shortcut = frames(8, 32, 20, 20, dtype=torch.float32), frames(8, 32, 20, 20, dtype=torch.float32, seed=1)
-    once, again = (results(fused(norm(32, torch.float32), "joined"), x, shortcut, "joined") for _ in range(2))
-    assert all(torch.equal(once[name], again[name]) for name in once)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from summit_train.core.errors import UserError
-from summit_train.report.metrics import Run, read_runs
+from summit_train.report.records import Run, read_runs
 
 
 def test_a_whole_run_is_read(write_run):

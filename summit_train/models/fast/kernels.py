@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +25,7 @@ import torch
 from summit_train.core import machine
 from summit_train.core.errors import RunFailed
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCE = Path(__file__).with_name("native") / "kernels.cpp"
 _FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fPIC", "-shared")
 _COMPILERS = ("c++", "g++", "clang++")
 _PATIENCE_S = 120
@@ -39,8 +38,7 @@ _X86 = (*_LEVELS, "x86-64")
 _NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
 
 
-@dataclass(frozen=True)
-class Kernels:
+class Kernels(NamedTuple):
     """A library that is loaded, and the kind of processor that it was compiled for."""
 
     library: ctypes.CDLL
@@ -48,7 +46,7 @@ class Kernels:
 
 
 @cache
-def kernels() -> Kernels | RunFailed:
+def loaded() -> Kernels | RunFailed:
     """Return the library, compiled if none is kept, or why there is none. Raises RunFailed for a damaged file."""
     fitting = targets()
     target = next((target for target in fitting if library_file(target).is_file()), fitting[0])
@@ -98,23 +96,24 @@ def compiled(target: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder, path.name)
-            _run([*command, str(made)])
-            made.replace(path)
+            done = subprocess.run(
+                [*command, str(made)],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_PATIENCE_S,
+                check=False,
+            )
+            if done.returncode == 0:
+                made.replace(path)
+    except subprocess.TimeoutExpired as error:
+        raise RunFailed(f"{compiler} took longer than {_PATIENCE_S} s") from error
     except OSError as error:
         raise RunFailed(f"{path.parent} cannot be written: {error.strerror}") from error
-    return path
-
-
-def _run(command: list[str]) -> None:
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise RunFailed(f"{command[0]} took longer than {_PATIENCE_S} s") from error
     if done.returncode != 0:
         said = next((line for line in done.stderr.splitlines() if "error" in line), f"exit status {done.returncode}")
-        raise RunFailed(f"{command[0]} cannot compile {SOURCE.name}: {said}")
+        raise RunFailed(f"{compiler} cannot compile {SOURCE.name}: {said}")
+    return path
 
 
 def compile_for_cluster() -> None:
@@ -125,7 +124,7 @@ def compile_for_cluster() -> None:
 
 def take(x: torch.Tensor) -> bool:
     """Return whether the kernels are there and know the device and the number format of `x`."""
-    return x.device.type == "cpu" and x.dtype in _NAMES and isinstance(kernels(), Kernels)
+    return x.device.type == "cpu" and x.dtype in _NAMES and isinstance(loaded(), Kernels)
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
@@ -135,7 +134,7 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
 
 def call(name: str, dtype: torch.dtype, tensors: Sequence[torch.Tensor | None], *arguments: object) -> None:
     """Call the kernel `name` of kernels.cpp, for activations of type `dtype`. Python's lock is free meanwhile."""
-    found = kernels()
+    found = loaded()
     if not isinstance(found, Kernels):
         raise found
     addresses = (ctypes.c_void_p * len(tensors))(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))

@@ -14,7 +14,7 @@ import pytest
 from summit_train.core.comm import open_world
 from summit_train.core.comm import torch_world as module
 from summit_train.core.comm.launch import Launch, this_launch
-from summit_train.core.comm.rendezvous import first_host, job_address, meet, use_interface_towards
+from summit_train.core.comm.torch_world import first_host, job_address, meet, use_interface_towards
 from summit_train.core.errors import RunFailed, UserError
 from tests.worlds import forked, needs_ranks, run
 
@@ -78,11 +78,6 @@ def test_a_host_without_an_address_is_named_at_once(at: At, rank: int) -> None:
         meet(Launch("srun", rank, 4), "here")
 
 
-def test_ranks_that_nothing_leads_together_are_told_what_would() -> None:
-    with pytest.raises(UserError, match="4 processes were started by srun, and nothing says where rank 0 is: set MAST"):
-        job_address({"SLURM_JOB_NODELIST": "n1"}, LAUNCH)
-
-
 def test_only_sruns_own_ranks_are_in_its_step() -> None:
     """Ranks that mpirun's daemons started see the daemons' step on all nodes but the first."""
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
@@ -109,7 +104,7 @@ def test_a_port_that_is_taken_is_named(at: At) -> None:
 
 
 def test_a_rank_0_that_does_not_come_is_named_with_host_and_seconds(at: At, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("summit_train.core.comm.rendezvous.RENDEZVOUS_S", 1)
+    monkeypatch.setattr("summit_train.core.comm.torch_world.RENDEZVOUS_S", 1)
     with socket.socket() as silent:  # it keeps the port from others, and does not listen
         silent.bind(("127.0.0.1", 0))
         at("127.0.0.1", port := silent.getsockname()[1])
@@ -130,7 +125,7 @@ def test_gloo_uses_the_interface_that_leads_to_rank_0(monkeypatch: pytest.Monkey
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     use_interface_towards("127.0.0.1")  # the loopback: ranks of other hosts may have to reach this one
     assert "GLOO_SOCKET_IFNAME" not in os.environ
-    monkeypatch.setattr("summit_train.core.comm.rendezvous._address_of", lambda probe, name: f"10.0.0.{len(name)}")
+    monkeypatch.setattr("summit_train.core.comm.torch_world._address_of", lambda probe, name: f"10.0.0.{len(name)}")
     monkeypatch.setattr("socket.socket", Probe)
     monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo"), (2, "ib0"), (3, "eth0")])
     own = "10.0.0.3"

@@ -1,0 +1,432 @@
+"""`summit-train data WHAT`: make, import, index, split, check, pack and stage data sets."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from summit_train.core.comm.launch import this_launch
+from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.files import check_output
+from summit_train.core.machine import num_cpus
+from summit_train.core.progress import followed, shown
+from summit_train.core.result import Result, TextTable, show
+from summit_train.core.session import session
+from summit_train.core.text import counted, with_unit
+from summit_train.data.check import Found, Journal, Listing, copies, examine, list_videos, sort_clips, spread
+from summit_train.data.manifest import ManifestRow, read_classes, read_manifest, write_manifest
+from summit_train.data.manifest.files import FileStore, located_root
+from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request, locate
+from summit_train.data.manifest.quarantine import write_quarantine
+from summit_train.data.manifest.reading import check_beside, write_classes
+from summit_train.data.manifest.split import split_manifest
+from summit_train.data.manifest.tables import CLASSES_FILE
+from summit_train.data.motion import KINDS as MOTION_KINDS
+from summit_train.data.motion import MotionSet, write_motion_set
+from summit_train.data.packed.format import Packing, read_pack
+from summit_train.data.packed.pack import Job, alone_in, begin, finish, missing_shards, pack_shards
+from summit_train.data.packed.read import staged_folder, stray_files, verify_files
+from summit_train.data.packed.stage import stage
+from summit_train.data.video.flow import BOUND, METHODS, PRESET, PRESETS, flow_method
+from summit_train.data.video.source import DecodeError
+from summit_train.data.video.span import WHOLE
+
+if TYPE_CHECKING:
+    from summit_train.core.comm import World
+
+FLOW_QUALITY = 95  # OpenCV's own, by which dense_flow and denseflow write their pictures
+_SHOWN = 20  # lines of each list on the screen; the file has them all
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(metavar="WHAT", required=True)
+    for name, (add_part_arguments, run_part, help_text) in PARTS.items():
+        command = commands.add_parser(name, help=help_text, description=help_text)
+        add_part_arguments(command)
+        command.set_defaults(run_part=run_part)
+
+
+def run(args: argparse.Namespace) -> Result:
+    """Run the chosen part. Raises UserError for what cannot be done, RunFailed for a disk that is full or broken."""
+    try:
+        result: Result = args.run_part(args)
+        return result
+    except OSError as error:
+        message = f"{error.filename or 'a file'}: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise RunFailed(message) from error
+        raise UserError(message) from error
+
+
+def _num_workers(asked: int | None, world: World) -> int:
+    """Return the worker processes of each rank: as asked, or its share of the node's CPUs."""
+    return max(1, num_cpus() // world.local_size) if asked is None else max(0, asked)
+
+
+# Lists of clips.
+
+
+def _motion_arguments(parser: argparse.ArgumentParser) -> None:
+    add, usual = parser.add_argument, MotionSet()
+    add("out", metavar="OUT", type=Path, help="folder that gets videos/, train.csv and val.csv")
+    add("--train", type=int, metavar="N", required=True, help="training videos")
+    add("--val", type=int, metavar="N", required=True, help="validation videos")
+    add("--size", type=int, default=usual.size, help="pixels of a side [%(default)s]")
+    add("--frames", type=int, default=usual.num_frames, help="frames a video [%(default)s]")
+    add("--classes", type=int, default=usual.num_classes, help="how many [%(default)s]")
+    add("--seed", type=int, default=usual.seed, help="[%(default)s]")
+    add("--kind", choices=MOTION_KINDS, default=usual.kind, help="what tells the classes [%(default)s]")
+    add("--difficulty", type=float, default=usual.difficulty, help="0 to 1 [%(default)s]")
+
+
+def _motion(args: argparse.Namespace) -> Result:
+    videos = MotionSet(args.size, args.frames, args.classes, args.seed, args.kind, args.difficulty)
+    total = args.train + args.val
+    for _ in followed(write_motion_set(args.out, args.train, args.val, videos), total, "videos", in_logs=True):
+        pass
+    what = f"{total} videos of {videos.num_classes} classes: {', '.join(videos.classes)}"
+    return Result([what, f"data.train={args.out / 'train.csv'} data.val={args.out / 'val.csv'} data.root={args.out}"])
+
+
+def _import_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "SOURCE:\n" + "\n".join(f"  {kind:<13} {what}" for kind, (_, what) in KINDS.items())
+    add = parser.add_argument
+    add("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
+    add("source", metavar="SOURCE", type=Path, help="the list of one split, see below")
+    add("--root", type=Path, help="folder of the videos or of the folders of pictures [SOURCE's own]")
+    add("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")
+    add("--labels", type=Path, metavar="FILE", help="the data set's list of labels")
+    add("--split", type=int, default=1, metavar="N", help="hmdb51: which split [%(default)s]")
+    add("--part", choices=HMDB51_PARTS, help="hmdb51: which part of it")
+
+
+def _import(args: argparse.Namespace) -> Result:
+    check_output("--out", args.out, args.out)
+    known = read_classes(args.out.parent / CLASSES_FILE)
+    request = Request(args.source, args.labels, known, args.split, args.part)
+    root = args.root or (args.source if args.source.is_dir() else args.source.parent)
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder")
+    annotations = KINDS[args.kind][0](request)
+    check_beside(args.out, annotations.classes, args.source)
+    found = list(followed(locate(annotations, str(root)), len(annotations.clips), "clips", in_logs=True))
+    rows = [row for row in found if isinstance(row, ManifestRow)]
+    left_out = [error for error in found if isinstance(error, DecodeError)]
+    text = [f"{len(found):,} clips listed, {len(annotations.classes):,} classes: {len(rows):,} found"]
+    nothing = f"{root}: contains none of the {len(found):,} clips; check --root"
+    text += _write(args.out, rows, annotations.classes, root, left_out, text, nothing)
+    return Result([*text, f"next: summit-train data index {args.out} --root {root} --out INDEXED.csv"])
+
+
+def _index_arguments(parser: argparse.ArgumentParser) -> None:
+    add, what = parser.add_argument, "folder with a folder for each class, or a manifest"
+    add("source", metavar="SOURCE", type=Path, help=what)
+    add("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")
+    root = "only where SOURCE is a manifest: the folder where its paths start [its own folder]"
+    add("--root", metavar="DIR", type=Path, help=root)
+    add("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
+
+
+def _index(args: argparse.Namespace) -> Result:
+    if args.root is not None and args.source.is_dir():
+        raise UserError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
+    with session(this_launch()) as world:
+        listing = world.from_first(lambda: list_videos(args.source, args.root))
+        world.from_first(lambda: check_beside(args.out, listing.classes, listing.root))
+        found = _survey(world, str(listing.root), (row.path for row in listing.rows), args.out, args.workers)
+        if world.rank:
+            return Result()
+        rows, left_out = sort_clips(listing.rows, found, compare=False)
+        text = _index_text(listing, rows)
+        nothing = f"{args.source}: contains no video that can be used"
+        text += _write(args.out, rows, listing.classes, listing.root, left_out, text, nothing)
+        shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
+        return Result(text)
+
+
+def _index_text(listing: Listing, rows: Sequence[ManifestRow]) -> list[str | TextTable]:
+    counts = Counter(int(row.label) for row in rows)
+    names = listing.classes or tuple(map(str, range(max(counts, default=-1) + 1)))
+    table = [(f"{label:>4}", name, f"{counts[label]:,}") for label, name in enumerate(names)]
+    frames = sum(len(row.span.frames(row.path, row.num_frames or 0)) for row in rows)
+    what = "clips" if any(row.span != WHOLE for row in rows) else "videos"
+    text: list[str | TextTable] = [TextTable(table, left=2)] if table else []
+    text.append(f"{len(rows):,} {what}, {frames:,} frames, {len(names)} classes")
+    if listing.skipped:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(listing.skipped.items()))
+        text.append(f"no videos by their names: {kinds}")
+    return text + _first_lines("the same bytes as another", [f"{path} = {first}" for path, first in copies(rows)])
+
+
+def _first_lines(title: str, lines: Sequence[object]) -> list[str]:
+    """Return the first of some lines below their number; nothing where there are none."""
+    more = [f"  ... and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
+    return [f"{title}: {len(lines):,}", *(f"  {line}" for line in lines[:_SHOWN]), *more] if lines else []
+
+
+def _journal_folder(out: Path) -> Path:
+    return out.with_name(f".{out.name}.journal")
+
+
+def _survey(world: World, root: str, paths: Iterable[str], out: Path, workers: int | None) -> dict[str, Found]:
+    """Decode all files by all ranks; return the findings on rank 0, elsewhere nothing. Collective.
+
+    An interrupted survey for the same `out` is continued: files that have not changed since are not decoded again.
+    Delete the journal once `out` is written.
+    """
+    world.from_first(lambda: check_output("--out", out, out))  # before the work, not after it
+    paths = list(dict.fromkeys(paths))
+    journal = Journal(_journal_folder(out), root)
+    known = journal.read(paths) if world.rank == 0 else {}
+    if known:
+        print(f"resumes: {len(known):,} of {len(paths):,} are decoded already", file=sys.stderr)
+    left = world.broadcast([path for path in paths if path not in known])
+    share = left[world.rank :: world.size]
+    seen = spread(examine, root, share, min(_num_workers(workers, world), len(share)))
+    for path, what in zip(share, followed(seen, len(share), "videos", world, in_logs=True), strict=True):
+        journal.add(world.rank, path, what)
+    world.barrier()
+    return journal.read(paths) if world.rank == 0 else {}
+
+
+def _scan_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("manifest", metavar="MANIFEST", type=Path, help="manifest, or folder of class folders")
+    add("--root", metavar="DIR", help="where the manifest's paths start [its own folder]")
+    add("--out", metavar="BAD.csv", type=Path, required=True, help="list for data.quarantine")
+    add("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
+
+
+def _scan(args: argparse.Namespace) -> Result:
+    manifest = read_manifest(args.manifest)
+    root = located_root(args.root, manifest)
+    rows = [manifest.row(clip) for clip in range(len(manifest))]
+    with session(this_launch()) as world:
+        found = _survey(world, root, (row.path for row in rows), args.out, args.workers)
+        if world.rank:
+            return Result()
+        _, bad = sort_clips(rows, found, compare=True)
+        write_quarantine(args.out, bad)
+        shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
+    of = "" if len(found) == len(rows) else f" for {len(rows):,} clips"
+    text = [f"{len(found):,} videos decoded{of}, {len(bad):,} bad"]
+    for reason, count in Counter(error.reason for error in bad).most_common(_SHOWN):
+        text.append(f"  {count:>6,}  {reason}")
+    return Result([*text, f"wrote {args.out}" + (f"; train without them: data.quarantine={args.out}" if bad else "")])
+
+
+def _split_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
+    add("out", metavar="OUT", type=Path, help="folder that gets fold1 .. foldN")
+    add("--folds", type=int, metavar="N", required=True, help="fold k validates on part k of N")
+    group = "what it matches in a file's name (its first parenthesis, if any) is never on both sides [each file]"
+    add("--group", metavar="REGEX", help=group)
+    add("--seed", type=int, default=0, help="of the shuffle [%(default)s]")
+    add("--only", nargs="+", default=[], metavar="CLASS", help="take these classes; labels stay")
+    both = "two classes instead: each clip as it is (forwards) and played backwards"
+    add("--both-directions", action="store_true", help=both)
+
+
+def _split(args: argparse.Namespace) -> Result:
+    how = {"seed": args.seed, "only": args.only, "both_directions": args.both_directions}
+    folds = split_manifest(args.manifest, args.out, args.folds, args.group, **how)
+    rows = [["class", *(f"{fold.folder.name} train/val" for fold in folds)]]
+    rows += [[name, *(f"{fold.train[name]:,}/{fold.val[name]:,}" for fold in folds)] for name in folds[0].train]
+    text: list[str | TextTable] = [TextTable(rows)]
+    for fold in folds:
+        train, val = sum(fold.train.values()), sum(fold.val.values())
+        text.append(f"{fold.folder}: {train:,} clips to train on, {val:,} to validate on")
+    return Result([*text, f"their paths start where those of {args.manifest} do: give data.root"])
+
+
+def _write(
+    out: Path,
+    rows: Sequence[ManifestRow],
+    classes: tuple[str, ...] | None,
+    root: Path,
+    left_out: Sequence[DecodeError],
+    text: Sequence[str | TextTable],
+    nothing: str,
+) -> list[str]:
+    """Write a manifest, its classes and MANIFEST.left_out.csv; return what was left out and written.
+
+    If no row is left, shows `text` and raises UserError(nothing).
+    """
+    # The list first: where the manifest exists, the list does too.
+    path = out.with_name(f"{out.stem}.left_out.csv")
+    path.unlink(missing_ok=True)
+    written = _first_lines("left out", left_out)
+    if left_out:
+        write_quarantine(path, left_out)
+        written.append(f"wrote {path}: all {len(left_out):,} that are left out")
+    if not rows:
+        show(Result([*text, *written]))
+        raise UserError(nothing)
+    if classes is not None:
+        write_classes(out.parent, classes)
+    write_manifest(out, rows)
+    return [*written, f"wrote {out}; its paths start at data.root={root}"]
+
+
+# Packed sets.
+
+
+def parse_size(text: str) -> int:
+    """Parse 1G, 256M, 1.5T or a plain number of bytes; each unit is 1024 of the one below it."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = int(float(match.group(1)) * _UNITS[match.group(2).upper()]) if match else 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"must be a size such as 1G or 256M, got {text!r}")
+    return size
+
+
+def _packing_arguments(parser: argparse.ArgumentParser, shard_size: str) -> None:
+    add = parser.add_argument
+    add("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
+    add("out", metavar="OUT", type=Path, help="folder to fill: new, or with an unfinished packing to continue")
+    add("--root", metavar="DIR", help="where the manifest's paths start [its own folder]")
+    add("--shard-size", type=parse_size, default=shard_size, metavar="SIZE", help="of a shard, about [%(default)s]")
+    add("--workers", type=int, metavar="N", help="processes of each rank [one a CPU]")
+
+
+def _pack_arguments(parser: argparse.ArgumentParser) -> None:
+    _packing_arguments(parser, "1G")
+    add, usual = parser.add_argument, Packing("jpeg")
+    kind = "the files as they are, or their frames as JPEG"
+    add("--kind", choices=("bytes", "jpeg"), required=True, help=kind)
+    add("--short-side", type=int, metavar="PIXELS", help=f"jpeg: of a picture [{usual.short_side}]")
+    add("--every", type=int, metavar="N", help=f"jpeg: pack every N-th frame [{usual.every}]")
+    add("--quality", type=int, metavar="Q", help=f"jpeg: 1 to 95 [{usual.quality}]")
+    bound = "bytes: the clips are folders of optical flow, whose values 0 and 255 stand for this many pixels"
+    add("--bound", type=float, metavar="PIXELS", help=bound)
+
+
+def _pack(args: argparse.Namespace) -> Result:
+    asked = {name: getattr(args, name) for name in ("short_side", "every", "quality")}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if given and args.kind == "bytes":
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UserError(f"{names}: for --kind jpeg; with bytes the files stay as they are")
+    if args.bound is not None and args.kind == "jpeg":
+        raise UserError("--bound: for --kind bytes; pictures of flow are packed as they are")
+    flow = {} if args.bound is None else {"modality": "flow", "bound": args.bound}
+    return _work(args, Packing(args.kind, **given, **flow))
+
+
+def _flow_arguments(parser: argparse.ArgumentParser) -> None:
+    _packing_arguments(parser, "32M")
+    add, side = parser.add_argument, Packing("jpeg").short_side
+    add("--method", choices=METHODS, required=True, help="tvl1: the usual one; dis: over 100 times as fast")
+    add("--preset", choices=PRESETS, help=f"dis: how fine [{PRESET}]")
+    add("--bound", type=float, default=BOUND, metavar="PIXELS", help="larger motions are cut [%(default)g]")
+    add("--short-side", type=int, default=side, metavar="PIXELS", help="scale larger frames down first [%(default)s]")
+    add("--quality", type=int, default=FLOW_QUALITY, metavar="Q", help="of the pictures, 1 to 95 [%(default)s]")
+
+
+def _flow(args: argparse.Namespace) -> Result:
+    if args.preset and args.method != "dis":
+        raise UserError("--preset: is for --method dis")
+    preset = args.preset or (PRESET if args.method == "dis" else None)
+    flow_method(args.method, preset or PRESET)  # before the work: is OpenCV there?
+    how = {"modality": "flow", "bound": args.bound, "method": args.method, "preset": preset}
+    return _work(args, Packing("jpeg", args.short_side, quality=args.quality, **how))
+
+
+def _work(args: argparse.Namespace, packing: Packing) -> Result:
+    manifest = read_manifest(args.manifest)
+    store = FileStore(manifest, located_root(args.root, manifest))
+    with session(this_launch()) as world, ExitStack() as held:
+        workers = _num_workers(args.workers, world)
+        world.from_first(lambda: held.enter_context(alone_in(args.out)))
+        job = world.from_first(lambda: begin(store, args.out, packing, args.shard_size, workers))
+        text = [f"{args.out}: is packed already; `data verify` checks it"]
+        if job is not None:
+            shards = world.from_first(lambda: missing_shards(job))[world.rank :: world.size]
+            clips = sum(len(job.clips(shard)) for shard in shards)
+            done = followed(pack_shards(job, shards, workers), clips, "clips", world, in_logs=True)
+            failed = world.gather([str(error) for error in done if error is not None])
+            text = world.from_first(lambda: _finish(job, list(chain.from_iterable(failed or ()))))
+        return Result([] if world.rank else text)
+
+
+def _finish(job: Job, failed: list[str]) -> list[str]:
+    """Finish the set; return how to use it. Raises UserError where a clip could not be packed."""
+    if failed:
+        more = [f"and {len(failed) - _SHOWN:,} more"] if len(failed) > _SHOWN else []
+        raise UserError(
+            f"{len(failed):,} clips cannot be packed; leave them out of the manifest (`data index` does) and pack "
+            "again into another folder:\n  " + "\n  ".join([*failed[:_SHOWN], *more])
+        )
+    pack = finish(job)
+    size = with_unit(sum(shard.size for shard in pack.shards), "B")
+    how = ", with data.modality=flow" if pack.packing.modality == "flow" else ""
+    what = f"{job.folder}: {counted(pack.clips, 'clip')} in {counted(len(pack.shards), 'shard')}, {size}"
+    return [what, f"name it in a spec as data.train or data.val: {job.folder}{how}"]
+
+
+def _verify_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder of a packed set")
+    parser.add_argument("--workers", type=int, metavar="N", help="files of each rank read at a time [one a CPU]")
+
+
+def _verify(args: argparse.Namespace) -> Result:
+    if not args.out.is_dir():
+        raise UserError(f"{args.out}: no such folder")
+    try:
+        pack = read_pack(args.out)
+    except UserError as error:
+        raise RunFailed(str(error)) from error
+    files = pack.every_file
+    with session(this_launch()) as world:
+        share = files[world.rank :: world.size]
+        complaints = verify_files(args.out, share, _num_workers(args.workers, world))
+        checked = followed(complaints, len(share), "files", world, in_logs=True)
+        everyone = world.gather([line for line in checked if line is not None])
+        if everyone is None:
+            return Result()
+        if found := [*chain.from_iterable(everyone), *stray_files(args.out, pack)]:
+            named = "\n".join(found)
+            raise RunFailed(f"{args.out}: {len(found)} of its files are not as they were packed:\n{named}")
+    size = with_unit(sum(file.size for file in files), "B")
+    return Result([f"{args.out}: {pack.clips:,} clips in {len(files):,} files, {size}: every byte is as it was packed"])
+
+
+def _stage_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("packed", metavar="OUT", type=Path, help="folder of a packed set")
+    dest = "folder on the node's disk; the copy gets one of its own in it"
+    parser.add_argument("dest", metavar="DEST", type=Path, help=dest)
+
+
+def _stage(args: argparse.Namespace) -> Result:
+    folder = staged_folder(args.dest, args.packed)
+    with shown("files", in_logs=True) as progress:
+        done = stage(args.packed, args.dest, progress)
+    if done.warning:
+        print(f"warning: {done.warning}", file=sys.stderr)
+    what = f"{folder}: {with_unit(done.copied, 'B')} copied and checked, {with_unit(done.present, 'B')} were there"
+    return Result([what, f"read it with data.stage={args.dest}, and {args.packed} as data.train or data.val"])
+
+
+PARTS = {
+    "motion": (_motion_arguments, _motion, "write the embedded data set: the class is the motion"),
+    "import": (_import_arguments, _import, "write a manifest from the files that a public data set comes with"),
+    "index": (_index_arguments, _index, "decode every video and write a manifest of the whole ones"),
+    "scan": (_scan_arguments, _scan, "decode every clip of a manifest and list the bad ones for data.quarantine"),
+    "split": (_split_arguments, _split, "cut a manifest into training and validation by groups"),
+    "pack": (_pack_arguments, _pack, "pack clips into shards: tar files with an index and checksums"),
+    "flow": (_flow_arguments, _flow, "compute the optical flow of clips and pack it into shards"),
+    "verify": (_verify_arguments, _verify, "check every byte of a packed set"),
+    "stage": (_stage_arguments, _stage, "copy a packed set to this node's own disk"),
+}

@@ -1,1 +1,0 @@
-"""Kernels in C++ for CPUs: compiled once, kept in the user's cache, called with tensors."""
