@@ -7,8 +7,10 @@ each frame, numbered without a gap; or two for each field of optical flow, see v
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
+import struct
 from collections.abc import Callable
 from itertools import chain
 from typing import cast
@@ -19,6 +21,7 @@ from av.packet import Packet
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from numpy.typing import NDArray
+from PIL import ExifTags, Image
 
 from summit_train.data.video.decode import codec_options, count_packets, read_by_jumps, read_from_start
 from summit_train.data.video.render import Frames as Frames
@@ -115,6 +118,8 @@ def decode_picture(
     decoders, head = {} if decoders is None else decoders, content[: content.find(_SCAN)]
     decoder = decoders.get(head)
     if decoder is None:
+        if _is_mirrored(content):
+            raise DecodeError(name, "has a mirrored EXIF orientation; turn it, such as with mogrify -auto-orient")
         decoder = cast(VideoCodecContext, av.CodecContext.create(codec, "r"))
         # Else missing parts of a picture would be grey.
         decoder.options = {"err_detect": "explode", **codec_options(budget)}
@@ -129,6 +134,14 @@ def decode_picture(
     if codec == "mjpeg":  # that of PNG pictures gives wrong pixels the second time
         decoders[head] = decoder
     return codec, frames[0]
+
+
+def _is_mirrored(content: bytes) -> bool:
+    """Return whether the EXIF orientation of a picture mirrors it, of which FFmpeg passes on the angle alone."""
+    try:
+        return Image.open(io.BytesIO(content)).getexif().get(ExifTags.Base.Orientation) in (2, 4, 5, 7)
+    except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError):  # damaged: no orientation
+        return False
 
 
 # Folders of pictures.
