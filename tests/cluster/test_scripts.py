@@ -169,23 +169,15 @@ def test_staging_is_once_a_node_then_training_reads_there(standins: Standins, tm
 
 
 def test_staging_or_training_that_fails_ends_the_job(standins: Standins, tmp_path: Path) -> None:
-    for number, (site, stage, environ, status, said) in enumerate(
-        (
-            (
-                "srun",
-                (Path("/packed"),),
-                {"STAGING_ENDS": "4"},
-                4,
-                "staging ended with exit status 4; not started again\n",
-            ),
-            ("summit", (), {"TRAINER": "fail"}, 3, "failed with exit status 3; not started again\n"),
-        ),
-        1,
+    for site, stage, environ, status, said in (
+        ("srun", (Path("/packed"),), {"STAGING_ENDS": "4"}, 4, "staging ended with exit status 4"),
+        ("summit", (), {"TRAINER": "fail"}, 3, "failed with exit status 3"),
     ):
-        script, run = _job(standins, site, tmp_path / f"run {number}", stage=stage)
+        before = len(standins.calls("trainer"))
+        script, run = _job(standins, site, tmp_path / site, stage=stage)
         ended, output = _run(standins, script, **environ)
-        assert ended == status and output.endswith(said)
-        assert len(standins.calls("trainer")) == number and not (run / "job/done").exists()
+        assert ended == status and output.endswith(f"{said}; not started again\n")
+        assert len(standins.calls("trainer")) == before + 1 and not (run / "job/done").exists()
 
 
 # mpirun, srun and jsrun each pass the signal on in their own way, which tests with the real ones show; here the
