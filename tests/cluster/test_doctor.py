@@ -153,10 +153,8 @@ def test_an_mpirun_that_refuses_root_says_what_it_needs(monkeypatch: pytest.Monk
 
 
 LEFT_OUT = ("ok", "not installed; ranks are joined by torch.distributed (torchrun)")
-BREAKS, MISSING = (
-    ("fail", "it breaks"),
-    ("fail", "SUMMIT_TRAIN_COMM=horovod needs horovod and mpi4py, not installed here"),
-)
+BREAKS, MPI = ("fail", "it breaks"), ("ok", " at /bin/true")
+MISSING = ("fail", "SUMMIT_TRAIN_COMM=horovod needs horovod and mpi4py, not installed here")
 RANKS, TORCH_RANKS = "allreduce, 2 ranks", "allreduce, 2 ranks by torch"
 ALL = ("mpirun", "horovod", "mpi4py")
 
@@ -164,23 +162,21 @@ ALL = ("mpirun", "horovod", "mpi4py")
 @pytest.mark.parametrize(
     ("installed", "asked", "expected"),
     [
-        ((), None, {"ranks": ("ok", "torch: Horovod or mpi4py is not installed"), "horovod": LEFT_OUT,
-                    "mpi4py": LEFT_OUT, "mpi": LEFT_OUT, TORCH_RANKS: BREAKS}),
+        ((), "auto", {"ranks": ("ok", "torch: Horovod or mpi4py is not installed"), "horovod": LEFT_OUT,
+                      "mpi4py": LEFT_OUT, "mpi": LEFT_OUT, TORCH_RANKS: BREAKS}),
         # A machine's own MPI does not ask for Horovod.
-        (("mpirun", "mpi4py"), None, {"horovod": LEFT_OUT, "mpi4py": BREAKS, "mpi": ("ok", " at /bin/true")}),
+        (("mpirun", "mpi4py"), "auto", {"horovod": LEFT_OUT, "mpi4py": BREAKS, "mpi": MPI}),
         # Where Horovod joins the ranks, torch's failure is a warning.
-        (ALL, None, {"ranks": ("ok", "horovod under mpirun"), "horovod": BREAKS, "mpi4py": BREAKS, RANKS: BREAKS,
-                     TORCH_RANKS: ("warn", "it breaks")}),
+        (ALL, "auto", {"ranks": ("ok", "horovod under mpirun"), "horovod": BREAKS, "mpi4py": BREAKS, RANKS: BREAKS,
+                       TORCH_RANKS: ("warn", "it breaks")}),
         (ALL, "torch", {"ranks": ("ok", "torch, by SUMMIT_TRAIN_COMM"), "horovod": BREAKS, TORCH_RANKS: BREAKS}),
-        (("horovod",), None, {"mpi": ("fail", "no mpirun"), "mpi4py": BREAKS,
-                              RANKS: ("fail", "not tried: no mpirun")}),
-        ((), "horovod", {"ranks": MISSING, "horovod": BREAKS, "mpi4py": BREAKS, "mpi": ("fail", "no mpirun")}),
-        (("mpirun",), "horovod", {"ranks": MISSING, "horovod": BREAKS, "mpi": ("ok", " at /bin/true"), RANKS: BREAKS}),
+        (("horovod",), "auto", {"mpi": ("fail", "no mpirun"), RANKS: ("fail", "not tried: no mpirun")}),
+        (("mpirun",), "horovod", {"ranks": MISSING, "horovod": BREAKS, "mpi4py": BREAKS, "mpi": MPI, RANKS: BREAKS}),
         ((), "gloo", {"ranks": ("fail", "SUMMIT_TRAIN_COMM must be horovod, torch or auto, got 'gloo'")}),
     ],
 )  # fmt: skip
 def test_what_ranks_need_depends_on_what_is_installed_and_asked_for(
-    installed: tuple[str, ...], asked: str | None, expected: dict[str, tuple[str, str]],
+    installed: tuple[str, ...], asked: str, expected: dict[str, tuple[str, str]],
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:  # fmt: skip
     """Of mpirun, horovod and mpi4py only these are installed, and every program that a check starts breaks."""
@@ -191,9 +187,8 @@ def test_what_ranks_need_depends_on_what_is_installed_and_asked_for(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name in installed or None)
     monkeypatch.setattr(doctor, "find_mpirun", lambda: "/bin/true" if "mpirun" in installed else None)
     monkeypatch.setattr(doctor, "probe", broken)
-    monkeypatch.setenv("SUMMIT_TRAIN_COMM", asked or "auto")
-    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
-        monkeypatch.setenv(name, "1")  # the same finding for root as for others
+    for name, value in (ROOT_ALLOWED | {"SUMMIT_TRAIN_COMM": asked}).items():
+        monkeypatch.setenv(name, value)  # the same finding for root as for others
     found = {check.name: check for check in doctor.examine(tmp_path)}
     for name, (status, text) in expected.items():
         assert found[name].status == status and text in found[name].found, found[name]
@@ -229,21 +224,22 @@ def test_a_probe_tells_why_the_program_failed() -> None:
     assert probe("print('noise'); print(json.dumps({'answer': 42}))", 30) == {"answer": 42}
 
 
-@pytest.mark.parametrize(
-    ("files", "most"),
-    [
-        ({"cpu.max": "50000 100000\n"}, 0.5),
-        ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "25000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.25),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({}, None),
-    ],
-)
-def test_a_containers_quota_cuts_the_cpus(files: dict[str, str], most: float | None, tmp_path: Path) -> None:
-    (tmp_path / "cpu").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert available_cpus(tmp_path) == (most or len(os.sched_getaffinity(0)))
+def test_a_containers_quota_cuts_the_cpus(tmp_path: Path) -> None:
+    own, v1 = len(os.sched_getaffinity(0)), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
+    for number, (files, most) in enumerate(
+        (
+            ({"cpu.max": "50000 100000\n"}, 0.5),
+            ({"cpu.max": "max 100000\n"}, own),
+            (dict(zip(v1, ("25000\n", "100000\n"), strict=True)), 0.25),
+            (dict(zip(v1, ("-1\n", "100000\n"), strict=True)), own),
+            ({}, own),
+        )
+    ):
+        cgroup = tmp_path / str(number)
+        (cgroup / "cpu").mkdir(parents=True)
+        for name, text in files.items():
+            (cgroup / name).write_text(text)
+        assert available_cpus(cgroup) == most
 
 
 def test_disk_is_looked_at_where_the_folder_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
