@@ -39,7 +39,7 @@ def measured(seconds_of: Callable[[int], float]) -> dict[str, Any]:
     sizes = (4, 4096, 1 << 20, 1 << 24)
     rows = [row_of(2, library, size, [seconds_of(size)]) for library in ("horovod", "mpi4py") for size in sizes]
     about = {"ranks": 2, "ranks_per_host": 2, "hosts": 1, "cores": 2, "load": 0.1, "device": "cpu"}
-    about |= {"oversubscribed": False, "busy": False, "spec": "motion_tsm", "gradient_bytes": 1 << 20}
+    about |= {"oversubscribed": False, "spec": "motion_tsm", "gradient_bytes": 1 << 20}
     return about | {"rows": rows, "fits": fits_of(rows)}
 
 
