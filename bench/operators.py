@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from summit_train.bench.measure import Place, Turns, open_place
@@ -83,7 +83,7 @@ def profiled(experiment: Experiment, steps: int, place: Place) -> dict[str, floa
     if not on_gpu:
         return {event.key: event.self_cpu_time_total / 1e6 / steps for event in events}
     # The operators' own rows repeat the time of their kernels, and so do annotations such as "Optimizer.step".
-    events = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation]
+    events = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
     if not events:
         sys.exit("the profiler saw no kernels; CUPTI may lack permission on this machine")
     return {event.key: event.self_device_time_total / 1e6 / steps for event in events}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_the_256_node_run_is_one_job() -> None:
     ],
 )  # fmt: skip
 def test_a_walltime_above_the_cap_is_a_chain(nodes: int, asked: int | None, jobs: int, minutes: int) -> None:
-    more = {} if asked is None else {"walltime": asked}
+    more: dict[str, Any] = {} if asked is None else {"walltime": asked}
     cost = _cost("tsm_r50_8f", nodes, f"scale.gpus={6 * nodes}", "scale.clips_per_gpu=8", **more)
     assert (cost.jobs, cost.walltime_minutes) == (jobs, minutes)
 
