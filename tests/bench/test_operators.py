@@ -62,6 +62,6 @@ def test_shares_and_the_limit_by_convolutions_are_worked_out_and_drawn(tmp_path:
     assert list(values["top"]) == ["conv2d", "aten::relu", "wgrad"]
     text = operators.as_text(values)
     assert "utilisation: 50.0 %; if all but convolutions and products took no time: 80.0 %" in text
-    assert "1.2500 s  62.5 %" in text
+    assert "1.2500 s   62.5 %" in text
     operators.draw(tmp_path / "x.png", values)
     assert (tmp_path / "x.png").stat().st_size > 10_000
